@@ -264,13 +264,11 @@ def check_differ(words, others):
 def test_keys_of_clients_depend_on_all_that_a_step_depends_on(in_a_run):
     site, _ = in_a_run
     first = key_words(site)
-    alike = jax.tree.map(lambda leaf: jnp.asarray(leaf).at[1].set(leaf[0]), site._run.state)
-    check_differ(*key_words(site, state=alike))  # chains at one position
+    check_differ(*first)
     np.testing.assert_array_equal(first, key_words(site, attempt=7))
-    for changes in (dict(round_=2), dict(told="another run"), dict(body="b")):
+    for changes in (dict(round_=2), dict(told="another run"), dict(body="b"), dict(origin="c")):
         check_differ(key_words(site, **changes), first)
-    state = jax.tree.map(lambda leaf: jnp.asarray(leaf).at[0].add(1), site._run.state)
-    for changes in (dict(active=(False, True)), dict(weights=(2.0, 1.0)), dict(state=state)):
+    for changes in (dict(active=(False, True)), dict(weights=(2.0, 1.0))):
         changed = key_words(site, **changes)
         check_differ(changed[0], first[0])
         np.testing.assert_array_equal(changed[1], first[1])

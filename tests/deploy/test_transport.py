@@ -36,11 +36,11 @@ def server(keys):
     made.close()
 
 
-@pytest.mark.parametrize("size", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK, 3 * CHUNK + 5])
+@pytest.mark.parametrize("size", [20, 100, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK, 3 * CHUNK + 5])
 def test_a_message_comes_out_of_its_parts(size):
-    data = bytes(np.random.default_rng(size).bytes(size))
+    data = hostile.begin(size) + np.random.default_rng(size).bytes(size - hostile.HEAD)
     parts = list(_grpc.split_message(data))
-    assert max(map(len, parts)) <= _grpc.LENGTH.size + CHUNK
+    assert max(map(len, parts)) <= CHUNK
     assert list(_grpc.join_parts(parts * 2, lambda: size)) == [data, data]
     assert list(_grpc.join_parts(parts[:-1], lambda: size)) == []  # cut short
 
@@ -48,12 +48,13 @@ def test_a_message_comes_out_of_its_parts(size):
 @pytest.mark.parametrize(
     ("parts", "num_read", "message"),
     [
-        ([hostile.length(101)] + 5 * [bytes(50)], 1, "101 bytes, where at most 100 are"),
-        ([hostile.length(2**63)] + 5 * [b""], 1, "where at most 100 are expected"),
+        ([hostile.begin(101)] + 5 * [bytes(50)], 1, "101 bytes, where at most 100 are"),
+        ([hostile.begin(2**63)] + 5 * [b""], 1, "where at most 100 are expected"),
         ([b"1234567"], 1, "7 bytes that do not begin"),
-        ([hostile.length(100) + bytes(60), bytes(40)], 1, "60 bytes, where 100 are"),
-        ([hostile.length(10) + bytes(11)], 1, "11 bytes, where 10 are"),
-        ([hostile.length(100)] + 5 * [b""], 1, "0 bytes, where 100 are"),
+        ([b"1" + hostile.begin(100)], 1, "21 bytes that do not begin"),
+        ([hostile.begin(100) + bytes(60), bytes(20)], 1, "80 bytes, where 100 are"),
+        ([hostile.begin(30) + bytes(11)], 1, "31 bytes, where 30 are"),
+        ([hostile.begin(100)] + 5 * [b""], 1, "20 bytes, where 100 are"),
     ],
 )
 def test_parts_that_are_none_end_a_connection_at_once(parts, num_read, message):
@@ -69,7 +70,7 @@ REFUSALS = {
     "whole": "RESOURCE_EXHAUSTED",
     "claim": "PERMISSION_DENIED bern sent a message of 1,099,511,627,776 bytes, where",
     "large": "PERMISSION_DENIED bern sent a message of 65,537 bytes, where at most 65,536",
-    "empty": "PERMISSION_DENIED bern sent a part of 10 bytes, where 65,536 are expected",
+    "empty": "PERMISSION_DENIED bern sent a part of 30 bytes, where 65,536 are expected",
 }
 
 
@@ -100,7 +101,7 @@ def test_few_messages_of_a_site_wait_at_the_server(keys, server):
         time.sleep(0.3)  # in which more would come
         assert server._arrivals.qsize() == _grpc.MOST_WAITING
         for _ in range(3 * _grpc.MOST_WAITING):
-            assert server.receive(5.0) == ("bern", bytes(2**16))
+            assert server.receive(5.0) == ("bern", hostile.message(2**16))
     assert grown[0] < MOST_GROWTH
 
 

@@ -214,8 +214,8 @@ MUTATIONS = {
     ),
     "chains of a round count as one": (
         "deploy/_site.py",
-        "self._outflow.add(len(chains) * num_each, question.encode(), sent)",
-        "self._outflow.add(num_each, question.encode(), sent)",
+        "num_numbers = len(chains) * run.num_numbers[number]",
+        "num_numbers = run.num_numbers[number]",
         f"{LIMITS}chains_count_each_by_itself",
     ),
     "a folder that was removed begins to count again": (
@@ -257,8 +257,8 @@ MUTATIONS = {
     "all chains draw the same": (SECRET, "str(chain).encode()", 'b""', DEPEND),
     "a client's draws do not depend on what it keeps": (
         "deploy/_site.py",
-        "wire.encode(chain_of(run.state, c)))",
-        'b"")',
+        "asked = (run.told, run.origin, place, body)",
+        "asked = (run.told, place, body)",
         DEPEND,
     ),
     "a site's keys do not depend on its secret": (

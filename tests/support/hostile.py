@@ -20,8 +20,16 @@ MEBI = 2**20
 NUM_ZEROS = 128 * MEBI
 
 
-def length(num_bytes):
-    return struct.pack(">Q", num_bytes)
+HEAD = 20
+
+
+def begin(num_bytes):
+    """Return the beginning of a message of `num_bytes`."""
+    return struct.pack(">4sIIQ", b"fmc2", 0, 0, num_bytes - HEAD)
+
+
+def message(num_bytes):
+    return begin(num_bytes) + bytes(num_bytes - HEAD)
 
 
 def zeros():
@@ -30,25 +38,25 @@ def zeros():
 
 def claim():
     """Yield the beginning of a message of a terabyte, and go on with it."""
-    yield length(2**40) + bytes(MEBI)
+    yield begin(2**40) + bytes(MEBI - HEAD)
     for _ in range(128):
         yield bytes(MEBI)
 
 
 def large():
     """Yield a message of one byte more than a site may send before it has joined."""
-    yield length(2**16 + 1) + bytes(2**16 + 1)
+    yield message(2**16 + 1)
 
 
 def many():
     """Yield many messages that are short enough, one after another."""
     for _ in range(4096):
-        yield length(2**16) + bytes(2**16)
+        yield message(2**16)
 
 
 def empty():
     """Yield a message in parts that hold nothing."""
-    yield length(2**16) + bytes(10)
+    yield begin(2**16) + bytes(10)
     while True:
         yield b""
 

@@ -9,12 +9,13 @@ import json
 import os
 import shutil
 import struct
+import weakref
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedmcmc.deploy._frames import Refused, digest_of, pack, printable, unpack
+from fedmcmc.deploy._frames import Refused, digest_of, pack, pieces_of, printable, unpack
 from fedmcmc.deploy._private import private_folder
 from fedmcmc.storage import write_whole
 
@@ -55,6 +56,7 @@ class Disk:
     def __init__(self, folder: str | Path) -> None:
         self.folder = private_folder(folder)
         self._number: tuple[Path, int] | None = None  # of the last state written, and its file
+        self._counts: int | None = None  # the open file of the count, once it exists
 
     def claim(self, site: str) -> None:
         """Write the site's name into the folder.
@@ -80,25 +82,28 @@ class Disk:
     def write(self, run: str, header: dict[str, Any], *parts: bytes) -> None:
         """Write the state of a run, on the disk when this returns."""
         path = self._of(run) / "state"
-        content = pack(json.dumps(header).encode(), *parts)
+        pieces = pieces_of(json.dumps(header).encode(), *parts)
         if self._number is None or self._number[0] != path:
             found = max(_places(path)).number if path.exists() else 0
             self._number = path, found
         number = self._number[1] + 1
-        head = PLACE.pack(MARK, number, len(content), zlib.crc32(content))
+        size, crc = sum(map(len, pieces)), 0
+        for piece in pieces:
+            crc = zlib.crc32(piece, crc)
+        data = [PLACE.pack(MARK, number, size, crc), *pieces]
+        size += PLACE.size
         room = path.stat().st_size // 2 if path.exists() else 0
-        if len(head) + len(content) > room:
+        if size > room:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            room = -(-(len(head) + len(content) + ROOM) // BLOCK) * BLOCK
+            room = -(-(size + ROOM) // BLOCK) * BLOCK
             empty = bytes(room)
             of_places = [empty, empty]
-            of_places[number % 2] = (head + content).ljust(room, b"\0")
+            of_places[number % 2] = b"".join(data).ljust(room, b"\0")
             write_whole(path, lambda file: file.writelines(of_places), private=True)
         else:
             file = os.open(path, os.O_WRONLY)
             try:
-                data = head + content
-                if os.pwrite(file, data, room * (number % 2)) != len(data):
+                if os.pwritev(file, data, room * (number % 2)) != size:
                     raise OSError(f"{path} could not be written to its end: the disk may be full.")
                 os.fsync(file)
             finally:
@@ -163,17 +168,16 @@ class Disk:
         OSError
             If the file is damaged.
         """
-        path = self.folder / NUMBERS
-        if not path.exists():
+        if self._counts is None and not (self.folder / NUMBERS).exists():
             return 0, b""
-        data = path.read_bytes()
+        data = os.pread(self._count_file(), COUNT.size + 1, 0)
         if len(data) == COUNT.size:
             total, digest, expected = COUNT.unpack(data)
             if zlib.crc32(data[:-4]) == expected:
                 return total, digest
         raise OSError(
-            f"{path} is damaged: it does not hold the count of numbers that left the site. Remove "
-            f"it if the site has an audit log, whose count then holds."
+            f"{self.folder / NUMBERS} is damaged: it does not hold the count of numbers that left "
+            f"the site. Remove it if the site has an audit log, whose count then holds."
         )
 
     def count_numbers(self, total: int, digest: bytes) -> None:
@@ -182,13 +186,17 @@ class Disk:
         One short write, which a kill leaves whole; nothing waits for the disk.
         """
         data = COUNT.pack(total, digest, 0)[:-4]
-        path = self.folder / NUMBERS
-        file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
-        try:
-            if os.pwrite(file, data + zlib.crc32(data).to_bytes(4, "big"), 0) != COUNT.size:
-                raise OSError(f"{path} could not be written to its end: the disk may be full.")
-        finally:
-            os.close(file)
+        data += zlib.crc32(data).to_bytes(4, "big")
+        if os.pwrite(self._count_file(), data, 0) != COUNT.size:
+            path = self.folder / NUMBERS
+            raise OSError(f"{path} could not be written to its end: the disk may be full.")
+
+    def _count_file(self) -> int:
+        """Return the file of the count, which stays open: it is read and written in each round."""
+        if self._counts is None:
+            self._counts = os.open(self.folder / NUMBERS, os.O_RDWR | os.O_CREAT, 0o600)
+            weakref.finalize(self, os.close, self._counts)
+        return self._counts
 
     def _write(self, path: Path, header: dict[str, Any], *parts: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

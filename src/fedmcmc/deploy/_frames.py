@@ -208,13 +208,34 @@ def digest_of(*parts: bytes) -> str:
     return whole.hexdigest()
 
 
+def num_bytes_of(begin: bytes) -> int:
+    """Return how many bytes a message has that begins with `begin`, which holds all of its mark.
+
+    Raises
+    ------
+    FrameError
+        If no message begins so.
+    """
+    if len(begin) < _HEAD.size:
+        raise FrameError(f"{len(begin)} bytes that do not begin a message")
+    magic, size, _, rest = _HEAD.unpack_from(begin)
+    if magic != MAGIC:
+        raise FrameError(f"{len(begin)} bytes that do not begin a message")
+    return int(_HEAD.size + size + rest)
+
+
 def pack(*parts: bytes) -> bytes:
     """Return several parts as one body."""
-    return b"".join(struct.pack(">Q", len(part)) + part for part in parts)
+    return b"".join(pieces_of(*parts))
 
 
-def unpack(body: bytes, num: int) -> list[bytes]:
-    """Return the `num` parts of a body that `pack` made.
+def pieces_of(*parts: bytes) -> list[bytes]:
+    """Return what `pack` puts together: before each part its length."""
+    return [piece for part in parts for piece in (struct.pack(">Q", len(part)), part)]
+
+
+def unpack(body: Any, num: int) -> list[Any]:
+    """Return the `num` parts of a body that `pack` made; of a `memoryview` parts of the same.
 
     Raises
     ------

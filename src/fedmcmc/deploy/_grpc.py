@@ -3,7 +3,7 @@
 Sites dial out; the server waits for them at one port. A site is known by the fingerprint of its
 certificate, which the server has beside its name.
 
-A message crosses in parts of at most 1 MiB, of which the first begins with the length of the whole.
+A message crosses in parts of at most 1 MiB, of which the first tells the length of the whole.
 gRPC takes no longer part and none that is compressed, and the receiver no longer message than it
 expects: it ends the connection before it sets memory aside.
 """
@@ -11,7 +11,6 @@ expects: it ends the connection before it sets memory aside.
 import logging
 import queue
 import random
-import struct
 import threading
 import time
 from collections import deque
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmcmc._checks import not_installed
-from fedmcmc.deploy._frames import JOIN_BYTES, Refused, printable
+from fedmcmc.deploy._frames import JOIN_BYTES, FrameError, Refused, num_bytes_of, printable
 from fedmcmc.deploy._pki import (
     SERVER_CERTIFICATE,
     fingerprint,
@@ -36,13 +35,11 @@ LOG = logging.getLogger("fedmcmc.deploy")
 METHOD = "/fedmcmc.Study/Join"
 CHUNK_BYTES = 2**20
 """Bytes of a message that one gRPC message holds, except for the last one of a message."""
-LENGTH = struct.Struct(">Q")
-"""What the first part begins with: bytes of the whole message."""
 IDENTITY_ALONE = 1
 """gRPC's set of the ways to compress that are enabled: bit 0 is none of them."""
 OPTIONS = [
-    ("grpc.max_receive_message_length", LENGTH.size + CHUNK_BYTES),
-    ("grpc.max_send_message_length", LENGTH.size + CHUNK_BYTES),
+    ("grpc.max_receive_message_length", CHUNK_BYTES),
+    ("grpc.max_send_message_length", CHUNK_BYTES),
     ("grpc.compression_enabled_algorithms_bitset", IDENTITY_ALONE),
     ("grpc.max_concurrent_streams", 8),
     ("grpc.keepalive_time_ms", 10_000),
@@ -68,8 +65,7 @@ class TransportError(Exception):
 
 def split_message(data: bytes) -> Iterator[bytes]:
     """Yield the parts in which a message crosses."""
-    yield b"".join((LENGTH.pack(len(data)), memoryview(data)[:CHUNK_BYTES]))
-    for begin in range(CHUNK_BYTES, len(data), CHUNK_BYTES):
+    for begin in range(0, len(data), CHUNK_BYTES):
         yield data[begin : begin + CHUNK_BYTES]
 
 
@@ -90,25 +86,26 @@ def join_parts(parts: Iterable[bytes], most_bytes: Callable[[], int]) -> Iterato
     """
     parts = iter(parts)
     for first in parts:
-        if len(first) < LENGTH.size:
-            raise TransportError(f"{len(first)} bytes that do not begin a message")
-        (size,) = LENGTH.unpack_from(first)
+        try:
+            size = num_bytes_of(first)
+        except FrameError as error:
+            raise TransportError(str(error)) from None
         most = most_bytes()
         if size > most:
             raise TransportError(
                 f"a message of {size:,} bytes, where at most {most:,} are expected"
             )
-        pieces, part, missing = [], memoryview(first)[LENGTH.size :], size
+        pieces, part, missing = [], first, size
         while len(part) == min(missing, CHUNK_BYTES):
             pieces.append(part)
             missing -= len(part)
             if not missing:
-                yield b"".join(pieces)
+                yield b"".join(pieces)  # no copy of a single piece
                 break
             following = next(parts, None)
             if following is None:
                 return
-            part = memoryview(following)
+            part = following
         else:
             expected = min(missing, CHUNK_BYTES)
             raise TransportError(f"a part of {len(part):,} bytes, where {expected:,} are expected")

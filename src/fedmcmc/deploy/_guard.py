@@ -77,6 +77,15 @@ class Guard:
             Round and phase, for error messages.
         """
         norms = np.stack([norms_of(code, sent.shape[1]) for code in codes])
+        most = LARGEST if self.most_norm is None else min(self.most_norm, LARGEST)
+        good = sent & (norms <= most)
+        faults = []
+        if not np.array_equal(good, sent):
+            faults = self._faults(norms, sent, round_, phase)
+        self._compare(np.where(good, norms, 0), round_, phase)
+        return faults
+
+    def _faults(self, norms: np.ndarray, sent: np.ndarray, round_: int, phase: int) -> list[Fault]:
         wild = sent & ~(norms <= LARGEST)
         together = (wild.sum(axis=0) > 1) & (wild == sent).all(axis=0)
         wild &= ~together
@@ -95,7 +104,6 @@ class Guard:
                     "or software are at fault, or the step size is too large for this posterior."
                 )
             faults.append(Fault(int(index), chains, f"its message of {where} {problem}"))
-        self._compare(np.where(sent & (norms <= LARGEST) & ~above, norms, 0), round_, phase)
         return faults
 
     def _compare(self, norms: np.ndarray, round_: int, phase: int) -> None:
@@ -104,6 +112,9 @@ class Guard:
         largest = norms.max(axis=1)
         has_history = history.largest > 0
         growth = np.where(has_history, largest / np.where(has_history, history.largest, 1), 1)
+        if (growth <= MOST_GROWTH).all():
+            self._history[phase] = history.after(largest)
+            return
         for index in np.flatnonzero((growth > MOST_GROWTH) & (history.num >= NUM_FIRST)).tolist():
             other_growth = np.delete(growth, index)
             alike = growth[index] <= MOST_GROWTH * max(1.0, other_growth.max(initial=0.0))
@@ -199,8 +210,8 @@ def _square(leaf: Any, num: int) -> np.ndarray:
     if flat.dtype.kind == "V":  # bfloat16, which NumPy does not add
         flat = flat.astype(np.float32)
     if flat.dtype == np.float32:  # BLAS takes a tenth of the time that sums in float64 take
-        fast = np.array([np.dot(row, row) for row in flat], np.float64)
-        if np.all(fast < LARGEST_FAST):
-            return fast
+        fast = [float(row.dot(row)) for row in flat]
+        if all(square < LARGEST_FAST for square in fast):
+            return np.array(fast)
     square: np.ndarray = np.einsum("ij,ij->i", flat, flat, dtype=np.float64, casting="safe")
     return square

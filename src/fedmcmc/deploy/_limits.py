@@ -194,7 +194,8 @@ class Outflow:
 
     def __init__(self, site: str, disk: Disk, log: AuditLog | None, limits: Limits) -> None:
         self._site, self._disk, self._log, self._most = site, disk, log, limits.most_numbers
-        total, _ = disk.num_numbers
+        total, self._on_disk = disk.num_numbers
+        self._last: tuple[bytes, bytes, bytes] | None = None
         self._record(max(total, 0 if log is None else log.num_numbers))
 
     def _record(self, total: int) -> None:
@@ -202,22 +203,26 @@ class Outflow:
         if self._log is not None:
             self._log.num_numbers = total
 
-    def add(self, num: int, question: bytes, content: bytes) -> None:
+    def add(self, num: int, place: str, question: bytes, content: bytes) -> None:
         """Count an answer of `num` numbers before it leaves.
 
-        If question and content are the previous ones, the answer was counted already. The question
-        is a digest, as a server could look for two that are alike; the site alone makes the
-        content, for which a checksum is enough.
+        An answer that repeats the previous one, with the same place in the run, question and
+        content, was counted already. After a restart of the site a digest in its folder tells
+        this, of the place and a checksum of the content: a server cannot restart a site.
 
         Raises
         ------
         Refused
             If the count would exceed the owner's limit; the answer is then not counted.
         """
-        total, last = self._disk.num_numbers  # another process of this site may have counted
+        total, _ = self._disk.num_numbers  # another process of this site may have counted
         self._record(max(self.total, total))
-        digest = bytes.fromhex(digest_of(question, checksum(content).to_bytes(4, "big")))
-        if digest == last:
+        answer = (place.encode(), question, content)
+        if answer == self._last:
+            return
+        digest = bytes.fromhex(digest_of(answer[0], checksum(content).to_bytes(4, "big")))
+        if self._last is None and digest == self._on_disk:
+            self._last = answer
             return
         if self._most is not None and self.total + num > self._most:
             raise Refused(
@@ -227,6 +232,7 @@ class Outflow:
             )
         self._disk.count_numbers(self.total + num, digest)
         self._record(self.total + num)
+        self._last = answer
 
 
 def numbers_per_message(code: ArrayTree, report: Report | None = None, *, masked: bool) -> int:

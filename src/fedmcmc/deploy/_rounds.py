@@ -48,6 +48,7 @@ from fedmcmc.deploy._programs import (
 from fedmcmc.deploy._programs import first as first_of_server
 from fedmcmc.deploy._shapes import Shapes, max_num_bytes
 from fedmcmc.deploy._words import to_words
+from fedmcmc.participation import full
 from fedmcmc.pytrees import trees
 from fedmcmc.rounds import Received
 
@@ -143,6 +144,7 @@ class Rounds:
         self.name, self.attempt, self.may_miss = name, attempt, may_miss
         self.names = list(links.study.sites)
         self.marks: dict[str, list[int]] = {site: [] for site in self.names}
+        self._cohort: Any = None  # where it is the same in all rounds
         self.kept: list[int] = []
         self.num_missed = dict.fromkeys(self.names, 0)
         self._warned: set[str] = set()
@@ -294,7 +296,11 @@ class Rounds:
         """Run a round of all chains, and draw once of each."""
         kernel, num_sites = self.kernel, len(self.names)
         # Slots first: the server takes messages in the order of the cohort.
-        cohort = jax.tree.map(np.asarray, cohorts(kernel, self.keys, number, num_sites))
+        cohort = self._cohort or jax.tree.map(
+            np.asarray, cohorts(kernel, self.keys, number, num_sites)
+        )
+        if isinstance(kernel.participation, type(full())):
+            self._cohort = cohort  # that of all rounds
         ids, weight, active = cohort.ids, cohort.weight, cohort.active
         broadcast, server = state.broadcast, state.server
         memories = list(state.clients.memories)
@@ -471,6 +477,7 @@ class Rounds:
         masks: dict[str, Any] | None = None,
     ) -> dict[str, bytes]:
         bodies: dict[bytes, tuple[bytes, int]] = {}  # with checksums, by the chains of a site
+        before, request = None, b""  # most sites get the same message
         shared: Any = np.asarray(shared_words(self.keys, tag.round)) if self._sends_shared else None
         requests = {}
         for site, place in asked.items():
@@ -484,6 +491,9 @@ class Rounds:
             }
             if masks is not None:
                 header["masks"] = masks
+            if header == before:
+                requests[site] = request
+                continue
             chains = place.on.tobytes()
             if chains not in bodies:
                 on = np.flatnonzero(place.on).tolist()
@@ -492,7 +502,8 @@ class Rounds:
                     parts.append(wire.encode(shared[on]))
                 body = pack(*parts)
                 bodies[chains] = body, checksum(body)
-            requests[site] = Frame("step", header, bodies[chains][0]).to_bytes(bodies[chains][1])
+            request = Frame("step", header, bodies[chains][0]).to_bytes(bodies[chains][1])
+            requests[site], before = request, header
         return requests
 
 
@@ -546,7 +557,7 @@ def _verdict(at_server: AtServer, index: int) -> dict[str, Any]:
 def _answers(data: bytes, on: np.ndarray, readers: Any, silent: ArrayTree) -> list[ArrayTree]:
     """Return code and report of every chain, zeros where the site takes no part."""
     num = int(on.sum())
-    parts = unpack(data, 2 * num)
+    parts = unpack(memoryview(data), 2 * num)
     try:
         code, report = (
             [read(part) for part in some]

@@ -45,9 +45,10 @@ class SiteSecret:
         Parameters
         ----------
         question
-            Digest of the parts of the question that all chains share: run, round and phase.
+            Digest of the parts of the question that all chains share: run, round and phase, the
+            message, and what made the client's state.
         chains
-            Per chain, the rest of the question (broadcast, weight) and the state of the client.
+            Per chain, the rest of the question.
 
         Raises
         ------

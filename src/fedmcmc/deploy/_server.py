@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -320,6 +321,7 @@ class OverSites:
         num = len(self.keys)
         done = _Done(at, state, np.zeros((2, num)), (), segment.accumulator_states)
         self.finished_rounds = None
+        segment = replace(segment, plan=jax.tree.map(np.asarray, segment.plan))  # read per round
         try:
             for number in range(at, stop):
                 state, figures, drawn = self.rounds.round(done.state, number)

@@ -6,7 +6,7 @@ import logging
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -74,13 +74,28 @@ class _Run:
     shapes: Shapes
     readers: list[Callable[[bytes], ArrayTree]]  # of broadcasts, one per phase
     told: str  # a digest of all this, as the server told it
+    num_numbers: list[int]  # in a message and report of one chain, one per phase
     # What the server has counted, leaves [num_chains, ...]; `None` before the first round.
     state: ArrayTree = None
     answered: tuple[int, int] = (-1, -1)  # round and phase of the last answer
     pending: ArrayTree = None  # the state after that answer, if the server counts it
-    # Under masks digests of all that made these two states, which must be the same at all sites.
+    # Digests of all that the server sent and that made these two states. Clients' keys depend on
+    # them, and under masks they must be the same at all sites.
     origin: str = ""
     pending_origin: str = ""
+    # The state encoded last, which the next round encodes again.
+    encoded: tuple[ArrayTree, bytes] = (None, b"")
+
+    def encode(self, state: ArrayTree) -> bytes:
+        """Return a state of all chains as bytes."""
+        if state is not self.encoded[0]:
+            self.encoded = state, wire.encode([state])
+        return self.encoded[1]
+
+    @cached_property
+    def draws(self) -> bool:
+        """Whether clients draw from keys that only the site knows."""
+        return self.keys is None and not trees.is_empty([p.private for p in self.shapes.phases])
 
     @property
     def keeps(self) -> bool:
@@ -334,8 +349,11 @@ class Site:
         self._check_indices()
         readers = [wire.reader(phase.broadcast) for phase in shapes.phases]
         told = digest_of(json.dumps(header | {"tag": None}, sort_keys=True).encode(), frame.body)
+        numbers_sent = [
+            numbers_per_message(phase.code, phase.report, masked=False) for phase in shapes.phases
+        ]
         fields = (kernel, num_chains, generator, key_like, keys, shapes, readers, told)
-        self._run = run = _Run(tag.run, tag.attempt, *fields)
+        self._run = run = _Run(tag.run, tag.attempt, *fields, numbers_sent)
         if not run.keeps:
             run.state = run.pending = shapes.client  # nothing
         self._last = (b"", b"")
@@ -379,14 +397,12 @@ class Site:
         nothing_drawn = ClientKeys((), ())
         inputs = (nothing_drawn, first, (), weights, jnp.ones(num, bool))
         codes = steps(run.kernel, self.client, *inputs, number=number, setup=True)[0]
-        body = digest_of(frame.body)
         if self._masks is not None:
-            place = (0, number, len(shapes.setup), True)
+            place, body = (0, number, len(shapes.setup), True), digest_of(frame.body)
             return self._masked(frame, place, body, "", "", words_of(run.kernel, codes))
         sent = pack(*(wire.encode(chain_of(codes, c)) for c in range(num)))
-        question = digest_of(run.told.encode(), f"setup {number} {body}".encode())
         num_numbers = num * numbers_per_message(shapes.setup[number], masked=False)
-        self._outflow.add(num_numbers, question.encode(), sent)
+        self._outflow.add(num_numbers, f"{run.told} setup {number}", frame.body, sent)
         return sent
 
     def _start(self, frame: Frame) -> None:
@@ -463,7 +479,7 @@ class Site:
         if run.keeps:
             origins = [run.origin, run.pending_origin]
             header = {"attempt": run.attempt, "answered": list(run.answered), "origins": origins}
-            self.disk.write(run.name, header, wire.encode([run.state]), wire.encode([run.pending]))
+            self.disk.write(run.name, header, run.encode(run.state), run.encode(run.pending))
 
     def _settle(self, run: _Run, frame: Frame) -> None:
         """Keep what the server has counted of the last answer, and drop the rest."""
@@ -483,6 +499,8 @@ class Site:
             if self._masks is not None:
                 raise Refused("Under masks the answers of all chains are counted, or of none.")
             run.pending = select(np.asarray(counted, bool), run.pending, run.state)
+            both = (run.origin, run.pending_origin, repr([bool(chain) for chain in counted]))
+            run.pending_origin = digest_of(*(part.encode() for part in both))
         run.origin = run.pending_origin
         run.state = run.pending
 
@@ -505,7 +523,7 @@ class Site:
                 "one message weighs more than the others tells that message."
             )
         sends_shared = run.keys is None and not trees.is_empty(shapes.shared)
-        some = iter(unpack(frame.body, sum(map(bool, active)) + sends_shared))
+        some = iter(unpack(memoryview(frame.body), sum(map(bool, active)) + sends_shared))
         parts = [next(some) if on else None for on in active]
         read = run.readers[number]
         heard = [None if part is None else _readable(read, part) for part in parts]
@@ -516,10 +534,11 @@ class Site:
         self._settle(run, frame)
         marks, keep = ([int(round_) for round_ in header[name]] for name in ("marks", "keep"))
         if run.keeps and marks:
-            state = pack(run.origin.encode(), wire.encode([run.state]))
+            state = pack(run.origin.encode(), run.encode(run.state))
             self.disk.mark(run.name, marks, state, keep)
         weight = np.asarray(weights, self.client.share.dtype)
-        body = digest_of(frame.body)  # once, as it is long
+        # Only where it is used, as the body is long.
+        body = digest_of(frame.body) if run.draws or self._masks is not None else ""
         keys = self._keys(run, tag, body, weight, active, next(some, None))
         inputs = (keys, broadcasts, run.state, weight, np.asarray(active, bool))
         how: dict[str, Any] = dict(number=number, setup=False, generator=run.generator)
@@ -531,19 +550,17 @@ class Site:
                 *(wire.encode(chain_of(codes, c)) for c in chains),
                 *(wire.encode(chain_of(reports, c)) for c in chains),
             )
-            exchange = shapes.phases[number]
-            num_each = numbers_per_message(exchange.code, exchange.report, masked=False)
-            question = digest_of(run.told.encode(), f"{tag.round} {number} {body}".encode())
-            self._outflow.add(len(chains) * num_each, question.encode(), sent)
+            num_numbers = len(chains) * run.num_numbers[number]
+            self._outflow.add(num_numbers, f"{run.told} {tag.round} {number}", frame.body, sent)
         else:
             place = (tag.round, number, len(shapes.phases), False)
-            kept = digest_of(wire.encode([run.state]))
+            kept = digest_of(run.encode(run.state))
             words = words_of(run.kernel, codes, reports.bits_down)
             sent = self._masked(frame, place, body, run.origin, kept, words)
         run.pending, run.answered = pending, (tag.round, number)
-        if self._masks is not None and run.keeps:
-            made_of = (run.origin, run.told, f"{tag.round} {number}")
-            run.pending_origin = digest_of(*(part.encode() for part in made_of), body.encode())
+        if body and run.keeps:
+            made_of = (run.origin, run.told, f"{tag.round} {number}", body, repr([weights, active]))
+            run.pending_origin = digest_of(*(part.encode() for part in made_of))
         self._save(run)
         self._log_bad_row(run, broadcasts, codes)
         return sent
@@ -577,11 +594,9 @@ class Site:
             context = (self.study.digest, self.name, digest_of(*rows))
             self._secret = SiteSecret(self.disk.folder, *(text.encode() for text in context))
         place = f"{tag.round} {tag.phase}"
-        question = digest_of(run.told.encode(), place.encode(), body.encode(), shared or b"")
-        chains = [
-            (bytes([bool(active[c])]), weights[c].tobytes(), wire.encode(chain_of(run.state, c)))
-            for c in range(run.num_chains)
-        ]
+        asked = (run.told, run.origin, place, body)
+        question = digest_of(*(part.encode() for part in asked), shared or b"")
+        chains = [(bytes([bool(on)]), w.tobytes()) for on, w in zip(active, weights, strict=True)]
         return ClientKeys(self._secret.keys(question.encode(), chains), shared_words)
 
     def _log_bad_row(self, run: _Run, broadcasts: ArrayTree, codes: ArrayTree) -> None:
@@ -624,7 +639,7 @@ class Site:
         question = digest_of(*(part.encode() for part in parts))
 
         def counted() -> np.ndarray:
-            self._outflow.add(words.size, question.encode(), words.tobytes())
+            self._outflow.add(words.size, question, b"", words.tobytes())
             return words.reshape(-1)
 
         return masks.answer(

@@ -77,11 +77,12 @@ def _masks(widths: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def float_bits(leaves: list[np.ndarray]) -> list[np.ndarray]:
-    return [np.unpackbits(np.frombuffer(big_endian(leaf), np.uint8)) for leaf in leaves]
+    return [np.unpackbits(big_endian(leaf)) for leaf in leaves]
 
 
-def big_endian(leaf: np.ndarray) -> bytes:
-    return as_words(leaf).astype(f">u{leaf.dtype.itemsize}").tobytes()
+def big_endian(leaf: np.ndarray) -> np.ndarray:
+    """Return the bytes of the numbers of `leaf`, the highest first, ``[size]`` uint8."""
+    return as_words(leaf).astype(f">u{leaf.dtype.itemsize}").view(np.uint8)
 
 
 def from_big_endian(data: bytes | np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -97,7 +97,7 @@ def _bits_of(code: Code) -> list[np.ndarray]:
 
 def _plain_bytes(tree: ArrayTree) -> bytes:
     _check_numbers(tree)
-    return b"".join(big_endian(np.asarray(leaf)) for leaf in jax.tree.leaves(tree))
+    return b"".join(big_endian(np.asarray(leaf)).data for leaf in jax.tree.leaves(tree))
 
 
 def _check_numbers(tree: ArrayTree) -> None:
