@@ -40,8 +40,8 @@ def test_equal_answers_to_different_questions_count(tmp_path):
 def test_two_sites_in_one_folder_share_a_count(tmp_path):
     study = make_study()
     one, other = (open_site(study, "bern", tmp_path) for _ in range(2))
-    one._outflow.add(5, b"question", b"answer")
-    other._outflow.add(5, b"question", b"another")
+    one._outflow.add(5, "round 3", b"question", b"answer")
+    other._outflow.add(5, "round 3", b"question", b"another")
     assert one.disk.num_numbers[0] == other._outflow.total == 10
 
 

@@ -1,0 +1,229 @@
+"""Pages of results from templates and records: ``python -m experiments.render``.
+
+``notes/<paper>.md`` is written by a person. In it ``{{ ... }}`` holds a call of one of the
+functions of `Page`. The page goes to ``docs/results/<paper>.md``, an appendix for each study to
+``docs/results/runs/<paper>/<study>.md``.
+"""
+
+import argparse
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments import tidy
+from experiments.output import markdown_table
+from experiments.verdicts import NOTES, Claim, claims_of, evaluate, judge
+
+__all__ = ["Page", "appendix", "main", "write"]
+
+DOCS = Path(__file__).resolve().parents[1] / "docs" / "results"
+PLACEHOLDER = re.compile(r"\{\{(.+?)\}\}", re.DOTALL)
+BRACES = re.compile(r"\{([^{}]+?)(?::([^{}:]*))?\}")
+MAX_LINES = 200
+MAX_ROWS = 60
+"""Rows of an appendix; the others are in the file alone."""
+
+
+class Page:
+    """Functions that a template may call, for one paper.
+
+    Parameters
+    ----------
+    paper
+        Name of the paper's folder of records.
+    root, notes
+        Folders of the records and of the claims.
+    """
+
+    def __init__(self, paper: str, root: Path = tidy.RECORDS, notes: Path = NOTES) -> None:
+        self.paper, self.root = paper, root
+        path = notes / f"{paper}.claims.yaml"
+        self.claims = {c.id: c for c in claims_of(paper, notes)} if path.exists() else {}
+
+    def value(self, study: str, expression: str, form: str = ".3g") -> str:
+        """Return a number of a study."""
+        return format(evaluate(expression, study, self.root), form)
+
+    def verdict(self, name: str, word: str) -> str:
+        """Return the verdict on a claim, which the prose around it expects to be `word`.
+
+        Raises
+        ------
+        ValueError
+            If it is another.
+        """
+        found = judge(self.claims[name], self.root)
+        if found != word:
+            raise ValueError(f"The verdict on {name} is {found!r}, and the page says {word!r}.")
+        return f"**{word}**"
+
+    def claims_table(self, *names: str) -> str:
+        """Return the table of some claims, by default of all that the paper makes."""
+        chosen = [self.claims[n] for n in names] or [
+            claim for claim in self.claims.values() if not claim.is_ours
+        ]
+        return markdown_table([self._line(claim) for claim in chosen])
+
+    def _line(self, claim: Claim) -> dict[str, str]:
+        study = claim.run(self.root)
+        link = "-"
+        if study:
+            link = f"[{study.partition('/')[2]}](runs/{study}.md)"
+        return {
+            "where": claim.where,
+            "claim": claim.claim,
+            "verdict": f"**{judge(claim, self.root)}**",
+            "ours": _filled(claim.ours, study, self.root) if study and claim.ours else "-",
+            "paper": claim.paper or "-",
+            "run": link,
+        }
+
+    def table(
+        self, study: str, metrics: Mapping[str, str], by: str = "method", **where: Any
+    ) -> str:
+        """Return a table with a line per value of `by` and a column per metric.
+
+        Parameters
+        ----------
+        study
+            Name of the study.
+        metrics
+            Heading of each metric, by its name.
+        by
+            ``"method"`` or the name of a setting.
+        **where
+            Conditions on the rows.
+        """
+        rows = [row for row in tidy.read(study, self.root) if row.matches(where)]
+        lines: dict[Any, dict[str, Any]] = {}
+        for row in rows:
+            if row.metric in metrics and row.x is None and row.seed is None:
+                place = row.method if by == "method" else row.settings.get(by)
+                line = lines.setdefault(place, {by: place, **dict.fromkeys(metrics.values())})
+                line[metrics[row.metric]] = row.value
+        if not lines:
+            raise LookupError(f"{study} has no rows with the metrics {list(metrics)} and {where}.")
+        return markdown_table(list(lines.values()))
+
+    def figure(self, file: str, takeaway: str) -> str:
+        """Return a figure of ``docs/results/figures`` with what to see in it.
+
+        Raises
+        ------
+        FileNotFoundError
+            If there is no such file.
+        """
+        if not (DOCS / "figures" / file).is_file():
+            raise FileNotFoundError(f"docs/results/figures/{file} does not exist.")
+        return f"![{takeaway}](figures/{file})\n\n*{takeaway}*"
+
+    def fill(self, template: str) -> str:
+        """Return a template with all calls replaced by what they return.
+
+        Raises
+        ------
+        ValueError
+            If a call fails, with its text and the reason.
+        """
+        functions: dict[str, Callable[..., str]] = {
+            name: getattr(self, name)
+            for name in ("value", "verdict", "claims_table", "table", "figure")
+        }
+
+        def called(match: re.Match[str]) -> str:
+            try:
+                return str(eval(match[1].strip(), {"__builtins__": {"dict": dict}, **functions}))
+            except Exception as error:
+                raise ValueError(f"{self.paper}: {{{{{match[1]}}}}}: {error}") from error
+
+        return PLACEHOLDER.sub(called, template)
+
+
+def _filled(text: str, study: str, root: Path) -> str:
+    """Return a text in which each ``{expression:format}`` is replaced by its value."""
+    return BRACES.sub(
+        lambda match: format(evaluate(match[1], study, root), match[2] or ".3g"), text
+    )
+
+
+def appendix(study: str, root: Path = tidy.RECORDS, docs: Path = DOCS) -> str:
+    """Return the appendix of a study: how it was run, its settings, figures and first rows."""
+    record, rows = tidy.read_record(study, root), tidy.read(study, root)
+    versions = record["versions"]
+    facts = {
+        "device": record["device"],
+        "seconds": f"{record['wall_seconds']:.0f}",
+        "commit": (record["git_commit"] or "unknown")[:10],
+        "fedmcmc": versions["fedmcmc"],
+        "JAX": versions["jax"],
+        "Python": versions["python"],
+    }
+    settings = [{"setting": name, "value": str(v)} for name, v in record["config"].items()]
+    shown = [row for row in rows if row.x is None][:MAX_ROWS]
+    numbers = [
+        {
+            "method": row.method,
+            "setting": " ".join(f"{name}={v}" for name, v in row.settings.items()),
+            "metric": row.metric,
+            "value": row.value,
+        }
+        for row in shown
+    ]
+    flat = study.replace("/", "-")
+    figures = sorted(path.name for path in (docs / "figures").glob(f"{flat}-*.png"))
+    paper, _, name = study.partition("/")
+    up = "../../../.."
+    parts = [
+        f"# {study}",
+        f"```\n{record['command']}\n```",
+        markdown_table([facts]),
+        "## Settings",
+        markdown_table(settings),
+        *(["## Figures"] if figures else []),
+        *(f"![{file}](../../figures/{file})" for file in figures),
+        "## Numbers",
+        f"{len(shown)} of {len(rows)} rows; all are in "
+        f"[{name}.csv]({up}/records/{paper}/{name}.csv).",
+        markdown_table(numbers) if numbers else "",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def write(paper: str, docs: Path = DOCS, notes: Path = NOTES, root: Path = tidy.RECORDS) -> Path:
+    """Write the page of a paper and the appendices of its studies; return the page's path.
+
+    Raises
+    ------
+    ValueError
+        If a placeholder does not resolve, a verdict is not the expected one, or the page is longer
+        than 200 lines.
+    """
+    page = Page(paper, root, notes)
+    for claim in page.claims.values():
+        page.verdict(claim.id, claim.expect)
+    text = page.fill((notes / f"{paper}.md").read_text())
+    if text.count("\n") > MAX_LINES:
+        raise ValueError(f"The page of {paper} has more than {MAX_LINES} lines.")
+    path = docs / f"{paper}.md"
+    path.write_text(text)
+    for study in tidy.studies(paper, root):
+        own = docs / "runs" / f"{study}.md"
+        own.parent.mkdir(parents=True, exist_ok=True)
+        own.write_text(appendix(study, root, docs))
+    return path
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write the pages of all papers, or of those named."""
+    parser = argparse.ArgumentParser(description="Write docs/results from notes and records.")
+    parser.add_argument("papers", nargs="*", help="names of papers, by default all")
+    papers = parser.parse_args(arguments).papers or sorted(
+        path.stem for path in NOTES.glob("*.md") if path.stem != "README"
+    )
+    for paper in papers:
+        print(write(paper).relative_to(Path(__file__).resolve().parents[1]))
+
+
+if __name__ == "__main__":
+    main()

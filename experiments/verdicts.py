@@ -1,0 +1,363 @@
+"""Verdicts on the claims of a paper: ``notes/<paper>.claims.yaml`` on the tidy rows of its studies.
+
+A claim compares expressions, such as ``value("error", method="QLSD++", bits=8)``, whose values
+carry standard errors. `EXPRESSIONS` lists the functions.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from experiments import tidy
+from experiments.tidy import Row
+
+__all__ = ["EXPRESSIONS", "NOTES", "WORDS", "Claim", "Number", "claims_of", "evaluate", "judge"]
+
+NOTES = Path(__file__).resolve().parents[1] / "notes"
+WORDS = ("reproduced", "partly", "contradicted", "inconclusive", "not run", "drawn")
+TIMES = 2.0
+"""Standard errors beyond which a difference counts."""
+CAPS = {
+    # What holds on other data holds partly, and what fails there is inconclusive.
+    "other data": {"reproduced": "partly", "contradicted": "inconclusive"},
+    # With settings that the paper does not state, a claim can hold but not fail.
+    "unknown settings": {"contradicted": "inconclusive"},
+    # On a part of the targets, or at an end of a grid, what holds does so partly.
+    "a part": {"reproduced": "partly"},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Number:
+    """A number with its standard error, for arithmetic with independent errors."""
+
+    value: float
+    error: float = 0.0
+
+    def __add__(self, other: Any) -> "Number":
+        other = _number(other)
+        return Number(self.value + other.value, math.hypot(self.error, other.error))
+
+    def __mul__(self, other: Any) -> "Number":
+        other = _number(other)
+        error = math.hypot(self.error * other.value, other.error * self.value)
+        return Number(self.value * other.value, error)
+
+    def __truediv__(self, other: Any) -> "Number":
+        other = _number(other)
+        if other.value == 0:
+            return Number(math.nan, math.inf)
+        ratio = self.value / other.value
+        return Number(ratio, math.hypot(self.error, ratio * other.error) / abs(other.value))
+
+    def __neg__(self) -> "Number":
+        return Number(-self.value, self.error)
+
+    def __sub__(self, other: Any) -> "Number":
+        return self + -_number(other)
+
+    def __radd__(self, other: Any) -> "Number":
+        return self + other
+
+    def __rmul__(self, other: Any) -> "Number":
+        return self * other
+
+    def __rsub__(self, other: Any) -> "Number":
+        return _number(other) - self
+
+    def __rtruediv__(self, other: Any) -> "Number":
+        return _number(other) / self
+
+    def __float__(self) -> float:
+        return self.value
+
+    def __lt__(self, other: Any) -> bool:
+        return self.value < float(other)
+
+    def __le__(self, other: Any) -> bool:
+        return self.value <= float(other)
+
+    def __gt__(self, other: Any) -> bool:
+        return self.value > float(other)
+
+    def __ge__(self, other: Any) -> bool:
+        return self.value >= float(other)
+
+    def __abs__(self) -> "Number":
+        return Number(abs(self.value), self.error)
+
+    def __format__(self, form: str) -> str:
+        return format(self.value, form)
+
+
+def _number(value: Any) -> Number:
+    return value if isinstance(value, Number) else Number(float(value))
+
+
+# Functions of expressions. Each takes the rows of the study first.
+
+
+def _rows(rows: Sequence[Row], metric: str, where: Mapping[str, Any]) -> list[Row]:
+    found = [row for row in rows if row.metric == metric and row.matches(where)]
+    if not found:
+        metrics = sorted({row.metric for row in rows})
+        raise LookupError(f"No row has the metric {metric!r} and {dict(where)}; metrics: {metrics}")
+    return found
+
+
+def _with_error(rows: Sequence[Row], row: Row) -> Number:
+    name = f"{row.metric} s.e."
+    same = [
+        other.value
+        for other in rows
+        if other.metric == name
+        and (other.method, other.settings, other.seed, other.x)
+        == (row.method, row.settings, row.seed, row.x)
+    ]
+    return Number(row.value, same[0] if same else 0.0)
+
+
+def value(rows: Sequence[Row], metric: str, **where: Any) -> Number:
+    """Return the one number with this metric, method, settings, seed and x."""
+    found = _rows(rows, metric, where)
+    if len(found) > 1:
+        raise LookupError(f"{len(found)} rows have the metric {metric!r} and {where}.")
+    return _with_error(rows, found[0])
+
+
+def values(rows: Sequence[Row], metric: str, **where: Any) -> list[Number]:
+    """Return all such numbers that are finite, in the order of the file."""
+    found = _rows(rows, metric, where)
+    return [_with_error(rows, row) for row in found if math.isfinite(row.value)]
+
+
+def smallest(rows: Sequence[Row], metric: str, **where: Any) -> Number:
+    """Return the smallest of `values`."""
+    return min(values(rows, metric, **where), key=float)
+
+
+def largest(rows: Sequence[Row], metric: str, **where: Any) -> Number:
+    """Return the largest of `values`."""
+    return max(values(rows, metric, **where), key=float)
+
+
+def where_smallest(rows: Sequence[Row], metric: str, name: str, **where: Any) -> Any:
+    """Return the setting `name`, or ``"x"`` or ``"method"``, of the smallest of `values`."""
+    found = [row for row in _rows(rows, metric, where) if math.isfinite(row.value)]
+    return _place(min(found, key=lambda row: row.value), name)
+
+
+def where_largest(rows: Sequence[Row], metric: str, name: str, **where: Any) -> Any:
+    """Return the setting `name`, or ``"x"`` or ``"method"``, of the largest of `values`."""
+    found = [row for row in _rows(rows, metric, where) if math.isfinite(row.value)]
+    return _place(max(found, key=lambda row: row.value), name)
+
+
+def _place(row: Row, name: str) -> Any:
+    return {"x": row.x, "method": row.method}.get(name, row.settings.get(name))
+
+
+def choices(rows: Sequence[Row], metric: str, name: str, **where: Any) -> list[Any]:
+    """Return the values of the setting `name`, or of ``"x"`` or ``"method"``, that occur."""
+    return list(dict.fromkeys(_place(row, name) for row in _rows(rows, metric, where)))
+
+
+def reaches(rows: Sequence[Row], level: float, metric: str, **where: Any) -> Number:
+    """Return the first x at which a curve is at most `level`, infinity if it never is."""
+    found = sorted(_rows(rows, metric, where), key=lambda row: row.x or 0.0)
+    return Number(next((row.x or 0.0 for row in found if row.value <= level), math.inf))
+
+
+def paired(
+    rows: Sequence[Row], metric: str, one: Mapping[str, Any], other: Mapping[str, Any], **where: Any
+) -> Number:
+    """Return the mean over seeds of differences between two methods or settings."""
+    by_seed = [
+        {row.seed: row.value for row in _rows(rows, metric, {**where, **side})}
+        for side in (one, other)
+    ]
+    seeds = sorted(set(by_seed[0]) & set(by_seed[1]), key=str)
+    return mean([by_seed[0][seed] - by_seed[1][seed] for seed in seeds])
+
+
+def mean(numbers: Sequence[Any]) -> Number:
+    """Return the mean of numbers with its standard error from their spread."""
+    found = np.array([float(number) for number in numbers])
+    found = found[np.isfinite(found)]
+    error = found.std(ddof=1) / math.sqrt(len(found)) if len(found) > 1 else math.inf
+    return Number(float(found.mean()) if len(found) else math.nan, float(error))
+
+
+def median(numbers: Sequence[Any]) -> Number:
+    """Return the median of numbers."""
+    return Number(float(np.median([float(number) for number in numbers])))
+
+
+def less(one: Any, other: Any) -> bool:
+    """Return whether a number is smaller than another by more than two standard errors."""
+    difference = _number(other) - _number(one)
+    return difference.value > TIMES * difference.error
+
+
+OF_ROWS: tuple[Callable[..., Any], ...] = (
+    *(value, values, smallest, largest, where_smallest, where_largest, choices, reaches, paired),
+)
+PLAIN: dict[str, Any] = {
+    **{function.__name__: function for function in (mean, median, less)},
+    **{name: getattr(math, name) for name in ("log", "log2", "log10", "exp", "sqrt", "inf", "nan")},
+    **{
+        f.__name__: f
+        for f in (abs, all, any, dict, float, len, max, min, range, round, sorted, sum, zip)
+    },
+}
+EXPRESSIONS = (*(function.__name__ for function in OF_ROWS), "setting", "other", *PLAIN)
+"""Names that an expression may use. ``setting("dim")`` is an entry of the run's configuration,
+``other("fa_hmc/drift", "value(...)")`` the value of an expression on the rows of another study."""
+
+
+def evaluate(expression: str, study: str, root: Path = tidy.RECORDS) -> Any:
+    """Return the value of an expression on the rows and the settings of a study.
+
+    Raises
+    ------
+    ValueError
+        If it cannot be evaluated, with the study and the expression.
+    """
+    rows, record = tidy.read(study, root), tidy.read_record(study, root)
+    names = {function.__name__: partial(function, rows) for function in OF_ROWS} | PLAIN
+    names["setting"] = record["config"].__getitem__
+    names["other"] = lambda name, text: evaluate(text, name, root)
+    try:
+        return eval(expression, {"__builtins__": {}, **names})
+    except Exception as error:
+        raise ValueError(f"{study}: {expression}: {error}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """A claim of a paper, or a question of ours.
+
+    Attributes
+    ----------
+    id
+        Name by which pages refer to it.
+    where
+        Figure, table or section.
+    claim
+        What the paper claims.
+    study
+        Studies that try it; the first with a record counts. Empty if none does.
+    checks
+        Comparisons ``{left, relation, right, margin}``, or ``{holds: expression}``. All hold:
+        reproduced. Some hold: partly. None holds and some fail: contradicted. With the margin
+        ``2 s.e.``, the default, a smaller difference neither holds nor fails; with ``none`` a
+        comparison holds or fails.
+    cases
+        In place of checks, pairs ``{word, when}`` of which the first that is true counts; no case:
+        inconclusive.
+    needs
+        Expressions without which the verdict is inconclusive.
+    deviations
+        Of ``other data``, ``unknown settings`` and ``a part``: they limit the verdict (`CAPS`).
+    ours
+        The number to show, ``"text {expression:.3g} text"``.
+    paper
+        The paper's number.
+    expect
+        The verdict that the page was written for.
+    figure
+        File in ``docs/results/figures`` that shows it.
+    is_ours
+        Whether the question is ours and not of the paper.
+    """
+
+    id: str
+    where: str
+    claim: str
+    expect: str
+    study: tuple[str, ...] = ()
+    checks: tuple[Mapping[str, Any], ...] = ()
+    cases: tuple[Mapping[str, str], ...] = ()
+    needs: tuple[str, ...] = ()
+    deviations: tuple[str, ...] = ()
+    ours: str = ""
+    paper: str = ""
+    figure: str = ""
+    is_ours: bool = False
+
+    def __post_init__(self) -> None:
+        if self.expect not in WORDS:
+            raise ValueError(f"{self.id}: expect is one of {WORDS}, got {self.expect!r}.")
+        for name in self.deviations:
+            if name not in CAPS:
+                raise ValueError(f"{self.id}: a deviation is one of {[*CAPS]}, got {name!r}.")
+
+    def run(self, root: Path = tidy.RECORDS) -> str:
+        """Return the study whose record counts, empty if there is none."""
+        return next((name for name in self.study if (root / f"{name}.csv").exists()), "")
+
+
+def claims_of(paper: str, notes: Path = NOTES) -> list[Claim]:
+    """Return the claims of a paper in its order."""
+    listed = yaml.safe_load((notes / f"{paper}.claims.yaml").read_text())
+    claims = [Claim(**{name: _fixed(entry) for name, entry in each.items()}) for each in listed]
+    names = [claim.id for claim in claims]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise ValueError(f"{paper}: claims have the same id: {sorted(twice)}.")
+    return [
+        dataclasses.replace(c, study=(c.study,) if isinstance(c.study, str) else c.study)
+        for c in claims
+    ]
+
+
+def _fixed(entry: Any) -> Any:
+    return tuple(entry) if isinstance(entry, list) else entry
+
+
+def judge(claim: Claim, root: Path = tidy.RECORDS) -> str:
+    """Return the verdict on a claim, one of `WORDS`."""
+    study = claim.run(root)
+    if not study:
+        return "not run"
+    word = _word(claim, study, root)
+    for deviation in claim.deviations:
+        word = CAPS[deviation].get(word, word)
+    return word
+
+
+def _word(claim: Claim, study: str, root: Path) -> str:
+    if not claim.checks and not claim.cases:
+        return "drawn"
+    if not all(evaluate(need, study, root) for need in claim.needs):
+        return "inconclusive"
+    for case in claim.cases:
+        if evaluate(case["when"], study, root):
+            return case["word"]
+    outcomes = [_outcome(check, study, root) for check in claim.checks]
+    if outcomes and all(outcome is True for outcome in outcomes):
+        return "reproduced"
+    if any(outcome is True for outcome in outcomes):
+        return "partly"
+    return "contradicted" if any(outcome is False for outcome in outcomes) else "inconclusive"
+
+
+def _outcome(check: Mapping[str, Any], study: str, root: Path) -> bool | None:
+    """Return whether a comparison holds, ``None`` if its error is too large to tell."""
+    if "holds" in check:
+        return bool(evaluate(check["holds"], study, root))
+    left, right = (_number(evaluate(str(check[side]), study, root)) for side in ("left", "right"))
+    sign = {"<": 1.0, ">": -1.0}[check["relation"]]
+    difference = (right - left) * sign
+    margin = TIMES * difference.error if check.get("margin", "2 s.e.") == "2 s.e." else 0.0
+    if math.isnan(difference.value):
+        return None
+    if difference.value > margin:
+        return True
+    return None if -margin <= difference.value and margin > 0 else False
