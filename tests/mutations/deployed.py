@@ -51,8 +51,8 @@ MUTATIONS = {
     ),
     "a site that was killed has not kept its last answer's state": (
         "deploy/_site.py",
-        "wire.encode([run.state]), wire.encode([run.pending])",
-        "wire.encode([run.state]), wire.encode([run.state])",
+        "run.encode(run.state), run.encode(run.pending)",
+        "run.encode(run.state), run.encode(run.state)",
         JOINS,
     ),
     "a site goes on from its last state, whatever the server's round": (
