@@ -2,7 +2,7 @@
 
 ``notes/<paper>.md`` is written by a person. In it ``{{ ... }}`` holds a call of one of the
 functions of `Page`. The page goes to ``docs/results/<paper>.md``, an appendix for each study to
-``docs/results/runs/<paper>/<study>.md``.
+``docs/results/runs/<paper>/<study>.md``. ``notes/findings.md`` becomes ``docs/findings.md``.
 """
 
 import argparse
@@ -20,6 +20,8 @@ __all__ = ["Page", "appendix", "main", "write"]
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "results"
 PLACEHOLDER = re.compile(r"\{\{(.+?)\}\}", re.DOTALL)
 BRACES = re.compile(r"\{([^{}]+?)(?::([^{}:]*))?\}")
+FINDINGS = "findings"
+"""Page of what users should know, from studies of all papers."""
 MAX_LINES = 200
 MAX_ROWS = 60
 """Rows of an appendix; the others are in the file alone."""
@@ -205,7 +207,7 @@ def write(paper: str, docs: Path = DOCS, notes: Path = NOTES, root: Path = tidy.
     text = page.fill((notes / f"{paper}.md").read_text())
     if text.count("\n") > MAX_LINES:
         raise ValueError(f"The page of {paper} has more than {MAX_LINES} lines.")
-    path = docs / f"{paper}.md"
+    path = docs.parent / "findings.md" if paper == FINDINGS else docs / f"{paper}.md"
     path.write_text(text)
     for study in tidy.studies(paper, root):
         own = docs / "runs" / f"{study}.md"
