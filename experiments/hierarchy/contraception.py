@@ -1,5 +1,6 @@
 """Binary outcomes with effects of districts and of communities, and how many nodes they take."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,12 @@ import numpy as np
 from jax import Array
 
 import fedmcmc
-from experiments.hierarchy import findings, radon, studies
-from experiments.hierarchy.findings import about
+from experiments.hierarchy import methods, radon, studies
+from experiments.tidy import Row
 from fedmcmc.gradients import fold_terms
 from fedmcmc.pytrees import trees
 
-__all__ = ["PAPER", "TITLE", "Config", "about", "commentary", "run"]
-
-TITLE = "Effects of groups, binary outcomes"
-PAPER = findings.BINARY
-commentary = findings.commentary
+__all__ = ["Config", "rows", "run"]
 
 
 @dataclass(frozen=True)
@@ -63,6 +60,16 @@ def run(config: Config, out: Path) -> dict[str, Any]:
     return found
 
 
+def rows(metrics: Mapping[str, Any]) -> list[Row]:
+    """Return the tidy rows of a run."""
+    errors = [
+        Row("quadrature", name, line[name], {"nodes": line["nodes"]})
+        for line in metrics.get("quadrature", ())
+        for name in ("error_of_log_likelihood", "error_of_gradient")
+    ]
+    return methods.rows(metrics) + errors
+
+
 def quadrature(
     study: studies.Study, config: Config, place: dict[str, float]
 ) -> list[dict[str, Any]]:
@@ -86,8 +93,8 @@ def quadrature(
             errors.append(
                 {
                     "nodes": num,
-                    "error of the log likelihood": float(value - at_most[0]),
-                    "largest error of its gradient": float(np.abs(slope - at_most[1]).max()),
+                    "error_of_log_likelihood": float(value - at_most[0]),
+                    "error_of_gradient": float(np.abs(slope - at_most[1]).max()),
                 }
             )
     return errors

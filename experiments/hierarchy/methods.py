@@ -1,4 +1,4 @@
-"""Samplers of a study, each as a row: rounds, bits, effective draws, distance to pooled NUTS."""
+"""Samplers of a study: rounds, bits, effective draws and distance from pooled NUTS of each."""
 
 import time
 import warnings
@@ -11,25 +11,33 @@ from numpyro.infer import MCMC, NUTS
 
 import fedmcmc
 from experiments.hierarchy.studies import Study
+from experiments.tidy import Row
 from fedmcmc import hierarchy
 from fedmcmc.diagnostics import mixing
 
-__all__ = ["METHODS", "Settings", "Truth", "pooled", "table"]
+__all__ = ["METHODS", "Settings", "Truth", "pooled", "rows", "table", "verdict_rows"]
 
-COLUMNS = (
+METRICS = (
     "rounds",
-    "Mbit",
-    "ESS",
-    "ESS / 1,000",
-    "slowest",
-    "R-hat",
-    "error of means",
-    "its s.e.",
-    "sds, least",
-    "sds, most",
-    "error of effects",
-    "verdict",
+    "megabits",
+    "ess",
+    "ess_per_1000_rounds",
+    "r_hat",
+    "error_of_means",
+    "error_of_means s.e.",
+    "smallest_sd_ratio",
+    "largest_sd_ratio",
+    "error_of_effects",
+    "error_of_sds",
+    "error_over_limit",
+    "seconds",
 )
+"""Numbers of a method. Megabits are of all chains and clients, in both directions. `ess` is the
+smallest of the shared parameters, and ``ess_per_1000_rounds`` that per kept round of a chain. The
+errors of means are distances from pooled NUTS in posterior standard deviations, the largest of
+shared parameters or of effects. ``error_over_limit`` is the largest error divided by its limit."""
+LIMITS = (0.1, 0.1, 0.15)
+"""Errors of means, of standard deviations and of effects below which a method is close."""
 POSITIVE = ("tau", "sigma")
 
 
@@ -128,11 +136,10 @@ def by_column(drawn: Mapping[str, Any], shared: tuple[str, ...]) -> tuple[list[s
     return names, np.concatenate(columns, -1)
 
 
-def row(name: str, found: Found | None, study: Study, truth: Truth) -> dict[str, Any]:
-    """Return a line of the table; of `None`, a sampler that diverged, with nothing in it."""
-    line: dict[str, Any] = {"method": name}
+def row(found: Found | None, study: Study, truth: Truth) -> dict[str, Any]:
+    """Return the numbers of a method, all `None` if it diverged."""
     if found is None:
-        return line | dict.fromkeys(COLUMNS)
+        return dict.fromkeys((*METRICS, "slowest", "verdict"))
     names, flat = by_column(found.shared, study.shared)
     if found.ess is None:
         judged = mixing(flat)
@@ -149,21 +156,57 @@ def row(name: str, found: Found | None, study: Study, truth: Truth) -> dict[str,
     effects = None
     if found.effects is not None:
         effects = float(np.max(np.abs(found.effects.mean(0) - truth.effects) / truth.effect_sds))
-    values = (
-        found.rounds,
-        found.bits / 1e6,
-        float(np.nanmin(sizes)),
-        per_round,
-        slowest,
-        rhat,
-        float(gaps[worst]),
-        float(np.sqrt(1 / sizes[worst] + 1 / truth.ess[worst])),
-        float(ratios.min()),
-        float(ratios.max()),
-        effects,
-        None if found.verdict is None else found.verdict.partition(":")[0],
-    )
-    return line | dict(zip(COLUMNS, values, strict=True))
+    errors = (float(gaps[worst]), float(np.abs(ratios - 1).max()), effects or 0.0)
+    return {
+        "rounds": found.rounds,
+        "megabits": found.bits / 1e6,
+        "ess": float(np.nanmin(sizes)),
+        "ess_per_1000_rounds": per_round,
+        "r_hat": rhat,
+        "error_of_means": errors[0],
+        "error_of_means s.e.": float(np.sqrt(1 / sizes[worst] + 1 / truth.ess[worst])),
+        "smallest_sd_ratio": float(ratios.min()),
+        "largest_sd_ratio": float(ratios.max()),
+        "error_of_effects": effects,
+        "error_of_sds": errors[1],
+        "error_over_limit": max(e / limit for e, limit in zip(errors, LIMITS, strict=True)),
+        "slowest": slowest,
+        "verdict": None if found.verdict is None else found.verdict.partition(":")[0],
+    }
+
+
+def rows(metrics: Mapping[str, Any]) -> list[Row]:
+    """Return the tidy rows of a run: of the data, of pooled NUTS, and of every method."""
+    truth = metrics["truth"]
+    found = [Row("data", name, float(value), {}) for name, value in metrics["data"].items()]
+    for name in ("mean", "sd"):
+        for parameter, value in truth[name].items():
+            found.append(Row("pooled NUTS", name, value, {"parameter": parameter}))
+    for name in ("ess", "r_hat", "gradients"):
+        found.append(Row("pooled NUTS", name, float(truth[name]), {}))
+    for line in metrics["table"]:
+        settings = {} if line["step_size"] is None else {"step_size": line["step_size"]}
+        for name in METRICS:
+            if line[name] is not None:
+                slowest = {"slowest": line["slowest"]} if name == "ess_per_1000_rounds" else {}
+                found.append(Row(line["method"], name, float(line[name]), settings | slowest))
+        found += verdict_rows(line["method"], line["verdict"])
+    return found
+
+
+def verdict_rows(method: str, verdict: str | None) -> list[Row]:
+    """Return a row such as ``verdict_exact`` for a verdict of `fedmcmc.fit`, none for `None`."""
+    if verdict is None:
+        return []
+    word, _, correction = verdict.partition(" ")
+    return [
+        Row(
+            method,
+            f"verdict_{word}",
+            1.0,
+            {"correction": correction.strip("()")} if correction else {},
+        )
+    ]
 
 
 class Bench:
@@ -281,46 +324,39 @@ def as_effects(drawn: Any) -> np.ndarray:
     return leaf.reshape(-1, leaf.shape[2], leaf.shape[4])
 
 
-METHODS: dict[str, tuple[str, Callable[[Bench], Found]]] = {
-    "fit": ("`fit` (effects integrated out)", lambda bench: bench.fit()),
-    "gaussian": (
-        "its Gaussian at the mode alone",
-        lambda bench: bench.fit(effort="approximate"),
-    ),
-    "mala": ("`mala` on `marginal`", lambda bench: bench.metropolis(fedmcmc.mala)),
-    "langevin": ("`lsd` on `marginal`, h = 0.1", lambda bench: bench.langevin(0.1)),
-    "gibbs": ("`fed_gibbs`", lambda bench: bench.gibbs()),
-    "recentered": (
-        "`fed_gibbs(recenter=True)`",
-        lambda bench: bench.gibbs(recenter=True),
-    ),
-    "joint": ("`lsd(refresh=)`, h = 0.1", lambda bench: bench.joint(0.1)),
-    "joint_small": ("`lsd(refresh=)`, h = 0.02", lambda bench: bench.joint(0.02)),
-    "joint_centered": (
-        "`lsd(refresh=)`, h = 0.1, centered",
-        lambda bench: bench.joint(0.1, centered=True),
-    ),
+METHODS: dict[str, tuple[str, float | None, Callable[[Bench], Found]]] = {
+    "fit": ("fit", None, lambda bench: bench.fit()),
+    "gaussian": ("Gaussian at the mode", None, lambda bench: bench.fit(effort="approximate")),
+    "mala": ("mala on marginal", None, lambda bench: bench.metropolis(fedmcmc.mala)),
+    "langevin": ("lsd on marginal", 0.1, lambda bench: bench.langevin(0.1)),
+    "gibbs": ("fed_gibbs", None, lambda bench: bench.gibbs()),
+    "recentered": ("fed_gibbs, recentered", None, lambda bench: bench.gibbs(recenter=True)),
+    "joint": ("lsd", 0.1, lambda bench: bench.joint(0.1)),
+    "joint_small": ("lsd, small steps", 0.02, lambda bench: bench.joint(0.02)),
+    "joint_centered": ("lsd, centered", 0.1, lambda bench: bench.joint(0.1, centered=True)),
     "joint_ula": (
-        "`lsd(refresh=ula())`, h = 0.1",
+        "lsd, ula effects",
+        0.1,
         lambda bench: bench.joint(0.1, refresh=hierarchy.ula(0.2, num_steps=5)),
     ),
-    "plate": ("`fit`, every group's effect at every client", lambda bench: bench.plate()),
+    "plate": ("fit, shared effects", None, lambda bench: bench.plate()),
 }
-"""By the name that settings have: the name in the table, and what runs it."""
+"""By the name in settings: the name in the records, the step size, and the function to call."""
 
 
 def table(study: Study, settings: Settings, methods: tuple[str, ...], truth: Truth) -> list[Any]:
-    """Return a row per method."""
-    bench, rows = Bench(study, settings), []
+    """Return the numbers of each method; those that diverged have none but seconds."""
+    bench, lines = Bench(study, settings), []
     for name in methods:
-        told, sampled = METHODS[name]
-        begun = time.perf_counter()
+        method, step_size, sample = METHODS[name]
+        start = time.perf_counter()
         with warnings.catch_warnings():
-            # What is off is in the table.
+            # The table shows what is off.
             warnings.simplefilter("ignore", fedmcmc.SamplingWarning)
             try:
-                found: Found | None = sampled(bench)
+                found: Found | None = sample(bench)
             except fedmcmc.NonFiniteError:
                 found = None
-        rows.append(row(told, found, study, truth) | {"seconds": time.perf_counter() - begun})
-    return rows
+        line = {"method": method, "step_size": step_size} | row(found, study, truth)
+        lines.append(line | {"seconds": time.perf_counter() - start})
+    return lines

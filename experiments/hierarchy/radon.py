@@ -5,14 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from experiments import checks
-from experiments.hierarchy import findings, methods, studies
-from experiments.hierarchy.findings import about
+from experiments.hierarchy import methods, studies
 
-__all__ = ["PAPER", "TITLE", "Config", "about", "commentary", "run"]
+__all__ = ["Config", "check", "compared", "rows", "run"]
 
-TITLE = "Effects of groups, normal outcomes"
-PAPER = findings.GAUSSIAN
-commentary = findings.commentary
+rows = methods.rows
 
 
 @dataclass(frozen=True)
@@ -77,12 +74,12 @@ def compared(study: studies.Study, config: Any) -> dict[str, Any]:
     truth = methods.pooled(study, settings, config.num_reference)
     return {
         "table": methods.table(study, settings, config.methods, truth),
-        "what": study.what,
+        "data": study.counts,
         "truth": {
             "mean": dict(zip(truth.names, truth.mean, strict=True)),
             "sd": dict(zip(truth.names, truth.sd, strict=True)),
-            "least ESS": truth.ess.min(),
-            "R-hat": truth.rhat,
-            "leapfrogs": truth.leapfrogs,
+            "ess": truth.ess.min(),
+            "r_hat": truth.rhat,
+            "gradients": truth.leapfrogs,
         },
     }

@@ -20,8 +20,6 @@ class Study(NamedTuple):
 
     Attributes
     ----------
-    what
-        The data in words; Markdown.
     model, data
         Of the rows of one group, whose site `effect`, ``[k]``, is its own.
     plate, plate_data
@@ -31,7 +29,6 @@ class Study(NamedTuple):
         Names of the shared sites.
     """
 
-    what: str
     model: Callable[..., None]
     data: fedmcmc.FederatedData
     plate: Callable[..., None]
@@ -44,9 +41,20 @@ class Study(NamedTuple):
         rows: dict[str, Array] = self.plate_data.rows
         return rows
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """Numbers of rows and of clients, and the sizes of the smallest and largest client."""
+        sizes = np.asarray(self.data.sizes)
+        return {
+            "num_rows": self.data.num_rows,
+            "num_clients": self.data.num_clients,
+            "smallest_client": int(sizes.min()),
+            "largest_client": int(sizes.max()),
+        }
+
 
 def _study(
-    what: str, outcome: str, names: tuple[str, ...], table: dict[str, np.ndarray], groups: Any
+    outcome: str, names: tuple[str, ...], table: dict[str, np.ndarray], groups: Any
 ) -> Study:
     """Return a study of `table`: own design `z`, common design `x` (named), and `y`."""
     num_effects, num_slopes = table["z"].shape[1], table["x"].shape[1]
@@ -87,17 +95,15 @@ def _study(
         observed(jnp.sum(z * effect[group], -1) + x @ slopes, sigma, y)
 
     plate_data = fedmcmc.FederatedData.from_arrays({**data.rows, "group": group}, group)
-    sizes = np.asarray(data.sizes)
-    said = (
-        f"{what}: {data.num_rows:,} rows of {num_groups} groups ({sizes.min()} to {sizes.max()} "
-        f"rows each), one client per group."
-    )
     sites = ("mu", "tau", *names, *(() if binary else ("sigma",)))
-    return Study(said, model, data, plate, plate_data, sites)
+    return Study(model, data, plate, plate_data, sites)
 
 
 def radon() -> Study:
-    """Return radon in counties: a level per county, slopes of the floor and of uranium."""
+    """Return logarithms of radon in houses: a level per county, slopes of the floor and of uranium.
+
+    These are the first 85 counties' names of posteriordb's ``radon_all``.
+    """
     path = folder() / "radon_all.npz"
     if not path.is_file():
         raise not_found("radon_all", path.name, FileNotFoundError("it is not asked for this"))
@@ -111,11 +117,7 @@ def radon() -> Study:
             "x": np.stack([file["floor"][keep], file["log_uppm"][keep]], 1),
             "y": file["log_radon"][keep],
         }
-    what = (
-        "Radon in houses (posteriordb's `radon_all`, the first 85 names of counties, at most 16 "
-        "houses of each), on a logarithmic scale; slopes of the floor and of the county's uranium"
-    )
-    return _study(what, "gaussian", ("floor", "uranium"), table, county[keep])
+    return _study("gaussian", ("floor", "uranium"), table, county[keep])
 
 
 def exam() -> Study:
@@ -126,11 +128,7 @@ def exam() -> Study:
         "x": (own.sex == "F").to_numpy(float)[:, None],
         "y": own.normexam,
     }
-    what = (
-        "Exam scores (`mlmRev/Exam`), a level and a slope of an earlier test per school; the "
-        "pupil's sex"
-    )
-    return _study(what, "gaussian", ("girl",), table, own.school.astype(str))
+    return _study("gaussian", ("girl",), table, own.school.astype(str))
 
 
 def schools() -> Study:
@@ -141,12 +139,8 @@ def schools() -> Study:
         "x": np.stack([own.cses, own.minrty == "Yes", own.sector == "Catholic"], 1),
         "y": (own.mAch - own.mAch.mean()) / own.mAch.std(),
     }
-    what = (
-        "Mathematics scores (`mlmRev/Hsb82`), a level per school; the family's status, "
-        "minority and Catholic school"
-    )
     names = ("status", "minority", "catholic")
-    return _study(what, "gaussian", names, table, own.school.astype(str))
+    return _study("gaussian", names, table, own.school.astype(str))
 
 
 def contraception() -> Study:
@@ -160,11 +154,7 @@ def contraception() -> Study:
         "y": own.use == "Y",
     }
     names = ("urban", "age", "age2", "one_child", "two_children", "more_children")
-    what = (
-        "Contraceptive use (`mlmRev/Contraception`), a level per district; urban, age and its "
-        "square, and children"
-    )
-    return _study(what, "binary", names, table, own.district.astype(str))
+    return _study("binary", names, table, own.district.astype(str))
 
 
 def immunization() -> Study:
@@ -176,12 +166,8 @@ def immunization() -> Study:
         "x": np.stack(columns, 1).astype(float),
         "y": own.immun == "Y",
     }
-    what = (
-        "Immunization of children in Guatemala (`mlmRev/guImmun`), a level per community; the "
-        "child's and the mother's age, rural community and its share of indigenous people"
-    )
     names = ("two_years", "mother25", "rural", "indigenous")
-    return _study(what, "binary", names, table, own.comm.astype(str))
+    return _study("binary", names, table, own.comm.astype(str))
 
 
 DATA: dict[str, Callable[[], Study]] = {
