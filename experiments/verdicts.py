@@ -77,6 +77,11 @@ class Number:
     def __float__(self) -> float:
         return self.value
 
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Number):
+            return (self.value, self.error) == (other.value, other.error)
+        return self.value == other
+
     def __lt__(self, other: Any) -> bool:
         return self.value < float(other)
 
