@@ -1,4 +1,4 @@
-"""Binary outcomes with effects of districts and of communities, and how many nodes they take."""
+"""Binary outcomes with effects of districts or communities, and the error of their quadrature."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,9 +28,9 @@ class Config:
     data
         ``contraception`` or ``immunization``.
     nodes
-        Numbers of nodes of the quadrature whose errors are computed; none if empty.
+        Numbers of quadrature nodes whose errors are computed.
     most_nodes
-        Of the quadrature that they are compared with.
+        Number of nodes of the quadrature for comparison.
     """
 
     seed: int = 0
@@ -54,10 +54,10 @@ class Config:
 def run(config: Config, out: Path) -> dict[str, Any]:
     """Run pooled NUTS and all methods on one set of data, and compute errors of quadrature."""
     study = studies.load(config.data)
-    found = radon.compared(study, config)
+    metrics = radon.compared(study, config)
     if config.nodes:
-        found["quadrature"] = quadrature(study, config, found["truth"]["mean"])
-    return found
+        metrics["quadrature"] = quadrature(study, config, metrics["truth"]["mean"])
+    return metrics
 
 
 def rows(metrics: Mapping[str, Any]) -> list[Row]:

@@ -1,4 +1,4 @@
-"""Few hospitals that do not differ: Langevin dynamics with effects as written, and shifted."""
+"""Few hospitals that hardly differ: Langevin dynamics with centered and with shifted effects."""
 
 import math
 from collections.abc import Mapping
@@ -39,10 +39,10 @@ class Config:
     Attributes
     ----------
     num_hospitals, rows_per_hospital, spread
-        Of simulated hospitals; outcomes have a standard deviation of one around their hospital's
-        effect.
+        Number and size of the simulated hospitals, and the standard deviation of their effects.
+        Outcomes have a standard deviation of one around their hospital's effect.
     step_sizes
-        Of Langevin dynamics, without a metric.
+        Step sizes of Langevin dynamics, without a metric.
     """
 
     seed: int = 0
@@ -148,18 +148,18 @@ def run(config: Config, out: Path) -> dict[str, Any]:
 
 def rows(metrics: Mapping[str, Any]) -> list[Row]:
     """Return the tidy rows of a run."""
-    found = [
+    tidy = [
         Row("grid", name, value, {"parameter": parameter})
         for name, moments in metrics["exact"].items()
         for parameter, value in moments.items()
     ]
     for line in metrics["table"]:
         settings = {} if line["step_size"] is None else {"step_size": line["step_size"]}
-        found += methods.verdict_rows(line["method"], line["verdict"])
+        tidy += methods.verdict_rows(line["method"], line["verdict"])
         for name in METRICS:
             value = math.nan if line[name] is None else line[name]
-            found.append(Row(line["method"], name, value, settings))
-    return found
+            tidy.append(Row(line["method"], name, value, settings))
+    return tidy
 
 
 def draws(kernel: Any, data: fedmcmc.FederatedData, key: Array, config: Config) -> np.ndarray:
@@ -168,26 +168,28 @@ def draws(kernel: Any, data: fedmcmc.FederatedData, key: Array, config: Config) 
 
     @jax.jit
     @jax.vmap
-    def chain(own: Array) -> Array:
-        state = kernel.init(own, start, data)
-        _, records = rounds.run_rounds(kernel, data, own, state, config.num_rounds, thinning=5)
+    def chain(chain_key: Array) -> Array:
+        state = kernel.init(chain_key, start, data)
+        _, records = rounds.run_rounds(
+            kernel, data, chain_key, state, config.num_rounds, thinning=5
+        )
         return jnp.stack([records.draws["mu"], records.draws["tau"]], -1)
 
-    found = chain(jax.random.split(key, config.num_chains))
-    return np.asarray(found[:, config.num_burnin // 5 :], np.float64)
+    drawn = chain(jax.random.split(key, config.num_chains))
+    return np.asarray(drawn[:, config.num_burnin // 5 :], np.float64)
 
 
-def compared(found: np.ndarray, mean: np.ndarray, sd: np.ndarray) -> dict[str, float]:
-    """Return the share of chains that diverged, and the moments of the others beside exact ones.
+def compared(drawn: np.ndarray, mean: np.ndarray, sd: np.ndarray) -> dict[str, float]:
+    """Return the share of chains that diverged, and errors of the moments of the other chains.
 
     Errors of means are in standard deviations; standard deviations are ratios. All are NaN if all
     chains diverged.
     """
-    finite = (np.isfinite(found) & (np.abs(found) < FURTHEST)).all((1, 2))
+    finite = (np.isfinite(drawn) & (np.abs(drawn) < FURTHEST)).all((1, 2))
     values = [math.nan] * 4
     if finite.any():
-        gaps = (found[finite].mean((0, 1)) - mean) / sd
-        ratios = found[finite].std((0, 1)) / sd
+        gaps = (drawn[finite].mean((0, 1)) - mean) / sd
+        ratios = drawn[finite].std((0, 1)) / sd
         values = [gaps[0], ratios[0], gaps[1], ratios[1]]
     numbers = (1 - finite.mean(), *values)
     return {name: float(number) for name, number in zip(METRICS, numbers, strict=True)}

@@ -42,7 +42,7 @@ POSITIVE = ("tau", "sigma")
 
 
 class Settings(NamedTuple):
-    """How long chains are; see `radon.Config`."""
+    """Lengths of chains; see `radon.Config`."""
 
     seed: int
     num_draws: int
@@ -52,18 +52,18 @@ class Settings(NamedTuple):
 
 
 class Truth(NamedTuple):
-    """Pooled NUTS.
+    """Posterior moments from pooled NUTS.
 
     Attributes
     ----------
     names, mean, sd, ess
-        ``[d]`` of the shared parameters, positive ones in logarithms.
+        Shared parameters, ``[d]``, positive ones in logarithms.
     effects, effect_sds
         ``[num_groups, k]``.
     rhat
-        The largest, of shared parameters and effects.
+        Largest R-hat of shared parameters and effects.
     leapfrogs
-        Of all chains, warm-up left out: gradients of all rows.
+        Number of gradients of all rows, in all chains after warm-up.
     """
 
     names: list[str]
@@ -76,12 +76,21 @@ class Truth(NamedTuple):
     leapfrogs: int
 
 
-class Found(NamedTuple):
-    """What a sampler found.
+class Draws(NamedTuple):
+    """Draws of a sampler, and what they cost.
 
-    `shared` has sites with leaves ``[chains, draws, ...]``; `effects` ``[draws, num_groups, k]`` or
-    ``None``. `ess` is given where draws are weighted, `verdict` where `fedmcmc.fit` gave one; bits
-    are of all chains.
+    Attributes
+    ----------
+    shared
+        Sites with leaves ``[chains, draws, ...]``.
+    effects
+        Effects ``[draws, num_groups, k]``, or ``None`` if they were not drawn.
+    rounds, bits
+        Rounds of a chain, and bits of all chains.
+    ess
+        Effective draws, if draws are weighted.
+    verdict
+        Verdict of `fedmcmc.fit`.
     """
 
     shared: Mapping[str, Any]
@@ -111,12 +120,12 @@ def pooled(study: Study, settings: Settings, num_draws: int) -> Truth:
     rhat = float(np.nanmax(judged.rhat))
     if not rhat < 1.02:
         raise RuntimeError(f"Pooled NUTS has not converged: R-hat {rhat:.3f}.")
-    own = mixing(flat)
+    shared_mixing = mixing(flat)
     return Truth(
         names,
         flat.mean((0, 1)),
         flat.std((0, 1)),
-        np.minimum(own.ess_bulk, own.ess_tail),
+        np.minimum(shared_mixing.ess_bulk, shared_mixing.ess_tail),
         effects.mean((0, 1)),
         effects.std((0, 1)),
         rhat,
@@ -136,30 +145,30 @@ def by_column(drawn: Mapping[str, Any], shared: tuple[str, ...]) -> tuple[list[s
     return names, np.concatenate(columns, -1)
 
 
-def row(found: Found | None, study: Study, truth: Truth) -> dict[str, Any]:
+def row(sampled: Draws | None, study: Study, truth: Truth) -> dict[str, Any]:
     """Return the numbers of a method, all `None` if it diverged."""
-    if found is None:
+    if sampled is None:
         return dict.fromkeys((*METRICS, "slowest", "verdict"))
-    names, flat = by_column(found.shared, study.shared)
-    if found.ess is None:
+    names, flat = by_column(sampled.shared, study.shared)
+    if sampled.ess is None:
         judged = mixing(flat)
         sizes = np.minimum(judged.ess_bulk, judged.ess_tail)
         rhat: float | None = float(np.nanmax(judged.rhat))
         slowest: str | None = names[int(np.nanargmin(sizes))]
         per_round: float | None = 1000 * float(np.nanmin(sizes)) / (flat.shape[0] * flat.shape[1])
     else:
-        sizes, rhat, per_round = np.full(flat.shape[-1], found.ess), None, None
+        sizes, rhat, per_round = np.full(flat.shape[-1], sampled.ess), None, None
         slowest = None
     gaps = np.abs(flat.mean((0, 1)) - truth.mean) / truth.sd
     ratios = flat.std((0, 1)) / truth.sd
     worst = int(np.argmax(gaps))
     effects = None
-    if found.effects is not None:
-        effects = float(np.max(np.abs(found.effects.mean(0) - truth.effects) / truth.effect_sds))
+    if sampled.effects is not None:
+        effects = float(np.max(np.abs(sampled.effects.mean(0) - truth.effects) / truth.effect_sds))
     errors = (float(gaps[worst]), float(np.abs(ratios - 1).max()), effects or 0.0)
     return {
-        "rounds": found.rounds,
-        "megabits": found.bits / 1e6,
+        "rounds": sampled.rounds,
+        "megabits": sampled.bits / 1e6,
         "ess": float(np.nanmin(sizes)),
         "ess_per_1000_rounds": per_round,
         "r_hat": rhat,
@@ -171,27 +180,27 @@ def row(found: Found | None, study: Study, truth: Truth) -> dict[str, Any]:
         "error_of_sds": errors[1],
         "error_over_limit": max(e / limit for e, limit in zip(errors, LIMITS, strict=True)),
         "slowest": slowest,
-        "verdict": None if found.verdict is None else found.verdict.partition(":")[0],
+        "verdict": None if sampled.verdict is None else sampled.verdict.partition(":")[0],
     }
 
 
 def rows(metrics: Mapping[str, Any]) -> list[Row]:
     """Return the tidy rows of a run: of the data, of pooled NUTS, and of every method."""
     truth = metrics["truth"]
-    found = [Row("data", name, float(value), {}) for name, value in metrics["data"].items()]
+    tidy = [Row("data", name, float(value), {}) for name, value in metrics["data"].items()]
     for name in ("mean", "sd"):
         for parameter, value in truth[name].items():
-            found.append(Row("pooled NUTS", name, value, {"parameter": parameter}))
+            tidy.append(Row("pooled NUTS", name, value, {"parameter": parameter}))
     for name in ("ess", "r_hat", "gradients"):
-        found.append(Row("pooled NUTS", name, float(truth[name]), {}))
+        tidy.append(Row("pooled NUTS", name, float(truth[name]), {}))
     for line in metrics["table"]:
         settings = {} if line["step_size"] is None else {"step_size": line["step_size"]}
         for name in METRICS:
             if line[name] is not None:
                 slowest = {"slowest": line["slowest"]} if name == "ess_per_1000_rounds" else {}
-                found.append(Row(line["method"], name, float(line[name]), settings | slowest))
-        found += verdict_rows(line["method"], line["verdict"])
-    return found
+                tidy.append(Row(line["method"], name, float(line[name]), settings | slowest))
+        tidy += verdict_rows(line["method"], line["verdict"])
+    return tidy
 
 
 def verdict_rows(method: str, verdict: str | None) -> list[Row]:
@@ -210,7 +219,7 @@ def verdict_rows(method: str, verdict: str | None) -> list[Row]:
 
 
 class Bench:
-    """A study, its posteriors, and what several methods start from."""
+    """Posteriors of a study, with the mode and the metric that several methods use."""
 
     def __init__(self, study: Study, settings: Settings) -> None:
         self.study, self.settings = study, settings
@@ -221,9 +230,9 @@ class Bench:
         assert self.white.posterior.position_fn is not None
         self.mode = self.white.posterior.position_fn(self.white.position)
 
-    def fit(self, **kwargs: Any) -> Found:
-        """Take `fedmcmc.fit`, with effects drawn afterwards by their clients."""
-        found = fedmcmc.fit(
+    def fit(self, **kwargs: Any) -> Draws:
+        """Sample by `fedmcmc.fit`; clients draw their effects afterwards."""
+        fitted = fedmcmc.fit(
             self.posterior,
             self.study.data,
             rng_key=self.key,
@@ -231,44 +240,44 @@ class Bench:
             progress=False,
             **kwargs,
         )
-        weighted, report = found.corrected, found.report
-        return Found(
-            found.samples.constrained,
-            self._drawn(found.samples.draws),
+        weighted, report = fitted.corrected, fitted.report
+        return Draws(
+            fitted.samples.constrained,
+            self._drawn(fitted.samples.draws),
             report.rounds,
             report.bits_up + report.bits_down,
-            ess=len(found.samples.draws["mu"][0]) if weighted is None else weighted.ess,
-            verdict=found.verdict,
+            ess=len(fitted.samples.draws["mu"][0]) if weighted is None else weighted.ess,
+            verdict=fitted.verdict,
         )
 
-    def plate(self) -> Found:
-        """Take `fedmcmc.fit` on the model whose effects every client shares."""
+    def plate(self) -> Draws:
+        """Sample by `fedmcmc.fit` the model in which all clients share all effects."""
         posterior = fedmcmc.from_numpyro(self.study.plate, example=self.study.plate_data)
-        found = fedmcmc.fit(posterior, self.study.plate_data, rng_key=self.key, progress=False)
-        drawn, report = found.samples.constrained, found.report
+        fitted = fedmcmc.fit(posterior, self.study.plate_data, rng_key=self.key, progress=False)
+        drawn, report = fitted.samples.constrained, fitted.report
         effects = np.asarray(drawn["effect"])
-        return Found(
+        return Draws(
             drawn,
             effects.reshape(-1, *effects.shape[2:]),
             report.rounds,
             report.bits_up + report.bits_down,
-            ess=None if found.corrected is None else found.corrected.ess,
-            verdict=found.verdict,
+            ess=None if fitted.corrected is None else fitted.corrected.ess,
+            verdict=fitted.verdict,
         )
 
-    def langevin(self, step_size: float) -> Found:
-        """Take Langevin dynamics on the shared parameters, the effects integrated out."""
+    def langevin(self, step_size: float) -> Draws:
+        """Sample the shared parameters by Langevin dynamics, with the effects integrated out."""
         kernel = fedmcmc.lsd(self.white.posterior, step_size=step_size)
         return self._sampled(kernel, self.white.position, local=False)
 
-    def metropolis(self, build: Callable[..., Any]) -> Found:
-        """Take a kernel that accepts or rejects, with the curvature at the mode for a metric."""
+    def metropolis(self, build: Callable[..., Any]) -> Draws:
+        """Sample by a kernel that accepts or rejects; its metric is the curvature at the mode."""
         shared = fedmcmc.marginal(self.posterior)
         kernel = build(shared, self.mode, metric=self.white.metric)
         return self._sampled(kernel, self.mode, local=False)
 
-    def joint(self, step_size: float, *, centered: bool = False, **kwargs: Any) -> Found:
-        """Take Langevin dynamics on shared parameters and effects together."""
+    def joint(self, step_size: float, *, centered: bool = False, **kwargs: Any) -> Draws:
+        """Sample shared parameters and effects together by Langevin dynamics."""
         posterior = self.centered if centered else self.posterior
         kwargs = {
             "refresh": hierarchy.independence(num_tries=2),
@@ -277,8 +286,8 @@ class Bench:
         kernel = fedmcmc.lsd(posterior, step_size=step_size, **kwargs)
         return self._sampled(kernel, self.mode)
 
-    def gibbs(self, *, recenter: bool = False) -> Found:
-        """Take Gibbs sampling, in which the server draws what the effects' sums tell."""
+    def gibbs(self, *, recenter: bool = False) -> Draws:
+        """Sample by Gibbs steps: the server draws `mu` and `tau` given sums over the effects."""
         refresh = hierarchy.independence(num_tries=2)
         kernel = fedmcmc.fed_gibbs(
             self.centered,
@@ -289,13 +298,13 @@ class Bench:
         return self._sampled(kernel, self.mode)
 
     def _drawn(self, draws: Any) -> np.ndarray:
-        """Return effects ``[draws, num_groups, k]`` given some of the draws."""
-        every = max(1, jax.tree.leaves(draws)[0].shape[1] // 1000)
-        some = jax.tree.map(lambda leaf: leaf[:, ::every], draws)
-        own = fedmcmc.local_draws(self.posterior, self.study.data, some, rng_key=self.key)
-        return as_effects(own.draws["effect"])
+        """Return effects ``[draws, num_groups, k]`` given about 1,000 of the draws."""
+        thinning = max(1, jax.tree.leaves(draws)[0].shape[1] // 1000)
+        thinned = jax.tree.map(lambda leaf: leaf[:, ::thinning], draws)
+        local = fedmcmc.local_draws(self.posterior, self.study.data, thinned, rng_key=self.key)
+        return as_effects(local.draws["effect"])
 
-    def _sampled(self, kernel: Any, position: Any, *, local: bool = True) -> Found:
+    def _sampled(self, kernel: Any, position: Any, *, local: bool = True) -> Draws:
         settings = self.settings
         samples = fedmcmc.sample(
             self.key,
@@ -310,7 +319,7 @@ class Bench:
         )
         effects = as_effects(samples.constrained_local["effect"]) if local else None
         totals = samples.totals
-        return Found(
+        return Draws(
             samples.constrained,
             effects,
             settings.num_rounds,
@@ -324,7 +333,7 @@ def as_effects(drawn: Any) -> np.ndarray:
     return leaf.reshape(-1, leaf.shape[2], leaf.shape[4])
 
 
-METHODS: dict[str, tuple[str, float | None, Callable[[Bench], Found]]] = {
+METHODS: dict[str, tuple[str, float | None, Callable[[Bench], Draws]]] = {
     "fit": ("fit", None, lambda bench: bench.fit()),
     "gaussian": ("Gaussian at the mode", None, lambda bench: bench.fit(effort="approximate")),
     "mala": ("mala on marginal", None, lambda bench: bench.metropolis(fedmcmc.mala)),
@@ -351,12 +360,12 @@ def table(study: Study, settings: Settings, methods: tuple[str, ...], truth: Tru
         method, step_size, sample = METHODS[name]
         start = time.perf_counter()
         with warnings.catch_warnings():
-            # The table shows what is off.
+            # The table shows how far off the draws are.
             warnings.simplefilter("ignore", fedmcmc.SamplingWarning)
             try:
-                found: Found | None = sample(bench)
+                sampled: Draws | None = sample(bench)
             except fedmcmc.NonFiniteError:
-                found = None
-        line = {"method": method, "step_size": step_size} | row(found, study, truth)
+                sampled = None
+        line = {"method": method, "step_size": step_size} | row(sampled, study, truth)
         lines.append(line | {"seconds": time.perf_counter() - start})
     return lines
