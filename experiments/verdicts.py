@@ -77,6 +77,11 @@ class Number:
     def __float__(self) -> float:
         return self.value
 
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Number):
+            return (self.value, self.error) == (other.value, other.error)
+        return self.value == other
+
     def __lt__(self, other: Any) -> bool:
         return self.value < float(other)
 
@@ -257,7 +262,7 @@ class Claim:
         Comparisons ``{left, relation, right, margin}``, or ``{holds: expression}``. All hold:
         reproduced. Some hold: partly. None holds and some fail: contradicted. With the margin
         ``2 s.e.``, the default, a smaller difference neither holds nor fails; with ``none`` a
-        comparison holds or fails.
+        comparison holds or fails. A check with ``studies`` is made on each of these studies.
     cases
         In place of checks, pairs ``{word, when}`` of which the first that is true counts; no case:
         inconclusive.
@@ -340,7 +345,11 @@ def _word(claim: Claim, study: str, root: Path) -> str:
     for case in claim.cases:
         if evaluate(case["when"], study, root):
             return case["word"]
-    outcomes = [_outcome(check, study, root) for check in claim.checks]
+    outcomes = [
+        _outcome(check, name, root)
+        for check in claim.checks
+        for name in check.get("studies", (study,))
+    ]
     if outcomes and all(outcome is True for outcome in outcomes):
         return "reproduced"
     if any(outcome is True for outcome in outcomes):

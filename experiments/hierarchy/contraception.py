@@ -1,5 +1,6 @@
-"""Binary outcomes with effects of districts and of communities, and how many nodes they take."""
+"""Binary outcomes with effects of districts or communities, and the error of their quadrature."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,12 @@ import numpy as np
 from jax import Array
 
 import fedmcmc
-from experiments.hierarchy import findings, radon, studies
-from experiments.hierarchy.findings import about
+from experiments.hierarchy import methods, radon, studies
+from experiments.tidy import Row
 from fedmcmc.gradients import fold_terms
 from fedmcmc.pytrees import trees
 
-__all__ = ["PAPER", "TITLE", "Config", "about", "commentary", "run"]
-
-TITLE = "Effects of groups, binary outcomes"
-PAPER = findings.BINARY
-commentary = findings.commentary
+__all__ = ["Config", "rows", "run"]
 
 
 @dataclass(frozen=True)
@@ -31,9 +28,9 @@ class Config:
     data
         ``contraception`` or ``immunization``.
     nodes
-        Numbers of nodes of the quadrature whose errors are computed; none if empty.
+        Numbers of quadrature nodes whose errors are computed.
     most_nodes
-        Of the quadrature that they are compared with.
+        Number of nodes of the quadrature for comparison.
     """
 
     seed: int = 0
@@ -57,10 +54,20 @@ class Config:
 def run(config: Config, out: Path) -> dict[str, Any]:
     """Run pooled NUTS and all methods on one set of data, and compute errors of quadrature."""
     study = studies.load(config.data)
-    found = radon.compared(study, config)
+    metrics = radon.compared(study, config)
     if config.nodes:
-        found["quadrature"] = quadrature(study, config, found["truth"]["mean"])
-    return found
+        metrics["quadrature"] = quadrature(study, config, metrics["truth"]["mean"])
+    return metrics
+
+
+def rows(metrics: Mapping[str, Any]) -> list[Row]:
+    """Return the tidy rows of a run."""
+    errors = [
+        Row("quadrature", name, line[name], {"nodes": line["nodes"]})
+        for line in metrics.get("quadrature", ())
+        for name in ("error_of_log_likelihood", "error_of_gradient")
+    ]
+    return methods.rows(metrics) + errors
 
 
 def quadrature(
@@ -86,8 +93,8 @@ def quadrature(
             errors.append(
                 {
                     "nodes": num,
-                    "error of the log likelihood": float(value - at_most[0]),
-                    "largest error of its gradient": float(np.abs(slope - at_most[1]).max()),
+                    "error_of_log_likelihood": float(value - at_most[0]),
+                    "error_of_gradient": float(np.abs(slope - at_most[1]).max()),
                 }
             )
     return errors

@@ -1,5 +1,7 @@
-"""Few hospitals that do not differ: Langevin dynamics with effects as written, and shifted."""
+"""Few hospitals that hardly differ: Langevin dynamics with centered and with shifted effects."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,14 +15,19 @@ from jax import Array
 
 import fedmcmc
 from experiments import checks
-from experiments.hierarchy import findings
+from experiments.hierarchy import methods
+from experiments.tidy import Row
 from fedmcmc import hierarchy, rounds
 
-__all__ = ["PAPER", "TITLE", "Config", "commentary", "run"]
+__all__ = ["Config", "exact", "rows", "run"]
 
-TITLE = "The funnel: few groups that do not differ"
-PAPER = findings.FUNNEL
-commentary = findings.funnel
+METRICS = (
+    "diverged",
+    "error_of_mean_mu",
+    "sd_ratio_mu",
+    "error_of_mean_log_tau",
+    "sd_ratio_log_tau",
+)
 FURTHEST = 50.0
 """A chain whose ``log tau`` or `mu` went further has diverged."""
 
@@ -32,10 +39,10 @@ class Config:
     Attributes
     ----------
     num_hospitals, rows_per_hospital, spread
-        Of simulated hospitals; outcomes have a standard deviation of one around their hospital's
-        effect.
+        Number and size of the simulated hospitals, and the standard deviation of their effects.
+        Outcomes have a standard deviation of one around their hospital's effect.
     step_sizes
-        Of Langevin dynamics, without a metric.
+        Step sizes of Langevin dynamics, without a metric.
     """
 
     seed: int = 0
@@ -100,38 +107,59 @@ def run(config: Config, out: Path) -> dict[str, Any]:
     }
     draw = hierarchy.conjugate()  # exact draws of the effects, so that nothing else is off
     half = fedmcmc.bernoulli(0.5)
-    kernels: dict[str, Any] = {
-        f"`lsd(refresh=)`, h = {step:g}, {name}": fedmcmc.lsd(
+    kernels: dict[tuple[str, float | None], Any] = {
+        ("lsd" if name == "shifted" else "lsd, centered", step): fedmcmc.lsd(
             posterior, step_size=step, refresh=draw
         )
         for name, posterior in posteriors.items()
         for step in config.step_sizes
     }
     kernels |= {
-        "`fed_gibbs`": fedmcmc.fed_gibbs(posteriors["centered"], refresh=draw),
-        "`fed_gibbs`, each hospital in half of the rounds": fedmcmc.fed_gibbs(
+        ("fed_gibbs", None): fedmcmc.fed_gibbs(posteriors["centered"], refresh=draw),
+        ("fed_gibbs, half absent", None): fedmcmc.fed_gibbs(
             posteriors["centered"], refresh=draw, participation=half
         ),
-        f"`lsd` on `marginal`, h = {config.step_sizes[-1]:g}": fedmcmc.lsd(
+        ("lsd on marginal", config.step_sizes[-1]): fedmcmc.lsd(
             fedmcmc.marginal(posteriors["shifted"]), step_size=config.step_sizes[-1]
         ),
     }
     key = jax.random.key(config.seed)
     table = [
-        row(name, draws(kernel, data, key, config), mean, sd) for name, kernel in kernels.items()
+        {"method": method, "step_size": step}
+        | compared(draws(kernel, data, key, config), mean, sd)
+        | {"verdict": None}
+        for (method, step), kernel in kernels.items()
     ]
     fitted = fedmcmc.fit(posteriors["shifted"], data, rng_key=key, progress=False)
-    found = np.stack([np.asarray(fitted.samples.draws[name]) for name in ("mu", "tau")], -1)
-    table.append(row(f"`fit`: {fitted.verdict.partition(':')[0]}", found, mean, sd))
-    return {
-        "table": table,
-        "exact": {"mean of mu, log tau": mean, "sd of mu, log tau": sd},
-        "num_chains": config.num_chains,
-        "num_rounds": config.num_rounds,
-        "num_burnin": config.num_burnin,
-        "num_hospitals": config.num_hospitals,
-        "rows_per_hospital": config.rows_per_hospital,
+    fitted_draws = np.stack([np.asarray(fitted.samples.draws[name]) for name in ("mu", "tau")], -1)
+    verdict = fitted.verdict.partition(":")[0]
+    table.append(
+        {"method": "fit", "step_size": None}
+        | compared(fitted_draws, mean, sd)
+        | {"verdict": verdict}
+    )
+    names = ("mu", "log_tau")
+    exact_moments = {
+        "mean": dict(zip(names, mean, strict=True)),
+        "sd": dict(zip(names, sd, strict=True)),
     }
+    return {"table": table, "exact": exact_moments}
+
+
+def rows(metrics: Mapping[str, Any]) -> list[Row]:
+    """Return the tidy rows of a run."""
+    tidy = [
+        Row("grid", name, value, {"parameter": parameter})
+        for name, moments in metrics["exact"].items()
+        for parameter, value in moments.items()
+    ]
+    for line in metrics["table"]:
+        settings = {} if line["step_size"] is None else {"step_size": line["step_size"]}
+        tidy += methods.verdict_rows(line["method"], line["verdict"])
+        for name in METRICS:
+            value = math.nan if line[name] is None else line[name]
+            tidy.append(Row(line["method"], name, value, settings))
+    return tidy
 
 
 def draws(kernel: Any, data: fedmcmc.FederatedData, key: Array, config: Config) -> np.ndarray:
@@ -140,23 +168,28 @@ def draws(kernel: Any, data: fedmcmc.FederatedData, key: Array, config: Config) 
 
     @jax.jit
     @jax.vmap
-    def chain(own: Array) -> Array:
-        state = kernel.init(own, start, data)
-        _, records = rounds.run_rounds(kernel, data, own, state, config.num_rounds, thinning=5)
+    def chain(chain_key: Array) -> Array:
+        state = kernel.init(chain_key, start, data)
+        _, records = rounds.run_rounds(
+            kernel, data, chain_key, state, config.num_rounds, thinning=5
+        )
         return jnp.stack([records.draws["mu"], records.draws["tau"]], -1)
 
-    found = chain(jax.random.split(key, config.num_chains))
-    return np.asarray(found[:, config.num_burnin // 5 :], np.float64)
+    drawn = chain(jax.random.split(key, config.num_chains))
+    return np.asarray(drawn[:, config.num_burnin // 5 :], np.float64)
 
 
-def row(name: str, found: np.ndarray, mean: np.ndarray, sd: np.ndarray) -> dict[str, Any]:
-    """Return a line of the table: moments are those of the chains that did not diverge."""
-    whole = (np.isfinite(found) & (np.abs(found) < FURTHEST)).all((1, 2))
-    line: dict[str, Any] = {"method": name, "diverged": f"{1 - whole.mean():.0%}"}
-    columns = [f"{part} {of}" for of in ("mu", "log tau") for part in ("mean,", "sd,")]
-    if not whole.any():
-        return line | dict.fromkeys(columns)
-    kept = found[whole]
-    gaps, ratios = (kept.mean((0, 1)) - mean) / sd, kept.std((0, 1)) / sd
-    values = (gaps[0], ratios[0], gaps[1], ratios[1])
-    return line | {name: float(x) for name, x in zip(columns, values, strict=True)}
+def compared(drawn: np.ndarray, mean: np.ndarray, sd: np.ndarray) -> dict[str, float]:
+    """Return the share of chains that diverged, and errors of the moments of the other chains.
+
+    Errors of means are in standard deviations; standard deviations are ratios. All are NaN if all
+    chains diverged.
+    """
+    finite = (np.isfinite(drawn) & (np.abs(drawn) < FURTHEST)).all((1, 2))
+    values = [math.nan] * 4
+    if finite.any():
+        gaps = (drawn[finite].mean((0, 1)) - mean) / sd
+        ratios = drawn[finite].std((0, 1)) / sd
+        values = [gaps[0], ratios[0], gaps[1], ratios[1]]
+    numbers = (1 - finite.mean(), *values)
+    return {name: float(number) for name, number in zip(METRICS, numbers, strict=True)}

@@ -1,4 +1,4 @@
-"""Samplers of a study, each as a row: rounds, bits, effective draws, distance to pooled NUTS."""
+"""Samplers of a study: rounds, bits, effective draws and distance from pooled NUTS of each."""
 
 import time
 import warnings
@@ -11,30 +11,38 @@ from numpyro.infer import MCMC, NUTS
 
 import fedmcmc
 from experiments.hierarchy.studies import Study
+from experiments.tidy import Row
 from fedmcmc import hierarchy
 from fedmcmc.diagnostics import mixing
 
-__all__ = ["METHODS", "Settings", "Truth", "pooled", "table"]
+__all__ = ["METHODS", "Settings", "Truth", "pooled", "rows", "table", "verdict_rows"]
 
-COLUMNS = (
+METRICS = (
     "rounds",
-    "Mbit",
-    "ESS",
-    "ESS / 1,000",
-    "slowest",
-    "R-hat",
-    "error of means",
-    "its s.e.",
-    "sds, least",
-    "sds, most",
-    "error of effects",
-    "verdict",
+    "megabits",
+    "ess",
+    "ess_per_1000_rounds",
+    "r_hat",
+    "error_of_means",
+    "error_of_means s.e.",
+    "smallest_sd_ratio",
+    "largest_sd_ratio",
+    "error_of_effects",
+    "error_of_sds",
+    "error_over_limit",
+    "seconds",
 )
+"""Numbers of a method. Megabits are of all chains and clients, in both directions. `ess` is the
+smallest of the shared parameters, and ``ess_per_1000_rounds`` that per kept round of a chain. The
+errors of means are distances from pooled NUTS in posterior standard deviations, the largest of
+shared parameters or of effects. ``error_over_limit`` is the largest error divided by its limit."""
+LIMITS = (0.1, 0.1, 0.15)
+"""Errors of means, of standard deviations and of effects below which a method is close."""
 POSITIVE = ("tau", "sigma")
 
 
 class Settings(NamedTuple):
-    """How long chains are; see `radon.Config`."""
+    """Lengths of chains; see `radon.Config`."""
 
     seed: int
     num_draws: int
@@ -44,18 +52,18 @@ class Settings(NamedTuple):
 
 
 class Truth(NamedTuple):
-    """Pooled NUTS.
+    """Posterior moments from pooled NUTS.
 
     Attributes
     ----------
     names, mean, sd, ess
-        ``[d]`` of the shared parameters, positive ones in logarithms.
+        Shared parameters, ``[d]``, positive ones in logarithms.
     effects, effect_sds
         ``[num_groups, k]``.
     rhat
-        The largest, of shared parameters and effects.
+        Largest R-hat of shared parameters and effects.
     leapfrogs
-        Of all chains, warm-up left out: gradients of all rows.
+        Number of gradients of all rows, in all chains after warm-up.
     """
 
     names: list[str]
@@ -68,12 +76,21 @@ class Truth(NamedTuple):
     leapfrogs: int
 
 
-class Found(NamedTuple):
-    """What a sampler found.
+class Draws(NamedTuple):
+    """Draws of a sampler, and what they cost.
 
-    `shared` has sites with leaves ``[chains, draws, ...]``; `effects` ``[draws, num_groups, k]`` or
-    ``None``. `ess` is given where draws are weighted, `verdict` where `fedmcmc.fit` gave one; bits
-    are of all chains.
+    Attributes
+    ----------
+    shared
+        Sites with leaves ``[chains, draws, ...]``.
+    effects
+        Effects ``[draws, num_groups, k]``, or ``None`` if they were not drawn.
+    rounds, bits
+        Rounds of a chain, and bits of all chains.
+    ess
+        Effective draws, if draws are weighted.
+    verdict
+        Verdict of `fedmcmc.fit`.
     """
 
     shared: Mapping[str, Any]
@@ -103,12 +120,12 @@ def pooled(study: Study, settings: Settings, num_draws: int) -> Truth:
     rhat = float(np.nanmax(judged.rhat))
     if not rhat < 1.02:
         raise RuntimeError(f"Pooled NUTS has not converged: R-hat {rhat:.3f}.")
-    own = mixing(flat)
+    shared_mixing = mixing(flat)
     return Truth(
         names,
         flat.mean((0, 1)),
         flat.std((0, 1)),
-        np.minimum(own.ess_bulk, own.ess_tail),
+        np.minimum(shared_mixing.ess_bulk, shared_mixing.ess_tail),
         effects.mean((0, 1)),
         effects.std((0, 1)),
         rhat,
@@ -128,46 +145,81 @@ def by_column(drawn: Mapping[str, Any], shared: tuple[str, ...]) -> tuple[list[s
     return names, np.concatenate(columns, -1)
 
 
-def row(name: str, found: Found | None, study: Study, truth: Truth) -> dict[str, Any]:
-    """Return a line of the table; of `None`, a sampler that diverged, with nothing in it."""
-    line: dict[str, Any] = {"method": name}
-    if found is None:
-        return line | dict.fromkeys(COLUMNS)
-    names, flat = by_column(found.shared, study.shared)
-    if found.ess is None:
+def row(sampled: Draws | None, study: Study, truth: Truth) -> dict[str, Any]:
+    """Return the numbers of a method, all `None` if it diverged."""
+    if sampled is None:
+        return dict.fromkeys((*METRICS, "slowest", "verdict"))
+    names, flat = by_column(sampled.shared, study.shared)
+    if sampled.ess is None:
         judged = mixing(flat)
         sizes = np.minimum(judged.ess_bulk, judged.ess_tail)
         rhat: float | None = float(np.nanmax(judged.rhat))
         slowest: str | None = names[int(np.nanargmin(sizes))]
         per_round: float | None = 1000 * float(np.nanmin(sizes)) / (flat.shape[0] * flat.shape[1])
     else:
-        sizes, rhat, per_round = np.full(flat.shape[-1], found.ess), None, None
+        sizes, rhat, per_round = np.full(flat.shape[-1], sampled.ess), None, None
         slowest = None
     gaps = np.abs(flat.mean((0, 1)) - truth.mean) / truth.sd
     ratios = flat.std((0, 1)) / truth.sd
     worst = int(np.argmax(gaps))
     effects = None
-    if found.effects is not None:
-        effects = float(np.max(np.abs(found.effects.mean(0) - truth.effects) / truth.effect_sds))
-    values = (
-        found.rounds,
-        found.bits / 1e6,
-        float(np.nanmin(sizes)),
-        per_round,
-        slowest,
-        rhat,
-        float(gaps[worst]),
-        float(np.sqrt(1 / sizes[worst] + 1 / truth.ess[worst])),
-        float(ratios.min()),
-        float(ratios.max()),
-        effects,
-        None if found.verdict is None else found.verdict.partition(":")[0],
-    )
-    return line | dict(zip(COLUMNS, values, strict=True))
+    if sampled.effects is not None:
+        effects = float(np.max(np.abs(sampled.effects.mean(0) - truth.effects) / truth.effect_sds))
+    errors = (float(gaps[worst]), float(np.abs(ratios - 1).max()), effects or 0.0)
+    return {
+        "rounds": sampled.rounds,
+        "megabits": sampled.bits / 1e6,
+        "ess": float(np.nanmin(sizes)),
+        "ess_per_1000_rounds": per_round,
+        "r_hat": rhat,
+        "error_of_means": errors[0],
+        "error_of_means s.e.": float(np.sqrt(1 / sizes[worst] + 1 / truth.ess[worst])),
+        "smallest_sd_ratio": float(ratios.min()),
+        "largest_sd_ratio": float(ratios.max()),
+        "error_of_effects": effects,
+        "error_of_sds": errors[1],
+        "error_over_limit": max(e / limit for e, limit in zip(errors, LIMITS, strict=True)),
+        "slowest": slowest,
+        "verdict": None if sampled.verdict is None else sampled.verdict.partition(":")[0],
+    }
+
+
+def rows(metrics: Mapping[str, Any]) -> list[Row]:
+    """Return the tidy rows of a run: of the data, of pooled NUTS, and of every method."""
+    truth = metrics["truth"]
+    tidy = [Row("data", name, float(value), {}) for name, value in metrics["data"].items()]
+    for name in ("mean", "sd"):
+        for parameter, value in truth[name].items():
+            tidy.append(Row("pooled NUTS", name, value, {"parameter": parameter}))
+    for name in ("ess", "r_hat", "gradients"):
+        tidy.append(Row("pooled NUTS", name, float(truth[name]), {}))
+    for line in metrics["table"]:
+        settings = {} if line["step_size"] is None else {"step_size": line["step_size"]}
+        for name in METRICS:
+            if line[name] is not None:
+                slowest = {"slowest": line["slowest"]} if name == "ess_per_1000_rounds" else {}
+                tidy.append(Row(line["method"], name, float(line[name]), settings | slowest))
+        tidy += verdict_rows(line["method"], line["verdict"])
+    return tidy
+
+
+def verdict_rows(method: str, verdict: str | None) -> list[Row]:
+    """Return a row such as ``verdict_exact`` for a verdict of `fedmcmc.fit`, none for `None`."""
+    if verdict is None:
+        return []
+    word, _, correction = verdict.partition(" ")
+    return [
+        Row(
+            method,
+            f"verdict_{word}",
+            1.0,
+            {"correction": correction.strip("()")} if correction else {},
+        )
+    ]
 
 
 class Bench:
-    """A study, its posteriors, and what several methods start from."""
+    """Posteriors of a study, with the mode and the metric that several methods use."""
 
     def __init__(self, study: Study, settings: Settings) -> None:
         self.study, self.settings = study, settings
@@ -178,9 +230,9 @@ class Bench:
         assert self.white.posterior.position_fn is not None
         self.mode = self.white.posterior.position_fn(self.white.position)
 
-    def fit(self, **kwargs: Any) -> Found:
-        """Take `fedmcmc.fit`, with effects drawn afterwards by their clients."""
-        found = fedmcmc.fit(
+    def fit(self, **kwargs: Any) -> Draws:
+        """Sample by `fedmcmc.fit`; clients draw their effects afterwards."""
+        fitted = fedmcmc.fit(
             self.posterior,
             self.study.data,
             rng_key=self.key,
@@ -188,44 +240,44 @@ class Bench:
             progress=False,
             **kwargs,
         )
-        weighted, report = found.corrected, found.report
-        return Found(
-            found.samples.constrained,
-            self._drawn(found.samples.draws),
+        weighted, report = fitted.corrected, fitted.report
+        return Draws(
+            fitted.samples.constrained,
+            self._drawn(fitted.samples.draws),
             report.rounds,
             report.bits_up + report.bits_down,
-            ess=len(found.samples.draws["mu"][0]) if weighted is None else weighted.ess,
-            verdict=found.verdict,
+            ess=len(fitted.samples.draws["mu"][0]) if weighted is None else weighted.ess,
+            verdict=fitted.verdict,
         )
 
-    def plate(self) -> Found:
-        """Take `fedmcmc.fit` on the model whose effects every client shares."""
+    def plate(self) -> Draws:
+        """Sample by `fedmcmc.fit` the model in which all clients share all effects."""
         posterior = fedmcmc.from_numpyro(self.study.plate, example=self.study.plate_data)
-        found = fedmcmc.fit(posterior, self.study.plate_data, rng_key=self.key, progress=False)
-        drawn, report = found.samples.constrained, found.report
+        fitted = fedmcmc.fit(posterior, self.study.plate_data, rng_key=self.key, progress=False)
+        drawn, report = fitted.samples.constrained, fitted.report
         effects = np.asarray(drawn["effect"])
-        return Found(
+        return Draws(
             drawn,
             effects.reshape(-1, *effects.shape[2:]),
             report.rounds,
             report.bits_up + report.bits_down,
-            ess=None if found.corrected is None else found.corrected.ess,
-            verdict=found.verdict,
+            ess=None if fitted.corrected is None else fitted.corrected.ess,
+            verdict=fitted.verdict,
         )
 
-    def langevin(self, step_size: float) -> Found:
-        """Take Langevin dynamics on the shared parameters, the effects integrated out."""
+    def langevin(self, step_size: float) -> Draws:
+        """Sample the shared parameters by Langevin dynamics, with the effects integrated out."""
         kernel = fedmcmc.lsd(self.white.posterior, step_size=step_size)
         return self._sampled(kernel, self.white.position, local=False)
 
-    def metropolis(self, build: Callable[..., Any]) -> Found:
-        """Take a kernel that accepts or rejects, with the curvature at the mode for a metric."""
+    def metropolis(self, build: Callable[..., Any]) -> Draws:
+        """Sample by a kernel that accepts or rejects; its metric is the curvature at the mode."""
         shared = fedmcmc.marginal(self.posterior)
         kernel = build(shared, self.mode, metric=self.white.metric)
         return self._sampled(kernel, self.mode, local=False)
 
-    def joint(self, step_size: float, *, centered: bool = False, **kwargs: Any) -> Found:
-        """Take Langevin dynamics on shared parameters and effects together."""
+    def joint(self, step_size: float, *, centered: bool = False, **kwargs: Any) -> Draws:
+        """Sample shared parameters and effects together by Langevin dynamics."""
         posterior = self.centered if centered else self.posterior
         kwargs = {
             "refresh": hierarchy.independence(num_tries=2),
@@ -234,8 +286,8 @@ class Bench:
         kernel = fedmcmc.lsd(posterior, step_size=step_size, **kwargs)
         return self._sampled(kernel, self.mode)
 
-    def gibbs(self, *, recenter: bool = False) -> Found:
-        """Take Gibbs sampling, in which the server draws what the effects' sums tell."""
+    def gibbs(self, *, recenter: bool = False) -> Draws:
+        """Sample by Gibbs steps: the server draws `mu` and `tau` given sums over the effects."""
         refresh = hierarchy.independence(num_tries=2)
         kernel = fedmcmc.fed_gibbs(
             self.centered,
@@ -246,13 +298,13 @@ class Bench:
         return self._sampled(kernel, self.mode)
 
     def _drawn(self, draws: Any) -> np.ndarray:
-        """Return effects ``[draws, num_groups, k]`` given some of the draws."""
-        every = max(1, jax.tree.leaves(draws)[0].shape[1] // 1000)
-        some = jax.tree.map(lambda leaf: leaf[:, ::every], draws)
-        own = fedmcmc.local_draws(self.posterior, self.study.data, some, rng_key=self.key)
-        return as_effects(own.draws["effect"])
+        """Return effects ``[draws, num_groups, k]`` given about 1,000 of the draws."""
+        thinning = max(1, jax.tree.leaves(draws)[0].shape[1] // 1000)
+        thinned = jax.tree.map(lambda leaf: leaf[:, ::thinning], draws)
+        local = fedmcmc.local_draws(self.posterior, self.study.data, thinned, rng_key=self.key)
+        return as_effects(local.draws["effect"])
 
-    def _sampled(self, kernel: Any, position: Any, *, local: bool = True) -> Found:
+    def _sampled(self, kernel: Any, position: Any, *, local: bool = True) -> Draws:
         settings = self.settings
         samples = fedmcmc.sample(
             self.key,
@@ -267,7 +319,7 @@ class Bench:
         )
         effects = as_effects(samples.constrained_local["effect"]) if local else None
         totals = samples.totals
-        return Found(
+        return Draws(
             samples.constrained,
             effects,
             settings.num_rounds,
@@ -281,46 +333,39 @@ def as_effects(drawn: Any) -> np.ndarray:
     return leaf.reshape(-1, leaf.shape[2], leaf.shape[4])
 
 
-METHODS: dict[str, tuple[str, Callable[[Bench], Found]]] = {
-    "fit": ("`fit` (effects integrated out)", lambda bench: bench.fit()),
-    "gaussian": (
-        "its Gaussian at the mode alone",
-        lambda bench: bench.fit(effort="approximate"),
-    ),
-    "mala": ("`mala` on `marginal`", lambda bench: bench.metropolis(fedmcmc.mala)),
-    "langevin": ("`lsd` on `marginal`, h = 0.1", lambda bench: bench.langevin(0.1)),
-    "gibbs": ("`fed_gibbs`", lambda bench: bench.gibbs()),
-    "recentered": (
-        "`fed_gibbs(recenter=True)`",
-        lambda bench: bench.gibbs(recenter=True),
-    ),
-    "joint": ("`lsd(refresh=)`, h = 0.1", lambda bench: bench.joint(0.1)),
-    "joint_small": ("`lsd(refresh=)`, h = 0.02", lambda bench: bench.joint(0.02)),
-    "joint_centered": (
-        "`lsd(refresh=)`, h = 0.1, centered",
-        lambda bench: bench.joint(0.1, centered=True),
-    ),
+METHODS: dict[str, tuple[str, float | None, Callable[[Bench], Draws]]] = {
+    "fit": ("fit", None, lambda bench: bench.fit()),
+    "gaussian": ("Gaussian at the mode", None, lambda bench: bench.fit(effort="approximate")),
+    "mala": ("mala on marginal", None, lambda bench: bench.metropolis(fedmcmc.mala)),
+    "langevin": ("lsd on marginal", 0.1, lambda bench: bench.langevin(0.1)),
+    "gibbs": ("fed_gibbs", None, lambda bench: bench.gibbs()),
+    "recentered": ("fed_gibbs, recentered", None, lambda bench: bench.gibbs(recenter=True)),
+    "joint": ("lsd", 0.1, lambda bench: bench.joint(0.1)),
+    "joint_small": ("lsd, small steps", 0.02, lambda bench: bench.joint(0.02)),
+    "joint_centered": ("lsd, centered", 0.1, lambda bench: bench.joint(0.1, centered=True)),
     "joint_ula": (
-        "`lsd(refresh=ula())`, h = 0.1",
+        "lsd, ula effects",
+        0.1,
         lambda bench: bench.joint(0.1, refresh=hierarchy.ula(0.2, num_steps=5)),
     ),
-    "plate": ("`fit`, every group's effect at every client", lambda bench: bench.plate()),
+    "plate": ("fit, shared effects", None, lambda bench: bench.plate()),
 }
-"""By the name that settings have: the name in the table, and what runs it."""
+"""By the name in settings: the name in the records, the step size, and the function to call."""
 
 
 def table(study: Study, settings: Settings, methods: tuple[str, ...], truth: Truth) -> list[Any]:
-    """Return a row per method."""
-    bench, rows = Bench(study, settings), []
+    """Return the numbers of each method; those that diverged have none but seconds."""
+    bench, lines = Bench(study, settings), []
     for name in methods:
-        told, sampled = METHODS[name]
-        begun = time.perf_counter()
+        method, step_size, sample = METHODS[name]
+        start = time.perf_counter()
         with warnings.catch_warnings():
-            # What is off is in the table.
+            # The table shows how far off the draws are.
             warnings.simplefilter("ignore", fedmcmc.SamplingWarning)
             try:
-                found: Found | None = sampled(bench)
+                sampled: Draws | None = sample(bench)
             except fedmcmc.NonFiniteError:
-                found = None
-        rows.append(row(told, found, study, truth) | {"seconds": time.perf_counter() - begun})
-    return rows
+                sampled = None
+        line = {"method": method, "step_size": step_size} | row(sampled, study, truth)
+        lines.append(line | {"seconds": time.perf_counter() - start})
+    return lines

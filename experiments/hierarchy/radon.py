@@ -1,18 +1,15 @@
-"""Gaussian effects of counties and of schools: every method beside pooled NUTS."""
+"""Normal outcomes with effects of counties or schools: each method compared with pooled NUTS."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from experiments import checks
-from experiments.hierarchy import findings, methods, studies
-from experiments.hierarchy.findings import about
+from experiments.hierarchy import methods, studies
 
-__all__ = ["PAPER", "TITLE", "Config", "about", "commentary", "run"]
+__all__ = ["Config", "check", "compared", "rows", "run"]
 
-TITLE = "Effects of groups, normal outcomes"
-PAPER = findings.GAUSSIAN
-commentary = findings.commentary
+rows = methods.rows
 
 
 @dataclass(frozen=True)
@@ -26,11 +23,11 @@ class Config:
     methods
         Names of `experiments.hierarchy.methods.METHODS`.
     num_reference
-        Draws per chain of pooled NUTS, of four chains.
+        Draws per chain of pooled NUTS, which has four chains.
     num_draws
-        Weighted draws of `fedmcmc.fit`.
+        Number of weighted draws of `fedmcmc.fit`.
     num_chains, num_rounds, num_burnin
-        Of kernels; burn-in is among the rounds.
+        Lengths of the chains of kernels; the rounds include burn-in.
     """
 
     seed: int = 0
@@ -50,9 +47,9 @@ def check(config: Any, data: tuple[str, ...]) -> None:
     """Raise `ValueError` on settings out of range."""
     checks.require(config.data in data, f"data must be one of {', '.join(data)}", config.data)
     unknown = [name for name in config.methods if name not in methods.METHODS]
-    known = ", ".join(methods.METHODS)
+    choices = ", ".join(methods.METHODS)
     checks.require(
-        not unknown and len(config.methods) > 0, f"methods must be some of {known}", unknown
+        not unknown and len(config.methods) > 0, f"methods must be some of {choices}", unknown
     )
     checks.at_least(100, config, "num_reference", "num_draws")
     checks.at_least(2, config, "num_chains")
@@ -70,19 +67,19 @@ def run(config: Config, out: Path) -> dict[str, Any]:
 
 
 def compared(study: studies.Study, config: Any) -> dict[str, Any]:
-    """Return the table of all methods beside pooled NUTS, and how these were run."""
+    """Return the numbers of all methods and of pooled NUTS."""
     settings = methods.Settings(
         config.seed, config.num_draws, config.num_chains, config.num_rounds, config.num_burnin
     )
     truth = methods.pooled(study, settings, config.num_reference)
     return {
         "table": methods.table(study, settings, config.methods, truth),
-        "what": study.what,
+        "data": study.counts,
         "truth": {
             "mean": dict(zip(truth.names, truth.mean, strict=True)),
             "sd": dict(zip(truth.names, truth.sd, strict=True)),
-            "least ESS": truth.ess.min(),
-            "R-hat": truth.rhat,
-            "leapfrogs": truth.leapfrogs,
+            "ess": truth.ess.min(),
+            "r_hat": truth.rhat,
+            "gradients": truth.leapfrogs,
         },
     }

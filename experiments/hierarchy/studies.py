@@ -1,4 +1,4 @@
-"""Hierarchical models of real data: once of the rows of one group, once with a plate of groups."""
+"""Hierarchical models of real data, for the rows of one group and with a plate of all groups."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -20,18 +20,15 @@ class Study(NamedTuple):
 
     Attributes
     ----------
-    what
-        The data in words; Markdown.
     model, data
-        Of the rows of one group, whose site `effect`, ``[k]``, is its own.
+        Model for the rows of one group, whose site `effect`, ``[k]``, is local.
     plate, plate_data
-        The same with all groups' effects in a plate that every client shares: rows say whose they
-        are. Effects are the deterministic site `effect`, ``[num_groups, k]``.
+        Model with all effects in a plate that every client shares; rows have the index of their
+        group. Effects are the deterministic site `effect`, ``[num_groups, k]``.
     shared
         Names of the shared sites.
     """
 
-    what: str
     model: Callable[..., None]
     data: fedmcmc.FederatedData
     plate: Callable[..., None]
@@ -44,11 +41,22 @@ class Study(NamedTuple):
         rows: dict[str, Array] = self.plate_data.rows
         return rows
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """Numbers of rows and of clients, and the sizes of the smallest and largest client."""
+        sizes = np.asarray(self.data.sizes)
+        return {
+            "num_rows": self.data.num_rows,
+            "num_clients": self.data.num_clients,
+            "smallest_client": int(sizes.min()),
+            "largest_client": int(sizes.max()),
+        }
+
 
 def _study(
-    what: str, outcome: str, names: tuple[str, ...], table: dict[str, np.ndarray], groups: Any
+    outcome: str, names: tuple[str, ...], table: dict[str, np.ndarray], groups: Any
 ) -> Study:
-    """Return a study of `table`: own design `z`, common design `x` (named), and `y`."""
+    """Return a study of a table with outcomes `y` and designs `z` of effects and `x` of slopes."""
     num_effects, num_slopes = table["z"].shape[1], table["x"].shape[1]
     assert num_slopes == len(names)
     binary = outcome == "binary"
@@ -87,101 +95,79 @@ def _study(
         observed(jnp.sum(z * effect[group], -1) + x @ slopes, sigma, y)
 
     plate_data = fedmcmc.FederatedData.from_arrays({**data.rows, "group": group}, group)
-    sizes = np.asarray(data.sizes)
-    said = (
-        f"{what}: {data.num_rows:,} rows of {num_groups} groups ({sizes.min()} to {sizes.max()} "
-        f"rows each), one client per group."
-    )
     sites = ("mu", "tau", *names, *(() if binary else ("sigma",)))
-    return Study(said, model, data, plate, plate_data, sites)
+    return Study(model, data, plate, plate_data, sites)
 
 
 def radon() -> Study:
-    """Return radon in counties: a level per county, slopes of the floor and of uranium."""
+    """Return the logarithm of radon in houses, a level per county.
+
+    The counties are those with the first 85 names in posteriordb's ``radon_all``.
+    """
     path = folder() / "radon_all.npz"
     if not path.is_file():
-        raise not_found("radon_all", path.name, FileNotFoundError("it is not asked for this"))
+        raise not_found("radon_all", path.name, FileNotFoundError("there is no such file"))
     with np.load(path, allow_pickle=False) as file:
         county = file["county"]
-        first = np.unique(county)[:85]
+        names = np.unique(county)[:85]
         # At most 16 houses per county, in the file's order.
-        keep = np.concatenate([np.flatnonzero(county == name)[:16] for name in first])
+        keep = np.concatenate([np.flatnonzero(county == name)[:16] for name in names])
         table = {
             "z": np.ones((len(keep), 1)),
             "x": np.stack([file["floor"][keep], file["log_uppm"][keep]], 1),
             "y": file["log_radon"][keep],
         }
-    what = (
-        "Radon in houses (posteriordb's `radon_all`, the first 85 names of counties, at most 16 "
-        "houses of each), on a logarithmic scale; slopes of the floor and of the county's uranium"
-    )
-    return _study(what, "gaussian", ("floor", "uranium"), table, county[keep])
+    return _study("gaussian", ("floor", "uranium"), table, county[keep])
 
 
 def exam() -> Study:
     """Return exam scores of pupils: a level and a slope of an earlier test per school."""
-    own = _rdataset("mlmRev", "Exam")
+    frame = _rdataset("mlmRev", "Exam")
     table = {
-        "z": np.stack([np.ones(len(own)), own.standLRT], 1),
-        "x": (own.sex == "F").to_numpy(float)[:, None],
-        "y": own.normexam,
+        "z": np.stack([np.ones(len(frame)), frame.standLRT], 1),
+        "x": (frame.sex == "F").to_numpy(float)[:, None],
+        "y": frame.normexam,
     }
-    what = (
-        "Exam scores (`mlmRev/Exam`), a level and a slope of an earlier test per school; the "
-        "pupil's sex"
-    )
-    return _study(what, "gaussian", ("girl",), table, own.school.astype(str))
+    return _study("gaussian", ("girl",), table, frame.school.astype(str))
 
 
 def schools() -> Study:
     """Return mathematics scores: a level per school."""
-    own = _rdataset("mlmRev", "Hsb82")
+    frame = _rdataset("mlmRev", "Hsb82")
     table = {
-        "z": np.ones((len(own), 1)),
-        "x": np.stack([own.cses, own.minrty == "Yes", own.sector == "Catholic"], 1),
-        "y": (own.mAch - own.mAch.mean()) / own.mAch.std(),
+        "z": np.ones((len(frame), 1)),
+        "x": np.stack([frame.cses, frame.minrty == "Yes", frame.sector == "Catholic"], 1),
+        "y": (frame.mAch - frame.mAch.mean()) / frame.mAch.std(),
     }
-    what = (
-        "Mathematics scores (`mlmRev/Hsb82`), a level per school; the family's status, "
-        "minority and Catholic school"
-    )
     names = ("status", "minority", "catholic")
-    return _study(what, "gaussian", names, table, own.school.astype(str))
+    return _study("gaussian", names, table, frame.school.astype(str))
 
 
 def contraception() -> Study:
     """Return contraceptive use of women: a level per district."""
-    own = _rdataset("mlmRev", "Contraception")
-    age = own.age / 10
-    children = [own.livch == number for number in ("1", "2", "3+")]
+    frame = _rdataset("mlmRev", "Contraception")
+    age = frame.age / 10
+    children = [frame.livch == number for number in ("1", "2", "3+")]
     table = {
-        "z": np.ones((len(own), 1)),
-        "x": np.stack([own.urban == "Y", age, age**2, *children], 1),
-        "y": own.use == "Y",
+        "z": np.ones((len(frame), 1)),
+        "x": np.stack([frame.urban == "Y", age, age**2, *children], 1),
+        "y": frame.use == "Y",
     }
     names = ("urban", "age", "age2", "one_child", "two_children", "more_children")
-    what = (
-        "Contraceptive use (`mlmRev/Contraception`), a level per district; urban, age and its "
-        "square, and children"
-    )
-    return _study(what, "binary", names, table, own.district.astype(str))
+    return _study("binary", names, table, frame.district.astype(str))
 
 
 def immunization() -> Study:
     """Return immunization of children: a level per community."""
-    own = _rdataset("mlmRev", "guImmun")
-    columns = (own.kid2p == "Y", own.mom25p == "Y", own.rural == "Y", own.pcInd81)
+    frame = _rdataset("mlmRev", "guImmun")
+    columns = (frame.kid2p == "Y", frame.mom25p == "Y", frame.rural == "Y", frame.pcInd81)
     table = {
-        "z": np.ones((len(own), 1)),
+        "z": np.ones((len(frame), 1)),
         "x": np.stack(columns, 1).astype(float),
-        "y": own.immun == "Y",
+        "y": frame.immun == "Y",
     }
-    what = (
-        "Immunization of children in Guatemala (`mlmRev/guImmun`), a level per community; the "
-        "child's and the mother's age, rural community and its share of indigenous people"
-    )
     names = ("two_years", "mother25", "rural", "indigenous")
-    return _study(what, "binary", names, table, own.comm.astype(str))
+    return _study("binary", names, table, frame.comm.astype(str))
 
 
 DATA: dict[str, Callable[[], Study]] = {

@@ -1,14 +1,12 @@
 """Hierarchical models of real data: the table, the quadrature, and the funnel's grid."""
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 
+from experiments import tidy
 from experiments.hierarchy import contraception, funnel, methods, radon, studies
+from experiments.verdicts import evaluate
 
-RECORDS = Path(__file__).parents[2] / "docs" / "results" / "runs" / "hierarchy"
 TINY = dict(num_reference=300, num_draws=400, num_rounds=300, num_burnin=100)
 
 
@@ -17,20 +15,26 @@ def test_a_table_beside_pooled_nuts(tmp_path):
     settings = contraception.Config(methods=("gibbs",), nodes=(1, 5), **TINY)
     found = contraception.run(settings, tmp_path)
     (row,) = found["table"]
-    assert row["method"] == "`fed_gibbs`" and row["rounds"] == 300 and row["Mbit"] > 0
-    assert row["error of effects"] < 1
-    laplace, five = (line["error of the log likelihood"] for line in found["quadrature"])
+    assert row["method"] == "fed_gibbs" and row["rounds"] == 300 and row["megabits"] > 0
+    assert row["error_of_effects"] < 1
+    laplace, five = (line["error_of_log_likelihood"] for line in found["quadrature"])
     assert -0.5 < laplace < -0.01 and abs(five) < 1e-3  # Laplace is off by about a tenth of a nat
-    assert "`fed_gibbs`" in contraception.commentary(found)
-    assert "60 groups" in contraception.about({**settings.__dict__}, found)
+    tidy.write("made/up", contraception.rows(found), {"config": {}}, tmp_path)
+    assert evaluate('value("num_clients")', "made/up", tmp_path).value == 60
+    assert evaluate('value("error_of_means", method="fed_gibbs")', "made/up", tmp_path).error > 0
+    assert names_of(contraception.rows(found)) <= names_of(tidy.read("hierarchy/contraception"))
 
 
 @pytest.mark.slow
 def test_the_funnel_runs(tmp_path):
     settings = funnel.Config(step_sizes=(0.002,), num_chains=4, num_rounds=400, num_burnin=100)
     found = funnel.run(settings, tmp_path)
-    assert [row["diverged"] for row in found["table"]] == ["0%"] * 6
-    assert "4 hospitals of 25 simulated rows" in funnel.commentary(found)
+    assert [row["diverged"] for row in found["table"]] == [0] * 6
+    assert names_of(funnel.rows(found)) <= names_of(tidy.read("hierarchy/funnel"))
+
+
+def names_of(rows):
+    return {(row.method, row.metric) for row in rows if "verdict" not in row.metric}
 
 
 def test_the_grid_of_the_funnel_is_bayes_rule():
@@ -63,10 +67,11 @@ def test_settings_out_of_range(wrong, message):
     assert set(radon.Config().methods) == set(methods.METHODS)
 
 
-@pytest.mark.parametrize("method", ["`mala` on `marginal`", "`fed_gibbs`"])
-def test_radon_by_county_is_what_pooled_nuts_has(method):
-    """In the record of the whole run: `make test` has no time for it."""
-    record = json.loads((RECORDS / "radon.json").read_text())
-    (row,) = [row for row in record["metrics"]["table"] if row["method"] == method]
-    assert row["error of means"] < 0.1
-    assert 0.95 < row["sds, least"] <= row["sds, most"] < 1.05
+def test_rows_of_a_method_that_diverged_are_left_out():
+    truth = {"mean": {"mu": 0.5}, "sd": {"mu": 1.0}, "ess": 900.0, "r_hat": 1.0, "gradients": 70}
+    line = {"method": "lsd", "step_size": 0.1, **methods.row(None, None, None), "seconds": 2.0}
+    found = methods.rows({"data": {"num_rows": 5}, "truth": truth, "table": [line]})
+    assert tidy.Row("pooled NUTS", "mean", 0.5, {"parameter": "mu"}) in found
+    assert [row for row in found if row.method == "lsd"] == [
+        tidy.Row("lsd", "seconds", 2.0, {"step_size": 0.1})
+    ]

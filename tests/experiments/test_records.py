@@ -1,0 +1,150 @@
+"""Records are read, claims have the verdicts that pages were written for, and pages are current."""
+
+import math
+import re
+
+import pytest
+
+from experiments import render, tidy
+from experiments.tidy import Row
+from experiments.verdicts import NOTES, WORDS, Claim, Number, claims_of, evaluate, judge
+
+STUDIES = tidy.studies()
+CLAIMED = sorted(path.name.partition(".")[0] for path in NOTES.glob("*.claims.yaml"))
+PAGES = sorted(path.stem for path in NOTES.glob("*.md") if path.stem != "README")
+SIDES = ("left", "relation", "right", "margin")
+RECORD = {"config": {"dim": 3, "bits": [4, 8]}, "device": "cpu"}
+ROWS = (
+    *(Row("A", name, x, {"bits": 4}) for name, x in (("error", 1.0), ("error s.e.", 0.1))),
+    *(Row("B", name, x, {}) for name, x in (("error", 2.0), ("error s.e.", 0.2))),
+    Row("A", "error", 3.0, {"bits": 8}),
+    Row("B", "lost", math.nan, {}),
+    *(Row("A", "score", value, {}, seed=seed) for seed, value in enumerate((1.0, 2.0, 3.0))),
+    *(Row("B", "score", value, {}, seed=seed) for seed, value in enumerate((2.0, 3.5, 4.0))),
+    *(Row("A", "curve", value, {}, x=x) for x, value in ((1.0, 0.5), (2.0, 0.2), (4.0, 0.1))),
+)
+A, A8, B = (f'value("error", {place})' for place in ('method="A", bits=4', "bits=8", 'method="B"'))
+
+
+@pytest.fixture
+def root(tmp_path):
+    tidy.write("made/up", ROWS, RECORD, tmp_path)
+    return tmp_path
+
+
+def claim(*comparisons, **kwargs):
+    checks = tuple(dict(zip(SIDES, sides, strict=False)) for sides in comparisons)
+    kwargs = {"study": ("made/up",), "expect": "reproduced", "checks": checks} | kwargs
+    return Claim(id="c", where="Table 1", claim="A is better.", **kwargs)
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_a_record_is_read_and_its_numbers_are_finite_or_missing(study):
+    rows, record = tidy.read(study), tidy.read_record(study)
+    assert rows and not any(math.isinf(row.value) for row in rows)
+    assert "metrics" not in record and isinstance(record["config"], dict)
+    assert all(row.metric and " " not in row.metric.removesuffix(" s.e.") for row in rows)
+
+
+@pytest.mark.parametrize("paper", CLAIMED)
+def test_claims_have_the_verdicts_that_their_pages_were_written_for(paper):
+    claims = claims_of(paper)
+    assert {c.id: judge(c) for c in claims} == {c.id: c.expect for c in claims}
+    assert all((render.DOCS / "figures" / c.figure).exists() for c in claims)
+
+
+@pytest.mark.parametrize("paper", PAGES)
+def test_a_page_is_what_its_template_gives(paper):
+    page = render.Page(paper).fill((NOTES / f"{paper}.md").read_text())
+    assert page == (render.DOCS / f"{paper}.md").read_text(), "run python -m experiments.render"
+    assert page.count("\n") <= render.MAX_LINES and not re.search(r"\bnan\b", page)
+
+
+@pytest.mark.parametrize("study", [name for name in STUDIES if name.split("/")[0] in PAGES])
+def test_an_appendix_is_what_its_record_gives(study):
+    committed = (render.DOCS / "runs" / f"{study}.md").read_text()
+    assert render.appendix(study) == committed, "run python -m experiments.render"
+
+
+def test_rows_are_read_back_as_written(root):
+    assert str(tidy.read("made/up", root)) == str(ROWS)  # NaN is not equal to itself
+    assert (tidy.read_record("made/up", root), tidy.studies("made", root)) == (RECORD, ["made/up"])
+
+
+def test_numbers_carry_their_standard_errors():
+    for number, expected in (
+        (Number(6.0, 0.3) + Number(2, 0.4), (8, 0.5)),
+        (Number(6.0, 0.3) * Number(2, 0.1), (12, math.hypot(0.6, 0.6))),
+        (1 - 12 / Number(3.0, 0.3), (-3, 0.4)),
+    ):
+        assert (number.value, number.error) == pytest.approx(expected)
+    assert math.isnan((Number(1.0) / 0).value) and abs(Number(-2.0, 0.1)) == Number(2.0, 0.1) == 2
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        (A, Number(1.0, 0.1)),
+        (f"largest('error') - {B}", Number(1.0, 0.2)),
+        ("where_smallest('error', 'bits')", 4),
+        ("reaches(0.2, 'curve')", Number(2.0)),
+        ("paired('score', {'method': 'A'}, {'method': 'B'}).value", pytest.approx(-3.5 / 3)),
+        ("values('lost')", []),
+        ("setting('dim') + len(setting('bits'))", 5),
+        ("other('made/up', 'smallest(\"error\").value')", 1.0),
+    ],
+)
+def test_expressions(expression, expected, root):
+    assert evaluate(expression, "made/up", root) == expected
+
+
+@pytest.mark.parametrize(
+    ("made", "word"),
+    [
+        (claim((A, "<", B), (A8, ">", B)), "reproduced"),
+        (claim((A, "<", B), (A, ">", B)), "partly"),
+        (claim((A, ">", B), (A8, "<", B)), "contradicted"),
+        (claim((A, "<", "1.15")), "inconclusive"),  # 1.5 standard errors
+        (claim((A, "<", "1.15", "none")), "reproduced"),
+        (claim((A, ">", "1.15", "none")), "contradicted"),
+        (claim(checks=({"holds": f"{A} < 2"},)), "reproduced"),
+        (claim((A, "<", B), needs=(f"{A} > 2",)), "inconclusive"),
+        (claim(cases=({"word": "partly", "when": f"{A} < 2"},)), "partly"),
+        (claim((A, "<", B), deviations=("other data",)), "partly"),
+        (claim((A, ">", B), deviations=("other data",)), "inconclusive"),
+        (claim((A, ">", B), deviations=("unknown settings",)), "inconclusive"),
+        (claim((A, "<", B), deviations=("a part",)), "partly"),
+        (claim(checks=({"holds": f"{A} < 2", "studies": ("made/up",) * 2},)), "reproduced"),
+        (claim((A, "<", B), study=("made/missing", "made/up")), "reproduced"),
+        (claim((A, "<", B), study=("made/missing",)), "not run"),
+        (claim(), "drawn"),
+    ],
+)
+def test_verdicts(made, word, root):
+    assert judge(made, root) == word and word in WORDS
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ("""value("made/up", "value('eror')")""", "No row has the metric 'eror'.*'error'"),
+        ("""value("made/up", "value('error')")""", "3 rows have the metric 'error'"),
+        ("""verdict("c", "partly")""", "verdict on c is 'drawn', and the page says 'partly'"),
+        ("""figure("none.png", "Nothing.")""", r"docs/results/figures/none\.png does not exist"),
+    ],
+)
+def test_a_wrong_placeholder_is_one_clear_error(call, message, root):
+    line = "- {id: c, where: w, claim: A, study: made/up, expect: drawn}\n"
+    (root / "made.claims.yaml").write_text(line)
+    page = render.Page("made", root, root)
+    with pytest.raises(ValueError, match=message):
+        page.fill(f"It is {{{{ {call} }}}}.")
+    (root / "made.claims.yaml").write_text(2 * line)
+    with pytest.raises(ValueError, match="made: claims have the same id"):
+        claims_of("made", root)
+
+
+@pytest.mark.parametrize("wrong", [{"deviations": ("fewer",)}, {"expect": "fewer"}])
+def test_a_claim_with_an_unknown_word_or_deviation_is_refused(wrong):
+    with pytest.raises(ValueError, match=r"c: .* is one of .*(other data|partly).*, got 'fewer'"):
+        claim(**wrong)
