@@ -13,15 +13,12 @@ import fedmcmc
 from experiments import checks
 from experiments.checks import require
 from experiments.fa_hmc import dimension_law
-from experiments.fa_hmc.dimension_findings import PAPER, about, commentary
 from experiments.fa_hmc.dimension_law import Scalars
 from experiments.fa_hmc.grids import run_grid
 from experiments.figures import COLORS, figure
 from fedmcmc.tuning import proposition_step_size
 
-__all__ = ["PAPER", "TITLE", "Config", "about", "commentary", "draw", "run"]
-
-TITLE = "Figure 2 (5.2): communication rounds against dimension"
+__all__ = ["Config", "draw", "run"]
 
 
 @dataclass(frozen=True)

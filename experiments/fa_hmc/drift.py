@@ -1,6 +1,5 @@
 """What the errors with exact gradients in Figure 1(a) are made of: bias of local steps, or not."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,48 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedmcmc
-from experiments import output
 from experiments.fa_hmc import logistic
-from experiments.fa_hmc.logistic_findings import federation_of, said
-from experiments.fa_hmc.logistic_judging import Best, best, gain
 from experiments.figures import COLORS, figure, floor, label_ticks, points
 from fedmcmc.metrics import marginal_error
 
-__all__ = [
-    "AFTER",
-    "PAPER",
-    "TITLE",
-    "Config",
-    "METHODS",
-    "about",
-    "against",
-    "agreement",
-    "commentary",
-    "compared",
-    "decomposed",
-    "draw",
-    "drift_share",
-    "ends",
-    "excess",
-    "has_law",
-    "run",
-    "share_told",
-]
+__all__ = ["Config", "METHODS", "draw", "has_law", "run"]
 
-TITLE = "Figure 1(a), continued: what the errors with exact gradients are made of"
-AFTER = "fa_hmc/logistic"
-PAPER = """
-A study of ours. Between two communications every client follows its own posterior, and the longer
-its trajectories the further it drifts towards its own mode. `predict_bias` computes the stationary
-law of each sampler on second-order expansions of the clients' likelihoods; beside the measured
-errors are those that as many draws of chains with the predicted law have. It takes at most 512
-dimensions; above them errors are measured only. With `control_variate=True` clients correct their
-gradients by the difference to the mean of all clients' gradients, so that the drift has no bias to
-first order. Section 6 of the paper proposes a correction after Karimireddy et al. (2020) as future
-work, and does not try it; its formula is lost in our copy, and Algorithm B.2 of its supplement, so
-that ours need not be the same. It takes one more exchange per round, and errors are compared at
-equal rounds, not at equal exchanges or gradients. A marginal error is that of Figure 1.
-"""
 METHODS = ("FA-LD", "FA-LD, control variate", "FA-HMC", "FA-HMC, control variate")
 STYLES = {  # colour, dashes, marker
     "FA-LD": ("orange", "-", "s"),
@@ -175,166 +138,6 @@ def _expected(
         reference = rng.normal(size=(num_reference, config.dim))
         found.append(marginal_error(draws.astype(np.float32), reference.astype(np.float32)))
     return float(np.mean(jax.device_get(found)))
-
-
-def agreement(metrics: dict[str, Any]) -> tuple[float, float]:
-    """Return least and largest of predicted over measured errors."""
-    ratios = [
-        row[f"predicted, {name}"] / row[name]
-        for row in metrics["table"]
-        for name in METHODS
-        if row[f"predicted, {name}"] is not None
-    ]
-    return min(ratios), max(ratios)
-
-
-def compared(metrics: Mapping[str, Any], name: str, base: str = "FA-LD") -> str:
-    """Return by which share a method's best error is smaller than another's, in words.
-
-    FA-HMC's is that of step sizes with more than one leapfrog step.
-    """
-    found = against(metrics, name, base)
-    return "not to be said" if found is None else said(*found)
-
-
-def against(metrics: Mapping[str, Any], name: str, base: str) -> tuple[float, float] | None:
-    """Return by which share a method's best error is smaller than another's, and its error."""
-    ours, theirs = (_best(metrics, method) for method in (name, base))
-    return None if ours is None or theirs is None else gain(ours, theirs)
-
-
-def ends(metrics: dict[str, Any]) -> str:
-    """Return whose best step size is an end of those tried, as a sentence; empty if nobody's."""
-    listed = [
-        f"the {found.edge} for {name}"
-        for name in METHODS
-        if (found := _best(metrics, name)) is not None and found.edge
-    ]
-    if not listed:
-        return ""
-    return (
-        " A best step size is an end of those tried, so that others may do better: "
-        f"{', '.join(listed)}."
-    )
-
-
-def _best(metrics: Mapping[str, Any], name: str) -> Best | None:
-    return best([row for row in metrics["table"] if _counts(row, name)], name)
-
-
-def about(config: Mapping[str, Any], metrics: Mapping[str, Any]) -> str:
-    """Return what was run, as far as the table does not show it."""
-    return (
-        f"{federation_of(config)}{config['num_chains']} chains of {config['num_rounds']:,} rounds "
-        f"from zero, the first {config['num_burnin']:,} left out; T = {metrics['num_local_steps']}."
-    )
-
-
-def commentary(metrics: dict[str, Any]) -> str:
-    """Return what remains of the difference, and whether the law explains it."""
-    rows, law, lines = metrics["table"], has_law(metrics), []
-    for name in METHODS:
-        line = {
-            "method": name,
-            "best error": _told(metrics, name),
-            "against FA-LD's": "-" if name == METHODS[0] else compared(metrics, name),
-            "against FA-LD's, control variate": "-"
-            if name == METHODS[1]
-            else compared(metrics, name, METHODS[1]),
-        }
-        if law:
-            bias, spread = (
-                [row[f"{what}, {name}"] for row in rows if _counts(row, name)]
-                for what in ("bias of means", "sd over the posterior's")
-            )
-            line["means off by the law, in sds"] = f"{min(bias):.2f} to {max(bias):.2f}"
-            line["sds by the law over the posterior's"] = f"{min(spread):.3f} to {max(spread):.3f}"
-        lines.append(line)
-    text = output.markdown_table(lines) + "\n\n" + decomposed(metrics)
-    return text + (_by_law(metrics) if law else "") + ends(metrics)
-
-
-def _told(metrics: Mapping[str, Any], name: str) -> str:
-    found = _best(metrics, name)
-    if found is None:
-        return "not to be said"
-    (length,) = {row[f"L, {name}"] for row in metrics["table"] if row["step size"] == found.step}
-    return f"{found.error:.3g} (s.e. {found.deviation:.1g}; step {found.step:.3g}, L = {length})"
-
-
-def decomposed(metrics: Mapping[str, Any]) -> str:
-    """Return how much of FA-HMC's best error control variates take away, as a sentence.
-
-    Of what lies above the error of a perfect sampler with as many draws.
-    """
-    found = _above_floor(metrics)
-    if found is None:
-        return "Chains of FA-HMC were lost at every step size."
-    above, left = found
-    return (
-        f"A perfect sampler's draws, as many, have an error of {metrics['floor']:.3g}. FA-HMC's "
-        f"best error is {above:.3g} above it, with control variates and their own best step size "
-        f"{left:.3g}, {100 * (1 - left / above):.0f} % less. At FA-HMC's own best step size and "
-        f"`L` they take away {share_told(metrics)} of the excess, which is drift's share of it."
-    )
-
-
-def drift_share(metrics: Mapping[str, Any]) -> float:
-    """Return how much of FA-HMC's excess over a perfect sampler control variates take away.
-
-    At FA-HMC's own best step size and ``L``, so that nothing else changes; not a number where
-    chains were lost there.
-    """
-    found = _best(metrics, METHODS[2])
-    rows = [row for row in metrics["table"] if found is not None and row["step size"] == found.step]
-    if not rows or rows[0][METHODS[3]] is None:
-        return math.nan
-    plain, corrected = (rows[0][name] - metrics["floor"] for name in METHODS[2:])
-    return float(1 - corrected / plain)
-
-
-def share_told(metrics: Mapping[str, Any]) -> str:
-    """Return drift's share in words."""
-    share = drift_share(metrics)
-    return "a share that is not known" if math.isnan(share) else f"{100 * share:.0f} %"
-
-
-def excess(metrics: Mapping[str, Any]) -> str:
-    """Return drift's share of what FA-HMC's best error has above a perfect sampler's."""
-    if _above_floor(metrics) is None:
-        return ""
-    return (
-        f"; at FA-HMC's best step size without them they take away {share_told(metrics)} of what "
-        "is above a perfect sampler"
-    )
-
-
-def _above_floor(metrics: Mapping[str, Any]) -> tuple[float, float] | None:
-    plain, corrected = (_best(metrics, name) for name in METHODS[2:])
-    if plain is None or corrected is None:
-        return None
-    return plain.error - metrics["floor"], corrected.error - metrics["floor"]
-
-
-def _by_law(metrics: dict[str, Any]) -> str:
-    low, high = agreement(metrics)
-    listed = ", ".join(
-        f"{row['step size'] * row['L, FA-HMC']:.3g} (L = {row['L, FA-HMC']}): "
-        f"{row['bias of means, FA-HMC']:.2g}"
-        for row in metrics["table"]
-        if _counts(row, METHODS[2])
-    )
-    return (
-        f" Predicted errors are {low:.2f} to {high:.2f} times the measured ones, wherever chains "
-        "have arrived at the end of the burn-in. The means of FA-HMC without control variates are "
-        "off by so many standard deviations, by the length of the trajectory, `L` times the "
-        f"leapfrog step, which the rule for `L` does not keep constant: {listed}."
-    )
-
-
-def _counts(row: dict[str, Any], name: str) -> bool:
-    """Return whether a line counts for a method: FA-HMC's have more than one leapfrog step."""
-    return not name.startswith("FA-HMC") or bool(row[f"L, {name}"] > 1)
 
 
 def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:

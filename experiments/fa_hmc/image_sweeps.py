@@ -1,6 +1,7 @@
 """What the experiments on images share: settings, and both sweeps."""
 
 import dataclasses
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -10,18 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedmcmc
-from experiments import restarts
+from experiments import output, restarts
 from experiments.checks import require
 from experiments.fa_hmc import image_figures
 from experiments.fa_hmc.image_data import DATASETS, Task, federate
-from experiments.fa_hmc.image_findings import table_row
-from experiments.fa_hmc.image_sweep import Curves, Plan, sweep
+from experiments.fa_hmc.image_sweep import SCORES, Curves, Plan, sweep
 from experiments.fa_hmc.image_tuning import num_diverged, tuned
 from experiments.models import Mlp
 from experiments.qlsd import networks
 from fedmcmc.pytrees import trees
 
-__all__ = ["Problem", "Settings", "execute", "plans", "problem"]
+__all__ = ["Problem", "Settings", "execute", "plans", "problem", "table_row"]
 
 POWER_STEPS = 20  # Of the estimate of the largest curvature, within a few percent.
 
@@ -209,6 +209,24 @@ def execute(config: Settings, out: Path) -> dict[str, Any]:
         "num_parameters": trees.num_elements(given.starts) // config.num_chains,
     }
     return metrics | {"figures": image_figures.draw(metrics, out)}
+
+
+def table_row(result: Mapping[str, Any], num_step_sizes: int) -> dict[str, Any]:
+    """Return one line: scores with the best step size, and their deviation over chains."""
+    row: dict[str, Any] = {
+        "L": result["L"],
+        "T": result["T"],
+        "varied": " and ".join(result["sweeps"]),
+        "gradients": result["gradients"],
+    }
+    for name, title in zip(SCORES, ("accuracy %", "Brier", "ECE", "nNLL"), strict=True):
+        score, unit = result["scores"][name], 100 if name == "accuracy" else 1
+        row[title] = None if score["mean"] is None else unit * score["mean"]
+        row[f"sd {title}"] = None if score["sd"] is None else unit * score["sd"]
+    chosen = [result["scores"][name]["step"] for name in SCORES]
+    row["best steps"] = ", ".join(output.format_number(step) for step in chosen)
+    row["diverged"] = f"{result['diverged']} of {num_step_sizes}"
+    return row
 
 
 def _with_later(curves: Curves, multiples: tuple[float, ...]) -> dict[str, dict[str, Any]]:

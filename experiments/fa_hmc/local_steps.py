@@ -13,27 +13,11 @@ import fedmcmc
 from experiments.fa_hmc import dimension, dimension_law, local_steps_law
 from experiments.fa_hmc.dimension_law import Scalars
 from experiments.fa_hmc.grids import run_grid
-from experiments.fa_hmc.local_steps_findings import about, commentary
 from experiments.fa_hmc.local_steps_law import CASES
 from experiments.figures import COLORS, figure
 
-__all__ = ["PAPER", "TITLE", "Config", "about", "commentary", "draw", "run"]
+__all__ = ["Config", "draw", "run"]
 
-TITLE = "Section 4.1 and Proposition 4.5: local steps, noise, momenta and falling steps, by the law"
-PAPER = """
-Theorem 4.1 bounds the rounds from above: with noisy gradients or momenta that are not shared they
-"may initially decrease and then increase" with the number of local steps `T`, a U, "under proper
-tuning". With exact gradients and shared momenta ("vanilla") they have "limited variations", by an
-upper bound and, for some target, a lower one, and a small `T` saves work (section 4.1). A step size
-that falls with the rounds saves a logarithmic factor of the bound (Proposition 4.5). The paper
-varies `T` with noisy gradients at one step size (Figure 1(c)), and with minibatches and a step size
-tuned for each `T` (Figures 4, 5 and 7). It varies `T` neither with exact gradients nor with momenta
-that differ, and its steps do not fall. Here the clients are Gaussians, those of our Figure 2, so
-that the law after every round is known; step sizes are the best of a grid for each `T` and each
-tolerance; the theorem, too, has "proper tuning". The paper's falling step is in its supplement,
-which our copy lacks; ours is `inverse_sqrt_schedule`, over a grid of its first step and the round
-in which its square has halved.
-"""
 SCHEDULES = ("constant", "falling")
 
 

@@ -1,12 +1,10 @@
-"""The simulated rows of Figure 1, and how curved their posterior is."""
+"""The simulated rows of Figure 1."""
 
 import math
 
 import numpy as np
 
-__all__ = ["curvatures", "simulated"]
-
-NEWTON_STEPS = 20  # by far enough: the potential is smooth, and nearly quadratic
+__all__ = ["simulated"]
 
 
 def simulated(
@@ -20,25 +18,3 @@ def simulated(
     chance = 1 / (1 + np.exp(-features @ theta))
     labels = (rng.uniform(size=num_rows) < chance).astype(np.int32)
     return features, labels
-
-
-def curvatures(seed: int, num_rows: int, dim: int, prior_precision: float) -> tuple[float, float]:
-    """Return the least and largest curvature of the potential at the posterior's mode.
-
-    Examples
-    --------
-    >>> low, high = curvatures(0, 50, 3, 1.0)
-    >>> 1 < low < high < 1 + 50 / 4
-    True
-    """
-    features, labels = simulated(seed, num_rows, dim, prior_precision)
-    theta, prior = np.zeros(dim), prior_precision * np.eye(dim)
-    for _ in range(NEWTON_STEPS):
-        chance = 1 / (1 + np.exp(-features @ theta))
-        curved = prior + (features.T * (chance * (1 - chance))) @ features
-        step = np.linalg.solve(curved, features.T @ (labels - chance) - prior_precision * theta)
-        theta = theta + step
-        if np.abs(step).max() < 1e-9:
-            break
-    values = np.linalg.eigvalsh(curved)
-    return float(values[0]), float(values[-1])

@@ -14,34 +14,12 @@ from experiments.checks import require
 from experiments.fa_hmc import logistic, quadratic_law
 from experiments.fa_hmc.error_curves import NUM_BINS, marks
 from experiments.fa_hmc.logistic_figures import local_curves
-from experiments.fa_hmc.logistic_findings import federation_of
 from experiments.fa_hmc.quadratic_law import Quadratics, Round
 from experiments.figures import COLORS, figure, label_ticks
 from experiments.qlsd import logistic as models
 
-__all__ = [
-    "PAPER",
-    "TITLE",
-    "Config",
-    "about",
-    "commentary",
-    "draw",
-    "most_saved",
-    "rounds_to",
-    "run",
-    "told",
-]
+__all__ = ["Config", "draw", "run"]
 
-TITLE = "Figure 1(c), continued: rounds against local steps, by the law"
-PAPER = """
-A marginal error is hardly below its floor, that of as many draws of a perfect sampler. The paper
-names no number of chains; its words suggest one. With few chains it is the number of draws that
-takes the rounds of a good `T`. This is another experiment, without that limit: infinitely many
-chains, whose law after each round is known exactly where clients' likelihoods are Gaussian. Here
-these are second-order expansions at the posterior's mode. The marginal error is that of the law of
-the draws so far without their first half, against the Gaussian posterior. All else is as in our
-Figure 1(c) above: the step size is the same for all `T`.
-"""
 HUES = ("sky", "blue", "black", "green", "orange", "red")
 SETTLED = 0.01  # of the error in the long run, within which a curve that will not arrive ends
 SDS = 4.0  # of the posterior on both sides of its mean: about the range of the benchmark's draws
@@ -212,60 +190,6 @@ def _row(config: Config, line: Mapping[str, Any]) -> dict[str, Any]:
     rounds = {f"rounds to {level:g}": found.get(level) for level in config.thresholds}
     rest = ("times fewer rounds, at most", "to error", "error in the long run")
     return {"T": line["T"]} | rounds | {name: line.get(name) for name in rest}
-
-
-def rounds_to(line: Mapping[str, Any], error: float) -> int | None:
-    """Return the rounds of a ``T`` to an error, as far as its curve tells."""
-    return next((num for num, found in line["curve"] if found <= error), None)
-
-
-def most_saved(metrics: Mapping[str, Any], num: int) -> str:
-    """Say how many times fewer rounds than one a ``T`` takes, at the error where it is most."""
-    line = next((line for line in metrics["local_steps"] if line["T"] == num), {})
-    if line.get("to error") is None:
-        return f"T = {num} comes to no error that T = 1 comes to"
-    times, own = line["times fewer rounds, at most"], line["rounds"]
-    return (
-        f"T = {num} takes {own} round{'s' * (own > 1)} to an error of {line['to error']:.2g}, "
-        f"T = 1 takes {round(times * own)}, {times:.3g} times as many"
-    )
-
-
-def told(metrics: Mapping[str, Any], level: float) -> str:
-    """Return the rounds of every ``T`` to an error as a list."""
-    listed = []
-    for line in metrics["local_steps"]:
-        at = next((at for at in line["arrivals"] if at["error"] == level), None)
-        rounds = at["rounds"] if at else "never"
-        if at is None and line["error in the long run"] < level:
-            rounds = f"not in {line['rounds run']}"
-        listed.append(f"{rounds} (T = {line['T']})")
-    return ", ".join(listed)
-
-
-def about(config: Mapping[str, Any], metrics: Mapping[str, Any]) -> str:
-    """Return what was computed, as far as the table does not show it."""
-    return (
-        f"{federation_of(config)}Chains start at zero; L = {config['local_leapfrog']}, a step size "
-        f"of {metrics['step_size']:.3g}, noise {config['gradient_noise']:g} a coordinate of a "
-        "client's gradient."
-    )
-
-
-def commentary(metrics: dict[str, Any]) -> str:
-    """Return what the law says about the paper's conclusions on T."""
-    level, lines = metrics["threshold"], metrics["local_steps"]
-    lasting = ", ".join(f"{line['error in the long run']:.2g} (T = {line['T']})" for line in lines)
-    exact = ", ".join(f"{line['with exact gradients']:.2g} (T = {line['T']})" for line in lines)
-    listed = "; ".join(most_saved(metrics, line["T"]) for line in lines[1:])
-    return (
-        f"Rounds to an error of {level:g}: {told(metrics, level)}. Where each `T` saves most, of "
-        f"the errors to which curves were followed: {listed}. A `T` that "
-        "takes one round has taken `T` trajectories there, and T = 1 as many as rounds. In the "
-        "long run an "
-        f"error stays, by `T`: {lasting}; with exact gradients, where drift alone leaves it: "
-        f"{exact}."
-    )
 
 
 def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:

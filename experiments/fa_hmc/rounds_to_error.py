@@ -7,21 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from experiments.fa_hmc import logistic
+from experiments.fa_hmc.logistic import THRESHOLDS
 from experiments.fa_hmc.logistic_figures import local_curves
-from experiments.fa_hmc.logistic_findings import federation_of, local_steps_told
-from experiments.fa_hmc.logistic_judging import THRESHOLDS
 from experiments.figures import COLORS, figure, label_ticks, points
 
-__all__ = ["AFTER", "PAPER", "TITLE", "Config", "about", "commentary", "draw", "run"]
+__all__ = ["Config", "draw", "run"]
 
-TITLE = "Figure 1(c), continued: rounds against local steps, with many chains"
-AFTER = "fa_hmc/rounds_by_law"
-PAPER = """
-What chains do beside the law above: only the numbers of local steps are compared, all else as in
-Figure 1(c), by more chains than there, and rounds have standard errors, a jackknife over chains. A
-marginal error is hardly below its floor, that of as many draws of a perfect sampler. A `T` that
-takes few rounds has few draws, which more chains make up for.
-"""
 HUES = ("sky", "blue", "black")  # of thresholds, the largest first
 
 
@@ -77,24 +68,6 @@ def _row(line: Mapping[str, Any], threshold: float) -> dict[str, Any]:
         at = found.get(level, {"rounds": None, "s.e.": None})
         row |= {f"rounds to {level:.2g}": at["rounds"], f"s.e., {level:.2g}": at["s.e."]}
     return row | {"rounds run": line["rounds run"], "floor": line["floor"]}
-
-
-def about(config: Mapping[str, Any], metrics: Mapping[str, Any]) -> str:
-    """Return what was run, as far as the table does not show it."""
-    reference = metrics["reference"]
-    return (
-        f"{federation_of(config)}{config['num_chains']} chains from zero, L = "
-        f"{config['local_leapfrog']}, a step size of {metrics['step_size']:.3g}, noise "
-        f"{config['gradient_noise']:g} a coordinate of a client's gradient; at most "
-        f"{config['local_rounds']:,} rounds, and {config['local_gradients']:,} gradients of a "
-        f"client. The reference has an R-hat of {reference['rhat']:.4g} and a smallest effective "
-        f"sample size of {reference['ess']:.0f}."
-    )
-
-
-def commentary(metrics: dict[str, Any]) -> str:
-    """Return what the run says about the paper's conclusions on T."""
-    return local_steps_told(metrics).rstrip(".") + "."
 
 
 def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:

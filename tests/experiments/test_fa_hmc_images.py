@@ -1,4 +1,4 @@
-"""FA-HMC on images: the compiled sweep against `fedmcmc.sample`, tuning, findings, data."""
+"""FA-HMC on images: the compiled sweep against `fedmcmc.sample`, tuning, data."""
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +11,7 @@ from experiments import images, output
 from experiments.fa_hmc import (
     cifar2,
     fashion_mnist,
-    image_comparisons,
     image_data,
-    image_findings,
     image_sweep,
     image_sweeps,
     image_tuning,
@@ -182,124 +180,6 @@ def test_the_best_step_is_that_of_the_mean_over_chains():
     assert lost["ece"]["mean"] is None and lost["ece"]["edge"] == ""
 
 
-def score(mean, sd=0.01, half=None, edge=""):
-    """Return a score that was `half` at half of the run; by default, it has drawn away since."""
-    curves = {"curve": [0.5 if half is None else half, mean], "curve_sd": [sd, sd]}
-    return {"mean": mean, "sd": sd, "step": 0.1, "edge": edge, "accuracy": 0.8} | curves
-
-
-def test_a_difference_is_judged_by_the_noise_of_chains():
-    def compare(name, ours, theirs, **settings):
-        return image_comparisons.compare(name, ours, theirs, 3, **settings)[0]
-
-    found = image_comparisons.compare("accuracy", score(0.9), score(0.8), 3)
-    assert found == ("better", pytest.approx(0.1))
-    assert compare("brier", score(0.9), score(0.8)) == "worse"
-    assert compare("ece", score(0.79), score(0.8)) == "within the noise"
-    # Three chains with a deviation of 0.01 each: 2.78 standard errors of 0.01 (2 / 3)^(1 / 2).
-    assert compare("ece", score(0.777), score(0.8)) == "better"
-    assert compare("ece", score(0.778), score(0.8)) == "within the noise"
-    assert compare("ece", score(0.777), score(0.8), tried=3) == "within the noise"
-    assert compare("ece", score(0.79, None), score(0.8, None)) == image_comparisons.ONE_CHAIN
-    ended = compare("ece", score(0.7, None, edge="largest"), score(0.8, None))
-    assert ended == image_comparisons.ONE_CHAIN_AT_END
-    assert compare("ece", score(0.7, edge="largest"), score(0.8)) == image_comparisons.END
-    assert compare("accuracy", score(0.9, half=0.9), score(0.8, half=0.7)) == "better so far"
-    assert compare("accuracy", score(0.9, half=0.7), score(0.8, half=0.75)) == "better"
-    assert compare("accuracy", score(0.9, 0.0), score(0.8, 0.0)) == "better"
-    # Where the later samples are scored, they decide whether a lead is of the transient alone.
-    one = score(0.8, half=0.7) | {"later": score(0.85)}
-    for later, word in ((score(0.9), "better"), (score(0.86), "better so far")):
-        ours = score(0.9, half=0.9) | {"later": later}
-        assert compare("accuracy", ours, one) == word
-    ours = score(0.9) | {"later": score(0.9, edge="largest")}
-    assert compare("accuracy", ours, one) == "better so far"
-    ours = score(0.9) | {"later": score(0.9)}
-    (result_,) = image_comparisons.of_later_samples([{"L": 1, "scores": {"accuracy": ours}}])
-    assert result_["L"] == 1 and "later" not in result_["scores"]["accuracy"]
-    assert result_["scores"]["accuracy"]["curve"] == [0.9, 0.9]
-    assert image_comparisons.of_later_samples([{"scores": {"accuracy": score(0.9)}}]) is None
-    found = image_comparisons.against("accuracy", 50, ours, one, 3)
-    assert found.gain == pytest.approx(0.1 / 0.8) and found.later == pytest.approx(0.05 / 0.85)
-    assert found.later_error == pytest.approx(0.01 * (2 / 3) ** 0.5 / 0.85)
-
-
-def result(leapfrogs, local, sweeps, **means):
-    scores = {name: score(means[name]) for name in image_sweep.SCORES}
-    work = leapfrogs * local * 10
-    return dict(L=leapfrogs, T=local, sweeps=sweeps, gradients=work, diverged=0, scores=scores)
-
-
-@pytest.fixture
-def made_up():
-    """Return the metrics of a run in which L = 10 and T = 1 are best, beyond the noise."""
-    first = dict(accuracy=0.80, brier=0.30, ece=0.10, nnll=0.6)
-    ten = dict(accuracy=0.85, brier=0.25, ece=0.10, nnll=0.5)
-    results = [
-        result(1, 10, ["L"], **first),
-        result(10, 10, ["L", "T"], **ten),
-        result(10, 1, ["T"], accuracy=0.95, brier=0.1, ece=0.02, nnll=0.2),
-    ]
-    settings = dict(num_clients=10, num_chains=3, step_sizes=[0.1, 0.2], batch_size=2)
-    settings |= dict(at_local_steps=10, at_leapfrog_steps=10)
-    return dict(
-        results=results,
-        settings=settings,
-        source="Made up, 5 for training",
-        num_rows=50,
-        num_test=100,
-        num_parameters=2,
-        rounds=[5, 10],
-        step_limit=0.01,
-    )
-
-
-def test_findings_say_what_the_numbers_show(made_up):
-    text = image_findings.commentary(made_up, fashion_mnist.FINDINGS)
-    lines = {tuple(c.strip() for c in line.split("|")[1:3]): line for line in text.splitlines()}
-    accuracy = lines["L", "accuracy"]
-    assert "50 (inferred) best, 1 second worst" in accuracy and "10 (0.85) > 1 (0.8)" in accuracy
-    assert "better: +6.2 % (s.e. 1 %) with 10" in accuracy
-    assert "within the noise" in lines["L", "ECE"] and "1 (0.1) ~ 10 (0.1)" in lines["L", "ECE"]
-    assert "1 (0.95) > 10 (0.85)" in lines["T", "accuracy"] and "worse" in lines["T", "accuracy"]
-    assert "(L = 1): better in accuracy, Brier score, NLL; within the noise in ECE." in text
-    assert "against T = 1: worse in accuracy, Brier score, ECE, NLL." in text
-    assert (
-        "leapfrog steps, L = 10, T = 1 against L = 1, T = 10: better in accuracy, Brier score, "
-        "ECE, NLL." in text
-    )
-    assert "3 chains" in text and "Made up, 5 for training" in text
-    assert "`L` is varied at T = 10, `T` at L = 10." in text and "A batch" not in text
-    made_up["settings"]["batch_size"] = 7
-    text_ = image_findings.commentary(made_up, fashion_mnist.FINDINGS)
-    assert "A batch of 7 has more rows than a client, which has about 5" in text_
-    assert "L = 10: 1,000" in text and "non-finite" not in text and "end of the grid" not in text
-
-
-def test_findings_name_what_diverged_and_grids_that_are_too_short(made_up):
-    first = made_up["results"][0]
-    assert "flat prediction" in image_findings.commentary(made_up, kmnist.FINDINGS)  # 0.8 of 0.95
-    made_up["results"][2]["scores"]["ece"]["accuracy"] = 0.95
-    first["scores"]["ece"]["edge"] = "largest"
-    first["diverged"] = 1
-    text = image_findings.commentary(made_up, kmnist.FINDINGS)
-    assert "end of the grid" in text and "the largest for L = 1, T = 10 (ECE)" in text
-    assert "These scores are not judged" in text and "1 (0.1; end)" in text
-    assert "L = 1, T = 10: 1 of 2." in text and "flat prediction" not in text
-    for name in image_sweep.SCORES:
-        first["scores"][name] = dict.fromkeys(first["scores"][name]) | {"edge": ""}
-    text = image_findings.commentary(made_up, kmnist.FINDINGS)
-    assert "against FA-LD (L = 1): not judged (diverged) in" in text
-    assert image_findings.table_row(first, 2)["accuracy %"] is None
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_papers_findings_name_known_scores(name):
-    found = MODULES[name].FINDINGS
-    assert set(found) == {"L", "T"}
-    assert set(found["L"]) == set(found["T"]) <= set(image_sweep.SCORES)
-
-
 @pytest.mark.parametrize(
     "given",
     [
@@ -400,18 +280,19 @@ def check(module, config, out):
     assert stored["nnll_later_L3_T1"].shape == (2, config.num_chains, 3)
     for result_ in found["results"]:
         assert result_["scores"]["nnll"]["later"]["step"] in config.step_sizes
-    text = module.commentary(found)
-    assert "nan" not in text and "60 images" in text and "L = 3: 36" in text
-    return found, text
+    assert [
+        result["gradients"] for result in found["results"] if result["T"] == 2 and result["L"] == 3
+    ] == [36]
+    return found
 
 
 @pytest.mark.slow
 def test_an_experiment_from_end_to_end(monkeypatch, tmp_path):
     monkeypatch.setitem(image_data.DATASETS, "fashion_mnist", lambda: (pictures(), "Made up"))
     config = network.Config(**TINY | {"num_chains": 1, "num_test": 30, "width": 4})
-    found, text = check(network, config, tmp_path)
+    found = check(network, config, tmp_path)
     assert found["num_parameters"] == 16 * 4 + 4 + 4 * 3 + 3
-    assert "one chain" in text and "Made up" in text
+    assert found["source"] == "Made up"
     for row in found["table"]:
         assert 0 <= row["accuracy %"] <= 100 and row["sd ECE"] is None
 
@@ -426,6 +307,5 @@ def test_real_images(name, tmp_path):
         image_data.DATASETS[config.dataset]()
     except tables.DataNotFound as error:
         pytest.skip(str(error))
-    found, text = check(MODULES[name], config, tmp_path)
+    found = check(MODULES[name], config, tmp_path)
     assert found["num_rows"] == 60 and found["num_test"] == 40
-    assert found["source"] in text

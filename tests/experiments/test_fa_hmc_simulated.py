@@ -1,6 +1,5 @@
 """The simulated FA-HMC experiments: the closed form against the oracle, grids against `sample`."""
 
-import dataclasses
 import itertools
 
 import jax
@@ -21,11 +20,8 @@ from experiments.fa_hmc import (
     error_curves,
     grids,
     local_steps,
-    local_steps_findings,
     local_steps_law,
     logistic,
-    logistic_findings,
-    logistic_judging,
     quadratic_law,
     rounds_by_law,
     rounds_to_error,
@@ -114,7 +110,6 @@ def test_the_dimension_experiment_agrees_with_its_law(tmp_path):
     assert rounds[0] < rounds[1] < rounds[2]
     for row in metrics["table"]:
         assert abs(row["rounds, measured"] - row["rounds, exact law"]) <= 5
-    assert "to the power" in dimension.commentary(metrics)
 
 
 def test_rounds_over_local_steps_agree_with_the_law(tmp_path):
@@ -144,16 +139,6 @@ def test_rounds_over_local_steps_agree_with_the_law(tmp_path):
     for row in metrics["table"]:
         assert exact[f"T = {row['T']}"] == row["vanilla"]
         assert noisy[f"T = {row['T']}"] == row["noisy gradients"]
-    assert "arrive at most" in local_steps.commentary(metrics)
-    assert "| 5 | " in local_steps.commentary(metrics)
-
-
-@pytest.mark.parametrize(
-    ("rounds", "inside"), [((9, 3, 9), True), ((9, 3, None), True), ((3, 4, 9), False)]
-)
-def test_a_u_has_its_bottom_inside(rounds, inside):
-    rows = [{"T": t, "n": r} for t, r in zip((1, 10, 100), rounds, strict=True)]
-    assert local_steps_findings.turning(rows, "n")["inside"] is inside
 
 
 def test_errors_of_drifting_clients_are_those_of_the_law(tmp_path):
@@ -168,12 +153,11 @@ def test_errors_of_drifting_clients_are_those_of_the_law(tmp_path):
     )
     metrics = drift.run(config, tmp_path)
     assert (tmp_path / "drift.png").is_file()
-    low, high = drift.agreement(metrics)
-    assert 0.8 < low <= high < 1.25
     (row,) = metrics["table"]
+    for name in drift.METHODS:
+        assert 0.8 < row[f"predicted, {name}"] / row[name] < 1.25
     assert row["bias of means, FA-HMC, control variate"] < 1e-3
     assert row["bias of means, FA-HMC"] > 0.1
-    assert "Predicted errors are" in drift.commentary(metrics)
 
 
 def test_above_the_dimensions_of_the_law_errors_are_measured_only(tmp_path, monkeypatch):
@@ -191,10 +175,6 @@ def test_above_the_dimensions_of_the_law_errors_are_measured_only(tmp_path, monk
     )
     metrics = drift.run(config, tmp_path)
     assert (tmp_path / "drift.png").is_file() and not drift.has_law(metrics)
-    text = drift.commentary(metrics)
-    assert "of the excess" in text and "by the law" not in text and "redicted" not in text
-    text = drift.about(dataclasses.asdict(config), metrics)
-    assert "60 rows, dealt out equally to 3 clients" in text and "condition number" in text
 
 
 def test_a_grid_draws_what_sample_draws():
@@ -248,34 +228,13 @@ def test_the_logistic_experiment_runs(tmp_path):
     assert len(metrics["table"]) == 2 and 0 < metrics["floor"] < 0.3
     assert all(0 < row["FA-HMC, exact"] < 1 for row in metrics["table"])
     assert all(0 < row["s.e. FA-LD, noisy"] < 0.3 for row in metrics["table"])
-    assert "FA-HMC's is" in logistic.commentary(metrics)
 
 
-def test_a_lost_chain_has_no_error_and_never_wins():
+def test_a_lost_chain_has_no_error():
     reference = np.random.default_rng(0).normal(size=(500, 2))
     chains = np.zeros((2, 5, 2))
     chains[0, 3, 1] = np.inf
     assert np.isnan(logistic._error(chains, reference))
-    table = [{"step size": 0.1, "a": np.nan}, {"step size": 0.2, "a": 0.3}]
-    found = logistic_judging.best(table, "a")
-    assert (found.error, found.step) == (0.3, 0.2) and np.isnan(found.deviation)
-    assert logistic_judging.span(table, "a", 0.3).number == 1
-    table = [{"step size": step} for step in (0.1, 0.2, 0.3)]
-    for i, end in enumerate(("smallest", "", "largest")):
-        rows = [row | {"a": 1.0 + (i != j)} for j, row in enumerate(table)]
-        assert logistic_judging.best(rows, "a").edge == end
-        assert (f", the {end} tried" if end else "step 0.2)") in logistic_findings._told(
-            logistic_judging.best(rows, "a")
-        )
-
-
-def test_the_shortest_trajectories_are_on_a_line_through_those_of_as_many_steps():
-    steps, errors = (0.2, 0.4, 0.5), (1.1, 0.9, 1.0)
-    table = [
-        {"step size": s, "L": n, "a": e} for s, n, e in zip(steps, (5, 2, 2), errors, strict=True)
-    ]
-    assert logistic_judging.shortest(table, "a", "L") == pytest.approx(0.9 - (0.4 - 0.5 * 2 / 3))
-    assert logistic_judging.shortest(table[:2], "a", "L") == 0
 
 
 def test_standard_errors_of_marginal_errors_are_those_of_repetitions():
@@ -285,36 +244,6 @@ def test_standard_errors_of_marginal_errors_are_those_of_repetitions():
     runs = rng.normal(1.0, 0.3, size=(300, 8, 1, 1)) + 0.3 * rng.normal(size=(300, 8, 20, 1))
     found = np.array([logistic._with_deviation(chains, reference) for chains in runs])
     assert found[:, 1].mean() / found[:, 0].std() == pytest.approx(1.0, abs=0.15)
-
-
-def test_a_gain_has_the_error_of_a_ratio():
-    better, worse = logistic_judging.Best(0.9, 0.09, 0.1), logistic_judging.Best(1.0, 0.0, 0.1)
-    assert logistic_judging.gain(better, worse) == pytest.approx((0.1, 0.09))
-
-
-def test_local_steps_that_never_arrive_are_said():
-    def told(*lines):
-        return logistic_findings.local_steps_told({"local_steps": lines, "threshold": 0.1})
-
-    first = {"T": 1, "rounds to threshold": None, "rounds run": 50, "draws": 200, "floor": 0.05}
-    ten = {"T": 10, "rounds to threshold": 7, "rounds run": 20, "draws": 32, "floor": 0.09}
-    text = told(first, ten)
-    assert "T = 10 takes 7 rounds, T = 1 has not arrived in 50, more than 7.14 times" in text
-    assert "so near the threshold" in text and "T = 1: not in 50" in text
-    assert "T = 10 takes the fewest rounds, and none above it was tried" in text
-    capped = {"T": 50, "rounds to threshold": None, "rounds run": 40, "draws": 8, "floor": 0.09}
-    text = told(first, ten, capped)
-    assert "T = 50 is not tested" in text and "none above it was run for long enough" in text
-    slow = capped | {"floor": 0.05}
-    text = told(first, ten, slow)
-    assert "more again: T = 50 has not arrived in 40" in text and "not tested" not in text
-    short = slow | {"rounds run": 9}  # too few to say
-    assert "less than 1.5 times as many" in told(first, ten, short)
-    assert "No T reaches" in told(first)
-    there = first | {"rounds to threshold": 28, "s.e. rounds": 1.4}
-    text = told(there, ten | {"s.e. rounds": 0.7})
-    assert "4 times as many (s.e. 0.45)" in text  # 5 % and 10 % of them
-    assert "4 times as many;" in told(there, ten)
 
 
 @pytest.mark.parametrize(
@@ -405,24 +334,6 @@ def test_the_deviation_of_rounds_is_that_of_runs():
     assert np.sqrt((errors**2).mean()) == pytest.approx(rounds.std(ddof=1), rel=0.25)
 
 
-def test_rounds_with_deviations_are_judged_by_them():
-    def line(num, rounds, error, **more):
-        at = [{"error": level, "rounds": rounds, "s.e.": error} for level in (0.25, 0.15, 0.1)]
-        base = {"T": num, "rounds to threshold": rounds, "s.e. rounds": error, "arrivals": at}
-        return base | {"rounds run": rounds, "draws": 800, "floor": 0.02} | more
-
-    lines = [line(1, 400, 10.0), line(10, 100, 3.0), line(50, 112, 5.0)]
-    metrics = {"local_steps": lines, "threshold": 0.1}
-    assert logistic_judging.local(metrics).more == lines[2:]  # 12 (s.e. 5.8)
-    lines[2] = line(50, 111, 5.0)
-    assert logistic_judging.local(metrics).more == []
-    assert "larger T no more beyond the noise" in logistic_findings.rises(metrics)
-    assert "T = 10 takes 100 (s.e. 3) rounds" in logistic_findings.fewer(metrics)
-    late = line(70, None, None, arrivals=[]) | {"rounds run": 110}
-    lines[2] = late
-    assert logistic_judging.local(metrics).more == [late]  # not there 3.3 errors after
-
-
 @pytest.mark.parametrize(("num_local", "length", "noise"), [(1, 3, 2.0), (2, 3, 2.0), (3, 2, 0.0)])
 def test_the_law_over_local_steps_is_that_of_predict_bias(num_local, length, noise):
     """Off by sqrt(2) in the noise, or with the prior twice, it would fail."""
@@ -487,7 +398,7 @@ def test_rounds_by_the_law_are_those_of_many_chains(tmp_path):
         expected = [law[curve.rounds[at]] for at in shared]
         assert len(shared) > 10
         np.testing.assert_allclose(np.array(curve.errors)[shared], expected, atol=0.012)
-    assert "T = 4" in rounds_by_law.commentary(metrics) and len(metrics["table"]) == 2
+    assert len(metrics["table"]) == 2
 
 
 @pytest.mark.slow
@@ -497,4 +408,3 @@ def test_rounds_to_an_error_run(tmp_path):
         rounds_to_error.run(rounds_to_error.Config(**tiny | {"threshold": 0.8}), tmp_path)
     )
     assert (tmp_path / "rounds.png").is_file() and len(metrics["table"]) == 2
-    assert "Rounds to it: T = " in rounds_to_error.commentary(metrics)
