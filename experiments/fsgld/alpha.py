@@ -1,5 +1,6 @@
 """Remark 1 of El Mekkaoui et al. (2021): a multiple of the conducive gradient, by the exact law."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,44 +10,24 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedmcmc
-from experiments import checks, output
+from experiments import checks
 from experiments.checks import require
-from experiments.claims import Given
 from experiments.figures import COLORS, figure
 from experiments.fsgld import gaussian
 from experiments.fsgld.gaussian_law import RelayLaw, relay_law
 
 __all__ = [
     "NAME",
-    "PAPER",
     "TITLE",
     "Config",
-    "as_theory",
-    "best",
-    "commentary",
     "draw",
     "ends",
     "run",
 ]
 
 NAME = "variance over the posterior's"
-ROUNDING = 1e-3  # of a best multiple, where all draws agree
 
 TITLE = "Remark 1: a multiple of the conducive gradient, by the law"
-PAPER = """
-The conducive gradient may be multiplied by `alpha > 0`, which controls how far a chain explores
-beyond the shard that it visits (Remark 1); our copy of the paper shows only `alpha = 1`. Here
-the shards are those of section 5.1, where the law is known for every `alpha`, for surrogates that
-are right and for such whose means are off by draws of a Gaussian, whose standard deviation is `e`
-times that of the shards' own means. Whatever the surrogates, the mean of the law is the
-posterior's: only its variance depends on `alpha`. Which `alpha` is the best depends on the draw of
-the errors, so the law is averaged over many.
-
-In theory a visit to one of shards of the same curvature ends off by `1 - alpha` times how far its
-shard's mean is from that of all, less `alpha` times how far the surrogates are off. The squares of
-the two add up, on average over the errors, to `(1 - alpha)^2 + alpha^2 e^2` times the scatter of
-the shards, which is least at `alpha = 1 / (1 + e^2)`.
-"""
 
 
 @dataclass(frozen=True)
@@ -179,7 +160,7 @@ def _law(config: Config, shards: np.ndarray, alpha: float, surrogates: np.ndarra
     )
 
 
-def ends(settings: Given) -> dict[float, float]:
+def ends(settings: Mapping[str, Any]) -> dict[float, float]:
     """Return where visits end, by the law, for each multiple that a run with `settings` tried.
 
     As a share of the way from the mean of all shards to that of the shard visited, averaged over
@@ -228,23 +209,6 @@ def _measured(
     return float(squares.mean()), float(squares.std(ddof=1) / len(squares) ** 0.5)
 
 
-def best(metrics: Given) -> dict[float, dict[str, Any]]:
-    """Return the row of the best `alpha` tried for each error of the surrogates."""
-    found: dict[float, dict[str, Any]] = {}
-    for row in metrics["table"]:
-        old = found.get(row["error of surrogates"], row)
-        found[row["error of surrogates"]] = row if row[NAME] < old[NAME] else old
-    return found
-
-
-def as_theory(metrics: Given) -> bool:
-    """Return whether each best `alpha` is within three standard errors of the theory's."""
-    return all(
-        abs(row["best alpha"] - row["theory"]) < 3 * row["its s.e."] + ROUNDING
-        for row in metrics["least"]
-    )
-
-
 def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
     """Write the figure of a run; return its file and caption."""
     table = metrics["table"]
@@ -279,45 +243,9 @@ def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
         place.set(yscale="log", xlabel="alpha", ylabel=NAME)
         fig.legend(loc="outside lower center", ncols=2)
     caption = (
-        f"Variance after a visit of {metrics['num_local_steps']} local steps over the posterior's, "
-        "by the multiple of the conducive gradient, where the surrogates' means are off by so many "
-        "standard deviations of the shards' means (dots, and lines between them: exact law, "
-        f"averaged over {metrics['num_draws_of_errors']} draws of the errors; dotted and bars: law "
-        "and runs, with two standard errors, for the first draw of the largest errors)."
+        "Variance at the end of a visit over the posterior's, by the multiple of the conducive "
+        "gradient, where the surrogates' means are off by multiples of the standard deviation of "
+        "the shards' means (dots and lines: exact, averaged over draws of the errors; dotted and "
+        "bars: exact and runs, with two standard errors, for the first draw of the largest errors)."
     )
     return [{"file": "alpha.png", "caption": caption}]
-
-
-def commentary(metrics: dict[str, Any]) -> str:
-    """Return the best multiples beside the theory's, and how far runs are from the law."""
-    tried, rows = best(metrics), []
-    for row in metrics["least"]:
-        error = row["error of surrogates"]
-        own = {r["alpha"]: r[NAME] for r in metrics["table"] if r["error of surrogates"] == error}
-        rows.append(
-            {
-                "surrogates' means off by e": f"{error:g}",
-                "best alpha": f"{row['best alpha']:.3f} (s.e. {row['its s.e.']:.3f})",
-                "theory, 1 / (1 + e^2)": f"{row['theory']:.3f}",
-                "best of one draw": f"{row['lowest of a draw']:.2f} to "
-                f"{row['highest of a draw']:.2f}",
-                "best tried": f"{tried[error]['alpha']:g}",
-                NAME: f"{tried[error][NAME]:.3g}",
-                "with alpha = 1": f"{own[1.0]:.3g}" if 1.0 in own else "-",
-                "without surrogates": f"{own[0.0]:.3g}" if 0.0 in own else "-",
-            }
-        )
-    away = [
-        abs(row["measured"] - row["first draw"]) / row["s.e."]
-        for row in metrics["table"]
-        if row["measured"] is not None
-    ]
-    errors = {row["error of surrogates"] for row in metrics["table"] if row["measured"] is not None}
-    made = " and ".join(f"{error:g}" for error in sorted(errors))
-    agrees = "as in theory" if as_theory(metrics) else "not as in theory, which is unexplained"
-    return (
-        output.markdown_table(rows) + f"\n\nThe best `alpha` is that of the law's average over "
-        f"{metrics['num_draws_of_errors']} draws of the errors, {agrees}; the standard errors are "
-        f"over draws. Runs with the first draw, which were made for e = {made} alone, are at most "
-        f"{max(away):.1f} standard errors from its law."
-    )

@@ -12,30 +12,17 @@ import numpy as np
 import fedmcmc
 from experiments import checks
 from experiments.checks import require
-from experiments.claims import Given
 
 __all__ = [
     "OWN",
-    "PAPER",
     "PRIOR",
     "TITLE",
     "Config",
     "batch_of",
-    "commentary",
     "run",
-    "same_for_all",
 ]
 
 TITLE = "Sections 3.1 and 5: what a conducive gradient costs, counted"
-PAPER = """
-With surrogates of an exponential family the cost of a conducive gradient does not depend on the
-number of clients, since the product of their surrogates is one more of the family (section 3.1).
-It compares to one more evaluation of the prior (section 5), which is negligible (section 3.1). Here
-arithmetic operations are counted in the programs of a gradient estimate with conducive gradients
-and without. The model is a logistic regression with a diagonal Gaussian prior. The minibatches have
-10 rows, as for us in section 5.1, and 256, as in the paper's metric learning, whose surrogates have
-whole covariances and whose prior is diagonal.
-"""
 KINDS = ("diagonal", "dense")
 OWN, PRIOR = "a conducive gradient", "the prior"
 
@@ -155,23 +142,3 @@ def _gaussians(kind: str, dim: int, num_clients: int) -> fedmcmc.Gaussian:
         return fedmcmc.Gaussian.from_moments(means, variance=jnp.full((num_clients, dim), 2.0))
     covariance = jnp.broadcast_to(2.0 * jnp.eye(dim), (num_clients, dim, dim))
     return fedmcmc.Gaussian.from_moments(means, covariance=covariance)
-
-
-def same_for_all(metrics: Given) -> dict[tuple[str, int], dict[str, int] | None]:
-    """Return the counts of each kind and dimension, ``None`` where they depend on the clients."""
-    found: dict[tuple[str, int], dict[str, int] | None] = {}
-    for row in metrics["table"]:
-        key = row["surrogates"], row["parameters"]
-        counts = {name: of for name, of in row.items() if name != "clients"}
-        found[key] = counts if found.get(key, counts) == counts else None
-    return found
-
-
-def commentary(metrics: dict[str, Any]) -> str:
-    """Return what the counts are of."""
-    del metrics
-    return (
-        "Operations in each local step: of the conducive gradient, of the prior's and of those of "
-        "minibatches. When a visit begins, a client makes one Gaussian of its surrogate and of the "
-        "product of all (the last column). What fits the surrogates, once in a run, is not counted."
-    )

@@ -14,11 +14,10 @@ import fedmcmc
 from experiments import checks, output, spreading
 from experiments.checks import require
 from experiments.fsgld import gaussian_figures, gaussian_law
-from experiments.fsgld.gaussian_findings import PAPER, about, commentary
 from experiments.fsgld.gaussian_law import RelayLaw, relay_law
 from fedmcmc import Placement
 
-__all__ = ["PAPER", "TITLE", "Config", "about", "commentary", "run"]
+__all__ = ["TITLE", "Config", "run"]
 
 TITLE = "Section 5.1: a Gaussian mean, non-IID shards, delayed communication"
 METHODS = ("dsgld", "fsgld")

@@ -14,10 +14,10 @@ from experiments import data
 from experiments.fsgld import metric_scores, repetitions
 from experiments.fsgld.metric_data import make_pairs, project
 from experiments.fsgld.metric_model import make_posterior
-from experiments.fsgld.metric_scores import PAPER, SHOWS_TABLE, about, commentary, draw
+from experiments.fsgld.metric_scores import draw
 from fedmcmc import surrogates
 
-__all__ = ["PAPER", "SHOWS_TABLE", "TITLE", "Config", "about", "commentary", "draw", "run"]
+__all__ = ["TITLE", "Config", "draw", "run"]
 
 TITLE = "Section 5.2: metric learning"
 SURROGATES = ("sampled", "laplace", "taylor")

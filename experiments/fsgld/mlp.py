@@ -16,12 +16,12 @@ from experiments import data, restarts
 from experiments.data import Table
 from experiments.fsgld import mlp_scores, repetitions
 from experiments.fsgld.mlp_model import Shards, make_posterior, make_shards, standardise, start
-from experiments.fsgld.mlp_scores import PAPER, SHOWS_TABLE, about, commentary, draw
+from experiments.fsgld.mlp_scores import draw
 from experiments.qlsd import networks
 from fedmcmc import surrogates
 from fedmcmc.pytrees import named_leaves
 
-__all__ = ["PAPER", "SHOWS_TABLE", "TITLE", "Config", "about", "commentary", "draw", "run"]
+__all__ = ["TITLE", "Config", "draw", "run"]
 
 TITLE = "Section 5.3: Bayesian networks on label-skewed shards"
 SPLITS = ("iid", "non_iid")
