@@ -7,18 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from experiments import checks, output
+from experiments import checks
 from experiments.checks import require
 from experiments.figures import COLORS, figure
 from experiments.qlsd import federations
 from experiments.qlsd.gaussian_law import memory_variance, stationary_variance
 
 __all__ = [
-    "PAPER",
     "TITLE",
     "VARIED",
     "Config",
-    "commentary",
     "draw",
     "power",
     "power_of_added",
@@ -26,28 +24,6 @@ __all__ = [
 ]
 
 TITLE = "Section 3, Table 2 and section S4: the bias after many rounds, by the law"
-PAPER = """
-Section 3 says what the bias of QLSD after many rounds comes from: stochastic gradients make one,
-and compression and partial participation add to it, the more so the more clients differ. By Table 2
-the biases of QLSD* and QLSD++ do not depend on how much clients differ. By section S4 these two are
-more accurate the more rows there are, and QLSD is not. Our copy of the paper lacks the entries of
-Table 2 and the symbols of section S4. We read that section as a step size in proportion to one over
-the number of rows, with minibatches of a fixed number of rows.
-
-Here the bias is the 2-Wasserstein distance of the stationary law from the posterior, on the
-federation of Figure 1, with a step size of a tenth of that figure's. The law's mean is right for
-all three algorithms. Its variance solves a linear equation. That would be exact without
-compression; the noise of compression is averaged over directions by simulation, for QLSD at the
-mode, and the tests compare the variances with those of runs. On this posterior the messages of
-QLSD* and QLSD++, differences to the gradient at the mode and to memories, contain nothing of the
-clients' means, so that their power zero of the clients' spread follows from the algorithms and
-measures nothing. Nor have they noise of minibatches here, as all rows have the same Hessian: their
-powers of the rows and of the minibatch follow, too. Powers are those of the squared distance,
-between the two ends of a range (but for equal clients, a spread of zero). Minibatches are varied
-with the most levels. What compression adds is the difference between the fewest levels and the
-most; what partial participation adds, that between the fewest clients and all, with the most
-levels.
-"""
 ALGORITHMS = {"QLSD": "red", "QLSD*": "blue", "QLSD++": "green"}
 """The algorithms and their colors."""
 VARIED = {
@@ -235,36 +211,3 @@ def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
         f"{metrics['batch_rows']} and all clients; minibatches with the most levels."
     )
     return [{"file": "bias.png", "caption": caption}]
-
-
-def commentary(metrics: dict[str, Any]) -> str:
-    """Return the powers, and what they say."""
-    lines = [
-        {"squared distance as a power of": words}
-        | {name: f"{power(metrics, varied, name):+.2f}" for name in ALGORITHMS}
-        for varied, words in VARIED.items()
-    ]
-    first, last = ([r for r in metrics["table"] if r["varied"] == "rows"][i] for i in (0, -1))
-    return (
-        output.markdown_table(lines)
-        + f"\n\nWith {last['value']:g} times the rows the posterior shrinks as much in variance. "
-        "Over its size, the squared distance goes "
-        + ", ".join(
-            f"with {name} from {first[f'{name}, relative']:.2g} to {last[f'{name}, relative']:.2g}"
-            for name in ALGORITHMS
-        )
-        + ".\n\n"
-        + output.markdown_table(
-            [
-                {
-                    "spread of the clients' means": row["spread"],
-                    "added by compression": row["compression"],
-                    "by absent clients": row["participation"],
-                }
-                for row in metrics["added"]
-            ]
-        )
-        + "\n\nBelow, `rows`, `step`, `levels` and `batch` are multiples: of the rows of Figure 1, "
-        f"of the step size, of {metrics['levels']} levels and of minibatches of "
-        f"{metrics['batch_rows']}; the rest are values."
-    )

@@ -13,12 +13,11 @@ from experiments import checks, spreading
 from experiments import data as tables
 from experiments.checks import require
 from experiments.qlsd import baselines, federations, logistic, truth
-from experiments.qlsd.covtype_findings import PAPER, about, commentary
 from experiments.qlsd.hpd import Run, curves, row, run_kernel
 from experiments.qlsd.hpd_figures import draw, table
 from fedmcmc import Placement
 
-__all__ = ["PAPER", "TITLE", "Config", "about", "commentary", "draw", "run", "table"]
+__all__ = ["TITLE", "Config", "draw", "run", "table"]
 
 TITLE = "Table S1: logistic regression on covertype, HPD error"
 

@@ -14,13 +14,12 @@ import fedmcmc
 from experiments import checks, images, spreading
 from experiments.checks import require
 from experiments.qlsd import baselines, image_federations, logistic
-from experiments.qlsd.digits_findings import PAPER, commentary
 from experiments.qlsd.federations import Rows
 from experiments.qlsd.hpd import STRETCHES, Run, curves, row, run_kernel
 from experiments.qlsd.hpd_figures import draw, table
 from fedmcmc import Placement
 
-__all__ = ["PAPER", "TITLE", "Config", "commentary", "draw", "run", "table"]
+__all__ = ["TITLE", "Config", "draw", "run", "table"]
 
 TITLE = "Table 3: logistic regression on digits, HPD error against bits"
 FLOOR = "LSD++, another key"

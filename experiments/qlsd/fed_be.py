@@ -14,23 +14,12 @@ from experiments.models import LeNet5
 from experiments.qlsd import networks
 from experiments.qlsd.federations import some_rows
 from experiments.qlsd.image_federations import dominant_digits
-from experiments.qlsd.mnist_findings import TABLE_S2
 from experiments.qlsd.network_methods import fed_be_kernel
 from fedmcmc import Placement
 
-__all__ = ["ENSEMBLES", "PAPER", "TITLE", "Config", "commentary", "draw", "run"]
+__all__ = ["ENSEMBLES", "TITLE", "Config", "draw", "run"]
 
 TITLE = "FedBE, rounds and dominant labels"
-PAPER = """
-In Table S2 FedBE predicts far worse than SGLD (43.5 % of the digits right with the Gaussian
-ensemble, 79.3 % with the Dirichlet one). The paper gives it local steps and a learning rate, and no
-number of rounds; our copy lacks the share of each client's dominant label. A study of our own: the
-accuracy after so many rounds, by that share, of predictions that are averaged over the draws of the
-second half of the rounds so far (one draw of the ensemble per round), from random weights. A round
-ends at the mean of the ensemble's weights, without FedBE's distillation, and no other method was
-run. All runs have the same random numbers and the same test images, so that differences of two
-accuracies are less noisy than the accuracies.
-"""
 ENSEMBLES = ("gaussian", "dirichlet")
 PAPERS = {"gaussian": "FedBE-Gauss", "dirichlet": "FedBE-Dirichlet"}  # names in Table S2
 
@@ -120,35 +109,6 @@ def run(config: Config, out: Path, placement: Placement = spreading.ONE_DEVICE) 
                 )
     found = {"table": table, "num_rows": federation.data.num_rows, "num_test": len(labels)}
     return found | {"figures": draw(found, out)}
-
-
-def commentary(metrics: dict[str, Any]) -> str:
-    """Return the range of accuracies over shares and rounds."""
-    rows, told = metrics["table"], []
-    for ensemble in ENSEMBLES:
-        own = [row for row in rows if row["ensemble"] == ensemble]
-        low, high = (f(own, key=lambda row: row["accuracy %"]) for f in (min, max))
-        told.append(
-            f"{ensemble}, from {low['accuracy %']:.1f} % (s.e. {low['s.e.']:.1f}; "
-            f"{100 * low['share']:g} % of one label, {low['rounds']} rounds) to "
-            f"{high['accuracy %']:.1f} % ({100 * high['share']:g} %, {high['rounds']} rounds)"
-        )
-    by = {(row["ensemble"], row["share"], row["rounds"]): row["accuracy %"] for row in rows}
-    behind = {
-        at[1:]: by["dirichlet", *at[1:]] - value for at, value in by.items() if at[0] == "gaussian"
-    }
-    low, high = (f(behind, key=lambda at: behind[at]) for f in (min, max))
-    published = TABLE_S2["FedBE-Dirichlet"][0] - TABLE_S2["FedBE-Gauss"][0]
-    ends = " to ".join(
-        f"{behind[at]:+.1f} points ({100 * at[0]:g} %, {at[1]} rounds)" for at in (low, high)
-    )
-    return (
-        f"{metrics['num_rows']:,} images, {metrics['num_test']:,} test images. Images that are "
-        f"right: {'; '.join(told)}. Standard errors are those of the test images, of one run "
-        f"each. The Dirichlet ensemble is "
-        f"ahead of the Gaussian one by {ends}. Table S2's distance of {published:.1f} points "
-        f"{'lies within that.' if behind[low] <= published <= behind[high] else 'occurs nowhere.'}"
-    )
 
 
 def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:

@@ -13,12 +13,11 @@ from experiments import checks, spreading
 from experiments.checks import require
 from experiments.qlsd import federations
 from experiments.qlsd.gaussian_figures import draw
-from experiments.qlsd.gaussian_findings import PAPER, commentary
 from experiments.qlsd.gaussian_law import average_error, stationary_variance
 from fedmcmc import Placement
 from fedmcmc.compression import bound_bits
 
-__all__ = ["PAPER", "TITLE", "Config", "commentary", "draw", "run"]
+__all__ = ["TITLE", "Config", "draw", "run"]
 
 TITLE = "Figures 1, S1 and S2: a Gaussian mean, error against bits"
 

@@ -11,15 +11,9 @@ from experiments import checks, images
 from experiments.figures import figure
 from experiments.qlsd.image_federations import dominant_digits
 
-__all__ = ["PAPER", "TITLE", "Config", "commentary", "draw", "run"]
+__all__ = ["TITLE", "Config", "draw", "run", "shares"]
 
 TITLE = "Figure S4: labels of the clients of MNIST"
-PAPER = """
-Section S5.3 splits MNIST so that each client has a dominant label, and Figure S4 shows how many
-images of each label a client has. Our copy of the paper lacks the share of the dominant label and
-the number of clients: ours are 80 % and 20, the defaults of the runs on MNIST. The sentence may
-also mean a share of all training images of that label; ours is a share of the client's images.
-"""
 
 
 @dataclass(frozen=True)
@@ -58,16 +52,6 @@ def shares(metrics: dict[str, Any]) -> np.ndarray:
     counts = np.array(metrics["counts"])
     dominant: np.ndarray = counts.max(axis=1) / counts.sum(axis=1)
     return dominant
-
-
-def commentary(metrics: dict[str, Any]) -> str:
-    """Return the clients' sizes and the shares of their dominant labels."""
-    sizes, dominant = np.array(metrics["counts"]).sum(axis=1), shares(metrics)
-    return (
-        f"{sizes.sum():,} images of {len(sizes)} clients, at least {sizes.min():,} each; "
-        f"{100 * dominant.min():.3g} to {100 * dominant.max():.3g} % of a client's images are of "
-        "its most frequent label."
-    )
 
 
 def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:

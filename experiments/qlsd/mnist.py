@@ -13,13 +13,13 @@ from experiments.models import LeNet5
 from experiments.qlsd import network_figures, network_methods, networks
 from experiments.qlsd.federations import some_rows
 from experiments.qlsd.image_federations import dominant_digits
-from experiments.qlsd.mnist_findings import PAPER, commentary, table_row
-from experiments.qlsd.network_scores import of_mean, scores
+from experiments.qlsd.network_scores import hundredths, of_mean, scores
 from fedmcmc import Placement, metrics
 
-__all__ = ["PAPER", "TITLE", "Config", "commentary", "draw", "run"]
+__all__ = ["TITLE", "Config", "draw", "run"]
 
 TITLE = "Table S2 and Figures S5, S6: LeNet-5 on MNIST"
+COLUMNS = ("accuracy %", "ECE", "Brier", "nNLL")
 
 
 @dataclass(frozen=True)
@@ -125,3 +125,17 @@ def measure(result: networks.Result, labels: np.ndarray, num_bins: int) -> dict[
     entropies = metrics.predictive_entropy(inside), metrics.predictive_entropy(outside)
     found = scores(inside, labels, num_bins) | of_mean(result, labels)
     return found | {"auc": float(metrics.ood_auc(*entropies))}
+
+
+def table_row(method: str, found: dict[str, float], result: networks.Result) -> dict[str, Any]:
+    """Return one line, in the units of Table S2 (except for AUC and bits)."""
+    names = ("accuracy", "ece", "brier", "nnll")
+    columns = {t: hundredths(found.get(n)) for n, t in zip(names, COLUMNS, strict=True)}
+    return {
+        "method": method,
+        **columns,
+        "accuracy %, mean network": hundredths(found.get("accuracy_of_mean")),
+        "AUC": found.get("auc"),
+        "draws": result.num_draws,
+        "bits / 32 d": result.relative_bits,
+    }

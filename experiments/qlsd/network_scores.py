@@ -1,17 +1,11 @@
-"""Scores of the experiments with networks, and what their findings have in common."""
+"""Scores of the experiments with networks."""
 
 import numpy as np
 
 from experiments.qlsd.networks import Result
 from fedmcmc import metrics
 
-__all__ = ["OF_FED_BE", "hundredths", "of_mean", "scores", "standard_error"]
-
-OF_FED_BE = (
-    "; those of FedBE are longer as our server sees sums over clients only, which its ensembles "
-    "are "
-    "made of (the paper says nothing of them)"
-)
+__all__ = ["hundredths", "of_mean", "scores"]
 
 
 def scores(probabilities: np.ndarray, labels: np.ndarray, num_bins: int) -> dict[str, float]:
@@ -34,8 +28,3 @@ def of_mean(result: Result, labels: np.ndarray) -> dict[str, float]:
 def hundredths(value: float | None) -> float | None:
     """Return `value` in units of 0.01, ``None`` where there is none."""
     return None if value is None else 100 * value
-
-
-def standard_error(accuracy: float, num: int) -> float:
-    """Return the binomial standard error of an accuracy of `num` rows, in points."""
-    return 100 * (accuracy * (1 - accuracy) / num) ** 0.5

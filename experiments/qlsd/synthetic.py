@@ -13,10 +13,9 @@ from experiments import checks, spreading
 from experiments.checks import require
 from experiments.qlsd import federations, logistic, truth
 from experiments.qlsd.synthetic_figures import draw
-from experiments.qlsd.synthetic_findings import PAPER, commentary
 from fedmcmc import Placement
 
-__all__ = ["PAPER", "TITLE", "Config", "commentary", "draw", "run"]
+__all__ = ["TITLE", "Config", "draw", "run"]
 
 TITLE = "Figure S3: memory on Synthetic(1, 1), error of the variances"
 

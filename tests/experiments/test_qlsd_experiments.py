@@ -14,7 +14,6 @@ from experiments.qlsd import (
     baselines,
     covtype,
     digits,
-    digits_findings,
     gaussian,
     hpd,
     logistic,
@@ -92,11 +91,8 @@ def test_standard_error_of_a_gap_knows_what_chains_share():
 
 def test_efficiencies_are_the_published_ones():
     potential = RNG.gamma(20, size=(2, 50))
-    for name, (_, efficiency) in digits_findings.PUBLISHED.items():
-        if not name.startswith("QLSD++") or efficiency is None:
-            continue
-        bits = int(name.split()[1])
-        run = hpd.Run(name, bits, potential, 500.0)
+    for bits, efficiency in {4: 7.6, 8: 6.7, 16: 3.1}.items():  # Table 3
+        run = hpd.Run("QLSD++", bits, potential, 500.0)
         row = hpd.row(run, potential, 1000.0, 784)
         assert row["by bound, ln"] == pytest.approx(efficiency, abs=0.05)
         assert row["efficiency"] == 2.0 and row["HPD error"] == 0.0
@@ -219,8 +215,6 @@ def test_memory_takes_away_what_coarse_messages_add(tmp_path):
     variances = np.asarray(metrics["truth"]["variances"])
     widened = 1 / (1 - metrics["step_size"] / (2 * variances))
     assert plain["variance over MALA"] == pytest.approx(widened.mean(), rel=0.1)
-    said = synthetic.commentary(metrics)
-    assert f"{without['bits per message']:.3g}" in said
     assert (tmp_path / metrics["figures"][0]["file"]).stat().st_size > 1000
 
 
@@ -255,9 +249,6 @@ def test_digits_from_settings_to_report(tmp_path, monkeypatch, num_chains):
     assert rows["QLSD++, 8 bits"]["HPD error"] < 0.2 * rows[digits.FLOOR]["HPD error"]
     assert metrics["reference"]["bits per round"] == 3 * 32 * 160
     assert rows["FSGLD"]["efficiency"] == 3 and rows["DG-SGLD"]["efficiency"] == 1
-    said = digits.commentary(metrics)
-    assert ("10 stretches of the chain" in said) == (num_chains == 1)
-    assert f"{rows['QLSD++, 2 bits']['efficiency']:.3g}" in said
     assert (tmp_path / metrics["figures"][0]["file"]).stat().st_size > 1000
 
 
@@ -287,8 +278,6 @@ def test_covertype_from_settings_to_report(tmp_path, monkeypatch):
     assert beside["HPD error"] < 0.05 and rows["QLSD++, 4 bits"]["efficiency"] > 3
     # The potential of a Gaussian posterior in d dimensions has the variance d / 2.
     assert metrics["truth"]["sd"] == pytest.approx(np.sqrt(55 / 2), rel=0.15)
-    said = covtype.commentary(metrics)
-    assert f"{rows['DG-SGLD']['HPD error']:.1e}" in said
     assert (tmp_path / metrics["figures"][0]["file"]).stat().st_size > 1000
 
 

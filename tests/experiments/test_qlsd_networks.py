@@ -281,7 +281,7 @@ def pictures(size, channels, seed=0):
     return Images(x, rng.permutation(labels), x[:80], labels[:80])
 
 
-def check(module, metrics, out, names):
+def check(metrics, out, names):
     record = output.write_metrics(out, {"metrics": metrics})["metrics"]
     assert [row["method"] for row in record["table"]] == names
     for row in record["table"]:
@@ -291,8 +291,6 @@ def check(module, metrics, out, names):
         assert one is None if row["method"] in ("start", "HMC") else 0 <= one <= 100
     for figure in record["figures"]:
         assert (out / figure["file"]).stat().st_size > 1000
-    text = module.commentary(record)
-    assert "nan" not in text
     return {row["method"]: row for row in record["table"]}
 
 
@@ -308,7 +306,7 @@ def test_mnist_from_end_to_end_with_a_linear_model(monkeypatch, tmp_path):
     monkeypatch.setattr(mnist.images, "fashion_mnist", lambda: pictures(6, 1, seed=1))
     monkeypatch.setattr(mnist, "LeNet5", lambda method: Mlp((), 10))
     metrics = mnist.run(mnist.Config(**TINY, psgld_step_size=1e-5), tmp_path)
-    rows = check(mnist, metrics, tmp_path, MNIST_METHODS)
+    rows = check(metrics, tmp_path, MNIST_METHODS)
     assert rows["QLSD"]["bits / 32 d"] < 0.5
     assert rows["FedBE-Gauss"]["bits / 32 d"] == pytest.approx(2, abs=0.01)
     assert rows["FSGLD"]["draws"] == 2
@@ -321,7 +319,7 @@ def test_cifar10_from_end_to_end_with_a_linear_model(monkeypatch, tmp_path):
     monkeypatch.setattr(cifar10.images, "cifar10", lambda jpeg_test: pictures(8, 3))
     monkeypatch.setattr(cifar10, "ResNet", lambda *args, **kwargs: Mlp((), 10))
     metrics = cifar10.run(cifar10.Config(**TINY, **TINY_HMC, pool=2), tmp_path)
-    rows = check(cifar10, metrics, tmp_path, CIFAR_METHODS)
+    rows = check(metrics, tmp_path, CIFAR_METHODS)
     for row in rows.values():
         assert 0 <= row["TV"] <= 1
         assert 0 <= row["agreement"] <= 1
@@ -338,10 +336,9 @@ def test_digits_beside_an_hmc_whose_chains_start_apart(monkeypatch, tmp_path):
         **TINY | {"num_rows": 0}, **TINY_HMC, source="digits", hidden=3, hmc_random_start=True
     )
     metrics = cifar10.run(config, tmp_path)
-    check(cifar10, metrics, tmp_path, CIFAR_METHODS)
+    check(metrics, tmp_path, CIFAR_METHODS)
     assert metrics["num_parameters"] == 16 * 3 + 3 + 3 * 10 + 10
-    text = cifar10.commentary(metrics)
-    assert "random weights of their own" in text and "R-hat of their predictions" in text
+    assert "rhat of predictions" in metrics["hmc"]
 
 
 def skip_without(*files):
@@ -355,7 +352,7 @@ def skip_without(*files):
 def test_digits_and_lenet(tmp_path):
     skip_without("mnist", "fashion_mnist_train_0", "fashion_mnist_train_1", "fashion_mnist_test")
     metrics = mnist.run(mnist.Config(**TINY, psgld_step_size=1e-5), tmp_path)
-    check(mnist, metrics, tmp_path, MNIST_METHODS)
+    check(metrics, tmp_path, MNIST_METHODS)
     assert metrics["num_parameters"] == 61_706
 
 
@@ -368,7 +365,7 @@ def test_photographs_and_a_residual_network(tmp_path):
         **TINY, **TINY_HMC, pool=8, num_blocks=1, width=2, jpeg_test=False, warm_learning_rate=1e-2
     )
     metrics = cifar10.run(config, tmp_path)
-    check(cifar10, metrics, tmp_path, CIFAR_METHODS)
+    check(metrics, tmp_path, CIFAR_METHODS)
     assert metrics["num_rows"] == 60
 
 
@@ -393,8 +390,7 @@ def test_fed_be_is_scored_after_so_many_rounds_by_the_share_of_a_label(monkeypat
     assert len(rates) == len(found["table"]) == 8
     assert all(rates[e, 0.9, 20] > rates[e, 0.9, 2] for e in fed_be.ENSEMBLES)
     assert split == [0.2, 0.9]
-    text = fed_be.commentary(found)
-    assert f"{max(rates.values()):.1f} %" in text and "80 images, 40 test images" in text
+    assert (found["num_rows"], found["num_test"]) == (80, 40)
 
 
 @pytest.mark.parametrize("wrong", [{"shares": (1.0,)}, {"rounds": (1, 4)}, {"rounds": (4, 4)}])
