@@ -7,17 +7,12 @@ from typing import Any, ClassVar
 import jax
 
 from experiments import checks, spreading
-from experiments.fed_ep import cifar_findings, federations, image_runs
+from experiments.fed_ep import federations, image_runs
 from experiments.fed_ep.image_figures import draw
 from experiments.fed_ep.methods import Federation
 from fedmcmc import Placement
 
-__all__ = ["PAPER", "TITLE", "Config", "commentary", "draw", "federation", "run"]
-
-SHOWS_TABLE = True
-TITLE = "Tables 2 and 5: CIFAR"
-PAPER = cifar_findings.PAPER
-commentary = cifar_findings.commentary
+__all__ = ["Config", "draw", "federation", "run"]
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from experiments.fed_ep.findings import seeds
 from experiments.figures import COLORS, band, figure
 
-__all__ = ["bands", "deviations", "draw", "smooth", "style_of"]
+__all__ = ["deviations", "draw", "smooth", "style_of"]
 
 LETTERS = {"(I)": "blue", "(M)": "sky", "(L)": "green", "(V)": "red"}
 DASHED = ("(M)", "(V)")  # which lie on (I) and on (L) in places
@@ -20,13 +19,6 @@ def style_of(method: str) -> dict[str, Any]:
     color = {"FedAvg": "black", "FedPA": "orange"}.get(method) or LETTERS[method[-3:]]
     line = "--" if method[-3:] in DASHED else "-"
     return dict(color=COLORS[color], label=method, lw=1.2, ls=line)
-
-
-def bands(num_seeds: int, of: str) -> str:
-    """Say what the bands are."""
-    if num_seeds == 1:
-        return "no bands, with one seed"
-    return f"bands: one standard deviation of {of} over seeds, the paper's are two"
 
 
 def smooth(values: Any, window: int) -> np.ndarray:
@@ -44,7 +36,7 @@ def deviations(values: np.ndarray, window: int) -> list[float] | None:
 
 
 def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
-    """Write the figure, a panel for each family that was run; return name and caption.
+    """Write the figure, a panel for each family that was run; return its name.
 
     It begins shortly before methods part, and its axes are those of the methods that did not
     collapse, among which there would be nothing to see else.
@@ -88,44 +80,15 @@ def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
             if inside.size and np.ptp(inside) > 0:
                 margin = 0.05 * np.ptp(inside)
                 line[0].set_ylim(inside.min() - margin, inside.max() + margin)
-    return [{"file": "rounds.png", "caption": _caption(metrics, list(scores), start, collapsed)}]
+    return [{"file": "rounds.png"}]
 
 
-def _with_bands(metrics: dict[str, Any]) -> str:
-    """Return what has bands: older records have none of losses."""
-    return "both" if "loss_by_round_sd" in metrics else "accuracies"
-
-
-def _collapsed(metrics: dict[str, Any]) -> dict[str, float]:
-    """Return the accuracies at the end of methods that end far below where methods part."""
+def _collapsed(metrics: dict[str, Any]) -> set[str]:
+    """Return the methods whose last accuracies are far below those where methods part."""
     window, first = metrics["settings"]["window"], metrics["settings"]["num_burnin"]
-    found = {}
+    names = set()
     for name, values in metrics["by_round"].items():
-        part = np.mean(values[max(first - window, 0) : first])
-        end = float(np.mean(values[-window:]))
-        if not end >= part - COLLAPSED:
-            found[name] = end
-    return found if len(found) < len(metrics["by_round"]) else {}
-
-
-def _caption(
-    metrics: dict[str, Any], scores: list[str], start: int, collapsed: dict[str, float]
-) -> str:
-    settings = metrics["settings"]
-    what = " and ".join(score.split(" (")[0] for score in scores).capitalize()
-    text = (
-        f"{what} of the point estimate from round {start} on, running means of "
-        f"{settings['window']} rounds averaged over {seeds(settings)} "
-        f"({bands(settings['num_seeds'], _with_bands(metrics))}); all methods go on from the same "
-        f"{settings['num_burnin']} rounds of FedAvg (dotted line)."
-    )
-    if collapsed:
-        ends = ", ".join(f"{name} at {end:.1f} %" for name, end in collapsed.items())
-        text += f" Below the axis, and without a band, end {ends}."
-    losses = metrics.get("loss_by_round", {}).values()
-    if not all(np.isfinite(np.asarray(values, float)).all() for values in losses):
-        text += (
-            " A curve of losses ends where some probability of some seed is rounded to 0, the loss "
-            "then being infinite."
-        )
-    return text
+        before = np.mean(values[max(first - window, 0) : first])
+        if not np.mean(values[-window:]) >= before - COLLAPSED:
+            names.add(name)
+    return names if len(names) < len(metrics["by_round"]) else set()

@@ -14,16 +14,11 @@ from sklearn.datasets import load_breast_cancer
 
 import fedmcmc
 from experiments import checks, spreading
-from experiments.fed_ep import refresh_figures, refresh_findings
+from experiments.fed_ep import refresh_figures
 from experiments.fed_ep.refresh_figures import draw
 from fedmcmc import Placement, inference
 
-__all__ = ["PAPER", "TITLE", "Config", "commentary", "draw", "run"]
-
-SHOWS_TABLE = True
-TITLE = "A study: do refreshed surrogates help FSGLD?"
-PAPER = refresh_findings.PAPER
-commentary = refresh_findings.commentary
+__all__ = ["Config", "draw", "run"]
 
 
 @dataclass(frozen=True)

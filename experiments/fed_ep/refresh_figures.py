@@ -15,7 +15,7 @@ PALETTE = [COLORS[c] for c in ("blue", "red", "green", "orange", "pink", "sky", 
 
 
 def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
-    """Write the figure; return its name and caption."""
+    """Write the figure; return its name."""
     names = list(dict.fromkeys(row["surrogates"] for row in metrics["table"]))
     with figure(out / "refresh.png", 1, 2) as (fig, axes):
         for panel, (kind, noise) in zip(axes[0], NOISE.items(), strict=True):
@@ -38,9 +38,4 @@ def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
             steps = metrics["local_steps"]
             panel.set_xlim(0.6 * min(steps), 1.6 * max(steps))
         fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    caption = (
-        "Errors against NUTS in posterior standard deviations, root mean squares over "
-        f"{metrics['dim']} coefficients, over the number of local steps a visit; bars: two Monte "
-        "Carlo errors."
-    )
-    return [{"file": "refresh.png", "caption": caption}]
+    return [{"file": "refresh.png"}]

@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.fed_ep.findings import seeds
-from experiments.fed_ep.image_figures import bands, smooth, style_of
+from experiments.fed_ep.image_figures import smooth, style_of
 from experiments.figures import band, figure
 
 __all__ = ["WINDOW", "draw"]
@@ -15,7 +14,7 @@ WINDOW = 10  # rounds, of the running means that are drawn
 
 
 def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
-    """Write the figure; return its name and caption."""
+    """Write the figure; return its name."""
     settings = metrics["settings"]
     window = min(settings["best_window"], WINDOW)
     with figure(out / "rounds.png", 1, 2) as (_, axes):
@@ -27,10 +26,4 @@ def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
             panel.axvline(settings["num_burnin"], color="0.6", lw=0.8, ls=":")
             panel.set(xlabel="rounds", ylabel=f"{kind} (%)")
         axes[0, 0].legend()
-    caption = (
-        f"Test F1 of the point estimate, running means of {window} rounds averaged over "
-        f"{seeds(settings)} ({bands(settings['num_seeds'], 'rates')}); "
-        f"all methods go on from the same {settings['num_burnin']} "
-        "rounds of FedAvg (dotted line)."
-    )
-    return [{"file": "rounds.png", "caption": caption}]
+    return [{"file": "rounds.png"}]

@@ -50,7 +50,7 @@ def _loglikelihood(position: Any, rows: Rows) -> Array:
 def _resample(rng_key: Array, position: Any, rows: Rows) -> Rows:
     logits = _logits(position, rows)
     drawn = jax.random.bernoulli(rng_key, jax.nn.sigmoid(logits))
-    return rows._replace(tags=jnp.packbits(drawn, axis=-1))
+    return rows._replace(tags=jnp.packbits(drawn, axis=-1).astype(rows.tags.dtype))
 
 
 def score(

@@ -15,18 +15,12 @@ from experiments.fed_ep import (
     runs,
     tag_data,
     tag_figures,
-    tag_findings,
     tag_model,
 )
 from experiments.fed_ep.tag_figures import draw
 from fedmcmc import Placement, metrics
 
-__all__ = ["PAPER", "TITLE", "Config", "commentary", "draw", "run"]
-
-SHOWS_TABLE = True
-TITLE = "Table 3: tags of Stack Overflow"
-PAPER = tag_findings.PAPER
-commentary = tag_findings.commentary
+__all__ = ["Config", "draw", "run"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Figure 1, Table 4 and Figure 4 (left) of Guo et al. (2023): two Gaussian clients."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,11 @@ import numpy as np
 import fedmcmc
 from experiments import checks, restarts
 from experiments.fed_ep.toy_figures import draw
-from experiments.fed_ep.toy_findings import PAPER, commentary
-from experiments.fed_ep.toy_problems import IDENTITY, Problems, exact_distances, random_problems
+from experiments.fed_ep.toy_problems import IDENTITY, Problems, random_problems
 from fedmcmc import inference, rounds
 
-__all__ = ["PAPER", "TITLE", "Config", "about", "commentary", "draw", "run"]
+__all__ = ["Config", "draw", "run"]
 
-SHOWS_TABLE = True
-TITLE = "Figure 1, Table 4 and Figure 4 (left): two Gaussian clients"
 # The clients of Figure 1, from the released code.
 FIGURE_MEANS = ((7.0, -10.6), (0.2, 2.24))
 FIGURE_COVARIANCES = (((11.0, -5.3), (-5.3, 3.5)), ((5.0, 4.9), (4.9, 5.5)))
@@ -161,25 +157,3 @@ def run(config: Config, out: Path) -> dict[str, Any]:
     }
     metrics["figures"] = draw(metrics, out)
     return metrics
-
-
-def about(config: Mapping[str, Any], metrics: Mapping[str, Any]) -> str:
-    """Say what rounding, and what two choices for the scaled identity, do to the distances."""
-    del metrics
-    own = Config(**config)
-    problems = random_problems(own)
-    divided = problems._replace(covariances=problems.covariances / own.scale)
-    rounds = [r for r in (5, 10, 50) if r <= own.num_rounds]
-
-    def told(given: Problems) -> str:
-        distances = exact_distances(given, own.num_rounds, identity=True)
-        return ", ".join(f"{distances[r - 1]:.2g}" for r in rounds)
-
-    diagonal = exact_distances(problems, own.num_rounds, identity=False)[-1]
-    return (
-        "The same iterations in double precision, computed for this page: FedEP with a diagonal "
-        f"ends at {diagonal:.1g}, so that what is left of its distance below is the rounding of "
-        f"single precision. With a scaled identity they are at {told(problems)} after "
-        f"{', '.join(map(str, rounds))} rounds, and at {told(divided)} where covariances are "
-        "divided too."
-    )

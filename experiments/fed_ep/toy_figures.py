@@ -19,7 +19,7 @@ METHODS = {
 
 
 def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
-    """Write the figure; return its file name and caption."""
+    """Write the figure; return its file name."""
     with figure(out / "toy.png", 1, 2) as (_, axes):
         left, right = axes[0]
         angles = np.linspace(0, 2 * np.pi, 200)
@@ -41,9 +41,4 @@ def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
             right.plot(rounds, metrics["by_round"][name], color=color, label=name)
         right.set(xscale="log", yscale="log", xlabel="rounds", ylabel="distance from global mean")
         right.legend()
-    caption = (
-        "Left: two clients (one and two standard deviations) and the first ten rounds of each "
-        f"method. Right: distance from the global mean, averaged over {metrics['num_problems']} "
-        "random pairs of clients, against rounds."
-    )
-    return [{"file": "toy.png", "caption": caption}]
+    return [{"file": "toy.png"}]
