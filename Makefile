@@ -109,8 +109,8 @@ sweep-gpu: $(STAMP) ## the same on a GPU (needs a jaxlib for it)
 sweep-tpu: $(STAMP) ## the same on a TPU (needs a jaxlib for it)
 	JAX_PLATFORMS=tpu $(BIN)/python -m experiments.run --multirun hydra/launcher=sweep experiment=$(CONFIG) $(SWEEP) $(ARGS)
 
-docs: $(STAMP) ## write docs/results from its records and from new runs in results/
-	$(BIN)/python -m experiments.report $(ARGS)
+docs: $(STAMP) ## write docs/results and docs/findings.md from notes/ and records/
+	$(BIN)/python -m experiments.render $(ARGS)
 
 docs-site: $(DOCS_STAMP) ## build the documentation's site in build/site, without a network
 	rm -rf build/site

@@ -32,7 +32,9 @@ project_copyright = "the fedmcmc authors"
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 root_doc = "docs/index"
 include_patterns = ["*.md", "*/README.md", "docs/**.md", "docs/api/*.rst", "examples/*.py"]
-exclude_patterns = [".*", "build", "dist", "outputs", "multirun", "results", "src", "tests"]
+exclude_patterns = [
+    *(".*", "build", "dist", "outputs", "multirun", "notes", "records", "results", "src", "tests"),
+]
 default_role = "py:obj"  # `name` in a docstring is a link where it is a public name
 nitpicky = True
 # Arguments, names of other packages, and annotations by the module that something is written in.
@@ -84,6 +86,14 @@ def add_toctrees(app: Any, page: str, source: list[str]) -> None:
         if links and caption:
             pages = "\n".join(f"{title} <{page}>" for title, page in links)
             source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {caption[1]}\n\n{pages}\n```\n"
+
+
+def add_appendices(app: Any, page: str, source: list[str]) -> None:
+    """Add to a page of results the appendices of its studies, which the bar at the side omits."""
+    folder = ROOT / "docs" / "results" / "runs" / page.rpartition("/")[2]
+    if page.startswith("docs/results/") and "/runs/" not in page and any(folder.glob("*.md")):
+        pages = f"runs/{folder.name}/*"
+        source[0] += f"\n```{{toctree}}\n:hidden:\n:glob:\n\n{pages}\n```\n"
 
 
 def link_repository(app: Any, document: nodes.document) -> None:
@@ -138,6 +148,7 @@ def setup(app: Any) -> None:
     """Register the functions above."""
     app.connect("builder-inited", write_reference)
     app.connect("source-read", add_toctrees)
+    app.connect("source-read", add_appendices)
     app.connect("doctree-read", link_repository)
     app.connect("missing-reference", find_name)
     app.connect("autodoc-skip-member", skip_field)

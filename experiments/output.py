@@ -112,8 +112,8 @@ def format_number(value: Any) -> str:
         return "-"
     if isinstance(value, bool | str):
         return str(value)
-    if isinstance(value, int):
-        return f"{value:,}"
+    if isinstance(value, int) or (value.is_integer() and abs(value) < 1e6):
+        return f"{int(value):,}"
     return f"{value:.3g}"
 
 

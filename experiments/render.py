@@ -15,14 +15,14 @@ from experiments import tidy
 from experiments.output import markdown_table
 from experiments.verdicts import NOTES, Claim, claims_of, evaluate, judge
 
-__all__ = ["Page", "appendix", "main", "write"]
+__all__ = ["Page", "appendix", "main", "path_of", "text_of", "write"]
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "results"
 PLACEHOLDER = re.compile(r"\{\{(.+?)\}\}", re.DOTALL)
 BRACES = re.compile(r"\{([^{}]+?)(?::([^{}:]*))?\}")
 FINDINGS = "findings"
 """Page of what users should know, from studies of all papers."""
-MAX_LINES = 200
+MAX_LINES, MAX_WORDS = 200, 2_500
 MAX_ROWS = 60
 """Rows of an appendix; the others are in the file alone."""
 
@@ -39,33 +39,46 @@ class Page:
     """
 
     def __init__(self, paper: str, root: Path = tidy.RECORDS, notes: Path = NOTES) -> None:
-        self.paper, self.root = paper, root
+        self.paper, self.root, self.notes = paper, root, notes
         path = notes / f"{paper}.claims.yaml"
         self.claims = {c.id: c for c in claims_of(paper, notes)} if path.exists() else {}
 
     def value(self, study: str, expression: str, form: str = ".3g") -> str:
-        """Return a number of a study."""
-        return format(evaluate(expression, study, self.root), form)
+        """Return a number of a study; raise `ValueError` if it is NaN."""
+        text = format(evaluate(expression, study, self.root), form)
+        if "nan" in text:
+            raise ValueError("the value is NaN")
+        return text
 
     def verdict(self, name: str, word: str) -> str:
         """Return the verdict on a claim, which the prose around it expects to be `word`.
+
+        A claim of another paper is named ``"<paper>/<claim>"``.
 
         Raises
         ------
         ValueError
             If it is another.
         """
-        found = judge(self.claims[name], self.root)
+        paper, _, claim = name.rpartition("/")
+        claims = self.claims
+        if paper:
+            claims = {claim.id: claim for claim in claims_of(paper, self.notes)}
+        found = judge(claims[claim], self.root)
         if found != word:
             raise ValueError(f"The verdict on {name} is {found!r}, and the page says {word!r}.")
         return f"**{word}**"
 
     def claims_table(self, *names: str) -> str:
         """Return the table of some claims, by default of all that the paper makes."""
-        chosen = [self.claims[n] for n in names] or [
-            claim for claim in self.claims.values() if not claim.is_ours
-        ]
-        return markdown_table([self._line(claim) for claim in chosen])
+        chosen = [self.claims[name] for name in names]
+        if not names:
+            of_paper = [claim for claim in self.claims.values() if not claim.is_ours]
+            chosen = of_paper or list(self.claims.values())
+        lines = [self._line(claim) for claim in chosen]
+        if all(line["paper"] == "-" for line in lines):
+            lines = [{k: v for k, v in line.items() if k != "paper"} for line in lines]
+        return markdown_table(lines)
 
     def _line(self, claim: Claim) -> dict[str, str]:
         study = claim.run(self.root)
@@ -162,13 +175,16 @@ def appendix(study: str, root: Path = tidy.RECORDS, docs: Path = DOCS) -> str:
         "Python": versions["python"],
     }
     settings = [{"setting": name, "value": str(v)} for name, v in record["config"].items()]
-    shown = [row for row in rows if row.x is None][:MAX_ROWS]
+    errors = {(row.method, str(row.settings), row.seed, row.metric): row.value for row in rows}
+    summaries = [row for row in rows if row.x is None and not row.metric.endswith(" s.e.")]
+    shown = sorted(summaries, key=lambda row: row.seed is not None)[:MAX_ROWS]
     numbers = [
         {
             "method": row.method,
             "setting": " ".join(f"{name}={v}" for name, v in row.settings.items()),
             "metric": row.metric,
             "value": row.value,
+            "s.e.": errors.get((row.method, str(row.settings), row.seed, f"{row.metric} s.e.")),
         }
         for row in shown
     ]
@@ -185,30 +201,43 @@ def appendix(study: str, root: Path = tidy.RECORDS, docs: Path = DOCS) -> str:
         *(["## Figures"] if figures else []),
         *(f"![{file}](../../figures/{file})" for file in figures),
         "## Numbers",
-        f"{len(shown)} of {len(rows)} rows; all are in "
+        f"The first {len(shown)} of {len(summaries)} numbers that are no curves; all rows are in "
         f"[{name}.csv]({up}/records/{paper}/{name}.csv).",
         markdown_table(numbers) if numbers else "",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def write(paper: str, docs: Path = DOCS, notes: Path = NOTES, root: Path = tidy.RECORDS) -> Path:
-    """Write the page of a paper and the appendices of its studies; return the page's path.
+def text_of(paper: str, notes: Path = NOTES, root: Path = tidy.RECORDS) -> str:
+    """Return the page of a paper.
 
     Raises
     ------
     ValueError
-        If a placeholder does not resolve, a verdict is not the expected one, or the page is longer
-        than 200 lines.
+        If a placeholder does not resolve or is NaN, a verdict is not the expected one, or the page
+        is longer than 200 lines (that of findings: 2,500 words).
     """
     page = Page(paper, root, notes)
     for claim in page.claims.values():
         page.verdict(claim.id, claim.expect)
     text = page.fill((notes / f"{paper}.md").read_text())
-    if text.count("\n") > MAX_LINES:
-        raise ValueError(f"The page of {paper} has more than {MAX_LINES} lines.")
-    path = docs.parent / "findings.md" if paper == FINDINGS else docs / f"{paper}.md"
-    path.write_text(text)
+    num, most, unit = text.count("\n"), MAX_LINES, "lines"
+    if paper == FINDINGS:
+        num, most, unit = len(text.split()), MAX_WORDS, "words"
+    if num > most:
+        raise ValueError(f"The page of {paper} has {num:,} {unit}, at most {most:,}.")
+    return text
+
+
+def path_of(paper: str, docs: Path = DOCS) -> Path:
+    """Return where the page of a paper is."""
+    return docs.parent / f"{paper}.md" if paper == FINDINGS else docs / f"{paper}.md"
+
+
+def write(paper: str, docs: Path = DOCS, notes: Path = NOTES, root: Path = tidy.RECORDS) -> Path:
+    """Write the page of a paper and the appendices of its studies; return the page's path."""
+    path = path_of(paper, docs)
+    path.write_text(text_of(paper, notes, root))
     for study in tidy.studies(paper, root):
         own = docs / "runs" / f"{study}.md"
         own.parent.mkdir(parents=True, exist_ok=True)

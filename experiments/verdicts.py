@@ -6,6 +6,7 @@ carry standard errors. `EXPRESSIONS` lists the functions.
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -303,6 +304,19 @@ class Claim:
         for name in self.deviations:
             if name not in CAPS:
                 raise ValueError(f"{self.id}: a deviation is one of {[*CAPS]}, got {name!r}.")
+        for check in self.checks:
+            keys = {"holds"} if "holds" in check else {"left", "relation", "right"}
+            if not keys <= check.keys() <= keys | {"margin", "studies"}:
+                raise ValueError(f"{self.id}: a check has the entries {keys}, got {[*check]}.")
+            if "holds" not in check and check["relation"] not in ("<", ">"):
+                raise ValueError(f"{self.id}: a relation is < or >, got {check['relation']!r}.")
+            if not re.fullmatch(r"none|[\d.]+ s\.e\.", str(check.get("margin", "none"))):
+                raise ValueError(
+                    f"{self.id}: a margin is 'none' or such as '2 s.e.', got {check['margin']!r}."
+                )
+        for case in self.cases:
+            if {*case} != {"word", "when"} or case["word"] not in WORDS:
+                raise ValueError(f"{self.id}: a case is {{word, when}}, got {dict(case)}.")
 
     def run(self, root: Path = tidy.RECORDS) -> str:
         """Return the study whose record counts, empty if there is none."""

@@ -11,7 +11,7 @@ hydra = pytest.importorskip("hydra")
 
 from hydra.errors import ConfigCompositionException  # noqa: E402
 
-from experiments import demo, output, report, run, schemas  # noqa: E402
+from experiments import demo, output, run, schemas  # noqa: E402
 from tests.support.tiny_experiments import TINY, compose  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -106,60 +106,6 @@ def test_measured_moments_fit_the_exact_law(results):
         assert abs(row["z (variance)"]) < 8
         assert abs(row["z (MSE)"]) < 5.5
     assert table[0]["exact variance"] > 3 * table[1]["exact variance"]
-
-
-def test_report_lists_what_was_not_run(modules, tmp_path):
-    report.main(["--results", str(tmp_path / "none"), "--docs", str(tmp_path / "results")])
-    page = (tmp_path / "results" / "fsgld.md").read_text()
-    for name in run.available("fsgld"):
-        assert f"`{name}`" in page
-    assert "Command: `python -m experiments.run experiment=fsgld/gaussian` and so on." in page
-    verdicts = [
-        line.split("|")[3].strip() for line in page.splitlines() if line.startswith("| Fig")
-    ]
-    assert len(verdicts) > 5 and set(verdicts) == {"not run"}
-
-
-@pytest.mark.slow
-def test_report_shows_what_was_run_and_can_do_so_again_from_its_records(results, tmp_path):
-    report.main(["--results", str(results), "--docs", str(tmp_path / "results")])
-    page = (tmp_path / "results" / "fsgld.md").read_text()
-    assert "python -m tiny" in page
-    assert "`num_clients` 3 (10)" in page and "`num_chains` 16 (" in page
-    assert "Not run: `fsgld/gaussian_small`." in page
-    assert "| DSGLD | 20 |" in page
-    for name in ("draws", "mse", "constants", "gradients"):
-        assert page.count(f"figures/fsgld-gaussian-{name}.png)\n") == 1
-        figure = tmp_path / "results" / "figures" / f"fsgld-gaussian-{name}.png"
-        assert figure.stat().st_size < report.MAX_BYTES
-    (line,) = [x for x in page.splitlines() if x.startswith("| Figure 4 |")]
-    assert "**reproduced**" in line and "[figure](figures/fsgld-gaussian-constants.png)" in line
-    report.main(["--results", str(tmp_path / "none"), "--docs", str(tmp_path / "results")])
-    assert (tmp_path / "results" / "fsgld.md").read_text() == page
-
-
-@pytest.mark.parametrize(
-    ("name", "full"),
-    [
-        ("fa_hmc/logistic_low_small", "fa_hmc/logistic_low"),
-        ("fsgld/mlp_small_paper_step", "fsgld/mlp"),
-        ("fed_ep/cifar10_small", "fed_ep/cifar"),
-        ("fsgld/metric_taylor", "fsgld/metric"),
-        ("qlsd/digits", "qlsd/digits"),
-    ],
-)
-def test_a_small_run_is_held_against_its_full_settings(modules, name, full):
-    assert report.full_name(name) == full
-
-
-def test_what_differs_from_the_full_settings_is_read_off_the_two(modules):
-    config = json.loads(json.dumps(schemas.split(compose("experiment=fsgld/mlp_small"))[0]))
-    text = report.differences({"experiment": "fsgld/mlp_small", "config": config})
-    assert text.startswith("Settings that differ from `fsgld/mlp`, whose values are in brackets: ")
-    assert "`table` covtype (susy)" in text and "`rows_per_shard` 2000 (90000)" in text
-    assert "batch_size" not in text  # the same in both
-    config = json.loads(json.dumps(schemas.split(compose("experiment=fsgld/mlp"))[0]))
-    assert report.differences({"experiment": "fsgld/mlp", "config": config}) == "The full settings."
 
 
 def test_metrics_hold_plain_json(tmp_path):
