@@ -23,7 +23,8 @@ import hydra
 from PIL import Image
 
 import experiments
-from experiments import claims, findings, output, run, schemas
+from experiments import claims, findings, output, schemas
+from experiments import settings_run as run
 
 __all__ = [
     "claims_of",
@@ -330,7 +331,7 @@ def differences(record: Record) -> str:
 def _settings(name: str) -> dict[str, Any]:
     schemas.register()
     with hydra.initialize_config_dir(str(run.CONFIGS), version_base="1.3"):
-        composed = schemas.split(hydra.compose("config", [f"experiment={name}"]))[0]
+        composed = schemas.split(hydra.compose("settings", [f"experiment={name}"]))[0]
     return json.loads(json.dumps(output.plain(composed)), parse_float=_rounded)
 
 

@@ -12,7 +12,8 @@ import pytest
 
 pytest.importorskip("hydra")
 
-from experiments import claims, figures, findings, report, run, schemas
+from experiments import claims, figures, findings, report, schemas
+from experiments import settings_run as run
 from experiments.fa_hmc import claims as fa_hmc
 from experiments.fa_hmc import (
     drift,

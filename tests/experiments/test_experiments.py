@@ -13,7 +13,8 @@ hydra = pytest.importorskip("hydra")
 
 from hydra.errors import ConfigCompositionException  # noqa: E402
 
-from experiments import demo, output, report, run, schemas  # noqa: E402
+from experiments import demo, output, report, schemas  # noqa: E402
+from experiments import settings_run as run  # noqa: E402
 from experiments.fsgld import (  # noqa: E402
     alpha,
     cost,
