@@ -52,13 +52,13 @@ def prepare(arguments: Sequence[str]) -> list[list[str]]:
         If a name is unknown, a group's file does not exist, or a group is missing.
     """
     flags = [a for a in arguments if a.startswith("-") or not ("=" in a or a.startswith("~"))]
-    given = _parse([a for a in arguments if a not in flags])
-    studies = [o for o in given if o.key_or_group == "study"]
+    overrides = _parse([a for a in arguments if a not in flags])
+    studies = [o for o in overrides if o.key_or_group == "study"]
     grids = _study(_values(studies[-1])[0]) if studies else [[]]
     prepared = []
     for grid in grids:
-        keys = {override.key_or_group for override in given}
-        merged = [o for o in _parse(grid) if o.key_or_group not in keys] + given
+        keys = {override.key_or_group for override in overrides}
+        merged = [o for o in _parse(grid) if o.key_or_group not in keys] + overrides
         command = _command(merged, flags)
         if command not in prepared:
             prepared.append(command)
@@ -105,11 +105,11 @@ def _line(override: Override) -> str:
 
 def _check_key(override: Override) -> None:
     key = override.key_or_group
-    first = key.partition(".")[0].partition("/")[0]
+    top_level = key.partition(".")[0].partition("/")[0]
     if key in (*GROUPS, "run"):
         for value in _values(override):
             _check_choice(key, value)
-    elif key not in (*run_settings(), "study", "metrics") and first not in (
+    elif key not in (*run_settings(), "study", "metrics") and top_level not in (
         *GROUPS,
         "placement",
         "hydra",
@@ -122,12 +122,14 @@ def _check_key(override: Override) -> None:
 
 
 def _check_choice(group: str, value: str) -> None:
-    known = choices(group)
-    if value in known:
+    names = choices(group)
+    if value in names:
         return
     if group == "run" or "." not in value:
-        other = "" if group == "run" else " or an import path such as my_package.my_function"
-        raise ConfigError(f"{group}={value} does not exist; give one of {', '.join(known)}{other}.")
+        alternative = "" if group == "run" else " or an import path such as my_package.my_function"
+        raise ConfigError(
+            f"{group}={value} does not exist; give one of {', '.join(names)}{alternative}."
+        )
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     wiring.locate(value, group)
@@ -141,8 +143,8 @@ def _study(name: str) -> list[list[str]]:
     as on the command line, or several such mappings; and `metrics`, a list of names.
     """
     if name not in choices("study"):
-        known = ", ".join(choices("study")) or "none yet"
-        raise ConfigError(f"study={name} does not exist; the studies are {known}.")
+        names = ", ".join(choices("study")) or "none yet"
+        raise ConfigError(f"study={name} does not exist; the studies are {names}.")
     study: Any = OmegaConf.to_container(OmegaConf.load(CONFIGS / "study" / f"{name}.yaml"))
     unknown = sorted({*study} - {"overrides", "grid", "metrics"})
     if unknown:

@@ -48,7 +48,7 @@ Split = Literal["iid", "dominant_label", "dirichlet", "disjoint_labels", "quanti
 
 
 def columns(federation: Any) -> Loaded:
-    """Return a federation of named tuples as one of dicts, and its held-out rows likewise."""
+    """Return a federation of named tuples as one of dicts, and its held-out rows too."""
     rows, test = federation[0], federation[1]
     if hasattr(rows.rows, "_asdict"):
         rows = dataclasses.replace(rows, rows=rows.rows._asdict())
@@ -155,7 +155,7 @@ def image_classes(
     from experiments.qlsd.federations import some_rows
 
     by_name = {"cifar2": image_data.cifar2, "kmnist": image_data.kmnist}
-    given = by_name[name]()[0] if name in by_name else getattr(images, name)()
+    pictures = by_name[name]()[0] if name in by_name else getattr(images, name)()
     row_key, test_key, split_key = jax.random.split(jax.random.key(seed), 3)
     moments = images.CIFAR10_MOMENTS if name.startswith("cifar") else images.MNIST_MOMENTS
 
@@ -165,7 +165,7 @@ def image_classes(
         pixels = _shrunk(pixels if pixels.ndim == 4 else pixels[..., None], shrink)
         return {"features": pixels.reshape(len(rows), -1) if flat else pixels, "label": y[rows]}
 
-    train = taken(given.x_train, given.y_train, row_key, num_rows)
+    train = taken(pictures.x_train, pictures.y_train, row_key, num_rows)
     labels, total = train["label"], len(train["label"])
     ids = {
         "iid": lambda: partition.iid(split_key, total, num_clients),
@@ -179,7 +179,7 @@ def image_classes(
             split_key, total, num_clients, concentration
         ),
     }[split]()
-    test = taken(given.x_test, given.y_test, test_key, num_test)
+    test = taken(pictures.x_test, pictures.y_test, test_key, num_test)
     return fedmcmc.FederatedData.from_arrays(train, ids), test
 
 
@@ -193,8 +193,8 @@ def femnist_star(
     """Return FEMNIST* of Vono et al. (2022): `experiments.qlsd.image_federations.digits`."""
     from experiments.qlsd import image_federations
 
-    given = getattr(images, name)()
-    loaded = image_federations.digits(given, num_clients, seed=seed, shared_seed=shared_seed)
+    pictures = getattr(images, name)()
+    loaded = image_federations.digits(pictures, num_clients, seed=seed, shared_seed=shared_seed)
     rows, test = columns(loaded)
     return rows, {name: column[:num_test] for name, column in test.items()}
 
@@ -203,8 +203,10 @@ def cifar100(num_components: int | None = None, seed: int = 0) -> Loaded:
     """Return CIFAR-100 in 500 clients of 100 images, or its principal components."""
     from experiments.fed_ep import federations
 
-    found = federations.cifar100(jax.random.key(seed))
-    return columns(found if num_components is None else federations.with_pca(found, num_components))
+    federation = federations.cifar100(jax.random.key(seed))
+    return columns(
+        federation if num_components is None else federations.with_pca(federation, num_components)
+    )
 
 
 def emnist62() -> Loaded:
@@ -225,8 +227,8 @@ def tags(
     from experiments.fed_ep import tag_data
 
     sizes = dict(num_clients=num_clients, num_words=num_words, num_tags=num_tags)
-    found = tag_data.synthetic(seed, num_test=num_test, **sizes)
-    return found.data, found.test
+    federation = tag_data.synthetic(seed, num_test=num_test, **sizes)
+    return federation.data, federation.test
 
 
 def stack_overflow(
@@ -235,8 +237,8 @@ def stack_overflow(
     """Return Stack Overflow by user; rows are `experiments.fed_ep.tag_data.Rows`."""
     from experiments.fed_ep import tag_data
 
-    found = tag_data.stack_overflow(num_words, num_tags, max_rows, num_test)
-    return found.data, found.test
+    federation = tag_data.stack_overflow(num_words, num_tags, max_rows, num_test)
+    return federation.data, federation.test
 
 
 def synthetic(
@@ -252,8 +254,8 @@ def synthetic(
     from experiments.qlsd import federations
 
     sizes = dict(num_clients=num_clients, dim=dim, num_classes=num_classes)
-    found = federations.synthetic(alpha, beta, seed=seed, shared_seed=shared_seed, **sizes)
-    return columns(found)
+    federation = federations.synthetic(alpha, beta, seed=seed, shared_seed=shared_seed, **sizes)
+    return columns(federation)
 
 
 def spherical(
@@ -283,8 +285,8 @@ def gaussian(
     """Draw clients of 10 to 199 rows ``N(mu_i, I)``, `experiments.qlsd.federations.gaussian`."""
     from experiments.qlsd import federations
 
-    found = federations.gaussian(num_clients, dim, spread=spread, times=times, seed=seed)
-    return dataclasses.replace(found.data, rows={"y": found.data.rows}), None
+    federation = federations.gaussian(num_clients, dim, spread=spread, times=times, seed=seed)
+    return dataclasses.replace(federation.data, rows={"y": federation.data.rows}), None
 
 
 def gaussian_shards(

@@ -35,7 +35,7 @@ ROWS = "rows.csv"
 MOST_PARAMETERS = 200
 MOST_PREDICTIVE_DRAWS = 200
 ROWS_AT_A_TIME = 1_000
-MIXING_AT_ONCE = 8  # `mixing` judges at least so many parameters
+MIXING_AT_ONCE = 8  # the least number of parameters that `mixing` judges
 OUTCOMES = ("label", "y")
 """Names of columns that hold the outcome."""
 
@@ -71,12 +71,12 @@ def tidy(
     names: Sequence[str] | None = None,
 ) -> list[Row]:
     """Return the rows of a run: all metrics that apply, or those in `names`."""
-    found: list[tuple[str, str, float]] = []
+    measured: list[tuple[str, str, float]] = []
     for measure in dict.fromkeys(NAMES[name] for name in names or NAMES):
-        found += measure(samples, problem)
+        measured += measure(samples, problem)
     return [
         Row(method, setting, seed, x, metric, float(value))
-        for x, metric, value in found
+        for x, metric, value in measured
         if not names or metric in names
     ]
 
@@ -131,8 +131,10 @@ def _predictions(samples: fedmcmc.Samples, problem: Any) -> Found:
     draws = samples.draws if samples.final_draws is None else samples.final_draws
     flat = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(-1, *np.shape(leaf)[2:]), draws)
     num = len(jax.tree.leaves(flat)[0])
-    kept = np.unique(np.linspace(0, num - 1, min(num, MOST_PREDICTIVE_DRAWS)).astype(int))
-    positions = jax.tree.map(lambda leaf: jnp.asarray(leaf[kept]), flat)
+    places_of_draws = np.unique(
+        np.linspace(0, num - 1, min(num, MOST_PREDICTIVE_DRAWS)).astype(int)
+    )
+    positions = jax.tree.map(lambda leaf: jnp.asarray(leaf[places_of_draws]), flat)
     outcome = next((n for n in OUTCOMES if isinstance(test, dict) and n in test), None)
     if outcome is None or not np.issubdtype(np.asarray(test[outcome]).dtype, np.integer):
         log_p = _log_predictive(posterior.loglikelihood_fn, positions, test)
@@ -168,8 +170,8 @@ def _log_predictive(score_fn: Any, positions: Any, rows: Any, *arguments: Any) -
         def add(total: Any, position: Any) -> tuple[Any, None]:
             return jnp.logaddexp(total, score_fn(position, rows, *arguments)), None
 
-        first = jax.tree.map(lambda leaf: leaf[0], positions)
-        shape = jax.eval_shape(lambda p, r: score_fn(p, r, *arguments), first, rows)
+        one_position = jax.tree.map(lambda leaf: leaf[0], positions)
+        shape = jax.eval_shape(lambda p, r: score_fn(p, r, *arguments), one_position, rows)
         start = jnp.full(shape.shape, -jnp.inf, shape.dtype)
         return jax.lax.scan(add, start, positions)[0]
 
@@ -205,18 +207,18 @@ def write(out: Path, samples: fedmcmc.Samples, rows: Sequence[Row]) -> None:
 def table(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Return the metrics of whole runs by method and setting: means and sds over seeds."""
     names = list(dict.fromkeys(row.metric for row in rows if not row.x))
-    found = []
+    lines = []
     for method, setting in dict.fromkeys((row.method, row.setting) for row in rows):
         line: dict[str, Any] = {"method": method, "setting": setting}
-        own = [row for row in rows if row[:2] == (method, setting) and not row.x]
-        line["seeds"] = len({row.seed for row in own})
+        matching = [row for row in rows if row[:2] == (method, setting) and not row.x]
+        line["seeds"] = len({row.seed for row in matching})
         for name in names:
-            values = [row.value for row in own if row.metric == name]
+            values = [row.value for row in matching if row.metric == name]
             line[name] = float(np.mean(values)) if values else None
             if line["seeds"] > 1 and name in ("nll", "accuracy"):
                 line[f"sd of {name}"] = float(np.std(values, ddof=1)) if len(values) > 1 else None
-        found.append(line)
-    return found
+        lines.append(line)
+    return lines
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:

@@ -144,7 +144,7 @@ def execute(
     if settings.keep_finished and distributed.agreed(_is_finished(out, config)):
         return metrics.read_rows(out / metrics.ROWS)
     problem = problems.load(config, names)
-    begun = time.perf_counter()
+    start_time = time.perf_counter()
     with (
         restarts.surviving(out, _without(config), settings.checkpoint_seconds) as resumed,
         ending_programs(),
@@ -167,18 +167,18 @@ def execute(
             folder,
             {**names, "command": command, "overrides": list(overrides), "resumed": resumed},
             config,
-            begun,
+            start_time,
         )
     return rows
 
 
 def write_record(
-    out: Path, provenance: dict[str, Any], config: dict[str, Any], begun: float
+    out: Path, provenance: dict[str, Any], config: dict[str, Any], start_time: float
 ) -> None:
     """Write ``record.json``: the config, the command, versions, device, commit and seconds."""
     record = {
         **provenance,
-        "seconds": round(time.perf_counter() - begun, 2),
+        "seconds": round(time.perf_counter() - start_time, 2),
         "processes": jax.process_count(),
         "devices": jax.device_count(),
         **output.environment(),
@@ -256,9 +256,9 @@ def execute_job(cfg: DictConfig, out: Path, choices: Any, overrides: Sequence[st
 
 
 def _job(cfg: DictConfig) -> None:
-    given = HydraConfig.get()
-    out = Path(given.runtime.output_dir)
-    execute_job(cfg, out, given.runtime.choices, given.overrides.task)
+    hydra_config = HydraConfig.get()
+    out = Path(hydra_config.runtime.output_dir)
+    execute_job(cfg, out, hydra_config.runtime.choices, hydra_config.overrides.task)
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ def step_size(
 ) -> float:
     """Return a Langevin step: a fraction of one over the largest curvature of any client.
 
-    A client's curvature is that of its rows, scaled to all rows.
+    The curvature of a client's rows is scaled to all rows.
     """
     return fraction / _curvature(posterior, data, rng_key, reference)
 

@@ -48,17 +48,17 @@ def launch(
     run_jobs: Callable[[Sequence[Sequence[str]], int], Sequence[JobReturn]],
     launcher: Any,
     job_overrides: Sequence[Sequence[str]],
-    first: int,
+    first_index: int,
 ) -> Sequence[JobReturn]:
     """Run all jobs, continue where one fails, and write ``rows.csv`` and ``table.md`` for all.
 
     Parameters
     ----------
     run_jobs
-        ``(job_overrides, index of the first) -> returns``, Hydra's own launcher.
+        ``(job_overrides, index of the first) -> returns``, Hydra's unconstrained launcher.
     launcher
         Launcher with Hydra's `config` and `hydra_context`.
-    job_overrides, first
+    job_overrides, first_index
         Arguments of every job, and the index of the first.
 
     Raises
@@ -66,7 +66,7 @@ def launch(
     SystemExit
         Before the first job, if a config cannot be run; after the last, if any job failed.
     """
-    jobs = [_job(launcher, overrides, first + i) for i, overrides in enumerate(job_overrides)]
+    jobs = [_job(launcher, overrides, first_index + i) for i, overrides in enumerate(job_overrides)]
     together, alone = _split(jobs)
     failed, interrupted = [], False
     for group in together:
@@ -74,7 +74,7 @@ def launch(
             _run_together(group)
         except (Exception, SystemExit) as error:
             failed += [f"{job.label}: {multirun.reason(error)}" for job in group]
-    returned, interrupted = multirun.in_turn(alone, run_jobs, first)
+    returned, interrupted = multirun.in_turn(alone, run_jobs, first_index)
     failed += [
         f"{alone[i].label}: {result}" for i, result in returned.items() if isinstance(result, str)
     ]
@@ -110,10 +110,10 @@ def _job(launcher: Any, overrides: Sequence[str], index: int) -> Job:
     choices = config.hydra.runtime.choices
     names = {group: choices[group] for group in arguments.GROUPS}
     setting = arguments.setting_of(overrides, sys.argv[1:])
-    own = copy.deepcopy(config)
-    with open_dict(own):
-        del own["hydra"]
-    job = Job(list(overrides), run.plain(own), out, names, setting)
+    values = copy.deepcopy(config)
+    with open_dict(values):
+        del values["hydra"]
+    job = Job(list(overrides), run.plain(values), out, names, setting)
     try:
         run.check(job.config)
     except wiring.ConfigError as error:
@@ -125,29 +125,29 @@ def _split(jobs: Sequence[Job]) -> tuple[list[list[Job]], list[Job]]:
     """Return groups of jobs that one call of `fedmcmc.sweep` can run, and all others."""
     groups: dict[str, list[Job]] = {}
     for job in jobs:
-        rest = {k: v for k, v in job.config.items() if k not in ("kernel", "seed")}
-        groups.setdefault(json.dumps(rest), []).append(job)
+        shared = {k: v for k, v in job.config.items() if k not in ("kernel", "seed")}
+        groups.setdefault(json.dumps(shared), []).append(job)
     together = [group for group in groups.values() if _fits(group)]
-    taken = {id(job) for group in together for job in group}
-    return together, [job for job in jobs if id(job) not in taken]
+    grouped = {id(job) for group in together for job in group}
+    return together, [job for job in jobs if id(job) not in grouped]
 
 
 def _fits(group: Sequence[Job]) -> bool:
     config = group[0].config
     plain_placement = config["placement"] in (None, {"_target_": "fedmcmc.Placement"})
-    wanted = config["vmapped"] and not config["keep_finished"] and plain_placement
-    if len(group) < 2 or not wanted or config["checkpoint_seconds"] is not None:
+    enabled = config["vmapped"] and not config["keep_finished"] and plain_placement
+    if len(group) < 2 or not enabled or config["checkpoint_seconds"] is not None:
         return False
     seeds: dict[str, list[int]] = {}
     for job in group:
         seeds.setdefault(json.dumps(job.config["kernel"]), []).append(job.config["seed"])
     num = len(next(iter(seeds.values())))
-    return all(sorted(own) == list(range(num)) for own in seeds.values())
+    return all(sorted(numbers) == list(range(num)) for numbers in seeds.values())
 
 
 def _run_together(group: Sequence[Job]) -> None:
     """Run kernels and seeds in one call of `fedmcmc.sweep`; write every job's rows and record."""
-    config, begun = group[0].config, time.perf_counter()
+    config, start_time = group[0].config, time.perf_counter()
     settings, problem = run.check(config), problems.load(config, group[0].names)
     kernels = {
         job.label: wiring.build(
@@ -176,25 +176,31 @@ def _run_together(group: Sequence[Job]) -> None:
     )
     treedef = jax.tree.structure(jax.eval_shape(posterior.init_fn, jax.random.key(0)))
     for job in group:
-        own = swept.dataset.sel(point=job.label, seed=job.config["seed"])
+        unconstrained = swept.dataset.sel(point=job.label, seed=job.config["seed"])
         constrained = swept.constrained.sel(point=job.label, seed=job.config["seed"])
-        _write(job, problem, _samples(own, constrained, posterior, treedef), begun, len(group))
+        _write(
+            job,
+            problem,
+            _samples(unconstrained, constrained, posterior, treedef),
+            start_time,
+            len(group),
+        )
 
 
-def _samples(own: Any, constrained: Any, posterior: Any, treedef: Any) -> Any:
+def _samples(unconstrained: Any, constrained: Any, posterior: Any, treedef: Any) -> Any:
     """Return what `metrics.tidy` needs of the draws of one job."""
     shapes = jax.eval_shape(posterior.init_fn, jax.random.key(0))
     names = list(variables(named_leaves(shapes)))
-    draws = jax.tree.unflatten(treedef, [own[name].values for name in names])
+    draws = jax.tree.unflatten(treedef, [unconstrained[name].values for name in names])
     user = {
         name: leaf.values
         for name, leaf in constrained.data_vars.items()
-        if "draw" in leaf.dims and (name in names or name not in own.data_vars)
+        if "draw" in leaf.dims and (name in names or name not in unconstrained.data_vars)
     }
     totals = {
-        "bits_up": own["total_bits_up"].values,
-        "bits_down": own["total_bits_down"].values,
-        "rounds": own["num_rounds"].values,
+        "bits_up": unconstrained["total_bits_up"].values,
+        "bits_down": unconstrained["total_bits_down"].values,
+        "rounds": unconstrained["num_rounds"].values,
     }
     return SimpleNamespace(draws=draws, constrained=user, final_draws=None, totals=totals)
 
@@ -208,7 +214,7 @@ def _provenance(job: Job) -> dict[str, Any]:
     )
 
 
-def _write(job: Job, problem: Any, samples: Any, begun: float, num_jobs: int) -> None:
+def _write(job: Job, problem: Any, samples: Any, start_time: float, num_jobs: int) -> None:
     job.out.mkdir(parents=True, exist_ok=True)
     rows = metrics.tidy(
         samples,
@@ -222,4 +228,6 @@ def _write(job: Job, problem: Any, samples: Any, begun: float, num_jobs: int) ->
     (job.out / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(job.config)))
     provenance = _provenance(job)
     names = provenance.pop("names")
-    run.write_record(job.out, {**names, **provenance, "jobs_together": num_jobs}, job.config, begun)
+    run.write_record(
+        job.out, {**names, **provenance, "jobs_together": num_jobs}, job.config, start_time
+    )

@@ -156,17 +156,17 @@ def check(node: Any, where: str, supplied: tuple[str, ...] = Supplies.NAMES) -> 
     hints = _hints(locate(target, where))
     positional = len(node.get("_args_", ()))
     for i, (name, parameter) in enumerate(named.items()):
-        given = keywords.get(name)
+        argument = keywords.get(name)
         required = parameter.default is parameter.empty and i >= positional
-        if given == "???" or (
-            required and given is None and (name not in supplied) and not node.get("_partial_")
+        if argument == "???" or (
+            required and argument is None and (name not in supplied) and not node.get("_partial_")
         ):
             example = (
                 f", for instance '{where}.{name}={EXAMPLES[name]}'" if name in EXAMPLES else ""
             )
             raise ConfigError(f"{where}={target} needs {_join(where, name)}{example}.")
         if name in keywords and name in hints:
-            _check_type(_join(where, name), given, hints[name])
+            _check_type(_join(where, name), argument, hints[name])
 
 
 def _join(where: str, key: Any) -> str:
@@ -237,7 +237,7 @@ def _in_words(option: Any) -> str:
 def build(node: Any, where: str, supplies: Supplies | None) -> Any:
     """Build what a config names; hand every function the supplied values that it needs.
 
-    Without `supplies` nothing is handed over, and ``_partial_`` stays as it is.
+    Without `supplies` nothing is handed over, and ``_partial_`` has Hydra's meaning.
 
     Raises
     ------
@@ -303,7 +303,7 @@ def _fill(value: Any, supplies: Supplies) -> Any:
         return value
     keywords = {key: _fill(item, supplies) for key, item in value.keywords.items()}
     arguments = [_fill(item, supplies) for item in value.args]
-    wanted = [
+    missing = [
         name
         for i, name in enumerate(_needs(value.func))
         if keywords.get(name) is None and i >= len(arguments)
@@ -311,7 +311,7 @@ def _fill(value: Any, supplies: Supplies) -> Any:
     delayed = any(keywords[key] is not item for key, item in value.keywords.items()) or any(
         a is not b for a, b in zip(arguments, value.args, strict=True)
     )
-    if not wanted and not delayed:
+    if not missing and not delayed:
         return value
-    keywords |= {name: getattr(supplies, name) for name in wanted}
+    keywords |= {name: getattr(supplies, name) for name in missing}
     return value.func(*arguments, **keywords)

@@ -22,17 +22,14 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import fedmcmc
-
 def hospitals(num_hospitals=2):
     rng = np.random.default_rng(0)
     tables = [{"x": rng.normal(size=9), "y": rng.integers(0, 2, 9)} for _ in range(num_hospitals)]
     return fedmcmc.FederatedData.from_clients(tables), tables[0]
-
 def linear(x, y=None, scale=1.0):
     slope = numpyro.sample("slope", dist.Normal(0, scale))
     with numpyro.plate("rows", len(x)):
         numpyro.sample("y", dist.Bernoulli(logits=slope * x), obs=y)
-
 def flat(data, scale=1.0):
     return fedmcmc.from_numpyro(linear, example=data)
 """
@@ -51,8 +48,7 @@ def compose(*given):
 
 
 def value(rows, metric, x=""):
-    (found,) = [row.value for row in rows if row.metric == metric and row.x == x]
-    return found
+    return next(row.value for row in rows if row.metric == metric and row.x == x)
 
 
 def test_a_run_leaves_rows_draws_a_figure_and_a_report(monkeypatch, tmp_path, capsys):
@@ -60,11 +56,10 @@ def test_a_run_leaves_rows_draws_a_figure_and_a_report(monkeypatch, tmp_path, ca
     levels = "kernel.compressor.num_levels=8"
     call(monkeypatch, *PROBLEM, "kernel=qlsd_pp", levels, "kernel.step_size=1e-3", "seed=1")
     out = tmp_path / "spherical-logistic-qlsd_pp"
-    files = ("config.yaml", "draws.nc", "record.json", "report.html", "rows.csv", "trace.png")
-    assert {*files} <= {path.name for path in out.iterdir()}
+    for name in ("config.yaml", "draws.nc", "record.json", "report.html", "rows.csv", "trace.png"):
+        assert (out / name).is_file()
     rows = metrics.read_rows(out / "rows.csv")
-    setting = "kernel.compressor.num_levels=8 kernel.step_size=1e-3"
-    assert {row[:3] for row in rows} == {("qlsd_pp", setting, 1)}
+    assert {row[:3] for row in rows} == {("qlsd_pp", f"{levels} kernel.step_size=1e-3", 1)}
     assert 0 <= value(rows, "accuracy") <= 1 and value(rows, "nll") > 0
     with xarray.open_datatree(out / "draws.nc", engine="h5netcdf") as draws:
         mean = draws["posterior"]["theta"].mean(("chain", "draw")).values
@@ -72,8 +67,7 @@ def test_a_run_leaves_rows_draws_a_figure_and_a_report(monkeypatch, tmp_path, ca
     record = json.loads((out / "record.json").read_text())
     assert record["config"]["kernel"]["compressor"]["num_levels"] == 8
     assert "kernel=qlsd_pp kernel.compressor.num_levels=8" in record["command"]
-    assert record["versions"]["jax"] and record["seconds"] > 0
-    assert "accuracy" in capsys.readouterr().out
+    assert record["versions"]["jax"] and "accuracy" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("model", ["linear", "flat"])
@@ -120,11 +114,10 @@ def test_jobs_of_a_sweep_share_a_table_and_are_those_of_single_runs(monkeypatch,
     assert len(list((tmp_path / "sweep").glob("*kernel=dsgld*/record.json"))) == 4
     config = compose(*PROBLEM, "kernel=lsd", "kernel.step_size=2e-3", "seed=1")
     alone = run.execute(config, tmp_path / "alone")
-    own = [row for row in rows if row[:3] == ("lsd", steps[1], 1)]
-    assert [row[3:5] for row in own] == [row[3:5] for row in alone]
-    np.testing.assert_allclose(
-        [row.value for row in own], [row.value for row in alone], rtol=1e-3, atol=1e-5
-    )
+    job = [row for row in rows if row[:3] == ("lsd", steps[1], 1)]
+    assert [row[3:5] for row in job] == [row[3:5] for row in alone]
+    values = [[row.value for row in part] for part in (job, alone)]
+    np.testing.assert_allclose(*values, rtol=1e-3, atol=1e-5)
 
 
 def test_jobs_one_after_another_and_one_that_fails(monkeypatch, tmp_path, capsys):
@@ -145,9 +138,8 @@ def test_settings_of_all_jobs_are_checked_before_the_first(monkeypatch, tmp_path
 
 
 def test_a_study_is_its_grids_and_the_command_line_comes_first(monkeypatch, tmp_path):
-    for name in arguments.choices("study"):
-        for command in arguments.prepare([f"study={name}"]):
-            assert "--multirun" in command
+    studies = [arguments.prepare([f"study={name}"]) for name in arguments.choices("study")]
+    assert all("--multirun" in command for study in studies for command in study)
     monkeypatch.setenv("FEDMCMC_RESULTS", str(tmp_path))
     local = "kernel.num_local_steps=1,2"
     small = ("data.rows_per_client=12", "thinning=1", local)
@@ -162,18 +154,20 @@ def test_a_study_is_its_grids_and_the_command_line_comes_first(monkeypatch, tmp_
     ("given", "message"),
     [
         ((), "data= is missing; give an import path or one of"),
-        (("data=nope",), "data=nope does not exist; give one of cifar10,.* or an import path"),
+        (
+            ("kernel=lsd", "data=nope"),
+            "data=nope does not exist; give one of .* or an import",
+        ),
         (("kernel=a.b",), "kernel=a.b cannot be imported: No module named 'a'"),
         (("kernel=fa_hmc", "kernel.stepsize=1"), "no argument 'stepsize', its .* step_size, num"),
         (("kernel=fa_hmc", "kernel.num_local_steps=x"), "num_local_steps must be a whole num.*'x'"),
-        (("kernel=fa_hmc", "kernel.gradients=old"), "must be 'fresh' or 'reuse', got 'old'"),
         (("kernel=fsgld", "kernel.surrogates=null"), "needs kernel.surrogates, for instance"),
         (("kernel=fedmcmc.qlsd", "kernel.step_size=1"), "needs kernel.compressor, for instance"),
         (("kernel=lsd", "rounds=3"), "rounds is not a setting; the settings are data, model"),
         (("kernel=lsd", "num_rounds=ten"), "num_rounds must be a whole number, got 'ten'"),
         (("kernel=lsd", "num_burnin=8"), "num_burnin must leave at least"),
         (("kernel=lsd", "metrics=[rhatt]"), "metrics has rhatt; the metrics are mean"),
-        (("kernel=lsd", "data=gaussian", "~data.dim"), "model=logistic does not fit data=gaussian"),
+        (("kernel=lsd", "data=gaussian"), "model=logistic does not fit data=gaussian"),
         (("kernel=lsd", "data=digits"), "labels must be 0 or 1, got 0 to 9; use model=multinomial"),
         (("kernel=lsd", "model=trial"), "model=trial does not fit data=spherical: The model takes"),
         (("kernel=fed_gibbs",), "kernel=fed_gibbs: fed_gibbs moves latents of groups"),
@@ -184,19 +178,15 @@ def test_a_study_is_its_grids_and_the_command_line_comes_first(monkeypatch, tmp_
 def test_errors_are_one_sentence_before_anything_runs(monkeypatch, tmp_path, given, message):
     monkeypatch.setenv("FEDMCMC_RESULTS", str(tmp_path))
     monkeypatch.setattr(run.fedmcmc, "sample", None)
-    groups = {argument.partition("=")[0] for argument in given}
-    base = PROBLEM if given else ()
-    if "data" in groups:
-        base = ("model=logistic", *TINY)
-    keep = [b for b in base if b.partition("=")[0] not in groups]
-    keep += ["kernel=lsd"] if given == ("data=nope",) else []
+    keys = {argument.partition("=")[0] for argument in given}
+    other_data = ("data=", "data.") if "data" in keys else ()
+    kept = [a for a in PROBLEM if given and a.partition("=")[0] not in keys]
+    kept = [a for a in kept if not a.startswith(other_data)]
     with pytest.raises(SystemExit, match=f"(?s)^error: .*{message}"):
-        call(monkeypatch, *keep, *[g for g in given if not g.startswith("~")])
+        call(monkeypatch, *kept, *given)
 
 
 SMALL = {
-    "cifar100": (),
-    "emnist62": (),
     "femnist_star": ("data.name=small_digits", "data.num_clients=2"),
     "covtype": ("data.num_rows=60", "data.num_test=5"),
     "isolet": ("data.pairs_per_client=6", "data.num_test=4"),
@@ -207,7 +197,6 @@ IMAGES = ("mnist", "digits", "fashion_mnist", "kmnist", "cifar2", "cifar10", "em
 
 @pytest.mark.parametrize("name", arguments.choices("data"))
 def test_every_data_set_is_loaded_or_says_how_to_get_it(name):
-    large = (*IMAGES, "covtype", "isolet", "susy", "stack_overflow", "cifar100", "emnist62")
     small = SMALL.get(name, ())
     if name in IMAGES:
         small = ("data.num_rows=100", "data.num_test=5", "data.num_clients=2")
@@ -216,11 +205,9 @@ def test_every_data_set_is_loaded_or_says_how_to_get_it(name):
     try:
         data, test = wiring.build(config["data"], "data", None)
     except DataNotFound as error:
-        assert name in large or name in ("radon", "heart_disease")
-        pytest.skip(f"{error}")
+        pytest.skip(str(error))
     assert data.num_clients > 1 and data.num_rows >= data.num_clients
-    if test is not None and isinstance(test, dict):
-        assert {*test} == {*data.rows}
+    assert not isinstance(test, dict) or {*test} == {*data.rows}
 
 
 def shown(name):
@@ -229,9 +216,8 @@ def shown(name):
         "gaussian": ("data=gaussian", "data.dim=2"),
         "group_means": ("data=funnel",),
         "multinomial": images,
+        **dict.fromkeys(("small_cnn", "resnet20"), (*images, "data.flat=false")),
         "lenet5": ("data=mnist", *images[1:], "data.flat=false"),
-        "small_cnn": (*images, "data.flat=false"),
-        "resnet20": (*images, "data.flat=false"),
         "quadratic": ("data=quadratic",),
         "tags": ("data=tags", *SMALL["tags"], "model.num_words=30", "model.num_tags=3"),
         "trial": ("data=indomethacin",),
@@ -247,7 +233,7 @@ def test_every_model_fits_its_data(name):
     try:
         problem = problems.load(config)
     except DataNotFound as error:
-        pytest.skip(f"{error}")
+        pytest.skip(str(error))
     assert problem.posterior.init_fn is not None
 
 
@@ -263,6 +249,6 @@ def test_every_kernel_is_built(name):
     assert config["kernel"]["_target_"] == f"fedmcmc.{name}"
 
 
-@pytest.mark.parametrize("name", arguments.choices("run"))
-def test_every_run_is_checked(name):
-    run.check(compose(*PROBLEM[:-3], "kernel=lsd", f"run={name}"))
+def test_every_run_is_checked():
+    for name in arguments.choices("run"):
+        run.check(compose(*PROBLEM[:-3], "kernel=lsd", f"run={name}"))
