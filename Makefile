@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.installed-docs
 CONFIG ?= fsgld/gaussian_small
+STUDY ?=
 SWEEP ?=
 NPROC ?= 2
 PART ?=
@@ -30,6 +31,11 @@ $(TESTING): export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
 # These lanes compile quickly, and not well, which takes half the time. What the tests run, the slow
 # lane runs compiled as users compile; the figures of the pages hold either way.
 test test-experiments doctest: export JAX_DISABLE_MOST_OPTIMIZATIONS ?= 1
+
+# A sweep of one study, or of data, model and kernel in SWEEP; else of the settings file CONFIG.
+SWEPT = $(if $(STUDY)$(filter kernel=%,$(SWEEP)),\
+  $(if $(STUDY),study=$(STUDY)) $(foreach word,$(SWEEP),'$(word)'),\
+  hydra/launcher=sweep experiment=$(CONFIG) $(SWEEP))
 
 .PHONY: help setup demo deploy-demo check test test-slow test-experiments test-site doctest examples test-nvflare lint format type bench experiment run-distributed sweep-cpu sweep-gpu sweep-tpu docs docs-site dist clean
 
@@ -100,14 +106,14 @@ experiment: $(STAMP) ## run one experiment: make experiment CONFIG=fsgld/gaussia
 run-distributed: $(STAMP) ## the same in several processes: make run-distributed NPROC=2 CONFIG=...
 	$(BIN)/python -m fedmcmc.launch -n $(NPROC) -m experiments.run experiment=$(CONFIG) $(ARGS)
 
-sweep-cpu: $(STAMP) ## sweep an experiment: make sweep-cpu CONFIG=... SWEEP="seed=0,1 step_size=1e-4,1e-3"
-	JAX_PLATFORMS=cpu $(BIN)/python -m experiments.run --multirun hydra/launcher=sweep experiment=$(CONFIG) $(SWEEP) $(ARGS)
+sweep-cpu: $(STAMP) ## sweep: make sweep-cpu SWEEP="data=covtype model=logistic kernel=fsgld,dsgld seed=range(0,3)"
+	JAX_PLATFORMS=cpu $(BIN)/python -m experiments.run --multirun $(SWEPT) $(ARGS)
 
 sweep-gpu: $(STAMP) ## the same on a GPU (needs a jaxlib for it)
-	JAX_PLATFORMS=cuda $(BIN)/python -m experiments.run --multirun hydra/launcher=sweep experiment=$(CONFIG) $(SWEEP) $(ARGS)
+	JAX_PLATFORMS=cuda $(BIN)/python -m experiments.run --multirun $(SWEPT) $(ARGS)
 
 sweep-tpu: $(STAMP) ## the same on a TPU (needs a jaxlib for it)
-	JAX_PLATFORMS=tpu $(BIN)/python -m experiments.run --multirun hydra/launcher=sweep experiment=$(CONFIG) $(SWEEP) $(ARGS)
+	JAX_PLATFORMS=tpu $(BIN)/python -m experiments.run --multirun $(SWEPT) $(ARGS)
 
 docs: $(STAMP) ## write docs/results and docs/findings.md from notes/ and records/
 	$(BIN)/python -m experiments.render $(ARGS)

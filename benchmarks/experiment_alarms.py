@@ -22,7 +22,8 @@ from unittest import mock
 
 import numpy as np
 
-from experiments import demo, run
+from experiments import demo
+from experiments import settings_run as run
 from fedmcmc import DiagnosisWarning
 from fedmcmc.runs import _watch
 

@@ -1,6 +1,13 @@
-"""Experiments: the published settings of each system, run through the public interface.
+"""Experiments: one data set, model and kernel, and the published settings of each system.
 
-An experiment is a module ``experiments/<paper>/<name>.py`` with
+``python -m experiments.run data=... model=... kernel=...`` runs any kernel on any model and data
+set, or sweeps over their settings (``configs/README.md``): `arguments` reads the command line,
+`wiring` checks and builds what a config names, `loaders` and `models` are the data sets and models,
+`setup` computes what kernels need before their first round, `metrics` measures, and `sweeping` runs
+the jobs of a sweep.
+
+The published settings are run by ``experiment=<paper>/<name>`` (`settings_run`), until each is a
+study of the above. Such an experiment is a module ``experiments/<paper>/<name>.py`` with
 
 - ``Config``, a frozen dataclass of plain fields (``int``, ``float``, ``bool``, ``str``, or
   ``tuple[int, ...]`` and the like) whose defaults are the paper's settings. Its ``__post_init__``

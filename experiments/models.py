@@ -1,19 +1,47 @@
-"""Networks for images and tables as flax modules, without state: every row is seen alone.
+"""Models for ``model=``: functions that return a `fedmcmc.Posterior`, and flax modules.
+
+A function whose first parameter is `data` receives the federation; others are NumPyro models.
+Modules are without state: every row is seen alone.
 
 LeNet-5 (LeCun et al. 1998, with rectifiers and maxima), the ResNet-20 of Izmailov et al. (2021),
 which has filter response normalisation instead of batch statistics, and multilayer perceptrons.
 """
 
+import functools
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 from flax import linen as nn
 from jax import Array
+from jax.tree_util import Partial
 
-__all__ = ["Conv", "FilterResponseNorm", "LeNet5", "Mlp", "ResNet", "SmallCnn", "resnet20"]
+import fedmcmc
+
+__all__ = [
+    "Conv",
+    "FilterResponseNorm",
+    "LeNet5",
+    "Mlp",
+    "ResNet",
+    "SmallCnn",
+    "gaussian",
+    "group_means",
+    "logistic",
+    "mlp",
+    "multinomial",
+    "network",
+    "pair_metric",
+    "quadratic",
+    "random_effects",
+    "resnet20",
+    "tags",
+    "trial",
+]
 
 Method = Literal["lax", "patches", "banded"]
 Padding = Literal["SAME", "VALID"]
@@ -221,3 +249,232 @@ class ResNet(nn.Module):
 def resnet20(num_outputs: int = 10, **kwargs: object) -> ResNet:
     """Return the `ResNet` of depth 20 (274042 parameters for 10 outputs and 3 channels)."""
     return ResNet(3, num_outputs, **kwargs)
+
+
+def num_classes(data: fedmcmc.FederatedData) -> int:
+    """Return how many classes the column `label` has, counted from zero."""
+    return int(np.max(np.asarray(column(data, "label")))) + 1
+
+
+def column(data: fedmcmc.FederatedData, name: str) -> Any:
+    """Return a column of the rows.
+
+    Raises
+    ------
+    ValueError
+        If the rows have no such column.
+    """
+    if not isinstance(data.rows, dict) or name not in data.rows:
+        names = ", ".join(data.rows) if isinstance(data.rows, dict) else "not named"
+        raise ValueError(f"this model needs the column {name!r}; the columns are {names}.")
+    return data.rows[name]
+
+
+def _regression(
+    data: fedmcmc.FederatedData,
+    terms: Callable[[Array, Array, Array], Array],
+    resample: Callable[[Array, Array, dict[str, Array]], dict[str, Array]],
+    shape: tuple[int, ...],
+    prior_precision: float,
+) -> fedmcmc.Posterior:
+    if column(data, "features").ndim != 2:
+        raise ValueError("this model needs flat features, [rows, features]; use data.flat=true.")
+    return fedmcmc.Posterior(
+        logprior_fn=Partial(_normal_logprior, jnp.float32(prior_precision)),
+        loglikelihood_fn=Partial(_of_columns, Partial(terms)),
+        resample_fn=Partial(resample),
+        init_fn=Partial(_normal_start, jnp.zeros(shape)),
+    )
+
+
+def _normal_logprior(precision: Array, position: Any) -> Array:
+    return -0.5 * precision * sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(position))
+
+
+def _normal_start(zeros: Array, rng_key: Array) -> Array:
+    return jax.random.normal(rng_key, zeros.shape)
+
+
+def _of_columns(terms: Any, theta: Array, rows: dict[str, Array]) -> Array:
+    return terms(theta, rows["features"], rows["label"])
+
+
+def _binary_terms(theta: Array, features: Array, label: Array) -> Array:
+    score = features @ theta
+    return jnp.where(label == 1, score, 0) - jax.nn.softplus(score)
+
+
+def _multinomial_terms(theta: Array, features: Array, label: Array) -> Array:
+    scores = jax.nn.log_softmax(features @ theta)
+    return jnp.take_along_axis(scores, label[:, None], axis=1)[:, 0]
+
+
+def _resample_binary(rng_key: Array, theta: Array, rows: dict[str, Array]) -> dict[str, Array]:
+    label = jax.random.bernoulli(rng_key, jax.nn.sigmoid(rows["features"] @ theta))
+    return {**rows, "label": label.astype(rows["label"].dtype)}
+
+
+def _resample_class(rng_key: Array, theta: Array, rows: dict[str, Array]) -> dict[str, Array]:
+    label = jax.random.categorical(rng_key, rows["features"] @ theta)
+    return {**rows, "label": label.astype(rows["label"].dtype)}
+
+
+def logistic(data: fedmcmc.FederatedData, prior_precision: float = 1.0) -> fedmcmc.Posterior:
+    """Return the logistic regression of labels 0 and 1, without an intercept of its own."""
+    if num_classes(data) > 2:
+        raise ValueError(
+            f"labels must be 0 or 1, got 0 to {num_classes(data) - 1}; use model=multinomial."
+        )
+    shape = column(data, "features").shape[1:]
+    return _regression(data, _binary_terms, _resample_binary, shape, prior_precision)
+
+
+def multinomial(data: fedmcmc.FederatedData, prior_precision: float = 1.0) -> fedmcmc.Posterior:
+    """Return the multinomial regression; positions are ``[features, classes]``."""
+    shape = (column(data, "features").shape[-1], num_classes(data))
+    return _regression(data, _multinomial_terms, _resample_class, shape, prior_precision)
+
+
+def network(
+    data: fedmcmc.FederatedData, module: Callable[..., nn.Module], prior_scale: float = 1.0
+) -> fedmcmc.Posterior:
+    """Return a classifying network; ``module(num_outputs=...)`` makes its flax module."""
+    column(data, "features")
+    return fedmcmc.from_flax(
+        module(num_outputs=num_classes(data)),
+        example=data,
+        prior_scale=prior_scale,
+        likelihood="categorical",
+        inputs="features",
+        outcome="label",
+    )
+
+
+def mlp(
+    data: fedmcmc.FederatedData, widths: tuple[int, ...] = (20,), prior_scale: float = 1.0
+) -> fedmcmc.Posterior:
+    """Return a multilayer perceptron with hidden layers of these widths."""
+    return network(data, functools.partial(Mlp, tuple(widths)), prior_scale)
+
+
+def gaussian(data: fedmcmc.FederatedData, prior_precision: float = 1.0) -> fedmcmc.Posterior:
+    """Return the mean of rows `y` with unit covariance; a precision of zero is the flat prior."""
+    return fedmcmc.Posterior(
+        logprior_fn=Partial(_normal_logprior, jnp.float32(prior_precision)),
+        loglikelihood_fn=Partial(_gaussian_terms),
+        init_fn=Partial(_normal_start, jnp.zeros(column(data, "y").shape[1:])),
+    )
+
+
+def _gaussian_terms(theta: Array, rows: dict[str, Array]) -> Array:
+    return -0.5 * jnp.sum((rows["y"] - theta) ** 2, axis=-1)
+
+
+def quadratic(data: fedmcmc.FederatedData) -> fedmcmc.Posterior:
+    """Return the posterior of Gaussian clients: rows are their `mean` and `curvature`."""
+    return fedmcmc.Posterior(
+        logprior_fn=Partial(_normal_logprior, jnp.float32(0)),
+        loglikelihood_fn=Partial(_quadratic_terms),
+        init_fn=Partial(_normal_start, jnp.zeros(column(data, "mean").shape[1:])),
+    )
+
+
+def _quadratic_terms(theta: Array, rows: dict[str, Array]) -> Array:
+    return -0.5 * jnp.sum(rows["curvature"] * (theta - rows["mean"]) ** 2, axis=-1)
+
+
+def pair_metric(data: fedmcmc.FederatedData, prior_scale: float = 1.0) -> fedmcmc.Posterior:
+    """Return the metric of pairs, columns `features` and `sign` (El Mekkaoui et al. 2021)."""
+    return fedmcmc.Posterior(
+        logprior_fn=Partial(_normal_logprior, jnp.float32(prior_scale**-2)),
+        loglikelihood_fn=Partial(_pair_terms),
+        init_fn=Partial(_pair_start, jnp.zeros(column(data, "features").shape[1:])),
+    )
+
+
+def _pair_start(zeros: Array, rng_key: Array) -> dict[str, Array]:
+    return {"gamma": jax.random.normal(rng_key, zeros.shape), "mu": jnp.zeros(())}
+
+
+def _pair_terms(position: dict[str, Array], rows: dict[str, Array]) -> Array:
+    distance = rows["features"] @ position["gamma"]
+    return jax.nn.log_sigmoid(-rows["sign"] * (distance - position["mu"]))
+
+
+def tags(data: fedmcmc.FederatedData, num_words: int = 1_000, num_tags: int = 50) -> Any:
+    """Return one logistic regression per tag, of `experiments.fed_ep.tag_model`."""
+    from experiments.fed_ep import tag_data, tag_model
+
+    if not isinstance(data.rows, tag_data.Rows):
+        raise ValueError("this model needs data=tags or data=stack_overflow.")
+    return tag_model.posterior(num_words, num_tags)
+
+
+def trial(treated: Any, risk: Any, pancreatitis: Any = None) -> None:
+    """Regress the indomethacin trial's outcome; a NumPyro model of one hospital's rows."""
+    coefficients = numpyro.sample("coefficients", dist.Normal(0, 2.5).expand([3]).to_event(1))
+    logits = coefficients[0] + coefficients[1] * treated + coefficients[2] * risk
+    with numpyro.plate("patients", len(risk)):
+        numpyro.sample("pancreatitis", dist.Bernoulli(logits=logits), obs=pancreatitis)
+
+
+def random_effects(
+    data: fedmcmc.FederatedData, marginal_nodes: int | None = None, centered: float = 0.0
+) -> fedmcmc.Posterior:
+    """Return effects of groups, one client per group, with common slopes.
+
+    Parameters
+    ----------
+    data
+        Columns `z` (whose coefficients are the group's own), `x` and `y`; whole numbers `y` are
+        binary outcomes.
+    marginal_nodes
+        Nodes of the quadrature over a group's effects (`fedmcmc.marginal`); ``None`` leaves the
+        effects with the clients, for `fedmcmc.fed_gibbs` and ``lsd(refresh=...)``.
+    centered
+        As in `fedmcmc.from_numpyro`: 1 for `fedmcmc.fed_gibbs`.
+    """
+    binary = np.issubdtype(np.asarray(column(data, "y")[:1]).dtype, np.integer)
+    model = binary_effects if binary else normal_effects
+    posterior = fedmcmc.from_numpyro(model, example=data, centered=centered)
+    return posterior if marginal_nodes is None else fedmcmc.marginal(posterior, marginal_nodes)
+
+
+def _linear_predictor(z: Array, x: Array) -> Array:
+    num_effects = z.shape[1]
+    mu = numpyro.sample("mu", dist.Normal(0, 5).expand([num_effects]).to_event(1))
+    tau = numpyro.sample("tau", dist.HalfNormal(1).expand([num_effects]).to_event(1))
+    slopes = numpyro.sample("slopes", dist.Normal(0, 2.5).expand([x.shape[1]]).to_event(1))
+    effect = numpyro.sample("effect", dist.Normal(mu, tau).to_event(1), infer={"local": True})
+    return z @ effect + x @ slopes
+
+
+def normal_effects(z: Any, x: Any, y: Any = None) -> None:
+    """Give one group's rows normal outcomes; a NumPyro model."""
+    eta = _linear_predictor(z, x)
+    sigma = numpyro.sample("sigma", dist.HalfNormal(1))
+    with numpyro.plate("rows", len(eta)):
+        numpyro.sample("y", dist.Normal(eta, sigma), obs=y)
+
+
+def binary_effects(z: Any, x: Any, y: Any = None) -> None:
+    """Give one group's rows binary outcomes; a NumPyro model."""
+    eta = _linear_predictor(z, x)
+    with numpyro.plate("rows", len(eta)):
+        numpyro.sample("y", dist.Bernoulli(logits=eta), obs=y)
+
+
+def group_means(data: fedmcmc.FederatedData, marginal_nodes: int | None = None) -> Any:
+    """Return means of groups with unit noise, of rows `y` alone."""
+    column(data, "y")
+    posterior = fedmcmc.from_numpyro(means_of_groups, example=data, centered=1.0)
+    return posterior if marginal_nodes is None else fedmcmc.marginal(posterior, marginal_nodes)
+
+
+def means_of_groups(y: Any = None) -> None:
+    """Give one group's rows a mean of their own; a NumPyro model."""
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    tau = numpyro.sample("tau", dist.HalfNormal(1))
+    effect = numpyro.sample("effect", dist.Normal(mu, tau), infer={"local": True})
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Normal(effect, 1), obs=y)

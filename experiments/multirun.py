@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from experiments import output, schemas, sweep_results
 
-__all__ = ["launch"]
+__all__ = ["in_turn", "launch", "reason"]
 
 
 class Job(NamedTuple):
@@ -53,7 +53,7 @@ def launch(
         failed; with one message for all.
     """
     jobs = [_job(launcher, overrides, first + i) for i, overrides in enumerate(job_overrides)]
-    returned, interrupted = _in_turn(jobs, run, first)
+    returned, interrupted = in_turn(jobs, run, first)
     finished, failed = [], {}
     for i, result in returned.items():
         if isinstance(result, JobReturn):
@@ -80,7 +80,8 @@ Returned = dict[int, JobReturn | str]
 """What jobs returned, or why they failed."""
 
 
-def _in_turn(jobs: Sequence[Job], run: Callable[..., Any], first: int) -> tuple[Returned, bool]:
+def in_turn(jobs: Sequence[Any], run: Callable[..., Any], first: int) -> tuple[Returned, bool]:
+    """Run jobs one after another; return what each returned, and whether it was interrupted."""
     returned: Returned = {}
     for i, job in enumerate(jobs):
         try:
@@ -90,11 +91,12 @@ def _in_turn(jobs: Sequence[Job], run: Callable[..., Any], first: int) -> tuple[
         except KeyboardInterrupt:
             return returned, True
         except (Exception, SystemExit) as error:
-            returned[i] = _reason(error)
+            returned[i] = reason(error)
     return returned, False
 
 
-def _reason(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
+    """Return the message of an error; print the traceback of one that is not for users."""
     if isinstance(error, SystemExit):
         return str(error).removeprefix("error: ")
     print("A job failed; the others go on.", file=sys.stderr)

@@ -1,162 +1,292 @@
-"""The one entry for experiments: ``python -m experiments.run experiment=fsgld/gaussian key=value``.
+"""Run one kernel on one model and one data set, or a sweep over any of their settings.
 
-``--multirun`` sweeps over comma-separated values. Results go to ``results/<experiment>/`` (or
-``$FEDMCMC_RESULTS/<experiment>/``, or wherever ``hydra.run.dir=...`` says).
+``python -m experiments.run data=covtype model=logistic kernel=fa_hmc kernel.step_size=1e-3``
+
+``configs/README.md`` describes the commands. With ``experiment=<paper>/<name>`` the settings files
+of `experiments.settings_run` are run instead.
 """
 
-import inspect
+import dataclasses
+import json
 import shlex
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import hydra
 import jax
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from experiments import output, restarts, schemas, spreading
+import fedmcmc
+from experiments import (
+    arguments,
+    checks,
+    metrics,
+    output,
+    problems,
+    restarts,
+    schemas,
+    settings_run,
+    spreading,
+    wiring,
+)
 from experiments.data import DataNotFound
+from experiments.wiring import ConfigError
 from fedmcmc import distributed
 from fedmcmc.storage import ending_programs
 
-CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+__all__ = ["RunSettings", "check", "execute", "execute_job", "main", "write_record"]
 
-__all__ = ["available", "execute", "execute_job", "main"]
-
-
-def available(paper: str = "*") -> list[str]:
-    """Return the names that ``experiment=`` takes."""
-    folder = CONFIGS / "experiment"
-    return sorted(
-        path.relative_to(folder).with_suffix("").as_posix()
-        for path in folder.glob(f"{paper}/*.yaml")
-    )
+RECORD = "record.json"
+SETTINGS_OF_FORM = ("checkpoint_seconds", "keep_finished", "vmapped")
+"""Settings that change no result."""
 
 
-def execute(
-    module: ModuleType,
-    cfg: DictConfig,
-    out: Path,
-    *,
-    experiment: str,
-    command: str,
-    overrides: Sequence[str] = (),
-) -> dict[str, Any]:
-    """Run one experiment into the folder `out` and return what ``metrics.json`` holds.
+@dataclasses.dataclass(frozen=True)
+class RunSettings:
+    """Settings of a run; all but the first five change no result, up to rounding.
+
+    Attributes
+    ----------
+    num_rounds, num_burnin, thinning, num_chains, placement
+        As in `fedmcmc.sample`.
+    seed
+        Seed of the chains alone: data sets have their own, as ``data.seed``.
+    start
+        ``"init"`` draws starts from the model's ``init_fn``, ``"mode"`` starts at the mode.
+    checkpoint_seconds
+        Seconds between checkpoints; ``None`` writes none.
+    keep_finished
+        Whether to skip a run whose results are there.
+    vmapped
+        Whether jobs of a sweep that differ in kernels and seeds alone run in one program. Their
+        folders then hold rows and records, and no draws, figures and reports.
+    """
+
+    num_rounds: int
+    num_burnin: int
+    thinning: int
+    num_chains: int
+    seed: int
+    start: Literal["init", "mode"] = "init"
+    placement: Any = None
+    checkpoint_seconds: float | None = None
+    keep_finished: bool = False
+    vmapped: bool = True
+
+    def __post_init__(self) -> None:
+        checks.at_least(1, self, "num_rounds", "thinning", "num_chains")
+        checks.rounds(self)
+
+
+def plain(cfg: DictConfig) -> dict[str, Any]:
+    """Return a resolved config as plain containers, without Hydra's own part."""
+    values: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    values.pop("hydra", None)
+    return values
+
+
+def check(config: dict[str, Any]) -> RunSettings:
+    """Check all names and types in a config, and return the settings of the run.
 
     Raises
     ------
-    SettingsError
-        Before anything is written, if the settings are unknown or out of range.
+    ConfigError
+        If anything is unknown, missing, or of another type.
     """
-    config = schemas.build(cfg, module)
-    settings, of_run = schemas.split(cfg)
-    if of_run.keep_finished:
-        old = restarts.finished(out, experiment, settings)
-        if distributed.agreed(old is not None):
-            return old or {}
-    told = {"experiment": experiment, **settings}
+    values = {name: value for name, value in config.items() if name not in arguments.OTHERS}
+    wiring.check({"_target_": f"{__name__}.RunSettings", **values}, "")
+    try:
+        settings = RunSettings(**values)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    metrics.check_names(config.get("metrics"))
+    wiring.check(config["data"], "data", ())
+    wiring.check(problems.model_node(config["model"]), "model", ("data", "example"))
+    wiring.check(config["kernel"], "kernel")
+    return settings
+
+
+def execute(
+    config: dict[str, Any],
+    out: Path,
+    *,
+    names: dict[str, str] | None = None,
+    setting: str = "",
+    command: str = "",
+    overrides: Sequence[str] = (),
+) -> list[metrics.Row]:
+    """Run one config into the folder `out` and return its tidy rows.
+
+    Parameters
+    ----------
+    config
+        Plain containers with the keys of ``configs/config.yaml``.
+    out
+        Folder of the results.
+    names
+        Names of data, model and kernel for rows and messages.
+    setting
+        The kernel's settings in a string, for rows.
+    command, overrides
+        Provenance for ``record.json``.
+
+    Raises
+    ------
+    ConfigError, DataNotFound
+        Before anything is sampled.
+    """
+    settings = check(config)
+    names = {group: (names or {}).get(group, group) for group in arguments.GROUPS}
+    if settings.keep_finished and distributed.agreed(_is_finished(out, config)):
+        return metrics.read_rows(out / metrics.ROWS)
+    problem = problems.load(config, names)
+    start_time = time.perf_counter()
     with (
-        restarts.surviving(out, told, of_run.checkpoint_seconds) as resumed,
-        ending_programs(),  # a chain that was cut would be taken for a whole one
+        restarts.surviving(out, _without(config), settings.checkpoint_seconds) as resumed,
+        ending_programs(),
         spreading.own_folder(out) as folder,
     ):
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / output.METRICS).unlink(missing_ok=True)  # a run that fails leaves no older result
-        (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(settings)))
-        begun = time.perf_counter()
-        # Experiments that can be spread take a placement.
-        spread = "placement" in inspect.signature(module.run).parameters
-        where = {"placement": spreading.placement_of(of_run)} if spread else {}
-        metrics = module.run(config, folder, **where)
-        record = {
-            "experiment": experiment,
-            "command": command,
-            "overrides": list(overrides),
-            "wall_seconds": round(time.perf_counter() - begun, 2),
-            "resumed": resumed,
-            "processes": jax.process_count(),
-            "devices": jax.device_count(),
-            **output.environment(),
-            "config": settings,
-            "metrics": metrics,
-        }
-        return output.write_metrics(folder, record)
+        (folder / RECORD).unlink(missing_ok=True)
+        (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
+        samples = sample(config, settings, problem, f"kernel={names['kernel']}")
+        rows = metrics.tidy(
+            samples,
+            problem,
+            method=names["kernel"],
+            setting=setting,
+            seed=settings.seed,
+            names=config.get("metrics"),
+        )
+        metrics.write(folder, samples, rows)
+        write_record(
+            folder,
+            {**names, "command": command, "overrides": list(overrides), "resumed": resumed},
+            config,
+            start_time,
+        )
+    return rows
 
 
-def _job(cfg: DictConfig) -> None:
-    given = HydraConfig.get()
-    out, experiment = Path(given.runtime.output_dir), given.runtime.choices["experiment"]
-    execute_job(cfg, out, experiment, given.overrides.task)
+def write_record(
+    out: Path, provenance: dict[str, Any], config: dict[str, Any], start_time: float
+) -> None:
+    """Write ``record.json``: the config, the command, versions, device, commit and seconds."""
+    record = {
+        **provenance,
+        "seconds": round(time.perf_counter() - start_time, 2),
+        "processes": jax.process_count(),
+        "devices": jax.device_count(),
+        **output.environment(),
+        "config": config,
+    }
+    output.write_whole(out / RECORD, json.dumps(output.plain(record), indent=1) + "\n")
 
 
-def execute_job(cfg: DictConfig, out: Path, experiment: str, overrides: Sequence[str]) -> None:
-    """Run one experiment from the command line into the folder `out`, and print what it found.
+def sample(
+    config: dict[str, Any], settings: RunSettings, problem: problems.Problem, where: str = "kernel"
+) -> fedmcmc.Samples:
+    """Build the kernel of a config and sample."""
+    kernel = wiring.build(config["kernel"], where, problem.supplies)
+    if not isinstance(kernel, fedmcmc.FederatedKernel):
+        raise ConfigError(f"{where} must make a kernel, got {type(kernel).__name__}.")
+    position = problem.posterior.init_fn if settings.start == "init" else problem.supplies.centre
+    placement = wiring.build(settings.placement, "placement", None) or spreading.ONE_DEVICE
+    if jax.process_count() > 1 and placement.mesh is None:
+        placement = dataclasses.replace(placement, mesh=distributed.mesh())
+    counts = {name: getattr(settings, name) for name in ("num_rounds", "num_burnin", "thinning")}
+    return spreading.sample(
+        key_of(settings.seed),
+        kernel,
+        problem.data,
+        position,
+        num_chains=settings.num_chains,
+        placement=placement,
+        progress=False,
+        **counts,
+    )
+
+
+def key_of(seed: int) -> jax.Array:
+    """Return the key of a run; `fedmcmc.sweep` gives seed ``s`` the same."""
+    return jax.random.fold_in(jax.random.key(0), seed)
+
+
+def _without(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a config without the settings that change no result."""
+    return {k: v for k, v in config.items() if k not in SETTINGS_OF_FORM}
+
+
+def _is_finished(out: Path, config: dict[str, Any]) -> bool:
+    try:
+        record = json.loads((out / RECORD).read_text())
+    except FileNotFoundError:
+        return False
+    same = all(record.get(name) == value for name, value in output.environment().items())
+    return same and _without(record["config"]) == output.plain(_without(config))
+
+
+def execute_job(cfg: DictConfig, out: Path, choices: Any, overrides: Sequence[str]) -> None:
+    """Run a composed config into the folder `out` and print its results.
 
     Raises
     ------
     SystemExit
-        With one message, if settings are out of range or data are missing.
+        With one sentence, if the config cannot be run or data are missing.
     """
+    provenance: dict[str, Any] = dict(
+        names={group: choices[group] for group in arguments.GROUPS},
+        setting=arguments.setting_of(overrides, sys.argv[1:]),
+        command=f"python -m experiments.run {shlex.join(arguments.as_typed(sys.argv[1:]))}",
+        overrides=arguments.as_typed(overrides),
+    )
     try:
-        record = execute(
-            schemas.modules()[schemas.name_of(cfg)],
-            cfg,
-            out,
-            experiment=experiment,
-            overrides=overrides,
-            command=f"python -m experiments.run {shlex.join(sys.argv[1:])}",
-        )
-    except (schemas.SettingsError, DataNotFound) as error:
+        rows = execute(plain(cfg), out, **provenance)
+    except (ConfigError, DataNotFound, schemas.SettingsError) as error:
         raise SystemExit(f"error: {error}") from error
-    if not distributed.is_first():
-        return
-    print(output.summary(record))
-    print(f"{record['wall_seconds']} s; results in {output.relative(out)}")
+    if distributed.is_first():
+        shown = [{"metric": r.metric, "value": r.value} for r in rows if not r.x]
+        if shown:
+            print(output.text_table(shown))
+        print(f"Results: {output.relative(out)}")
+
+
+def _job(cfg: DictConfig) -> None:
+    hydra_config = HydraConfig.get()
+    out = Path(hydra_config.runtime.output_dir)
+    execute_job(cfg, out, hydra_config.runtime.choices, hydra_config.overrides.task)
 
 
 def main() -> None:
-    """Compose the settings from the command line and run."""
-    arguments = sys.argv[1:]
+    """Read the command line and run."""
+    if any(argument.startswith("experiment=") for argument in sys.argv[1:]):
+        settings_run.main()
+        return
     distributed.initialize()
-    _in_single_precision()
-    if jax.process_count() > 1 and {"--multirun", "-m"} & set(arguments):
-        raise SystemExit("Several processes run one experiment at a time, not a --multirun.")
-    if not any(a.startswith("experiment=") for a in arguments):
-        names = "\n".join(f"  experiment={name}" for name in available())
-        raise SystemExit(f"Say which experiment to run, one of:\n{names}")
-    schemas.register()
-    _leave_log_to_first()
+    settings_run.in_single_precision()
     try:
-        hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="config")(_job)()
+        commands = arguments.prepare(sys.argv[1:])
+    except ConfigError as error:
+        raise SystemExit(f"error: {error}") from None
+    if jax.process_count() > 1 and any({"--multirun", "-m"} & set(c) for c in commands):
+        raise SystemExit("error: several processes run one config at a time, not a --multirun.")
+    arguments.register_resolvers()
+    program = sys.argv[0]
+    config_path = str(settings_run.CONFIGS)
+    try:
+        for command in commands:
+            sys.argv = [program, *settings_run.with_log_of_first(command)]
+            hydra.main(version_base="1.3", config_path=config_path, config_name="config")(_job)()
     except KeyboardInterrupt:
         distributed.leave(1)
-        raise SystemExit(
-            "error: interrupted; nothing of this run is kept but checkpoints."
-        ) from None
+        raise SystemExit("error: interrupted; only checkpoints of this run remain.") from None
     except SystemExit as stop:
         distributed.leave(stop.code)
         raise
-
-
-def _in_single_precision() -> None:
-    """Have a GPU or TPU multiply as a CPU does: by default JAX lets them round factors."""
-    if jax.default_backend() != "cpu" and jax.config.jax_default_matmul_precision is None:
-        jax.config.update("jax_default_matmul_precision", "highest")
-
-
-def _leave_log_to_first() -> None:
-    """Have the other processes of a run not open its log file; what they log is still shown."""
-    logging = "hydra/job_logging="
-    if distributed.is_first() or any(a.startswith(logging) for a in sys.argv):
-        return
-    # Beside the other overrides: Hydra takes none that stand apart from them.
-    place = next(i for i, a in enumerate(sys.argv) if a.startswith("experiment="))
-    sys.argv.insert(place, f"{logging}stdout")
 
 
 if __name__ == "__main__":

@@ -32,7 +32,10 @@ class SweepLauncher(BasicLauncher):
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
-        """Run all jobs; see `experiments.multirun.launch`."""
-        from experiments.multirun import launch
+        """Run all jobs; see `experiments.sweeping` and, for settings files, `multirun`."""
+        if self.config is not None and self.config.hydra.job.config_name == "settings":
+            from experiments.multirun import launch
+        else:
+            from experiments.sweeping import launch
 
         return launch(super().launch, self, job_overrides, initial_job_idx)

@@ -11,7 +11,8 @@ hydra = pytest.importorskip("hydra")
 
 from hydra.errors import ConfigCompositionException  # noqa: E402
 
-from experiments import demo, output, run, schemas  # noqa: E402
+from experiments import demo, output, schemas  # noqa: E402
+from experiments import settings_run as run  # noqa: E402
 from tests.support.tiny_experiments import TINY, compose  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,7 +7,8 @@ import pytest
 pytest.importorskip("hydra")
 
 import fedmcmc
-from experiments import images, output, run, schemas
+from experiments import images, output, schemas
+from experiments import settings_run as run
 from experiments.fa_hmc import image_data
 from experiments.fed_ep import federations
 from experiments.fed_ep.methods import Federation

@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # An experiment in place of the Gaussian one, that says what it was told and runs at once.
 FAKE = """
 import os, sys
-from experiments import run, schemas
+from experiments import schemas
+from experiments import settings_run as run
 module = schemas.modules()["fsgld/gaussian"]
 def fake(config, out):
     if config.seed == 1 and config.step_size == 2e-5:

@@ -13,7 +13,8 @@ pytest.importorskip("hydra")
 
 import xarray
 
-from experiments import output, restarts, run, schemas
+from experiments import output, restarts, schemas
+from experiments import settings_run as run
 from experiments.fa_hmc.image_sweep import Curves
 from experiments.fed_ep import toy
 from tests.support.kills import Cut, kill_until_done

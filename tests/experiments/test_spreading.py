@@ -58,7 +58,7 @@ def test_one_config_on_one_device_on_eight_and_in_two_processes(tmp_path, name):
 
 
 def test_several_processes_refuse_a_multirun(monkeypatch, tmp_path):
-    from experiments import run as entry
+    from experiments import settings_run as entry
 
     monkeypatch.setattr(entry.jax, "process_count", lambda: 2)
     monkeypatch.setattr(sys, "argv", ["run", "experiment=fsgld/gaussian", "--multirun"])
@@ -68,7 +68,7 @@ def test_several_processes_refuse_a_multirun(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("is_first", [True, False])
 def test_the_first_process_alone_opens_the_log(monkeypatch, is_first):
-    from experiments import run as entry
+    from experiments import settings_run as entry
 
     composed = []
 
@@ -76,7 +76,7 @@ def test_the_first_process_alone_opens_the_log(monkeypatch, is_first):
         def job():
             with hydra.initialize_config_dir(str(entry.CONFIGS), version_base="1.3"):
                 given = sys.argv[2:]
-                composed.append(hydra.compose("config", given, return_hydra_config=True))
+                composed.append(hydra.compose("settings", given, return_hydra_config=True))
 
         return lambda _: job
 

@@ -2,7 +2,7 @@
 
 import hydra
 
-from experiments import run
+from experiments import settings_run as run
 
 TINY = (
     "num_clients=3",
@@ -19,4 +19,4 @@ TINY = (
 def compose(*overrides):
     """Return the settings that a command line gives."""
     with hydra.initialize_config_dir(str(run.CONFIGS), version_base="1.3"):
-        return hydra.compose("config", list(overrides))
+        return hydra.compose("settings", list(overrides))

@@ -1,0 +1,209 @@
+"""Reads the command line of `experiments.run`: groups, studies, import paths and their errors."""
+
+import hashlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+
+from experiments import wiring
+from experiments.settings_run import CONFIGS
+from experiments.wiring import ConfigError
+
+__all__ = [
+    "GROUPS",
+    "OTHERS",
+    "as_typed",
+    "choices",
+    "prepare",
+    "register_resolvers",
+    "setting_of",
+]
+
+GROUPS = ("data", "model", "kernel")
+OTHERS = (*GROUPS, "study_name", "metrics")
+"""Keys of a config that are no settings of the run."""
+
+
+def choices(group: str) -> list[str]:
+    """Return the names of a group's files."""
+    folder = CONFIGS / group
+    files = folder.rglob("*.yaml")
+    return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in files)
+
+
+def run_settings() -> list[str]:
+    """Return the names of the settings of a run."""
+    return [*OmegaConf.load(CONFIGS / "run" / "default.yaml")]
+
+
+def prepare(arguments: Sequence[str]) -> list[list[str]]:
+    """Return the command lines for Hydra: one, or of a study one for each of its grids.
+
+    Raises
+    ------
+    ConfigError
+        If a name is unknown, a group's file does not exist, or a group is missing.
+    """
+    flags = [a for a in arguments if a.startswith("-") or not ("=" in a or a.startswith("~"))]
+    overrides = _parse([a for a in arguments if a not in flags])
+    studies = [o for o in overrides if o.key_or_group == "study"]
+    grids = _study(_values(studies[-1])[0]) if studies else [[]]
+    prepared = []
+    for grid in grids:
+        keys = {override.key_or_group for override in overrides}
+        merged = [o for o in _parse(grid) if o.key_or_group not in keys] + overrides
+        command = _command(merged, flags)
+        if command not in prepared:
+            prepared.append(command)
+    return prepared
+
+
+def _command(overrides: Sequence[Override], flags: Sequence[str]) -> list[str]:
+    for override in overrides:
+        _check_key(override)
+    keys = [override.key_or_group for override in overrides]
+    for group in GROUPS:
+        if group not in keys and not {"--help", "--hydra-help"} & set(flags):
+            listed = ", ".join(choices(group))
+            raise ConfigError(f"{group}= is missing; give an import path or one of {listed}.")
+    swept = any(override.is_sweep_override() for override in overrides)
+    multirun = {"--multirun", "-m"} & set(flags)
+    if swept and not multirun:
+        flags = [*flags, "--multirun"]
+    return [*flags, *map(_line, overrides)]
+
+
+def _parse(arguments: Sequence[str]) -> list[Override]:
+    try:
+        return OverridesParser.create().parse_overrides(list(arguments))
+    except HydraException as error:
+        raise ConfigError(f"{wiring.short(error)}") from error
+
+
+def _values(override: Override) -> list[str]:
+    if override.is_sweep_override():
+        return list(override.sweep_string_iterator())
+    return [override.get_value_element_as_str()]
+
+
+def _line(override: Override) -> str:
+    """Return an override as Hydra takes it: arguments of functions need not be in the file."""
+    line = override.input_line or ""
+    inside = override.key_or_group.partition(".")[0] in (*GROUPS, "placement")
+    plain = override.type == OverrideType.CHANGE
+    if override.key_or_group == "study":  # the name of a group, for Hydra
+        return f"study_name={_values(override)[0]}"
+    return f"++{line}" if inside and "." in override.key_or_group and plain else line
+
+
+def _check_key(override: Override) -> None:
+    key = override.key_or_group
+    top_level = key.partition(".")[0].partition("/")[0]
+    if key in (*GROUPS, "run"):
+        for value in _values(override):
+            _check_choice(key, value)
+    elif key not in (*run_settings(), "study", "metrics") and top_level not in (
+        *GROUPS,
+        "placement",
+        "hydra",
+    ):
+        names = ", ".join([*GROUPS, "run", "study", "metrics", *run_settings()])
+        raise ConfigError(
+            f"{key}={','.join(_values(override))}: {key} is not a setting; the settings are "
+            f"{names}, and arguments such as kernel.step_size."
+        )
+
+
+def _check_choice(group: str, value: str) -> None:
+    names = choices(group)
+    if value in names:
+        return
+    if group == "run" or "." not in value:
+        alternative = "" if group == "run" else " or an import path such as my_package.my_function"
+        raise ConfigError(
+            f"{group}={value} does not exist; give one of {', '.join(names)}{alternative}."
+        )
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    wiring.locate(value, group)
+    ConfigStore.instance().store(group=group, name=value, node={"_target_": value})
+
+
+def _study(name: str) -> list[list[str]]:
+    """Return the arguments of a study, one list for each of its grids.
+
+    A study has `overrides`, a list of arguments; `grid`, a mapping of names to lists or to a range
+    as on the command line, or several such mappings; and `metrics`, a list of names.
+    """
+    if name not in choices("study"):
+        names = ", ".join(choices("study")) or "none yet"
+        raise ConfigError(f"study={name} does not exist; the studies are {names}.")
+    study: Any = OmegaConf.to_container(OmegaConf.load(CONFIGS / "study" / f"{name}.yaml"))
+    unknown = sorted({*study} - {"overrides", "grid", "metrics"})
+    if unknown:
+        raise ConfigError(
+            f"study={name} has {', '.join(unknown)}; a study has overrides, grid and metrics."
+        )
+    fixed = list(study.get("overrides") or [])
+    if study.get("metrics"):
+        fixed.append(f"metrics=[{','.join(study['metrics'])}]")
+    grid = study.get("grid") or {}
+    grids = grid if isinstance(grid, list) else [grid]
+    return [[*fixed, *(f"{key}={_choice(values)}" for key, values in g.items())] for g in grids]
+
+
+def _choice(values: Any) -> str:
+    if isinstance(values, list):
+        return ",".join("null" if value is None else str(value) for value in values)
+    return str(values)
+
+
+def as_typed(arguments: Sequence[str]) -> list[str]:
+    """Return arguments without the marks that `prepare` put in front of them."""
+    shown = (argument.removeprefix("++") for argument in arguments)
+    return [a.replace("study_name=", "study=") if a.startswith("study_") else a for a in shown]
+
+
+def setting_of(overrides: Sequence[str], command: Sequence[str]) -> str:
+    """Return the settings of a job in one string: the kernel's, and others that were swept.
+
+    Parameters
+    ----------
+    overrides
+        Arguments of the job.
+    command
+        Arguments of the command line.
+    """
+    swept = _swept(command) - {"kernel", "seed"}
+    typed = (override.lstrip("+").partition("=") for override in overrides)
+    shown = [
+        f"{key}={value}" for key, _, value in typed if key.startswith("kernel.") or key in swept
+    ]
+    return " ".join(sorted(shown))
+
+
+def register_resolvers() -> None:
+    """Register the names of folders that ``configs/config.yaml`` uses."""
+    OmegaConf.register_new_resolver("sweep_name", lambda study: study or "sweep", replace=True)
+    OmegaConf.register_new_resolver("point_name", _point_name, replace=True)
+
+
+def _point_name(overrides: str) -> str:
+    """Return the name of a job's folder: what was swept, and a digest of all its settings."""
+    parts = overrides.replace("++", "").split(";")
+    swept = _swept(sys.argv[1:])
+    shown = ",".join(p for p in parts if p.partition("=")[0] in swept).replace("/", "-")
+    digest = hashlib.sha256(overrides.encode()).hexdigest()[:6]
+    return f"{shown[:200]}-{digest}"
+
+
+def _swept(command: Sequence[str]) -> set[str]:
+    overrides = _parse([a for a in command if "=" in a and not a.startswith("-")])
+    return {o.key_or_group for o in overrides if o.is_sweep_override()}

@@ -1,0 +1,239 @@
+"""Measures of a run as tidy rows, and the files that a run leaves.
+
+A row is ``(method, setting, seed, x, metric, value)``; `x` is a parameter's name, or empty.
+"""
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fedmcmc
+from experiments import figures, output, problems
+from experiments.wiring import ConfigError
+from fedmcmc import metrics
+from fedmcmc.diagnostics import mixing
+
+__all__ = [
+    "NAMES",
+    "ROWS",
+    "Row",
+    "check_names",
+    "read_rows",
+    "table",
+    "tidy",
+    "write",
+    "write_rows",
+]
+
+ROWS = "rows.csv"
+MOST_PARAMETERS = 200
+MOST_PREDICTIVE_DRAWS = 200
+ROWS_AT_A_TIME = 1_000
+MIXING_AT_ONCE = 8  # the least number of parameters that `mixing` judges
+OUTCOMES = ("label", "y")
+"""Names of columns that hold the outcome."""
+
+
+class Row(NamedTuple):
+    """One number of one run."""
+
+    method: str
+    setting: str
+    seed: int
+    x: str
+    metric: str
+    value: float
+
+
+Found = Iterator[tuple[str, str, float]]  # x, metric, value
+
+
+def check_names(names: Any) -> None:
+    """Raise `ConfigError` unless all names are metrics."""
+    unknown = [name for name in names or () if name not in NAMES]
+    if unknown:
+        raise ConfigError(f"metrics has {', '.join(unknown)}; the metrics are {', '.join(NAMES)}.")
+
+
+def tidy(
+    samples: fedmcmc.Samples,
+    problem: Any,
+    *,
+    method: str,
+    setting: str,
+    seed: int,
+    names: Sequence[str] | None = None,
+) -> list[Row]:
+    """Return the rows of a run: all metrics that apply, or those in `names`."""
+    measured: list[tuple[str, str, float]] = []
+    for measure in dict.fromkeys(NAMES[name] for name in names or NAMES):
+        measured += measure(samples, problem)
+    return [
+        Row(method, setting, seed, x, metric, float(value))
+        for x, metric, value in measured
+        if not names or metric in names
+    ]
+
+
+def parameters(samples: fedmcmc.Samples) -> tuple[list[str], np.ndarray]:
+    """Return names and draws ``[num_chains, num_draws, n]`` of up to 200 evenly spaced numbers."""
+    names, columns = [], []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(samples.constrained):
+        site = jax.tree_util.keystr(path, simple=True, separator=".") or "theta"
+        event = np.shape(leaf)[2:]
+        places = [",".join(map(str, place)) for place in np.ndindex(*event)]
+        names += [f"{site}[{place}]" if place else site for place in places]
+        columns.append(np.asarray(leaf, np.float64).reshape(*np.shape(leaf)[:2], -1))
+    values = np.concatenate(columns, axis=-1)
+    size = values.shape[-1]
+    chosen = np.unique(np.linspace(0, size - 1, min(size, MOST_PARAMETERS)).astype(int))
+    return [names[i] for i in chosen], values[..., chosen]
+
+
+def _moments(samples: fedmcmc.Samples, problem: Any) -> Found:
+    names, values = parameters(samples)
+    for name, mean, sd in zip(names, values.mean((0, 1)), values.std((0, 1)), strict=True):
+        yield name, "mean", mean
+        yield name, "sd", sd
+
+
+def _mixing(samples: fedmcmc.Samples, problem: Any) -> Found:
+    names, values = parameters(samples)
+    if values.shape[1] < 4 or not np.isfinite(values).all():
+        return
+    parts = [
+        mixing(values[..., i : i + MIXING_AT_ONCE]) for i in range(0, len(names), MIXING_AT_ONCE)
+    ]
+    rhat, ess = (np.concatenate([getattr(p, name) for p in parts]) for name in ("rhat", "ess_bulk"))
+    for name, r, e in zip(names, rhat, ess, strict=True):
+        yield name, "rhat", r
+        yield name, "ess", e
+    if np.isfinite(rhat).any():
+        yield "", "max_rhat", np.nanmax(rhat)
+        yield "", "min_ess", np.nanmin(ess)
+
+
+def _communication(samples: fedmcmc.Samples, problem: Any) -> Found:
+    for name in ("bits_up", "bits_down", "rounds"):
+        yield "", name, float(np.mean(samples.totals[name]))
+
+
+def _predictions(samples: fedmcmc.Samples, problem: Any) -> Found:
+    posterior, data, test = problem.posterior, problem.data, problem.test
+    if test is None or not problems.has_rows(posterior):
+        return
+    draws = samples.draws if samples.final_draws is None else samples.final_draws
+    flat = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(-1, *np.shape(leaf)[2:]), draws)
+    num = len(jax.tree.leaves(flat)[0])
+    places_of_draws = np.unique(
+        np.linspace(0, num - 1, min(num, MOST_PREDICTIVE_DRAWS)).astype(int)
+    )
+    positions = jax.tree.map(lambda leaf: jnp.asarray(leaf[places_of_draws]), flat)
+    outcome = next((n for n in OUTCOMES if isinstance(test, dict) and n in test), None)
+    if outcome is None or not np.issubdtype(np.asarray(test[outcome]).dtype, np.integer):
+        log_p = _log_predictive(posterior.loglikelihood_fn, positions, test)
+        yield "", "nll", -log_p.mean()
+        return
+    classes = np.unique(np.asarray(data.rows[outcome]))
+    scores = jax.tree_util.Partial(_of_classes, posterior.loglikelihood_fn, classes)
+    inputs = {name: column for name, column in test.items() if name != outcome}
+    probabilities = np.exp(_log_predictive(scores, positions, inputs, outcome))
+    labels = np.searchsorted(classes, test[outcome])
+    yield "", "nll", metrics.negative_log_likelihood(probabilities, labels)
+    yield "", "accuracy", metrics.accuracy(probabilities, labels)
+    yield "", "ece", metrics.expected_calibration_error(probabilities, labels)
+    yield "", "brier", metrics.brier_score(probabilities, labels)
+
+
+def _of_classes(
+    loglikelihood_fn: Any, classes: np.ndarray, position: Any, rows: Any, outcome: str
+) -> Any:
+    """Return the log probability of every class, ``[num_rows, num_classes]``."""
+    num = len(jax.tree.leaves(rows)[0])
+    terms = [
+        loglikelihood_fn(position, {**rows, outcome: jnp.full(num, label)}) for label in classes
+    ]
+    return jax.nn.log_softmax(jnp.stack(terms, axis=-1), axis=-1)
+
+
+def _log_predictive(score_fn: Any, positions: Any, rows: Any, *arguments: Any) -> np.ndarray:
+    """Return the log of the mean over positions of ``exp(score_fn(position, rows))``."""
+
+    @jax.jit
+    def block_mean(positions: Any, rows: Any) -> Any:
+        def add(total: Any, position: Any) -> tuple[Any, None]:
+            return jnp.logaddexp(total, score_fn(position, rows, *arguments)), None
+
+        one_position = jax.tree.map(lambda leaf: leaf[0], positions)
+        shape = jax.eval_shape(lambda p, r: score_fn(p, r, *arguments), one_position, rows)
+        start = jnp.full(shape.shape, -jnp.inf, shape.dtype)
+        return jax.lax.scan(add, start, positions)[0]
+
+    total = len(jax.tree.leaves(rows)[0])
+    cuts = [slice(i, i + ROWS_AT_A_TIME) for i in range(0, total, ROWS_AT_A_TIME)]
+    blocks = [jax.tree.map(lambda leaf, cut=cut: jnp.asarray(leaf)[cut], rows) for cut in cuts]
+    sums = [np.asarray(block_mean(positions, block), np.float64) for block in blocks]
+    return np.concatenate(sums) - np.log(len(jax.tree.leaves(positions)[0]))
+
+
+NAMES: dict[str, Callable[[fedmcmc.Samples, Any], Iterable[tuple[str, str, float]]]] = {
+    **dict.fromkeys(("mean", "sd"), _moments),
+    **dict.fromkeys(("rhat", "ess", "max_rhat", "min_ess"), _mixing),
+    **dict.fromkeys(("bits_up", "bits_down", "rounds"), _communication),
+    **dict.fromkeys(("nll", "accuracy", "ece", "brier"), _predictions),
+}
+"""Functions that measure, by the names of their metrics."""
+
+
+def write(out: Path, samples: fedmcmc.Samples, rows: Sequence[Row]) -> None:
+    """Write rows, draws, a figure of traces and a report into the folder `out`."""
+    write_rows(out / ROWS, rows)
+    output.save_draws(samples, out / "draws.nc")
+    names, values = parameters(samples)
+    with figures.figure(out / "trace.png", rows=min(3, len(names)), size=(6, 1.8)) as (_, axes):
+        for axis, name, column in zip(axes[:, 0], names, np.moveaxis(values, -1, 0), strict=False):
+            axis.plot(column.T, linewidth=0.7)
+            axis.set_ylabel(name)
+        axes[-1, 0].set_xlabel("draw")
+    samples.report(out / "report.html")
+
+
+def table(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return the metrics of whole runs by method and setting: means and sds over seeds."""
+    names = list(dict.fromkeys(row.metric for row in rows if not row.x))
+    lines = []
+    for method, setting in dict.fromkeys((row.method, row.setting) for row in rows):
+        line: dict[str, Any] = {"method": method, "setting": setting}
+        matching = [row for row in rows if row[:2] == (method, setting) and not row.x]
+        line["seeds"] = len({row.seed for row in matching})
+        for name in names:
+            values = [row.value for row in matching if row.metric == name]
+            line[name] = float(np.mean(values)) if values else None
+            if line["seeds"] > 1 and name in ("nll", "accuracy"):
+                line[f"sd of {name}"] = float(np.std(values, ddof=1)) if len(values) > 1 else None
+        lines.append(line)
+    return lines
+
+
+def write_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Write tidy rows as CSV."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(Row._fields)
+    table.writerows(rows)
+    output.write_whole(path, text.getvalue())
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read what `write_rows` wrote."""
+    with path.open(newline="") as file:
+        return [
+            Row(r["method"], r["setting"], int(r["seed"]), r["x"], r["metric"], float(r["value"]))
+            for r in csv.DictReader(file)
+        ]

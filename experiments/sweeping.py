@@ -1,0 +1,233 @@
+"""Jobs of a sweep of `experiments.run` in one process, with one table of rows for all.
+
+All configs are checked before the first job runs. Jobs that differ in their kernels and seeds alone
+run in one call of `fedmcmc.sweep`, where kernels that differ by numbers share a program; others
+run one after another.
+"""
+
+import copy
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import jax
+from hydra.core.utils import JobReturn, JobStatus
+from omegaconf import OmegaConf, open_dict
+
+import fedmcmc
+from experiments import arguments, metrics, multirun, output, problems, run, wiring
+from fedmcmc.pytrees import named_leaves, variables
+
+__all__ = ["launch"]
+
+_ROWS: dict[Path, list[metrics.Row]] = {}
+"""Rows by folder: the grids of one study share a folder."""
+
+
+class Job(NamedTuple):
+    """One job of a sweep."""
+
+    overrides: Sequence[str]
+    config: dict[str, Any]
+    out: Path
+    names: dict[str, str]
+    setting: str
+
+    @property
+    def label(self) -> str:
+        """Return the method and its setting."""
+        return f"{self.names['kernel']} {self.setting}".strip()
+
+
+def launch(
+    run_jobs: Callable[[Sequence[Sequence[str]], int], Sequence[JobReturn]],
+    launcher: Any,
+    job_overrides: Sequence[Sequence[str]],
+    first_index: int,
+) -> Sequence[JobReturn]:
+    """Run all jobs, continue where one fails, and write ``rows.csv`` and ``table.md`` for all.
+
+    Parameters
+    ----------
+    run_jobs
+        ``(job_overrides, index of the first) -> returns``, Hydra's unconstrained launcher.
+    launcher
+        Launcher with Hydra's `config` and `hydra_context`.
+    job_overrides, first_index
+        Arguments of every job, and the index of the first.
+
+    Raises
+    ------
+    SystemExit
+        Before the first job, if a config cannot be run; after the last, if any job failed.
+    """
+    jobs = [_job(launcher, overrides, first_index + i) for i, overrides in enumerate(job_overrides)]
+    together, alone = _split(jobs)
+    failed, interrupted = [], False
+    for group in together:
+        try:
+            _run_together(group)
+        except (Exception, SystemExit) as error:
+            failed += [f"{job.label}: {multirun.reason(error)}" for job in group]
+    returned, interrupted = multirun.in_turn(alone, run_jobs, first_index)
+    failed += [
+        f"{alone[i].label}: {result}" for i, result in returned.items() if isinstance(result, str)
+    ]
+    finished = [job for job in jobs if (job.out / run.RECORD).is_file()]
+    out = Path(launcher.config.hydra.sweep.dir)
+    rows = _ROWS.setdefault(out, [])
+    for job in finished:
+        rows += metrics.read_rows(job.out / metrics.ROWS)
+    if rows:
+        metrics.write_rows(out / metrics.ROWS, rows)
+        table = output.markdown_table(metrics.table(rows))
+        output.write_whole(out / "table.md", table + "\n")
+        print(table)
+        print(
+            f"{len(finished)} of {len(jobs)} jobs; rows.csv and table.md in {output.relative(out)}"
+        )
+    if interrupted:
+        raise SystemExit(f"error: interrupted, {len(finished)} of {len(jobs)} jobs are done.")
+    if failed:
+        listed = "\n".join(f"  {line}" for line in failed)
+        raise SystemExit(f"error: {len(failed)} of {len(jobs)} jobs failed:\n{listed}")
+    returned_value = JobReturn(status=JobStatus.COMPLETED)
+    returned_value.return_value = None
+    return [returned_value] * len(jobs)
+
+
+def _job(launcher: Any, overrides: Sequence[str], index: int) -> Job:
+    load_config = launcher.hydra_context.config_loader.load_sweep_config
+    config = load_config(launcher.config, list(overrides))
+    with open_dict(config):
+        config.hydra.job.id = config.hydra.job.num = index
+    out = Path(config.hydra.sweep.dir) / config.hydra.sweep.subdir
+    choices = config.hydra.runtime.choices
+    names = {group: choices[group] for group in arguments.GROUPS}
+    setting = arguments.setting_of(overrides, sys.argv[1:])
+    values = copy.deepcopy(config)
+    with open_dict(values):
+        del values["hydra"]
+    job = Job(list(overrides), run.plain(values), out, names, setting)
+    try:
+        run.check(job.config)
+    except wiring.ConfigError as error:
+        raise SystemExit(f"error: {job.label}: {error}") from error
+    return job
+
+
+def _split(jobs: Sequence[Job]) -> tuple[list[list[Job]], list[Job]]:
+    """Return groups of jobs that one call of `fedmcmc.sweep` can run, and all others."""
+    groups: dict[str, list[Job]] = {}
+    for job in jobs:
+        shared = {k: v for k, v in job.config.items() if k not in ("kernel", "seed")}
+        groups.setdefault(json.dumps(shared), []).append(job)
+    together = [group for group in groups.values() if _fits(group)]
+    grouped = {id(job) for group in together for job in group}
+    return together, [job for job in jobs if id(job) not in grouped]
+
+
+def _fits(group: Sequence[Job]) -> bool:
+    config = group[0].config
+    plain_placement = config["placement"] in (None, {"_target_": "fedmcmc.Placement"})
+    enabled = config["vmapped"] and not config["keep_finished"] and plain_placement
+    if len(group) < 2 or not enabled or config["checkpoint_seconds"] is not None:
+        return False
+    seeds: dict[str, list[int]] = {}
+    for job in group:
+        seeds.setdefault(json.dumps(job.config["kernel"]), []).append(job.config["seed"])
+    num = len(next(iter(seeds.values())))
+    return all(sorted(numbers) == list(range(num)) for numbers in seeds.values())
+
+
+def _run_together(group: Sequence[Job]) -> None:
+    """Run kernels and seeds in one call of `fedmcmc.sweep`; write every job's rows and record."""
+    config, start_time = group[0].config, time.perf_counter()
+    settings, problem = run.check(config), problems.load(config, group[0].names)
+    kernels = {
+        job.label: wiring.build(
+            job.config["kernel"], f"kernel={job.names['kernel']}", problem.supplies
+        )
+        for job in group
+    }
+    if any(kernel.approximates for kernel in kernels.values()):
+        for job in group:
+            run.execute(job.config, job.out, **_provenance(job))
+        return
+    posterior = problem.posterior
+    position = posterior.init_fn if settings.start == "init" else problem.supplies.centre
+    swept = fedmcmc.sweep(
+        jax.random.key(0),
+        lambda point: point,
+        {"point": kernels},
+        problem.data,
+        position,
+        num_seeds=1 + max(job.config["seed"] for job in group),
+        num_rounds=settings.num_rounds,
+        num_burnin=settings.num_burnin,
+        thinning=settings.thinning,
+        num_chains=settings.num_chains,
+        progress=False,
+    )
+    treedef = jax.tree.structure(jax.eval_shape(posterior.init_fn, jax.random.key(0)))
+    for job in group:
+        unconstrained = swept.dataset.sel(point=job.label, seed=job.config["seed"])
+        constrained = swept.constrained.sel(point=job.label, seed=job.config["seed"])
+        _write(
+            job,
+            problem,
+            _samples(unconstrained, constrained, posterior, treedef),
+            start_time,
+            len(group),
+        )
+
+
+def _samples(unconstrained: Any, constrained: Any, posterior: Any, treedef: Any) -> Any:
+    """Return what `metrics.tidy` needs of the draws of one job."""
+    shapes = jax.eval_shape(posterior.init_fn, jax.random.key(0))
+    names = list(variables(named_leaves(shapes)))
+    draws = jax.tree.unflatten(treedef, [unconstrained[name].values for name in names])
+    user = {
+        name: leaf.values
+        for name, leaf in constrained.data_vars.items()
+        if "draw" in leaf.dims and (name in names or name not in unconstrained.data_vars)
+    }
+    totals = {
+        "bits_up": unconstrained["total_bits_up"].values,
+        "bits_down": unconstrained["total_bits_down"].values,
+        "rounds": unconstrained["num_rounds"].values,
+    }
+    return SimpleNamespace(draws=draws, constrained=user, final_draws=None, totals=totals)
+
+
+def _provenance(job: Job) -> dict[str, Any]:
+    return dict(
+        names=job.names,
+        setting=job.setting,
+        command=f"python -m experiments.run {shlex.join(arguments.as_typed(sys.argv[1:]))}",
+        overrides=arguments.as_typed(job.overrides),
+    )
+
+
+def _write(job: Job, problem: Any, samples: Any, start_time: float, num_jobs: int) -> None:
+    job.out.mkdir(parents=True, exist_ok=True)
+    rows = metrics.tidy(
+        samples,
+        problem,
+        method=job.names["kernel"],
+        setting=job.setting,
+        seed=job.config["seed"],
+        names=job.config.get("metrics"),
+    )
+    metrics.write_rows(job.out / metrics.ROWS, rows)
+    (job.out / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(job.config)))
+    provenance = _provenance(job)
+    names = provenance.pop("names")
+    run.write_record(
+        job.out, {**names, **provenance, "jobs_together": num_jobs}, job.config, start_time
+    )
