@@ -6,18 +6,22 @@ functions of `Page`. The page goes to ``docs/results/<paper>.md``, an appendix f
 """
 
 import argparse
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments import tidy
-from experiments.output import markdown_table
+import hydra
+
+from experiments import schemas, tidy
+from experiments.output import markdown_table, plain
 from experiments.verdicts import NOTES, Claim, claims_of, evaluate, judge
 
-__all__ = ["Page", "appendix", "main", "path_of", "text_of", "write"]
+__all__ = ["Page", "appendix", "check_settings", "main", "path_of", "text_of", "write"]
 
-DOCS = Path(__file__).resolve().parents[1] / "docs" / "results"
+ROOT = Path(__file__).resolve().parents[1]
+CONFIGS, DOCS = ROOT / "configs", ROOT / "docs" / "results"
 PLACEHOLDER = re.compile(r"\{\{(.+?)\}\}", re.DOTALL)
 BRACES = re.compile(r"\{([^{}]+?)(?::([^{}:]*))?\}")
 FINDINGS = "findings"
@@ -229,6 +233,30 @@ def text_of(paper: str, notes: Path = NOTES, root: Path = tidy.RECORDS) -> str:
     return text
 
 
+def check_settings(studies: Sequence[str], root: Path = tidy.RECORDS) -> None:
+    """Raise unless the settings of each record are those of its settings file.
+
+    Raises
+    ------
+    ValueError
+        Naming the study and the settings that differ.
+    """
+    schemas.register()
+    with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        for study in studies:
+            if not (CONFIGS / "experiment" / f"{study}.yaml").is_file():
+                continue
+            composed, _ = schemas.split(hydra.compose("settings", [f"experiment={study}"]))
+            settings = json.loads(json.dumps(plain(composed)), parse_float=tidy.rounded)
+            recorded = tidy.read_record(study, root)["config"]
+            names = {*settings, *recorded}
+            wrong = [name for name in names if settings.get(name) != recorded.get(name)]
+            if wrong:
+                raise ValueError(
+                    f"{study}: settings of the record are not those of its file: {sorted(wrong)}."
+                )
+
+
 def path_of(paper: str, docs: Path = DOCS) -> Path:
     """Return where the page of a paper is."""
     return docs.parent / f"{paper}.md" if paper == FINDINGS else docs / f"{paper}.md"
@@ -236,6 +264,7 @@ def path_of(paper: str, docs: Path = DOCS) -> Path:
 
 def write(paper: str, docs: Path = DOCS, notes: Path = NOTES, root: Path = tidy.RECORDS) -> Path:
     """Write the page of a paper and the appendices of its studies; return the page's path."""
+    check_settings(tidy.studies(paper, root), root)
     path = path_of(paper, docs)
     path.write_text(text_of(paper, notes, root))
     for study in tidy.studies(paper, root):
@@ -253,7 +282,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         path.stem for path in NOTES.glob("*.md") if path.stem != "README"
     )
     for paper in papers:
-        print(write(paper).relative_to(Path(__file__).resolve().parents[1]))
+        print(write(paper).relative_to(ROOT))
 
 
 if __name__ == "__main__":

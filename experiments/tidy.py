@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["COLUMNS", "RECORDS", "Row", "read", "read_record", "studies", "write"]
+__all__ = ["COLUMNS", "RECORDS", "Row", "read", "read_record", "rounded", "studies", "write"]
 
 RECORDS = Path(__file__).resolve().parents[1] / "records"
 COLUMNS = ("method", "setting", "seed", "x", "metric", "value")
@@ -100,6 +100,11 @@ def studies(paper: str = "*", root: Path = RECORDS) -> list[str]:
     return sorted(
         path.relative_to(root).with_suffix("").as_posix() for path in root.glob(f"{paper}/*.csv")
     )
+
+
+def rounded(text: str) -> float:
+    """Return a number in a text, rounded as in a record."""
+    return float(f"{float(text):.{DIGITS}g}")
 
 
 def _text(value: Any) -> str:

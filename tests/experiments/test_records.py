@@ -46,6 +46,16 @@ def test_a_record_is_read_and_its_numbers_are_finite_or_missing(study):
     assert all(row.metric and " " not in row.metric.removesuffix(" s.e.") for row in rows)
 
 
+def test_records_have_the_settings_of_their_files(tmp_path):
+    render.check_settings(STUDIES)
+    study = "fsgld/gaussian"
+    record = tidy.read_record(study)
+    record["config"]["step_size"] = 1.0
+    tidy.write(study, tidy.read(study), record, tmp_path)
+    with pytest.raises(ValueError, match=rf"{study}: settings .* not those .* \['step_size'\]"):
+        render.check_settings([study], tmp_path)
+
+
 @pytest.mark.parametrize("paper", CLAIMED)
 def test_claims_have_the_verdicts_that_their_pages_were_written_for(paper):
     claims = claims_of(paper)
