@@ -13,6 +13,7 @@ import pytest
 import fedmcmc
 from fedmcmc import deploy
 from fedmcmc.deploy._config import site_settings
+from fedmcmc.deploy._disk import Disk
 from fedmcmc.deploy._limits import numbers_per_message, smallest_batch
 from fedmcmc.deploy._masks import SINGLES
 from fedmcmc.deploy._shapes import shapes_of_run
@@ -162,18 +163,35 @@ def test_a_count_outlives_the_folder(how, tmp_path):
             run_at([site, *others], STUDY)
 
 
-def test_the_same_answer_after_a_kill_counts_once(tmp_path):
+def test_the_first_answer_after_a_restart_counts_again(tmp_path):
+    """A server can make a site restart, so nothing that is kept may excuse an answer."""
     local, asked = deploy.Local(), []
     bern, *others = sites_of(STUDY, tmp_path)
     local.join(bern, heard=lambda data, answer: asked.append(data))
     for site in others:
         local.join(site)
     deploy.run(STUDY, KEY, "main", POSITION, transport=local, num_rounds=1, progress=False)
-    again = studies.site_of(STUDY, "bern", tmp_path, most_numbers=per_round(STUDY))
-    answers = [again.answer(data) for data in asked]
     assert deploy.Frame.parse(asked[-1]).kind == "step"
-    assert deploy.Frame.parse(answers[-1]).kind == "answer"
-    assert again._outflow.total == per_round(STUDY)
+    for most, kind in ((per_round(STUDY), "declined"), (2 * per_round(STUDY), "answer")):
+        again = studies.site_of(STUDY, "bern", tmp_path, most_numbers=most)
+        answers = [again.answer(data) for data in (*asked, asked[-1])]
+        assert [deploy.Frame.parse(answer).kind for answer in answers[-2:]] == [kind, kind]
+        assert again._outflow.total == most
+
+
+def test_a_count_goes_on_in_a_file_that_was_put_in_its_place(tmp_path):
+    """A site without an audit log has no other count."""
+    disk = Disk(tmp_path)
+    disk.count_numbers(10)
+    shutil.copy(tmp_path / "numbers", tmp_path / "copy")
+    disk.count_numbers(20)
+    (tmp_path / "copy").replace(tmp_path / "numbers")
+    assert disk.num_numbers == 10
+    disk.count_numbers(30)
+    assert disk.num_numbers == Disk(tmp_path).num_numbers == 30
+    (tmp_path / "numbers").unlink()
+    disk.count_numbers(40)
+    assert disk.num_numbers == Disk(tmp_path).num_numbers == 40
 
 
 def test_a_damaged_count_is_named(tmp_path):

@@ -94,12 +94,18 @@ class Bug(Exception):
     """Something that no part of a run expects."""
 
 
-def test_a_run_whose_server_fails_goes_on(tmp_path, monkeypatch):
-    """Between two checkpoints, in the middle of a segment, to whose first round sites go back."""
-    study = studies.study_of("compress: lsd_pp, memory: per client")
-    whole = at_sites(study, tmp_path / "whole", num_rounds=9)
-    checkpoint = fedmcmc.Checkpoint(tmp_path / "checkpoint", every_rounds=5)
-    settings = dict(num_rounds=9, checkpoint=checkpoint)
+@pytest.mark.parametrize(
+    ("row", "num_chains"), [("compress: lsd_pp, memory: per client", 1), ("lsd_pp", 2)]
+)
+def test_a_run_whose_server_fails_goes_on(row, num_chains, tmp_path, monkeypatch):
+    """Between two checkpoints, in the middle of a segment, to whose first round sites go back.
+
+    With two chains and cohorts a site's answer counts in one of the chains alone.
+    """
+    study = studies.study_of(row)
+    settings = dict(num_rounds=9, num_chains=num_chains)
+    whole = at_sites(study, tmp_path / "whole", **settings)
+    settings["checkpoint"] = fedmcmc.Checkpoint(tmp_path / "checkpoint", every_rounds=5)
     real = Rounds.round
 
     def failing(rounds, state, number):
@@ -112,6 +118,12 @@ def test_a_run_whose_server_fails_goes_on(tmp_path, monkeypatch):
         at_sites(study, tmp_path / "sites", **settings)
     samples = at_sites(study, tmp_path / "sites", **settings)
     jax.tree.map(np.testing.assert_array_equal, samples.draws, whole.draws)
+
+
+def test_cohorts_of_a_class_that_extends_full_participation_are_drawn_anew(tmp_path):
+    study = studies.study_of(kernels={"main": f"{studies.HERE}:half"})
+    num_active = at_sites(study, tmp_path, num_rounds=8).info["num_active"]
+    assert len(np.unique(num_active)) > 1
 
 
 def test_a_chain_that_turns_non_finite_ends_a_run_with_the_draws_before(tmp_path):

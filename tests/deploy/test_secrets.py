@@ -274,6 +274,41 @@ def test_keys_of_clients_depend_on_all_that_a_step_depends_on(in_a_run):
         np.testing.assert_array_equal(changed[1], first[1])
 
 
+def test_states_that_are_made_in_other_ways_have_other_origins(tmp_path):
+    """Also if a run draws nothing: another run may start from its state, and draw."""
+    study = studies.study_of(
+        kernels={"main": f"{studies.HERE}:natural", "other": f"{studies.HERE}:expansions"}
+    )
+    frames, origins = {}, {"main": [], "other": []}
+    for kernel, seen in origins.items():
+        local, asked = deploy.Local(), frames.setdefault(kernel, [])
+        bern, *others = (studies.site_of(study, n, tmp_path / kernel) for n in study.sites)
+
+        def note(data, answer, bern=bern, asked=asked, seen=seen):
+            asked.append(deploy.Frame.parse(data))
+            if asked[-1].kind in ("start", "step"):
+                seen.append(bern._run.pending_origin)
+
+        local.join(bern, heard=note)
+        for site in others:
+            local.join(site)
+        settings = dict(transport=local, num_rounds=3, progress=False)
+        deploy.run(study, KEY, kernel, POSITION, **settings)
+        assert len(seen) == len(set(seen)) == 4
+    site = studies.site_of(study, "bern", tmp_path / "again")
+    bodies = [frame.body for frame in frames["other"] if frame.kind == "start"]
+    both = []
+    for kernel in ("other", "main"):
+        begin, start = (
+            next(frame for frame in frames[kernel] if frame.kind == kind)
+            for kind in ("begin", "start")
+        )
+        for frame in (begin, start._replace(body=bodies[0])):
+            assert deploy.Frame.parse(site.answer(frame.to_bytes())).kind == "ready"
+        both.append(site._run.origin)
+    assert both[0] != both[1]
+
+
 def test_keys_of_clients_depend_on_secret_study_site_and_rows(in_a_run):
     site, folder = in_a_run
     first, own = key_words(site), site._secret

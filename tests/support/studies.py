@@ -1,7 +1,7 @@
 """Studies of the contract's model, whose functions sites find here by name."""
 
 import hashlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -58,6 +58,29 @@ def identity_of(name):
 
 def public_key(name):
     return identity_of(name).public_key().public_bytes_raw().hex()
+
+
+def natural(posterior, settings):
+    return KERNELS["natural"](POSITIONS["nested"], Given(posterior))
+
+
+def expansions(posterior, settings):
+    """Return a kernel whose clients keep a state of the same shapes and draw nothing."""
+    return KERNELS["fed_ep: expansions"](POSITIONS["nested"], Given(posterior))
+
+
+@fedmcmc.register_dataclass
+@dataclass(frozen=True, eq=False, repr=False)
+class Half(type(fedmcmc.full())):
+    """Participation of each client with probability 1/2."""
+
+    def prepare(self, rng_key, num_clients):
+        cohort = super().prepare(rng_key, num_clients)
+        return cohort._replace(active=jax.random.bernoulli(rng_key, shape=(num_clients,)))
+
+
+def half(posterior, settings):
+    return replace(fedmcmc.lsd(posterior, step_size=0.01), participation=Half(drops=True))
 
 
 def study_of(row="lsd", **changes):

@@ -27,8 +27,8 @@ NUMBERS = "numbers"
 """The file with the count of numbers that have left the site."""
 OWNER = "site"
 """The file with the name of the site whose folder it is."""
-COUNT = struct.Struct(">Q32sI")
-"""That count, a digest of the last answer that it holds, and a checksum."""
+COUNT = struct.Struct(">QI")
+"""That count and a checksum."""
 MARK = b"fmcstate"
 PLACE = struct.Struct(">8sQQI")
 """Mark, number, bytes and checksum of what is in a place."""
@@ -57,6 +57,7 @@ class Disk:
         self.folder = private_folder(folder)
         self._number: tuple[Path, int] | None = None  # of the last state written, and its file
         self._counts: int | None = None  # the open file of the count, once it exists
+        self._close_counts: Any = lambda: None
 
     def claim(self, site: str) -> None:
         """Write the site's name into the folder.
@@ -160,42 +161,54 @@ class Disk:
             shutil.rmtree(path, ignore_errors=True)
 
     @property
-    def num_numbers(self) -> tuple[int, bytes]:
-        """How many numbers have left the site, and a digest of the last answer.
+    def num_numbers(self) -> int:
+        """Count of numbers that have left the site.
 
         Raises
         ------
         OSError
             If the file is damaged.
         """
-        if self._counts is None and not (self.folder / NUMBERS).exists():
-            return 0, b""
+        path = self.folder / NUMBERS
+        if not path.exists():
+            return 0
         data = os.pread(self._count_file(), COUNT.size + 1, 0)
         if len(data) == COUNT.size:
-            total, digest, expected = COUNT.unpack(data)
+            total, expected = COUNT.unpack(data)
             if zlib.crc32(data[:-4]) == expected:
-                return total, digest
+                return int(total)
         raise OSError(
-            f"{self.folder / NUMBERS} is damaged: it does not hold the count of numbers that left "
-            f"the site. Remove it if the site has an audit log, whose count then holds."
+            f"{path} is damaged: it does not hold the count of numbers that left the site. Remove "
+            f"it if the site has an audit log, whose count then holds."
         )
 
-    def count_numbers(self, total: int, digest: bytes) -> None:
-        """Write how many numbers have left the site, and a digest of the last answer.
+    def count_numbers(self, total: int) -> None:
+        """Write the count of numbers that have left the site.
 
         One short write, which a kill leaves whole; nothing waits for the disk.
         """
-        data = COUNT.pack(total, digest, 0)[:-4]
+        data = COUNT.pack(total, 0)[:-4]
         data += zlib.crc32(data).to_bytes(4, "big")
         if os.pwrite(self._count_file(), data, 0) != COUNT.size:
             path = self.folder / NUMBERS
             raise OSError(f"{path} could not be written to its end: the disk may be full.")
 
     def _count_file(self) -> int:
-        """Return the file of the count, which stays open: it is read and written in each round."""
-        if self._counts is None:
-            self._counts = os.open(self.folder / NUMBERS, os.O_RDWR | os.O_CREAT, 0o600)
-            weakref.finalize(self, os.close, self._counts)
+        """Return the file of the count, which stays open: it is used in each round.
+
+        It is opened again if another file has its name now.
+        """
+        path = self.folder / NUMBERS
+        if self._counts is not None:
+            try:
+                if os.path.samestat(os.stat(path), os.fstat(self._counts)):
+                    return self._counts
+            except FileNotFoundError:
+                pass
+        self._close_counts()
+        self._counts = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._close_counts = weakref.finalize(self, os.close, self._counts)
+        self._close_counts.atexit = False  # threads may answer until the process ends
         return self._counts
 
     def _write(self, path: Path, header: dict[str, Any], *parts: bytes) -> None:

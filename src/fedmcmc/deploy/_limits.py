@@ -14,7 +14,7 @@ from fedmcmc.compression import Word
 from fedmcmc.deploy._audit import AuditLog
 from fedmcmc.deploy._columns import column_names
 from fedmcmc.deploy._disk import Disk
-from fedmcmc.deploy._frames import Refused, checksum, digest_of
+from fedmcmc.deploy._frames import Refused
 from fedmcmc.deploy._shapes import Report
 from fedmcmc.deploy._study import Study
 from fedmcmc.dynamics import Length
@@ -194,9 +194,8 @@ class Outflow:
 
     def __init__(self, site: str, disk: Disk, log: AuditLog | None, limits: Limits) -> None:
         self._site, self._disk, self._log, self._most = site, disk, log, limits.most_numbers
-        total, self._on_disk = disk.num_numbers
-        self._last: tuple[bytes, bytes, bytes] | None = None
-        self._record(max(total, 0 if log is None else log.num_numbers))
+        self._last: tuple[str, bytes, bytes] | None = None
+        self._record(max(disk.num_numbers, 0 if log is None else log.num_numbers))
 
     def _record(self, total: int) -> None:
         self.total = total
@@ -206,23 +205,19 @@ class Outflow:
     def add(self, num: int, place: str, question: bytes, content: bytes) -> None:
         """Count an answer of `num` numbers before it leaves.
 
-        An answer that repeats the previous one, with the same place in the run, question and
-        content, was counted already. After a restart of the site a digest in its folder tells
-        this, of the place and a checksum of the content: a server cannot restart a site.
+        An answer that repeats the previous one of this process, with the same place in the run,
+        question and content, was counted already. The first answer after a restart always counts:
+        a server can make a site restart.
 
         Raises
         ------
         Refused
             If the count would exceed the owner's limit; the answer is then not counted.
         """
-        total, _ = self._disk.num_numbers  # another process of this site may have counted
-        self._record(max(self.total, total))
-        answer = (place.encode(), question, content)
+        # Another process of this site may have counted.
+        self._record(max(self.total, self._disk.num_numbers))
+        answer = (place, question, content)
         if answer == self._last:
-            return
-        digest = bytes.fromhex(digest_of(answer[0], checksum(content).to_bytes(4, "big")))
-        if self._last is None and digest == self._on_disk:
-            self._last = answer
             return
         if self._most is not None and self.total + num > self._most:
             raise Refused(
@@ -230,7 +225,7 @@ class Outflow:
                 f"{self._most:,} that its owner allows in all (most_numbers). The owner of "
                 f"{self._site} can raise most_numbers in [limits] of its settings."
             )
-        self._disk.count_numbers(self.total + num, digest)
+        self._disk.count_numbers(self.total + num)
         self._record(self.total + num)
         self._last = answer
 

@@ -299,7 +299,7 @@ class Rounds:
         cohort = self._cohort or jax.tree.map(
             np.asarray, cohorts(kernel, self.keys, number, num_sites)
         )
-        if isinstance(kernel.participation, type(full())):
+        if type(kernel.participation) is type(full()):
             self._cohort = cohort  # that of all rounds
         ids, weight, active = cohort.ids, cohort.weight, cohort.active
         broadcast, server = state.broadcast, state.server

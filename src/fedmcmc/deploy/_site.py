@@ -416,7 +416,7 @@ class Site:
         broadcasts = stacked([_read(part, like) for part in parts])
         run.state = first_states(run.kernel, self.client, broadcasts)
         run.pending, run.answered = run.state, (-1, -1)
-        run.origin = run.pending_origin = digest_of(b"start", frame.body)
+        run.origin = run.pending_origin = digest_of(b"start", run.told.encode(), frame.body)
         self._save(run)
 
     def _resume(self, frame: Frame) -> None:
@@ -499,8 +499,9 @@ class Site:
             if self._masks is not None:
                 raise Refused("Under masks the answers of all chains are counted, or of none.")
             run.pending = select(np.asarray(counted, bool), run.pending, run.state)
-            both = (run.origin, run.pending_origin, repr([bool(chain) for chain in counted]))
-            run.pending_origin = digest_of(*(part.encode() for part in both))
+            if run.pending_origin != run.origin:  # it is not settled already
+                both = (run.origin, run.pending_origin, repr([bool(chain) for chain in counted]))
+                run.pending_origin = digest_of(*(part.encode() for part in both))
         run.origin = run.pending_origin
         run.state = run.pending
 
@@ -538,7 +539,8 @@ class Site:
             self.disk.mark(run.name, marks, state, keep)
         weight = np.asarray(weights, self.client.share.dtype)
         # Only where it is used, as the body is long.
-        body = digest_of(frame.body) if run.draws or self._masks is not None else ""
+        is_traced = run.keeps or run.draws or self._masks is not None
+        body = digest_of(frame.body) if is_traced else ""
         keys = self._keys(run, tag, body, weight, active, next(some, None))
         inputs = (keys, broadcasts, run.state, weight, np.asarray(active, bool))
         how: dict[str, Any] = dict(number=number, setup=False, generator=run.generator)
@@ -558,7 +560,7 @@ class Site:
             words = words_of(run.kernel, codes, reports.bits_down)
             sent = self._masked(frame, place, body, run.origin, kept, words)
         run.pending, run.answered = pending, (tag.round, number)
-        if body and run.keeps:
+        if run.keeps:
             made_of = (run.origin, run.told, f"{tag.round} {number}", body, repr([weights, active]))
             run.pending_origin = digest_of(*(part.encode() for part in made_of))
         self._save(run)
