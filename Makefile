@@ -103,10 +103,10 @@ run-distributed: $(STAMP) ## the same in several processes: make run-distributed
 sweep-cpu: $(STAMP) ## sweep an experiment: make sweep-cpu CONFIG=... SWEEP="seed=0,1 step_size=1e-4,1e-3"
 	JAX_PLATFORMS=cpu $(BIN)/python -m experiments.run --multirun hydra/launcher=sweep experiment=$(CONFIG) $(SWEEP) $(ARGS)
 
-sweep-gpu: $(STAMP) ## the same on a GPU (needs a jaxlib for it)
+sweep-gpu: $(STAMP) ## the same on a GPU (needs pip install '.[cuda12]')
 	JAX_PLATFORMS=cuda $(BIN)/python -m experiments.run --multirun hydra/launcher=sweep experiment=$(CONFIG) $(SWEEP) $(ARGS)
 
-sweep-tpu: $(STAMP) ## the same on a TPU (needs a jaxlib for it)
+sweep-tpu: $(STAMP) ## the same on a TPU (needs pip install '.[tpu]')
 	JAX_PLATFORMS=tpu $(BIN)/python -m experiments.run --multirun hydra/launcher=sweep experiment=$(CONFIG) $(SWEEP) $(ARGS)
 
 docs: $(STAMP) ## write docs/results from its records and from new runs in results/
