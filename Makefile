@@ -49,10 +49,10 @@ $(DOCS_STAMP): $(STAMP)
 	touch $(DOCS_STAMP)
 
 demo: $(STAMP) ## sample a real four-hospital trial and compare with pooled NUTS
-	$(BIN)/python -m experiments.demo $(ARGS)
+	$(BIN)/python -m examples.demo $(ARGS)
 
 deploy-demo: $(STAMP) ## the trial's hospitals as processes of their own, one of which is killed
-	$(BIN)/python -m experiments.deploy_demo $(ARGS)
+	$(BIN)/python -m examples.deploy_demo $(ARGS)
 
 check: lint type ## lint, types, and the tests that fail first: for every change, in a minute
 	$(PYTEST) -m check tests $(ARGS)

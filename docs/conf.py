@@ -33,6 +33,7 @@ extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_co
 root_doc = "docs/index"
 include_patterns = ["*.md", "*/README.md", "docs/**.md", "docs/api/*.rst", "examples/*.py"]
 exclude_patterns = [".*", "build", "dist", "outputs", "multirun", "results", "src", "tests"]
+exclude_patterns += ["examples/*demo.py"]  # programs, not pages
 default_role = "py:obj"  # `name` in a docstring is a link where it is a public name
 nitpicky = True
 # Arguments, names of other packages, and annotations by the module that something is written in.
