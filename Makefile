@@ -55,10 +55,10 @@ $(DOCS_STAMP): $(STAMP)
 	touch $(DOCS_STAMP)
 
 demo: $(STAMP) ## sample a real four-hospital trial and compare with pooled NUTS
-	$(BIN)/python -m experiments.demo $(ARGS)
+	$(BIN)/python -m examples.demo $(ARGS)
 
 deploy-demo: $(STAMP) ## the trial's hospitals as processes of their own, one of which is killed
-	$(BIN)/python -m experiments.deploy_demo $(ARGS)
+	$(BIN)/python -m examples.deploy_demo $(ARGS)
 
 check: lint type ## lint, types, and the tests that fail first: for every change, in a minute
 	$(PYTEST) -m check tests $(ARGS)
@@ -109,10 +109,10 @@ run-distributed: $(STAMP) ## the same in several processes: make run-distributed
 sweep-cpu: $(STAMP) ## sweep: make sweep-cpu SWEEP="data=covtype model=logistic kernel=fsgld,dsgld seed=range(0,3)"
 	JAX_PLATFORMS=cpu $(BIN)/python -m experiments.run --multirun $(SWEPT) $(ARGS)
 
-sweep-gpu: $(STAMP) ## the same on a GPU (needs a jaxlib for it)
+sweep-gpu: $(STAMP) ## the same on a GPU (needs pip install '.[cuda12]')
 	JAX_PLATFORMS=cuda $(BIN)/python -m experiments.run --multirun $(SWEPT) $(ARGS)
 
-sweep-tpu: $(STAMP) ## the same on a TPU (needs a jaxlib for it)
+sweep-tpu: $(STAMP) ## the same on a TPU (needs pip install '.[tpu]')
 	JAX_PLATFORMS=tpu $(BIN)/python -m experiments.run --multirun $(SWEPT) $(ARGS)
 
 docs: $(STAMP) ## write docs/results and docs/findings.md from notes/ and records/

@@ -16,7 +16,7 @@ import numpy as np
 
 import fedmcmc
 from benchmarks import federations
-from experiments import demo
+from examples import demo
 
 BIAS, SPREAD = 0.05, 0.05
 CHECKPOINTS = (50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000)

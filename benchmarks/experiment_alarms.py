@@ -22,7 +22,7 @@ from unittest import mock
 
 import numpy as np
 
-from experiments import demo
+from examples import demo
 from experiments import settings_run as run
 from fedmcmc import DiagnosisWarning
 from fedmcmc.runs import _watch
@@ -41,7 +41,7 @@ def one(name: str, seed: int, folder: Path) -> None:
         return judged[-1]
 
     if name == "demo":
-        main = partial(demo.main, [f"seed={seed}", f"out={folder}"])
+        main = partial(demo.main, ["--seed", str(seed), "--out", str(folder)])
     else:
         main = run.main
         sys.argv = ["run", f"experiment={name}", f"seed={seed}", f"hydra.run.dir={folder}"]

@@ -35,6 +35,7 @@ include_patterns = ["*.md", "*/README.md", "docs/**.md", "docs/api/*.rst", "exam
 exclude_patterns = [
     *(".*", "build", "dist", "outputs", "multirun", "notes", "records", "results", "src", "tests"),
 ]
+exclude_patterns += ["examples/*demo.py"]  # programs, not pages
 default_role = "py:obj"  # `name` in a docstring is a link where it is a public name
 nitpicky = True
 # Arguments, names of other packages, and annotations by the module that something is written in.

@@ -321,7 +321,7 @@ def quadratic(
 
 def indomethacin() -> Loaded:
     """Return the indomethacin trial in four hospitals: `treated`, `risk`, `pancreatitis`."""
-    from experiments import demo
+    from examples import demo
 
     return demo.load_trial()[0], None
 

@@ -26,6 +26,7 @@ from experiments import (
     checks,
     metrics,
     output,
+    platforms,
     problems,
     restarts,
     schemas,
@@ -267,6 +268,7 @@ def main() -> None:
         settings_run.main()
         return
     distributed.initialize()
+    platforms.require_devices()
     settings_run.in_single_precision()
     try:
         commands = arguments.prepare(sys.argv[1:])

@@ -7,14 +7,12 @@ import dataclasses
 import importlib
 import pkgutil
 import typing
-from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 import experiments
 from experiments import checks
@@ -24,7 +22,6 @@ __all__ = [
     "RunSettings",
     "SettingsError",
     "build",
-    "from_arguments",
     "modules",
     "name_of",
     "register",
@@ -92,25 +89,6 @@ def _editable(name: str, *parts: type) -> type:
                 raise TypeError(f"{name}: the setting {item.name} needs a plain default.")
             fields.append((item.name, hints[item.name], dataclasses.field(default=item.default)))
     return dataclasses.make_dataclass(name, fields)
-
-
-def from_arguments(config: type, arguments: Sequence[str]) -> Any:
-    """Return the ``Config`` of a program that is no experiment, from ``key=value`` arguments.
-
-    Raises
-    ------
-    SettingsError
-        On a setting that there is not, or a value that is none.
-    """
-    known = OmegaConf.structured(_editable("settings", config))
-    try:
-        cfg = OmegaConf.merge(known, OmegaConf.from_dotlist(list(arguments)))
-        values: Any = OmegaConf.to_container(cfg, throw_on_missing=True)
-        return config(**{name: _frozen(value) for name, value in values.items()})
-    except (OmegaConfBaseException, ValueError) as error:
-        names = ", ".join(item.name for item in dataclasses.fields(config))
-        first = str(error).splitlines()[0]
-        raise SettingsError(f"{first}; the settings are {names}.") from error
 
 
 def name_of(cfg: DictConfig) -> str:

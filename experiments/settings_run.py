@@ -18,7 +18,7 @@ import jax
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from experiments import output, restarts, schemas, spreading
+from experiments import output, platforms, restarts, schemas, spreading
 from experiments.data import DataNotFound
 from fedmcmc import distributed
 from fedmcmc.storage import ending_programs
@@ -131,6 +131,7 @@ def main() -> None:
     """Compose the settings from the command line and run."""
     arguments = sys.argv[1:]
     distributed.initialize()
+    platforms.require_devices()
     in_single_precision()
     if jax.process_count() > 1 and {"--multirun", "-m"} & set(arguments):
         raise SystemExit("Several processes run one experiment at a time, not a --multirun.")

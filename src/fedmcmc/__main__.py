@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 import jax
 
 from fedmcmc.deploy import add_commands, isolate_process
-from fedmcmc.placement import Placement
+from fedmcmc.placement import Placement, distributed
 from fedmcmc.storage import versions
 
 __all__ = ["about", "main"]
@@ -49,6 +49,7 @@ def about() -> str:
     """
     packages = _packages()
     settings = ("jax_enable_x64", "jax_platforms", "jax_default_matmul_precision")
+    distributed.require_devices()
     devices = jax.local_devices()
     lines = {
         "fedmcmc": versions()["fedmcmc"],

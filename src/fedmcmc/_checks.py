@@ -21,10 +21,12 @@ _DEPLOY = ("grpcio>=1.60", "cryptography>=42")
 _BEFORE_312 = ("matplotlib<3.11", "xarray<2026.4") if sys.version_info < (3, 12) else ()
 EXTRAS = {
     "arviz": ("arviz-base>=0.8", "arviz-stats[xarray]>=0.8", "h5netcdf>=1.4", "h5py>=3.11"),
+    "cuda12": ("jax[cuda12]",),
     "deploy": _DEPLOY,
     "flax": ("flax>=0.12",),
     "nvflare": (*_DEPLOY, "nvflare>=2.9,<3"),
     "plots": ("arviz-plots>=0.8", "matplotlib>=3.9", *_BEFORE_312),
+    "tpu": ("jax[tpu]",),
     "zarr": ("zarr>=3.0",),
 }
 """What each extra of pyproject.toml holds, for users who have no clone to install it from."""

@@ -205,11 +205,29 @@ def test_the_page_on_runs_runs():
     assert names["found"].streams["some"].draws.shape[1] > 100
 
 
+def scripts_of(page):
+    """Return the snippets of a page that start with a comment of their file's name."""
+    snippets = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    return {re.match(r"# (\w+\.py)\n", snippet)[1]: snippet for snippet in snippets}
+
+
+def test_the_sweep_of_the_page_on_processes_is_gathered(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    scripts = scripts_of("processes.md")
+    for index in (0, 11):
+        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", str(index))
+        exec(scripts["point.py"], {})
+    exec(scripts["gather.py"], {})
+    header, first, second = (tmp_path / "rows.csv").read_text().split()
+    assert header == "index,step_size,seed,sd"
+    assert first.startswith("0,0.001,0,") and second.startswith("11,0.01,3,")
+    assert capsys.readouterr().out == f"missing: {list(range(1, 11))}\n"
+
+
 @pytest.mark.slow
 def test_the_page_on_processes_runs_in_two_and_alone(tmp_path):
     script = tmp_path / "script.py"
-    (snippet,) = re.findall(r"```python\n(.*?)```", (DOCS / "processes.md").read_text(), re.DOTALL)
-    script.write_text(snippet)
+    script.write_text(scripts_of("processes.md")["script.py"])
     env = {**os.environ, "JAX_PLATFORMS": "cpu"}
     alone, two = (
         subprocess.run(

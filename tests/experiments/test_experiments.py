@@ -11,7 +11,7 @@ hydra = pytest.importorskip("hydra")
 
 from hydra.errors import ConfigCompositionException  # noqa: E402
 
-from experiments import demo, output, schemas  # noqa: E402
+from experiments import output, schemas  # noqa: E402
 from experiments import settings_run as run  # noqa: E402
 from tests.support.tiny_experiments import TINY, compose  # noqa: E402
 
@@ -141,12 +141,3 @@ def test_command_line(tmp_path):
 def test_a_bar_in_a_name_does_not_end_a_column_of_a_table():
     lines = output.markdown_table([{"error / |variances|": 0.5, "name": "a|b"}]).splitlines()
     assert lines == [r"| error / \|variances\| | name |", "|---|---|", r"| 0.5 | a\|b |"]
-
-
-def test_settings_of_a_program_that_is_no_experiment():
-    found = schemas.from_arguments(demo.Config, ["seed=3", "step_size=1e-2", "out=here"])
-    assert (found.seed, found.step_size, found.out) == (3, 0.01, "here")
-    assert found.num_chains == demo.Config.num_chains
-    for wrong, told in ((["sed=3"], "Key 'sed'"), (["seed=x"], "Value 'x'"), (["seed"], "'int'")):
-        with pytest.raises(schemas.SettingsError, match=f"{told}.*settings are seed, num_chains"):
-            schemas.from_arguments(demo.Config, wrong)

@@ -170,6 +170,7 @@ def test_a_wheel_runs_where_nothing_else_is(environment, tmp_path):
 
 def test_every_extra_is_tried():
     elsewhere = {"docs", "experiments", "nvflare", "test"}  # make test-nvflare has its own lane
+    elsewhere |= {"cuda12", "tpu"}  # need a GPU or a TPU, and download gigabytes
     assert set(USES) | elsewhere == set(PROJECT["optional-dependencies"])
 
 

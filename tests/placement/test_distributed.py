@@ -328,7 +328,34 @@ def test_a_script_that_exits_with_an_error_leaves(monkeypatch):
     for code in (None, 0, 1):
         distributed.leave(code)
     assert left == []
-    monkeypatch.setattr(distributed.jax, "process_count", lambda: 2)
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
     for code in (None, 0, 3, "a message"):
         distributed.leave(code)
     assert left == [3, 1]
+
+
+@pytest.mark.parametrize(
+    ("platforms", "error", "message"),
+    [
+        (
+            "cuda",
+            AssertionError(),
+            r'=cuda: .*pip install "jax\[cuda12\]"\) .*=cpu\.$',
+        ),
+        ("tpu", RuntimeError("no libtpu.so"), r'"jax\[tpu\]".* JAX reports: no libtpu.so\.$'),
+        ("rocm", RuntimeError("unknown"), "=rocm: install JAX for that platform on a machine"),
+    ],
+)
+def test_a_platform_without_a_device_is_named(monkeypatch, platforms, error, message):
+    def fail():
+        raise error
+
+    monkeypatch.setattr(jax, "devices", fail)
+    before = jax.config.jax_platforms
+    jax.config.update("jax_platforms", platforms)
+    try:
+        for find in (distributed.require_devices, distributed.mesh):
+            with pytest.raises(RuntimeError, match=message):
+                find()
+    finally:
+        jax.config.update("jax_platforms", before)

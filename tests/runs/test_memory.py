@@ -11,7 +11,7 @@ import pytest
 import fedmcmc
 from fedmcmc._types import _compiled as compiled_functions
 
-NUM_MODELS = 6
+NUM_MODELS = 4
 
 
 class Model:

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from fedmcmc._checks import EXTRAS
 from fedmcmc.placement._processes import agreed as agreed
 from fedmcmc.placement._processes import is_first as is_first
 from fedmcmc.rounds import AXIS, CHAINS
@@ -24,6 +25,8 @@ CONNECTION = {"coordinator_address", "num_processes", "process_id", "cluster_det
 """Settings that say how to find the other processes, or that there are some."""
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 """Environment variables by which `fedmcmc.launch` tells processes of each other."""
+EXTRA_OF_PLATFORM = {"cuda": "cuda12", "gpu": "cuda12", "tpu": "tpu"}
+"""Extras of the package that install JAX for a platform."""
 
 
 def initialize(**settings: Any) -> None:
@@ -81,7 +84,7 @@ def leave(code: Any) -> None:
     For scripts that end by ``sys.exit`` (an exception that ends a script does so by itself): JAX
     would wait for the others, which wait for this process.
     """
-    if code in (None, 0) or jax.process_count() == 1:
+    if code in (None, 0) or not jax.distributed.is_initialized():
         return
     print(code if isinstance(code, str) else "", file=sys.stderr, flush=True)
     sys.stdout.flush()
@@ -96,6 +99,36 @@ def _of_a_cluster() -> bool:
     return several or "," in os.environ.get("TPU_WORKER_HOSTNAMES", "")
 
 
+def require_devices() -> None:
+    """Raise if JAX finds no device of the platform that ``JAX_PLATFORMS`` requests.
+
+    JAX itself raises an `AssertionError` without a message.
+
+    Raises
+    ------
+    RuntimeError
+        With the command that installs JAX for the platform.
+
+    Examples
+    --------
+    >>> from fedmcmc import distributed
+    >>> distributed.require_devices()
+    """
+    try:
+        jax.devices()
+    except (AssertionError, RuntimeError) as error:
+        platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
+        if not platforms:
+            raise
+        extra = EXTRA_OF_PLATFORM.get(platforms)
+        command = f' (pip install "{EXTRAS[extra][0]}")' if extra else ""
+        reason = f" JAX reports: {error}." if str(error) else ""
+        raise RuntimeError(
+            f"JAX finds no device for JAX_PLATFORMS={platforms}: install JAX for that platform"
+            f"{command} on a machine that has such a device, or set JAX_PLATFORMS=cpu.{reason}"
+        ) from error
+
+
 def mesh(chains: int = 1) -> Mesh:
     """Return the mesh of all processes' devices: clients over one axis, chains over another.
 
@@ -106,8 +139,10 @@ def mesh(chains: int = 1) -> Mesh:
 
     Raises
     ------
+    RuntimeError
+        If JAX finds no device of the platform that ``JAX_PLATFORMS`` requests.
     ValueError
-        If the devices do not divide into so many.
+        If the number of devices is not a multiple of `chains`.
 
     Examples
     --------
@@ -115,6 +150,7 @@ def mesh(chains: int = 1) -> Mesh:
     >>> distributed.mesh().axis_names
     ('clients',)
     """
+    require_devices()
     devices = np.asarray(jax.devices())
     if chains < 1 or devices.size % chains:
         raise ValueError(f"chains must divide the number of devices, {devices.size}, got {chains}.")

@@ -1,7 +1,7 @@
-"""The server's process of the deployed demo's FSGLD.
+"""The server of the deployed demo's FSGLD: ``python server.py fsgld.toml``.
 
-``python -m experiments.deployed_trial.server fsgld.toml``: it asks the hospitals for the mode and
-for their expansions there, and runs FSGLD with these. It never has a row.
+It asks the hospitals for the mode and for their expansions at the mode, and runs FSGLD with these.
+It never has a row.
 """
 
 import logging
@@ -16,14 +16,13 @@ import fedmcmc
 from fedmcmc import deploy
 
 
-def main(path: Path) -> None:
-    """Run what the settings file says, and write draws."""
+def main(path):
+    """Run FSGLD with the settings in the file at `path`, and write the draws."""
     with path.open("rb") as file:
         run = tomllib.load(file)["run"]
     sites = deploy.connect(path)
     try:
         posterior, key = sites.study.model, jax.random.key(run["seed"])
-        assert posterior.init_fn is not None
         start = posterior.init_fn(jax.random.split(key)[1])
         mode = fedmcmc.surrogates.mode(posterior, sites, start).position
         surrogates = fedmcmc.surrogates.taylor(posterior, sites, mode)

@@ -1,4 +1,4 @@
-"""The study of the deployed demo, as all hospitals approve it: the demo's model."""
+"""The model of the deployed demo, in the form that each hospital approves."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +19,7 @@ def model(treated, risk, pancreatitis=None):
 
 def posterior(settings):
     """Return the model's posterior."""
-    # Two rows that nobody has say which columns there are.
+    # Two invented rows define the columns.
     zeros_and_ones = np.arange(2)
     example = dict(
         treated=zeros_and_ones.astype(np.float32),

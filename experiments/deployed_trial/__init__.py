@@ -1,1 +1,0 @@
-"""The study of the deployed demo, and the process of its server."""
