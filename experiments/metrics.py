@@ -4,6 +4,7 @@ A row is ``(method, setting, seed, x, metric, value)``; `x` is a parameter's nam
 """
 
 import csv
+import functools
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -135,15 +136,13 @@ def _predictions(samples: fedmcmc.Samples, problem: Any) -> Found:
         np.linspace(0, num - 1, min(num, MOST_PREDICTIVE_DRAWS)).astype(int)
     )
     positions = jax.tree.map(lambda leaf: jnp.asarray(leaf[places_of_draws]), flat)
+    terms = jax.tree_util.Partial(posterior.loglikelihood_fn)
     outcome = next((n for n in OUTCOMES if isinstance(test, dict) and n in test), None)
     if outcome is None or not np.issubdtype(np.asarray(test[outcome]).dtype, np.integer):
-        log_p = _log_predictive(posterior.loglikelihood_fn, positions, test)
-        yield "", "nll", -log_p.mean()
+        yield "", "nll", -_log_predictive(terms, (), positions, test, None).mean()
         return
     classes = np.unique(np.asarray(data.rows[outcome]))
-    scores = jax.tree_util.Partial(_of_classes, posterior.loglikelihood_fn, classes)
-    inputs = {name: column for name, column in test.items() if name != outcome}
-    probabilities = np.exp(_log_predictive(scores, positions, inputs, outcome))
+    probabilities = np.exp(_log_predictive(terms, classes, positions, test, outcome))
     labels = np.searchsorted(classes, test[outcome])
     yield "", "nll", metrics.negative_log_likelihood(probabilities, labels)
     yield "", "accuracy", metrics.accuracy(probabilities, labels)
@@ -151,35 +150,35 @@ def _predictions(samples: fedmcmc.Samples, problem: Any) -> Found:
     yield "", "brier", metrics.brier_score(probabilities, labels)
 
 
-def _of_classes(
-    loglikelihood_fn: Any, classes: np.ndarray, position: Any, rows: Any, outcome: str
-) -> Any:
-    """Return the log probability of every class, ``[num_rows, num_classes]``."""
-    num = len(jax.tree.leaves(rows)[0])
-    terms = [
-        loglikelihood_fn(position, {**rows, outcome: jnp.full(num, label)}) for label in classes
-    ]
-    return jax.nn.log_softmax(jnp.stack(terms, axis=-1), axis=-1)
+def _log_predictive(
+    terms: Any, classes: Any, positions: Any, rows: Any, outcome: str | None
+) -> np.ndarray:
+    """Return log predictive probabilities of every class, or of the rows if there are none.
 
-
-def _log_predictive(score_fn: Any, positions: Any, rows: Any, *arguments: Any) -> np.ndarray:
-    """Return the log of the mean over positions of ``exp(score_fn(position, rows))``."""
-
-    @jax.jit
-    def block_mean(positions: Any, rows: Any) -> Any:
-        def add(total: Any, position: Any) -> tuple[Any, None]:
-            return jnp.logaddexp(total, score_fn(position, rows, *arguments)), None
-
-        one_position = jax.tree.map(lambda leaf: leaf[0], positions)
-        shape = jax.eval_shape(lambda p, r: score_fn(p, r, *arguments), one_position, rows)
-        start = jnp.full(shape.shape, -jnp.inf, shape.dtype)
-        return jax.lax.scan(add, start, positions)[0]
-
+    They are averages over positions, ``[num_rows, num_classes]`` or ``[num_rows]``.
+    """
     total = len(jax.tree.leaves(rows)[0])
     cuts = [slice(i, i + ROWS_AT_A_TIME) for i in range(0, total, ROWS_AT_A_TIME)]
     blocks = [jax.tree.map(lambda leaf, cut=cut: jnp.asarray(leaf)[cut], rows) for cut in cuts]
-    sums = [np.asarray(block_mean(positions, block), np.float64) for block in blocks]
-    return np.concatenate(sums) - np.log(len(jax.tree.leaves(positions)[0]))
+    sums = [_log_sums(terms, classes, positions, block, outcome=outcome) for block in blocks]
+    return np.concatenate(sums).astype(np.float64) - np.log(len(jax.tree.leaves(positions)[0]))
+
+
+@functools.partial(jax.jit, static_argnames="outcome")
+def _log_sums(terms: Any, classes: Any, positions: Any, rows: Any, *, outcome: str | None) -> Any:
+    def score(position: Any) -> Any:
+        if outcome is None:
+            return terms(position, rows)
+        labels = jnp.broadcast_to(classes[:, None], (len(classes), len(rows[outcome])))
+        each = [terms(position, {**rows, outcome: label}) for label in labels]
+        return jax.nn.log_softmax(jnp.stack(each, axis=-1), axis=-1)
+
+    def add(total: Any, position: Any) -> tuple[Any, None]:
+        return jnp.logaddexp(total, score(position)), None
+
+    shape = jax.eval_shape(score, jax.tree.map(lambda leaf: leaf[0], positions))
+    start = jnp.full(shape.shape, -jnp.inf, shape.dtype)
+    return jax.lax.scan(add, start, positions)[0]
 
 
 NAMES: dict[str, Callable[[fedmcmc.Samples, Any], Iterable[tuple[str, str, float]]]] = {

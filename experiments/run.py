@@ -200,16 +200,19 @@ def sample(
     if jax.process_count() > 1 and placement.mesh is None:
         placement = dataclasses.replace(placement, mesh=distributed.mesh())
     counts = {name: getattr(settings, name) for name in ("num_rounds", "num_burnin", "thinning")}
-    return spreading.sample(
-        key_of(settings.seed),
-        kernel,
-        problem.data,
-        position,
-        num_chains=settings.num_chains,
-        placement=placement,
-        progress=False,
-        **counts,
-    )
+    try:
+        return spreading.sample(
+            key_of(settings.seed),
+            kernel,
+            problem.data,
+            position,
+            num_chains=settings.num_chains,
+            placement=placement,
+            progress=False,
+            **counts,
+        )
+    except ValueError as error:  # of settings that the kernel can only check on model and data
+        raise ConfigError(f"{where}: {error}") from error
 
 
 def key_of(seed: int) -> jax.Array:
@@ -247,7 +250,7 @@ def execute_job(cfg: DictConfig, out: Path, choices: Any, overrides: Sequence[st
     )
     try:
         rows = execute(plain(cfg), out, **provenance)
-    except (ConfigError, DataNotFound, schemas.SettingsError) as error:
+    except (ConfigError, DataNotFound, schemas.SettingsError, fedmcmc.NonFiniteError) as error:
         raise SystemExit(f"error: {error}") from error
     if distributed.is_first():
         shown = [{"metric": r.metric, "value": r.value} for r in rows if not r.x]

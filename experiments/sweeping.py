@@ -2,7 +2,7 @@
 
 All configs are checked before the first job runs. Jobs that differ in their kernels and seeds alone
 run in one call of `fedmcmc.sweep`, where kernels that differ by numbers share a program; others
-run one after another.
+run one after another. ``python -m experiments.sweeping FOLDER`` tabulates jobs that ran elsewhere.
 """
 
 import copy
@@ -23,7 +23,7 @@ import fedmcmc
 from experiments import arguments, metrics, multirun, output, problems, run, wiring
 from fedmcmc.pytrees import named_leaves, variables
 
-__all__ = ["launch"]
+__all__ = ["gather", "launch"]
 
 _ROWS: dict[Path, list[metrics.Row]] = {}
 """Rows by folder: the grids of one study share a folder."""
@@ -84,10 +84,7 @@ def launch(
     for job in finished:
         rows += metrics.read_rows(job.out / metrics.ROWS)
     if rows:
-        metrics.write_rows(out / metrics.ROWS, rows)
-        table = output.markdown_table(metrics.table(rows))
-        output.write_whole(out / "table.md", table + "\n")
-        print(table)
+        _write_tables(out, rows)
         print(
             f"{len(finished)} of {len(jobs)} jobs; rows.csv and table.md in {output.relative(out)}"
         )
@@ -99,6 +96,21 @@ def launch(
     returned_value = JobReturn(status=JobStatus.COMPLETED)
     returned_value.return_value = None
     return [returned_value] * len(jobs)
+
+
+def gather(folder: Path) -> list[metrics.Row]:
+    """Write the tables of all jobs below a folder, such as those of a SLURM array."""
+    paths = sorted(path.parent / metrics.ROWS for path in folder.rglob(run.RECORD))
+    rows = [row for path in paths for row in metrics.read_rows(path)]
+    _write_tables(folder, rows)
+    return rows
+
+
+def _write_tables(out: Path, rows: list[metrics.Row]) -> None:
+    metrics.write_rows(out / metrics.ROWS, rows)
+    table = output.markdown_table(metrics.table(rows))
+    output.write_whole(out / "table.md", table + "\n")
+    print(table)
 
 
 def _job(launcher: Any, overrides: Sequence[str], index: int) -> Job:
@@ -231,3 +243,7 @@ def _write(job: Job, problem: Any, samples: Any, start_time: float, num_jobs: in
     run.write_record(
         job.out, {**names, **provenance, "jobs_together": num_jobs}, job.config, start_time
     )
+
+
+if __name__ == "__main__":
+    gather(Path(sys.argv[1]))
