@@ -172,8 +172,8 @@ def appendix(study: str, root: Path = tidy.RECORDS, docs: Path = DOCS) -> str:
     versions = record["versions"]
     facts = {
         "device": record["device"],
-        "seconds": f"{record['wall_seconds']:.0f}",
-        "commit": (record["git_commit"] or "unknown")[:10],
+        "run time (s)": f"{record['wall_seconds']:,.0f}",
+        "commit of fedmcmc": (record["git_commit"] or "unknown")[:10],
         "fedmcmc": versions["fedmcmc"],
         "JAX": versions["jax"],
         "Python": versions["python"],
@@ -185,7 +185,11 @@ def appendix(study: str, root: Path = tidy.RECORDS, docs: Path = DOCS) -> str:
     numbers = [
         {
             "method": row.method,
-            "setting": " ".join(f"{name}={v}" for name, v in row.settings.items()),
+            "settings and seed": " ".join(
+                f"{name}={v}"
+                for name, v in {**row.settings, "seed": row.seed}.items()
+                if v is not None
+            ),
             "metric": row.metric,
             "value": row.value,
             "s.e.": errors.get((row.method, str(row.settings), row.seed, f"{row.metric} s.e.")),
@@ -198,15 +202,23 @@ def appendix(study: str, root: Path = tidy.RECORDS, docs: Path = DOCS) -> str:
     up = "../../../.."
     parts = [
         f"# {study}",
+        f"Appendix of [results on {paper}](../../{paper}.md). The command of the run, with the "
+        "versions that it used:",
         f"```\n{record['command']}\n```",
         markdown_table([facts]),
         "## Settings",
+        "Names are those of the settings file; values are those of this run.",
         markdown_table(settings),
         *(["## Figures"] if figures else []),
-        *(f"![{file}](../../figures/{file})" for file in figures),
+        *(
+            f"![{file.removeprefix(flat + '-').removesuffix('.png')}](../../figures/{file})"
+            for file in figures
+        ),
         "## Numbers",
-        f"The first {len(shown)} of {len(summaries)} numbers that are no curves; all rows are in "
-        f"[{name}.csv]({up}/records/{paper}/{name}.csv).",
+        f"{len(shown)} of {len(summaries)} numbers. All rows, points of curves among them, are in "
+        f"[{name}.csv]({up}/records/{paper}/{name}.csv). A method is blank if a number belongs to "
+        "the whole run, s.e. is the standard error, where one was computed, and nan stands for a "
+        "value that is not defined, for example because chains diverged.",
         markdown_table(numbers) if numbers else "",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
