@@ -8,6 +8,7 @@ of `experiments.settings_run` are run instead.
 
 import dataclasses
 import json
+import logging
 import shlex
 import sys
 import time
@@ -267,6 +268,7 @@ def main() -> None:
         settings_run.main()
         return
     distributed.initialize()
+    logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # `wiring.locate` reports these
     settings_run.in_single_precision()
     try:
         commands = arguments.prepare(sys.argv[1:])
