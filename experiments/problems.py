@@ -89,7 +89,7 @@ def _check_fit(posterior: Any, data: fedmcmc.FederatedData) -> None:
         position = jax.eval_shape(start, jax.random.key(0))
         terms = jax.eval_shape(posterior.loglikelihood_fn, position, rows)
     except Exception as error:  # a model may raise anything on rows of another kind
-        raise ConfigError(f"{type(error).__name__}: {wiring.short(error)}") from error
+        raise ConfigError(wiring.describe(error)) from error
     if terms.shape != (2,):
         raise ConfigError(f"its log likelihood of two rows has shape {terms.shape}, not (2,).")
 

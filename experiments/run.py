@@ -8,6 +8,7 @@ of `experiments.settings_run` are run instead.
 
 import dataclasses
 import json
+import logging
 import shlex
 import sys
 import time
@@ -272,6 +273,7 @@ def main() -> None:
         return
     distributed.initialize()
     platforms.require_devices()
+    logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # `wiring.locate` reports these
     settings_run.in_single_precision()
     try:
         commands = arguments.prepare(sys.argv[1:])

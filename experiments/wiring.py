@@ -7,9 +7,12 @@ parameter ``posterior``, ``data``, ``example``, ``rng_key``, ``position``, ``cen
 
 import functools
 import inspect
+import sysconfig
+import traceback
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import hydra
@@ -29,6 +32,7 @@ HYDRA_KEYS = ("_target_", "_partial_", "_convert_", "_recursive_", "_args_")
 EXAMPLES = {
     "surrogates": "{_target_: fedmcmc.surrogates.taylor, _partial_: true}",
     "compressor": "{_target_: fedmcmc.quantize, num_levels: 16}",
+    "participation": "{_target_: fedmcmc.participation.uniform, cohort_size: 2}",
 }
 """Examples of arguments that have to be built, for messages."""
 
@@ -111,6 +115,21 @@ def short(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
+def describe(error: BaseException) -> str:
+    """Return an error's message, shortened, and the line of the user's code that raised it."""
+    name = "" if isinstance(error, TypeError | ValueError) else f"{type(error).__name__}: "
+    packages = [str(Path(file).parent) for file in (__file__, fedmcmc.__file__)]
+    libraries = (*packages, sysconfig.get_path("stdlib"))
+    lines = [
+        f" ({Path(frame.filename).name}, line {frame.lineno})"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if Path(frame.filename).is_file()
+        and not frame.filename.startswith(libraries)
+        and "site-packages" not in frame.filename
+    ]
+    return f"{name}{short(error)}{lines[-1] if lines else ''}"
+
+
 def takes(function: Any, names: tuple[str, ...]) -> bool:
     """Return whether a function has a parameter with one of these names."""
     return not {*names}.isdisjoint(_parameters(function) or ())
@@ -155,18 +174,24 @@ def check(node: Any, where: str, supplied: tuple[str, ...] = Supplies.NAMES) -> 
                 )
     hints = _hints(locate(target, where))
     positional = len(node.get("_args_", ()))
+    missing = []
     for i, (name, parameter) in enumerate(named.items()):
         argument = keywords.get(name)
         required = parameter.default is parameter.empty and i >= positional
         if argument == "???" or (
             required and argument is None and (name not in supplied) and not node.get("_partial_")
         ):
-            example = (
-                f", for instance '{where}.{name}={EXAMPLES[name]}'" if name in EXAMPLES else ""
-            )
-            raise ConfigError(f"{where}={target} needs {_join(where, name)}{example}.")
-        if name in keywords and name in hints:
+            missing.append(_join(where, name) + _example(_join(where, name)))
+        elif name in keywords and name in hints:
             _check_type(_join(where, name), argument, hints[name])
+    if missing:
+        raise ConfigError(f"{where}={target} needs {', '.join(missing)}.")
+
+
+def _example(where: str) -> str:
+    """Return an example of an argument that has to be built, if there is one."""
+    name = where.rpartition(".")[2]
+    return f", for instance '{where}={EXAMPLES[name]}'" if name in EXAMPLES else ""
 
 
 def _join(where: str, key: Any) -> str:
@@ -203,8 +228,8 @@ def _check_type(where: str, value: Any, hint: Any) -> None:
     options = typing.get_args(hint) if union else (hint,)
     if any(_admits(option, value) for option in options):
         return
-    expected = " or ".join(filter(None, map(_in_words, options)))
-    raise ConfigError(f"{where} must be {expected or hint}, got {value!r}.")
+    expected = " or ".join(dict.fromkeys(map(_in_words, options)))
+    raise ConfigError(f"{where} must be {expected or hint}{_example(where)}, got {value!r}.")
 
 
 def _admits(option: Any, value: Any) -> bool:
@@ -227,9 +252,11 @@ def _in_words(option: Any) -> str:
     if typing.get_origin(option) is typing.Literal:
         return " or ".join(map(repr, typing.get_args(option)))
     plain = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    plain[jax.Array] = "a number"
     if option is type(None):
         return "null"
     name = getattr(option, "__name__", None) or str(option)
+    name = "a function" if name == "Callable" else name
     built = callable(option) or isinstance(option, type)
     return plain.get(option, f"{'{_target_: ...} that builds ' if built else ''}{name}")
 
@@ -256,9 +283,9 @@ def build(node: Any, where: str, supplies: Supplies | None) -> Any:
         cause = error.__cause__
         if isinstance(cause, tables.DataNotFound):
             raise cause from error
-        raise ConfigError(f"{where}: {short(cause or error)}") from error
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{where}: {error}") from error
+        raise ConfigError(f"{where}: {describe(cause or error)}") from error
+    except Exception as error:  # functions of users may raise anything
+        raise ConfigError(f"{where}: {describe(error)}") from error
 
 
 def _needs(function: Any) -> list[str]:

@@ -146,6 +146,10 @@ def test_a_study_is_its_grids_and_the_command_line_comes_first(monkeypatch, tmp_
     assert {row.metric for row in rows if row.x} == {"mean", "sd"}
 
 
+def fail():
+    return 1 // 0
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -157,6 +161,16 @@ def test_a_study_is_its_grids_and_the_command_line_comes_first(monkeypatch, tmp_
         (("kernel=a.b",), "kernel=a.b cannot be imported: No module named 'a'"),
         (("kernel=fa_hmc", "kernel.stepsize=1"), "no argument 'stepsize', its .* step_size, num"),
         (("kernel=fa_hmc", "kernel.num_local_steps=x"), "num_local_steps must be a whole num.*'x'"),
+        (
+            ("kernel=fa_hmc", "kernel.step_size=big"),
+            "a number or {_target_: .*a function",
+        ),
+        (
+            ("kernel=lsd", "kernel.participation=0.5"),
+            "instance .*participation.uniform, cohort",
+        ),
+        (("kernel=fedmcmc.fa_hmc",), "needs kernel.step_size, kernel.num_integration_steps, "),
+        (("kernel=lsd", f"data={__name__}.fail"), "data: ZeroDivisionError: .* .test_run.py, line"),
         (("kernel=fsgld", "kernel.surrogates=null"), "needs kernel.surrogates, for instance"),
         (("kernel=fedmcmc.qlsd", "kernel.step_size=1"), "needs kernel.compressor, for instance"),
         (("kernel=lsd", "rounds=3"), "rounds is not a setting; the settings are data, model"),
