@@ -220,8 +220,8 @@ MUTATIONS = {
     ),
     "a folder that was removed begins to count again": (
         "deploy/_limits.py",
-        "self._record(max(total, 0 if log is None else log.num_numbers))",
-        "self._record(total)",
+        "self._record(max(disk.num_numbers, 0 if log is None else log.num_numbers))",
+        "self._record(disk.num_numbers)",
         f"{LIMITS}a_count_outlives_the_folder[removed]",
     ),
     "a backup goes unnoticed under masks": (
