@@ -309,6 +309,26 @@ def test_states_that_are_made_in_other_ways_have_other_origins(tmp_path):
     assert both[0] != both[1]
 
 
+def test_origins_depend_on_the_message_also_where_nothing_is_drawn(tmp_path):
+    study = studies.study_of(kernels={"main": f"{studies.HERE}:expansions"})
+    local, asked = deploy.Local(), []
+    for name in study.sites:
+        site = studies.site_of(study, name, tmp_path)
+        local.join(site, heard=lambda data, answer: asked.append(deploy.Frame.parse(data)))
+    deploy.run(study, KEY, "main", POSITION, transport=local, num_rounds=1, progress=False)
+    begin, start, step = (
+        next(frame for frame in asked if frame.kind == kind) for kind in ("begin", "start", "step")
+    )
+    changed = step._replace(body=step.body[:-1] + bytes([step.body[-1] ^ 1]))
+    origins = set()
+    for folder, message in (("first", step), ("again", step), ("changed", changed)):
+        site = studies.site_of(study, "bern", tmp_path / folder)
+        answers = [site.answer(frame.to_bytes()) for frame in (begin, start, message)]
+        assert deploy.Frame.parse(answers[-1]).kind == "answer" and not site._run.draws
+        origins.add(site._run.pending_origin)
+    assert len(origins) == 2
+
+
 def test_keys_of_clients_depend_on_secret_study_site_and_rows(in_a_run):
     site, folder = in_a_run
     first, own = key_words(site), site._secret

@@ -117,6 +117,7 @@ def require_devices() -> None:
     try:
         jax.devices()
     except (AssertionError, RuntimeError) as error:
+        # JAX adds the attributes of its options when it is imported, which mypy does not see.
         platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
         if not platforms:
             raise
