@@ -10,6 +10,7 @@ from experiments.fsgld import alpha, gaussian_law, metric_scores, spreads
 from experiments.fsgld.gaussian_figures import coin_gradients
 from experiments.fsgld.metric_scores import PAIRS
 from experiments.tidy import Row
+from experiments.tidy import from_numbers as _rows
 from experiments.verdicts import TIMES, Number, mean
 
 __all__ = ["rows_of"]
@@ -31,23 +32,6 @@ def rows_of(study: str, config: Metrics, metrics: Metrics) -> list[Row]:
     """
     rows = ROWS[study](config, metrics)
     return sorted(rows, key=lambda row: (row.x is not None, row.seed is not None))
-
-
-def _rows(
-    method: str,
-    settings: Mapping[str, Any],
-    numbers: Mapping[str, Any],
-    seed: int | None = None,
-    x: float | None = None,
-) -> list[Row]:
-    """Return a row per metric, and one for its standard error if it is a `Number` with one."""
-    rows = []
-    for metric, number in numbers.items():
-        value = math.nan if number is None else float(number)
-        rows.append(Row(method, metric, value, settings, seed, x))
-        if isinstance(number, Number) and 0 < number.error < math.inf:
-            rows.append(Row(method, f"{metric} s.e.", number.error, settings, seed, x))
-    return rows
 
 
 def _summary(method: str, settings: Mapping[str, Any], metric: str, values: Any) -> list[Row]:
@@ -174,36 +158,6 @@ def _alpha(config: Metrics, metrics: Metrics) -> list[Row]:
             numbers["variance_ratio_measured"] = Number(line["measured"], line["s.e."])
         settings = {"surrogate_error": line["error of surrogates"], "alpha": line["alpha"]}
         rows += _rows("FSGLD", settings, numbers)
-    return rows
-
-
-def _cost(config: Metrics, metrics: Metrics) -> list[Row]:
-    rows = []
-    groups: dict[tuple[str, int], list[Metrics]] = {}
-    for line in metrics["table"]:
-        kind, dim = line["surrogates"], line["parameters"]
-        groups.setdefault((kind, dim), []).append(line)
-        settings = {"surrogates": kind, "dim": dim, "num_clients": line["clients"]}
-        numbers = {
-            "conducive_gradient_operations": line["a conducive gradient"],
-            "prior_operations": line["the prior"],
-            "visit_operations": line["once a visit"],
-        }
-        rows += _rows("FSGLD", settings, numbers)
-        for size in config["batch_sizes"]:
-            numbers = {"minibatch_operations": line[f"{size} rows"]}
-            rows += _rows("FSGLD", settings | {"batch_size": size}, numbers)
-    for (kind, dim), lines in groups.items():
-        settings, line = {"surrogates": kind, "dim": dim}, lines[0]
-        counts = [each["a conducive gradient"] for each in lines]
-        numbers = {
-            "operations_over_clients_range": max(counts) - min(counts),
-            "cost_over_prior": counts[0] / line["the prior"],
-        }
-        rows += _rows("FSGLD", settings, numbers)
-        for size in config["batch_sizes"]:
-            share = counts[0] / (line["the prior"] + line[f"{size} rows"])
-            rows += _rows("FSGLD", settings | {"batch_size": size}, {"cost_over_local_step": share})
     return rows
 
 
@@ -403,7 +357,6 @@ def _rise(values: Sequence[float]) -> float:
 
 ROWS: dict[str, Callable[[Metrics, Metrics], list[Row]]] = {
     "fsgld/alpha": _alpha,
-    "fsgld/cost": _cost,
     "fsgld/gaussian": _gaussian,
     "fsgld/metric": _metric,
     "fsgld/mlp": _mlp,

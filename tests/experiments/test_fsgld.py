@@ -7,7 +7,6 @@ from scipy import stats
 from experiments import tidy
 from experiments.fsgld import (
     alpha,
-    cost,
     gaussian,
     gaussian_figures,
     gaussian_law,
@@ -16,6 +15,7 @@ from experiments.fsgld import (
     rows,
     spreads,
 )
+from experiments.special import fsgld_cost
 from experiments.verdicts import claims_of, evaluate, judge
 
 CLAIMS = {claim.id: claim for claim in claims_of("fsgld")}
@@ -163,16 +163,22 @@ def test_a_multiple_moves_the_ends_of_visits():
 
 
 def test_a_conducive_gradient_costs_one_more_gaussian_with_any_number_of_clients(tmp_path):
-    config = cost.Config(dims=(3, 5), num_clients=(2, 4), rows_per_client=4, batch_sizes=(2, 40))
-    metrics = cost.run(config, tmp_path)
-    for row in metrics["table"]:
-        dim = row["parameters"]
+    sizes = dict(dims=(3, 5), num_clients=(2, 4), rows_per_client=4, batch_sizes=(2, 40), seed=0)
+    found = fsgld_cost.rows(**sizes)
+    tidy.write("fsgld/cost", found, {"config": sizes}, tmp_path)
+
+    def number(metric, **where):
+        return next(r.value for r in found if r.metric == metric and r.matches(where))
+
+    for where in [row.settings for row in found if row.metric == "visit_operations"]:
+        dim = where["dim"]
         # The precision times the position, the difference to its mean, the sum with the estimate.
-        expected = {"diagonal": 3 * dim, "dense": 2 * dim * (dim + 1)}[row["surrogates"]]
-        assert row[cost.OWN] == expected < row["once a visit"] and row[cost.PRIOR] == 3 * dim
-        assert 0 < 10 * row[cost.batch_of(2)] < row[cost.batch_of(40)]
-    settings = {"batch_sizes": config.batch_sizes}
-    write(tmp_path, "fsgld/cost", "fsgld/cost", settings, metrics)
+        expected = {"diagonal": 3 * dim, "dense": 2 * dim * (dim + 1)}[where["surrogates"]]
+        assert number("conducive_gradient_operations", **where) == expected
+        assert number("visit_operations", **where) > expected
+        assert number("prior_operations", **where) == 3 * dim
+        few, many = (number("minibatch_operations", batch_size=n, **where) for n in (2, 40))
+        assert 0 < 10 * few < many
     assert judge(CLAIMS["cost"], tmp_path) == "partly"
     largest = evaluate('largest("cost_over_prior", surrogates="dense")', "fsgld/cost", tmp_path)
     assert largest.value == 4

@@ -10,7 +10,7 @@ hydra = pytest.importorskip("hydra")
 
 import xarray  # noqa: E402
 
-from experiments import arguments, metrics, problems, run, wiring  # noqa: E402
+from experiments import arguments, metrics, problems, run, tidy, wiring  # noqa: E402
 from experiments.data import DataNotFound  # noqa: E402
 from experiments.settings_run import CONFIGS  # noqa: E402
 
@@ -47,8 +47,13 @@ def compose(*given):
         return run.plain(hydra.compose("config", [c for c in command if c != "--multirun"]))
 
 
-def value(rows, metric, x=""):
-    return next(row.value for row in rows if row.metric == metric and row.x == x)
+def value(rows, metric, **where):
+    return next(row.value for row in rows if row.metric == metric and row.matches(where))
+
+
+def place(row):
+    settings = {name: v for name, v in row.settings.items() if name != "parameter"}
+    return row.method, tidy.setting_text(settings), row.seed
 
 
 def test_a_run_leaves_rows_draws_a_figure_and_a_report(monkeypatch, tmp_path, capsys):
@@ -58,12 +63,12 @@ def test_a_run_leaves_rows_draws_a_figure_and_a_report(monkeypatch, tmp_path, ca
     out = tmp_path / "spherical-logistic-qlsd_pp"
     for name in ("config.yaml", "draws.nc", "record.json", "report.html", "rows.csv", "trace.png"):
         assert (out / name).is_file()
-    rows = metrics.read_rows(out / "rows.csv")
-    assert {row[:3] for row in rows} == {("qlsd_pp", f"{levels} kernel.step_size=1e-3", 1)}
+    rows = tidy.read_rows(out / "rows.csv")
+    assert {place(row) for row in rows} == {("qlsd_pp", f"{levels} kernel.step_size=0.001", 1)}
     assert 0 <= value(rows, "accuracy") <= 1 and value(rows, "nll") > 0
     with xarray.open_datatree(out / "draws.nc", engine="h5netcdf") as draws:
         mean = draws["posterior"]["theta"].mean(("chain", "draw")).values
-        np.testing.assert_allclose(value(rows, "mean", "theta[1]"), mean[1], rtol=1e-5)
+        np.testing.assert_allclose(value(rows, "mean", parameter="theta[1]"), mean[1], rtol=1e-5)
     record = json.loads((out / "record.json").read_text())
     assert record["config"]["kernel"]["compressor"]["num_levels"] == 8
     assert "kernel=qlsd_pp kernel.compressor.num_levels=8" in record["command"]
@@ -80,8 +85,9 @@ def test_data_model_and_kernel_of_ones_own(monkeypatch, tmp_path, model):
     steps = "kernel.num_integration_steps=2"
     call(monkeypatch, *own, *kernel, steps, *TINY, "metrics=[mean,accuracy]")
     out = tmp_path / f"my_package.hospitals-my_package.{model}-fedmcmc.fa_hmc"
-    rows = metrics.read_rows(out / "rows.csv")
-    assert [(row.x, row.metric) for row in rows] == [("slope", "mean"), ("", "accuracy")]
+    rows = tidy.read_rows(out / "rows.csv")
+    assert [row.metric for row in rows] == ["mean", "accuracy"]
+    assert rows[0].settings["parameter"] == "slope"
 
 
 def test_a_run_that_was_killed_continues(monkeypatch, tmp_path):
@@ -104,8 +110,8 @@ def test_jobs_of_a_sweep_share_a_table_and_are_those_of_single_runs(monkeypatch,
     monkeypatch.setenv("FEDMCMC_RESULTS", str(tmp_path))
     swept = ("kernel=lsd,dsgld", "kernel.step_size=1e-3,2e-3", "seed=range(0,2)")
     call(monkeypatch, *PROBLEM, *swept, "--multirun")
-    rows = metrics.read_rows(tmp_path / "sweep" / "rows.csv")
-    points = {row[:3] for row in rows}
+    rows = tidy.read_rows(tmp_path / "sweep" / "rows.csv")
+    points = {place(row) for row in rows}
     steps = [f"kernel.step_size={step}" for step in (0.001, 0.002)]
     assert points == {
         (k, step, seed) for k in ("lsd", "dsgld") for step in steps for seed in (0, 1)
@@ -114,8 +120,8 @@ def test_jobs_of_a_sweep_share_a_table_and_are_those_of_single_runs(monkeypatch,
     assert len(list((tmp_path / "sweep").glob("*kernel=dsgld*/record.json"))) == 4
     config = compose(*PROBLEM, "kernel=lsd", "kernel.step_size=2e-3", "seed=1")
     alone = run.execute(config, tmp_path / "alone")
-    job = [row for row in rows if row[:3] == ("lsd", steps[1], 1)]
-    assert [row[3:5] for row in job] == [row[3:5] for row in alone]
+    job = [row for row in rows if place(row) == ("lsd", steps[1], 1)]
+    assert [row.metric for row in job] == [row.metric for row in alone]
     values = [[row.value for row in part] for part in (job, alone)]
     np.testing.assert_allclose(*values, rtol=1e-3, atol=1e-5)
 
@@ -126,8 +132,8 @@ def test_jobs_one_after_another_and_one_that_fails(monkeypatch, tmp_path, capsys
     with pytest.raises(SystemExit, match=r"(?s)1 of 2 jobs failed:.*num_levels=0 .*got 0"):
         call(monkeypatch, *PROBLEM, *failing, "kernel.step_size=1e-3", "metrics=[bits_up]")
     assert "1 of 2 jobs; rows.csv and table.md in" in capsys.readouterr().out
-    (row,) = metrics.read_rows(tmp_path / "sweep" / "rows.csv")
-    assert row.metric == "bits_up" and row.setting.startswith("kernel.compressor.num_levels=4")
+    (row,) = tidy.read_rows(tmp_path / "sweep" / "rows.csv")
+    assert row.metric == "bits_up" and row.settings["kernel.compressor.num_levels"] == 4
 
 
 def test_settings_of_all_jobs_are_checked_before_the_first(monkeypatch, tmp_path):
@@ -145,9 +151,9 @@ def test_a_study_is_its_grids_and_the_command_line_comes_first(monkeypatch, tmp_
     small = ("data.rows_per_client=12", "thinning=1", local)
     assert len(arguments.prepare(["study=fsgld/figure_2", *small, *TINY])) == 1
     call(monkeypatch, "study=fsgld/figure_2", *small, *TINY)
-    rows = metrics.read_rows(tmp_path / "fsgld" / "figure_2" / "rows.csv")
+    rows = tidy.read_rows(tmp_path / "fsgld" / "figure_2" / "rows.csv")
     assert {row.method for row in rows} == {"dsgld", "fsgld"}
-    assert {row.metric for row in rows if row.x} == {"mean", "sd"}
+    assert {row.metric for row in rows if "parameter" in row.settings} == {"mean", "sd"}
 
 
 @pytest.mark.parametrize(
