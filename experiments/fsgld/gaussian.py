@@ -15,6 +15,7 @@ from experiments import checks, output, spreading
 from experiments.checks import require
 from experiments.fsgld import gaussian_figures, gaussian_law
 from experiments.fsgld.gaussian_law import RelayLaw, relay_law
+from experiments.special.fsgld_gaussian import bound_constants
 from fedmcmc import Placement
 
 __all__ = ["TITLE", "Config", "run"]
@@ -230,19 +231,6 @@ def compare(result: Result, posterior_mean: np.ndarray, posterior_variance: floa
     }
 
 
-def bound_constants(config: Config, shards: np.ndarray) -> dict[str, np.ndarray]:
-    """Return ``gamma_s**2`` and ``eps_s**2`` of Theorems 1 and 2 on a grid over the square."""
-    side = np.linspace(-config.spread, config.spread, config.grid_points)
-    grid = np.stack(np.meshgrid(side, side), axis=-1).reshape(-1, 2)
-    gamma, eps = [], []
-    for rows in shards:
-        gradients = rows[None] - grid[:, None]  # of log p(x_i | theta), [points, rows, 2]
-        surrogate = rows.mean(axis=0) - grid  # of log q_s(theta) / N_s
-        gamma.append((gradients**2).sum(axis=-1).max())
-        eps.append(((gradients - surrogate[:, None]) ** 2).sum(axis=-1).mean(axis=1).max())
-    return {"gamma_squared": np.array(gamma), "eps_squared": np.array(eps)}
-
-
 def run(config: Config, out: Path, placement: Placement = spreading.ONE_DEVICE) -> dict[str, Any]:
     """Run both methods at every number of local updates; write draws and figures."""
     shards = simulate_shards(config)
@@ -252,7 +240,8 @@ def run(config: Config, out: Path, placement: Placement = spreading.ONE_DEVICE) 
         for method in METHODS
         for num in config.num_local_steps
     ]
-    constants = bound_constants(config, shards)
+    found = bound_constants(shards, config.spread, config.grid_points)
+    constants = dict(zip(("gamma_squared", "eps_squared"), found, strict=True))
     figures = gaussian_figures.draw(out, config, shards, results, mean, variance, constants)
     return {
         "table": [compare(result, mean, variance) for result in results],

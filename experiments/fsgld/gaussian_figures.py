@@ -7,8 +7,9 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from experiments.figures import COLORS, covariance_ellipse, figure
+from experiments.special.fsgld_gaussian import coin_gradients
 
-__all__ = ["coin_gradients", "draw"]
+__all__ = ["draw"]
 
 DSGLD_COLORS = ("#F2B33D", "#DE7400", "#A83800", "#561A00")
 FSGLD_COLORS = ("#8CCBF0", "#3A9AD9", "#0B62A4", "#052F57")
@@ -199,28 +200,6 @@ def _constants(out: Path, constants: dict[str, np.ndarray]) -> dict[str, str]:
         "caption": "Figure 4: the constants in the bounds of DSGLD (Theorem 1) and FSGLD "
         "(Theorem 2), largest value over a grid on the square of the shards' means; by their "
         "definitions that of DSGLD is of the worst row, that of FSGLD of the average row.",
-    }
-
-
-def coin_gradients() -> tuple[np.ndarray, dict[str, tuple[np.ndarray, np.ndarray]]]:
-    """Return a grid of ``theta``, and exact mean and deviation there of both gradient estimators.
-
-    Of 30 coin tosses with 15 heads, 5 are drawn; shards of 10 have 1, 5 and 9 heads. The gradients
-    of one row are ``1 / theta`` and ``-1 / (1 - theta)``.
-    """
-    heads, rows, batch, total = np.array([1, 5, 9]), 10, 5, 30
-    theta = np.linspace(0.1, 0.9, 17)[:, None]
-    up, down = 1 / theta, -1 / (1 - theta)
-
-    def moments(share: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        centre = total * (share * up + (1 - share) * down)
-        return centre, total**2 / batch * share * (1 - share) * (up - down) ** 2
-
-    centre, noise = moments(np.array([heads.sum() / total]))
-    by_shard, shard_noise = moments(heads / rows)
-    return theta[:, 0], {
-        "DSGLD": (by_shard.mean(1), np.sqrt(shard_noise.mean(1) + by_shard.var(1))),
-        "SGLD": (centre[:, 0], np.sqrt(noise[:, 0])),
     }
 
 

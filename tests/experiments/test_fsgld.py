@@ -1,5 +1,7 @@
 """FSGLD studies: exact distributions, statistics, tidy rows and verdicts."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -15,20 +17,14 @@ from experiments.fsgld import (
     rows,
     spreads,
 )
-from experiments.special import fsgld_cost
-from experiments.verdicts import claims_of, evaluate, judge
+from experiments.special import fsgld_cost, fsgld_gaussian
+from experiments.study import JobRows
+from experiments.verdicts import Number, claims_of, evaluate, judge
 
 CLAIMS = {claim.id: claim for claim in claims_of("fsgld")}
-GAUSSIAN = {
-    "seed": 0,
-    "spread": 6.0,
-    "num_clients": 3,
-    "rows_per_client": 20,
-    "step_size": 2e-3,
-    "batch_size": 5,
-    "thinning": 100,
-    "num_draws": 400,
-    "num_local_steps": [10, 100],
+LOADED = {
+    "_target_": "experiments.loaders.gaussian_shards",
+    **dict(num_clients=3, rows_per_client=20, spread=6.0, seed=0),
 }
 
 
@@ -88,14 +84,15 @@ def test_sgld_on_one_machine_has_its_law():
 
 
 def test_constants_of_average_rows_follow_the_theorems():
-    settings = {k: v for k, v in GAUSSIAN.items() if k not in ("thinning", "num_draws")}
-    shards = gaussian.simulate_shards(gaussian.Config(**settings | {"num_local_steps": (10,)}))
+    shards = gaussian_law.simulate_shards(seed=0, spread=6.0, num_clients=3, rows_per_client=20)
+    settings = {k: v for k, v in LOADED.items() if k != "_target_"}
+    settings |= dict(step_size=2e-3, batch_size=5, num_local_steps=[10, 100])
     mean = shards.mean(axis=(0, 1))
     gradients = ((shards - mean) ** 2).sum(axis=-1).mean(axis=1)
     remainders = ((shards - shards.mean(axis=1)[:, None]) ** 2).sum(axis=-1).mean(axis=1)
-    assert gaussian_law.constants_of_means(GAUSSIAN) == pytest.approx(gradients / remainders)
-    wide, fine = (gaussian_law.fsgld_width(GAUSSIAN, step=step) for step in (1.0, 0.1))
-    assert 1 < fine < wide and gaussian_law.fsgld_width(GAUSSIAN, batch_size=500) < wide
+    assert gaussian_law.constants_of_means(settings) == pytest.approx(gradients / remainders)
+    wide, fine = (gaussian_law.fsgld_width(settings, step=step) for step in (1.0, 0.1))
+    assert 1 < fine < wide and gaussian_law.fsgld_width(settings, batch_size=500) < wide
 
 
 def test_record_has_the_shards_of_its_settings():
@@ -110,20 +107,27 @@ def test_record_has_the_shards_of_its_settings():
     [(1e-15, "contradicted", "partly"), (0.5, "reproduced", "contradicted")],
 )
 def test_speed_and_plateau_are_judged_apart(bias, plateau, unbiased, tmp_path):
-    zeros = dict.fromkeys(rows.GAUSSIAN, 0.0)
-    table = [
-        {**zeros, "method": m, "T": t, "exact bias": bias, "exact MSE": error + bias**2}
-        for m, error in (("DSGLD", 1e-2), ("FSGLD", 1e-5))
-        for t in (10, 100)
-    ]
-    metrics = {
-        "table": table,
-        "posterior": {"mean": [0.0, 0.0], "variance": 1.0},
-        "shard_means_variance": 1.0,
-        "gamma_squared": [300.0, 200.0, 100.0],
-        "eps_squared": [2.0, 2.0, 2.0],
+    config = {
+        "data": LOADED,
+        "model": {"_target_": "experiments.models.gaussian", "prior_precision": 1.0},
+        "collect": None,
+        **dict(num_rounds=400, num_burnin=0, thinning=1, num_chains=2),
     }
-    write(tmp_path, "fsgld/gaussian", "fsgld/gaussian", GAUSSIAN, metrics)
+    measured = {"variance": Number(1.0, 1.0), "mse_of_average": Number(1.0)}
+    jobs = [
+        JobRows(
+            config | {"kernel": {"num_local_steps": num, "step_size": 2e-3, "batch_size": 5}},
+            tidy.from_numbers(method, {"num_local_steps": num}, measured),
+        )
+        for method in ("DSGLD", "FSGLD")
+        for num in (10, 100)
+    ]
+    changed = {"exact_bias": bias, "bias_share_of_mse": bias}
+    found = [
+        dataclasses.replace(row, value=changed.get(row.metric, row.value))
+        for row in fsgld_gaussian.rows(jobs, grid_points=5)
+    ]
+    tidy.write("fsgld/gaussian", found, {"config": {}}, tmp_path)
     words = [judge(CLAIMS[name], tmp_path) for name in ("as_fast", "plateau", "unbiased")]
     assert words == ["reproduced", plateau, unbiased]
     assert judge(CLAIMS["coin_gradients"], tmp_path) == "reproduced"

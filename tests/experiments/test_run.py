@@ -149,11 +149,16 @@ def test_a_study_is_its_grids_and_the_command_line_comes_first(monkeypatch, tmp_
     monkeypatch.setenv("FEDMCMC_RESULTS", str(tmp_path))
     local = "kernel.num_local_steps=1,2"
     small = ("data.rows_per_client=12", "thinning=1", local)
-    assert len(arguments.prepare(["study=fsgld/figure_2", *small, *TINY])) == 1
-    call(monkeypatch, "study=fsgld/figure_2", *small, *TINY)
-    rows = tidy.read_rows(tmp_path / "fsgld" / "figure_2" / "rows.csv")
-    assert {row.method for row in rows} == {"dsgld", "fsgld"}
-    assert {row.metric for row in rows if "parameter" in row.settings} == {"mean", "sd"}
+    assert len(arguments.prepare(["study=fsgld/gaussian_small", *small, *TINY])) == 1
+    call(monkeypatch, "study=fsgld/gaussian_small", *small, *TINY, "special.grid_points=5")
+    tidy.take(tmp_path / "fsgld" / "gaussian_small", tmp_path)
+    rows = tidy.read("fsgld/gaussian_small", tmp_path)
+    for metric in ("variance", "variance s.e.", "exact_variance", "mse_z"):
+        found = {(row.method, *row.settings.items()) for row in rows if row.metric == metric}
+        steps = (("num_local_steps", num) for num in (1, 2))
+        assert found == {(method, step) for step in steps for method in ("DSGLD", "FSGLD")}
+    config = tidy.read_record("fsgld/gaussian_small", tmp_path)["config"]
+    assert config["kernel.num_local_steps"] == [1, 2] and config["grid_points"] == 5
 
 
 @pytest.mark.parametrize(
