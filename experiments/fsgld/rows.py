@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.fsgld import alpha, metric_scores, spreads
+from experiments.fsgld import metric_scores, spreads
 from experiments.fsgld.metric_scores import PAIRS
 from experiments.tidy import Row
 from experiments.tidy import from_numbers as _rows
@@ -65,30 +65,6 @@ def _sd_ratio(metric: str, method: str, settings: Metrics, one: Any, other: Any)
         f"{metric}_p_value": ratio.p_value,
     }
     return _rows(method, settings, numbers)
-
-
-def _alpha(config: Metrics, metrics: Metrics) -> list[Row]:
-    rows = []
-    for line in metrics["least"]:
-        numbers = {
-            "best_alpha": Number(line["best alpha"], line["its s.e."]),
-            "best_alpha_in_theory": line["theory"],
-            "lowest_best_alpha_of_a_draw": line["lowest of a draw"],
-            "highest_best_alpha_of_a_draw": line["highest of a draw"],
-        }
-        rows += _rows("FSGLD", {"surrogate_error": line["error of surrogates"]}, numbers)
-    for multiple, end in alpha.ends(config).items():
-        rows += _rows("FSGLD", {"alpha": multiple}, {"visit_end": end})
-    for line in metrics["table"]:
-        numbers = {
-            "variance_ratio": Number(line[alpha.NAME], line["s.e. over draws"]),
-            "variance_ratio_of_first_draw": line["first draw"],
-        }
-        if line["measured"] is not None:
-            numbers["variance_ratio_measured"] = Number(line["measured"], line["s.e."])
-        settings = {"surrogate_error": line["error of surrogates"], "alpha": line["alpha"]}
-        rows += _rows("FSGLD", settings, numbers)
-    return rows
 
 
 METRIC = {
@@ -286,7 +262,6 @@ def _rise(values: Sequence[float]) -> float:
 
 
 ROWS: dict[str, Callable[[Metrics, Metrics], list[Row]]] = {
-    "fsgld/alpha": _alpha,
     "fsgld/metric": _metric,
     "fsgld/mlp": _mlp,
 }

@@ -8,7 +8,6 @@ from scipy import stats
 
 from experiments import tidy
 from experiments.fsgld import (
-    alpha,
     gaussian,
     gaussian_figures,
     gaussian_law,
@@ -17,9 +16,9 @@ from experiments.fsgld import (
     rows,
     spreads,
 )
-from experiments.special import fsgld_cost, fsgld_gaussian
+from experiments.special import fsgld_alpha, fsgld_cost, fsgld_gaussian
 from experiments.study import JobRows
-from experiments.verdicts import Number, claims_of, evaluate, judge
+from experiments.verdicts import Number, claims_of, evaluate, judge, value
 
 CLAIMS = {claim.id: claim for claim in claims_of("fsgld")}
 LOADED = {
@@ -134,36 +133,43 @@ def test_speed_and_plateau_are_judged_apart(bias, plateau, unbiased, tmp_path):
     assert judge(CLAIMS["constants"], tmp_path) == "reproduced"
 
 
-def test_multiples_of_the_conducive_gradient_have_their_law(tmp_path):
-    config = alpha.Config(alphas=(0.0, 0.5, 1.0), errors=(0.0, 1.0), num_rounds=300)
-    metrics = alpha.run(config, tmp_path)
-    assert (tmp_path / "alpha.png").is_file()
-    table = metrics["table"]
-    for row in table[3:]:
-        assert abs(row["measured"] - row["first draw"]) < 5 * row["s.e."]
+def test_multiples_of_the_conducive_gradient_have_their_law():
+    found = alpha_rows(alphas=(0.0, 0.5, 1.0), errors=(0.0, 1.0))
+    for multiple in (0, 0.5, 1):
+        where = dict(surrogate_error=1, alpha=multiple)
+        measured = value(found, "variance_ratio_measured", **where)
+        exact = value(found, "variance_ratio_of_first_draw", **where)
+        assert abs(measured.value - exact.value) < 5 * measured.error
     # Correct surrogates leave only the noise of minibatches, none the scatter of the shards.
-    assert table[0][alpha.NAME] == pytest.approx(table[3][alpha.NAME])
-    assert table[0][alpha.NAME] > 100 * table[2][alpha.NAME]
+    none, _, whole = (
+        [value(found, "variance_ratio", surrogate_error=e, alpha=a).value for e in (0, 1)]
+        for a in (0, 0.5, 1)
+    )
+    assert none[0] == pytest.approx(none[1]) and none[0] > 100 * whole[0]
     # The best multiple is 1 / (1 + e^2) on average; with one draw of the errors it is not.
-    right, wrong = metrics["least"]
-    assert right["best alpha"] == pytest.approx(1) and wrong["theory"] == 0.5
-    assert abs(wrong["best alpha"] - 0.5) < 3 * wrong["its s.e."] < 0.1
-    assert wrong["lowest of a draw"] < 0.4 and wrong["highest of a draw"] > 0.6
+    best = value(found, "best_alpha", surrogate_error=1)
+    assert value(found, "best_alpha", surrogate_error=0).value == pytest.approx(1)
+    assert value(found, "best_alpha_in_theory", surrogate_error=1).value == 0.5
+    assert abs(best.value - 0.5) < 3 * best.error < 0.1
+    assert value(found, "lowest_best_alpha_of_a_draw", surrogate_error=1).value < 0.4
+    assert value(found, "highest_best_alpha_of_a_draw", surrogate_error=1).value > 0.6
 
 
 def test_a_multiple_moves_the_ends_of_visits():
-    settings = {
-        "alphas": [0.0, 0.5, 1.0, 1.5],
-        "errors": [0.0, 1.0],
-        "num_clients": 3,
-        "step_size": 2e-4,
-        "num_local_steps": 100,
-    }
-    ends = alpha.ends(settings)
-    assert all(end == pytest.approx(1 - multiple, abs=5e-3) for multiple, end in ends.items())
+    settings = dict(alphas=(0.0, 0.5, 1.0, 1.5), errors=(0.0,), num_clients=3, step_size=2e-4)
+    settings |= dict(num_draws_of_errors=2, num_rounds=10, num_chains=2)
+    ends = [r for r in alpha_rows(**settings) if r.metric == "visit_end"]
+    assert all(row.value == pytest.approx(1 - row.settings["alpha"], abs=5e-3) for row in ends)
     # Visits of one step end where they began, whatever the multiple.
-    short = alpha.ends(settings | {"num_local_steps": 1})
-    assert max(short.values()) < 0.15
+    short = alpha_rows(num_local_steps=1, **settings)
+    assert max(row.value for row in short if row.metric == "visit_end") < 0.15
+
+
+def alpha_rows(num_clients=10, step_size=5e-5, num_local_steps=100, **kwargs):
+    data = dict(num_clients=num_clients, rows_per_client=200, spread=6.0, seed=0)
+    kernel = dict(step_size=step_size, batch_size=10, num_local_steps=num_local_steps)
+    sizes = dict(num_draws_of_errors=40, num_rounds=300, num_chains=30, seed=0)
+    return fsgld_alpha.rows(data=data, kernel=kernel, **{**sizes, **kwargs})
 
 
 def test_a_conducive_gradient_costs_one_more_gaussian_with_any_number_of_clients(tmp_path):
