@@ -1,4 +1,7 @@
-"""Section 5.1 of El Mekkaoui et al. (2021): a Gaussian mean, non-IID shards, late communication."""
+"""Section 5.1 of El Mekkaoui et al. (2021), for the tests of `settings_run`.
+
+The study is ``study=fsgld/gaussian``.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,9 +16,8 @@ import numpy as np
 import fedmcmc
 from experiments import checks, output, spreading
 from experiments.checks import require
-from experiments.fsgld import gaussian_figures, gaussian_law
+from experiments.fsgld import gaussian_law
 from experiments.fsgld.gaussian_law import RelayLaw, relay_law
-from experiments.special.fsgld_gaussian import bound_constants
 from fedmcmc import Placement
 
 __all__ = ["TITLE", "Config", "run"]
@@ -232,7 +234,7 @@ def compare(result: Result, posterior_mean: np.ndarray, posterior_variance: floa
 
 
 def run(config: Config, out: Path, placement: Placement = spreading.ONE_DEVICE) -> dict[str, Any]:
-    """Run both methods at every number of local updates; write draws and figures."""
+    """Run both methods at every number of local updates; write draws."""
     shards = simulate_shards(config)
     mean, variance = exact_posterior(shards)
     results = [
@@ -240,13 +242,7 @@ def run(config: Config, out: Path, placement: Placement = spreading.ONE_DEVICE) 
         for method in METHODS
         for num in config.num_local_steps
     ]
-    found = bound_constants(shards, config.spread, config.grid_points)
-    constants = dict(zip(("gamma_squared", "eps_squared"), found, strict=True))
-    figures = gaussian_figures.draw(out, config, shards, results, mean, variance, constants)
     return {
         "table": [compare(result, mean, variance) for result in results],
-        "figures": figures,
         "posterior": {"mean": mean, "variance": variance},
-        "shard_means_variance": float(shards.mean(axis=1).var(axis=0).mean()),
-        **constants,
     }

@@ -9,7 +9,6 @@ from scipy import stats
 from experiments import tidy
 from experiments.fsgld import (
     gaussian,
-    gaussian_figures,
     gaussian_law,
     metric_scores,
     mlp_scores,
@@ -369,14 +368,3 @@ def test_chains_that_were_lost_are_left_out(lost, pooled, tmp_path):
         assert evaluate(text, "fsgld/mlp", tmp_path).value == 3 * (split in lost)
     if len(lost) == 2:
         assert judge(CLAIMS["paper_step"], tmp_path) == "inconclusive"
-
-
-def test_insets_lie_where_no_rows_are(tmp_path):
-    shards = np.random.default_rng(0).uniform(-9, 9, (2, 500, 2))
-    shards = shards[:, (shards < 2).any(axis=-1).all(axis=0)]  # none above on the right
-    with gaussian_figures.figure(tmp_path / "inset.png") as (fig, axes):
-        axes[0, 0].set(xlim=(-10, 10), ylim=(-10, 10))
-        inset = gaussian_figures._inset(axes[0, 0], shards, np.zeros(2), 1.0)
-        fig.canvas.draw()
-        left, bottom = axes[0, 0].transAxes.inverted().transform(inset.get_window_extent().min)
-    assert left > 0.5 and bottom > 0.5
