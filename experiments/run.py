@@ -9,10 +9,11 @@ of `experiments.settings_run` are run instead.
 import dataclasses
 import json
 import logging
+import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,6 +34,8 @@ from experiments import (
     schemas,
     settings_run,
     spreading,
+    study,
+    tidy,
     wiring,
 )
 from experiments.data import DataNotFound
@@ -49,11 +52,11 @@ SETTINGS_OF_FORM = ("checkpoint_seconds", "keep_finished", "vmapped")
 
 @dataclasses.dataclass(frozen=True)
 class RunSettings:
-    """Settings of a run; all but the first five change no result, up to rounding.
+    """Settings of a run; all but the first six change no result, up to rounding.
 
     Attributes
     ----------
-    num_rounds, num_burnin, thinning, num_chains, placement
+    num_rounds, num_burnin, thinning, num_chains, collect, placement
         As in `fedmcmc.sample`.
     seed
         Seed of the chains alone: data sets have their own, as ``data.seed``.
@@ -74,6 +77,7 @@ class RunSettings:
     num_chains: int
     seed: int
     start: Literal["init", "mode"] = "init"
+    collect: Any = None
     placement: Any = None
     checkpoint_seconds: float | None = None
     keep_finished: bool = False
@@ -117,10 +121,10 @@ def execute(
     out: Path,
     *,
     names: dict[str, str] | None = None,
-    setting: str = "",
+    settings_shown: Mapping[str, Any] | None = None,
     command: str = "",
     overrides: Sequence[str] = (),
-) -> list[metrics.Row]:
+) -> list[tidy.Row]:
     """Run one config into the folder `out` and return its tidy rows.
 
     Parameters
@@ -131,8 +135,8 @@ def execute(
         Folder of the results.
     names
         Names of data, model and kernel for rows and messages.
-    setting
-        The kernel's settings in a string, for rows.
+    settings_shown
+        Settings of the kernel, for rows.
     command, overrides
         Provenance for ``record.json``.
 
@@ -144,7 +148,7 @@ def execute(
     settings = check(config)
     names = {group: (names or {}).get(group, group) for group in arguments.GROUPS}
     if settings.keep_finished and distributed.agreed(_is_finished(out, config)):
-        return metrics.read_rows(out / metrics.ROWS)
+        return tidy.read_rows(out / metrics.ROWS)
     problem = problems.load(config, names)
     start_time = time.perf_counter()
     with (
@@ -160,7 +164,7 @@ def execute(
             samples,
             problem,
             method=names["kernel"],
-            setting=setting,
+            settings=settings_shown or {},
             seed=settings.seed,
             names=config.get("metrics"),
         )
@@ -201,6 +205,7 @@ def sample(
     if jax.process_count() > 1 and placement.mesh is None:
         placement = dataclasses.replace(placement, mesh=distributed.mesh())
     counts = {name: getattr(settings, name) for name in ("num_rounds", "num_burnin", "thinning")}
+    collect = wiring.build(settings.collect, "collect", None)
     try:
         return spreading.sample(
             key_of(settings.seed),
@@ -210,6 +215,7 @@ def sample(
             num_chains=settings.num_chains,
             placement=placement,
             progress=False,
+            collect=collect,
             **counts,
         )
     except ValueError as error:  # of settings that the kernel can only check on model and data
@@ -245,7 +251,7 @@ def execute_job(cfg: DictConfig, out: Path, choices: Any, overrides: Sequence[st
     """
     provenance: dict[str, Any] = dict(
         names={group: choices[group] for group in arguments.GROUPS},
-        setting=arguments.setting_of(overrides, sys.argv[1:]),
+        settings_shown=arguments.settings_of(overrides, sys.argv[1:]),
         command=f"python -m experiments.run {shlex.join(arguments.as_typed(sys.argv[1:]))}",
         overrides=arguments.as_typed(overrides),
     )
@@ -254,7 +260,9 @@ def execute_job(cfg: DictConfig, out: Path, choices: Any, overrides: Sequence[st
     except (ConfigError, DataNotFound, schemas.SettingsError, fedmcmc.NonFiniteError) as error:
         raise SystemExit(f"error: {error}") from error
     if distributed.is_first():
-        shown = [{"metric": r.metric, "value": r.value} for r in rows if not r.x]
+        shown = [
+            {"metric": r.metric, "value": r.value} for r in rows if "parameter" not in r.settings
+        ]
         if shown:
             print(output.text_table(shown))
         print(f"Results: {output.relative(out)}")
@@ -275,8 +283,13 @@ def main() -> None:
     platforms.require_devices()
     logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # `wiring.locate` reports these
     settings_run.in_single_precision()
+    from experiments import sweeping  # imports this module
+
+    sweeping.JOBS.clear()
+    typed, start_time = sys.argv[1:], time.perf_counter()
     try:
-        commands = arguments.prepare(sys.argv[1:])
+        commands = arguments.prepare(typed)
+        name, found = arguments.study_of(typed)
     except ConfigError as error:
         raise SystemExit(f"error: {error}") from None
     if jax.process_count() > 1 and any({"--multirun", "-m"} & set(c) for c in commands):
@@ -288,6 +301,13 @@ def main() -> None:
         for command in commands:
             sys.argv = [program, *settings_run.with_log_of_first(command)]
             hydra.main(version_base="1.3", config_path=config_path, config_name="config")(_job)()
+        if found and not {"--cfg", "-c", "--help"} & {*typed}:
+            folder = Path(os.environ.get("FEDMCMC_RESULTS", "results")) / name
+            typed_command = f"python -m experiments.run {shlex.join(typed)}"
+            for out, jobs in sweeping.JOBS.items() or [(folder, [])]:
+                study.finish(name, found, jobs, out, command=typed_command, start_time=start_time)
+    except ConfigError as error:
+        raise SystemExit(f"error: {error}") from None
     except KeyboardInterrupt:
         distributed.leave(1)
         raise SystemExit("error: interrupted; only checkpoints of this run remain.") from None

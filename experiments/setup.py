@@ -4,12 +4,16 @@ Configs name these functions with ``_partial_: true``; `experiments.wiring.Suppl
 arguments.
 """
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
+
+import jax
 
 import fedmcmc
 
-__all__ = ["approximation", "leapfrog_step", "mode", "step_size"]
+__all__ = ["approximation", "leapfrog_step", "local_states", "mode", "step_size"]
 
 
 def mode(centre: Any) -> Any:
@@ -53,3 +57,14 @@ def approximation(
     white = fedmcmc.whiten(posterior, data, position, surrogates=False)
     mean = white.posterior.position_fn(white.position)
     return fedmcmc.Gaussian.from_moments(mean, white.metric)
+
+
+@functools.cache
+def local_states(every: int) -> Callable[..., Any]:
+    """Return a `collect` that keeps local states a distance `every` apart of a round, in relays."""
+
+    def collect(state: Any, info: Any) -> Any:
+        states = fedmcmc.local_positions(state, info)
+        return jax.tree.map(lambda leaf: leaf[every - 1 :: every], states)
+
+    return collect
