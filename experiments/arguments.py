@@ -27,8 +27,11 @@ __all__ = [
 ]
 
 GROUPS = ("data", "model", "kernel")
-OTHERS = (*GROUPS, "study_name", "metrics")
+OF_ROWS = ("method", "setting", "metrics", "references")
+OTHERS = (*GROUPS, "study_name", *OF_ROWS)
 """Keys of a config that are no settings of the run."""
+NESTED = (*GROUPS, "placement", "start", "references")
+"""Keys that hold functions with arguments."""
 
 
 def choices(group: str) -> list[str]:
@@ -59,13 +62,13 @@ def prepare(arguments: Sequence[str]) -> list[list[str]]:
     for grid in grids:
         keys = {override.key_or_group for override in overrides}
         merged = [o for o in _parse(grid) if o.key_or_group not in keys] + overrides
-        command = _command(merged, flags)
+        command = _command(merged, flags, bool(studies))
         if command not in prepared:
             prepared.append(command)
     return prepared
 
 
-def _command(overrides: Sequence[Override], flags: Sequence[str]) -> list[str]:
+def _command(overrides: Sequence[Override], flags: Sequence[str], is_study: bool) -> list[str]:
     for override in overrides:
         _check_key(override)
     keys = [override.key_or_group for override in overrides]
@@ -73,7 +76,7 @@ def _command(overrides: Sequence[Override], flags: Sequence[str]) -> list[str]:
         if group not in keys and not {"--help", "--hydra-help"} & set(flags):
             listed = ", ".join(choices(group))
             raise ConfigError(f"{group}= is missing; give an import path or one of {listed}.")
-    swept = any(override.is_sweep_override() for override in overrides)
+    swept = is_study or any(override.is_sweep_override() for override in overrides)
     multirun = {"--multirun", "-m"} & set(flags)
     if swept and not multirun:
         flags = [*flags, "--multirun"]
@@ -96,7 +99,7 @@ def _values(override: Override) -> list[str]:
 def _line(override: Override) -> str:
     """Return an override as Hydra takes it: arguments of functions need not be in the file."""
     line = override.input_line or ""
-    inside = override.key_or_group.partition(".")[0] in (*GROUPS, "placement")
+    inside = override.key_or_group.partition(".")[0] in NESTED
     plain = override.type == OverrideType.CHANGE
     if override.key_or_group == "study":  # the name of a group, for Hydra
         return f"study_name={_values(override)[0]}"
@@ -109,12 +112,8 @@ def _check_key(override: Override) -> None:
     if key in (*GROUPS, "run"):
         for value in _values(override):
             _check_choice(key, value)
-    elif key not in (*run_settings(), "study", "metrics") and top_level not in (
-        *GROUPS,
-        "placement",
-        "hydra",
-    ):
-        names = ", ".join([*GROUPS, "run", "study", "metrics", *run_settings()])
+    elif key not in (*run_settings(), "study", *OF_ROWS) and top_level not in (*NESTED, "hydra"):
+        names = ", ".join([*GROUPS, "run", "study", *OF_ROWS, *run_settings()])
         raise ConfigError(
             f"{key}={','.join(_values(override))}: {key} is not a setting; the settings are "
             f"{names}, and arguments such as kernel.step_size."
@@ -140,29 +139,45 @@ def _study(name: str) -> list[list[str]]:
     """Return the arguments of a study, one list for each of its grids.
 
     A study has `overrides`, a list of arguments; `grid`, a mapping of names to lists or to a range
-    as on the command line, or several such mappings; and `metrics`, a list of names.
+    as on the command line, or several such mappings; `metrics`, a list of names; and `references`,
+    a mapping. With `extends` it has those of another study too, whose overrides come first.
     """
-    if name not in choices("study"):
-        names = ", ".join(choices("study")) or "none yet"
-        raise ConfigError(f"study={name} does not exist; the studies are {names}.")
-    study: Any = OmegaConf.to_container(OmegaConf.load(CONFIGS / "study" / f"{name}.yaml"))
-    unknown = sorted({*study} - {"overrides", "grid", "metrics"})
-    if unknown:
-        raise ConfigError(
-            f"study={name} has {', '.join(unknown)}; a study has overrides, grid and metrics."
-        )
+    study = _study_of(name)
     fixed = list(study.get("overrides") or [])
     if study.get("metrics"):
         fixed.append(f"metrics=[{','.join(study['metrics'])}]")
+    if study.get("references"):
+        fixed.insert(0, f"references={_choice([study['references']])}")
     grid = study.get("grid") or {}
     grids = grid if isinstance(grid, list) else [grid]
     return [[*fixed, *(f"{key}={_choice(values)}" for key, values in g.items())] for g in grids]
 
 
+def _study_of(name: str) -> dict[str, Any]:
+    if name not in choices("study"):
+        names = ", ".join(choices("study")) or "none yet"
+        raise ConfigError(f"study={name} does not exist; the studies are {names}.")
+    study: Any = OmegaConf.to_container(OmegaConf.load(CONFIGS / "study" / f"{name}.yaml"))
+    unknown = sorted({*study} - {"extends", "overrides", "grid", "metrics", "references"})
+    if unknown:
+        raise ConfigError(
+            f"study={name} has {', '.join(unknown)}; a study has extends, overrides, grid, "
+            f"metrics and references."
+        )
+    other: dict[str, Any] = _study_of(study.pop("extends")) if "extends" in study else {}
+    overrides = [*(other.get("overrides") or []), *(study.get("overrides") or [])]
+    return {**other, **study, "overrides": overrides}
+
+
 def _choice(values: Any) -> str:
-    if isinstance(values, list):
-        return ",".join("null" if value is None else str(value) for value in values)
-    return str(values)
+    return ",".join(map(_literal, values)) if isinstance(values, list) else str(values)
+
+
+def _literal(value: Any) -> str:
+    """Return a value as Hydra's command line takes it."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{_literal(item)}" for key, item in value.items()) + "}"
+    return "null" if value is None else str(value)
 
 
 def as_typed(arguments: Sequence[str]) -> list[str]:

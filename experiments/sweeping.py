@@ -25,6 +25,9 @@ from fedmcmc.pytrees import named_leaves, variables
 
 __all__ = ["launch"]
 
+OF_JOB = ("kernel", "seed", "method", "setting")
+"""Keys in which jobs that run in one program may differ."""
+
 _ROWS: dict[Path, list[metrics.Row]] = {}
 """Rows by folder: the grids of one study share a folder."""
 
@@ -82,7 +85,7 @@ def launch(
     out = Path(launcher.config.hydra.sweep.dir)
     rows = _ROWS.setdefault(out, [])
     for job in finished:
-        rows += metrics.read_rows(job.out / metrics.ROWS)
+        rows += [row for row in metrics.read_rows(job.out / metrics.ROWS) if row not in rows]
     if rows:
         metrics.write_rows(out / metrics.ROWS, rows)
         table = output.markdown_table(metrics.table(rows))
@@ -125,7 +128,7 @@ def _split(jobs: Sequence[Job]) -> tuple[list[list[Job]], list[Job]]:
     """Return groups of jobs that one call of `fedmcmc.sweep` can run, and all others."""
     groups: dict[str, list[Job]] = {}
     for job in jobs:
-        shared = {k: v for k, v in job.config.items() if k not in ("kernel", "seed")}
+        shared = {k: v for k, v in job.config.items() if k not in OF_JOB}
         groups.setdefault(json.dumps(shared), []).append(job)
     together = [group for group in groups.values() if _fits(group)]
     grouped = {id(job) for group in together for job in group}
@@ -160,7 +163,7 @@ def _run_together(group: Sequence[Job]) -> None:
             run.execute(job.config, job.out, **_provenance(job))
         return
     posterior = problem.posterior
-    position = posterior.init_fn if settings.start == "init" else problem.supplies.centre
+    position = run.start_of(settings, problem)
     swept = fedmcmc.sweep(
         jax.random.key(0),
         lambda point: point,
@@ -216,14 +219,7 @@ def _provenance(job: Job) -> dict[str, Any]:
 
 def _write(job: Job, problem: Any, samples: Any, start_time: float, num_jobs: int) -> None:
     job.out.mkdir(parents=True, exist_ok=True)
-    rows = metrics.tidy(
-        samples,
-        problem,
-        method=job.names["kernel"],
-        setting=job.setting,
-        seed=job.config["seed"],
-        names=job.config.get("metrics"),
-    )
+    rows = run.tidy(samples, problem, job.config, job.names["kernel"], job.setting)
     metrics.write_rows(job.out / metrics.ROWS, rows)
     (job.out / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(job.config)))
     provenance = _provenance(job)

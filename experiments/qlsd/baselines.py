@@ -1,5 +1,7 @@
 """What the baselines of Vono et al. (2022) need to know, whose settings were not released."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +22,9 @@ def dg_settings(
     ``tolerance / (2 (tolerance M_i + 1))``, as in Plassier et al. (2021), whose factors are 1 to
     50.
     """
-    features, start = np.asarray(data.rows.features), np.asarray(data.start)
+    rows: Any = data.rows
+    columns = rows if isinstance(rows, dict) else rows._asdict()
+    features, start = np.asarray(columns["features"]), np.asarray(data.start)
     sizes, shares = np.asarray(data.sizes), np.asarray(data.share, np.float64)
     smoothness = [
         logistic.smoothness(

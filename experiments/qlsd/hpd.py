@@ -23,7 +23,7 @@ class Run(NamedTuple):
     """What is kept of the draws of one algorithm."""
 
     name: str
-    bits: int | None  # p, None where nothing is compressed
+    bits: float | None  # p, None where nothing is compressed
     potential: np.ndarray  # [num_chains, num_draws]
     bits_up: float  # counted, of all messages of a round, mean over all rounds and chains
 

@@ -12,7 +12,6 @@ pytest.importorskip("hydra")
 from experiments import data, images
 from experiments.qlsd import (
     baselines,
-    covtype,
     digits,
     gaussian,
     hpd,
@@ -184,10 +183,6 @@ def test_gradients_of_clients():
         (digits, dict(bits=(4, 24))),
         (digits, dict(num_chains=1, num_burnin=499_100)),
         (digits, dict(batch_fraction=1.0)),
-        (covtype, dict(split="rows")),
-        (covtype, dict(num_clients=5)),
-        (covtype, dict(prior_precision=0.0)),
-        (covtype, dict(mala_draws=3)),
         (synthetic, dict(levels=(0, 2))),
         (synthetic, dict(step_size_factor=2.0)),
         (synthetic, dict(num_chains=1)),
@@ -252,35 +247,6 @@ def test_digits_from_settings_to_report(tmp_path, monkeypatch, num_chains):
     assert (tmp_path / metrics["figures"][0]["file"]).stat().st_size > 1000
 
 
-@pytest.mark.slow
-def test_covertype_from_settings_to_report(tmp_path, monkeypatch):
-    def made_up():
-        features = RNG.normal(size=(900, 54)).astype(np.float32)
-        features[:, 10:] = RNG.random((900, 44)) < 0.1
-        features[:, 10:14] = np.eye(4)[RNG.integers(0, 4, 900)]
-        return data.Table(features, RNG.integers(1, 8, 900).astype(np.int32))
-
-    monkeypatch.setattr(covtype.tables, "covtype", made_up)
-    config = covtype.Config(
-        num_rows=800,
-        num_rounds=600,
-        num_burnin=100,
-        thinning=5,
-        num_chains=4,
-        bits=(4,),
-        mala_warmup=300,
-        mala_draws=600,
-    )
-    metrics = covtype.run(config, tmp_path)
-    rows = {row["algorithm"]: row for row in metrics["table"]}
-    assert list(rows) == ["LSD++", "DG-SGLD", "QLSD++, 4 bits"]
-    (beside,) = [r for r in metrics["against_lsd_pp"] if r["algorithm"] != "DG-SGLD"]
-    assert beside["HPD error"] < 0.05 and rows["QLSD++, 4 bits"]["efficiency"] > 3
-    # The potential of a Gaussian posterior in d dimensions has the variance d / 2.
-    assert metrics["truth"]["sd"] == pytest.approx(np.sqrt(55 / 2), rel=0.15)
-    assert (tmp_path / metrics["figures"][0]["file"]).stat().st_size > 1000
-
-
 @pytest.mark.data
 def test_problem_on_the_real_digits():
     try:
@@ -292,19 +258,6 @@ def test_problem_on_the_real_digits():
     features = np.asarray(given.data.rows.features, float)
     top = np.linalg.svd(features, compute_uv=False)[0] ** 2
     assert given.step_size == pytest.approx(1 / (5 * (top / 4 + 100)), rel=1e-5)
-
-
-@pytest.mark.data
-def test_problem_on_the_real_covertype():
-    try:
-        data.covtype(no_fetch)
-    except data.DataNotFound as error:
-        pytest.skip(str(error))
-    given = covtype.problem(covtype.Config())
-    gradient = jax.grad(logistic.potential_fn(given.posterior, given.data))(given.centre)
-    # In units of the posterior's standard deviations.
-    assert np.linalg.norm(given.scale.T @ gradient) < 0.05
-    assert given.data.num_rows == 10_000 and given.data.num_clients == 4
 
 
 def no_fetch(name, version):

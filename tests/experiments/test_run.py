@@ -150,6 +150,25 @@ def test_a_study_is_its_grids_and_the_command_line_comes_first(monkeypatch, tmp_
     assert {row.metric for row in rows if row.x} == {"mean", "sd"}
 
 
+@pytest.mark.slow
+def test_draws_are_compared_with_references(monkeypatch, tmp_path):
+    monkeypatch.setenv("FEDMCMC_RESULTS", str(tmp_path))
+    counts = ("num_rounds=600", "num_burnin=100", "thinning=5", "num_chains=4")
+    warmup = ("references.MALA.num_warmup=200", "references.MALA.num_draws=300")
+    call(monkeypatch, "study=qlsd/covtype", *SPHERICAL, *counts, *warmup)
+    rows = metrics.read_rows(tmp_path / "qlsd" / "covtype" / "rows.csv")
+    found = {row[:2] + row[3:5]: row.value for row in rows}
+    assert len(found) == len(rows)
+    for bits in (4, 8, 16):
+        beside = found["QLSD++", f"bits={bits} reference=LSD++", "", "hpd_error"]
+        assert beside < 1e-3 < found["DG-SGLD", "reference=LSD++", "", "hpd_error"]
+    assert ("LSD++", "reference=LSD++", "", "hpd_error") not in found
+    assert found["LSD++", "", "", "draws_beyond_threshold"] == 4
+    assert found["QLSD++", "bits=4 reference=MALA", "", "efficiency"] > 1.5
+    # The potential of a Gaussian posterior in d dimensions has the variance d / 2.
+    assert found["MALA", "", "", "potential_sd"] == pytest.approx(np.sqrt(3 / 2), rel=0.15)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
