@@ -80,11 +80,16 @@ def mala(
     )
     summary = truth.require_converged(exact).summary()
     potential = exact.potential.astype(np.float64)
+    return Reference(potential, seed, summary | _summary(potential))
+
+
+def _summary(potential: np.ndarray) -> dict[str, float]:
     levels = {"threshold": 0.01, "threshold_at_published_level": hpd.PUBLISHED_ALPHA}
-    summary |= {"potential": potential.mean(), "potential_sd": potential.std()}
-    for name, alpha in levels.items():
-        summary[name] = float(fedmcmc.metrics.hpd_threshold(potential.ravel(), alpha))
-    return Reference(potential, seed, summary)
+    thresholds = {
+        name: float(fedmcmc.metrics.hpd_threshold(potential.ravel(), alpha))
+        for name, alpha in levels.items()
+    }
+    return {"potential": potential.mean(), "potential_sd": potential.std(), **thresholds}
 
 
 def chains(
@@ -112,8 +117,12 @@ def chains(
         progress=False,
     )
     potential = potentials(posterior, data, samples.draws)
-    counts = {"num_draws": potential.size, "draws_beyond_threshold": 0.01 * potential.size}
-    return Reference(potential, seed, counts)
+    counts = {
+        "kept_rounds": num_rounds - num_burnin,
+        "num_draws": potential.size,
+        "draws_beyond_threshold": 0.01 * potential.size,
+    }
+    return Reference(potential, seed, counts | _summary(potential))
 
 
 def potentials(posterior: Any, data: Any, draws: Any) -> np.ndarray:
@@ -166,8 +175,10 @@ def _measured(
     if not nodes:
         return
     run = _run(samples, problem, config, method)
-    dimension = sum(leaf[0, 0].size for leaf in jax.tree.leaves(samples.draws))
-    plain_bits = 32.0 * dimension * problem.data.num_clients
+    sizes = [leaf[0, 0].size for leaf in jax.tree.leaves(samples.draws)]
+    plain_bits = 32.0 * sum(sizes) * problem.data.num_clients
+    compressor = config["kernel"].get("compressor") or {}
+    dimension = sizes[0] if compressor.get("per_leaf") else sum(sizes)
     for name, node in nodes.items():
         where = f"references.{name}"
         parts = (config["data"], config["model"], _node(config, node, where))

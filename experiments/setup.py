@@ -21,6 +21,7 @@ __all__ = [
     "approximation",
     "consensus_step",
     "consensus_tolerance",
+    "gaussian_start",
     "laplace_start",
     "leapfrog_step",
     "linear_step",
@@ -86,6 +87,18 @@ def laplace_start(centre: Any, laplace_scale: jax.Array) -> Callable[[jax.Array]
 
 def _draw_start(unravel: Any, mean: jax.Array, scale: jax.Array, rng_key: jax.Array) -> Any:
     return unravel(mean + scale @ jax.random.normal(rng_key, mean.shape))
+
+
+def gaussian_start(centre: Any, scale: float) -> Callable[[jax.Array], Any]:
+    """Return the function that draws a start around the mode, with one standard deviation."""
+    return Partial(_draw_around, centre, scale)
+
+
+def _draw_around(centre: Any, scale: float, rng_key: jax.Array) -> Any:
+    leaves, treedef = jax.tree.flatten(centre)
+    keys = jax.random.split(rng_key, len(leaves))
+    moved = [x + scale * jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)]
+    return jax.tree.unflatten(treedef, moved)
 
 
 def linear_step(
