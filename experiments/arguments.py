@@ -30,8 +30,11 @@ __all__ = [
 ]
 
 GROUPS = ("data", "model", "kernel")
-OTHERS = (*GROUPS, "study_name", "metrics")
+OF_ROWS = ("method", "setting", "metrics", "references")
+OTHERS = (*GROUPS, "study_name", *OF_ROWS)
 """Keys of a config that are no settings of the run."""
+NESTED = (*GROUPS, "start", "collect", "placement", "references")
+"""Keys that hold functions with arguments."""
 
 
 def choices(group: str) -> list[str]:
@@ -119,7 +122,7 @@ def _values(override: Override) -> list[str]:
 def _line(override: Override) -> str:
     """Return an override as Hydra takes it: arguments of functions need not be in the file."""
     line = override.input_line or ""
-    inside = override.key_or_group.partition(".")[0] in (*GROUPS, "placement")
+    inside = override.key_or_group.partition(".")[0] in NESTED
     plain = override.type == OverrideType.CHANGE
     if override.key_or_group == "study":  # the name of a group, for Hydra
         return f"study_name={_values(override)[0]}"
@@ -132,12 +135,8 @@ def _check_key(override: Override) -> None:
     if key in (*GROUPS, "run"):
         for value in _values(override):
             _check_choice(key, value)
-    elif key not in (*run_settings(), "study", "metrics") and top_level not in (
-        *GROUPS,
-        "placement",
-        "hydra",
-    ):
-        names = ", ".join([*GROUPS, "run", "study", "metrics", *run_settings()])
+    elif key not in (*run_settings(), "study", *OF_ROWS) and top_level not in (*NESTED, "hydra"):
+        names = ", ".join([*GROUPS, "run", "study", *OF_ROWS, *run_settings()])
         raise ConfigError(
             f"{key}={','.join(_values(override))}: {key} is not a setting; the settings are "
             f"{names}, and arguments such as kernel.step_size."
@@ -175,7 +174,7 @@ def settings_of(overrides: Sequence[str], command: Sequence[str]) -> dict[str, A
     command
         Arguments of the command line.
     """
-    swept = _swept(command) - {"kernel", "seed"}
+    swept = _swept(command) - {"kernel", "seed", *OF_ROWS}
     typed = sorted(override.lstrip("+") for override in overrides)
     chosen = [a for a in typed if a.startswith("kernel.") or a.partition("=")[0] in swept]
     return dict(tidy.pair(argument) for argument in chosen)

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import hydra
 import jax
@@ -26,6 +26,7 @@ import fedmcmc
 from experiments import (
     arguments,
     checks,
+    comparisons,
     metrics,
     output,
     platforms,
@@ -61,7 +62,8 @@ class RunSettings:
     seed
         Seed of the chains alone: data sets have their own, as ``data.seed``.
     start
-        ``"init"`` draws starts from the model's ``init_fn``, ``"mode"`` starts at the mode.
+        ``"init"`` draws starts from the model's ``init_fn``, ``"mode"`` starts at the mode, and a
+        target makes a function of a key, such as `experiments.setup.laplace_start`.
     checkpoint_seconds
         Seconds between checkpoints; ``None`` writes none.
     keep_finished
@@ -76,7 +78,7 @@ class RunSettings:
     thinning: int
     num_chains: int
     seed: int
-    start: Literal["init", "mode"] = "init"
+    start: Any = "init"
     collect: Any = None
     placement: Any = None
     checkpoint_seconds: float | None = None
@@ -86,6 +88,8 @@ class RunSettings:
     def __post_init__(self) -> None:
         checks.at_least(1, self, "num_rounds", "thinning", "num_chains")
         checks.rounds(self)
+        named = isinstance(self.start, dict) or self.start in ("init", "mode")
+        checks.require(named, "start must be init, mode or a target", self.start)
 
 
 def plain(cfg: DictConfig) -> dict[str, Any]:
@@ -113,6 +117,7 @@ def check(config: dict[str, Any]) -> RunSettings:
     wiring.check(config["data"], "data", ())
     wiring.check(problems.model_node(config["model"]), "model", ("data", "example"))
     wiring.check(config["kernel"], "kernel")
+    comparisons.check(config)
     return settings
 
 
@@ -160,14 +165,7 @@ def execute(
         (folder / RECORD).unlink(missing_ok=True)
         (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
         samples = sample(config, settings, problem, f"kernel={names['kernel']}")
-        rows = metrics.tidy(
-            samples,
-            problem,
-            method=names["kernel"],
-            settings=settings_shown or {},
-            seed=settings.seed,
-            names=config.get("metrics"),
-        )
+        rows = rows_of(samples, problem, config, names["kernel"], settings_shown or {})
         metrics.write(folder, samples, rows)
         write_record(
             folder,
@@ -176,6 +174,34 @@ def execute(
             start_time,
         )
     return rows
+
+
+def rows_of(
+    samples: Any,
+    problem: problems.Problem,
+    config: dict[str, Any],
+    kernel: str,
+    settings: Mapping[str, Any],
+) -> list[tidy.Row]:
+    """Return the rows of a run, under the config's `method` and `setting` where it has them."""
+    if config.get("setting") is not None:
+        settings = tidy.pairs(str(config["setting"]))
+    about: dict[str, Any] = {
+        "method": config.get("method") or kernel,
+        "settings": settings,
+        "seed": config["seed"],
+    }
+    rows = metrics.tidy(samples, problem, names=config.get("metrics"), **about)
+    return rows + comparisons.rows(samples, problem, config, **about)
+
+
+def start_of(settings: RunSettings, problem: problems.Problem) -> Any:
+    """Return the start of all chains, or a function that draws it from a key."""
+    if settings.start == "init":
+        return problem.posterior.init_fn
+    if settings.start == "mode":
+        return problem.supplies.centre
+    return wiring.build(settings.start, "start", problem.supplies)
 
 
 def write_record(
@@ -200,7 +226,7 @@ def sample(
     kernel = wiring.build(config["kernel"], where, problem.supplies)
     if not isinstance(kernel, fedmcmc.FederatedKernel):
         raise ConfigError(f"{where} must make a kernel, got {type(kernel).__name__}.")
-    position = problem.posterior.init_fn if settings.start == "init" else problem.supplies.centre
+    position = start_of(settings, problem)
     placement = wiring.build(settings.placement, "placement", None) or spreading.ONE_DEVICE
     if jax.process_count() > 1 and placement.mesh is None:
         placement = dataclasses.replace(placement, mesh=distributed.mesh())
@@ -208,7 +234,7 @@ def sample(
     collect = wiring.build(settings.collect, "collect", None)
     try:
         return spreading.sample(
-            key_of(settings.seed),
+            spreading.key_of(settings.seed),
             kernel,
             problem.data,
             position,
@@ -220,11 +246,6 @@ def sample(
         )
     except ValueError as error:  # of settings that the kernel can only check on model and data
         raise ConfigError(f"{where}: {error}") from error
-
-
-def key_of(seed: int) -> jax.Array:
-    """Return the key of a run; `fedmcmc.sweep` gives seed ``s`` the same."""
-    return jax.random.fold_in(jax.random.key(0), seed)
 
 
 def _without(config: dict[str, Any]) -> dict[str, Any]:

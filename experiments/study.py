@@ -23,7 +23,7 @@ from experiments.wiring import ConfigError
 
 __all__ = ["JobRows", "finish", "grids", "load", "recorded_settings"]
 
-KEYS = ("overrides", "grid", "metrics", "methods", "special")
+KEYS = ("extends", "overrides", "grid", "metrics", "methods", "references", "special")
 
 
 class JobRows(NamedTuple):
@@ -38,22 +38,30 @@ def load(name: str, special: Sequence[str] = ()) -> dict[str, Any]:
 
     A study has `overrides`, a list of arguments; `grid`, a mapping of names to lists or to a range
     as on the command line, or several such mappings; `metrics`, a list of names; `methods`, names
-    of kernels in its rows; and `special`, a function that returns further rows. A parameter `jobs`
-    of that function receives a `JobRows` per job.
+    of kernels in its rows; `references`, a mapping, for `experiments.comparisons`; and `special`, a
+    function that returns further rows. A parameter `jobs` of that function receives a `JobRows` per
+    job. With `extends` a study has all of another one too, whose overrides come first.
     """
+    config = OmegaConf.create(_read(name))
+    study: Any = OmegaConf.to_container(
+        OmegaConf.merge(config, OmegaConf.from_dotlist(list(special)))
+    )
+    wiring.check(study.get("special"), "special", ("jobs",))
+    return {key: study.get(key) for key in KEYS}
+
+
+def _read(name: str) -> dict[str, Any]:
     names = [p.relative_to(CONFIGS / "study") for p in (CONFIGS / "study").rglob("*.yaml")]
     choices = sorted(path.with_suffix("").as_posix() for path in names)
     if name not in choices:
         raise ConfigError(f"study={name} does not exist; the studies are {', '.join(choices)}.")
-    config = OmegaConf.load(CONFIGS / "study" / f"{name}.yaml")
-    study: Any = OmegaConf.to_container(
-        OmegaConf.merge(config, OmegaConf.from_dotlist(list(special)))
-    )
+    study: Any = OmegaConf.to_container(OmegaConf.load(CONFIGS / "study" / f"{name}.yaml"))
     unknown = sorted({*study} - {*KEYS})
     if unknown:
         raise ConfigError(f"study={name} has {', '.join(unknown)}; it can have {', '.join(KEYS)}.")
-    wiring.check(study.get("special"), "special", ("jobs",))
-    return {key: study.get(key) for key in KEYS}
+    other = _read(study.pop("extends")) if "extends" in study else {}
+    overrides = [*(other.get("overrides") or []), *(study.get("overrides") or [])]
+    return {**other, **study, "overrides": overrides}
 
 
 def grids(study: Mapping[str, Any]) -> list[list[str]]:
@@ -61,15 +69,22 @@ def grids(study: Mapping[str, Any]) -> list[list[str]]:
     fixed = list(study["overrides"] or [])
     if study["metrics"]:
         fixed.append(f"metrics=[{','.join(study['metrics'])}]")
+    if study["references"]:
+        fixed.insert(0, f"references={_literal(study['references'])}")
     grid = study["grid"] or ([] if study["special"] else {})
     parts = grid if isinstance(grid, list) else [grid]
     return [[*fixed, *(f"{key}={_choice(values)}" for key, values in g.items())] for g in parts]
 
 
 def _choice(values: Any) -> str:
-    if isinstance(values, list):
-        return ",".join("null" if value is None else str(value) for value in values)
-    return str(values)
+    return ",".join(map(_literal, values)) if isinstance(values, list) else str(values)
+
+
+def _literal(value: Any) -> str:
+    """Return a value as Hydra's command line takes it."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{_literal(item)}" for key, item in value.items()) + "}"
+    return "null" if value is None else str(value)
 
 
 def finish(
@@ -83,7 +98,7 @@ def finish(
 ) -> None:
     """Write rows and record of a study into the folder `out`."""
     jobs = _renamed(jobs, study["methods"] or {})
-    rows = [row for job in jobs for row in job.rows]
+    rows = tidy.distinct(row for job in jobs for row in job.rows)
     if study["special"]:
         node = {**study["special"], "_partial_": True}
         function = hydra.utils.instantiate(node, _convert_="all")
@@ -117,7 +132,10 @@ def recorded_settings(
 
 
 def _renamed(jobs: Sequence[JobRows], methods: Mapping[str, str]) -> list[JobRows]:
-    """Name methods as the study does; keep settings that differ, and seeds if there are several."""
+    """Name methods as the study does; keep settings that differ, and seeds if there are several.
+
+    Those of the config's `setting` are kept too.
+    """
     rows = [row for job in jobs for row in job.rows]
     several = len({row.seed for row in rows}) > 1
     values: dict[str, set[Any]] = {}
@@ -125,6 +143,7 @@ def _renamed(jobs: Sequence[JobRows], methods: Mapping[str, str]) -> list[JobRow
         for key, value in row.settings.items():
             values.setdefault(key, set()).add(value)
     kept = {key: key.rpartition(".")[2] for key, found in values.items() if len(found) > 1}
+    kept |= {key: key for job in jobs for key in tidy.pairs(job.config.get("setting") or "")}
 
     def rename(row: Row) -> Row:
         settings = {kept[key]: value for key, value in row.settings.items() if key in kept}

@@ -25,6 +25,9 @@ from fedmcmc.pytrees import named_leaves, variables
 
 __all__ = ["gather", "launch"]
 
+OF_JOB = ("kernel", "seed", "method", "setting")
+"""Keys in which jobs that run in one program may differ."""
+
 JOBS: dict[Path, list[study.JobRows]] = {}
 """Finished jobs by folder: the grids of one study share a folder."""
 
@@ -83,7 +86,7 @@ def launch(
     together_jobs = JOBS.setdefault(out, [])
     for job in finished:
         together_jobs.append(study.JobRows(job.config, tidy.read_rows(job.out / metrics.ROWS)))
-    rows = [row for job in together_jobs for row in job.rows]
+    rows = tidy.distinct(row for job in together_jobs for row in job.rows)
     if rows:
         _write_tables(out, rows)
         print(
@@ -102,7 +105,7 @@ def launch(
 def gather(folder: Path) -> list[tidy.Row]:
     """Write the tables of all jobs below a folder, such as those of a SLURM array."""
     folders = sorted({path.parent for path in folder.rglob(run.RECORD)} - {folder})
-    rows = [row for job in folders for row in tidy.read_rows(job / metrics.ROWS)]
+    rows = tidy.distinct(row for job in folders for row in tidy.read_rows(job / metrics.ROWS))
     _write_tables(folder, rows)
     return rows
 
@@ -138,7 +141,7 @@ def _split(jobs: Sequence[Job]) -> tuple[list[list[Job]], list[Job]]:
     """Return groups of jobs that one call of `fedmcmc.sweep` can run, and all others."""
     groups: dict[str, list[Job]] = {}
     for job in jobs:
-        shared = {k: v for k, v in job.config.items() if k not in ("kernel", "seed")}
+        shared = {k: v for k, v in job.config.items() if k not in OF_JOB}
         groups.setdefault(json.dumps(shared), []).append(job)
     together = [group for group in groups.values() if _fits(group)]
     grouped = {id(job) for group in together for job in group}
@@ -174,7 +177,7 @@ def _run_together(group: Sequence[Job]) -> None:
             run.execute(job.config, job.out, **_provenance(job))
         return
     posterior = problem.posterior
-    position = posterior.init_fn if settings.start == "init" else problem.supplies.centre
+    position = run.start_of(settings, problem)
     swept = fedmcmc.sweep(
         jax.random.key(0),
         lambda point: point,
@@ -230,14 +233,7 @@ def _provenance(job: Job) -> dict[str, Any]:
 
 def _write(job: Job, problem: Any, samples: Any, start_time: float, num_jobs: int) -> None:
     job.out.mkdir(parents=True, exist_ok=True)
-    rows = metrics.tidy(
-        samples,
-        problem,
-        method=job.names["kernel"],
-        settings=job.settings,
-        seed=job.config["seed"],
-        names=job.config.get("metrics"),
-    )
+    rows = run.rows_of(samples, problem, job.config, job.names["kernel"], job.settings)
     tidy.write_rows(job.out / metrics.ROWS, rows)
     (job.out / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(job.config)))
     provenance = _provenance(job)

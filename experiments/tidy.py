@@ -21,8 +21,10 @@ __all__ = [
     "COLUMNS",
     "RECORDS",
     "Row",
+    "distinct",
     "from_numbers",
     "pair",
+    "pairs",
     "read",
     "read_record",
     "read_rows",
@@ -94,6 +96,11 @@ def from_numbers(
     return rows
 
 
+def distinct(rows: Iterable[Row]) -> list[Row]:
+    """Return rows without repetitions, such as those of a reference that several jobs have."""
+    return list({str(row): row for row in rows}.values())  # NaN is not equal to itself
+
+
 def write(study: str, rows: Iterable[Row], record: Mapping[str, Any], root: Path = RECORDS) -> None:
     """Write the rows and the record of a study."""
     path = root / f"{study}.csv"
@@ -136,7 +143,7 @@ def read_rows(path: Path) -> list[Row]:
                 line["method"],
                 line["metric"],
                 float(line["value"] or math.nan),
-                dict(pair(part) for part in line["setting"].split()),
+                pairs(line["setting"]),
                 int(line["seed"]) if line["seed"] else None,
                 float(line["x"]) if line["x"] else None,
             )
@@ -184,6 +191,11 @@ def pair(part: str) -> tuple[str, Any]:
     except ValueError:
         return name, "".join(text.split())
     return name, int(text) if text.lstrip("-").replace("_", "").isdigit() else number
+
+
+def pairs(text: str) -> dict[str, Any]:
+    """Return the settings in what `setting_text` returned."""
+    return dict(pair(part) for part in text.split())
 
 
 if __name__ == "__main__":

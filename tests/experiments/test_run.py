@@ -162,6 +162,27 @@ def fail():
     return 1 // 0
 
 
+@pytest.mark.slow
+def test_draws_are_compared_with_references(monkeypatch, tmp_path):
+    monkeypatch.setenv("FEDMCMC_RESULTS", str(tmp_path))
+    counts = ("num_rounds=600", "num_burnin=100", "thinning=5", "num_chains=4")
+    warmup = ("references.MALA.num_warmup=200", "references.MALA.num_draws=300")
+    call(monkeypatch, "study=qlsd/covtype", *SPHERICAL, *counts, *warmup)
+    rows = tidy.read_rows(tmp_path / "qlsd" / "covtype" / "rows.csv")
+    found = {
+        (row.method, tidy.setting_text(row.settings), row.x, row.metric): row.value for row in rows
+    }
+    assert len(found) == len(rows)
+    for bits in (4, 8, 16):
+        beside = found["QLSD++", f"bits={bits} reference=LSD++", None, "hpd_error"]
+        assert beside < 1e-3 < found["DG-SGLD", "reference=LSD++", None, "hpd_error"]
+    assert ("LSD++", "reference=LSD++", None, "hpd_error") not in found
+    assert found["LSD++", "", None, "draws_beyond_threshold"] == 4
+    assert found["QLSD++", "bits=4 reference=MALA", None, "efficiency"] > 1.5
+    # The potential of a Gaussian posterior in d dimensions has the variance d / 2.
+    assert found["MALA", "", None, "potential_sd"] == pytest.approx(np.sqrt(3 / 2), rel=0.15)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
