@@ -8,7 +8,6 @@ from scipy import stats
 
 from experiments import tidy
 from experiments.fsgld import (
-    gaussian,
     gaussian_law,
     metric_scores,
     mlp_scores,
@@ -94,8 +93,10 @@ def test_constants_of_average_rows_follow_the_theorems():
 
 
 def test_record_has_the_shards_of_its_settings():
-    config = gaussian.Config(**tidy.read_record("fsgld/gaussian")["config"])
-    between = gaussian.simulate_shards(config).mean(axis=1).var(axis=0).mean()
+    config = tidy.read_record("fsgld/gaussian")["config"]
+    names = ("seed", "spread", "num_clients", "rows_per_client")
+    shards = gaussian_law.simulate_shards(**{name: config[f"data.{name}"] for name in names})
+    between = shards.mean(axis=1).var(axis=0).mean()
     recorded = evaluate('value("shard_means_variance")', "fsgld/gaussian")
     assert between == pytest.approx(recorded.value, rel=1e-5)
 

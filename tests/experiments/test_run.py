@@ -10,7 +10,7 @@ hydra = pytest.importorskip("hydra")
 
 import xarray  # noqa: E402
 
-from experiments import arguments, metrics, problems, run, sweeping, tidy, wiring  # noqa: E402
+from experiments import arguments, metrics, problems, run, study, sweeping, tidy, wiring  # noqa: E402
 from experiments.data import DataNotFound  # noqa: E402
 from experiments.settings_run import CONFIGS  # noqa: E402
 
@@ -160,6 +160,31 @@ def test_a_study_is_its_grids_and_the_command_line_comes_first(monkeypatch, tmp_
 
 def fail():
     return 1 // 0
+
+
+def test_a_study_extends_another():
+    command = arguments.prepare(["study=qlsd/covtype_small"])[0]
+    (job,) = arguments.jobs(command)
+    with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        config = run.plain(hydra.compose("config", job))
+    assert config["num_rounds"] == 5_000 and config["data"]["_target_"].endswith(".covtype")
+    assert config["references"]["MALA"]["num_draws"] == 1_000
+    assert len(arguments.jobs(["--multirun", *job, "seed=range(0,3)", "num_chains=1,2"])) == 6
+
+
+def test_rows_of_a_study_have_given_settings_and_those_that_differ_once(tmp_path):
+    shared = tidy.Row("MALA", "potential", np.nan, {}, seed=0)
+    ours = {"key": "other", "reference": "MALA"}
+    jobs = [
+        study.JobRows({"setting": "key=other"}, [tidy.Row("lsd", "error", 1.0, ours, 0), shared]),
+        study.JobRows({}, [tidy.Row("lsd", "error", 2.0, {"reference": "MALA"}, 0), shared]),
+    ]
+    made = {**dict.fromkeys(study.KEYS), "methods": {"lsd": "LSD"}}
+    study.finish("made/up", made, jobs, tmp_path, command="", start_time=0.0)
+    rows = [(r.method, r.value, r.settings) for r in tidy.read_rows(tmp_path / "rows.csv")]
+    assert str(rows) == str(
+        [("LSD", 1.0, {"key": "other"}), ("MALA", np.nan, {}), ("LSD", 2.0, {})]
+    )
 
 
 @pytest.mark.slow
