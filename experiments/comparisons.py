@@ -19,7 +19,7 @@ from jax.tree_util import Partial
 
 import fedmcmc
 from experiments import problems, setup, spreading, wiring
-from experiments.qlsd import hpd, truth
+from experiments.qlsd import hpd
 from experiments.tidy import Row
 
 __all__ = ["Reference", "chains", "check", "mala", "rows"]
@@ -65,6 +65,8 @@ def mala(
     experiments.qlsd.truth.NotConverged
         If R-hat or the effective sample size is insufficient.
     """
+    from experiments.qlsd import truth  # imports BlackJAX, which starts JAX
+
     start_key, run_key = jax.random.split(jax.random.key(seed))
     mode, unravel = ravel_pytree(centre)
     noise = jax.random.normal(start_key, (num_chains, mode.size))
