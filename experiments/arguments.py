@@ -1,6 +1,7 @@
 """Reads the command line of `experiments.run`: groups, studies, import paths and their errors."""
 
 import hashlib
+import itertools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from experiments import wiring
+from experiments import study, tidy, wiring
 from experiments.settings_run import CONFIGS
 from experiments.wiring import ConfigError
 
@@ -21,14 +22,19 @@ __all__ = [
     "OTHERS",
     "as_typed",
     "choices",
+    "jobs",
     "prepare",
     "register_resolvers",
-    "setting_of",
+    "settings_of",
+    "study_of",
 ]
 
 GROUPS = ("data", "model", "kernel")
-OTHERS = (*GROUPS, "study_name", "metrics")
+OF_ROWS = ("method", "setting", "metrics", "references")
+OTHERS = (*GROUPS, "study_name", *OF_ROWS)
 """Keys of a config that are no settings of the run."""
+NESTED = (*GROUPS, "start", "collect", "placement", "references")
+"""Keys that hold functions with arguments."""
 
 
 def choices(group: str) -> list[str]:
@@ -52,17 +58,27 @@ def prepare(arguments: Sequence[str]) -> list[list[str]]:
         If a name is unknown, a group's file does not exist, or a group is missing.
     """
     flags = [a for a in arguments if a.startswith("-") or not ("=" in a or a.startswith("~"))]
-    overrides = _parse([a for a in arguments if a not in flags])
-    studies = [o for o in overrides if o.key_or_group == "study"]
-    grids = _study(_values(studies[-1])[0]) if studies else [[]]
+    name, found = study_of(arguments)
+    if found:
+        flags = [*flags, *({"--multirun"} - {*flags})]
+    others = [a for a in arguments if a not in flags and not (name and a.startswith("special."))]
+    overrides = _parse(others)
     prepared = []
-    for grid in grids:
+    for grid in study.grids(found) if found else [[]]:
         keys = {override.key_or_group for override in overrides}
         merged = [o for o in _parse(grid) if o.key_or_group not in keys] + overrides
         command = _command(merged, flags)
         if command not in prepared:
             prepared.append(command)
     return prepared
+
+
+def study_of(arguments: Sequence[str]) -> tuple[str, dict[str, Any] | None]:
+    """Return name and content of the study that a command line names, if it names one."""
+    names = [a.removeprefix("study=") for a in arguments if a.startswith("study=")]
+    if not names:
+        return "", None
+    return names[-1], study.load(names[-1], [a for a in arguments if a.startswith("special.")])
 
 
 def _command(overrides: Sequence[Override], flags: Sequence[str]) -> list[str]:
@@ -78,6 +94,16 @@ def _command(overrides: Sequence[Override], flags: Sequence[str]) -> list[str]:
     if swept and not multirun:
         flags = [*flags, "--multirun"]
     return [*flags, *map(_line, overrides)]
+
+
+def jobs(command: Sequence[str]) -> list[list[str]]:
+    """Return the overrides of every job of a command line that `prepare` returned."""
+    overrides = _parse([a for a in command if not a.startswith("-")])
+    choices = [
+        [f"{override.get_key_element()}={value}" for value in _values(override)]
+        for override in overrides
+    ]
+    return [list(job) for job in itertools.product(*choices)]
 
 
 def _parse(arguments: Sequence[str]) -> list[Override]:
@@ -96,7 +122,7 @@ def _values(override: Override) -> list[str]:
 def _line(override: Override) -> str:
     """Return an override as Hydra takes it: arguments of functions need not be in the file."""
     line = override.input_line or ""
-    inside = override.key_or_group.partition(".")[0] in (*GROUPS, "placement")
+    inside = override.key_or_group.partition(".")[0] in NESTED
     plain = override.type == OverrideType.CHANGE
     if override.key_or_group == "study":  # the name of a group, for Hydra
         return f"study_name={_values(override)[0]}"
@@ -109,12 +135,8 @@ def _check_key(override: Override) -> None:
     if key in (*GROUPS, "run"):
         for value in _values(override):
             _check_choice(key, value)
-    elif key not in (*run_settings(), "study", "metrics") and top_level not in (
-        *GROUPS,
-        "placement",
-        "hydra",
-    ):
-        names = ", ".join([*GROUPS, "run", "study", "metrics", *run_settings()])
+    elif key not in (*run_settings(), "study", *OF_ROWS) and top_level not in (*NESTED, "hydra"):
+        names = ", ".join([*GROUPS, "run", "study", *OF_ROWS, *run_settings()])
         raise ConfigError(
             f"{key}={','.join(_values(override))}: {key} is not a setting; the settings are "
             f"{names}, and arguments such as kernel.step_size."
@@ -136,43 +158,14 @@ def _check_choice(group: str, value: str) -> None:
     ConfigStore.instance().store(group=group, name=value, node={"_target_": value})
 
 
-def _study(name: str) -> list[list[str]]:
-    """Return the arguments of a study, one list for each of its grids.
-
-    A study has `overrides`, a list of arguments; `grid`, a mapping of names to lists or to a range
-    as on the command line, or several such mappings; and `metrics`, a list of names.
-    """
-    if name not in choices("study"):
-        names = ", ".join(choices("study")) or "none yet"
-        raise ConfigError(f"study={name} does not exist; the studies are {names}.")
-    study: Any = OmegaConf.to_container(OmegaConf.load(CONFIGS / "study" / f"{name}.yaml"))
-    unknown = sorted({*study} - {"overrides", "grid", "metrics"})
-    if unknown:
-        raise ConfigError(
-            f"study={name} has {', '.join(unknown)}; a study has overrides, grid and metrics."
-        )
-    fixed = list(study.get("overrides") or [])
-    if study.get("metrics"):
-        fixed.append(f"metrics=[{','.join(study['metrics'])}]")
-    grid = study.get("grid") or {}
-    grids = grid if isinstance(grid, list) else [grid]
-    return [[*fixed, *(f"{key}={_choice(values)}" for key, values in g.items())] for g in grids]
-
-
-def _choice(values: Any) -> str:
-    if isinstance(values, list):
-        return ",".join("null" if value is None else str(value) for value in values)
-    return str(values)
-
-
 def as_typed(arguments: Sequence[str]) -> list[str]:
     """Return arguments without the marks that `prepare` put in front of them."""
     shown = (argument.removeprefix("++") for argument in arguments)
     return [a.replace("study_name=", "study=") if a.startswith("study_") else a for a in shown]
 
 
-def setting_of(overrides: Sequence[str], command: Sequence[str]) -> str:
-    """Return the settings of a job in one string: the kernel's, and others that were swept.
+def settings_of(overrides: Sequence[str], command: Sequence[str]) -> dict[str, Any]:
+    """Return the settings of a job: the kernel's, and others that were swept.
 
     Parameters
     ----------
@@ -181,12 +174,10 @@ def setting_of(overrides: Sequence[str], command: Sequence[str]) -> str:
     command
         Arguments of the command line.
     """
-    swept = _swept(command) - {"kernel", "seed"}
-    typed = (override.lstrip("+").partition("=") for override in overrides)
-    shown = [
-        f"{key}={value}" for key, _, value in typed if key.startswith("kernel.") or key in swept
-    ]
-    return " ".join(sorted(shown))
+    swept = _swept(command) - {"kernel", "seed", *OF_ROWS}
+    typed = sorted(override.lstrip("+") for override in overrides)
+    chosen = [a for a in typed if a.startswith("kernel.") or a.partition("=")[0] in swept]
+    return dict(tidy.pair(argument) for argument in chosen)
 
 
 def register_resolvers() -> None:

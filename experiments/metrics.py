@@ -1,14 +1,12 @@
 """Measures of a run as tidy rows, and the files that a run leaves.
 
-A row is ``(method, setting, seed, x, metric, value)``; `x` is a parameter's name, or empty.
+Rows are those of `experiments.tidy`, with the setting ``parameter`` for numbers of one parameter.
 """
 
-import csv
 import functools
-import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +14,8 @@ import numpy as np
 
 import fedmcmc
 from experiments import figures, output, problems
+from experiments.tidy import Row, from_numbers, setting_text, write_rows
+from experiments.verdicts import mean as mean_with_error
 from experiments.wiring import ConfigError
 from fedmcmc import metrics
 from fedmcmc.diagnostics import mixing
@@ -23,13 +23,10 @@ from fedmcmc.diagnostics import mixing
 __all__ = [
     "NAMES",
     "ROWS",
-    "Row",
     "check_names",
-    "read_rows",
     "table",
     "tidy",
     "write",
-    "write_rows",
 ]
 
 ROWS = "rows.csv"
@@ -41,18 +38,7 @@ OUTCOMES = ("label", "y")
 """Names of columns that hold the outcome."""
 
 
-class Row(NamedTuple):
-    """One number of one run."""
-
-    method: str
-    setting: str
-    seed: int
-    x: str
-    metric: str
-    value: float
-
-
-Found = Iterator[tuple[str, str, float]]  # x, metric, value
+Found = Iterator[tuple[str, str, Any]]  # parameter or nothing, metric, value
 
 
 def check_names(names: Any) -> None:
@@ -67,19 +53,18 @@ def tidy(
     problem: Any,
     *,
     method: str,
-    setting: str,
+    settings: Mapping[str, Any],
     seed: int,
     names: Sequence[str] | None = None,
 ) -> list[Row]:
     """Return the rows of a run: all metrics that apply, or those in `names`."""
-    measured: list[tuple[str, str, float]] = []
-    for measure in dict.fromkeys(NAMES[name] for name in names or NAMES):
-        measured += measure(samples, problem)
-    return [
-        Row(method, setting, seed, x, metric, float(value))
-        for x, metric, value in measured
-        if not names or metric in names
-    ]
+    rows: list[Row] = []
+    for measure in dict.fromkeys(NAMES[name] for name in names or DEFAULT):
+        for parameter, metric, value in measure(samples, problem):
+            if not names or metric in names:
+                place = {"parameter": "_".join(parameter.split())} if parameter else {}
+                rows += from_numbers(method, {**settings, **place}, {metric: value}, seed)
+    return rows
 
 
 def parameters(samples: fedmcmc.Samples) -> tuple[list[str], np.ndarray]:
@@ -150,6 +135,23 @@ def _predictions(samples: fedmcmc.Samples, problem: Any) -> Found:
     yield "", "brier", metrics.brier_score(probabilities, labels)
 
 
+def _about_mode(samples: fedmcmc.Samples, problem: Any) -> Found:
+    """Compare with the posterior's mode, which of a Gaussian posterior is the exact mean."""
+    if problem.posterior.local is not None:
+        return
+    mode = _flat(problem.supplies.centre, 0)
+    draws = _flat(samples.draws, 1)
+    draws = draws.reshape(len(draws), -1, len(mode))
+    yield "", "variance", mean_with_error(list(((draws - mode) ** 2).mean((1, 2))))
+    yield "", "mse_of_average", mean_with_error(list(((draws.mean(1) - mode) ** 2).sum(-1)))
+
+
+def _flat(tree: Any, num_axes: int) -> np.ndarray:
+    """Return the leaves of a tree side by side, flat after the first `num_axes` axes."""
+    leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
+    return np.concatenate([a.reshape(*a.shape[:num_axes], -1) for a in leaves], axis=-1)
+
+
 def _log_predictive(
     terms: Any, classes: Any, positions: Any, rows: Any, outcome: str | None
 ) -> np.ndarray:
@@ -181,13 +183,16 @@ def _log_sums(terms: Any, classes: Any, positions: Any, rows: Any, *, outcome: s
     return jax.lax.scan(add, start, positions)[0]
 
 
-NAMES: dict[str, Callable[[fedmcmc.Samples, Any], Iterable[tuple[str, str, float]]]] = {
+NAMES: dict[str, Callable[[fedmcmc.Samples, Any], Iterable[tuple[str, str, Any]]]] = {
     **dict.fromkeys(("mean", "sd"), _moments),
     **dict.fromkeys(("rhat", "ess", "max_rhat", "min_ess"), _mixing),
     **dict.fromkeys(("bits_up", "bits_down", "rounds"), _communication),
+    **dict.fromkeys(("variance", "mse_of_average"), _about_mode),
     **dict.fromkeys(("nll", "accuracy", "ece", "brier"), _predictions),
 }
 """Functions that measure, by the names of their metrics."""
+DEFAULT = tuple(name for name, measure in NAMES.items() if measure is not _about_mode)
+"""Metrics of a run that names none: the mode is expensive in many dimensions."""
 
 
 def write(out: Path, samples: fedmcmc.Samples, rows: Sequence[Row]) -> None:
@@ -205,11 +210,14 @@ def write(out: Path, samples: fedmcmc.Samples, rows: Sequence[Row]) -> None:
 
 def table(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Return the metrics of whole runs by method and setting: means and sds over seeds."""
-    names = list(dict.fromkeys(row.metric for row in rows if not row.x))
+    whole = [row for row in rows if "parameter" not in row.settings]
+    names = list(dict.fromkeys(row.metric for row in whole))
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in whole:
+        groups.setdefault((row.method, setting_text(row.settings)), []).append(row)
     lines = []
-    for method, setting in dict.fromkeys((row.method, row.setting) for row in rows):
+    for (method, setting), matching in groups.items():
         line: dict[str, Any] = {"method": method, "setting": setting}
-        matching = [row for row in rows if row[:2] == (method, setting) and not row.x]
         line["seeds"] = len({row.seed for row in matching})
         for name in names:
             values = [row.value for row in matching if row.metric == name]
@@ -218,21 +226,3 @@ def table(rows: Sequence[Row]) -> list[dict[str, Any]]:
                 line[f"sd of {name}"] = float(np.std(values, ddof=1)) if len(values) > 1 else None
         lines.append(line)
     return lines
-
-
-def write_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Write tidy rows as CSV."""
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(Row._fields)
-    table.writerows(rows)
-    output.write_whole(path, text.getvalue())
-
-
-def read_rows(path: Path) -> list[Row]:
-    """Read what `write_rows` wrote."""
-    with path.open(newline="") as file:
-        return [
-            Row(r["method"], r["setting"], int(r["seed"]), r["x"], r["metric"], float(r["value"]))
-            for r in csv.DictReader(file)
-        ]

@@ -329,10 +329,32 @@ def logistic(data: fedmcmc.FederatedData, prior_precision: float = 1.0) -> fedmc
     return _regression(data, _binary_terms, _resample_binary, shape, prior_precision)
 
 
-def multinomial(data: fedmcmc.FederatedData, prior_precision: float = 1.0) -> fedmcmc.Posterior:
-    """Return the multinomial regression; positions are ``[features, classes]``."""
+def multinomial(
+    data: fedmcmc.FederatedData, prior_precision: float = 1.0, by_class: bool = False
+) -> fedmcmc.Posterior:
+    """Return the multinomial regression; positions are ``[features, classes]``.
+
+    With `by_class` they are a vector per class, to each of which `fedmcmc.quantize` can give a
+    norm of its own.
+    """
     shape = (column(data, "features").shape[-1], num_classes(data))
-    return _regression(data, _multinomial_terms, _resample_class, shape, prior_precision)
+    posterior = _regression(data, _multinomial_terms, _resample_class, shape, prior_precision)
+    if not by_class:
+        return posterior
+    return fedmcmc.Posterior(
+        posterior.logprior_fn,
+        loglikelihood_fn=Partial(_of_classes, posterior.loglikelihood_fn),
+        resample_fn=Partial(_of_classes, posterior.resample_fn),
+        init_fn=Partial(_by_class, posterior.init_fn),
+    )
+
+
+def _of_classes(function: Callable[..., Any], theta: tuple[Array, ...], *arguments: Any) -> Any:
+    return function(jnp.stack(theta, axis=1), *arguments)
+
+
+def _by_class(init_fn: Callable[[Array], Array], rng_key: Array) -> tuple[Array, ...]:
+    return tuple(init_fn(rng_key).T)
 
 
 def network(

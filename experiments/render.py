@@ -14,8 +14,10 @@ from typing import Any
 
 import hydra
 
-from experiments import schemas, tidy
+from experiments import arguments as command_line
+from experiments import run, schemas, tidy
 from experiments.output import markdown_table, plain
+from experiments.study import recorded_settings
 from experiments.verdicts import NOTES, Claim, claims_of, evaluate, judge
 
 __all__ = ["Page", "appendix", "check_settings", "main", "path_of", "text_of", "write"]
@@ -246,7 +248,9 @@ def text_of(paper: str, notes: Path = NOTES, root: Path = tidy.RECORDS) -> str:
 
 
 def check_settings(studies: Sequence[str], root: Path = tidy.RECORDS) -> None:
-    """Raise unless the settings of each record are those of its settings file.
+    """Raise unless the settings of each record are those of its file.
+
+    A record of `experiments.settings_run` whose settings file is gone is not checked.
 
     Raises
     ------
@@ -255,18 +259,37 @@ def check_settings(studies: Sequence[str], root: Path = tidy.RECORDS) -> None:
     """
     schemas.register()
     with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        for study in studies:
-            if not (CONFIGS / "experiment" / f"{study}.yaml").is_file():
+        for name in studies:
+            record = tidy.read_record(name, root)
+            if "study" in record:
+                settings = _of_study(name)
+            elif (CONFIGS / "experiment" / f"{name}.yaml").is_file():
+                settings, _ = schemas.split(hydra.compose("settings", [f"experiment={name}"]))
+            else:
                 continue
-            composed, _ = schemas.split(hydra.compose("settings", [f"experiment={study}"]))
-            settings = json.loads(json.dumps(plain(composed)), parse_float=tidy.rounded)
-            recorded = tidy.read_record(study, root)["config"]
-            names = {*settings, *recorded}
-            wrong = [name for name in names if settings.get(name) != recorded.get(name)]
+            expected, recorded = _plain(settings), _plain(record["config"])
+            names = {*expected, *recorded}
+            wrong = sorted(n for n in names if expected.get(n) != recorded.get(n))
             if wrong:
                 raise ValueError(
-                    f"{study}: settings of the record are not those of its file: {sorted(wrong)}."
+                    f"{name}: settings of the record are not those of its file: {wrong}."
                 )
+
+
+def _of_study(name: str) -> dict[str, Any]:
+    """Return the settings that a run of ``configs/study/<name>.yaml`` records."""
+    line = [f"study={name}"]
+    _, found = command_line.study_of(line)
+    assert found is not None
+    jobs = [job for command in command_line.prepare(line) for job in command_line.jobs(command)]
+    return recorded_settings(found, [run.plain(hydra.compose("config", job)) for job in jobs])
+
+
+def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with numbers as in a record, without those that change no result."""
+    values = json.loads(json.dumps(plain(settings)), parse_float=tidy.rounded)
+    of_form = ("placement", *run.SETTINGS_OF_FORM)
+    return {name: v for name, v in values.items() if name.partition(".")[0] not in of_form}
 
 
 def path_of(paper: str, docs: Path = DOCS) -> Path:

@@ -9,12 +9,13 @@ of `experiments.settings_run` are run instead.
 import dataclasses
 import json
 import logging
+import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import hydra
 import jax
@@ -25,6 +26,7 @@ import fedmcmc
 from experiments import (
     arguments,
     checks,
+    comparisons,
     metrics,
     output,
     platforms,
@@ -33,6 +35,8 @@ from experiments import (
     schemas,
     settings_run,
     spreading,
+    study,
+    tidy,
     wiring,
 )
 from experiments.data import DataNotFound
@@ -49,16 +53,17 @@ SETTINGS_OF_FORM = ("checkpoint_seconds", "keep_finished", "vmapped")
 
 @dataclasses.dataclass(frozen=True)
 class RunSettings:
-    """Settings of a run; all but the first five change no result, up to rounding.
+    """Settings of a run; all but the first six change no result, up to rounding.
 
     Attributes
     ----------
-    num_rounds, num_burnin, thinning, num_chains, placement
+    num_rounds, num_burnin, thinning, num_chains, collect, placement
         As in `fedmcmc.sample`.
     seed
         Seed of the chains alone: data sets have their own, as ``data.seed``.
     start
-        ``"init"`` draws starts from the model's ``init_fn``, ``"mode"`` starts at the mode.
+        ``"init"`` draws starts from the model's ``init_fn``, ``"mode"`` starts at the mode, and a
+        target makes a function of a key, such as `experiments.setup.laplace_start`.
     checkpoint_seconds
         Seconds between checkpoints; ``None`` writes none.
     keep_finished
@@ -73,7 +78,8 @@ class RunSettings:
     thinning: int
     num_chains: int
     seed: int
-    start: Literal["init", "mode"] = "init"
+    start: Any = "init"
+    collect: Any = None
     placement: Any = None
     checkpoint_seconds: float | None = None
     keep_finished: bool = False
@@ -82,6 +88,8 @@ class RunSettings:
     def __post_init__(self) -> None:
         checks.at_least(1, self, "num_rounds", "thinning", "num_chains")
         checks.rounds(self)
+        named = isinstance(self.start, dict) or self.start in ("init", "mode")
+        checks.require(named, "start must be init, mode or a target", self.start)
 
 
 def plain(cfg: DictConfig) -> dict[str, Any]:
@@ -109,6 +117,7 @@ def check(config: dict[str, Any]) -> RunSettings:
     wiring.check(config["data"], "data", ())
     wiring.check(problems.model_node(config["model"]), "model", ("data", "example"))
     wiring.check(config["kernel"], "kernel")
+    comparisons.check(config)
     return settings
 
 
@@ -117,10 +126,10 @@ def execute(
     out: Path,
     *,
     names: dict[str, str] | None = None,
-    setting: str = "",
+    settings_shown: Mapping[str, Any] | None = None,
     command: str = "",
     overrides: Sequence[str] = (),
-) -> list[metrics.Row]:
+) -> list[tidy.Row]:
     """Run one config into the folder `out` and return its tidy rows.
 
     Parameters
@@ -131,8 +140,8 @@ def execute(
         Folder of the results.
     names
         Names of data, model and kernel for rows and messages.
-    setting
-        The kernel's settings in a string, for rows.
+    settings_shown
+        Settings of the kernel, for rows.
     command, overrides
         Provenance for ``record.json``.
 
@@ -144,7 +153,7 @@ def execute(
     settings = check(config)
     names = {group: (names or {}).get(group, group) for group in arguments.GROUPS}
     if settings.keep_finished and distributed.agreed(_is_finished(out, config)):
-        return metrics.read_rows(out / metrics.ROWS)
+        return tidy.read_rows(out / metrics.ROWS)
     problem = problems.load(config, names)
     start_time = time.perf_counter()
     with (
@@ -156,14 +165,7 @@ def execute(
         (folder / RECORD).unlink(missing_ok=True)
         (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
         samples = sample(config, settings, problem, f"kernel={names['kernel']}")
-        rows = metrics.tidy(
-            samples,
-            problem,
-            method=names["kernel"],
-            setting=setting,
-            seed=settings.seed,
-            names=config.get("metrics"),
-        )
+        rows = rows_of(samples, problem, config, names["kernel"], settings_shown or {})
         metrics.write(folder, samples, rows)
         write_record(
             folder,
@@ -172,6 +174,34 @@ def execute(
             start_time,
         )
     return rows
+
+
+def rows_of(
+    samples: Any,
+    problem: problems.Problem,
+    config: dict[str, Any],
+    kernel: str,
+    settings: Mapping[str, Any],
+) -> list[tidy.Row]:
+    """Return the rows of a run, under the config's `method` and `setting` where it has them."""
+    if config.get("setting") is not None:
+        settings = tidy.pairs(str(config["setting"]))
+    about: dict[str, Any] = {
+        "method": config.get("method") or kernel,
+        "settings": settings,
+        "seed": config["seed"],
+    }
+    rows = metrics.tidy(samples, problem, names=config.get("metrics"), **about)
+    return rows + comparisons.rows(samples, problem, config, **about)
+
+
+def start_of(settings: RunSettings, problem: problems.Problem) -> Any:
+    """Return the start of all chains, or a function that draws it from a key."""
+    if settings.start == "init":
+        return problem.posterior.init_fn
+    if settings.start == "mode":
+        return problem.supplies.centre
+    return wiring.build(settings.start, "start", problem.supplies)
 
 
 def write_record(
@@ -196,29 +226,26 @@ def sample(
     kernel = wiring.build(config["kernel"], where, problem.supplies)
     if not isinstance(kernel, fedmcmc.FederatedKernel):
         raise ConfigError(f"{where} must make a kernel, got {type(kernel).__name__}.")
-    position = problem.posterior.init_fn if settings.start == "init" else problem.supplies.centre
+    position = start_of(settings, problem)
     placement = wiring.build(settings.placement, "placement", None) or spreading.ONE_DEVICE
     if jax.process_count() > 1 and placement.mesh is None:
         placement = dataclasses.replace(placement, mesh=distributed.mesh())
     counts = {name: getattr(settings, name) for name in ("num_rounds", "num_burnin", "thinning")}
+    collect = wiring.build(settings.collect, "collect", None)
     try:
         return spreading.sample(
-            key_of(settings.seed),
+            spreading.key_of(settings.seed),
             kernel,
             problem.data,
             position,
             num_chains=settings.num_chains,
             placement=placement,
             progress=False,
+            collect=collect,
             **counts,
         )
     except ValueError as error:  # of settings that the kernel can only check on model and data
         raise ConfigError(f"{where}: {error}") from error
-
-
-def key_of(seed: int) -> jax.Array:
-    """Return the key of a run; `fedmcmc.sweep` gives seed ``s`` the same."""
-    return jax.random.fold_in(jax.random.key(0), seed)
 
 
 def _without(config: dict[str, Any]) -> dict[str, Any]:
@@ -245,7 +272,7 @@ def execute_job(cfg: DictConfig, out: Path, choices: Any, overrides: Sequence[st
     """
     provenance: dict[str, Any] = dict(
         names={group: choices[group] for group in arguments.GROUPS},
-        setting=arguments.setting_of(overrides, sys.argv[1:]),
+        settings_shown=arguments.settings_of(overrides, sys.argv[1:]),
         command=f"python -m experiments.run {shlex.join(arguments.as_typed(sys.argv[1:]))}",
         overrides=arguments.as_typed(overrides),
     )
@@ -254,7 +281,9 @@ def execute_job(cfg: DictConfig, out: Path, choices: Any, overrides: Sequence[st
     except (ConfigError, DataNotFound, schemas.SettingsError, fedmcmc.NonFiniteError) as error:
         raise SystemExit(f"error: {error}") from error
     if distributed.is_first():
-        shown = [{"metric": r.metric, "value": r.value} for r in rows if not r.x]
+        shown = [
+            {"metric": r.metric, "value": r.value} for r in rows if "parameter" not in r.settings
+        ]
         if shown:
             print(output.text_table(shown))
         print(f"Results: {output.relative(out)}")
@@ -275,8 +304,13 @@ def main() -> None:
     platforms.require_devices()
     logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # `wiring.locate` reports these
     settings_run.in_single_precision()
+    from experiments import sweeping  # imports this module
+
+    sweeping.JOBS.clear()
+    typed, start_time = sys.argv[1:], time.perf_counter()
     try:
-        commands = arguments.prepare(sys.argv[1:])
+        commands = arguments.prepare(typed)
+        name, found = arguments.study_of(typed)
     except ConfigError as error:
         raise SystemExit(f"error: {error}") from None
     if jax.process_count() > 1 and any({"--multirun", "-m"} & set(c) for c in commands):
@@ -288,6 +322,13 @@ def main() -> None:
         for command in commands:
             sys.argv = [program, *settings_run.with_log_of_first(command)]
             hydra.main(version_base="1.3", config_path=config_path, config_name="config")(_job)()
+        if found and not {"--cfg", "-c", "--help"} & {*typed}:
+            folder = Path(os.environ.get("FEDMCMC_RESULTS", "results")) / name
+            typed_command = f"python -m experiments.run {shlex.join(typed)}"
+            for out, jobs in sweeping.JOBS.items() or [(folder, [])]:
+                study.finish(name, found, jobs, out, command=typed_command, start_time=start_time)
+    except ConfigError as error:
+        raise SystemExit(f"error: {error}") from None
     except KeyboardInterrupt:
         distributed.leave(1)
         raise SystemExit("error: interrupted; only checkpoints of this run remain.") from None

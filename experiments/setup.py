@@ -4,12 +4,33 @@ Configs name these functions with ``_partial_: true``; `experiments.wiring.Suppl
 arguments.
 """
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
-import fedmcmc
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jax.tree_util import Partial
 
-__all__ = ["approximation", "leapfrog_step", "mode", "step_size"]
+import fedmcmc
+from experiments.qlsd import baselines, logistic
+
+__all__ = [
+    "approximation",
+    "consensus_step",
+    "consensus_tolerance",
+    "gaussian_start",
+    "laplace_start",
+    "leapfrog_step",
+    "linear_step",
+    "local_states",
+    "mode",
+    "potential",
+    "step_size",
+]
 
 
 def mode(centre: Any) -> Any:
@@ -53,3 +74,63 @@ def approximation(
     white = fedmcmc.whiten(posterior, data, position, surrogates=False)
     mean = white.posterior.position_fn(white.position)
     return fedmcmc.Gaussian.from_moments(mean, white.metric)
+
+
+@functools.cache
+def local_states(every: int) -> Callable[..., Any]:
+    """Return a `collect` that keeps local states a distance `every` apart of a round, in relays."""
+
+    def collect(state: Any, info: Any) -> Any:
+        states = fedmcmc.local_positions(state, info)
+        return jax.tree.map(lambda leaf: leaf[every - 1 :: every], states)
+
+    return collect
+
+
+def potential(posterior: fedmcmc.Posterior, rows: Any, position: Any) -> jax.Array:
+    """Return minus the log density of the posterior at `position`, up to a constant."""
+    return -posterior.logprior_fn(position) - jnp.sum(posterior.loglikelihood_fn(position, rows))
+
+
+def laplace_start(centre: Any, laplace_scale: jax.Array) -> Callable[[jax.Array], Any]:
+    """Return the function that draws a start from the Gaussian at the mode."""
+    mean, unravel = ravel_pytree(centre)
+    return Partial(_draw_start, Partial(unravel), mean, laplace_scale)
+
+
+def _draw_start(unravel: Any, mean: jax.Array, scale: jax.Array, rng_key: jax.Array) -> Any:
+    return unravel(mean + scale @ jax.random.normal(rng_key, mean.shape))
+
+
+def gaussian_start(centre: Any, scale: float) -> Callable[[jax.Array], Any]:
+    """Return the function that draws a start around the mode, with one standard deviation."""
+    return Partial(_draw_around, centre, scale)
+
+
+def _draw_around(centre: Any, scale: float, rng_key: jax.Array) -> Any:
+    leaves, treedef = jax.tree.flatten(centre)
+    keys = jax.random.split(rng_key, len(leaves))
+    moved = [x + scale * jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)]
+    return jax.tree.unflatten(treedef, moved)
+
+
+def linear_step(
+    data: fedmcmc.FederatedData, prior_precision: float, fraction: float, curvature: float = 0.25
+) -> float:
+    """Return a fraction of ``1 / M`` with ``M = curvature lambda_max(X'X) + prior_precision``."""
+    features = np.asarray(data.rows["features"])
+    return fraction / logistic.smoothness(features, prior_precision, curvature)
+
+
+def consensus_tolerance(
+    data: fedmcmc.FederatedData, prior_precision: float, fraction: float, curvature: float = 0.25
+) -> jax.Array:
+    """Return the tolerances of DG-SGLD: fractions of ``1 / M`` of the clients, as `linear_step`."""
+    return baselines.dg_settings(data, prior_precision, curvature, fraction)["tolerance"]
+
+
+def consensus_step(
+    data: fedmcmc.FederatedData, prior_precision: float, fraction: float, curvature: float = 0.25
+) -> jax.Array:
+    """Return the steps of DG-SGLD for `consensus_tolerance` (Plassier et al. 2021)."""
+    return baselines.dg_settings(data, prior_precision, curvature, fraction)["step_size"]

@@ -25,6 +25,11 @@ def placement_of(of_run: RunSettings) -> Placement:
     return Placement(mesh=mesh, clients_at_a_time=of_run.clients_at_a_time)
 
 
+def key_of(seed: int) -> Any:
+    """Return the key of a run; `fedmcmc.sweep` gives seed ``s`` the same."""
+    return jax.random.fold_in(jax.random.key(0), seed)
+
+
 def sample(
     rng_key: Any,
     kernel: fedmcmc.FederatedKernel,

@@ -20,13 +20,16 @@ from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf, open_dict
 
 import fedmcmc
-from experiments import arguments, metrics, multirun, output, problems, run, wiring
+from experiments import arguments, metrics, multirun, output, problems, run, study, tidy, wiring
 from fedmcmc.pytrees import named_leaves, variables
 
 __all__ = ["gather", "launch"]
 
-_ROWS: dict[Path, list[metrics.Row]] = {}
-"""Rows by folder: the grids of one study share a folder."""
+OF_JOB = ("kernel", "seed", "method", "setting")
+"""Keys in which jobs that run in one program may differ."""
+
+JOBS: dict[Path, list[study.JobRows]] = {}
+"""Finished jobs by folder: the grids of one study share a folder."""
 
 
 class Job(NamedTuple):
@@ -36,12 +39,12 @@ class Job(NamedTuple):
     config: dict[str, Any]
     out: Path
     names: dict[str, str]
-    setting: str
+    settings: dict[str, Any]
 
     @property
     def label(self) -> str:
         """Return the method and its setting."""
-        return f"{self.names['kernel']} {self.setting}".strip()
+        return f"{self.names['kernel']} {tidy.setting_text(self.settings)}".strip()
 
 
 def launch(
@@ -80,9 +83,10 @@ def launch(
     ]
     finished = [job for job in jobs if (job.out / run.RECORD).is_file()]
     out = Path(launcher.config.hydra.sweep.dir)
-    rows = _ROWS.setdefault(out, [])
+    together_jobs = JOBS.setdefault(out, [])
     for job in finished:
-        rows += metrics.read_rows(job.out / metrics.ROWS)
+        together_jobs.append(study.JobRows(job.config, tidy.read_rows(job.out / metrics.ROWS)))
+    rows = tidy.distinct(row for job in together_jobs for row in job.rows)
     if rows:
         _write_tables(out, rows)
         print(
@@ -98,16 +102,16 @@ def launch(
     return [returned_value] * len(jobs)
 
 
-def gather(folder: Path) -> list[metrics.Row]:
+def gather(folder: Path) -> list[tidy.Row]:
     """Write the tables of all jobs below a folder, such as those of a SLURM array."""
-    paths = sorted(path.parent / metrics.ROWS for path in folder.rglob(run.RECORD))
-    rows = [row for path in paths for row in metrics.read_rows(path)]
+    folders = sorted({path.parent for path in folder.rglob(run.RECORD)} - {folder})
+    rows = tidy.distinct(row for job in folders for row in tidy.read_rows(job / metrics.ROWS))
     _write_tables(folder, rows)
     return rows
 
 
-def _write_tables(out: Path, rows: list[metrics.Row]) -> None:
-    metrics.write_rows(out / metrics.ROWS, rows)
+def _write_tables(out: Path, rows: list[tidy.Row]) -> None:
+    tidy.write_rows(out / metrics.ROWS, rows)
     table = output.markdown_table(metrics.table(rows))
     output.write_whole(out / "table.md", table + "\n")
     print(table)
@@ -121,11 +125,11 @@ def _job(launcher: Any, overrides: Sequence[str], index: int) -> Job:
     out = Path(config.hydra.sweep.dir) / config.hydra.sweep.subdir
     choices = config.hydra.runtime.choices
     names = {group: choices[group] for group in arguments.GROUPS}
-    setting = arguments.setting_of(overrides, sys.argv[1:])
+    settings = arguments.settings_of(overrides, sys.argv[1:])
     values = copy.deepcopy(config)
     with open_dict(values):
         del values["hydra"]
-    job = Job(list(overrides), run.plain(values), out, names, setting)
+    job = Job(list(overrides), run.plain(values), out, names, settings)
     try:
         run.check(job.config)
     except wiring.ConfigError as error:
@@ -137,7 +141,7 @@ def _split(jobs: Sequence[Job]) -> tuple[list[list[Job]], list[Job]]:
     """Return groups of jobs that one call of `fedmcmc.sweep` can run, and all others."""
     groups: dict[str, list[Job]] = {}
     for job in jobs:
-        shared = {k: v for k, v in job.config.items() if k not in ("kernel", "seed")}
+        shared = {k: v for k, v in job.config.items() if k not in OF_JOB}
         groups.setdefault(json.dumps(shared), []).append(job)
     together = [group for group in groups.values() if _fits(group)]
     grouped = {id(job) for group in together for job in group}
@@ -148,7 +152,8 @@ def _fits(group: Sequence[Job]) -> bool:
     config = group[0].config
     plain_placement = config["placement"] in (None, {"_target_": "fedmcmc.Placement"})
     enabled = config["vmapped"] and not config["keep_finished"] and plain_placement
-    if len(group) < 2 or not enabled or config["checkpoint_seconds"] is not None:
+    separate = config["checkpoint_seconds"] is not None or config["collect"] is not None
+    if len(group) < 2 or not enabled or separate:
         return False
     seeds: dict[str, list[int]] = {}
     for job in group:
@@ -172,7 +177,7 @@ def _run_together(group: Sequence[Job]) -> None:
             run.execute(job.config, job.out, **_provenance(job))
         return
     posterior = problem.posterior
-    position = posterior.init_fn if settings.start == "init" else problem.supplies.centre
+    position = run.start_of(settings, problem)
     swept = fedmcmc.sweep(
         jax.random.key(0),
         lambda point: point,
@@ -220,7 +225,7 @@ def _samples(unconstrained: Any, constrained: Any, posterior: Any, treedef: Any)
 def _provenance(job: Job) -> dict[str, Any]:
     return dict(
         names=job.names,
-        setting=job.setting,
+        settings_shown=job.settings,
         command=f"python -m experiments.run {shlex.join(arguments.as_typed(sys.argv[1:]))}",
         overrides=arguments.as_typed(job.overrides),
     )
@@ -228,18 +233,12 @@ def _provenance(job: Job) -> dict[str, Any]:
 
 def _write(job: Job, problem: Any, samples: Any, start_time: float, num_jobs: int) -> None:
     job.out.mkdir(parents=True, exist_ok=True)
-    rows = metrics.tidy(
-        samples,
-        problem,
-        method=job.names["kernel"],
-        setting=job.setting,
-        seed=job.config["seed"],
-        names=job.config.get("metrics"),
-    )
-    metrics.write_rows(job.out / metrics.ROWS, rows)
+    rows = run.rows_of(samples, problem, job.config, job.names["kernel"], job.settings)
+    tidy.write_rows(job.out / metrics.ROWS, rows)
     (job.out / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(job.config)))
     provenance = _provenance(job)
     names = provenance.pop("names")
+    del provenance["settings_shown"]
     run.write_record(
         job.out, {**names, **provenance, "jobs_together": num_jobs}, job.config, start_time
     )

@@ -2,23 +2,44 @@
 
 A study `<paper>/<name>` has ``records/<paper>/<name>.csv`` with one number per row, and
 ``records/<paper>/<name>.json`` with its settings, versions, commit, device and seconds.
+
+``python -m experiments.tidy results/<paper>/<name>`` copies a study's run into ``records``.
 """
 
 import csv
+import io
 import json
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["COLUMNS", "RECORDS", "Row", "read", "read_record", "rounded", "studies", "write"]
+__all__ = [
+    "COLUMNS",
+    "RECORDS",
+    "Row",
+    "distinct",
+    "from_numbers",
+    "pair",
+    "pairs",
+    "read",
+    "read_record",
+    "read_rows",
+    "rounded",
+    "setting_text",
+    "studies",
+    "take",
+    "write",
+    "write_rows",
+]
 
 RECORDS = Path(__file__).resolve().parents[1] / "records"
 COLUMNS = ("method", "setting", "seed", "x", "metric", "value")
 DIGITS = 6
-"""Significant digits of the values in a file."""
+"""Significant digits of the values in a record."""
 
 
 @dataclass(frozen=True)
@@ -54,18 +75,54 @@ class Row:
         return all(own.get(name) == value for name, value in conditions.items())
 
 
+def from_numbers(
+    method: str,
+    settings: Mapping[str, Any],
+    numbers: Mapping[str, Any],
+    seed: int | None = None,
+    x: float | None = None,
+) -> list[Row]:
+    """Return a row per metric, and one for its standard error if the number has one.
+
+    A number with a standard error has attributes as `experiments.verdicts.Number` has.
+    """
+    rows = []
+    for metric, number in numbers.items():
+        value = math.nan if number is None else float(getattr(number, "value", number))
+        rows.append(Row(method, metric, value, settings, seed, x))
+        error = getattr(number, "error", 0.0)
+        if 0 < error < math.inf:
+            rows.append(Row(method, f"{metric} s.e.", error, settings, seed, x))
+    return rows
+
+
+def distinct(rows: Iterable[Row]) -> list[Row]:
+    """Return rows without repetitions, such as those of a reference that several jobs have."""
+    return list({str(row): row for row in rows}.values())  # NaN is not equal to itself
+
+
 def write(study: str, rows: Iterable[Row], record: Mapping[str, Any], root: Path = RECORDS) -> None:
     """Write the rows and the record of a study."""
     path = root / f"{study}.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for row in rows:
-            setting = " ".join(f"{name}={_text(value)}" for name, value in row.settings.items())
-            numbers = (_text(row.seed), _text(row.x), row.metric, _text(row.value))
-            writer.writerow((row.method, setting, *numbers))
+    write_rows(path, rows, DIGITS)
     path.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+def write_rows(path: Path, rows: Iterable[Row], digits: int = 17) -> None:
+    """Write rows as CSV."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for row in rows:
+        numbers = (_text(row.seed), _text(row.x), row.metric, _text(row.value, digits))
+        writer.writerow((row.method, setting_text(row.settings), *numbers))
+    path.write_text(text.getvalue())
+
+
+def setting_text(settings: Mapping[str, Any]) -> str:
+    """Return settings as the column of a file holds them."""
+    return " ".join(f"{name}={_text(value)}" for name, value in settings.items())
 
 
 def read(study: str, root: Path = RECORDS) -> tuple[Row, ...]:
@@ -75,18 +132,31 @@ def read(study: str, root: Path = RECORDS) -> tuple[Row, ...]:
 
 @cache
 def _read(path: Path) -> tuple[Row, ...]:
+    return tuple(read_rows(path))
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read what `write_rows` wrote."""
     with path.open(newline="") as file:
-        return tuple(
+        return [
             Row(
                 line["method"],
                 line["metric"],
                 float(line["value"] or math.nan),
-                dict(_pair(part) for part in line["setting"].split()),
+                pairs(line["setting"]),
                 int(line["seed"]) if line["seed"] else None,
                 float(line["x"]) if line["x"] else None,
             )
             for line in csv.DictReader(file)
-        )
+        ]
+
+
+def take(folder: Path, root: Path = RECORDS) -> str:
+    """Copy rows and record of a study's run into `root`; return the study's name."""
+    record = json.loads((folder / "record.json").read_text())
+    study: str = record["study"]
+    write(study, read_rows(folder / "rows.csv"), record, root)
+    return study
 
 
 def read_record(study: str, root: Path = RECORDS) -> dict[str, Any]:
@@ -107,16 +177,27 @@ def rounded(text: str) -> float:
     return float(f"{float(text):.{DIGITS}g}")
 
 
-def _text(value: Any) -> str:
+def _text(value: Any, digits: int = DIGITS) -> str:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
-    return f"{value:.{DIGITS}g}" if isinstance(value, float) else str(value)
+    return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
 
 
-def _pair(part: str) -> tuple[str, Any]:
+def pair(part: str) -> tuple[str, Any]:
+    """Return name and value of a setting ``name=value``; the value is a number if it can be one."""
     name, _, text = part.partition("=")
     try:
         number = float(text)
     except ValueError:
-        return name, text
-    return name, int(number) if text.lstrip("-").isdigit() else number
+        return name, "".join(text.split())
+    return name, int(text) if text.lstrip("-").replace("_", "").isdigit() else number
+
+
+def pairs(text: str) -> dict[str, Any]:
+    """Return the settings in what `setting_text` returned."""
+    return dict(pair(part) for part in text.split())
+
+
+if __name__ == "__main__":
+    for argument in sys.argv[1:]:
+        print(take(Path(argument)))

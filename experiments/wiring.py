@@ -23,6 +23,7 @@ from omegaconf import OmegaConf
 
 import fedmcmc
 from experiments import data as tables
+from experiments import setup
 from fedmcmc.pytrees import trees
 
 __all__ = ["ConfigError", "Supplies", "build", "check", "locate", "short", "start_of", "takes"]
@@ -61,7 +62,7 @@ class Supplies:
 
     NAMES = (
         *("posterior", "data", "example", "rng_key"),
-        *("position", "centre", "center", "reference"),
+        *("position", "centre", "center", "reference", "laplace_scale"),
     )
 
     @functools.cached_property
@@ -78,6 +79,14 @@ class Supplies:
     def center(self) -> Any:
         """The posterior's mode."""
         return self.centre
+
+    @functools.cached_property
+    def laplace_scale(self) -> Any:
+        """``S`` with ``S S'`` the covariance of the Gaussian at the mode, raveled."""
+        from experiments.qlsd import truth  # imports BlackJAX, which starts JAX
+
+        potential_fn = functools.partial(setup.potential, self.posterior, self.data.rows)
+        return truth.laplace_scale(potential_fn, self.centre)
 
     @property
     def reference(self) -> Any:

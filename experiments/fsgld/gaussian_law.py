@@ -19,7 +19,6 @@ __all__ = [
     "one_machine",
     "relay_law",
     "simulate_shards",
-    "slope",
 ]
 
 
@@ -233,28 +232,6 @@ def fsgld_width(
     _, covariance = law.moments((num,))
     precision = 1 + shards.shape[0] * shards.shape[1]
     return float(precision * np.trace(covariance) / len(covariance))
-
-
-def slope(config: Mapping[str, Any], num_local_steps: int, alpha: float) -> float:
-    """Return the power of the number of samples that the error of a run's average falls with.
-
-    Over the second half of a chain as long as those of `config`, by the law. ``alpha`` is 0 for
-    DSGLD and 1 for FSGLD. Draws are the last states of visits.
-    """
-    shards = _shards(config)
-    law = relay_law(
-        shards,
-        step_size=config["step_size"],
-        batch_size=config["batch_size"],
-        num_local_steps=num_local_steps,
-        alpha=alpha,
-    )
-    apart = max(config["thinning"] // num_local_steps, 1)
-    mean, covariance = law.average((num_local_steps,), apart, config["num_draws"])
-    off = mean - shards.sum(axis=(0, 1)) / (1 + shards.shape[0] * shards.shape[1])
-    error = off @ off + np.trace(covariance, axis1=1, axis2=2)
-    half = len(error) // 2
-    return float(np.log(error[-1] / error[half - 1]) / np.log(len(error) / half))
 
 
 def constants_of_means(config: Mapping[str, Any]) -> np.ndarray:

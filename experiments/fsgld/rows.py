@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from experiments.fsgld import alpha, gaussian_law, metric_scores, spreads
-from experiments.fsgld.gaussian_figures import coin_gradients
+from experiments.fsgld import metric_scores, spreads
 from experiments.fsgld.metric_scores import PAIRS
 from experiments.tidy import Row
+from experiments.tidy import from_numbers as _rows
 from experiments.verdicts import TIMES, Number, mean
 
 __all__ = ["rows_of"]
@@ -31,23 +31,6 @@ def rows_of(study: str, config: Metrics, metrics: Metrics) -> list[Row]:
     """
     rows = ROWS[study](config, metrics)
     return sorted(rows, key=lambda row: (row.x is not None, row.seed is not None))
-
-
-def _rows(
-    method: str,
-    settings: Mapping[str, Any],
-    numbers: Mapping[str, Any],
-    seed: int | None = None,
-    x: float | None = None,
-) -> list[Row]:
-    """Return a row per metric, and one for its standard error if it is a `Number` with one."""
-    rows = []
-    for metric, number in numbers.items():
-        value = math.nan if number is None else float(number)
-        rows.append(Row(method, metric, value, settings, seed, x))
-        if isinstance(number, Number) and 0 < number.error < math.inf:
-            rows.append(Row(method, f"{metric} s.e.", number.error, settings, seed, x))
-    return rows
 
 
 def _summary(method: str, settings: Mapping[str, Any], metric: str, values: Any) -> list[Row]:
@@ -82,129 +65,6 @@ def _sd_ratio(metric: str, method: str, settings: Metrics, one: Any, other: Any)
         f"{metric}_p_value": ratio.p_value,
     }
     return _rows(method, settings, numbers)
-
-
-GAUSSIAN = {
-    "variance": "variance",
-    "exact variance": "exact_variance",
-    "z (variance)": "variance_z",
-    "variance / posterior's": "variance_ratio",
-    "exact bias": "exact_bias",
-    "MSE of average": "mse_of_average",
-    "exact MSE": "exact_mse",
-    "z (MSE)": "mse_z",
-}
-"""Metrics of the rows, by the columns of the run's table."""
-
-
-def _gaussian(config: Metrics, metrics: Metrics) -> list[Row]:
-    rows = []
-    between = metrics["shard_means_variance"]
-    for line in metrics["table"]:
-        numbers = {metric: line[column] for column, metric in GAUSSIAN.items()}
-        numbers["variance_over_shard_means"] = line["exact variance"] / between
-        numbers["bias_share_of_mse"] = line["exact bias"] ** 2 / line["exact MSE"]
-        if line["T"] == 100:
-            multiple = float(line["method"] == "FSGLD")
-            numbers["error_slope"] = gaussian_law.slope(config, line["T"], multiple)
-        rows += _rows(line["method"], {"num_local_steps": line["T"]}, numbers)
-    posterior = metrics["posterior"]
-    rows += _rows("exact posterior", {}, {"posterior_variance": posterior["variance"]})
-    for i, coordinate in enumerate(posterior["mean"]):
-        rows += _rows("exact posterior", {"coordinate": i}, {"posterior_mean": coordinate})
-    rows += _rows("shards", {}, {"shard_means_variance": between})
-    constants = (metrics["gamma_squared"], metrics["eps_squared"])
-    average = gaussian_law.constants_of_means(config)
-    for i, (gamma, eps, ratio) in enumerate(zip(*constants, average, strict=True)):
-        rows += _rows("DSGLD", {"shard": i}, {"gamma_squared": gamma})
-        rows += _rows("FSGLD", {"shard": i}, {"eps_squared": eps})
-        numbers = {"constants_ratio": gamma / eps, "constants_ratio_of_average_rows": ratio}
-        rows += _rows("DSGLD / FSGLD", {"shard": i}, numbers)
-    return rows + _exact_widths(config) + _coin()
-
-
-def _exact_widths(config: Metrics) -> list[Row]:
-    """Return exact variances over the posterior's, of one machine and of FSGLD elsewhere."""
-    pooled = gaussian_law.one_machine(config)
-    size, step = config["batch_size"], config["step_size"]
-    method, metric = "SGLD on one machine", "exact_variance_ratio"
-    rows = _rows(method, {"batch_size": size}, {metric: pooled["minibatches"]})
-    numbers = {f"{metric}_of_all_rows": pooled["all rows"], "row_variance": pooled["scatter"]}
-    rows += _rows(method, {}, numbers) + _rows("FSGLD", {}, {"row_variance": pooled["within"]})
-    for factor in (10, 100):
-        width = gaussian_law.fsgld_width(config, step=1 / factor)
-        rows += _rows("FSGLD", {"step_size": step / factor}, {metric: width})
-    for factor in (5, 10, 20):
-        width = gaussian_law.fsgld_width(config, batch_size=factor * size)
-        rows += _rows("FSGLD", {"batch_size": factor * size}, {metric: width})
-    return rows
-
-
-def _coin() -> list[Row]:
-    rows = []
-    grid, moments = coin_gradients()
-    for method, (means, deviations) in moments.items():
-        for x, center, deviation in zip(grid, means, deviations, strict=True):
-            numbers = {"coin_gradient_mean": center, "coin_gradient_sd": deviation}
-            rows += _rows(method, {}, numbers, x=float(x))
-    ratios = moments["DSGLD"][1] / moments["SGLD"][1]
-    for x, ratio in zip(grid, ratios, strict=True):
-        rows += _rows("DSGLD / SGLD", {}, {"coin_gradient_sd_ratio": ratio}, x=float(x))
-    return rows
-
-
-def _alpha(config: Metrics, metrics: Metrics) -> list[Row]:
-    rows = []
-    for line in metrics["least"]:
-        numbers = {
-            "best_alpha": Number(line["best alpha"], line["its s.e."]),
-            "best_alpha_in_theory": line["theory"],
-            "lowest_best_alpha_of_a_draw": line["lowest of a draw"],
-            "highest_best_alpha_of_a_draw": line["highest of a draw"],
-        }
-        rows += _rows("FSGLD", {"surrogate_error": line["error of surrogates"]}, numbers)
-    for multiple, end in alpha.ends(config).items():
-        rows += _rows("FSGLD", {"alpha": multiple}, {"visit_end": end})
-    for line in metrics["table"]:
-        numbers = {
-            "variance_ratio": Number(line[alpha.NAME], line["s.e. over draws"]),
-            "variance_ratio_of_first_draw": line["first draw"],
-        }
-        if line["measured"] is not None:
-            numbers["variance_ratio_measured"] = Number(line["measured"], line["s.e."])
-        settings = {"surrogate_error": line["error of surrogates"], "alpha": line["alpha"]}
-        rows += _rows("FSGLD", settings, numbers)
-    return rows
-
-
-def _cost(config: Metrics, metrics: Metrics) -> list[Row]:
-    rows = []
-    groups: dict[tuple[str, int], list[Metrics]] = {}
-    for line in metrics["table"]:
-        kind, dim = line["surrogates"], line["parameters"]
-        groups.setdefault((kind, dim), []).append(line)
-        settings = {"surrogates": kind, "dim": dim, "num_clients": line["clients"]}
-        numbers = {
-            "conducive_gradient_operations": line["a conducive gradient"],
-            "prior_operations": line["the prior"],
-            "visit_operations": line["once a visit"],
-        }
-        rows += _rows("FSGLD", settings, numbers)
-        for size in config["batch_sizes"]:
-            numbers = {"minibatch_operations": line[f"{size} rows"]}
-            rows += _rows("FSGLD", settings | {"batch_size": size}, numbers)
-    for (kind, dim), lines in groups.items():
-        settings, line = {"surrogates": kind, "dim": dim}, lines[0]
-        counts = [each["a conducive gradient"] for each in lines]
-        numbers = {
-            "operations_over_clients_range": max(counts) - min(counts),
-            "cost_over_prior": counts[0] / line["the prior"],
-        }
-        rows += _rows("FSGLD", settings, numbers)
-        for size in config["batch_sizes"]:
-            share = counts[0] / (line["the prior"] + line[f"{size} rows"])
-            rows += _rows("FSGLD", settings | {"batch_size": size}, {"cost_over_local_step": share})
-    return rows
 
 
 METRIC = {
@@ -402,9 +262,6 @@ def _rise(values: Sequence[float]) -> float:
 
 
 ROWS: dict[str, Callable[[Metrics, Metrics], list[Row]]] = {
-    "fsgld/alpha": _alpha,
-    "fsgld/cost": _cost,
-    "fsgld/gaussian": _gaussian,
     "fsgld/metric": _metric,
     "fsgld/mlp": _mlp,
 }

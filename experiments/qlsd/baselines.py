@@ -7,7 +7,7 @@ import numpy as np
 import fedmcmc
 from experiments.qlsd import logistic
 
-__all__ = ["dg_bias", "dg_settings", "diagonal_surrogates"]
+__all__ = ["dg_settings", "diagonal_surrogates"]
 
 
 def dg_settings(
@@ -20,7 +20,7 @@ def dg_settings(
     ``tolerance / (2 (tolerance M_i + 1))``, as in Plassier et al. (2021), whose factors are 1 to
     50.
     """
-    features, start = np.asarray(data.rows.features), np.asarray(data.start)
+    features, start = np.asarray(data.rows["features"]), np.asarray(data.start)
     sizes, shares = np.asarray(data.sizes), np.asarray(data.share, np.float64)
     smoothness = [
         logistic.smoothness(
@@ -35,33 +35,15 @@ def dg_settings(
     }
 
 
-def dg_bias(
-    data: fedmcmc.FederatedData, prior_precision: float, settings: dict[str, jax.Array]
-) -> dict[str, float]:
-    """Return by how much DG-SGLD with one local step is too wide where the prior alone decides.
-
-    Fractions of the variance. For small steps the precision there is
-    ``sum_i a_i / (1 + a_i rho_i)`` instead of ``sum_i a_i``, with ``a_i`` the client's share of the
-    prior's; and the server's noise adds ``step_i^2 / rho_i`` to the variance ``2 step_i`` of a
-    client's own (mean over clients).
-    """
-    tolerance, step = (np.asarray(settings[n], np.float64) for n in ("tolerance", "step_size"))
-    share = prior_precision * np.asarray(data.share, np.float64)
-    return {
-        "dg_tolerance_bias": float(share.sum() / (share / (1 + share * tolerance)).sum() - 1),
-        "dg_step_bias": float((step / (2 * tolerance)).mean()),
-    }
-
-
 def diagonal_surrogates(
     data: fedmcmc.FederatedData, centre: tuple[jax.Array, ...]
 ) -> fedmcmc.Gaussian:
     """Return `fedmcmc.surrogates.taylor` with diagonal structure, in closed form.
 
-    Of `logistic.multinomial` with one vector a class in the position: the Hessian's diagonal for
+    For `experiments.models.multinomial` with ``by_class=True``: the Hessian's diagonal for
     class k is ``sum_n x_n^2 p_nk (1 - p_nk)``.
     """
-    features, label = np.asarray(data.rows.features), np.asarray(data.rows.label)
+    features, label = (np.asarray(data.rows[name]) for name in ("features", "label"))
     place = np.stack([np.asarray(column) for column in centre], axis=1)
     chance = np.exp(np.asarray(logistic.log_probabilities(jnp.asarray(place), features)))
     residual = np.eye(place.shape[1], dtype=np.float32)[label] - chance

@@ -83,7 +83,7 @@ def test_out_of_range_is_named(modules, tmp_path, override):
 
 
 @pytest.mark.slow
-def test_run_leaves_settings_metrics_figures_and_draws(results):
+def test_run_leaves_settings_metrics_and_draws(results):
     arviz = pytest.importorskip("arviz_base")
     out = results / "fsgld" / "gaussian"
     record = json.loads((out / output.METRICS).read_text())
@@ -91,8 +91,6 @@ def test_run_leaves_settings_metrics_figures_and_draws(results):
     assert record["versions"]["jax"]
     assert record["wall_seconds"] > 0
     assert "step_size: 0.001" in (out / "config.yaml").read_text()
-    for figure in record["metrics"]["figures"]:
-        assert (out / figure["file"]).stat().st_size > 1000
     drawn = arviz.convert_to_datatree(str(out / "draws_fsgld_20.nc"))["posterior"]
     assert drawn["theta"].shape == (16, 200, 2, 2)  # two of a round's 20 local states a draw
 

@@ -1,34 +1,27 @@
 """FSGLD studies: exact distributions, statistics, tidy rows and verdicts."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from scipy import stats
 
 from experiments import tidy
 from experiments.fsgld import (
-    alpha,
-    cost,
-    gaussian,
-    gaussian_figures,
     gaussian_law,
     metric_scores,
     mlp_scores,
     rows,
     spreads,
 )
-from experiments.verdicts import claims_of, evaluate, judge
+from experiments.special import fsgld_alpha, fsgld_cost, fsgld_gaussian
+from experiments.study import JobRows
+from experiments.verdicts import Number, claims_of, evaluate, judge, value
 
 CLAIMS = {claim.id: claim for claim in claims_of("fsgld")}
-GAUSSIAN = {
-    "seed": 0,
-    "spread": 6.0,
-    "num_clients": 3,
-    "rows_per_client": 20,
-    "step_size": 2e-3,
-    "batch_size": 5,
-    "thinning": 100,
-    "num_draws": 400,
-    "num_local_steps": [10, 100],
+LOADED = {
+    "_target_": "experiments.loaders.gaussian_shards",
+    **dict(num_clients=3, rows_per_client=20, spread=6.0, seed=0),
 }
 
 
@@ -88,19 +81,22 @@ def test_sgld_on_one_machine_has_its_law():
 
 
 def test_constants_of_average_rows_follow_the_theorems():
-    settings = {k: v for k, v in GAUSSIAN.items() if k not in ("thinning", "num_draws")}
-    shards = gaussian.simulate_shards(gaussian.Config(**settings | {"num_local_steps": (10,)}))
+    shards = gaussian_law.simulate_shards(seed=0, spread=6.0, num_clients=3, rows_per_client=20)
+    settings = {k: v for k, v in LOADED.items() if k != "_target_"}
+    settings |= dict(step_size=2e-3, batch_size=5, num_local_steps=[10, 100])
     mean = shards.mean(axis=(0, 1))
     gradients = ((shards - mean) ** 2).sum(axis=-1).mean(axis=1)
     remainders = ((shards - shards.mean(axis=1)[:, None]) ** 2).sum(axis=-1).mean(axis=1)
-    assert gaussian_law.constants_of_means(GAUSSIAN) == pytest.approx(gradients / remainders)
-    wide, fine = (gaussian_law.fsgld_width(GAUSSIAN, step=step) for step in (1.0, 0.1))
-    assert 1 < fine < wide and gaussian_law.fsgld_width(GAUSSIAN, batch_size=500) < wide
+    assert gaussian_law.constants_of_means(settings) == pytest.approx(gradients / remainders)
+    wide, fine = (gaussian_law.fsgld_width(settings, step=step) for step in (1.0, 0.1))
+    assert 1 < fine < wide and gaussian_law.fsgld_width(settings, batch_size=500) < wide
 
 
 def test_record_has_the_shards_of_its_settings():
-    config = gaussian.Config(**tidy.read_record("fsgld/gaussian")["config"])
-    between = gaussian.simulate_shards(config).mean(axis=1).var(axis=0).mean()
+    config = tidy.read_record("fsgld/gaussian")["config"]
+    names = ("seed", "spread", "num_clients", "rows_per_client")
+    shards = gaussian_law.simulate_shards(**{name: config[f"data.{name}"] for name in names})
+    between = shards.mean(axis=1).var(axis=0).mean()
     recorded = evaluate('value("shard_means_variance")', "fsgld/gaussian")
     assert between == pytest.approx(recorded.value, rel=1e-5)
 
@@ -110,69 +106,89 @@ def test_record_has_the_shards_of_its_settings():
     [(1e-15, "contradicted", "partly"), (0.5, "reproduced", "contradicted")],
 )
 def test_speed_and_plateau_are_judged_apart(bias, plateau, unbiased, tmp_path):
-    zeros = dict.fromkeys(rows.GAUSSIAN, 0.0)
-    table = [
-        {**zeros, "method": m, "T": t, "exact bias": bias, "exact MSE": error + bias**2}
-        for m, error in (("DSGLD", 1e-2), ("FSGLD", 1e-5))
-        for t in (10, 100)
-    ]
-    metrics = {
-        "table": table,
-        "posterior": {"mean": [0.0, 0.0], "variance": 1.0},
-        "shard_means_variance": 1.0,
-        "gamma_squared": [300.0, 200.0, 100.0],
-        "eps_squared": [2.0, 2.0, 2.0],
+    config = {
+        "data": LOADED,
+        "model": {"_target_": "experiments.models.gaussian", "prior_precision": 1.0},
+        "collect": None,
+        **dict(num_rounds=400, num_burnin=0, thinning=1, num_chains=2),
     }
-    write(tmp_path, "fsgld/gaussian", "fsgld/gaussian", GAUSSIAN, metrics)
+    measured = {"variance": Number(1.0, 1.0), "mse_of_average": Number(1.0)}
+    jobs = [
+        JobRows(
+            config | {"kernel": {"num_local_steps": num, "step_size": 2e-3, "batch_size": 5}},
+            tidy.from_numbers(method, {"num_local_steps": num}, measured),
+        )
+        for method in ("DSGLD", "FSGLD")
+        for num in (10, 100)
+    ]
+    changed = {"exact_bias": bias, "bias_share_of_mse": bias}
+    found = [
+        dataclasses.replace(row, value=changed.get(row.metric, row.value))
+        for row in fsgld_gaussian.rows(jobs, grid_points=5)
+    ]
+    tidy.write("fsgld/gaussian", found, {"config": {}}, tmp_path)
     words = [judge(CLAIMS[name], tmp_path) for name in ("as_fast", "plateau", "unbiased")]
     assert words == ["reproduced", plateau, unbiased]
     assert judge(CLAIMS["coin_gradients"], tmp_path) == "reproduced"
     assert judge(CLAIMS["constants"], tmp_path) == "reproduced"
 
 
-def test_multiples_of_the_conducive_gradient_have_their_law(tmp_path):
-    config = alpha.Config(alphas=(0.0, 0.5, 1.0), errors=(0.0, 1.0), num_rounds=300)
-    metrics = alpha.run(config, tmp_path)
-    assert (tmp_path / "alpha.png").is_file()
-    table = metrics["table"]
-    for row in table[3:]:
-        assert abs(row["measured"] - row["first draw"]) < 5 * row["s.e."]
+def test_multiples_of_the_conducive_gradient_have_their_law():
+    found = alpha_rows(alphas=(0.0, 0.5, 1.0), errors=(0.0, 1.0))
+    for multiple in (0, 0.5, 1):
+        where = dict(surrogate_error=1, alpha=multiple)
+        measured = value(found, "variance_ratio_measured", **where)
+        exact = value(found, "variance_ratio_of_first_draw", **where)
+        assert abs(measured.value - exact.value) < 5 * measured.error
     # Correct surrogates leave only the noise of minibatches, none the scatter of the shards.
-    assert table[0][alpha.NAME] == pytest.approx(table[3][alpha.NAME])
-    assert table[0][alpha.NAME] > 100 * table[2][alpha.NAME]
+    none, _, whole = (
+        [value(found, "variance_ratio", surrogate_error=e, alpha=a).value for e in (0, 1)]
+        for a in (0, 0.5, 1)
+    )
+    assert none[0] == pytest.approx(none[1]) and none[0] > 100 * whole[0]
     # The best multiple is 1 / (1 + e^2) on average; with one draw of the errors it is not.
-    right, wrong = metrics["least"]
-    assert right["best alpha"] == pytest.approx(1) and wrong["theory"] == 0.5
-    assert abs(wrong["best alpha"] - 0.5) < 3 * wrong["its s.e."] < 0.1
-    assert wrong["lowest of a draw"] < 0.4 and wrong["highest of a draw"] > 0.6
+    best = value(found, "best_alpha", surrogate_error=1)
+    assert value(found, "best_alpha", surrogate_error=0).value == pytest.approx(1)
+    assert value(found, "best_alpha_in_theory", surrogate_error=1).value == 0.5
+    assert abs(best.value - 0.5) < 3 * best.error < 0.1
+    assert value(found, "lowest_best_alpha_of_a_draw", surrogate_error=1).value < 0.4
+    assert value(found, "highest_best_alpha_of_a_draw", surrogate_error=1).value > 0.6
 
 
 def test_a_multiple_moves_the_ends_of_visits():
-    settings = {
-        "alphas": [0.0, 0.5, 1.0, 1.5],
-        "errors": [0.0, 1.0],
-        "num_clients": 3,
-        "step_size": 2e-4,
-        "num_local_steps": 100,
-    }
-    ends = alpha.ends(settings)
-    assert all(end == pytest.approx(1 - multiple, abs=5e-3) for multiple, end in ends.items())
+    settings = dict(alphas=(0.0, 0.5, 1.0, 1.5), errors=(0.0,), num_clients=3, step_size=2e-4)
+    settings |= dict(num_draws_of_errors=2, num_rounds=10, num_chains=2)
+    ends = [r for r in alpha_rows(**settings) if r.metric == "visit_end"]
+    assert all(row.value == pytest.approx(1 - row.settings["alpha"], abs=5e-3) for row in ends)
     # Visits of one step end where they began, whatever the multiple.
-    short = alpha.ends(settings | {"num_local_steps": 1})
-    assert max(short.values()) < 0.15
+    short = alpha_rows(num_local_steps=1, **settings)
+    assert max(row.value for row in short if row.metric == "visit_end") < 0.15
+
+
+def alpha_rows(num_clients=10, step_size=5e-5, num_local_steps=100, **kwargs):
+    data = dict(num_clients=num_clients, rows_per_client=200, spread=6.0, seed=0)
+    kernel = dict(step_size=step_size, batch_size=10, num_local_steps=num_local_steps)
+    sizes = dict(num_draws_of_errors=40, num_rounds=300, num_chains=30, seed=0)
+    return fsgld_alpha.rows(data=data, kernel=kernel, **{**sizes, **kwargs})
 
 
 def test_a_conducive_gradient_costs_one_more_gaussian_with_any_number_of_clients(tmp_path):
-    config = cost.Config(dims=(3, 5), num_clients=(2, 4), rows_per_client=4, batch_sizes=(2, 40))
-    metrics = cost.run(config, tmp_path)
-    for row in metrics["table"]:
-        dim = row["parameters"]
+    sizes = dict(dims=(3, 5), num_clients=(2, 4), rows_per_client=4, batch_sizes=(2, 40), seed=0)
+    found = fsgld_cost.rows(**sizes)
+    tidy.write("fsgld/cost", found, {"config": sizes}, tmp_path)
+
+    def number(metric, **where):
+        return next(r.value for r in found if r.metric == metric and r.matches(where))
+
+    for where in [row.settings for row in found if row.metric == "visit_operations"]:
+        dim = where["dim"]
         # The precision times the position, the difference to its mean, the sum with the estimate.
-        expected = {"diagonal": 3 * dim, "dense": 2 * dim * (dim + 1)}[row["surrogates"]]
-        assert row[cost.OWN] == expected < row["once a visit"] and row[cost.PRIOR] == 3 * dim
-        assert 0 < 10 * row[cost.batch_of(2)] < row[cost.batch_of(40)]
-    settings = {"batch_sizes": config.batch_sizes}
-    write(tmp_path, "fsgld/cost", "fsgld/cost", settings, metrics)
+        expected = {"diagonal": 3 * dim, "dense": 2 * dim * (dim + 1)}[where["surrogates"]]
+        assert number("conducive_gradient_operations", **where) == expected
+        assert number("visit_operations", **where) > expected
+        assert number("prior_operations", **where) == 3 * dim
+        few, many = (number("minibatch_operations", batch_size=n, **where) for n in (2, 40))
+        assert 0 < 10 * few < many
     assert judge(CLAIMS["cost"], tmp_path) == "partly"
     largest = evaluate('largest("cost_over_prior", surrogates="dense")', "fsgld/cost", tmp_path)
     assert largest.value == 4
@@ -353,14 +369,3 @@ def test_chains_that_were_lost_are_left_out(lost, pooled, tmp_path):
         assert evaluate(text, "fsgld/mlp", tmp_path).value == 3 * (split in lost)
     if len(lost) == 2:
         assert judge(CLAIMS["paper_step"], tmp_path) == "inconclusive"
-
-
-def test_insets_lie_where_no_rows_are(tmp_path):
-    shards = np.random.default_rng(0).uniform(-9, 9, (2, 500, 2))
-    shards = shards[:, (shards < 2).any(axis=-1).all(axis=0)]  # none above on the right
-    with gaussian_figures.figure(tmp_path / "inset.png") as (fig, axes):
-        axes[0, 0].set(xlim=(-10, 10), ylim=(-10, 10))
-        inset = gaussian_figures._inset(axes[0, 0], shards, np.zeros(2), 1.0)
-        fig.canvas.draw()
-        left, bottom = axes[0, 0].transAxes.inverted().transform(inset.get_window_extent().min)
-    assert left > 0.5 and bottom > 0.5

@@ -9,24 +9,15 @@ import fedmcmc
 
 pytest.importorskip("hydra")
 
-from experiments import data, images
-from experiments.qlsd import (
-    baselines,
-    covtype,
-    digits,
-    gaussian,
-    hpd,
-    logistic,
-    synthetic,
-)
-from experiments.qlsd.federations import Rows
+from experiments import models, setup
+from experiments.qlsd import baselines, gaussian, hpd, synthetic
 
 RNG = np.random.default_rng(8)
 
 
 def some_data(num_rows=60, dim=5, num_classes=3, num_clients=4):
     features = RNG.normal(size=(num_rows, dim)).astype(np.float32)
-    rows = Rows(features, RNG.integers(0, num_classes, num_rows).astype(np.int32))
+    rows = {"features": features, "label": RNG.permutation(np.arange(num_rows) % num_classes)}
     return fedmcmc.FederatedData.from_arrays(rows, np.arange(num_rows) ** 2 % num_clients)
 
 
@@ -103,7 +94,7 @@ def test_settings_of_dg_sgld():
     given = some_data()
     found = baselines.dg_settings(given, 7.0, 0.25, 10.0)
     for client in range(4):
-        own = np.asarray(given.client_rows(client).features, float)
+        own = np.asarray(given.client_rows(client)["features"], float)
         top = np.linalg.svd(own, compute_uv=False)[0] ** 2
         smoothness = top / 4 + 7.0 * len(own) / 60
         rho = 10 / smoothness
@@ -112,36 +103,9 @@ def test_settings_of_dg_sgld():
         np.testing.assert_allclose(found["step_size"][client], step, rtol=1e-5)
 
 
-@pytest.mark.slow
-def test_bias_of_dg_sgld_without_rows_that_matter():
-    # Rows of zeros: the prior alone, whose law the recursion has in closed form.
-    rows = Rows(np.zeros((40, 50), np.float32), np.zeros(40, np.int32))
-    given = fedmcmc.FederatedData.from_arrays(rows, np.repeat(np.arange(4), [4, 8, 12, 16]))
-    settings = {"tolerance": jnp.full(4, 0.02), "step_size": jnp.full(4, 0.005)}
-    kernel = fedmcmc.dg_sgld(logistic.binary(50, 10.0), num_local_steps=1, **settings)
-    samples = fedmcmc.sample(
-        jax.random.key(1),
-        kernel,
-        given,
-        jnp.zeros(50),
-        num_rounds=2500,
-        num_burnin=500,
-        num_chains=20,
-        thinning=20,
-        progress=False,
-    )
-    variance = (np.asarray(samples.draws, float) ** 2).mean(axis=(1, 2))
-    bias = baselines.dg_bias(given, 10.0, settings)
-    error = variance.std(ddof=1) / np.sqrt(20)
-    expected = 0.1 * (1 + sum(bias.values()))
-    # The two add up to first order only.
-    assert abs(variance.mean() - expected) < 4 * error + 0.1 * np.prod(list(bias.values())) * 2
-    assert variance.mean() - 0.1 > 5 * error
-
-
 def test_surrogates_in_closed_form_are_the_expansions():
     given = some_data()
-    model = digits.by_class(logistic.multinomial(5, 3, 2.0))
+    model = models.multinomial(given, 2.0, by_class=True)
     centre = tuple(jnp.asarray(RNG.normal(size=5), jnp.float32) for _ in range(3))
     wanted = fedmcmc.surrogates.taylor(model, given, centre, structure="diagonal")
     found = baselines.diagonal_surrogates(given, centre)
@@ -151,12 +115,15 @@ def test_surrogates_in_closed_form_are_the_expansions():
 
 
 def test_one_vector_a_class_is_the_same_model():
-    given, whole = some_data(), logistic.multinomial(5, 3, 2.0)
-    model, theta = digits.by_class(whole), RNG.normal(size=(5, 3)).astype(np.float32)
-    columns = tuple(jnp.asarray(theta[:, k]) for k in range(3))
-    np.testing.assert_allclose(
-        logistic.potential_fn(model, given)(columns), logistic.potential_fn(whole, given)(theta)
+    given = some_data()
+    whole, model = (models.multinomial(given, 2.0, by_class) for by_class in (False, True))
+    theta = whole.init_fn(jax.random.key(0))
+    columns = model.init_fn(jax.random.key(0))
+    np.testing.assert_array_equal(np.stack(columns, axis=1), theta)
+    found, expected = (
+        setup.potential(p, given.rows, at) for p, at in ((model, columns), (whole, theta))
     )
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def test_gradients_of_clients():
@@ -179,15 +146,6 @@ def test_gradients_of_clients():
 @pytest.mark.parametrize(
     ("module", "settings"),
     [
-        (digits, dict(source="letters")),
-        (digits, dict(num_burnin=500_000)),
-        (digits, dict(bits=(4, 24))),
-        (digits, dict(num_chains=1, num_burnin=499_100)),
-        (digits, dict(batch_fraction=1.0)),
-        (covtype, dict(split="rows")),
-        (covtype, dict(num_clients=5)),
-        (covtype, dict(prior_precision=0.0)),
-        (covtype, dict(mala_draws=3)),
         (synthetic, dict(levels=(0, 2))),
         (synthetic, dict(step_size_factor=2.0)),
         (synthetic, dict(num_chains=1)),
@@ -216,96 +174,3 @@ def test_memory_takes_away_what_coarse_messages_add(tmp_path):
     widened = 1 / (1 - metrics["step_size"] / (2 * variances))
     assert plain["variance over MALA"] == pytest.approx(widened.mean(), rel=0.1)
     assert (tmp_path / metrics["figures"][0]["file"]).stat().st_size > 1000
-
-
-def made_up_digits():
-    def part(num):
-        labels = RNG.integers(0, 10, num).astype(np.int32)
-        light = labels[:, None, None] * 20 + RNG.integers(0, 60, (num, 4, 4))
-        return light.astype(np.uint8), labels
-
-    return images.Images(*part(2000), *part(20))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_chains", [1, 3])
-def test_digits_from_settings_to_report(tmp_path, monkeypatch, num_chains):
-    monkeypatch.setitem(digits.SOURCES, "mnist", made_up_digits)
-    config = digits.Config(
-        num_clients=3,
-        num_rounds=400,
-        num_burnin=100,
-        thinning=5,
-        num_chains=num_chains,
-        bits=(2, 8),
-    )
-    metrics = digits.run(config, tmp_path)
-    rows = {row["algorithm"]: row for row in metrics["table"]}
-    assert set(rows) == {
-        digits.FLOOR, "FSGLD", "DG-SGLD", "QLSD++, 2 bits", "QLSD++, 8 bits"
-    }  # fmt: skip
-    # What shares the reference's noise is closer to it than the reference to itself.
-    assert rows["QLSD++, 8 bits"]["HPD error"] < rows["QLSD++, 2 bits"]["HPD error"]
-    assert rows["QLSD++, 8 bits"]["HPD error"] < 0.2 * rows[digits.FLOOR]["HPD error"]
-    assert metrics["reference"]["bits per round"] == 3 * 32 * 160
-    assert rows["FSGLD"]["efficiency"] == 3 and rows["DG-SGLD"]["efficiency"] == 1
-    assert (tmp_path / metrics["figures"][0]["file"]).stat().st_size > 1000
-
-
-@pytest.mark.slow
-def test_covertype_from_settings_to_report(tmp_path, monkeypatch):
-    def made_up():
-        features = RNG.normal(size=(900, 54)).astype(np.float32)
-        features[:, 10:] = RNG.random((900, 44)) < 0.1
-        features[:, 10:14] = np.eye(4)[RNG.integers(0, 4, 900)]
-        return data.Table(features, RNG.integers(1, 8, 900).astype(np.int32))
-
-    monkeypatch.setattr(covtype.tables, "covtype", made_up)
-    config = covtype.Config(
-        num_rows=800,
-        num_rounds=600,
-        num_burnin=100,
-        thinning=5,
-        num_chains=4,
-        bits=(4,),
-        mala_warmup=300,
-        mala_draws=600,
-    )
-    metrics = covtype.run(config, tmp_path)
-    rows = {row["algorithm"]: row for row in metrics["table"]}
-    assert list(rows) == ["LSD++", "DG-SGLD", "QLSD++, 4 bits"]
-    (beside,) = [r for r in metrics["against_lsd_pp"] if r["algorithm"] != "DG-SGLD"]
-    assert beside["HPD error"] < 0.05 and rows["QLSD++, 4 bits"]["efficiency"] > 3
-    # The potential of a Gaussian posterior in d dimensions has the variance d / 2.
-    assert metrics["truth"]["sd"] == pytest.approx(np.sqrt(55 / 2), rel=0.15)
-    assert (tmp_path / metrics["figures"][0]["file"]).stat().st_size > 1000
-
-
-@pytest.mark.data
-def test_problem_on_the_real_digits():
-    try:
-        images.mnist(no_fetch)
-    except data.DataNotFound as error:
-        pytest.skip(str(error))
-    given = digits.problem(digits.Config())
-    assert given.data.num_rows == 627 and given.data.num_clients == 10
-    features = np.asarray(given.data.rows.features, float)
-    top = np.linalg.svd(features, compute_uv=False)[0] ** 2
-    assert given.step_size == pytest.approx(1 / (5 * (top / 4 + 100)), rel=1e-5)
-
-
-@pytest.mark.data
-def test_problem_on_the_real_covertype():
-    try:
-        data.covtype(no_fetch)
-    except data.DataNotFound as error:
-        pytest.skip(str(error))
-    given = covtype.problem(covtype.Config())
-    gradient = jax.grad(logistic.potential_fn(given.posterior, given.data))(given.centre)
-    # In units of the posterior's standard deviations.
-    assert np.linalg.norm(given.scale.T @ gradient) < 0.05
-    assert given.data.num_rows == 10_000 and given.data.num_clients == 4
-
-
-def no_fetch(name, version):
-    raise OSError("not in this test")

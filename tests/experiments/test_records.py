@@ -46,13 +46,26 @@ def test_a_record_is_read_and_its_numbers_are_finite_or_missing(study):
     assert all(row.metric and " " not in row.metric.removesuffix(" s.e.") for row in rows)
 
 
-def test_records_have_the_settings_of_their_files(tmp_path):
+def test_records_have_the_settings_of_their_files():
     render.check_settings(STUDIES)
-    study = "fsgld/gaussian"
+
+
+@pytest.mark.parametrize(
+    ("study", "name", "wrong"),
+    [
+        ("fsgld/metric", "step_size", 1.0),
+        ("fsgld/gaussian", "kernel.step_size", 1.0),
+        ("fsgld/gaussian", "num_rounds", [220_000, 22_000, 2_200]),
+        ("fsgld/gaussian", "grid_points", 5),
+        ("fsgld/alpha", "kernel", {"step_size": 1.0}),
+    ],
+)
+def test_a_record_with_other_settings_than_its_file_is_refused(study, name, wrong, tmp_path):
     record = tidy.read_record(study)
-    record["config"]["step_size"] = 1.0
+    assert record["config"][name] != wrong
+    record["config"][name] = wrong
     tidy.write(study, tidy.read(study), record, tmp_path)
-    with pytest.raises(ValueError, match=rf"{study}: settings .* not those .* \['step_size'\]"):
+    with pytest.raises(ValueError, match=rf"{study}: settings .* not those .* \['{name}'\]"):
         render.check_settings([study], tmp_path)
 
 

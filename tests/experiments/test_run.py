@@ -10,7 +10,7 @@ hydra = pytest.importorskip("hydra")
 
 import xarray  # noqa: E402
 
-from experiments import arguments, metrics, problems, run, sweeping, wiring  # noqa: E402
+from experiments import arguments, metrics, problems, run, study, sweeping, tidy, wiring  # noqa: E402
 from experiments.data import DataNotFound  # noqa: E402
 from experiments.settings_run import CONFIGS  # noqa: E402
 
@@ -47,8 +47,13 @@ def compose(*given):
         return run.plain(hydra.compose("config", [c for c in command if c != "--multirun"]))
 
 
-def value(rows, metric, x=""):
-    return next(row.value for row in rows if row.metric == metric and row.x == x)
+def value(rows, metric, **where):
+    return next(row.value for row in rows if row.metric == metric and row.matches(where))
+
+
+def place(row):
+    settings = {name: v for name, v in row.settings.items() if name != "parameter"}
+    return row.method, tidy.setting_text(settings), row.seed
 
 
 def test_a_run_leaves_rows_draws_a_figure_and_a_report(monkeypatch, tmp_path, capsys):
@@ -58,12 +63,12 @@ def test_a_run_leaves_rows_draws_a_figure_and_a_report(monkeypatch, tmp_path, ca
     out = tmp_path / "spherical-logistic-qlsd_pp"
     for name in ("config.yaml", "draws.nc", "record.json", "report.html", "rows.csv", "trace.png"):
         assert (out / name).is_file()
-    rows = metrics.read_rows(out / "rows.csv")
-    assert {row[:3] for row in rows} == {("qlsd_pp", f"{levels} kernel.step_size=1e-3", 1)}
+    rows = tidy.read_rows(out / "rows.csv")
+    assert {place(row) for row in rows} == {("qlsd_pp", f"{levels} kernel.step_size=0.001", 1)}
     assert 0 <= value(rows, "accuracy") <= 1 and value(rows, "nll") > 0
     with xarray.open_datatree(out / "draws.nc", engine="h5netcdf") as draws:
         mean = float(draws["posterior"]["theta"].mean(("chain", "draw"))[1])
-    np.testing.assert_allclose(value(rows, "mean", "theta[1]"), mean, rtol=1e-5)
+    np.testing.assert_allclose(value(rows, "mean", parameter="theta[1]"), mean, rtol=1e-5)
     record = json.loads((out / "record.json").read_text())
     assert record["config"]["kernel"]["compressor"]["num_levels"] == 8
     assert "kernel=qlsd_pp kernel.compressor.num_levels=8" in record["command"]
@@ -80,8 +85,9 @@ def test_data_and_model_by_import_path(monkeypatch, tmp_path, model):
     steps = "kernel.num_integration_steps=2"
     call(monkeypatch, *own, *kernel, steps, *TINY, "metrics=[mean,accuracy]")
     out = f"my_package.hospitals-my_package.{model}-fedmcmc.fa_hmc"
-    rows = metrics.read_rows(tmp_path / out / "rows.csv")
-    assert [(row.x, row.metric) for row in rows] == [("slope", "mean"), ("", "accuracy")]
+    rows = tidy.read_rows(tmp_path / out / "rows.csv")
+    assert [row.metric for row in rows] == ["mean", "accuracy"]
+    assert rows[0].settings["parameter"] == "slope"
 
 
 def test_a_run_that_was_killed_continues(monkeypatch, tmp_path):
@@ -102,8 +108,8 @@ def test_jobs_of_a_sweep_share_a_table_and_are_those_of_single_runs(monkeypatch,
     monkeypatch.setenv("FEDMCMC_RESULTS", str(tmp_path))
     swept = ("kernel=lsd,dsgld", "kernel.step_size=1e-3,2e-3", "seed=range(0,2)")
     call(monkeypatch, *PROBLEM, *swept, "--multirun")
-    rows = metrics.read_rows(tmp_path / "sweep" / "rows.csv")
-    points = {row[:3] for row in rows}
+    rows = tidy.read_rows(tmp_path / "sweep" / "rows.csv")
+    points = {place(row) for row in rows}
     steps = [f"kernel.step_size={step}" for step in (0.001, 0.002)]
     assert points == {
         (k, step, seed) for k in ("lsd", "dsgld") for step in steps for seed in (0, 1)
@@ -111,8 +117,8 @@ def test_jobs_of_a_sweep_share_a_table_and_are_those_of_single_runs(monkeypatch,
     assert len(metrics.table(rows)) == len([*tmp_path.glob("*/*kernel=lsd*/record.json")]) == 4
     config = compose(*PROBLEM, "kernel=lsd", "kernel.step_size=2e-3", "seed=1")
     alone = run.execute(config, tmp_path)
-    job = [row for row in rows if row[:3] == ("lsd", steps[1], 1)]
-    assert [row[3:5] for row in job] == [row[3:5] for row in alone]
+    job = [row for row in rows if place(row) == ("lsd", steps[1], 1)]
+    assert [row.metric for row in job] == [row.metric for row in alone]
     values = [[row.value for row in part] for part in (job, alone)]
     np.testing.assert_allclose(*values, rtol=1e-3, atol=1e-5)
 
@@ -124,7 +130,7 @@ def test_jobs_one_after_another_and_one_that_fails(monkeypatch, tmp_path, capsys
         call(monkeypatch, *PROBLEM, *failing, "kernel.step_size=1e-3", "metrics=[bits_up]")
     assert "1 of 2 jobs; rows.csv and table.md in" in capsys.readouterr().out
     (row,) = sweeping.gather(tmp_path / "sweep")
-    assert row.metric == "bits_up" and row.setting.startswith("kernel.compressor.num_levels=4")
+    assert row.metric == "bits_up" and row.settings["kernel.compressor.num_levels"] == 4
 
 
 def test_settings_of_all_jobs_are_checked_before_the_first(monkeypatch, tmp_path):
@@ -138,16 +144,68 @@ def test_a_study_is_its_grids_and_the_command_line_comes_first(monkeypatch, tmp_
     studies = [arguments.prepare([f"study={name}"]) for name in arguments.choices("study")]
     assert all("--multirun" in command for study in studies for command in study)
     monkeypatch.setenv("FEDMCMC_RESULTS", str(tmp_path))
-    small = ("data.rows_per_client=12", "thinning=1", "kernel.num_local_steps=1,2")
-    assert len(arguments.prepare(["study=fsgld/figure_2", *small, *TINY])) == 1
-    call(monkeypatch, "study=fsgld/figure_2", *small, *TINY)
-    rows = metrics.read_rows(tmp_path / "fsgld" / "figure_2" / "rows.csv")
-    assert {row.method for row in rows} == {"dsgld", "fsgld"}
-    assert {row.metric for row in rows if row.x} == {"mean", "sd"}
+    local = "kernel.num_local_steps=1,2"
+    small = ("data.rows_per_client=12", "thinning=1", local)
+    assert len(arguments.prepare(["study=fsgld/gaussian_small", *small, *TINY])) == 1
+    call(monkeypatch, "study=fsgld/gaussian_small", *small, *TINY, "special.grid_points=5")
+    tidy.take(tmp_path / "fsgld" / "gaussian_small", tmp_path)
+    rows = tidy.read("fsgld/gaussian_small", tmp_path)
+    for metric in ("variance", "variance s.e.", "exact_variance", "mse_z"):
+        found = {(row.method, *row.settings.items()) for row in rows if row.metric == metric}
+        steps = (("num_local_steps", num) for num in (1, 2))
+        assert found == {(method, step) for step in steps for method in ("DSGLD", "FSGLD")}
+    config = tidy.read_record("fsgld/gaussian_small", tmp_path)["config"]
+    assert config["kernel.num_local_steps"] == [1, 2] and config["grid_points"] == 5
 
 
 def fail():
     return 1 // 0
+
+
+def test_a_study_extends_another():
+    command = arguments.prepare(["study=qlsd/covtype_small"])[0]
+    (job,) = arguments.jobs(command)
+    with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        config = run.plain(hydra.compose("config", job))
+    assert config["num_rounds"] == 5_000 and config["data"]["_target_"].endswith(".covtype")
+    assert config["references"]["MALA"]["num_draws"] == 1_000
+    assert len(arguments.jobs(["--multirun", *job, "seed=range(0,3)", "num_chains=1,2"])) == 6
+
+
+def test_rows_of_a_study_have_given_settings_and_those_that_differ_once(tmp_path):
+    shared = tidy.Row("MALA", "potential", np.nan, {}, seed=0)
+    ours = {"key": "other", "reference": "MALA"}
+    jobs = [
+        study.JobRows({"setting": "key=other"}, [tidy.Row("lsd", "error", 1.0, ours, 0), shared]),
+        study.JobRows({}, [tidy.Row("lsd", "error", 2.0, {"reference": "MALA"}, 0), shared]),
+    ]
+    made = {**dict.fromkeys(study.KEYS), "methods": {"lsd": "LSD"}}
+    study.finish("made/up", made, jobs, tmp_path, command="", start_time=0.0)
+    rows = [(r.method, r.value, r.settings) for r in tidy.read_rows(tmp_path / "rows.csv")]
+    assert str(rows) == str(
+        [("LSD", 1.0, {"key": "other"}), ("MALA", np.nan, {}), ("LSD", 2.0, {})]
+    )
+
+
+@pytest.mark.slow
+def test_draws_are_compared_with_references(monkeypatch, tmp_path):
+    monkeypatch.setenv("FEDMCMC_RESULTS", str(tmp_path))
+    counts = ("num_rounds=600", "num_burnin=100", "thinning=5", "num_chains=4")
+    warmup = ("references.MALA.num_warmup=200", "references.MALA.num_draws=300")
+    call(monkeypatch, "study=qlsd/covtype", *SPHERICAL, *counts, *warmup)
+    rows = tidy.read_rows(tmp_path / "qlsd" / "covtype" / "rows.csv")
+    found = {
+        (row.method, tidy.setting_text(row.settings), row.x, row.metric): row.value for row in rows
+    }
+    assert len(found) == len(rows)
+    for bits in (4, 8, 16):
+        beside = found["QLSD++", f"bits={bits} reference=LSD++", None, "hpd_error"]
+        assert beside < 1e-3 < found["DG-SGLD", "reference=LSD++", None, "hpd_error"]
+    assert ("LSD++", "reference=LSD++", None, "hpd_error") not in found
+    assert found["LSD++", "", None, "draws_beyond_threshold"] == 4
+    assert found["QLSD++", "bits=4 reference=MALA", None, "efficiency"] > 1.5
+    # The potential of a Gaussian posterior in d dimensions has the variance d / 2.
+    assert found["MALA", "", None, "potential_sd"] == pytest.approx(np.sqrt(3 / 2), rel=0.15)
 
 
 @pytest.mark.parametrize(

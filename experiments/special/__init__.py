@@ -1,0 +1,1 @@
+"""Studies that are no grid of runs, and exact distributions beside those that are."""

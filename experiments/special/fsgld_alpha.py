@@ -1,0 +1,152 @@
+"""El Mekkaoui et al. (2021), Remark 1: a multiple of the conducive gradient, exactly."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fedmcmc
+from experiments import loaders, models
+from experiments.fsgld.gaussian_law import RelayLaw, relay_law, simulate_shards
+from experiments.tidy import Row, from_numbers
+from experiments.verdicts import Number
+from experiments.verdicts import mean as mean_with_error
+
+__all__ = ["rows"]
+
+
+def rows(
+    alphas: Sequence[float],
+    errors: Sequence[float],
+    num_draws_of_errors: int,
+    data: Mapping[str, Any],
+    kernel: Mapping[str, Any],
+    num_rounds: int,
+    num_chains: int,
+    seed: int,
+) -> list[Row]:
+    """Return exact variances over the posterior's, and measured ones at the largest error.
+
+    Parameters
+    ----------
+    alphas
+        Multiples of the conducive gradient; zero is DSGLD.
+    errors
+        Errors of the surrogates' means, over the standard deviation of the shards' means.
+    num_draws_of_errors
+        Draws of these errors, over which exact variances are averaged.
+    data, kernel
+        Sizes of the shards, and step size, minibatch and local steps of the kernel.
+    num_rounds, num_chains
+        Sizes of the runs, whose first tenth is burn-in.
+    """
+    if min(*alphas, *errors) < 0 or num_draws_of_errors < 2 or num_rounds < 10:
+        raise ValueError(
+            "alphas and errors must not be negative, num_draws_of_errors must be at least 2 and "
+            "num_rounds at least 10."
+        )
+    shards = simulate_shards(**data)
+    precision = 1 + shards.shape[0] * shards.shape[1]
+    means = shards.mean(axis=1)
+    shape = (num_draws_of_errors, *means.shape)
+    noise = np.random.default_rng(seed + 1).standard_normal(shape)
+    # With ``n - 1``, since the mean of the errors takes nothing from any visit, as the sum of the
+    # surrogates takes it off again: so ``e`` is what the theory has.
+    offsets = noise * means.std(axis=0, ddof=1)
+    law = partial(_law, shards, kernel)
+
+    def variances(alpha: float, error: float) -> np.ndarray:
+        times = (kernel["num_local_steps"],)
+        covariances = [law(alpha, means + error * o).moments(times)[1] for o in offsets]
+        return precision * np.trace(covariances, axis1=1, axis2=2) / 2
+
+    best, ratios = [], []
+    for error in errors:
+        for alpha in alphas:
+            each = variances(alpha, error)
+            numbers = {
+                "variance_ratio": mean_with_error(list(each)) if error else each.mean(),
+                "variance_ratio_of_first_draw": each[0],
+            }
+            if error == max(errors):
+                run = partial(_measured, data, kernel, num_rounds, num_chains, seed)
+                numbers["variance_ratio_measured"] = run(alpha, means + error * offsets[0])
+            settings = {"surrogate_error": error, "alpha": alpha}
+            ratios += from_numbers("FSGLD", settings, numbers)
+        probes = np.stack([variances(alpha, error) for alpha in (0.0, 0.5, 1.0)])
+        best += from_numbers("FSGLD", {"surrogate_error": error}, _least(probes, error))
+    for alpha in alphas:
+        ends = {"visit_end": _end(law(alpha, means), means, kernel["num_local_steps"])}
+        best += from_numbers("FSGLD", {"alpha": alpha}, ends)
+    return best + ratios
+
+
+def _least(variances: np.ndarray, error: float) -> dict[str, Any]:
+    """Return where the average of the parabolas through 0, 1/2 and 1 is least, with its error.
+
+    `variances` is ``[3, num_draws]``; for every draw the variance is a parabola in `alpha`.
+    """
+    start, middle, end = variances
+    curvature = 2 * (start - 2 * middle + end)
+    slope = 4 * middle - 3 * start - end  # at zero
+    best = -slope.mean() / (2 * curvature.mean())
+    gap = slope + 2 * best * curvature  # of each draw, at the best of all
+    single = -slope / (2 * curvature)
+    deviation = gap.std(ddof=1) / len(gap) ** 0.5 / (2 * curvature.mean())
+    return {
+        "best_alpha": Number(float(best), float(deviation)),
+        "best_alpha_in_theory": 1 / (1 + error**2),
+        "lowest_best_alpha_of_a_draw": single.min(),
+        "highest_best_alpha_of_a_draw": single.max(),
+    }
+
+
+def _law(
+    shards: np.ndarray, kernel: Mapping[str, Any], alpha: float, surrogate_means: np.ndarray
+) -> RelayLaw:
+    return relay_law(shards, alpha=alpha, surrogate_means=surrogate_means, **kernel)
+
+
+def _end(law: RelayLaw, means: np.ndarray, num_local_steps: int) -> float:
+    """Return where visits end, as a share of the way from the mean of all shards to the visited's.
+
+    The share is averaged over the shards.
+    """
+    mean, _ = law.boundary
+    factor, shift, _ = law.local_map(num_local_steps)
+    distance, moved = means - mean, factor[:, None] * mean + shift - mean
+    return float((distance * moved).sum() / (distance**2).sum())
+
+
+def _measured(
+    data: Mapping[str, Any],
+    kernel: Mapping[str, Any],
+    num_rounds: int,
+    num_chains: int,
+    seed: int,
+    alpha: float,
+    surrogate_means: np.ndarray,
+) -> Number:
+    """Return the variance of a run over the posterior's."""
+    federated, _ = loaders.gaussian_shards(**data)
+    num_clients = federated.num_clients
+    surrogates = fedmcmc.Gaussian.from_moments(
+        jnp.asarray(surrogate_means, jnp.float32),
+        variance=jnp.full(num_clients, num_clients / federated.num_rows),
+    )
+    samples = fedmcmc.sample(
+        jax.random.key(seed),
+        fedmcmc.fsgld(models.gaussian(federated), surrogates, alpha=alpha, **kernel),
+        federated,
+        jnp.zeros(2),
+        num_rounds=num_rounds,
+        num_burnin=num_rounds // 10,
+        num_chains=num_chains,
+        progress=False,
+    )
+    mean = simulate_shards(**data).sum(axis=(0, 1)) / (1 + federated.num_rows)
+    squares = (np.asarray(samples.draws, np.float64) - mean) ** 2
+    return mean_with_error(list((1 + federated.num_rows) * squares.mean(axis=(1, 2))))

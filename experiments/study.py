@@ -1,0 +1,170 @@
+"""Studies: the grids and computations of a table or figure, ``configs/study/<paper>/<name>.yaml``.
+
+The run of a study leaves ``rows.csv`` and ``record.json`` in ``results/<paper>/<name>``, which
+``python -m experiments.tidy results/<paper>/<name>`` copies into ``records``.
+"""
+
+import inspect
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import hydra
+import jax
+from omegaconf import OmegaConf
+
+from experiments import output, tidy, wiring
+from experiments.settings_run import CONFIGS
+from experiments.tidy import Row
+from experiments.wiring import ConfigError
+
+__all__ = ["JobRows", "finish", "grids", "load", "recorded_settings"]
+
+KEYS = ("extends", "overrides", "grid", "metrics", "methods", "references", "special")
+
+
+class JobRows(NamedTuple):
+    """Config of one job with its rows."""
+
+    config: dict[str, Any]
+    rows: list[Row]
+
+
+def load(name: str, special: Sequence[str] = ()) -> dict[str, Any]:
+    """Return a study, checked, with its `special` changed by arguments ``special.name=value``.
+
+    A study has `overrides`, a list of arguments; `grid`, a mapping of names to lists or to a range
+    as on the command line, or several such mappings; `metrics`, a list of names; `methods`, names
+    of kernels in its rows; `references`, a mapping, for `experiments.comparisons`; and `special`, a
+    function that returns further rows. A parameter `jobs` of that function receives a `JobRows` per
+    job. With `extends` a study has all of another one too, whose overrides come first.
+    """
+    config = OmegaConf.create(_read(name))
+    study: Any = OmegaConf.to_container(
+        OmegaConf.merge(config, OmegaConf.from_dotlist(list(special)))
+    )
+    wiring.check(study.get("special"), "special", ("jobs",))
+    return {key: study.get(key) for key in KEYS}
+
+
+def _read(name: str) -> dict[str, Any]:
+    names = [p.relative_to(CONFIGS / "study") for p in (CONFIGS / "study").rglob("*.yaml")]
+    choices = sorted(path.with_suffix("").as_posix() for path in names)
+    if name not in choices:
+        raise ConfigError(f"study={name} does not exist; the studies are {', '.join(choices)}.")
+    study: Any = OmegaConf.to_container(OmegaConf.load(CONFIGS / "study" / f"{name}.yaml"))
+    unknown = sorted({*study} - {*KEYS})
+    if unknown:
+        raise ConfigError(f"study={name} has {', '.join(unknown)}; it can have {', '.join(KEYS)}.")
+    other = _read(study.pop("extends")) if "extends" in study else {}
+    overrides = [*(other.get("overrides") or []), *(study.get("overrides") or [])]
+    return {**other, **study, "overrides": overrides}
+
+
+def grids(study: Mapping[str, Any]) -> list[list[str]]:
+    """Return the arguments of a study, one list for each of its grids."""
+    fixed = list(study["overrides"] or [])
+    if study["metrics"]:
+        fixed.append(f"metrics=[{','.join(study['metrics'])}]")
+    if study["references"]:
+        fixed.insert(0, f"references={_literal(study['references'])}")
+    grid = study["grid"] or ([] if study["special"] else {})
+    parts = grid if isinstance(grid, list) else [grid]
+    return [[*fixed, *(f"{key}={_choice(values)}" for key, values in g.items())] for g in parts]
+
+
+def _choice(values: Any) -> str:
+    return ",".join(map(_literal, values)) if isinstance(values, list) else str(values)
+
+
+def _literal(value: Any) -> str:
+    """Return a value as Hydra's command line takes it."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{_literal(item)}" for key, item in value.items()) + "}"
+    return "null" if value is None else str(value)
+
+
+def finish(
+    name: str,
+    study: Mapping[str, Any],
+    jobs: Sequence[JobRows],
+    out: Path,
+    *,
+    command: str,
+    start_time: float,
+) -> None:
+    """Write rows and record of a study into the folder `out`."""
+    jobs = _renamed(jobs, study["methods"] or {})
+    rows = tidy.distinct(row for job in jobs for row in job.rows)
+    if study["special"]:
+        node = {**study["special"], "_partial_": True}
+        function = hydra.utils.instantiate(node, _convert_="all")
+        takes_jobs = "jobs" in inspect.signature(function).parameters
+        try:
+            rows += function(jobs=jobs) if takes_jobs else function()
+        except ValueError as error:
+            raise ConfigError(f"study={name}: {error}") from error
+    out.mkdir(parents=True, exist_ok=True)
+    rows.sort(key=lambda row: (row.x is not None, row.seed is not None))
+    tidy.write_rows(out / "rows.csv", rows)
+    record = {
+        "study": name,
+        "command": command,
+        "wall_seconds": round(time.perf_counter() - start_time, 2),
+        "processes": jax.process_count(),
+        "devices": jax.device_count(),
+        **output.environment(),
+        "config": recorded_settings(study, [job.config for job in jobs]),
+    }
+    output.write_whole(out / "record.json", json.dumps(output.plain(record), indent=1) + "\n")
+    print(f"{len(rows)} rows in {output.relative(out)}")
+
+
+def recorded_settings(
+    study: Mapping[str, Any], configs: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return the settings of a study for its record, from the configs of its jobs."""
+    special = {k: v for k, v in (study["special"] or {}).items() if k != "_target_"}
+    return {**_common(configs), **special}
+
+
+def _renamed(jobs: Sequence[JobRows], methods: Mapping[str, str]) -> list[JobRows]:
+    """Name methods as the study does; keep settings that differ, and seeds if there are several.
+
+    Those of the config's `setting` are kept too.
+    """
+    rows = [row for job in jobs for row in job.rows]
+    several = len({row.seed for row in rows}) > 1
+    values: dict[str, set[Any]] = {}
+    for row in rows:
+        for key, value in row.settings.items():
+            values.setdefault(key, set()).add(value)
+    kept = {key: key.rpartition(".")[2] for key, found in values.items() if len(found) > 1}
+    kept |= {key: key for job in jobs for key in tidy.pairs(job.config.get("setting") or "")}
+
+    def rename(row: Row) -> Row:
+        settings = {kept[key]: value for key, value in row.settings.items() if key in kept}
+        seed = row.seed if several else None
+        method = methods.get(row.method, row.method)
+        return replace(row, method=method, settings=settings, seed=seed)
+
+    return [JobRows(job.config, [rename(row) for row in job.rows]) for job in jobs]
+
+
+def _common(configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return all settings by dotted names: one value, or a list where jobs differ."""
+    values: dict[str, list[Any]] = {}
+    for config in configs:
+        for key, value in _leaves(config, ""):
+            if value not in values.setdefault(key, []):
+                values[key].append(value)
+    return {key: found[0] if len(found) == 1 else found for key, found in values.items()}
+
+
+def _leaves(node: Any, prefix: str) -> list[tuple[str, Any]]:
+    if not isinstance(node, Mapping):
+        return [(prefix.removesuffix("."), node)]
+    return [leaf for key, value in node.items() for leaf in _leaves(value, f"{prefix}{key}.")]
