@@ -13,7 +13,7 @@ import yaml
 
 pytest.importorskip("hydra")
 
-from experiments import run, tidy  # noqa: E402
+from experiments import run, tidy
 
 FILES = sorted((Path(__file__).parent / "studies").glob("*.yaml"))
 STUDIES = {name: tiny for file in FILES for name, tiny in yaml.safe_load(file.read_text()).items()}
