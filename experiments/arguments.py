@@ -14,19 +14,22 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from experiments import study, tidy, wiring
-from experiments.settings_run import CONFIGS
+from experiments.study import CONFIGS
 from experiments.wiring import ConfigError
+from fedmcmc import distributed
 
 __all__ = [
     "GROUPS",
     "OTHERS",
     "as_typed",
+    "checkpoint_seconds",
     "choices",
     "jobs",
     "prepare",
     "register_resolvers",
     "settings_of",
     "study_of",
+    "with_log_of_first",
 ]
 
 GROUPS = ("data", "model", "kernel")
@@ -79,6 +82,13 @@ def study_of(arguments: Sequence[str]) -> tuple[str, dict[str, Any] | None]:
     if not names:
         return "", None
     return names[-1], study.load(names[-1], [a for a in arguments if a.startswith("special.")])
+
+
+def checkpoint_seconds(arguments: Sequence[str]) -> float | None:
+    """Return the seconds between checkpoints that a command line gives."""
+    name = "checkpoint_seconds="
+    values = [a.removeprefix(name) for a in arguments if a.startswith(name)]
+    return float(values[-1]) if values else None
 
 
 def _command(overrides: Sequence[Override], flags: Sequence[str]) -> list[str]:
@@ -198,3 +208,13 @@ def _point_name(overrides: str) -> str:
 def _swept(command: Sequence[str]) -> set[str]:
     overrides = _parse([a for a in command if "=" in a and not a.startswith("-")])
     return {o.key_or_group for o in overrides if o.is_sweep_override()}
+
+
+def with_log_of_first(arguments: Sequence[str]) -> list[str]:
+    """Return arguments with which only the first of several processes opens the log file."""
+    logging = "hydra/job_logging="
+    if distributed.is_first() or any(a.startswith(logging) for a in arguments):
+        return list(arguments)
+    # Hydra accepts no overrides that are apart from the others.
+    place = next(i for i, a in enumerate(arguments) if "=" in a and not a.startswith("-"))
+    return [*arguments[:place], f"{logging}stdout", *arguments[place:]]

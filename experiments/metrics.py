@@ -14,8 +14,8 @@ import numpy as np
 
 import fedmcmc
 from experiments import figures, output, problems
+from experiments.claims import mean as mean_with_error
 from experiments.tidy import Row, from_numbers, setting_text, write_rows
-from experiments.verdicts import mean as mean_with_error
 from experiments.wiring import ConfigError
 from fedmcmc import metrics
 from fedmcmc.diagnostics import mixing

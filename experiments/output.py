@@ -1,6 +1,5 @@
-"""What a run leaves behind: metrics, draws, tables."""
+"""Files and tables of a run."""
 
-import json
 import math
 import platform
 import subprocess
@@ -15,27 +14,21 @@ import numpy as np
 import fedmcmc
 
 __all__ = [
-    "METRICS",
     "environment",
     "format_number",
     "markdown_table",
-    "percent",
     "plain",
-    "published",
     "relative",
     "save_draws",
-    "summary",
     "text_table",
-    "write_metrics",
     "write_whole",
 ]
 
-METRICS = "metrics.json"
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def environment() -> dict[str, Any]:
-    """Return versions, device and (in a git checkout) the commit, for `METRICS`."""
+    """Return versions, device and (in a git checkout) the commit, for a record."""
     packages = ("jax", "jaxlib", "numpy", "numpyro", "hydra-core", "matplotlib")
     versions = {"python": platform.python_version(), "fedmcmc": fedmcmc.__version__}
     for name in packages:
@@ -69,16 +62,6 @@ def _dirty() -> bool | None:
     return None if status is None else bool(status)
 
 
-def write_metrics(out: Path, record: Mapping[str, Any]) -> dict[str, Any]:
-    """Write `record` as JSON and return it as it will be read back.
-
-    Arrays become lists. Numbers that are not finite become ``null``: JSON has no others.
-    """
-    found = plain(dict(record))
-    write_whole(out / METRICS, json.dumps(found, indent=1, allow_nan=False) + "\n")
-    return found
-
-
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file that is there whole or not at all, whenever the process dies."""
     partial = path.with_name(path.name + ".partial")
@@ -98,7 +81,7 @@ def plain(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, bool | int | str):
         return value
-    raise TypeError(f"metrics must be numbers, strings, lists and dicts, got {type(value)}.")
+    raise TypeError(f"a record holds numbers, strings, lists and dicts, got {type(value)}.")
 
 
 def save_draws(samples: fedmcmc.Samples, path: Path, **kwargs: Any) -> None:
@@ -107,7 +90,7 @@ def save_draws(samples: fedmcmc.Samples, path: Path, **kwargs: Any) -> None:
 
 
 def format_number(value: Any) -> str:
-    """Format one cell: three significant digits, text as it is."""
+    """Format a cell of a table: three significant digits."""
     if value is None:
         return "-"
     if isinstance(value, bool | str):
@@ -115,17 +98,6 @@ def format_number(value: Any) -> str:
     if isinstance(value, int) or (value.is_integer() and abs(value) < 1e6):
         return f"{int(value):,}"
     return f"{value:.3g}"
-
-
-def percent(share: float, digits: int = 0) -> str:
-    """Format a share for a sentence.
-
-    Examples
-    --------
-    >>> percent(0.953), percent(0.1234, 1)
-    ('95 %', '12.3 %')
-    """
-    return f"{100 * share:.{digits}f} %"
 
 
 def text_table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -147,28 +119,6 @@ def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
     lines = [line(columns), "|" + "---|" * len(columns)]
     return "\n".join([*lines, *(line(format_number(row[c]) for c in columns) for row in rows)])
-
-
-def published(
-    first: str, columns: Sequence[str], rows: Mapping[str, Sequence[float | str | None]]
-) -> str:
-    """Lay out a table of a paper: one line for each name, with the numbers as printed."""
-    return markdown_table(
-        [
-            {first: name}
-            | {c: v if v is None else f"{v}" for c, v in zip(columns, values, strict=True)}
-            for name, values in rows.items()
-        ]
-    )
-
-
-def summary(record: Mapping[str, Any]) -> str:
-    """Return what a run prints at its end: its table, else its single numbers."""
-    metrics = record["metrics"]
-    if metrics.get("table"):
-        return text_table(metrics["table"])
-    scalars = {k: v for k, v in metrics.items() if isinstance(v, int | float | str)}
-    return text_table([{"metric": k, "value": v} for k, v in scalars.items()]) if scalars else ""
 
 
 def relative(path: Path) -> str:

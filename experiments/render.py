@@ -15,15 +15,15 @@ from typing import Any
 import hydra
 
 from experiments import arguments as command_line
-from experiments import run, schemas, tidy
+from experiments import run, tidy
+from experiments.claims import NOTES, Claim, claims_of, evaluate, judge
 from experiments.output import markdown_table, plain
-from experiments.study import recorded_settings
-from experiments.verdicts import NOTES, Claim, claims_of, evaluate, judge
+from experiments.study import CONFIGS, recorded_settings
 
 __all__ = ["Page", "appendix", "check_settings", "main", "path_of", "text_of", "write"]
 
 ROOT = Path(__file__).resolve().parents[1]
-CONFIGS, DOCS = ROOT / "configs", ROOT / "docs" / "results"
+DOCS = ROOT / "docs" / "results"
 PLACEHOLDER = re.compile(r"\{\{(.+?)\}\}", re.DOTALL)
 BRACES = re.compile(r"\{([^{}]+?)(?::([^{}:]*))?\}")
 FINDINGS = "findings"
@@ -248,31 +248,16 @@ def text_of(paper: str, notes: Path = NOTES, root: Path = tidy.RECORDS) -> str:
 
 
 def check_settings(studies: Sequence[str], root: Path = tidy.RECORDS) -> None:
-    """Raise unless the settings of each record are those of its file.
-
-    A record of `experiments.settings_run` whose settings file is gone is not checked.
-
-    Raises
-    ------
-    ValueError
-        Naming the study and the settings that differ.
-    """
-    schemas.register()
+    """Raise `ValueError` unless the settings of each record are those of ``configs/study``."""
     with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
         for name in studies:
-            record = tidy.read_record(name, root)
-            if "study" in record:
-                settings = _of_study(name)
-            elif (CONFIGS / "experiment" / f"{name}.yaml").is_file():
-                settings, _ = schemas.split(hydra.compose("settings", [f"experiment={name}"]))
-            else:
-                continue
-            expected, recorded = _plain(settings), _plain(record["config"])
-            names = {*expected, *recorded}
-            wrong = sorted(n for n in names if expected.get(n) != recorded.get(n))
+            expected = _plain(_of_study(name))
+            recorded = _plain(tidy.read_record(name, root)["config"])
+            names = sorted({*expected, *recorded})
+            wrong = [n for n in names if expected.get(n) != recorded.get(n)]
             if wrong:
                 raise ValueError(
-                    f"{name}: settings of the record are not those of its file: {wrong}."
+                    f"{name}: settings of the record are not those of its study: {wrong}."
                 )
 
 

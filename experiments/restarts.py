@@ -1,4 +1,4 @@
-"""Runs that survive being killed: checkpoints beside the results, and results that stand."""
+"""Runs that continue after they were killed: checkpoints in the folder of the results."""
 
 import json
 import pickle
@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import fedmcmc
-from experiments import output, schemas
+from experiments import output
+from experiments.wiring import ConfigError
 from fedmcmc import distributed
 
-__all__ = ["FOLDER", "finished", "once", "surviving"]
+__all__ = ["FOLDER", "checkpointed", "once"]
 
-FOLDER, DONE, SETTINGS = "checkpoints", "checkpoints.done", "settings.json"
+FOLDER, FINISHED, SETTINGS = "checkpoints", "checkpoints.done", "settings.json"
 T = TypeVar("T")
 
 
@@ -30,90 +31,71 @@ _PARTS: ContextVar[_Parts | None] = ContextVar("parts", default=None)
 
 
 @contextmanager
-def surviving(out: Path, settings: Mapping[str, Any], seconds: float | None) -> Iterator[bool]:
-    """Write checkpoints into the results folder `out` every so many seconds, until all is done.
+def checkpointed(out: Path, settings: Mapping[str, Any], seconds: float | None) -> Iterator[bool]:
+    """Write checkpoints of calls of `fedmcmc.sample` into `out`, and remove them at the end.
 
-    Yields whether an earlier attempt left any. Does nothing if `seconds` is ``None``.
+    Yields whether an earlier run left any. Does nothing if `seconds` is ``None``.
 
     Raises
     ------
-    SettingsError
-        If there are checkpoints of a run with other `settings`: not every difference shows in what
-        `sample` compares.
+    ConfigError
+        If there are checkpoints of a run with other `settings`.
     """
     if seconds is None:
         yield False
         return
-    folder, told = out / FOLDER, output.plain(settings)
-    # Of several processes the first looks, and writes.
+    folder, current = out / FOLDER, output.plain(settings)
+    # Of several processes the first one reads and writes.
     resumed = bool(distributed.agreed((folder / SETTINGS).is_file()))
     if resumed:
-        _check(folder, json.loads((folder / SETTINGS).read_text()), told)
+        _check(folder, json.loads((folder / SETTINGS).read_text()), current)
     elif distributed.is_first():
         folder.mkdir(parents=True, exist_ok=True)
-        output.write_whole(folder / SETTINGS, json.dumps(told))
+        output.write_whole(folder / SETTINGS, json.dumps(current))
     token = _PARTS.set(_Parts(folder))
     try:
         with fedmcmc.resumable(folder, every_seconds=seconds):
             yield resumed
     finally:
         _PARTS.reset(token)
-    distributed.agreed(0)  # all are done
+    distributed.agreed(0)  # waits for all processes
     if not distributed.is_first():
         return
-    # Renamed first: of a folder that is half removed no run could go on.
-    shutil.rmtree(out / DONE, ignore_errors=True)
-    folder.rename(out / DONE)
-    shutil.rmtree(out / DONE)
+    # Renamed first: a run cannot continue from a folder that is half removed.
+    shutil.rmtree(out / FINISHED, ignore_errors=True)
+    folder.rename(out / FINISHED)
+    shutil.rmtree(out / FINISHED)
 
 
 def once(compute: Callable[[], T]) -> T:
-    """Return what ``compute()`` returns, NumPy arrays, or what an earlier attempt kept of it.
+    """Return ``compute()``, or what an earlier run that was killed stored of it.
 
-    For the long parts of an experiment that do not go through `fedmcmc.sample`. They are known by
-    their order. Nothing in them is compared, so what another commit, version or device kept is
-    computed anew.
+    It is for long computations that do not call `fedmcmc.sample`, and return NumPy arrays. They
+    are recognized by their order. Results of another commit, version or device are not used.
     """
     parts = _PARTS.get()
     if parts is None:
         return compute()
     parts.num += 1
-    path, now = parts.folder / f"part-{parts.num:04d}.pickle", output.environment()
+    path, environment = parts.folder / f"part-{parts.num:04d}.pickle", output.environment()
     if path.is_file():
-        then, found = pickle.loads(path.read_bytes())
-        if then == now:
-            return found
-    found = compute()
+        stored, result = pickle.loads(path.read_bytes())
+        if stored == environment:
+            return result
+    result = compute()
     if distributed.is_first():
-        output.write_whole(path, pickle.dumps((now, found)))
-    return found
+        output.write_whole(path, pickle.dumps((environment, result)))
+    return result
 
 
-def _check(folder: Path, then: dict[str, Any], now: dict[str, Any]) -> None:
+def _check(folder: Path, stored: dict[str, Any], current: dict[str, Any]) -> None:
     different = [
-        f"{name}={then.get(name)} (now {now.get(name)})"
-        for name in sorted({*then, *now})
-        if then.get(name) != now.get(name)
+        f"{name}={stored.get(name)} (now {current.get(name)})"
+        for name in sorted({*stored, *current})
+        if stored.get(name) != current.get(name)
     ]
     if different:
-        raise schemas.SettingsError(
+        raise ConfigError(
             f"{output.relative(folder)} holds checkpoints of a run with {', '.join(different)}: "
-            "go on with those settings, or delete that folder to start anew."
+            "continue with those settings, or delete that folder to start again."
         )
-
-
-def finished(out: Path, experiment: str, settings: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return what ``metrics.json`` holds, if it is there and what a run would write again.
-
-    That is one of the same experiment, settings, versions, commit and device.
-    """
-    try:
-        record = json.loads((out / output.METRICS).read_text())
-    except FileNotFoundError:
-        return None
-    wanted = {
-        "experiment": experiment,
-        "config": output.plain(settings),
-        **output.environment(),
-    }
-    return record if all(record.get(name) == value for name, value in wanted.items()) else None

@@ -2,8 +2,7 @@
 
 ``python -m experiments.run data=covtype model=logistic kernel=fa_hmc kernel.step_size=1e-3``
 
-``configs/README.md`` describes the commands. With ``experiment=<paper>/<name>`` the settings files
-of `experiments.settings_run` are run instead.
+``configs/README.md`` describes the commands.
 """
 
 import dataclasses
@@ -25,15 +24,12 @@ from omegaconf import DictConfig, OmegaConf
 import fedmcmc
 from experiments import (
     arguments,
-    checks,
     comparisons,
     metrics,
     output,
     platforms,
     problems,
     restarts,
-    schemas,
-    settings_run,
     spreading,
     study,
     tidy,
@@ -86,10 +82,16 @@ class RunSettings:
     vmapped: bool = True
 
     def __post_init__(self) -> None:
-        checks.at_least(1, self, "num_rounds", "thinning", "num_chains")
-        checks.rounds(self)
-        named = isinstance(self.start, dict) or self.start in ("init", "mode")
-        checks.require(named, "start must be init, mode or a target", self.start)
+        for name in ("num_rounds", "thinning", "num_chains"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if not 0 <= self.num_burnin <= self.num_rounds - self.thinning:
+            raise ValueError(
+                "num_burnin must leave at least `thinning` of num_rounds, "
+                f"got num_burnin={self.num_burnin}."
+            )
+        if not isinstance(self.start, dict) and self.start not in ("init", "mode"):
+            raise ValueError(f"start must be init, mode or a target, got {self.start}.")
 
 
 def plain(cfg: DictConfig) -> dict[str, Any]:
@@ -157,9 +159,9 @@ def execute(
     problem = problems.load(config, names)
     start_time = time.perf_counter()
     with (
-        restarts.surviving(out, _without(config), settings.checkpoint_seconds) as resumed,
+        restarts.checkpointed(out, _without(config), settings.checkpoint_seconds) as resumed,
         ending_programs(),
-        spreading.own_folder(out) as folder,
+        spreading.folder_of_process(out) as folder,
     ):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / RECORD).unlink(missing_ok=True)
@@ -278,7 +280,7 @@ def execute_job(cfg: DictConfig, out: Path, choices: Any, overrides: Sequence[st
     )
     try:
         rows = execute(plain(cfg), out, **provenance)
-    except (ConfigError, DataNotFound, schemas.SettingsError, fedmcmc.NonFiniteError) as error:
+    except (ConfigError, DataNotFound, fedmcmc.NonFiniteError) as error:
         raise SystemExit(f"error: {error}") from error
     if distributed.is_first():
         shown = [
@@ -297,13 +299,10 @@ def _job(cfg: DictConfig) -> None:
 
 def main() -> None:
     """Read the command line and run."""
-    if any(argument.startswith("experiment=") for argument in sys.argv[1:]):
-        settings_run.main()
-        return
     distributed.initialize()
     platforms.require_devices()
     logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # `wiring.locate` reports these
-    settings_run.in_single_precision()
+    platforms.use_single_precision()
     from experiments import sweeping  # imports this module
 
     sweeping.JOBS.clear()
@@ -317,16 +316,18 @@ def main() -> None:
         raise SystemExit("error: several processes run one config at a time, not a --multirun.")
     arguments.register_resolvers()
     program = sys.argv[0]
-    config_path = str(settings_run.CONFIGS)
+    config_path = str(study.CONFIGS)
     try:
         for command in commands:
-            sys.argv = [program, *settings_run.with_log_of_first(command)]
+            sys.argv = [program, *arguments.with_log_of_first(command)]
             hydra.main(version_base="1.3", config_path=config_path, config_name="config")(_job)()
         if found and not {"--cfg", "-c", "--help"} & {*typed}:
             folder = Path(os.environ.get("FEDMCMC_RESULTS", "results")) / name
             typed_command = f"python -m experiments.run {shlex.join(typed)}"
+            about = dict(command=typed_command, start_time=start_time)
+            seconds = arguments.checkpoint_seconds(typed)
             for out, jobs in sweeping.JOBS.items() or [(folder, [])]:
-                study.finish(name, found, jobs, out, command=typed_command, start_time=start_time)
+                study.finish(name, found, jobs, out, **about, checkpoint_seconds=seconds)
     except ConfigError as error:
         raise SystemExit(f"error: {error}") from None
     except KeyboardInterrupt:

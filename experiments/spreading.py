@@ -1,4 +1,4 @@
-"""How an experiment is spread over devices and processes."""
+"""Runs on several devices or in several processes."""
 
 import tempfile
 from collections.abc import Iterator
@@ -10,19 +10,11 @@ from typing import Any
 import jax
 
 import fedmcmc
-from experiments.schemas import RunSettings
 from fedmcmc import Placement, distributed
 
-__all__ = ["ONE_DEVICE", "own_folder", "placement_of", "sample"]
+__all__ = ["ONE_DEVICE", "folder_of_process", "key_of", "sample"]
 
 ONE_DEVICE = Placement()
-
-
-def placement_of(of_run: RunSettings) -> Placement:
-    """Return where runs lie: as the settings say, or over all devices of several processes."""
-    spread = of_run.all_devices or jax.process_count() > 1
-    mesh = distributed.mesh() if spread else None
-    return Placement(mesh=mesh, clients_at_a_time=of_run.clients_at_a_time)
 
 
 def key_of(seed: int) -> Any:
@@ -40,9 +32,9 @@ def sample(
     client_store: fedmcmc.HostStore | None = None,
     **settings: Any,
 ) -> fedmcmc.Samples:
-    """Call `fedmcmc.sample` with the placement of an experiment.
+    """Call `fedmcmc.sample` with a placement.
 
-    Kernels of pooled rows and runs with a store are on one device, wherever the others are.
+    Kernels of pooled rows and runs with a store are on one device, wherever others are.
     """
     if client_store is not None or kernel.participation.pooled:
         placement = replace(placement, mesh=None, client_store=client_store)
@@ -50,10 +42,10 @@ def sample(
 
 
 @contextmanager
-def own_folder(out: Path) -> Iterator[Path]:
-    """Return where this process writes: `out`, but of several processes only the first's is kept.
+def folder_of_process(out: Path) -> Iterator[Path]:
+    """Return where this process writes: `out`, or a temporary folder if it is not the first.
 
-    Each makes the same files, and one must not replace what another is writing.
+    All processes make the same files, and none must replace what another is writing.
     """
     if distributed.is_first():
         yield out

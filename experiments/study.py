@@ -16,13 +16,13 @@ import hydra
 import jax
 from omegaconf import OmegaConf
 
-from experiments import output, tidy, wiring
-from experiments.settings_run import CONFIGS
+from experiments import output, restarts, tidy, wiring
 from experiments.tidy import Row
 from experiments.wiring import ConfigError
 
-__all__ = ["JobRows", "finish", "grids", "load", "recorded_settings"]
+__all__ = ["CONFIGS", "JobRows", "finish", "grids", "load", "recorded_settings"]
 
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 KEYS = ("extends", "overrides", "grid", "metrics", "methods", "references", "special")
 
 
@@ -95,16 +95,21 @@ def finish(
     *,
     command: str,
     start_time: float,
+    checkpoint_seconds: float | None = None,
 ) -> None:
-    """Write rows and record of a study into the folder `out`."""
+    """Compute what is special, and write rows and record of a study into the folder `out`."""
     jobs = _renamed(jobs, study["methods"] or {})
     rows = tidy.distinct(row for job in jobs for row in job.rows)
     if study["special"]:
         node = {**study["special"], "_partial_": True}
         function = hydra.utils.instantiate(node, _convert_="all")
         takes_jobs = "jobs" in inspect.signature(function).parameters
+        settings = recorded_settings(study, [])
         try:
-            rows += function(jobs=jobs) if takes_jobs else function()
+            with restarts.checkpointed(out, settings, checkpoint_seconds):
+                rows += function(jobs=jobs) if takes_jobs else function()
+        except ConfigError:
+            raise
         except ValueError as error:
             raise ConfigError(f"study={name}: {error}") from error
     out.mkdir(parents=True, exist_ok=True)

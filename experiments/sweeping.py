@@ -10,6 +10,7 @@ import json
 import shlex
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf, open_dict
 
 import fedmcmc
-from experiments import arguments, metrics, multirun, output, problems, run, study, tidy, wiring
+from experiments import arguments, metrics, output, problems, run, study, tidy, wiring
 from fedmcmc.pytrees import named_leaves, variables
 
 __all__ = ["gather", "launch"]
@@ -76,11 +77,9 @@ def launch(
         try:
             _run_together(group)
         except (Exception, SystemExit) as error:
-            failed += [f"{job.label}: {multirun.reason(error)}" for job in group]
-    returned, interrupted = multirun.in_turn(alone, run_jobs, first_index)
-    failed += [
-        f"{alone[i].label}: {result}" for i, result in returned.items() if isinstance(result, str)
-    ]
+            failed += [f"{job.label}: {_reason(error)}" for job in group]
+    returned, interrupted = _in_turn(alone, run_jobs, first_index)
+    failed += [f"{alone[i].label}: {error}" for i, error in returned.items() if error]
     finished = [job for job in jobs if (job.out / run.RECORD).is_file()]
     out = Path(launcher.config.hydra.sweep.dir)
     together_jobs = JOBS.setdefault(out, [])
@@ -100,6 +99,32 @@ def launch(
     returned_value = JobReturn(status=JobStatus.COMPLETED)
     returned_value.return_value = None
     return [returned_value] * len(jobs)
+
+
+def _in_turn(
+    jobs: Sequence[Job], run_jobs: Callable[..., Any], first_index: int
+) -> tuple[dict[int, str | None], bool]:
+    """Run jobs one after another; return why each failed, and whether it was interrupted."""
+    returned: dict[int, str | None] = {}
+    for i, job in enumerate(jobs):
+        try:
+            (result,) = run_jobs([job.overrides], first_index + i)
+            _ = result.return_value  # raises what the job raised
+            returned[i] = None
+        except KeyboardInterrupt:
+            return returned, True
+        except (Exception, SystemExit) as error:
+            returned[i] = _reason(error)
+    return returned, False
+
+
+def _reason(error: BaseException) -> str:
+    """Return the message of an error; print the traceback of one that is not for users."""
+    if isinstance(error, SystemExit):
+        return str(error).removeprefix("error: ")
+    print("A job failed; the others continue.", file=sys.stderr)
+    traceback.print_exception(error)
+    return f"{type(error).__name__}: {error}"
 
 
 def gather(folder: Path) -> list[tidy.Row]:

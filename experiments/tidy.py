@@ -84,7 +84,7 @@ def from_numbers(
 ) -> list[Row]:
     """Return a row per metric, and one for its standard error if the number has one.
 
-    A number with a standard error has attributes as `experiments.verdicts.Number` has.
+    A number with a standard error has attributes as `experiments.claims.Number` has.
     """
     rows = []
     for metric, number in numbers.items():

@@ -12,8 +12,8 @@ import fedmcmc
 from experiments import loaders, models
 from experiments.fsgld.gaussian_law import RelayLaw, relay_law, simulate_shards
 from experiments.tidy import Row, from_numbers
-from experiments.verdicts import Number
-from experiments.verdicts import mean as mean_with_error
+from experiments.claims import Number
+from experiments.claims import mean as mean_with_error
 
 __all__ = ["rows"]
 

@@ -16,7 +16,7 @@ __all__ = ["SweepLauncher"]
 
 @dataclass
 class SweepLauncherConf:
-    """What ``hydra/launcher=sweep`` is."""
+    """Config of ``hydra/launcher=sweep``."""
 
     _target_: str = "hydra_plugins.fedmcmc_sweep.SweepLauncher"
 
@@ -32,10 +32,7 @@ class SweepLauncher(BasicLauncher):
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
-        """Run all jobs; see `experiments.sweeping` and, for settings files, `multirun`."""
-        if self.config is not None and self.config.hydra.job.config_name == "settings":
-            from experiments.multirun import launch
-        else:
-            from experiments.sweeping import launch
+        """Run all jobs; see `experiments.sweeping`."""
+        from experiments.sweeping import launch
 
         return launch(super().launch, self, job_overrides, initial_job_idx)

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 )
 def test_a_platform_without_a_device_ends_the_program_with_one_sentence():
     done = subprocess.run(
-        [sys.executable, "-m", "experiments.run", "experiment=fsgld/gaussian_small"],
+        [sys.executable, "-m", "experiments.run", "study=fsgld/gaussian_small"],
         cwd=ROOT,
         env={**os.environ, "JAX_PLATFORMS": "cuda"},
         capture_output=True,

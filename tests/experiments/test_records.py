@@ -6,8 +6,8 @@ import re
 import pytest
 
 from experiments import render, tidy
+from experiments.claims import NOTES, WORDS, Claim, Number, claims_of, evaluate, judge
 from experiments.tidy import Row
-from experiments.verdicts import NOTES, WORDS, Claim, Number, claims_of, evaluate, judge
 
 STUDIES = tidy.studies()
 CLAIMED = sorted(path.name.partition(".")[0] for path in NOTES.glob("*.claims.yaml"))

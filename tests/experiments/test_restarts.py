@@ -1,187 +1,121 @@
-"""Experiments that are cut and started again with the same command."""
+"""Runs that are killed and started again with the same command, or spread over devices."""
 
 import contextlib
 import json
+import os
+import subprocess
 import sys
-import types
+from pathlib import Path
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 pytest.importorskip("hydra")
 
-import xarray
-
-from experiments import output, restarts, schemas
-from experiments import settings_run as run
-from experiments.fa_hmc.image_sweep import Curves
-from experiments.fed_ep import toy
+from experiments import arguments, output, restarts, run, tidy
+from experiments.wiring import ConfigError
+from tests.experiments.test_run import PROBLEM, compose
 from tests.support.kills import Cut, kill_until_done
 from tests.support.processes import environment
-from tests.support.tiny_experiments import TINY, compose
 
-SMALL = ("experiment=fsgld/gaussian", *TINY, "num_chains=4", "num_local_steps=[1]", "grid_points=5")
-
-
-@pytest.fixture(scope="module")
-def module():
-    return schemas.register()["fsgld/gaussian"]
+ROOT = Path(__file__).resolve().parents[2]
+LSD = ("kernel=lsd", "kernel.step_size=1e-3", "num_rounds=2_000", "num_burnin=200", "thinning=10")
 
 
-def assert_same_results(one, other):
-    """Compare what two runs left, all but how long it took."""
-    first, second = (json.loads((out / output.METRICS).read_text()) for out in (one, other))
-    assert first["metrics"] == second["metrics"] and first["config"] == second["config"]
-    names = sorted(path.name for path in one.glob("*.nc"))
-    assert names == sorted(path.name for path in other.glob("*.nc")) and names
-    for name in names:
-        trees = [xarray.open_datatree(out / name, engine="h5netcdf") for out in (one, other)]
-        for group in ("posterior", "sample_stats"):
-            a, b = (tree[group].to_dataset() for tree in trees)
-            assert set(a.data_vars) == set(b.data_vars)
-            for variable in a.data_vars:
-                assert a[variable].dtype == b[variable].dtype
-                np.testing.assert_array_equal(a[variable].values, b[variable].values)
-        for tree in trees:
-            tree.close()
-
-
-def execute(module, out, *overrides):
-    return run.execute(module, compose(*overrides), out, experiment="x", command="x")
-
-
-def test_an_experiment_that_was_cut_goes_on(module, tmp_path, monkeypatch):
+def test_a_run_that_was_cut_continues(tmp_path, monkeypatch):
     cut = Cut(monkeypatch)
-    whole = execute(module, tmp_path / "whole", *SMALL)
-    assert not whole["resumed"] and not (tmp_path / "whole" / restarts.FOLDER).exists()
-    out, again = tmp_path / "cut", (*SMALL, "checkpoint_seconds=0")
-    attempted, total = [], cut.rounds
-    for segments in (1, 3):
-        cut.left, cut.rounds = segments, 0
-        with pytest.raises(KeyboardInterrupt):
-            execute(module, out, *again)
-        attempted.append(cut.rounds)
-    assert not (out / output.METRICS).exists()
-    with pytest.raises(schemas.SettingsError, match=r"seed=0 \(now 1\).* delete that folder"):
-        execute(module, out, *again, "seed=1")
-    cut.rounds = 0
-    assert execute(module, out, *again)["resumed"]
-    assert cut.rounds == total - sum(attempted)
-    assert_same_results(tmp_path / "whole", out)
-    assert not list(out.glob("checkpoints*"))
-    assert "checkpoint" not in (out / "config.yaml").read_text()
-
-
-def test_a_chain_that_was_cut_is_no_result(module, tmp_path, monkeypatch):
-    Cut(monkeypatch).left = 1
+    config = compose(*PROBLEM, *LSD)
+    rows, num_rounds = run.execute(config, tmp_path / "whole"), cut.rounds
+    config["checkpoint_seconds"], out = 0.0, tmp_path / "cut"
+    cut.left, cut.rounds = 1, 0
     with pytest.raises(KeyboardInterrupt):
-        execute(module, tmp_path, *SMALL)  # without checkpoints, too
-    assert not (tmp_path / output.METRICS).exists()
+        run.execute(config, out)
+    assert not (out / run.RECORD).exists() and 0 < cut.rounds < num_rounds
+    with pytest.raises(ConfigError, match=r"seed=0 \(now 1\).* delete that folder"):
+        run.execute({**config, "seed": 1}, out)
+    assert run.execute(config, out) == rows and cut.rounds == num_rounds
+    assert json.loads((out / run.RECORD).read_text())["resumed"]
+    assert not [*out.glob("checkpoints*")]
 
 
-def test_parts_that_were_done_are_kept(module, tmp_path, monkeypatch):
-    done, ends = [], []
+def test_long_computations_are_stored(tmp_path, monkeypatch):
+    calls, stops = [], []
 
     def part(number):
-        if number in ends:
+        if number in stops:
             raise KeyboardInterrupt
-        done.append(number)
-        return {"draws": Curves({"a": np.full(2, 0.1 * number)}, {}, np.ones(1, bool), ())}
+        calls.append(number)
+        return np.full(2, number)
 
-    def fake(config, out):
-        parts = [restarts.once(lambda i=i: part(i)) for i in range(4)]
-        return {"draws": [p["draws"].scores["a"] for p in parts]}
+    def parts():
+        with contextlib.suppress(KeyboardInterrupt), restarts.checkpointed(tmp_path, {}, 60):
+            return [restarts.once(lambda i=i: part(i))[0] for i in range(4)]
 
-    fakes = types.SimpleNamespace(Config=module.Config, run=fake)
-    again = (*SMALL, "checkpoint_seconds=60")
-    for ends[:] in ([2], [3], []):
-        with contextlib.suppress(KeyboardInterrupt):
-            found = execute(fakes, tmp_path / "cut", *again)
-    assert done == [0, 1, 2, 3]
-    assert found["metrics"] == execute(fakes, tmp_path / "whole", *SMALL)["metrics"]
-
-    done.clear()
-    ends[:] = [3]
-    for commit in "one", "two":  # what was kept may be what other code computed
+    for stops[:] in ([2], [3], []):
+        result = parts()
+    assert calls == result == [0, 1, 2, 3]
+    stops[:], calls[:] = [3], []
+    for commit in ("one", "two"):  # other code computes again
         monkeypatch.setattr(output, "environment", lambda commit=commit: {"git_commit": commit})
-        with pytest.raises(KeyboardInterrupt):
-            execute(fakes, tmp_path / "cut", *again)
-    assert done == [0, 1, 2, 0, 1, 2]
+        parts()
+    assert calls == [0, 1, 2, 0, 1, 2]
 
 
-def test_the_toy_of_fed_ep_keeps_what_it_found(tmp_path, monkeypatch):
-    module, done, ends = schemas.register()["fed_ep/toy"], [], []
-    num_parts = 2 * len(toy.kernels())
-
-    def means_of_rounds(kernel, data, num_rounds):
-        if len(done) in ends:
-            raise KeyboardInterrupt
-        done.append(1)
-        part = 1 + len(done) % num_parts  # the problems do not matter, but which part it is does
-        return jnp.full((len(data.size), num_rounds, 2), 0.1 * part)
-
-    monkeypatch.setattr(toy, "means_of_rounds", means_of_rounds)
-    monkeypatch.setattr(toy, "draw", lambda *_: [])
-    small = ("experiment=fed_ep/toy", "num_problems=2", "num_rounds=3")
-    for ends[:] in ([1], [5], []):
-        with contextlib.suppress(KeyboardInterrupt):
-            found = execute(module, tmp_path / "cut", *small, "checkpoint_seconds=60")
-    assert found["resumed"] and len(done) == num_parts
-    assert found["metrics"] == execute(module, tmp_path / "whole", *small)["metrics"]
-
-
-def test_settings_of_a_run_are_checked(module, tmp_path):
-    with pytest.raises(schemas.SettingsError, match="checkpoint_seconds must be at least 0"):
-        execute(module, tmp_path / "x", *SMALL, "checkpoint_seconds=-1")
-    assert not (tmp_path / "x").exists()
-
-
-def test_a_finished_job_is_kept_on_demand(module, tmp_path):
-    calls = []
-
-    def fake(config, out):
-        calls.append(config.seed)
-        return {"seed": config.seed, "lost": np.nan}
-
-    fakes = types.SimpleNamespace(Config=module.Config, run=fake)
-    first = execute(fakes, tmp_path, *SMALL)
-    assert execute(fakes, tmp_path, *SMALL, "keep_finished=true") == first
-    assert calls == [0]
-    execute(fakes, tmp_path, *SMALL)
-    execute(fakes, tmp_path, *SMALL, "keep_finished=true", "seed=3")
-    assert calls == [0, 0, 3]
-    record = json.loads((tmp_path / output.METRICS).read_text())
-    record["versions"]["jax"] = "0.0"
-    (tmp_path / output.METRICS).write_text(json.dumps(record))
-    execute(fakes, tmp_path, *SMALL, "keep_finished=true", "seed=3")
-    assert calls == [0, 0, 3, 3]
+def call(out, *given, launcher=(), devices=1):
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+    command = [sys.executable, *launcher, "-m", "experiments.run", f"hydra.run.dir={out}", *given]
+    env = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    subprocess.run(command, cwd=ROOT, env=env, timeout=1500, check=True)
+    return json.loads((out / run.RECORD).read_text())
 
 
 @pytest.mark.slow
-def test_a_killed_experiment_goes_on_to_the_same_results(tmp_path):
-    command = [
-        *(sys.executable, "-m", "experiments.run", "experiment=fsgld/gaussian_small"),
-        *("num_chains=4", "num_local_steps=[1,10]"),
-    ]
+def test_one_device_eight_and_two_processes_give_the_same_rows(tmp_path):
+    given = (*PROBLEM, "data.num_clients=8", *LSD, "num_chains=4")
+    one_at_a_time = "placement={_target_: fedmcmc.Placement, clients_at_a_time: 1}"
+    mesh = "mesh: {_target_: fedmcmc.distributed.mesh}"
+    call(tmp_path / "one", *given, one_at_a_time)
+    spread = f"{one_at_a_time[:-1]}, {mesh}}}"
+    assert call(tmp_path / "eight", *given, spread, devices=8)["devices"] == 8
+    launcher = ("-m", "fedmcmc.launch", "-n", "2")
+    record = call(tmp_path / "two", *given, one_at_a_time, launcher=launcher)
+    assert (record["processes"], record["devices"]) == (2, 2)
+    folders = (tmp_path / name for name in ("one", "eight", "two"))
+    one, *others = (tidy.read_rows(folder / "rows.csv") for folder in folders)
+    assert all(other == one for other in others)
 
-    def killed(folder, num_kills, *more):
-        out = folder / "fsgld" / "gaussian_small"
-        out.mkdir(parents=True)
-        return out, kill_until_done(
-            [*command, *more],
-            environment() | {"FEDMCMC_RESULTS": str(folder)},
+
+@pytest.mark.slow
+def test_a_killed_run_continues_to_the_same_rows(tmp_path):
+    command = [sys.executable, "-m", "experiments.run", *PROBLEM, *LSD, "num_rounds=20_000"]
+    rows = []
+    for name, num_kills, more in (("whole", 0, ()), ("cut", 6, ("checkpoint_seconds=0.1",))):
+        out = tmp_path / name
+        out.mkdir()
+        kills = kill_until_done(
+            [*command, f"hydra.run.dir={out}", *more],
+            environment(),
             is_ready=(out / "config.yaml").exists,
-            done=out / output.METRICS,
-            before=lambda: (out / "config.yaml").unlink(missing_ok=True),
+            done=out / run.RECORD,
+            before=lambda out=out: (out / "config.yaml").unlink(missing_ok=True),
             num_kills=num_kills,
-            longest=5.0,
+            longest=3.0,
             seed=5,
         )
+        rows.append(tidy.read_rows(out / "rows.csv"))
+    assert kills >= 3 and rows[0] == rows[1]
 
-    whole, _ = killed(tmp_path / "whole", 0)
-    out, kills = killed(tmp_path / "killed", 8, "checkpoint_seconds=0.1")
-    assert kills >= 4
-    assert json.loads((out / output.METRICS).read_text())["resumed"]
-    assert_same_results(whole, out)
-    assert not list(out.glob("checkpoints*"))
+
+def test_several_processes_refuse_a_multirun(monkeypatch):
+    monkeypatch.setattr(run.jax, "process_count", lambda: 2)
+    monkeypatch.setattr(sys, "argv", ["run", *PROBLEM, *LSD, "--multirun"])
+    with pytest.raises(SystemExit, match="one config at a time"):
+        run.main()
+
+
+def test_the_first_process_alone_opens_the_log(monkeypatch):
+    given = ["--info", "data=digits", "seed=3"]
+    assert arguments.with_log_of_first(given) == given
+    monkeypatch.setattr(arguments.distributed, "is_first", lambda: False)
+    logged = ["--info", "hydra/job_logging=stdout", "data=digits", "seed=3"]
+    assert arguments.with_log_of_first(given) == logged

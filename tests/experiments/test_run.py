@@ -12,7 +12,7 @@ import xarray  # noqa: E402
 
 from experiments import arguments, metrics, problems, run, study, sweeping, tidy, wiring  # noqa: E402
 from experiments.data import DataNotFound  # noqa: E402
-from experiments.settings_run import CONFIGS  # noqa: E402
+from experiments.study import CONFIGS  # noqa: E402
 
 TINY = ("num_rounds=8", "num_burnin=4", "num_chains=2")
 SPHERICAL = ("data=spherical", "data.num_rows=60", "data.num_clients=3", "data.dim=3")
@@ -90,18 +90,14 @@ def test_data_and_model_by_import_path(monkeypatch, tmp_path, model):
     assert rows[0].settings["parameter"] == "slope"
 
 
-def test_a_run_that_was_killed_continues(monkeypatch, tmp_path):
-    config = compose(*PROBLEM, "kernel=lsd", "kernel.step_size=1e-3", "checkpoint_seconds=0")
-    whole = run.execute(config, tmp_path / "whole")
-    with monkeypatch.context() as killed:
-        killed.setattr(metrics, "tidy", lambda *_, **__: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            run.execute(config, tmp_path / "cut")
-    assert run.execute(config, tmp_path / "cut") == whole
-    assert json.loads((tmp_path / "cut" / "record.json").read_text())["resumed"]
-    assert not (tmp_path / "cut" / "checkpoints").exists()
-    monkeypatch.setattr(run, "sample", None)  # it is not called again
-    assert run.execute({**config, "keep_finished": True}, tmp_path / "cut") == whole
+def test_a_finished_run_is_kept_on_demand(monkeypatch, tmp_path):
+    config = compose(*PROBLEM, "kernel=lsd", "kernel.step_size=1e-3")
+    rows = run.execute(config, tmp_path)
+    kept = {**config, "keep_finished": True}
+    with monkeypatch.context() as patched:
+        patched.setattr(run, "sample", None)  # it is not called again
+        assert run.execute(kept, tmp_path) == rows
+    assert run.execute({**kept, "seed": 1}, tmp_path) != rows
 
 
 def test_jobs_of_a_sweep_share_a_table_and_are_those_of_single_runs(monkeypatch, tmp_path):
