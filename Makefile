@@ -6,8 +6,8 @@ NVFLARE_VENV ?= .venv-nvflare
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.installed-docs
-CONFIG ?= fsgld/gaussian_small
 STUDY ?=
+RUN ?= data=spherical model=logistic kernel=lsd_pp
 SWEEP ?=
 NPROC ?= 2
 PART ?=
@@ -32,10 +32,7 @@ $(TESTING): export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
 # lane runs compiled as users compile; the figures of the pages hold either way.
 test test-experiments doctest: export JAX_DISABLE_MOST_OPTIMIZATIONS ?= 1
 
-# A sweep of one study, or of data, model and kernel in SWEEP; else of the settings file CONFIG.
-SWEPT = $(if $(STUDY)$(filter kernel=%,$(SWEEP)),\
-  $(if $(STUDY),study=$(STUDY)) $(foreach word,$(SWEEP),'$(word)'),\
-  hydra/launcher=sweep experiment=$(CONFIG) $(SWEEP))
+SWEPT = $(if $(STUDY),study=$(STUDY)) $(foreach word,$(SWEEP),'$(word)')
 
 .PHONY: help setup demo deploy-demo check test test-slow test-experiments test-site doctest examples test-nvflare lint format type bench experiment run-distributed sweep-cpu sweep-gpu sweep-tpu docs docs-site dist clean
 
@@ -100,11 +97,11 @@ type: $(STAMP) ## static types
 bench: $(STAMP) ## benchmarks, as ratios in one run
 	$(BIN)/python -m benchmarks $(ARGS)
 
-experiment: $(STAMP) ## run one experiment: make experiment CONFIG=fsgld/gaussian_small
-	$(BIN)/python -m experiments.run experiment=$(CONFIG) $(ARGS)
+experiment: $(STAMP) ## run a study: make experiment STUDY=fsgld/gaussian_small
+	$(BIN)/python -m experiments.run $(if $(STUDY),study=$(STUDY),$(RUN)) $(ARGS)
 
-run-distributed: $(STAMP) ## the same in several processes: make run-distributed NPROC=2 CONFIG=...
-	$(BIN)/python -m fedmcmc.launch -n $(NPROC) -m experiments.run experiment=$(CONFIG) $(ARGS)
+run-distributed: $(STAMP) ## one run in several processes: make run-distributed NPROC=2 RUN="data=... model=... kernel=..."
+	$(BIN)/python -m fedmcmc.launch -n $(NPROC) -m experiments.run $(RUN) $(ARGS)
 
 sweep-cpu: $(STAMP) ## sweep: make sweep-cpu SWEEP="data=covtype model=logistic kernel=fsgld,dsgld seed=range(0,3)"
 	JAX_PLATFORMS=cpu $(BIN)/python -m experiments.run --multirun $(SWEPT) $(ARGS)

@@ -1,6 +1,6 @@
 """What the judge says of the experiments' runs: ``python -m benchmarks.experiment_alarms``.
 
-Every ``_small`` setting and the demo, 3 seeds (or ``seeds=``), each in a process of its own. A
+Every ``_small`` study and the demo, 3 seeds (or ``seeds=``), each in a process of its own. A
 setting that takes more than a minute of a processor (or ``seconds=``), or needs data that are not
 there, is left out and named.
 Whether an alarm is false is for the reader: some methods of the papers are biased, and are shown
@@ -23,7 +23,7 @@ from unittest import mock
 import numpy as np
 
 from examples import demo
-from experiments import settings_run as run
+from experiments import arguments, run
 from fedmcmc import DiagnosisWarning
 from fedmcmc.runs import _watch
 
@@ -44,7 +44,8 @@ def one(name: str, seed: int, folder: Path) -> None:
         main = partial(demo.main, ["--seed", str(seed), "--out", str(folder)])
     else:
         main = run.main
-        sys.argv = ["run", f"experiment={name}", f"seed={seed}", f"hydra.run.dir={folder}"]
+        given = (f"seed={seed}", "vmapped=false", f"hydra.sweep.dir={folder}")
+        sys.argv = ["run", f"study={name}", *given]
     with mock.patch.object(_watch, "judge", counting), warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         main()
@@ -65,7 +66,7 @@ def bench(names: list[str], seconds: int, seeds: int) -> None:
     def limited() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
 
-    for name in names or [n for n in run.available() if n.endswith("_small")] + ["demo"]:
+    for name in names or [n for n in arguments.choices("study") if n.endswith("_small")] + ["demo"]:
         judged, alarms, wrong = 0, Counter(), []
         for seed in range(seeds):
             with tempfile.TemporaryDirectory() as folder:

@@ -33,6 +33,8 @@ ROWS = "rows.csv"
 MOST_PARAMETERS = 200
 MOST_PREDICTIVE_DRAWS = 200
 ROWS_AT_A_TIME = 1_000
+OVER_SEEDS: dict[str, Callable[..., float]] = {"max_rhat": np.max, "min_ess": np.min}
+"""How seeds are summarized in a table; others by their mean."""
 MIXING_AT_ONCE = 8  # the least number of parameters that `mixing` judges
 OUTCOMES = ("label", "y")
 """Names of columns that hold the outcome."""
@@ -209,7 +211,7 @@ def write(out: Path, samples: fedmcmc.Samples, rows: Sequence[Row]) -> None:
 
 
 def table(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return the metrics of whole runs by method and setting: means and sds over seeds."""
+    """Return the metrics of whole runs by method and setting, over seeds: means, sds, worst R-hat."""
     whole = [row for row in rows if "parameter" not in row.settings]
     names = list(dict.fromkeys(row.metric for row in whole))
     groups: dict[tuple[str, str], list[Row]] = {}
@@ -221,7 +223,7 @@ def table(rows: Sequence[Row]) -> list[dict[str, Any]]:
         line["seeds"] = len({row.seed for row in matching})
         for name in names:
             values = [row.value for row in matching if row.metric == name]
-            line[name] = float(np.mean(values)) if values else None
+            line[name] = float(OVER_SEEDS.get(name, np.mean)(values)) if values else None
             if line["seeds"] > 1 and name in ("nll", "accuracy"):
                 line[f"sd of {name}"] = float(np.std(values, ddof=1)) if len(values) > 1 else None
         lines.append(line)

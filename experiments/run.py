@@ -242,7 +242,7 @@ def sample(
             position,
             num_chains=settings.num_chains,
             placement=placement,
-            progress=False,
+            progress=sys.stderr.isatty(),
             collect=collect,
             **counts,
         )
