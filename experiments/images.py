@@ -1,6 +1,6 @@
-"""Image data sets of the experiments, from the same places as the tables of `experiments.data`.
+"""Images of ten classes, from the same places as the tables of `experiments.data`.
 
-Pixels stay ``uint8``; `scale_pixels` makes numbers of them.
+Pixels are ``uint8``; `scale_pixels` makes numbers of them.
 """
 
 import gzip
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments import data
-from experiments.data import DataNotFound, Fetch
+from experiments.data import read_arrays
 
 __all__ = [
     "CIFAR10_MOMENTS",
@@ -26,6 +26,7 @@ __all__ = [
     "fashion_mnist",
     "kmnist",
     "mnist",
+    "planes",
     "scale_pixels",
     "small_digits",
 ]
@@ -34,7 +35,7 @@ MNIST_MOMENTS = (0.1307, 0.3081)
 """Mean and standard deviation of MNIST's training pixels on [0, 1], as commonly rounded."""
 
 CIFAR10_MOMENTS = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
-"""The same for CIFAR-10, a channel."""
+"""The same for each channel of CIFAR-10."""
 
 
 class Images(NamedTuple):
@@ -50,26 +51,35 @@ class Images(NamedTuple):
     y_test: np.ndarray
 
 
-def mnist(fetch: Fetch = data.fetch_openml) -> Images:
+def mnist() -> Images:
     """MNIST: 60000 + 10000 handwritten digits, 28 by 28, in the original order.
 
     Source: LeCun, Cortes and Burges (CC BY-SA 3.0).
-
-    Raises
-    ------
-    DataNotFound
-        If the data is neither in the folder nor to be fetched.
     """
-    found = _read("mnist")
-    if found is not None:
-        return _images(*(found[name] for name in Images._fields))
-    return _fetched(fetch, "mnist_784", "mnist.npz", 60_000, _grey)
+    return _load(("mnist",), "mnist_784")
+
+
+def fashion_mnist() -> Images:
+    """Fashion-MNIST: 60000 + 10000 articles of clothing, 28 by 28, in the original order.
+
+    Source: Xiao, Rasul and Vollgraf (2017) (MIT).
+    """
+    parts = ("train_0", "train_1", "test")
+    return _load(tuple(f"fashion_mnist_{part}" for part in parts), "Fashion-MNIST")
+
+
+def kmnist() -> Images:
+    """Kuzushiji-MNIST: 60000 + 10000 cursive Japanese characters of ten classes, 28 by 28.
+
+    Source: Clanuwat et al. (2018) (CC BY-SA 4.0).
+    """
+    return _load(("kmnist",), "Kuzushiji-MNIST")
 
 
 def small_digits(num_test: int = 297) -> Images:
-    """Return the 1797 handwritten digits of 8 by 8 that scikit-learn ships, some for testing.
+    """Return scikit-learn's 1797 handwritten digits of 8 by 8; the held-out ones are always equal.
 
-    Which are held out is drawn once and for all. Source: Alpaydin and Kaynak (1998) (CC BY 4.0).
+    Source: Alpaydin and Kaynak (1998) (CC BY 4.0).
     """
     from sklearn.datasets import load_digits
 
@@ -80,64 +90,24 @@ def small_digits(num_test: int = 297) -> Images:
     return _images(x[num_test:], y[num_test:], x[:num_test], y[:num_test])
 
 
-def fashion_mnist(fetch: Fetch = data.fetch_openml) -> Images:
-    """Fashion-MNIST: 60000 + 10000 articles of clothing, 28 by 28, in the original order.
-
-    Source: Xiao, Rasul and Vollgraf (2017) (MIT).
-
-    Raises
-    ------
-    DataNotFound
-        If the data is neither in the folder nor to be fetched.
-    """
-    parts = [_read(f"fashion_mnist_{part}") for part in ("train_0", "train_1", "test")]
-    first, second, test = parts
-    if first is not None and second is not None and test is not None:
-        x, y = (np.concatenate([first[name], second[name]]) for name in ("x_train", "y_train"))
-        return _images(x, y, test["x_test"], test["y_test"])
-    files = "fashion_mnist_{train_0,train_1,test}.npz"
-    return _fetched(fetch, "Fashion-MNIST", files, 60_000, _grey)
-
-
-def kmnist(fetch: Fetch = data.fetch_openml) -> Images:
-    """Kuzushiji-MNIST: 60000 + 10000 cursive Japanese characters of ten classes, 28 by 28.
-
-    Source: Clanuwat et al. (2018) (CC BY-SA 4.0).
-
-    Raises
-    ------
-    DataNotFound
-        If the data is neither in the folder nor to be fetched.
-    """
-    found = _read("kmnist")
-    if found is not None:
-        return _images(*(found[name] for name in Images._fields))
-    return _fetched(fetch, "Kuzushiji-MNIST", "kmnist.npz", 60_000, _grey)
-
-
-def cifar10(fetch: Fetch = data.fetch_openml, *, jpeg_test: bool = True) -> Images:
+def cifar10(*, jpeg_test: bool = True) -> Images:
     """CIFAR-10: photographs of ten kinds of things, 32 by 32 by 3, training in original order.
 
     The folder has the first 30000 images for training; OpenML has all 50000. For testing the
     folder has all 10000 images as JPEG of quality 75 (about 30 dB from the originals), sorted by
     class, or with ``jpeg_test=False`` the first 1000 exactly; OpenML has all of them exactly.
     Source: Krizhevsky (2009).
-
-    Raises
-    ------
-    DataNotFound
-        If the data is neither in the folder nor to be fetched.
     """
-    shards = [_read(f"cifar10_train_{shard}") for shard in range(3)]
-    test = _read("cifar10_test_jpeg" if jpeg_test else "cifar10_test1000")
+    shards = [read_arrays(f"cifar10_train_{shard}") for shard in range(3)]
+    test = read_arrays("cifar10_test_jpeg" if jpeg_test else "cifar10_test1000")
     train = [shard for shard in shards if shard is not None]
-    if len(train) == len(shards) and test is not None:
-        x = np.concatenate([_from_residuals(shard["x_resid"]) for shard in train])
-        y = np.concatenate([shard["y"] for shard in train])
-        x_test = _from_jpeg(test) if jpeg_test else _from_residuals(test["x_resid"])
-        return _images(x, y, x_test, test["y"])
-    files = "cifar10_{train_0,train_1,train_2,test_jpeg,test1000}.npz"
-    return _fetched(fetch, "CIFAR_10", files, 50_000, _planes)
+    if len(train) < len(shards) or test is None:
+        files = "cifar10_{train_0,train_1,train_2,test_jpeg,test1000}.npz"
+        return _fetched("CIFAR_10", files, 50_000, planes)
+    x = np.concatenate([_from_residuals(shard["x_resid"]) for shard in train])
+    y = np.concatenate([shard["y"] for shard in train])
+    x_test = _from_jpeg(test) if jpeg_test else _from_residuals(test["x_resid"])
+    return _images(x, y, x_test, test["y"])
 
 
 def emnist_digits() -> Images:
@@ -147,15 +117,10 @@ def emnist_digits() -> Images:
     ``emnist_digits.npz`` (arrays `x_train`, `y_train`, `x_test`, `y_test`) or the four files
     ``emnist-digits-{train,test}-{images-idx3,labels-idx1}-ubyte.gz`` of NIST's ``gzip.zip``,
     whose images lie on their side and are turned here. Source: Cohen et al. (2017).
-
-    Raises
-    ------
-    DataNotFound
-        If the files are not in the folder.
     """
-    found = _read("emnist_digits")
-    if found is not None:
-        return _images(*(found[name] for name in Images._fields))
+    arrays = read_arrays("emnist_digits")
+    if arrays is not None:
+        return _images(*(arrays[name] for name in Images._fields))
     folder = data.folder()
     names = [
         f"emnist-digits-{part}-{kind}-ubyte.gz"
@@ -164,7 +129,7 @@ def emnist_digits() -> Images:
     ]
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
-        raise DataNotFound(
+        raise data.DataNotFound(
             f"Data set 'EMNIST digits' not found: put emnist_digits.npz, or {', '.join(names)} of "
             f"NIST's gzip.zip (nist.gov, the EMNIST dataset), into the folder FEDMCMC_DATA "
             f"({os.path.normpath(folder)}); use MNIST to do without."
@@ -181,10 +146,10 @@ def scale_pixels(
     Parameters
     ----------
     pixels
-        uint8, any shape; a last axis of channels where `moments` are a channel.
+        uint8, any shape; a last axis of channels if `moments` are a channel's.
     scaling
         ``"unit"``: float32 on [0, 1]; ``"standard"``: that, minus the mean, over the standard
-        deviation; ``"raw"``: `pixels` as they are.
+        deviation; ``"raw"``: `pixels` unchanged.
     moments
         Mean and standard deviation on [0, 1].
     """
@@ -199,25 +164,29 @@ def scale_pixels(
     raise ValueError(f"scaling must be 'unit', 'standard' or 'raw', got {scaling!r}.")
 
 
-def _read(name: str) -> dict[str, np.ndarray] | None:
-    path = data.folder() / f"{name}.npz"
-    if not path.is_file():
-        return None
-    with np.load(path, allow_pickle=False) as arrays:
-        return dict(arrays)
+def planes(features: np.ndarray) -> np.ndarray:
+    """Return flat images of 3 channels, one after another, as ``[num, 32, 32, 3]``."""
+    return features.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+
+
+def _load(files: tuple[str, ...], name: str) -> Images:
+    """Load grey images whose arrays are in one or several files; an array's parts are in order."""
+    parts = [arrays for arrays in map(read_arrays, files) if arrays is not None]
+    if len(parts) < len(files):
+        missing = ", ".join(f"{file}.npz" for file in files)
+        return _fetched(name, missing, 60_000, lambda x: x.reshape(-1, 28, 28))
+    arrays = ([part[key] for part in parts if key in part] for key in Images._fields)
+    return _images(*map(np.concatenate, arrays))
 
 
 def _fetched(
-    fetch: Fetch, name: str, files: str, num_train: int, shape: Callable[[np.ndarray], np.ndarray]
+    name: str, files: str, num_train: int, shape: Callable[[np.ndarray], np.ndarray]
 ) -> Images:
     # OpenML keeps the original order, training images first.
-    try:
-        features, labels = fetch(name, 1)
-        x, y = shape(np.asarray(features).astype(np.uint8)), np.asarray(labels).astype(np.int32)
-    except (ImportError, OSError, ValueError) as error:
-        raise data.not_found(name, files, error) from error
-    if len(x) != num_train + 10_000:
-        raise data.not_found(name, files, ValueError(f"it gave {len(x)} images"))
+    features, y = data.fetch_openml(name, 1, files)
+    if len(features) != num_train + 10_000:
+        raise data.not_found(name, files, ValueError(f"it gave {len(features)} images"))
+    x = shape(np.asarray(features).astype(np.uint8))
     return _images(x[:num_train], y[:num_train], x[num_train:], y[num_train:])
 
 
@@ -225,19 +194,11 @@ def _images(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, y_test: np.ndarray
     return Images(x, y.astype(np.int32), x_test, y_test.astype(np.int32))
 
 
-def _grey(features: np.ndarray) -> np.ndarray:
-    return features.reshape(-1, 28, 28)
-
-
-def _planes(features: np.ndarray) -> np.ndarray:
-    return features.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-
-
 def _from_residuals(residuals: np.ndarray) -> np.ndarray:
     """Undo the folder's coding, ``[3, num, 32, 32]`` to ``[num, 32, 32, 3]``, modulo 256.
 
     Planes are green, red minus green and blue minus green, each less what its left, upper and
-    upper left neighbours predict: the differences along both axes.
+    upper left neighbors predict: the differences along both axes.
     """
     rows = np.cumsum(residuals, axis=2, dtype=np.uint8)
     green, red, blue = np.cumsum(rows, axis=3, dtype=np.uint8)

@@ -211,7 +211,7 @@ def write(out: Path, samples: fedmcmc.Samples, rows: Sequence[Row]) -> None:
 
 
 def table(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return the metrics of whole runs by method and setting, over seeds: means, sds, worst R-hat."""
+    """Return the metrics of whole runs by method and setting, summarized over seeds."""
     whole = [row for row in rows if "parameter" not in row.settings]
     names = list(dict.fromkeys(row.metric for row in whole))
     groups: dict[tuple[str, str], list[Row]] = {}

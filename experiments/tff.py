@@ -14,12 +14,12 @@ import jax
 import numpy as np
 
 import fedmcmc
-from experiments import data
-from experiments.data import DataNotFound, Fetch
+from experiments import data, images
+from experiments.data import DataNotFound
 
 __all__ = ["Examples", "cifar100", "emnist62", "read"]
 
-# Of each of the 100 classes of CIFAR-100, in alphabetical order, one of 20, likewise.
+# The superclass of each of the 100 classes of CIFAR-100; both in alphabetical order.
 SUPERCLASSES = np.array(
     [
         4, 1, 14, 8, 0, 6, 7, 7, 18, 3, 3, 14, 9, 18, 7, 11, 3, 9, 7, 11, 6, 11, 5, 10, 7,
@@ -38,32 +38,18 @@ class Examples(NamedTuple):
     client: np.ndarray
 
 
-def cifar100(
-    rng_key: jax.Array, fetch: Fetch = data.fetch_openml
-) -> tuple[Examples, Examples, str]:
+def cifar100(rng_key: jax.Array) -> tuple[Examples, Examples, str]:
     """CIFAR-100 in 500 clients of 100 images, 100 test images for each of 100 more.
 
     From ``fed_cifar100_train.h5`` and ``fed_cifar100_test.h5``; else the images themselves
     (``cifar-100-python/train`` and ``test``, or OpenML), in a Pachinko allocation of our own with
     the same settings. Source: Krizhevsky (2009).
-
-    Parameters
-    ----------
-    rng_key
-        Of our own allocation.
-    fetch
-        As `experiments.data.fetch_openml`.
-
-    Raises
-    ------
-    DataNotFound
-        If the data is neither in the folder nor to be fetched.
     """
     paths = [data.folder() / f"fed_cifar100_{part}.h5" for part in ("train", "test")]
     if all(path.is_file() for path in paths):
         train, test = (read(path, "image") for path in paths)
         return train, test, "the split of TensorFlow Federated"
-    x, label, coarse, x_test, label_test = _cifar100_images(fetch)
+    x, label, coarse, x_test, label_test = _cifar100_images()
     ids = fedmcmc.partition.pachinko(rng_key, label, coarse, len(label) // 100)
     order = np.argsort(ids, kind="stable")
     train = Examples(x[order], label[order], ids[order])
@@ -71,20 +57,16 @@ def cifar100(
     return train, test, "in a Pachinko allocation of our own"
 
 
-def _cifar100_images(fetch: Fetch) -> tuple[np.ndarray, ...]:
+def _cifar100_images() -> tuple[np.ndarray, ...]:
     paths = [data.folder() / "cifar-100-python" / part for part in ("train", "test")]
     if all(path.is_file() for path in paths):
         parts = [_pickled(path) for path in paths]
         return (*parts[0], *parts[1][:2])
     files = "fed_cifar100_{train,test}.h5 or cifar-100-python/{train,test}"
-    try:
-        features, labels = fetch("CIFAR-100", "active")
-    except (ImportError, OSError, ValueError) as error:
-        raise data.not_found("CIFAR-100", files, error) from error
+    features, label = data.fetch_openml("CIFAR-100", "active", files)
     if len(features) != 60_000:
         raise data.not_found("CIFAR-100", files, ValueError(f"it gave {len(features)} images"))
-    x = _planes(np.asarray(features).astype(np.uint8))
-    label = np.asarray(labels).astype(np.int32)
+    x = images.planes(np.asarray(features).astype(np.uint8))
     first = label[:50_000]
     return x[:50_000], first, SUPERCLASSES[first], x[50_000:], label[50_000:]
 
@@ -92,14 +74,10 @@ def _cifar100_images(fetch: Fetch) -> tuple[np.ndarray, ...]:
 def _pickled(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     # The files of the data set's own page are pickles of arrays and lists of numbers.
     with path.open("rb") as file:
-        found = pickle.load(file, encoding="bytes")
+        arrays = pickle.load(file, encoding="bytes")
     names = (b"fine_labels", b"coarse_labels")
-    label, coarse = (np.asarray(found[name], np.int32) for name in names)
-    return _planes(np.asarray(found[b"data"], np.uint8)), label, coarse
-
-
-def _planes(rows: np.ndarray) -> np.ndarray:
-    return rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    label, coarse = (np.asarray(arrays[name], np.int32) for name in names)
+    return images.planes(np.asarray(arrays[b"data"], np.uint8)), label, coarse
 
 
 def emnist62() -> tuple[Examples, Examples, str]:
@@ -107,11 +85,6 @@ def emnist62() -> tuple[Examples, Examples, str]:
 
     From ``fed_emnist_train.h5`` and ``fed_emnist_test.h5``, float pixels from 0 (ink) to 1.
     Source: Caldas et al. (2018), LEAF; Cohen et al. (2017).
-
-    Raises
-    ------
-    DataNotFound
-        If the files are not in the folder.
     """
     paths = [data.folder() / f"fed_emnist_{part}.h5" for part in ("train", "test")]
     require(paths, "EMNIST by writer", "data/FederatedEMNIST", "use study=fed_ep/mnist_small")

@@ -1,87 +1,187 @@
-"""Loaders of the experiments: the folder first, then a fetch, then one line of advice."""
+"""Data sets: from the folder, else from OpenML, else one line that tells how to get them."""
+
+import gzip
+import hashlib
+import struct
 
 import numpy as np
 import pytest
 
-from experiments import data
+from experiments import data, images
 
-
-def unreachable(name, version):
-    raise OSError("no route\nto host")
-
-
-def never(name, version):
-    raise AssertionError("must not fetch what is in the folder")
+RNG = np.random.default_rng(0)
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDMCMC_DATA", str(tmp_path))
+    monkeypatch.setattr("sklearn.datasets.fetch_openml", unreachable)
     return tmp_path
 
 
-def test_the_folder_comes_first(folder):
+def unreachable(**_):
+    raise OSError("no route\nto host")
+
+
+def pixels(*shape):
+    return RNG.integers(0, 256, shape, dtype=np.uint8)
+
+
+def residuals(pictures):
+    """Code pictures as the folder does: planes G, R-G, B-G, differences along both axes."""
+    red, green, blue = np.moveaxis(pictures, -1, 0)
+    planes = np.stack([green, red - green, blue - green])
+    for axis in (2, 3):
+        planes = np.diff(planes, axis=axis, prepend=np.zeros_like(planes.take([0], axis)))
+    return planes
+
+
+def same(loaded, *expected):
+    for array, wanted in zip(loaded, expected, strict=True):
+        np.testing.assert_array_equal(array, wanted)
+    assert loaded.x_train.dtype == np.uint8 and loaded.y_test.dtype == np.int32
+
+
+def test_tables_in_the_folder(folder):
     x = np.arange(10).reshape(5, 2)
-    np.savez(folder / "isolet.npz", x_e4=x * 10_000, y=np.arange(5))
-    np.savez(folder / "covtype_93k.npz", x=x, y=np.arange(5) + 1)
-    np.savez(folder / "susy.npz", x=x, y=np.arange(5) % 2)
-    for load, first in ((data.isolet, 0), (data.covtype, 1), (data.susy, 0)):
-        table = load(fetch=never)
-        np.testing.assert_array_equal(table.features, x)
-        assert table.features.dtype == np.float32
-        assert table.labels.dtype == np.int32 and table.labels[0] == first
+    for first in (0, 1):
+        np.savez(folder / "isolet.npz", x_e4=x * 10_000, y=np.arange(5) + first)
+        np.savez(folder / "covtype_93k.npz", x=x, y=np.arange(5) + first)
+        np.savez(folder / "susy.npz", x=x, y=np.arange(5) % 2)
+        for load, smallest in ((data.isolet, 0), (data.covtype, 1), (data.susy, 0)):
+            table = load()
+            np.testing.assert_array_equal(table.features, x)
+            assert table.features.dtype == np.float32 and table.labels.dtype == np.int32
+            assert table.labels.min() == smallest
 
 
-@pytest.mark.parametrize(
-    ("load", "name"), [(data.isolet, "isolet"), (data.covtype, "covertype"), (data.susy, "SUSY")]
-)
-def test_then_it_is_fetched(folder, load, name):
-    asked = []
-
-    def fetch(name, version):
-        asked.append(name)
-        return np.eye(3), np.array(["1", "2", "3.0"])
-
-    table = load(fetch=fetch)
-    assert asked == [name]
-    assert table.features.shape == (3, 3)
-    assert np.ptp(table.labels) == 2 and table.labels[0] == (0 if name == "isolet" else 1)
+def test_images_in_the_folder(folder):
+    arrays = pixels(6, 28, 28), pixels(6) % 10, pixels(2, 28, 28), pixels(2) % 10
+    named = dict(zip(images.Images._fields, arrays, strict=True))
+    for name in ("mnist", "emnist_digits"):
+        np.savez(folder / f"{name}.npz", **named)
+    for i, part in enumerate((slice(0, 4), slice(4, 6))):
+        train = {name: named[name][part] for name in ("x_train", "y_train")}
+        np.savez(folder / f"fashion_mnist_train_{i}.npz", **train)
+    np.savez(folder / "fashion_mnist_test.npz", x_test=arrays[2], y_test=arrays[3])
+    for load in (images.mnist, images.fashion_mnist, images.emnist_digits):
+        same(load(), *arrays)
 
 
-def test_classes_are_counted_as_their_authors_do(folder):
-    for name, load, key in (("isolet", data.isolet, "x_e4"), ("covtype_93k", data.covtype, "x")):
-        for first in (0, 1):
-            np.savez(folder / f"{name}.npz", **{key: np.eye(3), "y": np.arange(3) + first})
-            assert load(fetch=never).labels.min() == (0 if name == "isolet" else 1)
+def test_residuals_and_jpeg_are_decoded(folder):
+    pictures, labels = pixels(7, 32, 32, 3), np.arange(7, dtype=np.uint8)
+    parts = (slice(0, 2), slice(2, 3), slice(3, 6), slice(6, 7))
+    names = (*(f"cifar10_train_{shard}" for shard in range(3)), "cifar10_test1000")
+    for name, part in zip(names, parts, strict=True):
+        np.savez(folder / f"{name}.npz", x_resid=residuals(pictures[part]), y=labels[part])
+    same(images.cifar10(jpeg_test=False), pictures[:6], labels[:6], pictures[6:], labels[6:])
+    pillow = pytest.importorskip("PIL.Image")
+    files = []
+    for level in (10, 200):
+        path = folder / f"{level}.jpg"
+        pillow.fromarray(np.full((32, 32, 3), level, np.uint8)).save(path, quality=75)
+        files.append(path.read_bytes())
+    offset = np.cumsum([0, *(len(file) for file in files)])
+    code = np.frombuffer(b"".join(files), np.uint8)
+    np.savez(folder / "cifar10_test_jpeg.npz", jpeg=code, offset=offset, y=np.array([3, 4]))
+    lossy = images.cifar10()
+    assert lossy.y_test.tolist() == [3, 4]
+    np.testing.assert_allclose(lossy.x_test.mean(axis=(1, 2, 3)), [10, 200], atol=1)
 
 
-@pytest.mark.parametrize("load", [data.isolet, data.covtype, data.susy])
-def test_else_one_line_says_how_to_get_it(folder, load):
+def test_emnist_of_the_original_files(folder):
+    with pytest.raises(data.DataNotFound, match=r"put emnist_digits\.npz, or emnist-digits-train"):
+        images.emnist_digits()
+    x, y = pixels(5, 28, 28), pixels(5) % 10
+    for part, rows in (("train", slice(0, 3)), ("test", slice(3, 5))):
+        num = len(y[rows])
+        heads = struct.pack(">IIII", 0x803, num, 28, 28), struct.pack(">II", 0x801, num)
+        # NIST stores columns where MNIST stores rows.
+        bodies = x[rows].transpose(0, 2, 1).tobytes(), y[rows].tobytes()
+        for kind, head, body in zip(("images-idx3", "labels-idx1"), heads, bodies, strict=True):
+            with gzip.open(folder / f"emnist-digits-{part}-{kind}-ubyte.gz", "wb") as file:
+                file.write(head + body)
+    same(images.emnist_digits(), x[:3], y[:3], x[3:], y[3:])
+
+
+def test_openml(folder, monkeypatch):
+    def fetch(name, version, **_):
+        if name == "covertype":
+            return np.eye(3), np.array(["1", "2", "3.0"])
+        labels = np.array([str(i % 10) for i in range(70_000)])
+        return np.broadcast_to(np.arange(784.0), (70_000, 784)), labels
+
+    monkeypatch.setattr("sklearn.datasets.fetch_openml", fetch)
+    table, digits = data.covtype(), images.mnist()
+    assert table.features.shape == (3, 3) and table.labels.tolist() == [1, 2, 3]
+    assert digits.x_train.shape == (60_000, 28, 28) and digits.x_test.shape == (10_000, 28, 28)
+    assert digits.x_train[5, 1, 2] == 30 and digits.y_test[:3].tolist() == [0, 1, 2]
+    with pytest.raises(data.DataNotFound, match="it gave 70000 images"):
+        images.cifar10()
+    flat = np.arange(2 * 3072).reshape(2, 3072) % 251
+    np.testing.assert_array_equal(images.planes(flat)[1, 2, 5], flat[1, [69, 1093, 2117]])
+
+
+@pytest.mark.parametrize("load", [data.isolet, images.fashion_mnist, images.cifar10])
+def test_one_line_tells_how_to_get_a_missing_data_set(folder, load):
     with pytest.raises(data.DataNotFound) as caught:
-        load(fetch=unreachable)
+        load()
     message = str(caught.value)
-    assert "\n" not in message
+    assert "\n" not in message and ".npz" in message
     assert "FEDMCMC_DATA" in message and str(folder) in message and "no route to host" in message
 
 
-@pytest.mark.data
-def test_the_real_isolet():
-    try:
-        table = data.isolet(fetch=unreachable)
-    except data.DataNotFound:
-        pytest.skip("isolet is not in FEDMCMC_DATA")
-    assert table.features.shape == (7797, 617) and np.abs(table.features).max() <= 1
-    counts = np.bincount(table.labels)
-    assert counts.shape == (26,) and counts.sum() == 7797 and counts[5] == 298
+def test_pixels_are_scaled():
+    scaled = images.scale_pixels(
+        np.full((1, 1, 3), 255, np.uint8), "standard", images.CIFAR10_MOMENTS
+    )
+    means, deviations = np.array(images.CIFAR10_MOMENTS)
+    np.testing.assert_allclose(scaled[0, 0], (1 - means) / deviations, rtol=1e-6)
+    with pytest.raises(ValueError, match="scaling must be"):
+        images.scale_pixels(pixels(2), "zscore")
+
+
+MD5_OF_IDX = {
+    images.mnist: ("6bbc9ace898e44ae57da46a324031adb", "2646ac647ad5339dbf082846283269ea"),
+    images.fashion_mnist: ("f4a8712d7a061bf5bd6d2ca38dc4d50a", "8181f5470baa50b63fa0f6fddb340f0a"),
+}
 
 
 @pytest.mark.data
-def test_the_real_covtype():
+@pytest.mark.parametrize("load", MD5_OF_IDX)
+def test_real_images_are_those_of_their_authors(load):
+    loaded = or_skip(load)
+    for x, md5 in zip((loaded.x_train, loaded.x_test), MD5_OF_IDX[load], strict=True):
+        head = struct.pack(">IIII", 0x803, *x.shape)
+        assert hashlib.md5(head + x.tobytes()).hexdigest() == md5
+    assert np.bincount(loaded.y_test).sum() == 10_000
+
+
+@pytest.mark.data
+def test_real_photographs_are_those_of_their_authors():
+    exact, lossy = or_skip(lambda: images.cifar10(jpeg_test=False)), or_skip(images.cifar10)
+    # The first batch of the original has these numbers of each class.
+    assert np.bincount(exact.y_train[:10_000]).tolist() == [
+        1005, 974, 1032, 1016, 999, 937, 1030, 1001, 1025, 981,
+    ]  # fmt: skip
+    # The lossy test set is sorted by class and has the exact thousand first in each.
+    for label in range(10):
+        ours = exact.x_test[exact.y_test == label].astype(float)
+        theirs = lossy.x_test[lossy.y_test == label][: len(ours)].astype(float)
+        assert np.sqrt(((ours - theirs) ** 2).mean(axis=(1, 2, 3))).max() < 25
+
+
+@pytest.mark.data
+def test_real_tables_are_those_of_their_authors():
+    isolet, covtype = or_skip(data.isolet), or_skip(data.covtype)
+    assert isolet.features.shape == (7797, 617) and np.abs(isolet.features).max() <= 1
+    assert np.bincount(isolet.labels)[5] == 298 and isolet.labels.max() == 25
+    assert abs(np.mean(covtype.labels == 2) - 0.4876) < 0.001  # lodgepole pine
+    np.testing.assert_array_equal(covtype.features[:, 10:14].sum(axis=1), 1)
+
+
+def or_skip(load):
     try:
-        table = data.covtype(fetch=unreachable)
-    except data.DataNotFound:
-        pytest.skip("covtype is not in FEDMCMC_DATA")
-    assert table.features.shape[1] == 54
-    assert np.unique(table.labels).tolist() == list(range(1, 8))
-    assert abs(np.mean(table.labels == 2) - 0.4876) < 0.001  # lodgepole pine
-    np.testing.assert_array_equal(table.features[:, 10:14].sum(axis=1), 1)
+        return load()
+    except data.DataNotFound as error:
+        pytest.skip(str(error))
