@@ -41,59 +41,55 @@ class Number:
     value: float
     error: float = 0.0
 
-    def __add__(self, other: Any) -> "Number":
-        other = _number(other)
-        return Number(self.value + other.value, math.hypot(self.error, other.error))
+    def __add__(self, right: Any) -> "Number":
+        right = _number(right)
+        return Number(self.value + right.value, math.hypot(self.error, right.error))
 
-    def __mul__(self, other: Any) -> "Number":
-        other = _number(other)
-        error = math.hypot(self.error * other.value, other.error * self.value)
-        return Number(self.value * other.value, error)
+    def __mul__(self, right: Any) -> "Number":
+        right = _number(right)
+        error = math.hypot(self.error * right.value, right.error * self.value)
+        return Number(self.value * right.value, error)
 
-    def __truediv__(self, other: Any) -> "Number":
-        other = _number(other)
-        if other.value == 0:
+    def __truediv__(self, right: Any) -> "Number":
+        right = _number(right)
+        if right.value == 0:
             return Number(math.nan, math.inf)
-        ratio = self.value / other.value
-        return Number(ratio, math.hypot(self.error, ratio * other.error) / abs(other.value))
+        ratio = self.value / right.value
+        return Number(ratio, math.hypot(self.error, ratio * right.error) / abs(right.value))
+
+    __radd__, __rmul__ = __add__, __mul__
 
     def __neg__(self) -> "Number":
         return Number(-self.value, self.error)
 
-    def __sub__(self, other: Any) -> "Number":
-        return self + -_number(other)
+    def __sub__(self, right: Any) -> "Number":
+        return self + -_number(right)
 
-    def __radd__(self, other: Any) -> "Number":
-        return self + other
+    def __rsub__(self, right: Any) -> "Number":
+        return _number(right) - self
 
-    def __rmul__(self, other: Any) -> "Number":
-        return self * other
-
-    def __rsub__(self, other: Any) -> "Number":
-        return _number(other) - self
-
-    def __rtruediv__(self, other: Any) -> "Number":
-        return _number(other) / self
+    def __rtruediv__(self, right: Any) -> "Number":
+        return _number(right) / self
 
     def __float__(self) -> float:
         return self.value
 
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, Number):
-            return (self.value, self.error) == (other.value, other.error)
-        return self.value == other
+    def __eq__(self, right: object) -> bool:
+        if isinstance(right, Number):
+            return (self.value, self.error) == (right.value, right.error)
+        return self.value == right
 
-    def __lt__(self, other: Any) -> bool:
-        return self.value < float(other)
+    def __lt__(self, right: Any) -> bool:
+        return self.value < float(right)
 
-    def __le__(self, other: Any) -> bool:
-        return self.value <= float(other)
+    def __le__(self, right: Any) -> bool:
+        return self.value <= float(right)
 
-    def __gt__(self, other: Any) -> bool:
-        return self.value > float(other)
+    def __gt__(self, right: Any) -> bool:
+        return self.value > float(right)
 
-    def __ge__(self, other: Any) -> bool:
-        return self.value >= float(other)
+    def __ge__(self, right: Any) -> bool:
+        return self.value >= float(right)
 
     def __abs__(self) -> "Number":
         return Number(abs(self.value), self.error)
@@ -106,41 +102,39 @@ def _number(value: Any) -> Number:
     return value if isinstance(value, Number) else Number(float(value))
 
 
-# Functions of expressions. Each takes the rows of the study first.
+# The functions of expressions receive the rows of the study first.
 
 
 def _rows(rows: Sequence[Row], metric: str, where: Mapping[str, Any]) -> list[Row]:
-    found = [row for row in rows if row.metric == metric and row.matches(where)]
-    if not found:
+    matching = [row for row in rows if row.metric == metric and row.matches(where)]
+    if not matching:
         metrics = sorted({row.metric for row in rows})
         raise LookupError(f"No row has the metric {metric!r} and {dict(where)}; metrics: {metrics}")
-    return found
+    return matching
 
 
 def _with_error(rows: Sequence[Row], row: Row) -> Number:
-    name = f"{row.metric} s.e."
-    same = [
-        other.value
-        for other in rows
-        if other.metric == name
-        and (other.method, other.settings, other.seed, other.x)
-        == (row.method, row.settings, row.seed, row.x)
-    ]
-    return Number(row.value, same[0] if same else 0.0)
+    name, place = f"{row.metric} s.e.", (row.method, row.settings, row.seed, row.x)
+    errors = (r for r in rows if r.metric == name)
+    same = (r.value for r in errors if (r.method, r.settings, r.seed, r.x) == place)
+    return Number(row.value, next(same, 0.0))
 
 
 def value(rows: Sequence[Row], metric: str, **where: Any) -> Number:
     """Return the one number with this metric, method, settings, seed and x."""
-    found = _rows(rows, metric, where)
-    if len(found) > 1:
-        raise LookupError(f"{len(found)} rows have the metric {metric!r} and {where}.")
-    return _with_error(rows, found[0])
+    matching = _rows(rows, metric, where)
+    if len(matching) > 1:
+        raise LookupError(f"{len(matching)} rows have the metric {metric!r} and {where}.")
+    return _with_error(rows, matching[0])
 
 
 def values(rows: Sequence[Row], metric: str, **where: Any) -> list[Number]:
     """Return all such numbers that are finite, in the order of the file."""
-    found = _rows(rows, metric, where)
-    return [_with_error(rows, row) for row in found if math.isfinite(row.value)]
+    return [_with_error(rows, row) for row in _finite(rows, metric, where)]
+
+
+def _finite(rows: Sequence[Row], metric: str, where: Mapping[str, Any]) -> list[Row]:
+    return [row for row in _rows(rows, metric, where) if math.isfinite(row.value)]
 
 
 def smallest(rows: Sequence[Row], metric: str, **where: Any) -> Number:
@@ -155,14 +149,12 @@ def largest(rows: Sequence[Row], metric: str, **where: Any) -> Number:
 
 def where_smallest(rows: Sequence[Row], metric: str, name: str, **where: Any) -> Any:
     """Return the setting `name`, or ``"x"`` or ``"method"``, of the smallest of `values`."""
-    found = [row for row in _rows(rows, metric, where) if math.isfinite(row.value)]
-    return _place(min(found, key=lambda row: row.value), name)
+    return _place(min(_finite(rows, metric, where), key=lambda row: row.value), name)
 
 
 def where_largest(rows: Sequence[Row], metric: str, name: str, **where: Any) -> Any:
     """Return the setting `name`, or ``"x"`` or ``"method"``, of the largest of `values`."""
-    found = [row for row in _rows(rows, metric, where) if math.isfinite(row.value)]
-    return _place(max(found, key=lambda row: row.value), name)
+    return _place(max(_finite(rows, metric, where), key=lambda row: row.value), name)
 
 
 def _place(row: Row, name: str) -> Any:
@@ -176,17 +168,21 @@ def choices(rows: Sequence[Row], metric: str, name: str, **where: Any) -> list[A
 
 def reaches(rows: Sequence[Row], level: float, metric: str, **where: Any) -> Number:
     """Return the first x at which a curve is at most `level`, infinity if it never is."""
-    found = sorted(_rows(rows, metric, where), key=lambda row: row.x or 0.0)
-    return Number(next((row.x or 0.0 for row in found if row.value <= level), math.inf))
+    curve = sorted(_rows(rows, metric, where), key=lambda row: row.x or 0.0)
+    return Number(next((row.x or 0.0 for row in curve if row.value <= level), math.inf))
 
 
 def paired(
-    rows: Sequence[Row], metric: str, one: Mapping[str, Any], other: Mapping[str, Any], **where: Any
+    rows: Sequence[Row],
+    metric: str,
+    left: Mapping[str, Any],
+    right: Mapping[str, Any],
+    **where: Any,
 ) -> Number:
     """Return the mean over seeds of differences between two methods or settings."""
     by_seed = [
         {row.seed: row.value for row in _rows(rows, metric, {**where, **side})}
-        for side in (one, other)
+        for side in (left, right)
     ]
     seeds = sorted(set(by_seed[0]) & set(by_seed[1]), key=str)
     return mean([by_seed[0][seed] - by_seed[1][seed] for seed in seeds])
@@ -194,10 +190,10 @@ def paired(
 
 def mean(numbers: Sequence[Any]) -> Number:
     """Return the mean of numbers with its standard error from their spread."""
-    found = np.array([float(number) for number in numbers])
-    found = found[np.isfinite(found)]
-    error = found.std(ddof=1) / math.sqrt(len(found)) if len(found) > 1 else math.inf
-    return Number(float(found.mean()) if len(found) else math.nan, float(error))
+    finite = np.array([float(number) for number in numbers])
+    finite = finite[np.isfinite(finite)]
+    error = finite.std(ddof=1) / math.sqrt(len(finite)) if len(finite) > 1 else math.inf
+    return Number(float(finite.mean()) if len(finite) else math.nan, float(error))
 
 
 def median(numbers: Sequence[Any]) -> Number:
@@ -205,9 +201,9 @@ def median(numbers: Sequence[Any]) -> Number:
     return Number(float(np.median([float(number) for number in numbers])))
 
 
-def less(one: Any, other: Any) -> bool:
+def less(left: Any, right: Any) -> bool:
     """Return whether a number is smaller than another by more than two standard errors."""
-    difference = _number(other) - _number(one)
+    difference = _number(right) - _number(left)
     return difference.value > TIMES * difference.error
 
 
