@@ -4,7 +4,7 @@
 ``study=<paper>/<name>`` a table or figure of a paper (``configs/README.md``). `arguments` reads the
 command line, `wiring` checks and builds what a config names, `loaders` and `models` are the data
 sets and models, `setup` computes what kernels need before their first round, `metrics` and
-`comparisons` measure, `sweeping` runs the jobs of a sweep, `study` those of a study, and modules of
+`comparisons` measure, `sweeping` runs the jobs of a sweep, `study` finishes a study, and modules of
 `special` compute what is no grid of kernels.
 
 Rows of committed runs are in ``records/<paper>/<name>.csv`` (`tidy`), claims of a paper in

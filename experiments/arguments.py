@@ -61,13 +61,13 @@ def prepare(arguments: Sequence[str]) -> list[list[str]]:
         If a name is unknown, a group's file does not exist, or a group is missing.
     """
     flags = [a for a in arguments if a.startswith("-") or not ("=" in a or a.startswith("~"))]
-    name, found = study_of(arguments)
-    if found:
+    name, content = study_of(arguments)
+    if content:
         flags = [*flags, *({"--multirun"} - {*flags})]
-    others = [a for a in arguments if a not in flags and not (name and a.startswith("special."))]
-    overrides = _parse(others)
+    plain = [a for a in arguments if a not in flags and not (name and a.startswith("special."))]
+    overrides = _parse(plain)
     prepared = []
-    for grid in study.grids(found) if found else [[]]:
+    for grid in study.grids(content) if content else [[]]:
         keys = {override.key_or_group for override in overrides}
         merged = [o for o in _parse(grid) if o.key_or_group not in keys] + overrides
         command = _command(merged, flags)

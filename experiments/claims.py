@@ -25,7 +25,7 @@ WORDS = ("reproduced", "partly", "contradicted", "inconclusive", "not run", "dra
 TIMES = 2.0
 """Standard errors beyond which a difference counts."""
 CAPS = {
-    # What holds on other data holds partly, and what fails there is inconclusive.
+    # A claim that holds on other data holds partly, and one that fails there is inconclusive.
     "other data": {"reproduced": "partly", "contradicted": "inconclusive"},
     # With settings that the paper does not state, a claim can hold but not fail.
     "unknown settings": {"contradicted": "inconclusive"},
@@ -252,7 +252,7 @@ class Claim:
     where
         Figure, table or section.
     claim
-        What the paper claims.
+        The claim in one sentence.
     study
         Studies that try it; the first with a record counts. Empty if none does.
     checks
@@ -277,7 +277,7 @@ class Claim:
     figure
         File in ``docs/results/figures`` that shows it.
     is_ours
-        Whether the question is ours and not of the paper.
+        True if the question is ours and not the paper's.
     """
 
     id: str
@@ -369,7 +369,7 @@ def _word(claim: Claim, study: str, root: Path) -> str:
 
 
 def _outcome(check: Mapping[str, Any], study: str, root: Path) -> bool | None:
-    """Return whether a comparison holds, ``None`` if its error is too large to tell."""
+    """Return whether a comparison holds, ``None`` if its error is too large."""
     if "holds" in check:
         return bool(evaluate(check["holds"], study, root))
     left, right = (_number(evaluate(str(check[side]), study, root)) for side in ("left", "right"))

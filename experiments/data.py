@@ -27,7 +27,7 @@ DEFAULT_FOLDER = pathlib.Path(__file__).resolve().parents[1] / ".." / "shared" /
 
 
 class DataNotFound(RuntimeError):
-    """A data set is missing; the message tells how to get it."""
+    """A data set is missing; the message explains how to get it."""
 
 
 class Table(NamedTuple):

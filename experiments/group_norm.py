@@ -40,9 +40,9 @@ class ResNet18(nn.Module):
                 changes = stage > 0 and block == 0
                 strides = 2 if changes else 1
                 y = activate(x)
-                kept = convolve(y, features, 1, strides) if changes else x
+                skip = convolve(y, features, 1, strides) if changes else x
                 y = convolve(y, features, 3, strides)
-                x = kept + convolve(activate(y), features, 3)
+                x = skip + convolve(activate(y), features, 3)
         return nn.Dense(self.num_outputs)(jnp.mean(activate(x), axis=(1, 2)))
 
 

@@ -49,12 +49,12 @@ def environment() -> dict[str, Any]:
 
 def _git(*arguments: str) -> str | None:
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True
         )
     except (OSError, subprocess.CalledProcessError):
         return None
-    return done.stdout.strip()
+    return process.stdout.strip()
 
 
 def _dirty() -> bool | None:
@@ -124,5 +124,5 @@ def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
 def relative(path: Path) -> str:
     """Return `path` relative to the working directory where it lies below it."""
     path = path.resolve()
-    here = Path.cwd().resolve()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+    current = Path.cwd().resolve()
+    return str(path.relative_to(current)) if path.is_relative_to(current) else str(path)

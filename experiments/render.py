@@ -70,9 +70,9 @@ class Page:
         claims = self.claims
         if paper:
             claims = {claim.id: claim for claim in claims_of(paper, self.notes)}
-        found = judge(claims[claim], self.root)
-        if found != word:
-            raise ValueError(f"The verdict on {name} is {found!r}, and the page says {word!r}.")
+        actual = judge(claims[claim], self.root)
+        if actual != word:
+            raise ValueError(f"The verdict on {name} is {actual!r}, and the page says {word!r}.")
         return f"**{word}**"
 
     def claims_table(self, *names: str) -> str:
@@ -209,7 +209,7 @@ def appendix(study: str, root: Path = tidy.RECORDS, docs: Path = DOCS) -> str:
         f"```\n{record['command']}\n```",
         markdown_table([facts]),
         "## Settings",
-        "Names are those of the settings file; values are those of this run.",
+        "Names are paths in the config of `experiments.run`, values are this run's.",
         markdown_table(settings),
         *(["## Figures"] if figures else []),
         *(
@@ -239,16 +239,16 @@ def text_of(paper: str, notes: Path = NOTES, root: Path = tidy.RECORDS) -> str:
     for claim in page.claims.values():
         page.verdict(claim.id, claim.expect)
     text = page.fill((notes / f"{paper}.md").read_text())
-    num, most, unit = text.count("\n"), MAX_LINES, "lines"
+    num, limit, unit = text.count("\n"), MAX_LINES, "lines"
     if paper == FINDINGS:
-        num, most, unit = len(text.split()), MAX_WORDS, "words"
-    if num > most:
-        raise ValueError(f"The page of {paper} has {num:,} {unit}, at most {most:,}.")
+        num, limit, unit = len(text.split()), MAX_WORDS, "words"
+    if num > limit:
+        raise ValueError(f"The page of {paper} has {num:,} {unit}, at most {limit:,}.")
     return text
 
 
 def check_settings(studies: Sequence[str], root: Path = tidy.RECORDS) -> None:
-    """Raise `ValueError` unless the settings of each record are those of ``configs/study``."""
+    """Raise `ValueError` unless ``configs/study`` has the settings of each record."""
     with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
         for name in studies:
             expected = _plain(_of_study(name))
@@ -264,10 +264,10 @@ def check_settings(studies: Sequence[str], root: Path = tidy.RECORDS) -> None:
 def _of_study(name: str) -> dict[str, Any]:
     """Return the settings that a run of ``configs/study/<name>.yaml`` records."""
     line = [f"study={name}"]
-    _, found = command_line.study_of(line)
-    assert found is not None
+    _, content = command_line.study_of(line)
+    assert content is not None
     jobs = [job for command in command_line.prepare(line) for job in command_line.jobs(command)]
-    return recorded_settings(found, [run.plain(hydra.compose("config", job)) for job in jobs])
+    return recorded_settings(content, [run.plain(hydra.compose("config", job)) for job in jobs])
 
 
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -288,9 +288,9 @@ def write(paper: str, docs: Path = DOCS, notes: Path = NOTES, root: Path = tidy.
     path = path_of(paper, docs)
     path.write_text(text_of(paper, notes, root))
     for study in tidy.studies(paper, root):
-        own = docs / "runs" / f"{study}.md"
-        own.parent.mkdir(parents=True, exist_ok=True)
-        own.write_text(appendix(study, root, docs))
+        path_of_study = docs / "runs" / f"{study}.md"
+        path_of_study.parent.mkdir(parents=True, exist_ok=True)
+        path_of_study.write_text(appendix(study, root, docs))
     return path
 
 

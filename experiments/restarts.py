@@ -45,7 +45,7 @@ def checkpointed(out: Path, settings: Mapping[str, Any], seconds: float | None) 
         yield False
         return
     folder, current = out / FOLDER, output.plain(settings)
-    # Of several processes the first one reads and writes.
+    # The first of several processes reads and writes.
     resumed = bool(distributed.agreed((folder / SETTINGS).is_file()))
     if resumed:
         _check(folder, json.loads((folder / SETTINGS).read_text()), current)

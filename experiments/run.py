@@ -54,7 +54,7 @@ class RunSettings:
     Attributes
     ----------
     num_rounds, num_burnin, thinning, num_chains, collect, placement
-        As in `fedmcmc.sample`.
+        Arguments of `fedmcmc.sample`.
     seed
         Seed of the chains alone: data sets have their own, as ``data.seed``.
     start
@@ -63,9 +63,9 @@ class RunSettings:
     checkpoint_seconds
         Seconds between checkpoints; ``None`` writes none.
     keep_finished
-        Whether to skip a run whose results are there.
+        If true, a run whose results are there is skipped.
     vmapped
-        Whether jobs of a sweep that differ in kernels and seeds alone run in one program. Their
+        If true, jobs of a sweep that differ in kernels and seeds alone run in one program. Their
         folders then hold rows and records, and no draws, figures and reports.
     """
 
@@ -309,7 +309,7 @@ def main() -> None:
     typed, start_time = sys.argv[1:], time.perf_counter()
     try:
         commands = arguments.prepare(typed)
-        name, found = arguments.study_of(typed)
+        name, content = arguments.study_of(typed)
     except ConfigError as error:
         raise SystemExit(f"error: {error}") from None
     if jax.process_count() > 1 and any({"--multirun", "-m"} & set(c) for c in commands):
@@ -321,13 +321,13 @@ def main() -> None:
         for command in commands:
             sys.argv = [program, *arguments.with_log_of_first(command)]
             hydra.main(version_base="1.3", config_path=config_path, config_name="config")(_job)()
-        if found and not {"--cfg", "-c", "--help"} & {*typed}:
+        if content and not {"--cfg", "-c", "--help"} & {*typed}:
             folder = Path(os.environ.get("FEDMCMC_RESULTS", "results")) / name
             typed_command = f"python -m experiments.run {shlex.join(typed)}"
             about = dict(command=typed_command, start_time=start_time)
             seconds = arguments.checkpoint_seconds(typed)
             for out, jobs in sweeping.JOBS.items() or [(folder, [])]:
-                study.finish(name, found, jobs, out, **about, checkpoint_seconds=seconds)
+                study.finish(name, content, jobs, out, **about, checkpoint_seconds=seconds)
     except ConfigError as error:
         raise SystemExit(f"error: {error}") from None
     except KeyboardInterrupt:

@@ -59,9 +59,9 @@ def _read(name: str) -> dict[str, Any]:
     unknown = sorted({*study} - {*KEYS})
     if unknown:
         raise ConfigError(f"study={name} has {', '.join(unknown)}; it can have {', '.join(KEYS)}.")
-    other = _read(study.pop("extends")) if "extends" in study else {}
-    overrides = [*(other.get("overrides") or []), *(study.get("overrides") or [])]
-    return {**other, **study, "overrides": overrides}
+    base = _read(study.pop("extends")) if "extends" in study else {}
+    overrides = [*(base.get("overrides") or []), *(study.get("overrides") or [])]
+    return {**base, **study, "overrides": overrides}
 
 
 def grids(study: Mapping[str, Any]) -> list[list[str]]:
@@ -147,11 +147,11 @@ def _renamed(jobs: Sequence[JobRows], methods: Mapping[str, str]) -> list[JobRow
     for row in rows:
         for key, value in row.settings.items():
             values.setdefault(key, set()).add(value)
-    kept = {key: key.rpartition(".")[2] for key, found in values.items() if len(found) > 1}
-    kept |= {key: key for job in jobs for key in tidy.pairs(job.config.get("setting") or "")}
+    shown = {key: key.rpartition(".")[2] for key, different in values.items() if len(different) > 1}
+    shown |= {key: key for job in jobs for key in tidy.pairs(job.config.get("setting") or "")}
 
     def rename(row: Row) -> Row:
-        settings = {kept[key]: value for key, value in row.settings.items() if key in kept}
+        settings = {shown[key]: value for key, value in row.settings.items() if key in shown}
         seed = row.seed if several else None
         method = methods.get(row.method, row.method)
         return replace(row, method=method, settings=settings, seed=seed)
@@ -166,7 +166,7 @@ def _common(configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for key, value in _leaves(config, ""):
             if value not in values.setdefault(key, []):
                 values[key].append(value)
-    return {key: found[0] if len(found) == 1 else found for key, found in values.items()}
+    return {key: each[0] if len(each) == 1 else each for key, each in values.items()}
 
 
 def _leaves(node: Any, prefix: str) -> list[tuple[str, Any]]:

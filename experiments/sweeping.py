@@ -128,7 +128,7 @@ def _reason(error: BaseException) -> str:
 
 
 def gather(folder: Path) -> list[tidy.Row]:
-    """Write the tables of all jobs below a folder, such as those of a SLURM array."""
+    """Write the tables of all jobs below a folder, such as a SLURM array's."""
     folders = sorted({path.parent for path in folder.rglob(run.RECORD)} - {folder})
     rows = tidy.distinct(row for job in folders for row in tidy.read_rows(job / metrics.ROWS))
     _write_tables(folder, rows)

@@ -67,8 +67,8 @@ def _cifar100_images() -> tuple[np.ndarray, ...]:
     if len(features) != 60_000:
         raise data.not_found("CIFAR-100", files, ValueError(f"it gave {len(features)} images"))
     x = images.planes(np.asarray(features).astype(np.uint8))
-    first = label[:50_000]
-    return x[:50_000], first, SUPERCLASSES[first], x[50_000:], label[50_000:]
+    train = label[:50_000]
+    return x[:50_000], train, SUPERCLASSES[train], x[50_000:], label[50_000:]
 
 
 def _pickled(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Tidy rows of a study's run, and the record that says how the run was made.
+"""Tidy rows of a study's run, and the record of its settings and versions.
 
 A study `<paper>/<name>` has ``records/<paper>/<name>.csv`` with one number per row, and
 ``records/<paper>/<name>.json`` with its settings, versions, commit, device and seconds.
@@ -71,8 +71,8 @@ class Row:
 
     def matches(self, conditions: Mapping[str, Any]) -> bool:
         """Return whether all conditions on method, seed, x and settings hold."""
-        own = {"method": self.method, "seed": self.seed, "x": self.x, **self.settings}
-        return all(own.get(name) == value for name, value in conditions.items())
+        values = {"method": self.method, "seed": self.seed, "x": self.x, **self.settings}
+        return all(values.get(name) == value for name, value in conditions.items())
 
 
 def from_numbers(
@@ -97,7 +97,7 @@ def from_numbers(
 
 
 def distinct(rows: Iterable[Row]) -> list[Row]:
-    """Return rows without repetitions, such as those of a reference that several jobs have."""
+    """Return rows without repetitions, for a reference that several jobs have."""
     return list({str(row): row for row in rows}.values())  # NaN is not equal to itself
 
 
@@ -161,8 +161,8 @@ def take(folder: Path, root: Path = RECORDS) -> str:
 
 def read_record(study: str, root: Path = RECORDS) -> dict[str, Any]:
     """Return the record of a study."""
-    found: dict[str, Any] = json.loads((root / f"{study}.json").read_text())
-    return found
+    record: dict[str, Any] = json.loads((root / f"{study}.json").read_text())
+    return record
 
 
 def studies(paper: str = "*", root: Path = RECORDS) -> list[str]:
