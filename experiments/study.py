@@ -17,6 +17,7 @@ import jax
 from omegaconf import OmegaConf
 
 from experiments import output, tidy, wiring
+from experiments.data import DataNotFound
 from experiments.settings_run import CONFIGS
 from experiments.tidy import Row
 from experiments.wiring import ConfigError
@@ -40,7 +41,8 @@ def load(name: str, special: Sequence[str] = ()) -> dict[str, Any]:
     as on the command line, or several such mappings; `metrics`, a list of names; `methods`, names
     of kernels in its rows; `references`, a mapping, for `experiments.comparisons`; and `special`, a
     function that returns further rows. A parameter `jobs` of that function receives a `JobRows` per
-    job. With `extends` a study has all of another one too, whose overrides come first.
+    job. With `extends` a study has all of another one too, whose overrides come first; of `special`
+    it replaces the arguments that it has itself.
     """
     config = OmegaConf.create(_read(name))
     study: Any = OmegaConf.to_container(
@@ -61,6 +63,8 @@ def _read(name: str) -> dict[str, Any]:
         raise ConfigError(f"study={name} has {', '.join(unknown)}; it can have {', '.join(KEYS)}.")
     other = _read(study.pop("extends")) if "extends" in study else {}
     overrides = [*(other.get("overrides") or []), *(study.get("overrides") or [])]
+    if "special" in other:
+        study["special"] = {**other["special"], **(study.get("special") or {})}
     return {**other, **study, "overrides": overrides}
 
 
@@ -105,7 +109,7 @@ def finish(
         takes_jobs = "jobs" in inspect.signature(function).parameters
         try:
             rows += function(jobs=jobs) if takes_jobs else function()
-        except ValueError as error:
+        except (ValueError, DataNotFound) as error:
             raise ConfigError(f"study={name}: {error}") from error
     out.mkdir(parents=True, exist_ok=True)
     rows.sort(key=lambda row: (row.x is not None, row.seed is not None))
