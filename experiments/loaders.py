@@ -13,7 +13,7 @@ import numpy as np
 
 import fedmcmc
 from experiments import data as tables
-from experiments import images
+from experiments import images, shards
 from fedmcmc import partition
 
 __all__ = [
@@ -79,24 +79,17 @@ def susy(
     seed: int = 0,
 ) -> Loaded:
     """Return SUSY in clients whose shares of positive labels are drawn from a Beta."""
-    from experiments.fsgld import mlp_model
-
     table = tables.susy()
-    shards = mlp_model.make_shards(
-        jax.random.key(seed),
-        table.labels,
-        num_shards=num_clients,
-        rows_per_shard=rows_per_client,
-        num_test=num_test,
-        num_evaluated=1,
-        concentration=concentration,
+    sizes = dict(num_clients=num_clients, rows_per_client=rows_per_client, num_test=num_test)
+    split = shards.skewed_labels(
+        jax.random.key(seed), table.labels, concentration=concentration, **sizes
     )
-    features = mlp_model.standardise(table.features)
+    features = shards.standardize(table.features)
     train, test = (
         {"features": features[rows], "label": table.labels[rows]}
-        for rows in (np.asarray(shards.data.rows), shards.test)
+        for rows in (np.asarray(split.data.rows), split.test)
     )
-    return dataclasses.replace(shards.data, rows=train), test
+    return dataclasses.replace(split.data, rows=train), test
 
 
 def letter_pairs(
@@ -107,14 +100,10 @@ def letter_pairs(
     seed: int = 0,
 ) -> Loaded:
     """Return pairs of ISOLET's utterances (`features`, `sign`); clients share no letter."""
-    from experiments.fsgld import metric_data
-
     table = tables.isolet()
-    projected = metric_data.project(table, num_components)
-    counts = dict(num_shards=num_clients, pairs_per_shard=pairs_per_client, test_pairs=num_test)
-    key = jax.random.key(seed)
-    shards, test = metric_data.make_pairs(key, projected, table.labels, **counts)
-    return columns((fedmcmc.FederatedData.from_clients(shards), test))
+    projected = shards.project(table.features, num_components)
+    sizes = dict(num_clients=num_clients, pairs_per_client=pairs_per_client, num_test=num_test)
+    return shards.letter_pairs(jax.random.key(seed), projected, table.labels, **sizes)
 
 
 def image_classes(
@@ -293,10 +282,8 @@ def gaussian_shards(
     num_clients: int = 10, rows_per_client: int = 200, spread: float = 6.0, seed: int = 0
 ) -> Loaded:
     """Draw shards of two-dimensional rows around uniform means (El Mekkaoui et al. 2021, 5.1)."""
-    from experiments.fsgld import gaussian_law
-
-    shards = gaussian_law.simulate_shards(seed, spread, num_clients, rows_per_client)
-    clients = [{"y": shard.astype(np.float32)} for shard in shards]
+    rows = shards.gaussian(seed, spread, num_clients, rows_per_client)
+    clients = [{"y": own.astype(np.float32)} for own in rows]
     return fedmcmc.FederatedData.from_clients(clients), None
 
 

@@ -328,7 +328,7 @@ def main() -> None:
             seconds = arguments.checkpoint_seconds(typed)
             for out, jobs in sweeping.JOBS.items() or [(folder, [])]:
                 study.finish(name, content, jobs, out, **about, checkpoint_seconds=seconds)
-    except ConfigError as error:
+    except (ConfigError, DataNotFound) as error:
         raise SystemExit(f"error: {error}") from None
     except KeyboardInterrupt:
         distributed.leave(1)

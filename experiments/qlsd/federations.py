@@ -13,7 +13,7 @@ import numpy as np
 
 import fedmcmc
 from experiments.data import Table
-from experiments.fsgld.mlp_model import standardise
+from experiments.shards import standardize
 
 __all__ = [
     "SEED",
@@ -180,7 +180,7 @@ def covertype(
     areas = table.features[rows, WILDERNESS]
     if not np.array_equal(areas.sum(axis=1), np.ones(len(rows))):
         raise ValueError(f"columns {WILDERNESS} of the table must indicate the wilderness area.")
-    scaled = standardise(table.features[rows])
+    scaled = standardize(table.features[rows])
     features = np.concatenate([scaled, np.ones((len(rows), 1), np.float32)], axis=1)
     if split == "wilderness":
         ids = areas[:num_rows].argmax(axis=1)

@@ -1,7 +1,6 @@
 """El Mekkaoui et al. (2021), Remark 1: a multiple of the conducive gradient, exactly."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -10,10 +9,11 @@ import numpy as np
 
 import fedmcmc
 from experiments import loaders, models
-from experiments.fsgld.gaussian_law import RelayLaw, relay_law, simulate_shards
-from experiments.tidy import Row, from_numbers
+from experiments import shards as makers
 from experiments.claims import Number
 from experiments.claims import mean as mean_with_error
+from experiments.special.fsgld_gaussian import relay_law
+from experiments.tidy import Row, from_numbers
 
 __all__ = ["rows"]
 
@@ -48,20 +48,19 @@ def rows(
             "alphas and errors must not be negative, num_draws_of_errors must be at least 2 and "
             "num_rounds at least 10."
         )
-    shards = simulate_shards(**data)
+    shards = makers.gaussian(**data)
     precision = 1 + shards.shape[0] * shards.shape[1]
     means = shards.mean(axis=1)
-    shape = (num_draws_of_errors, *means.shape)
-    noise = np.random.default_rng(seed + 1).standard_normal(shape)
-    # With ``n - 1``, since the mean of the errors takes nothing from any visit, as the sum of the
-    # surrogates takes it off again: so ``e`` is what the theory has.
+    noise = np.random.default_rng(seed + 1).standard_normal((num_draws_of_errors, *means.shape))
+    # With ``n - 1``, because a visit does not see the mean of the errors.
     offsets = noise * means.std(axis=0, ddof=1)
-    law = partial(_law, shards, kernel)
 
     def variances(alpha: float, error: float) -> np.ndarray:
-        times = (kernel["num_local_steps"],)
-        covariances = [law(alpha, means + error * o).moments(times)[1] for o in offsets]
-        return precision * np.trace(covariances, axis1=1, axis2=2) / 2
+        laws = [
+            relay_law(shards, alpha=alpha, surrogate_means=means + error * offset, **kernel)
+            for offset in offsets
+        ]
+        return np.array([precision * law.variance([law.num_local_steps]) for law in laws])
 
     best, ratios = [], []
     for error in errors:
@@ -72,15 +71,24 @@ def rows(
                 "variance_ratio_of_first_draw": each[0],
             }
             if error == max(errors):
-                run = partial(_measured, data, kernel, num_rounds, num_chains, seed)
-                numbers["variance_ratio_measured"] = run(alpha, means + error * offsets[0])
+                numbers["variance_ratio_measured"] = _measured(
+                    data,
+                    {**kernel, "alpha": alpha},
+                    means + error * offsets[0],
+                    seed,
+                    **dict(num_rounds=num_rounds, num_chains=num_chains),
+                )
             settings = {"surrogate_error": error, "alpha": alpha}
             ratios += from_numbers("FSGLD", settings, numbers)
         probes = np.stack([variances(alpha, error) for alpha in (0.0, 0.5, 1.0)])
         best += from_numbers("FSGLD", {"surrogate_error": error}, _least(probes, error))
     for alpha in alphas:
-        ends = {"visit_end": _end(law(alpha, means), means, kernel["num_local_steps"])}
-        best += from_numbers("FSGLD", {"alpha": alpha}, ends)
+        # A visit ends this share of the way from the mean of all shards to that of its own.
+        law = relay_law(shards, alpha=alpha, **kernel)
+        way = means - law.mean
+        moved = law.pull(law.num_local_steps) * (law.shift - law.shift.mean(axis=0))
+        end = {"visit_end": (way * moved).sum() / (way**2).sum()}
+        best += from_numbers("FSGLD", {"alpha": alpha}, end)
     return best + ratios
 
 
@@ -104,31 +112,12 @@ def _least(variances: np.ndarray, error: float) -> dict[str, Any]:
     }
 
 
-def _law(
-    shards: np.ndarray, kernel: Mapping[str, Any], alpha: float, surrogate_means: np.ndarray
-) -> RelayLaw:
-    return relay_law(shards, alpha=alpha, surrogate_means=surrogate_means, **kernel)
-
-
-def _end(law: RelayLaw, means: np.ndarray, num_local_steps: int) -> float:
-    """Return where visits end, as a share of the way from the mean of all shards to the visited's.
-
-    The share is averaged over the shards.
-    """
-    mean, _ = law.boundary
-    factor, shift, _ = law.local_map(num_local_steps)
-    distance, moved = means - mean, factor[:, None] * mean + shift - mean
-    return float((distance * moved).sum() / (distance**2).sum())
-
-
 def _measured(
     data: Mapping[str, Any],
     kernel: Mapping[str, Any],
-    num_rounds: int,
-    num_chains: int,
-    seed: int,
-    alpha: float,
     surrogate_means: np.ndarray,
+    seed: int,
+    **sizes: int,
 ) -> Number:
     """Return the variance of a run over the posterior's."""
     federated, _ = loaders.gaussian_shards(**data)
@@ -139,14 +128,13 @@ def _measured(
     )
     samples = fedmcmc.sample(
         jax.random.key(seed),
-        fedmcmc.fsgld(models.gaussian(federated), surrogates, alpha=alpha, **kernel),
+        fedmcmc.fsgld(models.gaussian(federated), surrogates, **kernel),
         federated,
         jnp.zeros(2),
-        num_rounds=num_rounds,
-        num_burnin=num_rounds // 10,
-        num_chains=num_chains,
+        num_burnin=sizes["num_rounds"] // 10,
         progress=False,
+        **sizes,
     )
-    mean = simulate_shards(**data).sum(axis=(0, 1)) / (1 + federated.num_rows)
+    mean = np.asarray(federated.rows["y"], np.float64).sum(axis=0) / (1 + federated.num_rows)
     squares = (np.asarray(samples.draws, np.float64) - mean) ** 2
     return mean_with_error(list((1 + federated.num_rows) * squares.mean(axis=(1, 2))))

@@ -4,9 +4,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-from scipy import stats
-
-from experiments import tidy
 from experiments.fsgld import (
     gaussian_law,
     metric_scores,
@@ -14,9 +11,12 @@ from experiments.fsgld import (
     rows,
     spreads,
 )
+from scipy import stats
+
+from experiments import tidy
+from experiments.claims import Number, claims_of, evaluate, judge, value
 from experiments.special import fsgld_alpha, fsgld_cost, fsgld_gaussian
 from experiments.study import JobRows
-from experiments.verdicts import Number, claims_of, evaluate, judge, value
 
 CLAIMS = {claim.id: claim for claim in claims_of("fsgld")}
 LOADED = {

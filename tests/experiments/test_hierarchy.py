@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from experiments import tidy
+from experiments.claims import evaluate
 from experiments.hierarchy import contraception, funnel, methods, radon, studies
-from experiments.verdicts import evaluate
 
 TINY = dict(num_reference=300, num_draws=400, num_rounds=300, num_burnin=100)
 

@@ -4,13 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from experiments.fsgld import metric, metric_scores, mlp, mlp_model, repetitions
+from experiments.fsgld.metric_data import make_pairs, project
+from experiments.fsgld.metric_model import Pairs, loglikelihood
 from jax.flatten_util import ravel_pytree
 
 import fedmcmc
 from experiments.data import Table
-from experiments.fsgld import metric, metric_scores, mlp, mlp_model, repetitions
-from experiments.fsgld.metric_data import make_pairs, project
-from experiments.fsgld.metric_model import Pairs, loglikelihood
 
 KEY = jax.random.key(2)
 RNG = np.random.default_rng(0)

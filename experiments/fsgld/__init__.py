@@ -1,1 +1,0 @@
-"""Federated stochastic gradient Langevin dynamics, El Mekkaoui et al. (2021)."""
