@@ -327,7 +327,7 @@ def main() -> None:
             typed_command = f"python -m experiments.run {shlex.join(typed)}"
             for out, jobs in sweeping.JOBS.items() or [(folder, [])]:
                 study.finish(name, found, jobs, out, command=typed_command, start_time=start_time)
-    except ConfigError as error:
+    except (ConfigError, DataNotFound) as error:
         raise SystemExit(f"error: {error}") from None
     except KeyboardInterrupt:
         distributed.leave(1)

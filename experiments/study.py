@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import hydra
 import jax
 from omegaconf import OmegaConf
 
@@ -40,7 +39,8 @@ def load(name: str, special: Sequence[str] = ()) -> dict[str, Any]:
     as on the command line, or several such mappings; `metrics`, a list of names; `methods`, names
     of kernels in its rows; `references`, a mapping, for `experiments.comparisons`; and `special`, a
     function that returns further rows. A parameter `jobs` of that function receives a `JobRows` per
-    job. With `extends` a study has all of another one too, whose overrides come first.
+    job. With `extends` a study has all of another one too, whose overrides come first; entries of
+    its own `special` replace those of the other's.
     """
     config = OmegaConf.create(_read(name))
     study: Any = OmegaConf.to_container(
@@ -61,7 +61,8 @@ def _read(name: str) -> dict[str, Any]:
         raise ConfigError(f"study={name} has {', '.join(unknown)}; it can have {', '.join(KEYS)}.")
     other = _read(study.pop("extends")) if "extends" in study else {}
     overrides = [*(other.get("overrides") or []), *(study.get("overrides") or [])]
-    return {**other, **study, "overrides": overrides}
+    special: Any = OmegaConf.merge(other.get("special") or {}, study.get("special") or {})
+    return {**other, **study, "overrides": overrides, "special": OmegaConf.to_container(special)}
 
 
 def grids(study: Mapping[str, Any]) -> list[list[str]]:
@@ -101,7 +102,7 @@ def finish(
     rows = tidy.distinct(row for job in jobs for row in job.rows)
     if study["special"]:
         node = {**study["special"], "_partial_": True}
-        function = hydra.utils.instantiate(node, _convert_="all")
+        function = wiring.build(node, "special", None)
         takes_jobs = "jobs" in inspect.signature(function).parameters
         try:
             rows += function(jobs=jobs) if takes_jobs else function()

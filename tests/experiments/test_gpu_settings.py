@@ -9,7 +9,6 @@ pytest.importorskip("hydra")
 import fedmcmc
 from experiments import images, output, schemas
 from experiments import settings_run as run
-from experiments.fa_hmc import image_data
 from experiments.fed_ep import federations
 from experiments.fed_ep.methods import Federation
 from experiments.images import Images
@@ -69,9 +68,6 @@ def test_there_are_settings_for_a_gpu_of_every_paper_that_needs_one():
 @pytest.mark.parametrize("name", NAMES)
 def test_settings_for_a_gpu_start(name, monkeypatch, tmp_path):
     paper = name.split("/")[0]
-    for dataset in ("fashion_mnist", "kmnist", "cifar2"):
-        made = pictures(2 if dataset == "cifar2" else 3)
-        monkeypatch.setitem(image_data.DATASETS, dataset, lambda made=made: (made, "made up"))
     for dataset in ("mnist", "fashion_mnist"):
         monkeypatch.setattr(images, dataset, lambda: pictures(10))
     monkeypatch.setattr(mnist, "LeNet5", lambda method: Mlp((), 10))

@@ -4,6 +4,7 @@ import contextlib
 import json
 import sys
 import types
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,11 +16,20 @@ import xarray
 
 from experiments import output, restarts, schemas
 from experiments import settings_run as run
-from experiments.fa_hmc.image_sweep import Curves
 from experiments.fed_ep import toy
 from tests.support.kills import Cut, kill_until_done
 from tests.support.processes import environment
 from tests.support.tiny_experiments import TINY, compose
+
+
+class Curves(NamedTuple):
+    """Result of a program, as a named tuple with numbers and empty parts."""
+
+    scores: dict
+    later: dict
+    finite: np.ndarray
+    position: tuple
+
 
 SMALL = ("experiment=fsgld/gaussian", *TINY, "num_chains=4", "num_local_steps=[1]", "grid_points=5")
 
