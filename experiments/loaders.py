@@ -38,6 +38,7 @@ __all__ = [
     "schools",
     "spherical",
     "stack_overflow",
+    "standardized_images",
     "susy",
     "synthetic",
     "tags",
@@ -139,12 +140,10 @@ def image_classes(
     seed
         Seed of the rows and the split.
     """
-    from experiments.fa_hmc import image_data
     from experiments.fed_ep.federations import _shrunk
     from experiments.qlsd.federations import some_rows
 
-    by_name = {"cifar2": image_data.cifar2, "kmnist": image_data.kmnist}
-    pictures = by_name[name]()[0] if name in by_name else getattr(images, name)()
+    pictures = _pictures(name)
     row_key, test_key, split_key = jax.random.split(jax.random.key(seed), 3)
     moments = images.CIFAR10_MOMENTS if name.startswith("cifar") else images.MNIST_MOMENTS
 
@@ -170,6 +169,64 @@ def image_classes(
     }[split]()
     test = taken(pictures.x_test, pictures.y_test, test_key, num_test)
     return fedmcmc.FederatedData.from_arrays(train, ids), test
+
+
+def standardized_images(
+    name: Literal["fashion_mnist", "kmnist", "cifar2"],
+    num_clients: int = 10,
+    num_rows: int | None = None,
+    num_test: int | None = None,
+    seed: int = 0,
+) -> Loaded:
+    """Return flat images in random clients of equal size (Liang et al. 2024, 5.3 to 5.5).
+
+    Pixels have mean zero and variance one over all training images, by channel. Rows and their
+    order are not as in `image_classes`.
+    """
+    from experiments.qlsd.federations import some_rows
+
+    pictures = _pictures(name)
+    keys = jax.random.split(jax.random.split(jax.random.key(seed))[0], 3)
+    pixels = pictures.x_train / np.float32(255)
+    moments = [m((0, 1, 2), dtype=np.float64) for m in (pixels.mean, pixels.std)]
+
+    def taken(x: np.ndarray, y: np.ndarray, key: jax.Array, num: int | None) -> dict[str, Any]:
+        rows = some_rows(key, len(y), num)
+        scaled = images.scale_pixels(x[rows], "standard", (moments[0], moments[1]))
+        return {"features": scaled.reshape(len(rows), -1), "label": y[rows]}
+
+    train = taken(pictures.x_train, pictures.y_train, keys[0], num_rows)
+    test = taken(pictures.x_test, pictures.y_test, keys[1], num_test)
+    ids = partition.iid(keys[2], len(train["label"]), num_clients)
+    return fedmcmc.FederatedData.from_arrays(train, ids), test
+
+
+def _pictures(name: str) -> images.Images:
+    """Return a data set of `experiments.images`, or airplanes and automobiles of CIFAR-10."""
+    if name == "kmnist":
+        return _kmnist()
+    if name != "cifar2":
+        pictures: images.Images = getattr(images, name)()
+        return pictures
+    x, y, x_test, y_test = images.cifar10()
+    return images.Images(x[y < 2], y[y < 2], x_test[y_test < 2], y_test[y_test < 2])
+
+
+def _kmnist(num_held_out: int = 2_000) -> images.Images:
+    """Return KMNIST; without its training images its test images, some of each class held out."""
+    try:
+        return images.kmnist()
+    except tables.DataNotFound as error:
+        arrays = tables.read_arrays("kmnist_test")
+        if arrays is None:
+            message = f"{error} Its test images, kmnist_test.npz, suffice."
+            raise tables.DataNotFound(message) from error
+    x, y = arrays["x_test"], arrays["y_test"].astype(np.int32)
+    order = np.random.default_rng(0).permutation(len(y))
+    of_each = num_held_out // 10
+    rows = np.concatenate([order[y[order] == label][:of_each] for label in range(10)])
+    held_out = np.isin(np.arange(len(y)), rows)
+    return images.Images(x[~held_out], y[~held_out], x[held_out], y[held_out])
 
 
 def femnist_star(
