@@ -40,7 +40,8 @@ def load(name: str, special: Sequence[str] = ()) -> dict[str, Any]:
     as on the command line, or several such mappings; `metrics`, a list of names; `methods`, names
     of kernels in its rows; `references`, a mapping, for `experiments.comparisons`; and `special`, a
     function that returns further rows. A parameter `jobs` of that function receives a `JobRows` per
-    job. With `extends` a study has all of another one too, whose overrides come first.
+    job. With `extends` a study has all of another one too, whose overrides come first and whose
+    settings of `special` hold where it has none of its own.
     """
     config = OmegaConf.create(_read(name))
     study: Any = OmegaConf.to_container(
@@ -61,7 +62,11 @@ def _read(name: str) -> dict[str, Any]:
         raise ConfigError(f"study={name} has {', '.join(unknown)}; it can have {', '.join(KEYS)}.")
     other = _read(study.pop("extends")) if "extends" in study else {}
     overrides = [*(other.get("overrides") or []), *(study.get("overrides") or [])]
-    return {**other, **study, "overrides": overrides}
+    merged = {**other, **study, "overrides": overrides}
+    if other.get("special"):  # with the other study's settings, where this one has none
+        special = OmegaConf.merge(other["special"], study.get("special") or {})
+        merged["special"] = OmegaConf.to_container(special)
+    return merged
 
 
 def grids(study: Mapping[str, Any]) -> list[list[str]]:
