@@ -6,6 +6,7 @@ same columns of held-out rows, or ``None``. A classification has the columns ``f
 """
 
 import dataclasses
+import math
 from typing import Any, Literal
 
 import jax
@@ -313,9 +314,12 @@ def spherical(
     seed: int = 0,
 ) -> Loaded:
     """Draw binary labels of features on the unit sphere (Liang et al. 2024), dealt out in turn."""
-    from experiments.fa_hmc import logistic_data
-
-    features, label = logistic_data.simulated(seed, num_rows + num_test, dim, prior_precision)
+    rng, num = np.random.default_rng(seed), num_rows + num_test
+    features = rng.normal(size=(num, dim))
+    features /= np.linalg.norm(features, axis=1, keepdims=True)
+    theta = rng.normal(size=dim) / math.sqrt(prior_precision)
+    chance = 1 / (1 + np.exp(-features @ theta))
+    label = (rng.uniform(size=num) < chance).astype(np.int32)
     rows = {"features": features.astype(np.float32), "label": label}
     train, test = (
         {name: column[part] for name, column in rows.items()}

@@ -1,0 +1,424 @@
+"""Liang et al. (2024), Figure 1 and section 6: marginal errors of logistic regression.
+
+Settings `step` and `steps` are leapfrog steps in units of one over the root of the posterior's
+largest curvature at the mode, and `gradient_noise` is the standard deviation of the noise on each
+coordinate of a client's gradient.
+"""
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import Partial
+from scipy.special import ndtr
+
+import fedmcmc
+from experiments import loaders, models, setup
+from experiments.claims import Number
+from experiments.special.fa_hmc_gaussian import Clients, Settings, moments, stationary
+from experiments.tidy import Row
+from experiments.tidy import from_numbers as numbers_of
+
+__all__ = ["Histograms", "Regression", "drift", "error_curve", "exact_rounds", "rows"]
+
+NUM_BINS = 50  # as in `fedmcmc.metrics.marginal_error`
+GOOD = 1.25  # times the better method's best error, up to which a step size is good
+MOST_DIMENSIONS = 512  # of `fedmcmc.predict_bias`
+STATIONARY = 0.05  # of the start's distance after the burn-in, above which nothing is predicted
+FACTORS = (2.5, 1.5, 1.0)  # times the threshold: errors whose rounds are reported
+NUM_PARTS = 20  # of a run, which ends with the part in which the threshold is reached
+SETTLED = 0.01  # of the error in the long run, within which a curve that will not arrive ends
+NUM_SDS = 4.0  # of the posterior on both sides of its mean: about the range of reference draws
+METHODS = ("FA-LD", "FA-LD, control variate", "FA-HMC", "FA-HMC, control variate")
+
+
+class Histograms(NamedTuple):
+    """Shares of reference draws in equal bins and outside of them, ``[d, NUM_BINS + 1]``."""
+
+    reference: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    shares: np.ndarray
+
+    @classmethod
+    def of(cls, draws: np.ndarray) -> "Histograms":
+        """Return the histograms of reference draws."""
+        bins = cls(draws, draws.min(0), draws.max(0), np.zeros(()))
+        return bins._replace(shares=bins.counts(draws[None])[0] / len(draws))
+
+    def counts(self, draws: np.ndarray) -> np.ndarray:
+        """Return numbers of draws ``[num_chains, num_draws, d]`` per chain, coordinate and bin."""
+        width = np.where(self.high > self.low, self.high - self.low, 1)
+        first = np.arange(0, self.low.size * (NUM_BINS + 1), NUM_BINS + 1)
+        found = []
+        for chain in draws:
+            inside = (chain >= self.low) & (chain <= self.high)
+            place = np.where(inside, (chain - self.low) / width * NUM_BINS, 0).astype(int)
+            place = np.where(inside, np.minimum(place, NUM_BINS - 1), NUM_BINS) + first
+            found.append(np.bincount(place.ravel(), minlength=first.size * (NUM_BINS + 1)))
+        return np.stack(found).reshape(len(draws), first.size, -1)
+
+    def errors(self, counts: np.ndarray, num_draws: int) -> np.ndarray:
+        """Return the marginal error of all chains, then those with one chain left out."""
+        num, total = len(counts), counts.sum(0)
+        parts = [total / num, *((total - own) / (num - 1) for own in counts if num > 1)]
+        return np.array([np.abs(p / num_draws - self.shares).sum(1).mean() / 2 for p in parts])
+
+    def perfect(self, seed: int, *, num_chains: int, num_rounds: int, num_burnin: int) -> float:
+        """Return the marginal error of as many independent draws of the posterior."""
+        num, floor = num_chains * (num_rounds - num_burnin), fedmcmc.metrics.marginal_error_floor
+        return float(np.mean(floor(jax.random.key(seed), self.reference, num, num_repeats=5)))
+
+
+def _number(values: Any) -> Number:
+    """Return the first value, with its standard error from those with one chain left out."""
+    value, *without = map(float, values)
+    return Number(value, math.sqrt((len(without) - 1) * np.var(without)) if without else 0.0)
+
+
+class Regression:
+    """Logistic regression on `experiments.loaders.spherical`, with its scale and NUTS draws."""
+
+    def __init__(self, data: Settings, reference: Settings | None = None) -> None:
+        self.seed, prior_precision = data["seed"], data["prior_precision"]
+        self.data, _ = loaders.spherical(**data, num_test=0)
+        posterior = self.posterior = models.logistic(self.data, prior_precision)
+        start = self.start = jnp.zeros(data["dim"])
+        mode = fedmcmc.surrogates.mode(posterior, self.data, start).position
+        keys = jax.random.split(jax.random.key(self.seed), 3)
+        pooled = fedmcmc.estimate_smoothness(keys[0], posterior, self.data.pooled(), mode)
+        self.scale = 1 / math.sqrt(pooled.largest)
+        self.expansions = fedmcmc.surrogates.taylor(posterior, self.data, mode)
+        curvatures = np.linalg.eigvalsh(np.asarray(self.expansions.precision, float).sum(0))
+        low, high = prior_precision + curvatures[[0, -1]]
+        numbers = {"smallest_curvature": low, "largest_curvature": high}
+        self.rows = numbers_of("posterior", {}, numbers)
+        if reference is None:
+            return
+        from experiments.qlsd import truth  # imports BlackJAX, which starts JAX
+
+        potential_fn = Partial(setup.potential, posterior, self.data.rows)
+        starts = mode + self.scale * jax.random.normal(keys[1], (4, start.size))
+        nuts = truth.require_converged(truth.nuts(keys[2], potential_fn, starts, **reference))
+        self.rows += numbers_of("NUTS", {}, nuts.summary())
+        self.histograms = Histograms.of(np.asarray(nuts.draws).reshape(-1, start.size))
+
+    def kernel(self, step: float, **settings: Any) -> fedmcmc.FederatedKernel:
+        """Return FA-HMC, or with one leapfrog step FA-LD."""
+        step_size = step * self.scale
+        return fedmcmc.fa_hmc(self.posterior, step_size=step_size, gradients="reuse", **settings)
+
+    def sample(self, seed: int, kernel: Any, **settings: Any) -> fedmcmc.Samples:
+        """Sample from zero without a diagnosis, as bad step sizes belong to the study."""
+        key = jax.random.key(self.seed + seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", fedmcmc.DiagnosisWarning)
+            return fedmcmc.sample(key, kernel, self.data, self.start, progress=False, **settings)
+
+    def error(self, chains: Settings, kernel: Any) -> Number:
+        """Return the marginal error of chains, NaN if one was lost."""
+        try:
+            draws = self.sample(1, kernel, **chains).draws
+        except fedmcmc.NonFiniteError:
+            return Number(math.nan)
+        return _number(self.histograms.errors(self.histograms.counts(draws), draws.shape[1]))
+
+
+def _length(step: float) -> int:
+    """Return the paper's number of leapfrog steps for exact gradients."""
+    return max(1, math.floor(math.pi / 3 / step))
+
+
+def _best(errors: Mapping[Any, Number]) -> Any:
+    """Return the setting with the smallest error."""
+    return min(errors, key=lambda key: np.nan_to_num(errors[key].value, nan=math.inf))
+
+
+def rows(
+    data: Settings, reference: Settings, rounds: Settings, errors: Settings | None = None
+) -> list[Row]:
+    """Return rounds over local steps, and errors over step sizes if there are settings for them."""
+    model = Regression(data, reference)
+    number = {"step_size": rounds["kernel"]["step"] * model.scale}
+    found = model.rows + numbers_of("FA-HMC", {}, number)
+    found += _over_step_sizes(model, **errors) if errors else []
+    return found + _over_local_steps(model, **rounds)
+
+
+def _over_step_sizes(
+    model: Regression, chains: Settings, kernel: Settings, steps: list[float], leapfrogs: list[int]
+) -> list[Row]:
+    """Return errors of FA-LD and FA-HMC, with the best of `leapfrogs` if gradients are noisy."""
+    perfect = model.histograms.perfect(model.seed + 3, **chains)
+    found = numbers_of("perfect sampler", {}, {"marginal_error": perfect})
+    for kind, noise in (("exact", 0.0), ("noisy", kernel["gradient_noise"])):
+        errors: dict[str, dict[tuple[float, int], Number]] = {"FA-LD": {}, "FA-HMC": {}}
+        for step in steps:
+            tried = {}
+            for length in {1, *(leapfrogs if noise else [_length(step)])}:
+                settings = {**kernel, "gradient_noise": noise, "num_integration_steps": length}
+                tried[step, length] = model.error(chains, model.kernel(step, **settings))
+            langevin = errors["FA-LD"][step, 1] = tried.pop((step, 1))
+            if tried:
+                best = _best(tried)
+                errors["FA-HMC"][best] = tried[best]
+                place = {"gradients": kind, "step_size": step * model.scale}
+                found += numbers_of("FA-HMC", place, {"gain": 1 - tried[best] / langevin})
+        found += _compared(kind, errors, steps)
+        for method, step, length in ((name, *key) for name in errors for key in errors[name]):
+            place = {"gradients": kind, "step_size": step * model.scale}
+            number = {"marginal_error": errors[method][step, length]}
+            found += numbers_of(method, {**place, "num_integration_steps": length}, number)
+    return found
+
+
+def _compared(kind: str, errors: Mapping[str, Any], steps: Sequence[float]) -> list[Row]:
+    """Return the gain at the best step sizes, and how many step sizes are good."""
+    place, (theirs, ours) = {"gradients": kind}, (of[_best(of)] for of in errors.values())
+    limit, found = GOOD * min(ours, theirs).value, []
+    for method, of in errors.items():
+        # Good step sizes in a row around the best.
+        best = steps.index(_best(of)[0])
+        good = {step for step, _ in of if of[step, _] <= limit}
+        bad = np.array([i for i, step in enumerate(steps) if step not in good], int)
+        low, high = bad[bad < best].max(initial=-1) + 1, bad[bad > best].min(initial=len(steps))
+        num = int(high - low) if steps[best] in good else 0
+        numbers = {"num_good_steps": num, "good_step_range": num and steps[high - 1] / steps[low]}
+        found += numbers_of(method, place, numbers)
+    small = steps[: len(steps) // 2]
+    numbers = {"best_gain": 1 - ours / theirs, "num_small_steps": len(small)}
+    numbers["num_good_small_steps"] = len(good.intersection(small))  # of FA-HMC, the last method
+    return found + numbers_of("FA-HMC", place, numbers)
+
+
+def drift(
+    data: Settings, reference: Settings, chains: Settings, num_local_steps: int, steps: list[float]
+) -> list[Row]:
+    """Return errors with exact gradients, with and without control variates, and predicted ones."""
+    model = Regression(data, reference)
+    found, ratios = model.rows, []
+    errors: dict[str, dict[float, Number]] = {name: {} for name in METHODS}
+    for name, step in ((name, step) for name in METHODS for step in steps):
+        length = _length(step) if name.startswith("FA-HMC") else 1
+        if name.startswith("FA-HMC") and length == 1:
+            continue  # the same chains as FA-LD's
+        settings = {"num_local_steps": num_local_steps, "control_variate": "variate" in name}
+        kernel = model.kernel(step, num_integration_steps=length, **settings)
+        errors[name][step] = error = model.error(chains, kernel)
+        numbers: dict[str, Any] = {"marginal_error": error}
+        if data["dim"] <= MOST_DIMENSIONS:
+            law = fedmcmc.predict_bias(kernel, model.data, model.expansions)
+            expected = _expected(model.seed, law, len(model.histograms.reference), **chains)
+            numbers |= {"predicted_error": expected, "sd_over_posterior_sd": law.spread.mean()}
+            numbers["bias_of_means"] = np.sqrt((law.bias**2).mean())
+            ratios.append(expected / error.value)
+        place = {"step_size": step * model.scale, "num_integration_steps": length}
+        found += numbers_of(name, place, numbers)
+    best = {name: errors[name][_best(errors[name])] for name in METHODS}
+    for base, over in zip(METHODS, ("FA-LD", "corrected_FA-LD"), strict=False):
+        for name in METHODS:
+            if name != base:
+                gain = {"best_gain": 1 - best[name] / best[base]}
+                found += numbers_of(name, {"over": over}, gain)
+    perfect = model.histograms.perfect(model.seed + 3, **chains)
+    found += numbers_of("perfect sampler", {}, {"marginal_error": perfect})
+    at_best = (errors[name][_best(errors["FA-HMC"])].value for name in METHODS[2:])
+    plain, corrected = (value - perfect for value in at_best)
+    found += numbers_of("FA-HMC", {}, {"share_of_drift": 1 - corrected / plain})
+    if ratios:
+        extremes = {"smallest": np.nanmin(ratios), "largest": np.nanmax(ratios)}
+        numbers = {f"{name}_predicted_over_measured": value for name, value in extremes.items()}
+        found += numbers_of("predict_bias", {}, numbers)
+    return found
+
+
+def _expected(
+    seed: int, law: Any, num_reference: int, num_chains: int, num_rounds: int, num_burnin: int
+) -> float:
+    """Return the error of autoregressive chains with the predicted distribution, or NaN."""
+    if law.spectral_radius**num_burnin > STATIONARY:
+        return math.nan
+    rng, shape = np.random.default_rng(seed), (num_chains, law.bias.size)
+    kept = (law.rounds_per_draw - 1) / (law.rounds_per_draw + 1)
+    found = []
+    for _ in range(3):
+        chains = [rng.normal(size=shape)]
+        while len(chains) < num_rounds - num_burnin:
+            chains.append(kept * chains[-1] + np.sqrt(1 - kept**2) * rng.normal(size=shape))
+        draws = (law.bias + law.spread * np.stack(chains, axis=1)).astype(np.float32)
+        reference = rng.normal(size=(num_reference, law.bias.size)).astype(np.float32)
+        histograms = Histograms.of(reference)
+        found.append(histograms.errors(histograms.counts(draws), draws.shape[1])[0])
+    return float(np.mean(found))
+
+
+def _over_local_steps(
+    model: Regression, num_chains: int, local_steps: list[int], kernel: Settings, limits: Settings
+) -> list[Row]:
+    """Return rounds to marginal errors; runs end at the threshold or at another of the limits.
+
+    These are `threshold`, `num_rounds` and `num_gradients` of a client in one chain.
+    """
+    found: list[Row] = []
+    for num in local_steps:
+        of_gradients = limits["num_gradients"] // (num * kernel["num_integration_steps"])
+        most = min(limits["num_rounds"], of_gradients)
+        levels = [factor * limits["threshold"] for factor in FACTORS]
+        sizes = {"num_chains": num_chains, "num_rounds": math.ceil(most / NUM_PARTS)}
+        parts = _parts(model, model.kernel(num_local_steps=num, **kernel), sizes)
+        marks, errors = error_curve(parts, model.histograms, most, levels[-1])
+        place, last = {"num_local_steps": num}, marks[-1]
+        numbers = {"rounds_run": last, "smallest_error": errors[:, 0].min()}
+        for level in levels:
+            reached = _number([_crossing(marks, curve, level) for curve in errors.T])
+            if math.isfinite(reached.value):
+                settings = {"target_error": level, **place}
+                found += numbers_of("FA-HMC", settings, {"rounds_to_error": reached})
+                last = math.ceil(reached.value) if level == levels[-1] else last
+        sizes = {"num_chains": num_chains, "num_rounds": last, "num_burnin": last // 2}
+        perfect = model.histograms.perfect(model.seed + 3, **sizes)
+        found += numbers_of("FA-HMC", place, numbers) + _curve(num, marks, errors[:, 0])
+        number = {"marginal_error_of_as_many_draws": perfect}
+        found += numbers_of("perfect sampler", place, number)
+    return found
+
+
+def _curve(num_local_steps: int, marks: Sequence[int], errors: Sequence[float]) -> list[Row]:
+    place, metric = {"num_local_steps": num_local_steps}, "marginal_error_by_round"
+    pairs = zip(marks, errors, strict=True)
+    return [Row("FA-HMC", metric, float(error), place, x=float(num)) for num, error in pairs]
+
+
+def _marks(num_rounds: int) -> list[int]:
+    """Return rounds that grow by about a twenty-fourth of a factor e, from 2 to the last one."""
+    grid = np.geomspace(2, num_rounds, 1 + int(24 * np.log(num_rounds)))
+    return sorted({int(num) for num in [*grid, num_rounds]})
+
+
+def _parts(model: Regression, kernel: Any, sizes: Settings) -> Iterator[np.ndarray]:
+    """Yield the draws of a run in parts, each computed when it is asked for."""
+    samples = model.sample(2, kernel, **sizes)
+    while True:
+        yield samples.draws
+        samples = model.sample(2, kernel, state=samples.state, **sizes)
+
+
+def error_curve(
+    parts: Iterator[np.ndarray], histograms: Histograms, num_rounds: int, enough: float
+) -> tuple[list[int], np.ndarray]:
+    """Return rounds, and marginal errors of the draws so far without their first half.
+
+    Errors ``[num_rounds, 1 + num_chains]`` are those of all chains and those without each one. The
+    curve ends where none is above `enough`. The parts of a run are ``[num_chains, num_draws, d]``.
+    """
+    draws, begin, end = next(parts), 0, 0
+    counts, errors, marks = np.zeros(()), [], _marks(num_rounds)
+    for mark in marks:
+        while draws.shape[1] < mark:
+            draws = np.concatenate([draws, next(parts)], axis=1)
+        half = mark // 2
+        counts = counts + histograms.counts(draws[:, end:mark])
+        counts = counts - histograms.counts(draws[:, begin:half])
+        begin, end = half, mark
+        errors.append(histograms.errors(counts, mark - half))
+        if errors[-1].max() <= enough:
+            break
+    return marks[: len(errors)], np.array(errors)
+
+
+def _crossing(rounds: Sequence[int], errors: np.ndarray, level: float) -> float:
+    """Return where errors fall to a level, on straight lines between logarithms, or NaN."""
+    i = int(np.argmax(np.append(errors, 0.0) <= level))
+    if i == 0 or i == len(errors) or errors[i] <= 0:
+        return float(rounds[i]) if i < len(errors) else math.nan
+    share = math.log(errors[i - 1] / level) / math.log(errors[i - 1] / errors[i])
+    return rounds[i - 1] * (rounds[i] / rounds[i - 1]) ** share
+
+
+def exact_rounds(
+    data: Settings, kernel: Settings, local_steps: list[int], levels: list[float], most_rounds: int
+) -> list[Row]:
+    """Return rounds of infinitely many chains on second-order expansions at the mode.
+
+    `local_steps` ascend from one, with which the others are compared; the errors `levels` descend.
+    """
+    model = Regression(data)
+    expansions = model.expansions
+    weights = np.asarray(model.data.size, float)[:, None] / model.data.num_rows
+    curvatures, axes = np.linalg.eigh(np.asarray(expansions.precision, float) / weights[..., None])
+    curvatures += data["prior_precision"]
+    slopes = np.asarray(expansions.precision_mean, float) / weights
+    means = np.einsum("bij,bi->bj", axes, slopes) / curvatures
+    clients = Clients(curvatures, means, axes, weights[:, 0])
+    mean, covariance = clients.target()
+    sd, smallest = np.sqrt(np.diag(covariance)), np.linalg.eigvalsh(covariance)[0]
+    edges = mean[:, None] + sd[:, None] * np.linspace(-NUM_SDS, NUM_SDS, NUM_BINS + 1)
+    step_size = kernel["step"] * math.sqrt(smallest)
+    found = model.rows + numbers_of("FA-HMC", {}, {"step_size": step_size})
+
+    def shares(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
+        """Return the share of each normal in every bin, and outside of all."""
+        inside = np.diff(ndtr((edges - mean[:, None]) / np.sqrt(variance)[:, None]), axis=1)
+        return np.concatenate([inside, 1 - inside.sum(1, keepdims=True)], axis=1)
+
+    wanted, curves = shares(mean, sd**2), {}
+
+    def error(found: np.ndarray) -> float:
+        return float(np.abs(found - wanted).sum(1).mean() / 2)
+
+    settings = local_steps, step_size, kernel["num_integration_steps"]
+    steps = clients.rounds(*settings, noise=kernel["gradient_noise"])
+    for num, one in zip(local_steps, steps, strict=True):
+        left, past, total = error(shares(*stationary(one))), [], np.zeros(())
+        curves[num] = errors = []
+        for law in islice(moments(lambda _, one=one: one, np.zeros(len(mean))), most_rounds):
+            past.append(law)
+            total = total + shares(*law)
+            if len(past) % 2 == 0:
+                total = total - shares(*past[len(past) // 2 - 1])
+            errors.append(error(total / (len(past) - len(past) // 2)))
+            missing = [level for level in levels if level < min(errors)]
+            # An error can be smaller on the way than in the long run, so it is followed to the end.
+            settled = abs(errors[-1] - left) < SETTLED * left
+            if not missing or (settled and missing[0] <= left):
+                break
+        noiseless = one._replace(of_gradients=np.zeros(()))
+        numbers = {"error_in_long_run": left, "rounds_run": len(errors)}
+        numbers["error_in_long_run_exact_gradients"] = error(shares(*stationary(noiseless)))
+        found += numbers_of("FA-HMC", {"num_local_steps": num}, numbers)
+    return found + _saved(curves, levels)
+
+
+def _saved(curves: Mapping[int, list[float]], levels: Sequence[float]) -> list[Row]:
+    """Return rounds to errors, and how many times fewer they are than with one local step."""
+
+    def rounds_to(num: int, level: float) -> float:
+        return next((i for i, error in enumerate(curves[num], start=1) if error <= level), math.inf)
+
+    found: list[Row] = []
+    for level in levels:
+        arrivals = {num: rounds_to(num, level) for num in curves}
+        for num, value in arrivals.items():
+            place = {"target_error": level, "num_local_steps": num}
+            found += numbers_of("FA-HMC", place, {"rounds_to_error": value})
+        numbers: dict[str, float] = {"fewest_rounds": min(arrivals.values())}
+        numbers["times_fewer_rounds"] = arrivals[1] / numbers["fewest_rounds"]
+        numbers["smallest_best_local_steps"] = min(arrivals, key=lambda num: arrivals[num])
+        found += numbers_of("FA-HMC", {"target_error": level}, numbers)
+    for num, errors in curves.items():
+        marks = [mark for mark in (1, *_marks(max(2, len(errors)))) if mark <= len(errors)]
+        found += _curve(num, marks, [errors[mark - 1] for mark in marks])
+        # Between two rounds of this number only the rounds of one local step grow.
+        ratios = {i: rounds_to(1, error) / i for i, error in enumerate(errors, start=1)}
+        finite = {i: ratio for i, ratio in ratios.items() if math.isfinite(ratio)}
+        if num > 1 and finite:
+            own = max(finite, key=lambda i: finite[i])
+            as_fast = [n for n in curves if n != num and rounds_to(n, errors[own - 1]) <= own]
+            numbers = {"most_times_fewer_rounds": finite[own], "others_as_fast": len(as_fast)}
+            found += numbers_of("FA-HMC", {"num_local_steps": num}, numbers)
+    return found
