@@ -61,7 +61,8 @@ def _read(name: str) -> dict[str, Any]:
         raise ConfigError(f"study={name} has {', '.join(unknown)}; it can have {', '.join(KEYS)}.")
     other = _read(study.pop("extends")) if "extends" in study else {}
     overrides = [*(other.get("overrides") or []), *(study.get("overrides") or [])]
-    return {**other, **study, "overrides": overrides}
+    special = {**(other.get("special") or {}), **(study.get("special") or {})}
+    return {**other, **study, "overrides": overrides, **({"special": special} if special else {})}
 
 
 def grids(study: Mapping[str, Any]) -> list[list[str]]:
