@@ -15,6 +15,7 @@ import numpy as np
 import fedmcmc
 from experiments import data as tables
 from experiments import images, shards
+from experiments.qlsd.federations import some_rows
 from fedmcmc import partition
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "image_classes",
     "immunization",
     "indomethacin",
+    "label_dirichlet",
     "letter_pairs",
     "quadratic",
     "radon",
@@ -65,12 +67,55 @@ def covtype(
     binary: bool = True,
     seed: int = 0,
 ) -> Loaded:
-    """Return covertype by wilderness area or by label; `experiments.qlsd.federations.covertype`."""
-    from experiments.qlsd import federations
+    """Return rows of covertype at random, by wilderness area or by `label_dirichlet`.
 
-    settings = dict(split=split, num_clients=num_clients, num_rows=num_rows, num_test=num_test)
-    key, table = jax.random.key(seed), tables.covtype()
-    return columns(federations.covertype(key, table, binary=binary, **settings))
+    Features get mean zero and variance one over these rows, except indicators, and a last column
+    of ones. The label is one for class 2 (lodgepole pine, 49 %), or the class minus one.
+    """
+    table = tables.covtype()
+    row_key, split_key = jax.random.split(jax.random.key(seed))
+    chosen = some_rows(row_key, len(table.labels), num_rows + num_test)
+    label = table.labels[chosen] == 2 if binary else table.labels[chosen] - 1
+    areas = table.features[chosen[:num_rows], WILDERNESS]
+    features = np.c_[shards.standardize(table.features[chosen]), np.ones(len(chosen), np.float32)]
+    rows = {"features": features, "label": label.astype(np.int32)}
+    train, test = ({name: x[part] for name, x in rows.items()} for part in _parts(num_rows))
+    by_label = split == "labels"
+    ids = label_dirichlet(split_key, train["label"], num_clients) if by_label else areas.argmax(1)
+    return fedmcmc.FederatedData.from_arrays(train, ids), test
+
+
+WILDERNESS = slice(10, 14)
+"""Columns of covertype that indicate the four wilderness areas."""
+
+
+def _parts(num: int) -> tuple[slice, slice]:
+    return slice(num), slice(num, None)
+
+
+def label_dirichlet(rng_key: jax.Array, labels: np.ndarray, num_clients: int) -> np.ndarray:
+    """Return client ids ``[num_rows]``: the shares of each label are Dirichlet.
+
+    The split of Plassier et al. (2021, 2023): for each label, ``p ~ U[0, 1]^b`` and shares
+    ``~ Dirichlet(p)``; a client takes ``1 + round((n - b) share)`` consecutive rows of it, as far
+    as they last, and the last client what remains.
+    """
+    words = np.asarray(jax.random.key_data(rng_key)).ravel().astype(np.uint32)
+    rng = np.random.default_rng(words)
+    ids = np.empty(len(labels), np.int32)
+    for label in np.unique(labels):
+        rows = np.flatnonzero(labels == label)
+        if len(rows) < num_clients:
+            raise ValueError(
+                f"label {label} has {len(rows)} rows, fewer than one for each of {num_clients} "
+                f"clients."
+            )
+        shares = rng.dirichlet(rng.uniform(size=num_clients))
+        counts = 1 + np.round((len(rows) - num_clients) * shares).astype(int)
+        ends = np.minimum(np.cumsum(counts), len(rows))
+        ends[-1] = len(rows)
+        ids[rows] = np.repeat(np.arange(num_clients), np.diff(ends, prepend=0))
+    return ids
 
 
 def susy(
@@ -142,7 +187,6 @@ def image_classes(
         Seed of the rows and the split.
     """
     from experiments.fed_ep.federations import _shrunk
-    from experiments.qlsd.federations import some_rows
 
     pictures = _pictures(name)
     row_key, test_key, split_key = jax.random.split(jax.random.key(seed), 3)
@@ -184,8 +228,6 @@ def standardized_images(
     Pixels have mean zero and variance one over all training images, by channel. Rows and their
     order are not as in `image_classes`.
     """
-    from experiments.qlsd.federations import some_rows
-
     pictures = _pictures(name)
     keys = jax.random.split(jax.random.split(jax.random.key(seed))[0], 3)
     pixels = pictures.x_train / np.float32(255)
@@ -297,12 +339,40 @@ def synthetic(
     shared_seed: bool = False,
     seed: int = 1994,
 ) -> Loaded:
-    """Draw Synthetic(alpha, beta) of Li et al. (2018), `experiments.qlsd.federations.synthetic`."""
-    from experiments.qlsd import federations
+    """Draw Synthetic(alpha, beta) of Li et al. (2018): clients of 10 to 49 rows, a tenth held out.
 
-    sizes = dict(num_clients=num_clients, dim=dim, num_classes=num_classes)
-    federation = federations.synthetic(alpha, beta, seed=seed, shared_seed=shared_seed, **sizes)
-    return columns(federation)
+    ``u_i ~ N(0, alpha^2)``, ``B_i ~ N(0, beta^2)``, ``v_i ~ N(B_i, I)``,
+    ``x ~ N(v_i, diag(j^-1.2))``, ``W_i ~ N(u_i, 1)``, ``b_i ~ N(u_i, 1)``, ``y = argmax(W_i'x +
+    b_i)``. Calls are those of the notebooks that Vono et al. (2022) released; with `shared_seed`
+    the seed is set again before each draw, as there, so that clients share all noise.
+    """
+    rng = np.random.RandomState(seed)
+
+    def fresh() -> np.random.RandomState:
+        if shared_seed:
+            rng.seed(seed)
+        return rng
+
+    sizes = fresh().randint(10, 50, num_clients)
+    model_means = fresh().normal(0, alpha, num_clients)
+    row_means = fresh().normal(0, beta, num_clients)
+    covariance = np.diag(np.arange(1.0, dim + 1) ** -1.2)
+    centers = [fresh().normal(mean, 1, dim) for mean in row_means]
+    drawn = []
+    for size, model_mean, center in zip(sizes, model_means, centers, strict=True):
+        weight = fresh().normal(model_mean, 1, (dim, num_classes))
+        bias = fresh().normal(model_mean, 1, num_classes)
+        features = fresh().multivariate_normal(center, covariance, size)
+        label = (features @ weight + bias).argmax(axis=1)
+        drawn.append({"features": features.astype(np.float32), "label": label.astype(np.int32)})
+    clients, held_out = [], []
+    for rows in drawn:
+        order = rng.permutation(len(rows["label"]))
+        train, test = (order[part] for part in _parts(int(0.9 * len(order))))
+        clients.append({name: column[train] for name, column in rows.items()})
+        held_out.append({name: column[test] for name, column in rows.items()})
+    test_rows = {name: np.concatenate([rows[name] for rows in held_out]) for name in held_out[0]}
+    return fedmcmc.FederatedData.from_clients(clients), test_rows
 
 
 def spherical(
@@ -332,11 +402,18 @@ def spherical(
 def gaussian(
     num_clients: int = 20, dim: int = 50, spread: float = 5.0, times: int = 1, seed: int = 1994
 ) -> Loaded:
-    """Draw clients of 10 to 199 rows ``N(mu_i, I)``, `experiments.qlsd.federations.gaussian`."""
-    from experiments.qlsd import federations
+    """Draw clients of 10 to 199 rows ``N(mu_i, I)`` with ``mu_i ~ N(0, spread^2 I)``.
 
-    federation = federations.gaussian(num_clients, dim, spread=spread, times=times, seed=seed)
-    return dataclasses.replace(federation.data, rows={"y": federation.data.rows}), None
+    Calls are those of the notebook that Vono et al. (2022) released. Clients have `times` as many
+    rows.
+    """
+    sizes = np.random.RandomState(seed).randint(10, 200, num_clients) * times
+    rng = np.random.RandomState(seed)
+    clients = []
+    for size in sizes:
+        mean = rng.normal(np.zeros(dim), spread)
+        clients.append({"y": rng.normal(mean, 1.0, (size, dim)).astype(np.float32)})
+    return fedmcmc.FederatedData.from_clients(clients), None
 
 
 def gaussian_shards(

@@ -24,6 +24,7 @@ __all__ = [
     "NAMES",
     "ROWS",
     "check_names",
+    "flat",
     "table",
     "tidy",
     "write",
@@ -45,9 +46,11 @@ Found = Iterator[tuple[str, str, Any]]  # parameter or nothing, metric, value
 
 def check_names(names: Any) -> None:
     """Raise `ConfigError` unless all names are metrics."""
-    unknown = [name for name in names or () if name not in NAMES]
+    choices = (*NAMES, *OF_REFERENCES)
+    unknown = [name for name in names or () if name not in choices]
     if unknown:
-        raise ConfigError(f"metrics has {', '.join(unknown)}; the metrics are {', '.join(NAMES)}.")
+        listed = ", ".join(choices)
+        raise ConfigError(f"metrics has {', '.join(unknown)}; the metrics are {listed}.")
 
 
 def tidy(
@@ -61,7 +64,8 @@ def tidy(
 ) -> list[Row]:
     """Return the rows of a run: all metrics that apply, or those in `names`."""
     rows: list[Row] = []
-    for measure in dict.fromkeys(NAMES[name] for name in names or DEFAULT):
+    chosen = [name for name in names or DEFAULT if name not in OF_REFERENCES]
+    for measure in dict.fromkeys(NAMES[name] for name in chosen):
         for parameter, metric, value in measure(samples, problem):
             if not names or metric in names:
                 place = {"parameter": "_".join(parameter.split())} if parameter else {}
@@ -112,6 +116,11 @@ def _communication(samples: fedmcmc.Samples, problem: Any) -> Found:
         yield "", name, float(np.mean(samples.totals[name]))
 
 
+def _messages(samples: fedmcmc.Samples, problem: Any) -> Found:
+    messages = np.asarray(samples.totals["rounds"]) * problem.data.num_clients
+    yield "", "bits_per_message", float(np.mean(np.asarray(samples.totals["bits_up"]) / messages))
+
+
 def _predictions(samples: fedmcmc.Samples, problem: Any) -> Found:
     posterior, data, test = problem.posterior, problem.data, problem.test
     if test is None or not problems.has_rows(posterior):
@@ -141,14 +150,14 @@ def _about_mode(samples: fedmcmc.Samples, problem: Any) -> Found:
     """Compare with the posterior's mode, which of a Gaussian posterior is the exact mean."""
     if problem.posterior.local is not None:
         return
-    mode = _flat(problem.supplies.centre, 0)
-    draws = _flat(samples.draws, 1)
+    mode = flat(problem.supplies.centre, 0)
+    draws = flat(samples.draws, 1)
     draws = draws.reshape(len(draws), -1, len(mode))
     yield "", "variance", mean_with_error(list(((draws - mode) ** 2).mean((1, 2))))
     yield "", "mse_of_average", mean_with_error(list(((draws.mean(1) - mode) ** 2).sum(-1)))
 
 
-def _flat(tree: Any, num_axes: int) -> np.ndarray:
+def flat(tree: Any, num_axes: int) -> np.ndarray:
     """Return the leaves of a tree side by side, flat after the first `num_axes` axes."""
     leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
     return np.concatenate([a.reshape(*a.shape[:num_axes], -1) for a in leaves], axis=-1)
@@ -189,12 +198,15 @@ NAMES: dict[str, Callable[[fedmcmc.Samples, Any], Iterable[tuple[str, str, Any]]
     **dict.fromkeys(("mean", "sd"), _moments),
     **dict.fromkeys(("rhat", "ess", "max_rhat", "min_ess"), _mixing),
     **dict.fromkeys(("bits_up", "bits_down", "rounds"), _communication),
+    "bits_per_message": _messages,
     **dict.fromkeys(("variance", "mse_of_average"), _about_mode),
     **dict.fromkeys(("nll", "accuracy", "ece", "brier"), _predictions),
 }
 """Functions that measure, by the names of their metrics."""
-DEFAULT = tuple(name for name, measure in NAMES.items() if measure is not _about_mode)
+DEFAULT = tuple(n for n, measure in NAMES.items() if measure not in (_about_mode, _messages))
 """Metrics of a run that names none: the mode is expensive in many dimensions."""
+OF_REFERENCES = ("hpd_error", "variance_error")
+"""Metrics against the config's `references`: `experiments.comparisons`."""
 
 
 def write(out: Path, samples: fedmcmc.Samples, rows: Sequence[Row]) -> None:

@@ -16,12 +16,12 @@ from jax.flatten_util import ravel_pytree
 from jax.tree_util import Partial
 
 import fedmcmc
-from experiments.qlsd import baselines, logistic
 
 __all__ = [
     "approximation",
     "consensus_step",
     "consensus_tolerance",
+    "diagonal_surrogates",
     "gaussian_start",
     "laplace_start",
     "leapfrog_step",
@@ -29,6 +29,7 @@ __all__ = [
     "local_states",
     "mode",
     "potential",
+    "smoothness",
     "step_size",
 ]
 
@@ -114,23 +115,64 @@ def _draw_around(centre: Any, scale: float, rng_key: jax.Array) -> Any:
     return jax.tree.unflatten(treedef, moved)
 
 
+def smoothness(features: np.ndarray, prior_precision: float, curvature: float = 0.25) -> float:
+    """Return ``curvature lambda_max(X'X) + prior_precision``, a bound on a potential's curvature.
+
+    The curvature of a row is at most 1/4 in logistic and 1/2 in multinomial regression (Bohning
+    1992). The notebooks of Vono et al. (2022) take 1/4 for both, with which a step of one over the
+    bound may be twice too long for ten classes.
+    """
+    x = np.asarray(features, np.float64)
+    gram = x.T @ x if x.shape[1] <= x.shape[0] else x @ x.T
+    return float(curvature * np.linalg.eigvalsh(gram)[-1] + prior_precision)
+
+
 def linear_step(
     data: fedmcmc.FederatedData, prior_precision: float, fraction: float, curvature: float = 0.25
 ) -> float:
-    """Return a fraction of ``1 / M`` with ``M = curvature lambda_max(X'X) + prior_precision``."""
-    features = np.asarray(data.rows["features"])
-    return fraction / logistic.smoothness(features, prior_precision, curvature)
+    """Return a fraction of one over the `smoothness` of all rows."""
+    return fraction / smoothness(data.rows["features"], prior_precision, curvature)
 
 
 def consensus_tolerance(
     data: fedmcmc.FederatedData, prior_precision: float, fraction: float, curvature: float = 0.25
 ) -> jax.Array:
-    """Return the tolerances of DG-SGLD: fractions of ``1 / M`` of the clients, as `linear_step`."""
-    return baselines.dg_settings(data, prior_precision, curvature, fraction)["tolerance"]
+    """Return tolerances of DG-SGLD: fractions of one over the clients' `smoothness`.
+
+    A client has its share of the prior.
+    """
+    shares = np.asarray(data.share, np.float64)
+    bounds = [
+        smoothness(data.client_rows(i)["features"], prior_precision * share, curvature)
+        for i, share in enumerate(shares)
+    ]
+    return jnp.asarray(fraction / np.array(bounds), jnp.float32)
 
 
 def consensus_step(
     data: fedmcmc.FederatedData, prior_precision: float, fraction: float, curvature: float = 0.25
 ) -> jax.Array:
-    """Return the steps of DG-SGLD for `consensus_tolerance` (Plassier et al. 2021)."""
-    return baselines.dg_settings(data, prior_precision, curvature, fraction)["step_size"]
+    """Return steps of DG-SGLD for `consensus_tolerance` (Plassier et al. 2021)."""
+    tolerance = consensus_tolerance(data, prior_precision, fraction, curvature)
+    return tolerance / (2 * (fraction + 1))
+
+
+def diagonal_surrogates(
+    data: fedmcmc.FederatedData, centre: tuple[jax.Array, ...]
+) -> fedmcmc.Gaussian:
+    """Return `fedmcmc.surrogates.taylor` with diagonal structure, in closed form.
+
+    For `experiments.models.multinomial` with ``by_class=True``: the Hessian's diagonal for
+    class k is ``sum_n x_n^2 p_nk (1 - p_nk)``.
+    """
+    center = np.stack([np.asarray(column) for column in centre], axis=1)
+    gradient, precision = [], []
+    for i in range(data.num_clients):
+        features, label = (np.asarray(data.client_rows(i)[name]) for name in ("features", "label"))
+        chance = np.asarray(jax.nn.softmax(features @ center))
+        residual = np.eye(center.shape[1], dtype=np.float32)[label] - chance
+        gradient.append(features.T @ residual)
+        precision.append((features**2).T @ (chance * (1 - chance)))
+    shift = np.array(gradient) + np.array(precision) * center
+    columns = (tuple(map(jnp.asarray, np.moveaxis(x, -1, 0))) for x in (shift, np.array(precision)))
+    return fedmcmc.Gaussian(*columns, "diagonal")

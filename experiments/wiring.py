@@ -23,7 +23,7 @@ from omegaconf import OmegaConf
 
 import fedmcmc
 from experiments import data as tables
-from experiments import setup
+from experiments import reference, setup
 from fedmcmc.pytrees import trees
 
 __all__ = ["ConfigError", "Supplies", "build", "check", "locate", "short", "start_of", "takes"]
@@ -83,10 +83,8 @@ class Supplies:
     @functools.cached_property
     def laplace_scale(self) -> Any:
         """``S`` with ``S S'`` the covariance of the Gaussian at the mode, raveled."""
-        from experiments.qlsd import truth  # imports BlackJAX, which starts JAX
-
         potential_fn = functools.partial(setup.potential, self.posterior, self.data.rows)
-        return truth.laplace_scale(potential_fn, self.centre)
+        return reference.laplace_scale(potential_fn, self.centre)
 
     @property
     def reference(self) -> Any:

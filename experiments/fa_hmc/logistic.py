@@ -8,17 +8,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import Partial
 
 import fedmcmc
-from experiments import checks
+from experiments import checks, models, reference, setup
 from experiments.checks import require
 from experiments.fa_hmc.error_curves import arrival, error_curve
 from experiments.fa_hmc.grids import run_grid, run_stretches
 from experiments.fa_hmc.logistic_data import simulated
 from experiments.fa_hmc.logistic_figures import draw
-from experiments.qlsd import logistic as models
-from experiments.qlsd import truth
-from experiments.qlsd.federations import Rows
 from fedmcmc.metrics import marginal_error, marginal_error_floor
 
 __all__ = ["Config", "draw", "run"]
@@ -121,22 +119,24 @@ def federation(config: Config) -> fedmcmc.FederatedData:
     """Draw the rows and deal them out."""
     features, labels = simulated(config.seed, config.num_rows, config.dim, config.prior_precision)
     owners = np.arange(config.num_rows) % config.num_clients
-    return fedmcmc.FederatedData.from_arrays(Rows(features.astype(np.float32), labels), owners)
+    return fedmcmc.FederatedData.from_arrays(
+        {"features": features.astype(np.float32), "label": labels}, owners
+    )
 
 
 def problem(config: Config) -> Problem:
     """Build the model, measure its scale, and sample the reference."""
     data = federation(config)
-    posterior = models.binary(config.dim, config.prior_precision)
+    posterior = models.logistic(data, config.prior_precision)
     mode = fedmcmc.surrogates.mode(posterior, data, jnp.zeros(config.dim)).position
-    potential_fn = models.potential_fn(posterior, data)
+    potential_fn = Partial(setup.potential, posterior, data.rows)
     key, start_key, run_key = jax.random.split(jax.random.key(config.seed), 3)
     pooled = fedmcmc.estimate_smoothness(key, posterior, data.pooled(), mode)
     clients = fedmcmc.estimate_smoothness(key, posterior, data, mode)
     scale = 1 / math.sqrt(pooled.largest)
     noise = scale * jax.random.normal(start_key, (4, config.dim))
-    found = truth.require_converged(
-        truth.nuts(
+    found = reference.require_converged(
+        reference.nuts(
             run_key,
             potential_fn,
             mode + noise,

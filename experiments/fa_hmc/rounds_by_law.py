@@ -9,14 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedmcmc
-from experiments import checks
+from experiments import checks, models
 from experiments.checks import require
 from experiments.fa_hmc import logistic, quadratic_law
 from experiments.fa_hmc.error_curves import NUM_BINS, marks
 from experiments.fa_hmc.logistic_figures import local_curves
 from experiments.fa_hmc.quadratic_law import Quadratics, Round
 from experiments.figures import COLORS, figure, label_ticks
-from experiments.qlsd import logistic as models
 
 __all__ = ["Config", "draw", "run"]
 
@@ -85,7 +84,7 @@ def clients_of(config: Config) -> Quadratics:
         prior_precision=config.prior_precision,
     )
     data = logistic.federation(settings)
-    posterior = models.binary(config.dim, config.prior_precision)
+    posterior = models.logistic(data, config.prior_precision)
     mode = fedmcmc.surrogates.mode(posterior, data, jnp.zeros(config.dim)).position
     expansions = fedmcmc.surrogates.taylor(posterior, data, mode)
     sizes = np.asarray(data.size, float)

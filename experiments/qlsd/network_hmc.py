@@ -10,7 +10,8 @@ from arviz_stats.base import array_stats
 from jax import Array
 
 import fedmcmc
-from experiments.qlsd import networks, truth
+from experiments import reference
+from experiments.qlsd import networks
 
 __all__ = ["by_chain", "draw", "potential", "read", "rhat_of_predictions"]
 
@@ -34,7 +35,7 @@ def draw(
     if config.hmc_random_start:
         keys = jax.random.split(jax.random.fold_in(rng_key, 1), config.hmc_chains)
         positions = jax.vmap(posterior.init_fn)(keys)
-    found = truth.hmc(
+    found = reference.hmc(
         rng_key,
         potential(posterior, data.pooled().rows),
         positions,

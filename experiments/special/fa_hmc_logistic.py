@@ -20,6 +20,7 @@ from scipy.special import ndtr
 import fedmcmc
 from experiments import loaders, models, setup
 from experiments.claims import Number
+from experiments.reference import nuts, require_converged
 from experiments.special.fa_hmc_gaussian import Clients, Settings, moments, stationary
 from experiments.tidy import Row
 from experiments.tidy import from_numbers as numbers_of
@@ -100,13 +101,11 @@ class Regression:
         self.rows = numbers_of("posterior", {}, numbers)
         if reference is None:
             return
-        from experiments.qlsd import truth  # imports BlackJAX, which starts JAX
-
         potential_fn = Partial(setup.potential, posterior, self.data.rows)
         starts = mode + self.scale * jax.random.normal(keys[1], (4, start.size))
-        nuts = truth.require_converged(truth.nuts(keys[2], potential_fn, starts, **reference))
-        self.rows += numbers_of("NUTS", {}, nuts.summary())
-        self.histograms = Histograms.of(np.asarray(nuts.draws).reshape(-1, start.size))
+        exact = require_converged(nuts(keys[2], potential_fn, starts, **reference))
+        self.rows += numbers_of("NUTS", {}, exact.summary())
+        self.histograms = Histograms.of(np.asarray(exact.draws).reshape(-1, start.size))
 
     def kernel(self, step: float, **settings: Any) -> fedmcmc.FederatedKernel:
         """Return FA-HMC, or with one leapfrog step FA-LD."""

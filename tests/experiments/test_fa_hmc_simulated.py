@@ -12,7 +12,7 @@ from tests.oracles.laws_averaging import Averaging
 pytest.importorskip("hydra")
 
 import fedmcmc
-from experiments import output
+from experiments import models, output
 from experiments.fa_hmc import (
     dimension,
     dimension_law,
@@ -26,7 +26,6 @@ from experiments.fa_hmc import (
     rounds_by_law,
     rounds_to_error,
 )
-from experiments.qlsd import logistic as models
 from fedmcmc.metrics import gaussian_w2, marginal_error
 
 CLIENTS = dimension_law.Scalars(
@@ -341,7 +340,7 @@ def test_the_law_over_local_steps_is_that_of_predict_bias(num_local, length, noi
     settings = dict(step_size=0.2, num_steps=length, noise=noise)
     ((_, one),) = quadratic_law.local_rounds(clients, [num_local], **settings)
     data = logistic.federation(logistic.Config(dim=6, num_rows=60, num_clients=4))
-    posterior = models.binary(6, 1.0)
+    posterior = models.logistic(data, 1.0)
     mode = fedmcmc.surrogates.mode(posterior, data, jnp.zeros(6)).position
     kernel = fedmcmc.fa_hmc(
         posterior,
