@@ -1,1 +1,0 @@
-"""Bayesian federated learning with Hamiltonian Monte Carlo (FA-HMC), Liang et al. (2024)."""
