@@ -61,8 +61,16 @@ def _read(name: str) -> dict[str, Any]:
         raise ConfigError(f"study={name} has {', '.join(unknown)}; it can have {', '.join(KEYS)}.")
     base = _read(study.pop("extends")) if "extends" in study else {}
     overrides = [*(base.get("overrides") or []), *(study.get("overrides") or [])]
-    special: Any = OmegaConf.merge(base.get("special") or {}, study.get("special") or {})
-    return {**base, **study, "overrides": overrides, "special": OmegaConf.to_container(special)}
+    special = _merged(base.get("special") or {}, study.get("special") or {})
+    return {**base, **study, "overrides": overrides, "special": special}
+
+
+def _merged(base: Any, changes: Any) -> Any:
+    """Merge mappings entry by entry; arguments of another function replace the whole."""
+    mappings = isinstance(base, Mapping) and isinstance(changes, Mapping)
+    if not mappings or changes.get("_target_", base.get("_target_")) != base.get("_target_"):
+        return changes
+    return {**base, **{key: _merged(base.get(key), value) for key, value in changes.items()}}
 
 
 def grids(study: Mapping[str, Any]) -> list[list[str]]:
