@@ -46,7 +46,7 @@ def load(name: str, special: Sequence[str] = ()) -> dict[str, Any]:
     study: Any = OmegaConf.to_container(
         OmegaConf.merge(config, OmegaConf.from_dotlist(list(special)))
     )
-    wiring.check(study.get("special"), "special", ("jobs",))
+    wiring.check(study.get("special"), "special", ("jobs", *wiring.Supplies.NAMES))
     return {key: study.get(key) for key in KEYS}
 
 
@@ -141,8 +141,18 @@ def recorded_settings(
     study: Mapping[str, Any], configs: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Return the settings of a study for its record, from the configs of its jobs."""
-    special = {k: v for k, v in (study["special"] or {}).items() if k != "_target_"}
-    return {**_common(configs), **special}
+    special = study["special"] or {}
+    settings = {k: v for k, v in special.items() if k not in wiring.HYDRA_KEYS}
+    if special.get("_recursive_") is False:
+        settings = {k: v for key, item in settings.items() for k, v in _entries(key, item)}
+    return {**_common(configs), **settings}
+
+
+def _entries(name: str, value: Any) -> list[tuple[str, Any]]:
+    """Return a value, or the entries of a mapping by dotted names."""
+    if not isinstance(value, Mapping):
+        return [(name, value)]
+    return [(f"{name}.{key}", item) for key, item in value.items()]
 
 
 def _renamed(jobs: Sequence[JobRows], methods: Mapping[str, str]) -> list[JobRows]:
