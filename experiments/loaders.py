@@ -133,15 +133,15 @@ def susy(
     """Return SUSY in clients whose shares of positive labels are drawn from a Beta."""
     table = tables.susy()
     sizes = dict(num_clients=num_clients, rows_per_client=rows_per_client, num_test=num_test)
-    split = shards.skewed_labels(
+    data, held_out = shards.skewed_labels(
         jax.random.key(seed), table.labels, concentration=concentration, **sizes
     )
     features = shards.standardize(table.features)
     train, test = (
         {"features": features[rows], "label": table.labels[rows]}
-        for rows in (np.asarray(split.data.rows), split.test)
+        for rows in (np.asarray(data.rows), held_out)
     )
-    return dataclasses.replace(split.data, rows=train), test
+    return dataclasses.replace(data, rows=train), test
 
 
 def letter_pairs(

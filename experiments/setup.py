@@ -12,12 +12,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+from jax import Array
 from jax.flatten_util import ravel_pytree
 from jax.tree_util import Partial
 
 import fedmcmc
 
 __all__ = [
+    "adam",
     "approximation",
     "consensus_step",
     "consensus_tolerance",
@@ -176,3 +179,31 @@ def diagonal_surrogates(
     shift = np.array(gradient) + np.array(precision) * center
     columns = (tuple(map(jnp.asarray, np.moveaxis(x, -1, 0))) for x in (shift, np.array(precision)))
     return fedmcmc.Gaussian(*columns, "diagonal")
+
+
+def adam(
+    num_steps: int,
+    batch_size: int,
+    rng_key: Array,
+    posterior: fedmcmc.Posterior,
+    rows: Any,
+    position: Any,
+    learning_rate: Array,
+) -> Any:
+    """Return an approximate maximum of the log posterior of `rows`, by Adam from `position`."""
+    num_rows = jax.tree.leaves(rows)[0].shape[0]
+    optimizer = optax.adam(optax.cosine_decay_schedule(learning_rate, num_steps))
+
+    def loss(position: Any, batch: Any) -> Array:
+        mean = jnp.mean(posterior.loglikelihood_fn(position, batch))
+        return -mean - posterior.logprior_fn(position) / num_rows
+
+    def step(carry: tuple[Any, Any], key: Array) -> tuple[tuple[Any, Any], None]:
+        position, state = carry
+        chosen = jax.random.randint(key, (batch_size,), 0, num_rows)
+        gradient = jax.grad(loss)(position, jax.tree.map(lambda leaf: leaf[chosen], rows))
+        updates, state = optimizer.update(gradient, state)
+        return (optax.apply_updates(position, updates), state), None
+
+    keys = jax.random.split(rng_key, num_steps)
+    return jax.lax.scan(step, (position, optimizer.init(position)), keys)[0][0]

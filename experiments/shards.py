@@ -1,6 +1,6 @@
 """Shards of El Mekkaoui et al. (2021): Gaussian rows, pairs of letters, skewed labels."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -8,10 +8,7 @@ import numpy as np
 import fedmcmc
 from fedmcmc import partition
 
-__all__ = ["Split", "gaussian", "letter_pairs", "project", "skewed_labels", "standardize"]
-
-Pairs = dict[str, Any]
-"""Columns `features`, squared differences per component, and `sign`, 1 for the same letter."""
+__all__ = ["gaussian", "letter_pairs", "project", "skewed_labels", "standardize"]
 
 
 def gaussian(seed: int, spread: float, num_clients: int, rows_per_client: int) -> np.ndarray:
@@ -36,57 +33,43 @@ def letter_pairs(
     num_clients: int,
     pairs_per_client: int,
     num_test: int,
-) -> tuple[fedmcmc.FederatedData, Pairs]:
-    """Draw pairs, half of them similar, by client and held out; clients share no letter.
+) -> tuple[fedmcmc.FederatedData, dict[str, np.ndarray]]:
+    """Draw pairs of utterances, half of them of one letter; clients share no letter.
 
-    Features are divided by ``num_components`` times their mean over all clients' pairs, which
-    bounds the curvature of a row by about one third.
-
-    Raises
-    ------
-    ValueError
-        If a number of pairs is odd.
+    The column `features` has squared differences over ``num_components`` times their mean, which
+    bounds the curvature of a row by about one third; `sign` is 1 for the same letter, else -1.
     """
-    if pairs_per_client % 2 or num_test % 2:
-        raise ValueError("pairs_per_client and num_test must be even, half of them similar.")
     client_key, pair_key = jax.random.split(rng_key)
     owner = partition.disjoint_labels(client_key, labels, num_clients)
-    rng, taken = _generator(pair_key), set[tuple[int, int]]()
     letters = [np.unique(labels[owner == client]) for client in range(num_clients)]
     counts = [pairs_per_client] * num_clients + [num_test]
-    drawn = [
+    rng, taken = _generator(pair_key), set[tuple[int, int]]()
+    pairs = [
         _draw_pairs(rng, labels, chosen, num, taken)
         for chosen, num in zip([*letters, np.unique(labels)], counts, strict=True)
     ]
-    squares = [(projected[pairs[:, 0]] - projected[pairs[:, 1]]) ** 2 for pairs in drawn]
+    squares = [(projected[own[:, 0]] - projected[own[:, 1]]) ** 2 for own in pairs]
     scale = projected.shape[1] * np.concatenate(squares[:-1]).mean(axis=0)
+    signs = [np.where(np.arange(num) < num // 2, 1, -1).astype(np.float32) for num in counts]
     *clients, test = (
-        {
-            "features": (square / scale).astype(np.float32),
-            "sign": np.where(np.arange(num) < num // 2, 1, -1).astype(np.float32),
-        }
-        for square, num in zip(squares, counts, strict=True)
+        {"features": (square / scale).astype(np.float32), "sign": sign}
+        for square, sign in zip(squares, signs, strict=True)
     )
     return fedmcmc.FederatedData.from_clients(clients), test
 
 
 def _draw_pairs(
-    rng: np.random.Generator,
-    labels: np.ndarray,
-    letters: np.ndarray,
-    num_pairs: int,
-    taken: set[tuple[int, int]],
+    rng: np.random.Generator, labels: Any, letters: Any, num_pairs: int, taken: set[tuple[int, int]]
 ) -> np.ndarray:
     """Draw pairs of rows that are not in `taken`, the first half similar, and add them to it."""
     rows = {letter: np.flatnonzero(labels == letter) for letter in letters}
     pairs: list[tuple[int, int]] = []
     while len(pairs) < num_pairs:
         if len(pairs) < num_pairs // 2:
-            first, second = rng.choice(rows[rng.choice(letters)], 2, replace=False)
+            two = rng.choice(rows[rng.choice(letters)], 2, replace=False)
         else:
-            one, other = rng.choice(letters, 2, replace=False)
-            first, second = rng.choice(rows[one]), rng.choice(rows[other])
-        pair = (int(min(first, second)), int(max(first, second)))
+            two = [rng.choice(rows[letter]) for letter in rng.choice(letters, 2, replace=False)]
+        pair = (int(min(two)), int(max(two)))
         if pair not in taken:
             taken.add(pair)
             pairs.append(pair)
@@ -104,13 +87,6 @@ def standardize(features: np.ndarray) -> np.ndarray:
     return np.where(binary, features, scaled).astype(np.float32)
 
 
-class Split(NamedTuple):
-    """Row numbers of a table: `data` by client, and `test`, with as many labels 0 as 1."""
-
-    data: fedmcmc.FederatedData
-    test: np.ndarray
-
-
 def skewed_labels(
     rng_key: jax.Array,
     labels: np.ndarray,
@@ -119,38 +95,28 @@ def skewed_labels(
     rows_per_client: int,
     num_test: int,
     concentration: float,
-) -> Split:
-    """Draw clients of equal size whose shares of label 1 are ``Beta(a, a)``; no row is used twice.
+) -> tuple[fedmcmc.FederatedData, np.ndarray]:
+    """Draw row numbers, each at most once: by client, and held out with as many labels 0 as 1.
 
-    Parameters
-    ----------
-    rng_key
-        Key of the shares and the rows.
-    labels
-        ``[num_rows]``, 0 or 1.
-    num_clients, rows_per_client, num_test
-        Counts.
-    concentration
-        The parameter ``a``: 100 for the paper's IID shards, 0.5 for its non-IID ones.
+    The clients' shares of label 1 are ``Beta(concentration, concentration)``.
 
     Raises
     ------
     ValueError
-        If the table has too few rows of a label.
+        If there are too few rows of a label.
     """
     shares = np.asarray(jax.random.beta(rng_key, concentration, concentration, (num_clients,)))
     rng = _generator(jax.random.fold_in(rng_key, 1))
     pools = [rng.permutation(np.flatnonzero(labels == label)) for label in (0, 1)]
     ones = np.append(np.round(shares * rows_per_client), num_test // 2).astype(int)
-    sizes = np.append(np.full(num_clients, rows_per_client), num_test)
-    parts = []
-    for label, (pool, counts) in enumerate(zip(pools, (sizes - ones, ones), strict=True)):
-        if counts.sum() > pool.size:
+    zeros = np.append(np.full(num_clients, rows_per_client), num_test) - ones
+    for pool, counts in zip(pools, (zeros, ones), strict=True):
+        if counts.sum() > len(pool):
             raise ValueError(
-                f"clients and test need {counts.sum()} rows with label {label}, the table has "
-                f"{pool.size}: lower num_clients or rows_per_client."
+                f"clients and test need {counts.sum()} rows of a label that has {len(pool)}: "
+                "lower num_clients or rows_per_client."
             )
-        parts.append(np.split(pool, np.cumsum(counts)))
-    rows = [rng.permutation(np.concatenate([n, p])) for n, p in zip(*parts, strict=True)]
-    clients = [chosen.astype(np.int32) for chosen in rows[:num_clients]]
-    return Split(fedmcmc.FederatedData.from_clients(clients), rows[num_clients])
+    parts = [np.split(pools[0], np.cumsum(zeros)), np.split(pools[1], np.cumsum(ones))]
+    rows = [rng.permutation(np.concatenate(two)) for two in zip(*parts, strict=True)]
+    clients = [own.astype(np.int32) for own in rows[:num_clients]]
+    return fedmcmc.FederatedData.from_clients(clients), rows[num_clients]

@@ -15,12 +15,14 @@ import fedmcmc
 from experiments import data as tables
 from experiments import models, shards
 from experiments.special import fsgld_repetitions as repetitions
+from experiments.special.fsgld_repetitions import GAIN
 from experiments.tidy import Row, from_numbers
 
 __all__ = ["rows", "taylor_at_mode"]
 
-GAIN, RATIO = "FSGLD minus DSGLD", "FSGLD / DSGLD"
 PAIRS = ("learning", "held_out")
+SINGLE = [f"{pairs}_log_likelihood" for pairs in PAIRS]
+"""Metrics of single draws; the others are of averages over draws since the end of burn-in."""
 
 
 def rows(
@@ -37,8 +39,8 @@ def rows(
 ) -> list[Row]:
     """Return log likelihoods per pair under DSGLD, FSGLD and NUTS on pooled pairs.
 
-    `surrogates` makes them from a key, the posterior, data and a start. NUTS has as many warm-up
-    steps as draws; with zero it is left out. Curves include burn-in.
+    `surrogates` is as in `fsgld_repetitions.run`. NUTS has as many warm-up steps as draws; with
+    zero it is left out. Curves include burn-in.
     """
     pair_key, fit_key, run_key, reference_key = jax.random.split(jax.random.key(seed), 4)
     table, sizes = tables.isolet(), dict(data)
@@ -47,32 +49,30 @@ def rows(
         shards.letter_pairs(key, projected, table.labels, **sizes)
         for key in jax.random.split(pair_key, num_repetitions)
     ]
-    federation = repetitions.stack([clients for clients, _ in drawn])
-    posterior = models.pair_metric(drawn[0][0], prior_scale)
-    start = jax.tree.map(jnp.zeros_like, posterior.init_fn(fit_key))
-    fitted = [
-        surrogates(rng_key=key, posterior=posterior, data=clients, position=start)
-        for key, (clients, _) in zip(jax.random.split(fit_key, len(drawn)), drawn, strict=True)
-    ]
-    draws = {}
-    for method, chosen in (("DSGLD", None), ("FSGLD", repetitions.stack(fitted))):
-        draws[method], _ = repetitions.run(
-            *(posterior, chosen, federation, jax.random.split(run_key, len(drawn))),
-            repetitions.stack([start] * len(drawn)),
-            **dict(kernel, num_rounds=num_rounds, thinning=thinning),
-        )
+    clients = [learning for learning, _ in drawn]
+    posterior = models.pair_metric(clients[0], prior_scale)
+    starts = [jax.tree.map(jnp.zeros_like, posterior.init_fn(fit_key))] * num_repetitions
+    settings = dict(kernel, num_rounds=num_rounds, thinning=thinning)
+    runs = repetitions.run(posterior, surrogates, clients, starts, fit_key, run_key, **settings)
+    draws = {method: chains for method, (chains, _) in runs.items()}
+    pairs = {
+        "learning": repetitions.stack([own.rows for own in clients]),
+        "held_out": repetitions.stack([test for _, test in drawn]),
+    }
     if num_reference_draws:
         draws["NUTS"] = _nuts(
-            reference_key, posterior, prior_scale, federation.rows, num_reference_draws
+            reference_key, posterior, prior_scale, pairs["learning"], num_reference_draws
         )
-    burnin = num_burnin // thinning
-    pairs = {"learning": federation.rows, "held_out": repetitions.stack([p for _, p in drawn])}
-    curves = {m: _curves(posterior, d, pairs, burnin * (m != "NUTS")) for m, d in draws.items()}
+    first = num_burnin // thinning
+    curves = {m: _curves(posterior, d, pairs, first * (m != "NUTS")) for m, d in draws.items()}
     samples = thinning * kernel["num_local_steps"] * (1 + np.arange(num_rounds // thinning))
-    found = _finals(draws, curves, burnin)
-    found += [row for pairs in PAIRS for row in _by_sample(pairs, curves, samples, burnin)]
-    if thinning == 1 and not num_burnin:
-        found += [row for pairs in PAIRS for row in _climbing(pairs, curves, samples)]
+    found = _finals(draws, curves, first)
+    for name in PAIRS:
+        found += _by_sample(f"{name}_log_likelihood", curves, samples)
+        found += _by_sample(f"{name}_predictive_log_likelihood", curves, samples)
+        found += _spreads(name, curves, first)
+        if thinning == 1 and not num_burnin:
+            found += _climbing(name, curves, samples)
     return found
 
 
@@ -82,9 +82,7 @@ def taylor_at_mode(posterior: Any, data: Any, position: Any, **_: Any) -> fedmcm
     return fedmcmc.surrogates.taylor(posterior, data, mode)
 
 
-def _nuts(
-    rng_key: Array, posterior: Any, prior_scale: float, pairs: Any, num_draws: int
-) -> dict[str, Array]:
+def _nuts(rng_key: Array, posterior: Any, prior_scale: float, pairs: Any, num_draws: int) -> Any:
     """Draw from the posterior of all pairs by NUTS, a repetition at a time."""
     normal = dist.Normal(0.0, prior_scale)
     weights = normal.expand(pairs["features"].shape[-1:]).to_event(1)
@@ -102,14 +100,14 @@ def _nuts(
     return repetitions.stack(draws)
 
 
-def _curves(posterior: Any, draws: Any, pairs: Any, burnin: int) -> dict[str, np.ndarray]:
-    """Return scores of each draw, and of the average of predictions since the end of burn-in."""
+def _curves(posterior: Any, draws: Any, pairs: Any, first: int) -> dict[str, np.ndarray]:
+    """Return scores ``[num_repetitions, num_draws]``; averages begin with the draw `first`."""
 
     def of_repetition(both: Any) -> dict[str, Array]:
         found = {}
-        for name in PAIRS:
-            terms = jax.vmap(posterior.loglikelihood_fn, (0, None))(both[0], both[1][name])
-            sums = jax.lax.cumlogsumexp(terms[burnin:], axis=0)
+        for name, own in both[1].items():
+            terms = jax.vmap(posterior.loglikelihood_fn, (0, None))(both[0], own)
+            sums = jax.lax.cumlogsumexp(terms[first:], axis=0)
             running = sums - jnp.log(jnp.arange(1, len(sums) + 1))[:, None]
             found[f"{name}_log_likelihood"] = terms.mean(axis=1)
             found[f"{name}_predictive_log_likelihood"] = running.mean(axis=1)
@@ -119,33 +117,32 @@ def _curves(posterior: Any, draws: Any, pairs: Any, burnin: int) -> dict[str, np
     return jax.tree.map(np.asarray, jax.lax.map(of_repetition, (draws, pairs)))
 
 
-def _finals(draws: Any, curves: Mapping[str, Any], burnin: int) -> list[Row]:
-    """Return the rows of one number per repetition and metric, which is NaN for lost chains."""
-    values: dict[str, dict[str, np.ndarray]] = {}
-    plain = [f"{pairs}_log_likelihood" for pairs in PAIRS]
+def _finals(draws: Mapping[str, Any], curves: Mapping[str, Any], first: int) -> list[Row]:
+    """Return a number per repetition and metric, NaN for lost chains, and what they differ by."""
     found: list[Row] = []
+    values: dict[str, dict[str, np.ndarray]] = {}
     for method, own in curves.items():
-        first = 0 if method == "NUTS" else burnin
-        last = {metric: curve[:, -1] for metric, curve in own.items()}
-        last |= {metric: own[metric][:, first:].mean(axis=1) for metric in plain}
+        start = first * (method != "NUTS")
+        last = {m: c[:, start:].mean(1) if m in SINGLE else c[:, -1] for m, c in own.items()}
         if "NUTS" in draws and method != "NUTS":
-            exact, chain = _flat(draws["NUTS"]), _flat(draws[method])[:, burnin:]
-            gaps = np.abs(chain.mean(axis=1) - exact.mean(axis=1)) / exact.std(axis=1)
-            last["worst_error_of_mean"] = gaps.max(axis=1)
-        lost = ~np.isfinite([last[metric] for metric in plain]).all(axis=0)
+            exact, chain = _flat(draws["NUTS"]), _flat(draws[method])[:, first:]
+            error = np.abs(chain.mean(axis=1) - exact.mean(axis=1)) / exact.std(axis=1)
+            last["worst_error_of_mean"] = error.max(axis=1)
+        lost = ~np.isfinite([last[metric] for metric in SINGLE]).all(axis=0)
         values[method] = {m: np.where(lost, np.nan, each) for m, each in last.items()}
         found += repetitions.summaries(method, {}, values[method])
         found += from_numbers(method, {}, {"diverged": lost.sum()})
     one, other = values["FSGLD"], values["DSGLD"]
     gains = {metric: one[metric] - other[metric] for metric in one}
     found += repetitions.summaries(GAIN, {}, gains, by_seed=False)
-    for pairs, metric in zip(PAIRS, plain if "NUTS" in draws else (), strict=False):
-        reference = values["NUTS"][metric] + 0 * gains[metric]  # of what neither method lost
-        gaps = [values[method][metric] - reference for method in ("FSGLD", "DSGLD")]
-        for method, gap in zip(("FSGLD", "DSGLD"), gaps, strict=True):
-            summary = {f"{pairs}_gap_to_nuts": gap}
-            found += repetitions.summaries(method, {}, summary, by_seed=False)
-        found += repetitions.sd_ratio(f"{pairs}_gap_sd_ratio", {}, *gaps)
+    for pairs, metric in zip(PAIRS, SINGLE, strict=True):
+        if "NUTS" in values:
+            reference = values["NUTS"][metric] + 0 * gains[metric]  # where neither chain was lost
+            gaps = {m: values[m][metric] - reference for m in ("FSGLD", "DSGLD")}
+            for method, gap in gaps.items():
+                gap_rows = {f"{pairs}_gap_to_nuts": gap}
+                found += repetitions.summaries(method, {}, gap_rows, by_seed=False)
+            found += repetitions.sd_ratio(f"{pairs}_gap_sd_ratio", {}, *gaps.values())
     return found
 
 
@@ -153,47 +150,53 @@ def _flat(draws: Mapping[str, Any]) -> np.ndarray:
     return np.concatenate([draws["gamma"], np.asarray(draws["mu"])[..., None]], axis=-1)
 
 
-def _finite(curves: np.ndarray) -> np.ndarray:
-    return curves[np.isfinite(curves).all(axis=1)]
+def _finite(metric: str, curves: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Return the curves of both methods and of their difference, where chains were not lost."""
+    both = {method: curves[method][metric] for method in ("DSGLD", "FSGLD")}
+    both[GAIN] = both["FSGLD"] - both["DSGLD"]
+    return {method: curve[np.isfinite(curve).all(axis=1)] for method, curve in both.items()}
 
 
-def _by_sample(
-    pairs: str, curves: Mapping[str, Any], samples: np.ndarray, burnin: int
-) -> list[Row]:
-    """Return means and deviations over repetitions by sample, of each draw and of averages."""
-    found: list[Row] = []
-    for metric in (f"{pairs}_log_likelihood", f"{pairs}_predictive_log_likelihood"):
-        name, both = f"{metric}_by_sample", [curves[m][metric] for m in ("DSGLD", "FSGLD")]
-        chosen = repetitions.points(both[0].shape[1])
-        x = samples[len(samples) - both[0].shape[1] + chosen]  # averages begin after burn-in
-        sds = []
-        for method, each in zip(("DSGLD", "FSGLD", GAIN), [*both, both[1] - both[0]], strict=True):
-            left = _finite(each[:, chosen])
-            if len(left):
-                sd = left.std(axis=0, ddof=1) if len(left) > 1 else np.zeros(len(x))
-                sds += [sd] if len(left) == len(each) else []
-                end, divisor = (" s.e.", len(left) ** 0.5) if method == GAIN else ("_sd", 1)
-                for place, center, spread in zip(x, left.mean(axis=0), sd / divisor, strict=True):
-                    numbers = {name: center, f"{name}{end}": spread}
-                    found += from_numbers(method, {}, numbers, x=float(place))
-        if "NUTS" in curves:
-            level = curves["NUTS"][metric][:, -1 if "predictive" in metric else slice(None)].mean()
-            found += from_numbers("NUTS", {}, {f"{name}_level": level})
-        if len(sds) == 3 and "predictive" not in metric:
-            share = (sds[1] < sds[0])[chosen >= burnin].mean()
-            found += from_numbers(RATIO, {}, {f"{pairs}_smaller_bars_share": share})
+def _by_sample(metric: str, curves: Mapping[str, Any], samples: np.ndarray) -> list[Row]:
+    """Return means and deviations of curves over repetitions, by number of samples."""
+    name, found = f"{metric}_by_sample", []
+    for method, curve in _finite(metric, curves).items():
+        if len(curve):
+            chosen = repetitions.points(curve.shape[1])
+            mean, sd = curve.mean(axis=0), curve.std(axis=0, ddof=min(1, len(curve) - 1))
+            spread = {f"{name}_sd": sd}
+            if method == GAIN:
+                spread = {f"{name} s.e.": sd / math.sqrt(len(curve))}
+            each = {key: values[chosen] for key, values in {name: mean, **spread}.items()}
+            # Averages have no points before the end of burn-in.
+            found += repetitions.by_x(method, {}, samples[chosen - curve.shape[1]], each)
+    if "NUTS" in curves:
+        curve = curves["NUTS"][metric]
+        level = (curve if metric in SINGLE else curve[:, -1]).mean()
+        found += from_numbers("NUTS", {}, {f"{name}_level": level})
     return found
+
+
+def _spreads(pairs: str, curves: Mapping[str, Any], first: int) -> list[Row]:
+    """Return at which share of points after burn-in FSGLD has the smaller deviation."""
+    left = _finite(f"{pairs}_log_likelihood", curves)
+    if len(left[GAIN]) < len(curves["DSGLD"][f"{pairs}_log_likelihood"]):
+        return []
+    chosen = repetitions.points(left[GAIN].shape[1])
+    smaller = left["FSGLD"].std(axis=0) < left["DSGLD"].std(axis=0)
+    share = {f"{pairs}_smaller_bars_share": smaller[chosen[chosen >= first]].mean()}
+    return from_numbers("FSGLD / DSGLD", {}, share)
 
 
 def _climbing(pairs: str, curves: Mapping[str, Any], samples: np.ndarray) -> list[Row]:
     """Return when mean curves reach DSGLD's mean of its second half, and the lead until then."""
-    both = {method: curves[method][f"{pairs}_log_likelihood"] for method in ("DSGLD", "FSGLD")}
-    level = _finite(both["DSGLD"]).mean(axis=0)[len(samples) // 2 :].mean()
-    latest, found = 0.0, []
-    for method, own in both.items():
-        above = _finite(own).mean(axis=0) > level
-        reached = float(samples[above.argmax()]) if above.any() else math.inf
-        found += from_numbers(method, {}, {f"{pairs}_samples_to_level_of_dsgld": reached})
-        latest = max(latest, reached)
-    lead = _finite(both["FSGLD"] - both["DSGLD"]).mean(axis=0)[samples <= latest].mean()
-    return found + from_numbers(GAIN, {}, {f"{pairs}_mean_lead_while_climbing": lead})
+    left = _finite(f"{pairs}_log_likelihood", curves)
+    means = {method: curve.mean(axis=0) for method, curve in left.items()}
+    level = means["DSGLD"][len(samples) // 2 :].mean()
+    above = {method: samples[means[method] > level] for method in ("DSGLD", "FSGLD")}
+    reached = {method: np.append(x, math.inf)[0] for method, x in above.items()}
+    lead = means[GAIN][samples <= max(reached.values())].mean()
+    found = from_numbers(GAIN, {}, {f"{pairs}_mean_lead_while_climbing": lead})
+    for method, place in reached.items():
+        found += from_numbers(method, {}, {f"{pairs}_samples_to_level_of_dsgld": place})
+    return found

@@ -1,7 +1,7 @@
 """Repetitions of DSGLD and FSGLD with other data each time, in one program, and their rows."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,9 @@ from experiments.claims import mean as mean_with_error
 from experiments.tidy import Row, from_numbers
 from fedmcmc import rounds
 
-__all__ = ["points", "run", "sd_ratio", "stack", "summaries"]
+__all__ = ["GAIN", "by_x", "points", "run", "sd_ratio", "stack", "summaries"]
+
+GAIN = "FSGLD minus DSGLD"
 
 
 def stack(trees: Sequence[Any]) -> Any:
@@ -24,36 +26,58 @@ def stack(trees: Sequence[Any]) -> Any:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
+def run(
+    posterior: fedmcmc.Posterior,
+    surrogates: Callable[..., fedmcmc.Gaussian],
+    clients: Sequence[fedmcmc.FederatedData],
+    starts: Sequence[Any],
+    fit_key: Array,
+    run_key: Array,
+    pooled: bool = False,
+    **settings: Any,
+) -> dict[str, tuple[Any, Array]]:
+    """Return draws ``[num_repetitions, num_draws, ...]`` and the clients visited, by method.
+
+    `surrogates` makes them of a key, the posterior, data and a start. `settings` are those of
+    `fedmcmc.dsgld` and `fedmcmc.sample`. With `pooled` there is SGLD on all rows too.
+    """
+    fit_keys, keys = (jax.random.split(key, len(clients)) for key in (fit_key, run_key))
+    fitted = [
+        surrogates(rng_key=key, posterior=posterior, data=own, position=start)
+        for key, own, start in zip(fit_keys, clients, starts, strict=True)
+    ]
+    data, positions = stack(clients), stack(starts)
+    relay = functools.partial(_relay, posterior, keys, positions, **settings)
+    found = {"DSGLD": relay(data, None), "FSGLD": relay(data, stack(fitted))}
+    if pooled:
+        found["pooled SGLD"] = relay(stack([own.pooled() for own in clients]), None)
+    return found
+
+
 @functools.partial(
     jax.jit, static_argnames=("num_local_steps", "batch_size", "num_rounds", "thinning", "collect")
 )
-def run(
+def _relay(
     posterior: fedmcmc.Posterior,
-    surrogates: fedmcmc.Gaussian | None,
-    data: fedmcmc.FederatedData,
     rng_keys: Array,
     positions: Any,
+    data: fedmcmc.FederatedData,
+    surrogates: fedmcmc.Gaussian | None,
     *,
     num_rounds: int,
     thinning: int,
     collect: Any = None,
     **kernel: Any,
 ) -> tuple[Any, Array]:
-    """Return draws of FSGLD, or without surrogates of DSGLD, and the clients of their rounds.
+    kept: Any = dict(thinning=thinning, collect=collect)
+    kept["ahead_bytes"] = rounds.PREPARED_BYTES // len(rng_keys)
 
-    `surrogates`, `data`, `rng_keys` and `positions` have a leading axis of repetitions, draws
-    ``[num_repetitions, num_draws]``. Other arguments are those of `fedmcmc.fsgld` and
-    `fedmcmc.sample`.
-    """
-    memory = rounds.PREPARED_BYTES // rng_keys.shape[0]
-
-    def one(surrogates: Any, data: Any, rng_key: Array, position: Any) -> tuple[Any, Array]:
+    def one(rng_key: Array, position: Any, data: Any, surrogates: Any) -> tuple[Any, Array]:
         relay = fedmcmc.dsgld(posterior, **kernel)
         if surrogates is not None:
             relay = fedmcmc.fsgld(posterior, surrogates, **kernel)
         state = relay.init(fedmcmc.random.init_key(rng_key), position, data)
-        settings: Any = dict(thinning=thinning, collect=collect, ahead_bytes=memory)
-        _, records = rounds.run_rounds(relay, data, rng_key, state, num_rounds, **settings)
+        _, records = rounds.run_rounds(relay, data, rng_key, state, num_rounds, **kept)
 
         def client_of(num: Array) -> Array:
             key = fedmcmc.random.cohort_key(rng_key, num)
@@ -61,7 +85,7 @@ def run(
 
         return records.draws, jax.vmap(client_of)(jnp.arange(thinning - 1, num_rounds, thinning))
 
-    return jax.vmap(one)(surrogates, data, rng_keys, positions)
+    return jax.vmap(one)(rng_keys, positions, data, surrogates)
 
 
 def points(num: int) -> np.ndarray:
@@ -69,31 +93,36 @@ def points(num: int) -> np.ndarray:
     return np.unique(np.linspace(0, num - 1, min(num, 100)).astype(int))
 
 
+def by_x(method: str, settings: Any, x: np.ndarray, curves: Mapping[str, np.ndarray]) -> list[Row]:
+    """Return the rows of curves, by name of the metric, at `x`."""
+    found: list[Row] = []
+    for i, place in enumerate(x):
+        numbers = {metric: curve[i] for metric, curve in curves.items()}
+        found += from_numbers(method, settings, numbers, x=float(place))
+    return found
+
+
 def summaries(
-    method: str,
-    settings: Mapping[str, Any],
-    values: Mapping[str, np.ndarray],
-    by_seed: bool = True,
+    method: str, settings: Any, values: Mapping[str, np.ndarray], by_seed: bool = True
 ) -> list[Row]:
     """Return mean and deviation over the repetitions that are finite, and each, by metric."""
     found: list[Row] = []
     for metric, each in values.items():
         finite = each[np.isfinite(each)].astype(float)
-        if finite.size:
-            numbers = {f"mean_{metric}": mean_with_error(list(finite))}
-            if finite.size > 1:
-                numbers[f"{metric}_sd"] = Number(float(finite.std(ddof=1)))
-            found += from_numbers(method, settings, numbers)
+        numbers = {f"mean_{metric}": mean_with_error(list(finite))} if finite.size else {}
+        if finite.size > 1:
+            numbers[f"{metric}_sd"] = Number(float(finite.std(ddof=1)))
+        found += from_numbers(method, settings, numbers)
         for seed, value in enumerate(each if by_seed else ()):
             found += from_numbers(method, settings, {metric: value}, seed=seed)
     return found
 
 
 def sd_ratio(metric: str, settings: Mapping[str, Any], one: Any, other: Any) -> list[Row]:
-    """Return the ratio of the standard deviations of two methods on the same repetitions.
+    """Return the ratio of two standard deviations over repetitions with its 95% interval.
 
-    The 95% interval inverts the test of Pitman (1939) and Morgan (1939): variances are equal if
-    sums and differences of pairs are uncorrelated. With fewer than three pairs there are no rows.
+    The interval inverts the test of Pitman (1939) and Morgan (1939): variances are equal if sums
+    and differences of pairs are uncorrelated. With fewer than three pairs there are no rows.
     """
     both = np.isfinite(one) & np.isfinite(other)
     x, y, freedom = one[both].astype(float), other[both].astype(float), both.sum() - 2
