@@ -1,6 +1,5 @@
 """Guo et al. (2023), image classification: accuracy over rounds, calibration at the end."""
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -72,10 +71,10 @@ def rows(
     num_bins
         Number of bins of the expected calibration error.
     """
-    if not best_window <= min(checkpoints) <= max(checkpoints) <= num_rounds:
-        raise ValueError("checkpoints must lie between best_window and num_rounds.")
-    if not 1 <= window <= num_burnin:
-        raise ValueError("window must lie between 1 and num_burnin.")
+    if not best_window <= min(checkpoints) <= max(checkpoints) <= num_rounds or window > num_burnin:
+        raise ValueError(
+            "checkpoints must lie between best_window and num_rounds, and window below num_burnin."
+        )
     loaded, test = wiring.build(data, "data", None)
     build_network = wiring.build(module, "module", None)
     network = build_network(num_outputs=models.num_classes(loaded))
@@ -88,7 +87,7 @@ def rows(
     numbers: dict[str, Any] = {"num_parameters": sum(x.size for x in jax.tree.leaves(position))}
     if getattr(network, "widths", None) == ():
         numbers["information_ratio"] = _information_ratio(loaded.rows["features"])
-    found, measured = from_numbers("", {}, numbers), []
+    collected, measured = from_numbers("", {}, numbers), []
     counts = dict(num_burnin=num_burnin, num_rounds=num_rounds)
     for curve in fed_ep_runs.execute(
         methods,
@@ -100,12 +99,12 @@ def rows(
         num_seeds=num_seeds,
         **counts,
     ):
-        run, own = _summary(curve, checkpoints, thresholds, window, best_window, **counts)
+        run, curve_rows = _summary(curve, checkpoints, thresholds, window, best_window, **counts)
         predict_fn = predictive(network, likelihood="categorical", inputs="features")
         numbers = _calibration(key, curve, predict_fn, test, num_bins)
-        found += own + from_numbers(curve.method, curve.settings, numbers)
+        collected += curve_rows + from_numbers(curve.method, curve.settings, numbers)
         measured.append(run)
-    return found + _comparisons(measured, found, thresholds)
+    return collected + _comparisons(measured, collected, thresholds)
 
 
 def _information_ratio(features: Any) -> float:
@@ -165,11 +164,11 @@ def _summary(
         **({} if curve.diverged is None else {"diverged_in_round": curve.diverged}),
     }
     method, settings = curve.method, curve.settings
-    found = from_numbers(method, settings, numbers)
-    for last in checkpoints:
-        best = metrics.best_running_mean(accuracy[:, :last], best_window)
-        numbers = {"best_accuracy_mean": mean(best if last <= accuracy.shape[1] else [])}
-        found += from_numbers(method, {**settings, "rounds": last}, numbers)
+    collected = from_numbers(method, settings, numbers)
+    for limit in checkpoints:
+        best = metrics.best_running_mean(accuracy[:, :limit], best_window)
+        numbers = {"best_accuracy_mean": mean(best if limit <= accuracy.shape[1] else [])}
+        collected += from_numbers(method, {**settings, "rounds": limit}, numbers)
     for level in thresholds:
         reached = np.asarray(metrics.rounds_to_threshold(accuracy, level, window))
         is_reached = np.isfinite(reached)
@@ -178,21 +177,21 @@ def _summary(
             "rounds_to_accuracy": reached.mean() if is_reached.all() else np.nan,
             "rounds_to_accuracy_at_least": np.minimum(reached, num_rounds + 1).mean(),
         }
-        found += from_numbers(method, {**settings, "level": level}, numbers)
+        collected += from_numbers(method, {**settings, "level": level}, numbers)
     for part, values in by_seed.items():
         for i, value in enumerate(values):
-            found += from_numbers(method, settings, {f"{part}_accuracy": value}, seed=i)
+            collected += from_numbers(method, settings, {f"{part}_accuracy": value}, seed=i)
     for name, values in (("accuracy", accuracy), ("loss", loss)):
         curves = {f"{name}_by_round": (1, values.mean(axis=0))}
         if len(values) > 1:
             views = np.lib.stride_tricks.sliding_window_view(values, window, axis=1)
             spread = views.mean(axis=-1).std(axis=0, ddof=1)
             curves[f"{name}_by_round_sd"] = (window, spread)
-        for metric, (first, points) in curves.items():
+        for metric, (start, points) in curves.items():
             for i, point in enumerate(points):
-                found += from_numbers(method, settings, {metric: point}, x=float(first + i))
+                collected += from_numbers(method, settings, {metric: point}, x=float(start + i))
     is_proper = bool((~proper).mean() <= LARGEST_IMPROPER_SHARE)
-    return Run(method, settings, by_seed, is_proper), found
+    return Run(method, settings, by_seed, is_proper), collected
 
 
 def _calibration(
@@ -228,23 +227,23 @@ def _averages(predict_fn: Any, positions: Any, test: Any) -> np.ndarray:
 
 
 def _comparisons(
-    measured: Sequence[Run], found: Sequence[Row], thresholds: Sequence[float]
+    measured: Sequence[Run], curve_rows: Sequence[Row], thresholds: Sequence[float]
 ) -> list[Row]:
     """Return differences between methods, and between values of a setting."""
     plain = {run.method: run for run in measured if not run.settings}
     triples = [(run, plain[BURN_IN], "over_fed_avg") for run in measured if BURN_IN in plain]
     for letter in "IMLV":
         run = plain.get(f"FedEP ({letter})")
-        others = {"FedEP (I)": "over_identity", f"FedSEP ({letter})": "over_stateless"}
-        triples += [(run, plain[o], to) for o, to in others.items() if run and o in plain]
+        references = {"FedEP (I)": "over_identity", f"FedSEP ({letter})": "over_stateless"}
+        triples += [(run, plain[o], to) for o, to in references.items() if run and o in plain]
     epochs = {r.settings.get("ngvi_epochs"): r for r in measured if r.method == "FedEP (V)"}
     if {1, 10} <= epochs.keys():
         triples.append((epochs[10]._replace(settings={}), epochs[1], "of_ten_epochs"))
     rows = []
-    for one, other, name in triples:
-        if one is not other:
-            gains = {f"{p}_gain_{name}": _gain(one, other, p) for p in ("early", "best", "end")}
-            rows += from_numbers(one.method, one.settings, gains)
+    for run, reference, name in triples:
+        if run is not reference:
+            gains = {f"{p}_gain_{name}": _gain(run, reference, p) for p in ("early", "best", "end")}
+            rows += from_numbers(run.method, run.settings, gains)
     baselines = [plain[name] for name in BASELINES if name in plain]
     if len(baselines) == len(BASELINES):
         for run in measured:
@@ -256,30 +255,29 @@ def _comparisons(
                 rows += from_numbers(run.method, run.settings, leads)
         for level in thresholds:
             name, place = "rounds_to_accuracy_at_least", {"level": level}
-            same = [row for row in found if row.metric == name and row.settings == place]
-            least = min(row.value for row in same if row.method in BASELINES)
-            rows += from_numbers("faster baseline", place, {name: least})
+            same = [row for row in curve_rows if row.metric == name and row.settings == place]
+            fewest = min(row.value for row in same if row.method in BASELINES)
+            rows += from_numbers("faster baseline", place, {name: fewest})
     return rows + _spreads(measured)
 
 
-def _gain(one: Run, other: Run, part: str) -> Number:
+def _gain(run: Run, reference: Run, part: str) -> Number:
     """Return the mean difference of accuracies within seeds."""
-    return mean(one.accuracy[part] - other.accuracy[part])
+    return mean(run.accuracy[part] - reference.accuracy[part])
 
 
 def _spreads(measured: Sequence[Run]) -> list[Row]:
     """Return accuracies with the best value of a setting less those with the worst."""
-    rows = []
-    varied = sorted((run for run in measured if run.settings), key=_place)
-    for (method, name), group in itertools.groupby(varied, _place):
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in measured:
+        if run.settings:
+            groups.setdefault((run.method, ",".join(run.settings)), []).append(run)
+    spreads = []
+    for (method, name), group in groups.items():
         by_best = sorted(group, key=lambda run: float(run.accuracy["best"].mean()))
         proper = [run for run in by_best if run.is_proper]
-        for metric, runs in (("spread", by_best), ("spread_of_proper", proper)):
-            if len(runs) > 1:
-                gain = _gain(runs[-1], runs[0], "best")
-                rows += from_numbers(method, {"varied": name}, {metric: gain})
-    return rows
-
-
-def _place(run: Run) -> tuple[str, str]:
-    return run.method, ",".join(run.settings)
+        for metric, chosen in (("spread", by_best), ("spread_of_proper", proper)):
+            if len(chosen) > 1:
+                gain = _gain(chosen[-1], chosen[0], "best")
+                spreads += from_numbers(method, {"varied": name}, {metric: gain})
+    return spreads

@@ -42,7 +42,7 @@ class Curve(NamedTuple):
     state, diverged
         The last state; of a run that turned non-finite ``None``, and the round.
     method, settings
-        Name of the method, and the settings that it has for itself.
+        Name of the method, and its settings that differ from the study's.
     """
 
     scores: dict[str, np.ndarray]
@@ -85,12 +85,12 @@ def execute(
     """
     if not 0 < num_burnin < num_rounds:
         raise ValueError(f"num_burnin must lie between 1 and {num_rounds - 1}, got {num_burnin}.")
-    chosen = list(_listed(runs, methods, settings))
+    chosen = list(_variants(runs, methods, settings))
     data, key = supplies.data, jax.random.key(seed)
     common: dict[str, Any] = dict(
         collect=partial(_collect, score_fn), placement=placement, progress=False
     )
-    first = spreading.sample(
+    burn_in = spreading.sample(
         key,
         wiring.build(_filled(methods[BURN_IN], settings), BURN_IN, supplies),
         data,
@@ -100,40 +100,40 @@ def execute(
         **common,
     )
     common["num_rounds"] = num_rounds - num_burnin
-    for method, own in chosen:
-        kernel = wiring.build(_filled(methods[method], {**settings, **own}), method, supplies)
+    for method, changes in chosen:
+        kernel = wiring.build(_filled(methods[method], {**settings, **changes}), method, supplies)
         switch = None if method in BASELINES else partial(fedmcmc.switch, kernel, data)
         parts = [slice(None)]
         if switch is not None:
-            clients = jax.eval_shape(switch, first.state).clients
+            clients = jax.eval_shape(switch, burn_in.state).clients
             if 4 * trees.num_elements(clients) > CLIENT_BYTES:
                 parts = [slice(i, i + 1) for i in range(num_seeds)]
         curves = []
         for part in parts:
-            start = (first.state, first.draws)
+            start = (burn_in.state, burn_in.draws)
             state, before = jax.tree.map(lambda leaf, part=part: leaf[part], start)
             # The first seed keeps the key with which all seeds would run together.
-            own_key = jax.random.fold_in(key, part.start) if part.start else key
+            part_key = jax.random.fold_in(key, part.start) if part.start else key
             store = fedmcmc.HostStore() if len(parts) > 1 else None
-            curves.append(_continued(own_key, kernel, data, state, before, switch, store, common))
-        yield _joined(curves)._replace(method=method, settings=own)
+            curves.append(_continued(part_key, kernel, data, state, before, switch, store, common))
+        yield _joined(curves)._replace(method=method, settings=changes)
 
 
-def _listed(
+def _variants(
     runs: Sequence[Mapping[str, Any]], methods: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Return the methods to run, each with the settings that it has for itself."""
+    """Return the methods to run, each with its settings that differ from the study's."""
     for entry in runs:
         choices = [value if isinstance(value, list) else [value] for value in entry.values()]
         for values in itertools.product(*choices):
-            own = dict(zip(entry, values, strict=True))
-            method = own.pop("method", None)
-            if method not in methods or not own.keys() <= settings.keys():
+            changes = dict(zip(entry, values, strict=True))
+            method = changes.pop("method", None)
+            if method not in methods or not changes.keys() <= settings.keys():
                 raise ValueError(
                     f"runs has {entry}; the methods are {', '.join(methods)}, and the settings "
                     f"{', '.join(settings)}."
                 )
-            yield method, own
+            yield method, changes
 
 
 def _filled(node: Any, settings: Mapping[str, Any]) -> Any:
@@ -157,16 +157,16 @@ def _continued(
     store: fedmcmc.HostStore | None,
     common: Mapping[str, Any],
 ) -> Curve:
-    """Run a method from the end of the burn-in, of which `before` are the scores."""
+    """Run a method from the end of the burn-in, whose scores are `before`."""
     if store is not None:
         start = store.start(lambda ids: switch(state, clients=ids), data.num_clients)
     else:
         start = state if switch is None else switch(state)
-    last, diverged = None, None
+    final_state, diverged = None, None
     try:
         run = spreading.sample(key, kernel, data, state=start, client_store=store, **common)
         after = run.draws
-        last = run.state if store is None else run.state._replace(clients=())
+        final_state = run.state if store is None else run.state._replace(clients=())
     except fedmcmc.NonFiniteError as error:
         after = error.samples.draws if error.samples is not None else {}
         diverged = error.round
@@ -174,7 +174,7 @@ def _continued(
         name: np.concatenate([values, after[name]], axis=1) if name in after else values
         for name, values in before.items()
     }
-    return Curve(scores, last, diverged)
+    return Curve(scores, final_state, diverged)
 
 
 def _joined(curves: Sequence[Curve]) -> Curve:
@@ -200,9 +200,9 @@ def _collect(score_fn: Any, state: Any, info: Any) -> dict[str, Array]:
 def draws_of(rng_key: Array, curve: Curve, num_draws: int) -> Any:
     """Return draws from the last approximation, leaves ``[num_seeds, num_draws, ...]``."""
     keys = jax.random.split(rng_key, jnp.size(curve.state.broadcast.round))
-    return jax.vmap(lambda key, own: jax.vmap(own.draw)(jax.random.split(key, num_draws)))(
-        keys, curve.state.server.approximation.gaussian
-    )
+    return jax.vmap(
+        lambda key, gaussian: jax.vmap(gaussian.draw)(jax.random.split(key, num_draws))
+    )(keys, curve.state.server.approximation.gaussian)
 
 
 def averaged(

@@ -33,11 +33,11 @@ def test_a_study_builds_all_its_kernels(name):
     data, own = tiny()[0], special(name)
     supplies = wiring.Supplies(data, models.mlp(data, ()))
     methods, settings = own["methods"], own["settings"]
-    for method, changed in fed_ep_runs._listed(own["runs"], methods, settings):
+    for method, changed in fed_ep_runs._variants(own["runs"], methods, settings):
         node = fed_ep_runs._filled(methods[method], settings | changed)
         assert isinstance(wiring.build(node, method, supplies), fedmcmc.FederatedKernel)
     with pytest.raises(ValueError, match=r"runs has .*speed"):
-        list(fed_ep_runs._listed([{"method": "FedPA", "speed": 1}], methods, settings))
+        list(fed_ep_runs._variants([{"method": "FedPA", "speed": 1}], methods, settings))
 
 
 @pytest.mark.slow
