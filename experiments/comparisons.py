@@ -30,7 +30,7 @@ __all__ = ["Reference", "chains", "check", "gap", "mala", "rows"]
 OF_RUN = ("num_rounds", "num_burnin", "thinning", "num_chains", "start")
 DRAWS_AT_A_TIME = 64
 PUBLISHED_ALPHA = 0.5025
-"""What the notebook of Vono et al. (2022) evaluates as 99 %: element 99 of 200 from 0.01 to 0.99"""
+"""Level that the notebook of Vono et al. (2022) takes for 99 %: number 99 of 200 from 0.01 on."""
 CURVE_ALPHAS = np.linspace(0.02, 0.98, 49)
 STRETCHES = 10
 """Number of stretches of a single chain that stand in for chains."""
@@ -39,20 +39,11 @@ STRETCHES = 10
 class Reference(NamedTuple):
     """Chains to compare with, and numbers for rows.
 
-    Attributes
-    ----------
-    potential
-        Potentials of the draws, ``[num_chains, num_draws]``.
-    variances
-        Variance of each coordinate, ``[num_chains, d]``.
-    seed
-        Seed of the chains; with that of a run they share its noise, chain by chain.
-    summary
-        Numbers for rows.
+    With the seed of a run, chains share its noise, chain by chain.
     """
 
-    potential: np.ndarray
-    variances: np.ndarray
+    potential: np.ndarray  # of the draws, [num_chains, num_draws]
+    variances: np.ndarray  # of each coordinate, [num_chains, d]
     seed: int
     summary: dict[str, float]
 
@@ -138,9 +129,9 @@ def potentials(posterior: Any, data: Any, draws: Any) -> np.ndarray:
     """Return minus the log density at draws, ``[num_chains, num_draws]``."""
     shape = np.shape(jax.tree.leaves(draws)[0])[:2]
     flat = jax.tree.map(lambda leaf: jnp.asarray(leaf).reshape(-1, *np.shape(leaf)[2:]), draws)
-    at = Partial(setup.potential, posterior, data.rows)
-    found = jax.jit(lambda at, x: jax.lax.map(at, x, batch_size=DRAWS_AT_A_TIME))(at, flat)
-    return np.asarray(found, np.float64).reshape(shape)
+    potential_fn = Partial(setup.potential, posterior, data.rows)
+    batched = jax.jit(lambda fn, x: jax.lax.map(fn, x, batch_size=DRAWS_AT_A_TIME))
+    return np.asarray(batched(potential_fn, flat), np.float64).reshape(shape)
 
 
 def check(config: dict[str, Any]) -> None:
@@ -174,63 +165,43 @@ def rows(
 
     A reference of the same method and seed is the run itself and gives no errors.
     """
-    found: list[Row] = []
+    table: list[Row] = []
     exact: Reference | None = None
-    kinds = [
-        kind for kind in metrics.OF_REFERENCES if kind in (config.get("metrics") or ("hpd_error",))
-    ]
-    for name, node in (config.get("references") or {}).items():
+    chosen, nodes = config.get("metrics") or ("hpd_error",), config.get("references") or {}
+    if nodes and "hpd_error" in chosen:
+        potential = potentials(problem.posterior, problem.data, samples.draws)
+    for name, node in nodes.items():
         where = f"references.{name}"
         parts = (config["data"], config["model"], _node(config, node, where))
-        other = _load(*map(json.dumps, parts), where)
-        exact = exact or other
-        found += from_numbers(name, {}, other.summary, other.seed)
-        if (name, other.seed) == (method, seed):
+        compared = _load(*map(json.dumps, parts), where)
+        exact = exact or compared
+        table += from_numbers(name, {}, compared.summary, compared.seed)
+        if (name, compared.seed) == (method, seed):
             continue
         place = {**settings, "reference": name}
-        if "hpd_error" in kinds:
-            own = potentials(problem.posterior, problem.data, samples.draws)
-            bits = _bits(samples, problem, config)
-            numbers = _hpd_errors(own, other.potential) | bits
-            found += from_numbers(method, place, numbers, seed)
-            errors = hpd_error(own.ravel(), other.potential.ravel(), CURVE_ALPHAS)
+        if "hpd_error" in chosen:
+            numbers = _hpd_errors(potential, compared.potential) | _bits(samples, problem, config)
+            table += from_numbers(method, place, numbers, seed)
+            errors = hpd_error(potential.ravel(), compared.potential.ravel(), CURVE_ALPHAS)
             for alpha, error in zip(CURVE_ALPHAS, np.asarray(errors, np.float64), strict=True):
                 curve = {"hpd_error_by_probability": error}
-                found += from_numbers(method, place, curve, seed, 1 - alpha)
-        if "variance_error" in kinds:
-            variances = metrics.flat(samples.draws, 2).var(1)
-            shared = other.seed == seed
-            measure = _added_variance if shared else _variance_errors
-            found += from_numbers(method, place, measure(variances, other, exact), seed)
-            lengths = [] if shared else np.linalg.norm(variances - other.variances.mean(0), axis=1)
-            for i, length in enumerate(lengths):
-                each = {"variance_error_of_repetition": length}
-                found += from_numbers(method, place, each, i)
-    return found
-
-
-def _variance_errors(
-    variances: np.ndarray, other: Reference, exact: Reference
-) -> dict[str, float | Number]:
-    """Return errors of variances ``[num_chains, d]``, means over chains."""
-    right = other.variances.mean(0)
-    error = mean_with_error(list(np.linalg.norm(variances - right, axis=1)))
-    return {
-        "variance_error": error,
-        "relative_variance_error": error.value / float(np.linalg.norm(right)),
-        "variance_over_mala": float(variances.mean() / right.mean()),
-    }
-
-
-def _added_variance(
-    variances: np.ndarray, other: Reference, exact: Reference
-) -> dict[str, float | Number]:
-    """Return what compression adds to the variance of chains that share their other noise.
-
-    The unit is the mean variance of the config's first reference.
-    """
-    added = (variances - other.variances).mean(1) / exact.variances.mean()
-    return {"added_by_compression": mean_with_error(list(added))}
+                table += from_numbers(method, place, curve, seed, 1 - alpha)
+        if "variance_error" in chosen:
+            variances, right = metrics.flat(samples.draws, 2).var(1), compared.variances.mean(0)
+            if compared.seed == seed:  # chains share all noise except compression's
+                added = (variances - compared.variances).mean(1) / exact.variances.mean()
+                numbers = {"added_by_compression": mean_with_error(list(added))}
+            else:
+                lengths = np.linalg.norm(variances - right, axis=1)
+                numbers = {
+                    "variance_error": mean_with_error(list(lengths)),
+                    f"variance_over_{name.lower()}": float(variances.mean() / right.mean()),
+                }
+                for i, length in enumerate(lengths):
+                    repetition = {"variance_error_of_repetition": length}
+                    table += from_numbers(method, place, repetition, i)
+            table += from_numbers(method, place, numbers, seed)
+    return table
 
 
 def _hpd_errors(potential: np.ndarray, reference: np.ndarray) -> dict[str, float | Number]:
@@ -246,39 +217,23 @@ def gap(potential: np.ndarray, reference: np.ndarray, alpha: float = 0.01) -> Nu
     """Return the relative error of the threshold of the HPD region of ``1 - alpha``.
 
     The standard error is a jackknife over chains; those with the same number may depend on each
-    other. A single chain is cut into `STRETCHES` of consecutive draws instead, which must be much
-    longer than its autocorrelation.
-
-    Parameters
-    ----------
-    potential, reference
-        ``[num_chains, num_draws]``, with as many chains.
-    alpha
-        One minus the region's probability.
+    other, and both have as many. A single chain is cut into `STRETCHES` of consecutive draws
+    instead, which must be much longer than its autocorrelation.
     """
-    if len(reference) != len(potential):
-        raise ValueError(
-            f"potential and reference need as many chains, got {len(potential)} and "
-            f"{len(reference)}."
-        )
     apart = [x if len(x) > 1 else _stretches(x) for x in (potential, reference)]
-    threshold, other = _threshold(potential, alpha), _threshold(reference, alpha)
+    threshold, right = _threshold(potential, alpha), _threshold(reference, alpha)
     num = len(apart[0])
     left_out = np.empty(num)
     for chain in range(num):
-        own, without = (_threshold(np.delete(x, chain, axis=0), alpha) for x in apart)
-        left_out[chain] = (own - without) / abs(other)
+        pair = (_threshold(np.delete(x, chain, axis=0), alpha) for x in apart)
+        left_out[chain] = np.subtract(*pair) / abs(right)
     error = math.sqrt((num - 1) * left_out.var())
-    return Number((threshold - other) / abs(other), error)
+    return Number((threshold - right) / abs(right), error)
 
 
 def _stretches(potential: np.ndarray) -> np.ndarray:
     """Return ``[STRETCHES, n]`` of a chain ``[1, num_draws]``, without what is left over."""
     length = potential.shape[1] // STRETCHES
-    if not length:
-        raise ValueError(
-            f"a single chain needs {STRETCHES} draws or more, got {potential.shape[1]}."
-        )
     return potential[0, : STRETCHES * length].reshape(STRETCHES, length)
 
 
@@ -290,7 +245,7 @@ def _bits(samples: Any, problem: Any, config: dict[str, Any]) -> dict[str, float
     """Return bits of a round, counted, and how many times fewer than 32 per number they are."""
     per_round = float(np.mean(np.asarray(samples.totals["bits_up"]) / samples.totals["rounds"]))
     sizes = [leaf[0, 0].size for leaf in jax.tree.leaves(samples.draws)]
-    found = {
+    bits = {
         "efficiency": 32.0 * sum(sizes) * problem.data.num_clients / per_round,
         "bits_per_round": per_round,
     }
@@ -299,5 +254,5 @@ def _bits(samples: Any, problem: Any, config: dict[str, Any]) -> dict[str, float
         dimension = sizes[0] if compressor.get("per_leaf") else sum(sizes)
         for name, base in (("log2", "log2"), ("ln", "natural")):
             bound = float(bound_bits(dimension, compressor["num_levels"], base=base))
-            found[f"efficiency_by_bound_{name}"] = 32 * dimension / bound
-    return found
+            bits[f"efficiency_by_bound_{name}"] = 32 * dimension / bound
+    return bits

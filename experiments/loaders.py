@@ -81,21 +81,14 @@ def covtype(
     row_key, split_key = jax.random.split(jax.random.key(seed))
     chosen = some_rows(row_key, len(table.labels), num_rows + num_test)
     label = table.labels[chosen] == 2 if binary else table.labels[chosen] - 1
-    areas = table.features[chosen[:num_rows], WILDERNESS]
+    areas = table.features[chosen[:num_rows], 10:14]  # indicators of the wilderness
     features = np.c_[shards.standardize(table.features[chosen]), np.ones(len(chosen), np.float32)]
     rows = {"features": features, "label": label.astype(np.int32)}
-    train, test = ({name: x[part] for name, x in rows.items()} for part in _parts(num_rows))
+    parts = (slice(num_rows), slice(num_rows, None))
+    train, test = ({name: x[part] for name, x in rows.items()} for part in parts)
     by_label = split == "labels"
     ids = label_dirichlet(split_key, train["label"], num_clients) if by_label else areas.argmax(1)
     return fedmcmc.FederatedData.from_arrays(train, ids), test
-
-
-WILDERNESS = slice(10, 14)
-"""Columns of covertype that indicate the four wilderness areas."""
-
-
-def _parts(num: int) -> tuple[slice, slice]:
-    return slice(num), slice(num, None)
 
 
 def label_dirichlet(rng_key: jax.Array, labels: np.ndarray, num_clients: int) -> np.ndarray:
@@ -111,10 +104,7 @@ def label_dirichlet(rng_key: jax.Array, labels: np.ndarray, num_clients: int) ->
     for label in np.unique(labels):
         rows = np.flatnonzero(labels == label)
         if len(rows) < num_clients:
-            raise ValueError(
-                f"label {label} has {len(rows)} rows, fewer than one for each of {num_clients} "
-                f"clients."
-            )
+            raise ValueError(f"label {label} has {len(rows)} rows for {num_clients} clients.")
         shares = rng.dirichlet(rng.uniform(size=num_clients))
         counts = 1 + np.round((len(rows) - num_clients) * shares).astype(int)
         ends = np.minimum(np.cumsum(counts), len(rows))
@@ -409,7 +399,7 @@ def synthetic(
 
     ``u_i ~ N(0, alpha^2)``, ``B_i ~ N(0, beta^2)``, ``v_i ~ N(B_i, I)``,
     ``x ~ N(v_i, diag(j^-1.2))``, ``W_i ~ N(u_i, 1)``, ``b_i ~ N(u_i, 1)``, ``y = argmax(W_i'x +
-    b_i)``. Calls are those of the notebooks that Vono et al. (2022) released; with `shared_seed`
+    b_i)``. Calls are as in the notebooks that Vono et al. (2022) released; with `shared_seed`
     the seed is set again before each draw, as there, so that clients share all noise.
     """
     rng = np.random.RandomState(seed)
@@ -429,16 +419,15 @@ def synthetic(
         weight = fresh().normal(model_mean, 1, (dim, num_classes))
         bias = fresh().normal(model_mean, 1, num_classes)
         features = fresh().multivariate_normal(center, covariance, size)
-        label = (features @ weight + bias).argmax(axis=1)
-        drawn.append({"features": features.astype(np.float32), "label": label.astype(np.int32)})
-    clients, held_out = [], []
-    for rows in drawn:
-        order = rng.permutation(len(rows["label"]))
-        train, test = (order[part] for part in _parts(int(0.9 * len(order))))
-        clients.append({name: column[train] for name, column in rows.items()})
-        held_out.append({name: column[test] for name, column in rows.items()})
-    test_rows = {name: np.concatenate([rows[name] for rows in held_out]) for name in held_out[0]}
-    return fedmcmc.FederatedData.from_clients(clients), test_rows
+        drawn.append((features.astype(np.float32), (features @ weight + bias).argmax(axis=1)))
+    orders = [rng.permutation(size) for size in sizes]
+    shuffled = [[x[order] for x in rows] for rows, order in zip(drawn, orders, strict=True)]
+    features, label = (np.concatenate(column) for column in zip(*shuffled, strict=True))
+    rows = {"features": features, "label": label.astype(np.int32)}
+    held_out = np.concatenate([np.arange(size) >= int(0.9 * size) for size in sizes])
+    train, test = ({name: x[part] for name, x in rows.items()} for part in (~held_out, held_out))
+    owners = np.repeat(np.arange(num_clients), sizes)[~held_out]
+    return fedmcmc.FederatedData.from_arrays(train, owners), test
 
 
 def spherical(
@@ -470,7 +459,7 @@ def gaussian(
 ) -> Loaded:
     """Draw clients of 10 to 199 rows ``N(mu_i, I)`` with ``mu_i ~ N(0, spread^2 I)``.
 
-    Calls are those of the notebook that Vono et al. (2022) released. Clients have `times` as many
+    Calls are as in the notebook that Vono et al. (2022) released. Clients have `times` as many
     rows.
     """
     sizes = np.random.RandomState(seed).randint(10, 200, num_clients) * times

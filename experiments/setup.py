@@ -24,7 +24,6 @@ __all__ = [
     "approximation",
     "consensus_step",
     "consensus_tolerance",
-    "diagonal_surrogates",
     "gaussian_start",
     "laplace_start",
     "leapfrog_step",
@@ -158,27 +157,6 @@ def consensus_step(
     """Return steps of DG-SGLD for `consensus_tolerance` (Plassier et al. 2021)."""
     tolerance = consensus_tolerance(data, prior_precision, fraction, curvature)
     return tolerance / (2 * (fraction + 1))
-
-
-def diagonal_surrogates(
-    data: fedmcmc.FederatedData, centre: tuple[jax.Array, ...]
-) -> fedmcmc.Gaussian:
-    """Return `fedmcmc.surrogates.taylor` with diagonal structure, in closed form.
-
-    For `experiments.models.multinomial` with ``by_class=True``: the Hessian's diagonal for
-    class k is ``sum_n x_n^2 p_nk (1 - p_nk)``.
-    """
-    center = np.stack([np.asarray(column) for column in centre], axis=1)
-    gradient, precision = [], []
-    for i in range(data.num_clients):
-        features, label = (np.asarray(data.client_rows(i)[name]) for name in ("features", "label"))
-        chance = np.asarray(jax.nn.softmax(features @ center))
-        residual = np.eye(center.shape[1], dtype=np.float32)[label] - chance
-        gradient.append(features.T @ residual)
-        precision.append((features**2).T @ (chance * (1 - chance)))
-    shift = np.array(gradient) + np.array(precision) * center
-    columns = (tuple(map(jnp.asarray, np.moveaxis(x, -1, 0))) for x in (shift, np.array(precision)))
-    return fedmcmc.Gaussian(*columns, "diagonal")
 
 
 def adam(

@@ -14,11 +14,11 @@ __all__ = ["rows"]
 def rows(data: Mapping[str, Any]) -> list[Row]:
     """Return labels of the clients of `experiments.loaders.image_classes` with arguments `data`."""
     federation, _ = loaders.image_classes(**data)
-    found: list[Row] = []
+    table: list[Row] = []
     for i in range(federation.num_clients):
         counts = np.bincount(federation.client_rows(i)["label"], minlength=10)
         share = {"share_of_dominant_label": counts.max() / counts.sum()}
-        found += from_numbers("data", {"client": i + 1}, share)
+        table += from_numbers("data", {"client": i + 1}, share)
         for label, count in enumerate(counts):
-            found += from_numbers("data", {"client": i + 1, "label": label}, {"images": count})
-    return found
+            table += from_numbers("data", {"client": i + 1, "label": label}, {"images": count})
+    return table
