@@ -1,7 +1,6 @@
 """Figures of the pages from records: ``python -m experiments.plots [name ...]``.
 
-``notes/figures.yaml`` has an entry per figure in ``docs/results/figures``, and says what an entry
-can have.
+``notes/figures.yaml`` has an entry per figure in ``docs/results/figures``, and describes the keys.
 """
 
 import dataclasses
@@ -65,37 +64,37 @@ class Layer:
 
 def entries(path: Path = NOTES / "figures.yaml") -> dict[str, dict[str, Any]]:
     """Return the figures by the names of their files; each panel has all keys of its figure."""
-    found = {}
+    figures = {}
     for name, node in yaml.safe_load(path.read_text())["figures"].items():
         common = {k: v for k, v in node.items() if k not in ("panels", *OF_ENTRY)}
         panels = []
         for panel in node.get("panels", [{}]):
             where = {**common.get("where", {}), **panel.get("where", {})}
             panels.append({**common, **panel, "where": where})
-        found[name] = {**OF_ENTRY, **node, "panels": panels}
-    return found
+        figures[name] = {**OF_ENTRY, **node, "panels": panels}
+    return figures
 
 
 def layers(panel: Mapping[str, Any]) -> list[Layer]:
     """Return the layers of a panel."""
     common = {k: v for k, v in panel.items() if k not in ("layers", "lines", *OF_PANEL)}
     return [
-        Layer(**{**common, **own, "where": {**panel["where"], **own.get("where", {})}})
-        for own in panel.get("layers", [{}])
+        Layer(**{**common, **changes, "where": {**panel["where"], **changes.get("where", {})}})
+        for changes in panel.get("layers", [{}])
     ]
 
 
 def places(layer: Layer) -> dict[Any, dict[str, float]]:
     """Return metrics by the columns and settings of their rows."""
-    found: dict[Any, dict[str, float]] = defaultdict(dict)
+    by_place: dict[Any, dict[str, float]] = defaultdict(dict)
     for row in tidy.read(layer.study):
         about = {"method": row.method, "seed": row.seed, "x": row.x, **row.settings}
-        wanted = {name: v if isinstance(v, list) else [v] for name, v in layer.where.items()}
-        if all(about.get(name) in values for name, values in wanted.items()):
+        conditions = {name: v if isinstance(v, list) else [v] for name, v in layer.where.items()}
+        if all(about.get(name) in values for name, values in conditions.items()):
             index = ",".join(str(about.pop(name)) for name in layer.pivot if name in about)
             metric = f"{row.metric}[{index}]" if index else row.metric
-            found[tuple(about.items())][metric] = row.value
-    return found
+            by_place[tuple(about.items())][metric] = row.value
+    return by_place
 
 
 def series(layer: Layer) -> dict[str, np.ndarray]:
@@ -107,7 +106,7 @@ def series(layer: Layer) -> dict[str, np.ndarray]:
         If the study has no such rows.
     """
     scale = _number(layer.scale, layer.study)
-    found: dict[str, list[Any]] = {}
+    groups: dict[str, list[Any]] = {}
     order: dict[str, Any] = {}
     for place, values in places(layer).items():
         about, y = dict(place), values.get(layer.metric)
@@ -118,20 +117,20 @@ def series(layer: Layer) -> dict[str, np.ndarray]:
             x *= about[name]
         heights = [scale * v**layer.power for v in (y, *_limits(layer, values, y))]
         label = _label(layer, about)
-        found.setdefault(label, []).append([x, *np.where(np.isfinite(heights), heights, np.nan)])
+        groups.setdefault(label, []).append([x, *np.where(np.isfinite(heights), heights, np.nan)])
         order[label] = about.get(layer.by[0]) if len(layer.by) == 1 else None
         if layer.x not in values:
-            found[label].sort()
-    if not found:
+            groups[label].sort()
+    if not groups:
         raise LookupError(f"{layer.study} has no rows for {layer}.")
     if all(isinstance(value, int | float) for value in order.values()):
-        found = {label: found[label] for label in sorted(found, key=order.__getitem__)}
-    named = {n: found[n] for n in layer.names.values() if n in found}
-    return {n: _smooth(np.array(v, object), layer.window) for n, v in {**named, **found}.items()}
+        groups = {label: groups[label] for label in sorted(groups, key=order.__getitem__)}
+    ordered = {n: groups[n] for n in layer.names.values() if n in groups}
+    return {n: _smooth(np.array(v, object), layer.window) for n, v in {**ordered, **groups}.items()}
 
 
 def _smooth(points: np.ndarray, window: int) -> np.ndarray:
-    """Return running means of y, with limits as far from them as those of the last points."""
+    """Return running means of y, with limits at the distances of the last points."""
     if window > 1:
         means = np.convolve(points[:, 1].astype(float), np.ones(window) / window, mode="valid")
         points = points[window - 1 :]
@@ -177,8 +176,8 @@ def draw(name: str, entry: Mapping[str, Any], folder: Path = FIGURES) -> Path:
             drawn, labels = axis.get_legend_handles_labels()
             handles = {**dict(zip(labels, drawn, strict=True)), **handles}
             if entry["legend"] == "panel":
-                own = dict(zip(reversed(labels), reversed(drawn), strict=True))
-                axis.legend(own.values(), own, fontsize=7)
+                legend = dict(zip(reversed(labels), reversed(drawn), strict=True))
+                axis.legend(legend.values(), legend, fontsize=7)
         if entry["legend"] == "figure" and len(handles) > 1:
             longest = max(map(len, handles)) / 13 + 0.5
             across = max(1, min(len(handles), int(columns * width / longest)))
@@ -187,26 +186,26 @@ def draw(name: str, entry: Mapping[str, Any], folder: Path = FIGURES) -> Path:
 
 
 def _draw_layer(axes: Axes, layer: Layer, colors: dict[str, Any]) -> None:
-    found = series(layer)
+    groups = series(layer)
     if layer.kind == "heat":
-        values = np.array([points[:, 1] for points in found.values()], float)
+        values = np.array([points[:, 1] for points in groups.values()], float)
         image = axes.imshow(values, aspect="auto", cmap="Blues", origin="lower")
-        axes.set_xticks(range(values.shape[1]), next(iter(found.values()))[:, 0])
-        axes.set_yticks(range(len(found)), list(found))
+        axes.set_xticks(range(values.shape[1]), next(iter(groups.values()))[:, 0])
+        axes.set_yticks(range(len(groups)), list(groups))
         axes.grid(False)
         plt.colorbar(image, ax=axes, label=layer.label)
         return
-    for i, (label, points) in enumerate(found.items()):
+    for i, (label, points) in enumerate(groups.items()):
         color = layer.colors.get(label) or colors.setdefault(label, f"C{len(colors) % NUM_COLORS}")
         if layer.colormap:
-            color = plt.get_cmap(layer.colormap)(0.9 * i / max(1, len(found) - 1))
+            color = plt.get_cmap(layer.colormap)(0.9 * i / max(1, len(groups) - 1))
         x, (y, low, high) = points[:, 0], points[:, 1:].astype(float).T
         low = np.maximum(low, y / 10) if axes.get_yscale() == "log" else low
         style: dict[str, Any] = {"color": color, "label": label}
         errors = np.nan_to_num(np.maximum(0, [y - low, high - y]))
         if layer.kind == "bars":
-            wide = 0.8 / len(found)
-            middle = np.arange(len(x)) + wide * (i - (len(found) - 1) / 2)
+            wide = 0.8 / len(groups)
+            middle = np.arange(len(x)) + wide * (i - (len(groups) - 1) / 2)
             axes.bar(middle, y, wide, yerr=errors if errors.any() else None, **style)
             axes.set_xticks(range(len(x)), x)
         elif layer.kind == "ellipse":
