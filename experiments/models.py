@@ -39,6 +39,7 @@ __all__ = [
     "quadratic",
     "random_effects",
     "resnet20",
+    "shared_by_groups",
     "tags",
     "trial",
 ]
@@ -462,11 +463,17 @@ def random_effects(
     return posterior if marginal_nodes is None else fedmcmc.marginal(posterior, marginal_nodes)
 
 
-def _linear_predictor(z: Array, x: Array) -> Array:
+def shared_by_groups(z: Array, x: Array) -> tuple[Array, Array, Array]:
+    """Sample what groups share: mean and spread of their effects, and slopes."""
     num_effects = z.shape[1]
     mu = numpyro.sample("mu", dist.Normal(0, 5).expand([num_effects]).to_event(1))
     tau = numpyro.sample("tau", dist.HalfNormal(1).expand([num_effects]).to_event(1))
     slopes = numpyro.sample("slopes", dist.Normal(0, 2.5).expand([x.shape[1]]).to_event(1))
+    return mu, tau, slopes
+
+
+def _linear_predictor(z: Array, x: Array) -> Array:
+    mu, tau, slopes = shared_by_groups(z, x)
     effect = numpyro.sample("effect", dist.Normal(mu, tau).to_event(1), infer={"local": True})
     return z @ effect + x @ slopes
 

@@ -1,1 +1,0 @@
-"""Random effects: latents that never leave their client."""

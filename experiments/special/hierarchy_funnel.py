@@ -1,0 +1,115 @@
+"""Few hospitals that hardly differ: Langevin dynamics with centered and with shifted effects."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fedmcmc
+from experiments import loaders, models
+from experiments.special.hierarchy_methods import verdict_rows
+from experiments.tidy import Row, from_numbers
+from fedmcmc import hierarchy, rounds
+
+__all__ = ["exact", "rows"]
+
+FURTHEST = 50.0
+"""A chain whose ``log tau`` or `mu` went further has diverged."""
+THINNING = 5
+
+
+def rows(
+    num_hospitals: int,
+    rows_per_hospital: int,
+    spread: float,
+    step_sizes: Sequence[float],
+    num_chains: int,
+    num_rounds: int,
+    num_burnin: int,
+    seed: int,
+) -> list[Row]:
+    """Compare the moments of all methods with a grid's.
+
+    Langevin dynamics has every step size in `step_sizes` and no metric; `spread` is the standard
+    deviation of the hospitals' effects, and rounds include burn-in.
+    """
+    data, _ = loaders.funnel(num_hospitals, rows_per_hospital, spread, seed)
+    centered, shifted = (
+        fedmcmc.from_numpyro(models.means_of_groups, example=data, centered=c) for c in (1.0, 0.0)
+    )
+    draw = hierarchy.conjugate()  # exact draws of the effects, so that nothing else is off
+    kernels: list[tuple[str, float | None, Any]] = [
+        (name, step, fedmcmc.lsd(posterior, step_size=step, refresh=draw))
+        for name, posterior in (("lsd, centered", centered), ("lsd", shifted))
+        for step in step_sizes
+    ]
+    half, last = fedmcmc.bernoulli(0.5), step_sizes[-1]
+    kernels += [
+        ("fed_gibbs", None, fedmcmc.fed_gibbs(centered, refresh=draw)),
+        (
+            "fed_gibbs, half absent",
+            None,
+            fedmcmc.fed_gibbs(centered, refresh=draw, participation=half),
+        ),
+        ("lsd on marginal", last, fedmcmc.lsd(fedmcmc.marginal(shifted), step_size=last)),
+    ]
+    mean, sd = exact([np.asarray(data.client_rows(i)["y"]) for i in range(num_hospitals)])
+    table: list[Row] = []
+    for name, *moments in zip(("mu", "log_tau"), mean, sd, strict=True):
+        numbers = dict(zip(("mean", "sd"), moments, strict=True))
+        table += from_numbers("grid", {"parameter": name}, numbers)
+    key = jax.random.key(seed)
+    start = {"mu": jnp.zeros(()), "tau": jnp.log(jnp.asarray(0.5))}
+    for method, step, kernel in kernels:
+
+        @jax.jit
+        @jax.vmap
+        def chain(chain_key: Any, kernel: Any = kernel) -> Any:  # one that diverges stops no other
+            state = kernel.init(chain_key, start, data)
+            lengths = {"num_rounds": num_rounds, "thinning": THINNING}
+            _, records = rounds.run_rounds(kernel, data, chain_key, state, **lengths)
+            return jnp.stack([records.draws["mu"], records.draws["tau"]], -1)
+
+        drawn = np.asarray(chain(jax.random.split(key, num_chains)), np.float64)
+        settings = {} if step is None else {"step_size": step}
+        errors = _errors(drawn[:, num_burnin // THINNING :], mean, sd)
+        table += from_numbers(method, settings, errors)
+    fitted = fedmcmc.fit(shifted, data, rng_key=key, progress=False)
+    drawn = np.stack([np.asarray(fitted.samples.draws[name]) for name in ("mu", "tau")], -1)
+    table += verdict_rows("fit", fitted.verdict)
+    return table + from_numbers("fit", {}, _errors(drawn, mean, sd))
+
+
+def exact(hospitals: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Return means and sds of `mu` and ``log tau`` on a grid, effects integrated out."""
+    mu, log_tau = np.meshgrid(np.linspace(-3, 3, 801), np.linspace(-14, 3, 1701), indexing="ij")
+    tau = np.exp(log_tau)
+    log_p = -(mu**2) / 2 - tau**2 / 2 + log_tau
+    for y in hospitals:
+        variance = tau**2 + 1 / len(y)
+        log_p -= (y.astype(float).mean() - mu) ** 2 / variance / 2 + np.log(variance) / 2
+    p = np.exp(log_p - log_p.max())
+    p /= p.sum()
+    values = np.stack([mu, log_tau])
+    mean = (p * values).sum((1, 2))
+    return mean, np.sqrt((p * values**2).sum((1, 2)) - mean**2)
+
+
+def _errors(drawn: np.ndarray, mean: np.ndarray, sd: np.ndarray) -> dict[str, float]:
+    """Return the share of chains that diverged, and errors of the moments of the other chains.
+
+    Errors of means are in standard deviations; standard deviations are ratios. All are NaN if all
+    chains diverged.
+    """
+    finite = (np.isfinite(drawn) & (np.abs(drawn) < FURTHEST)).all((1, 2))
+    errors: dict[str, float] = {"diverged": 1 - finite.mean()}
+    gaps, ratios = [math.nan] * 2, [math.nan] * 2
+    if finite.any():
+        gaps = (drawn[finite].mean((0, 1)) - mean) / sd
+        ratios = drawn[finite].std((0, 1)) / sd
+    for name, gap, ratio in zip(("mu", "log_tau"), gaps, ratios, strict=True):
+        errors |= {f"error_of_mean_{name}": gap, f"sd_ratio_{name}": ratio}
+    return errors
