@@ -33,6 +33,8 @@ GROUPS = ("data", "model", "kernel")
 OF_ROWS = ("method", "setting", "metrics", "references")
 OTHERS = (*GROUPS, "study_name", *OF_ROWS)
 """Keys of a config that are no settings of the run."""
+OF_STUDY = ("special.", "values.")
+"""Beginnings of arguments that change a study and not the config of a job."""
 NESTED = (*GROUPS, "start", "collect", "placement", "references")
 """Keys that hold functions with arguments."""
 
@@ -61,7 +63,7 @@ def prepare(arguments: Sequence[str]) -> list[list[str]]:
     name, found = study_of(arguments)
     if found:
         flags = [*flags, *({"--multirun"} - {*flags})]
-    others = [a for a in arguments if a not in flags and not (name and a.startswith("special."))]
+    others = [a for a in arguments if a not in flags and not (name and a.startswith(OF_STUDY))]
     overrides = _parse(others)
     prepared = []
     for grid in study.grids(found) if found else [[]]:
@@ -78,7 +80,7 @@ def study_of(arguments: Sequence[str]) -> tuple[str, dict[str, Any] | None]:
     names = [a.removeprefix("study=") for a in arguments if a.startswith("study=")]
     if not names:
         return "", None
-    return names[-1], study.load(names[-1], [a for a in arguments if a.startswith("special.")])
+    return names[-1], study.load(names[-1], [a for a in arguments if a.startswith(OF_STUDY)])
 
 
 def _command(overrides: Sequence[Override], flags: Sequence[str]) -> list[str]:

@@ -18,9 +18,9 @@ from jax.flatten_util import ravel_pytree
 from jax.tree_util import Partial
 
 import fedmcmc
-from experiments import problems, setup, spreading, wiring
+from experiments import confidence, metrics, problems, setup, spreading, wiring
 from experiments.qlsd import hpd
-from experiments.tidy import Row
+from experiments.tidy import Row, from_numbers
 
 __all__ = ["Reference", "chains", "check", "mala", "rows"]
 
@@ -148,10 +148,16 @@ def _node(config: dict[str, Any], node: dict[str, Any], where: str) -> dict[str,
 
 
 @functools.lru_cache(maxsize=8)
-def _load(data: str, model: str, node: str, where: str) -> Reference:
+def _load(data: str, model: str, node: str, where: str) -> Reference | confidence.Predictions:
     problem = problems.load({"data": json.loads(data), "model": json.loads(model)})
-    reference: Reference = wiring.build(json.loads(node), where, problem.supplies)
-    return reference
+    reference: Any = wiring.build(json.loads(node), where, problem.supplies)
+    return reference.predictions(problem) if hasattr(reference, "predictions") else reference
+
+
+def _reference(config: dict[str, Any], name: str, node: Any) -> Any:
+    where = f"references.{name}"
+    parts = (config["data"], config["model"], _node(config, node, where))
+    return _load(*map(json.dumps, parts), where)
 
 
 def rows(
@@ -167,13 +173,43 @@ def rows(
 
     A reference of the same method and seed is the run itself and gives no errors.
     """
-    return [
+    found = [
         Row(name, metric, float(value), place, number, x)
         for name, place, number, x, metric, value in _measured(
             samples, problem, config, method, settings, seed
         )
         if value is not None
     ]
+    return found + _predicted(samples, problem, config, method, settings, seed)
+
+
+def _predicted(
+    samples: Any,
+    problem: Any,
+    config: dict[str, Any],
+    method: str,
+    settings: Mapping[str, Any],
+    seed: int,
+) -> list[Row]:
+    """Return what references report about their predictions, and distances to those of chains."""
+    nodes = config.get("references") or {}
+    loaded = {name: _reference(config, name, node) for name, node in nodes.items()}
+    predictions = {k: v for k, v in loaded.items() if isinstance(v, confidence.Predictions)}
+    found = [
+        row
+        for name, reference in predictions.items()
+        for place, metric, value in reference.numbers
+        for row in metrics.rows_at(name, {}, place, {metric: value}, seed)
+    ]
+    compares = any(each.compares for each in predictions.values())
+    own = metrics.probabilities(samples, problem) if compares else None
+    runs = [(k, {}, v.probabilities) for k, v in predictions.items() if not v.compares]
+    for reference in predictions.values():
+        for name, place, probabilities in [(method, settings, own), *runs]:
+            if reference.compares and probabilities is not None:
+                numbers = confidence.comparison(probabilities, reference.probabilities)
+                found += from_numbers(name, place, numbers, seed)
+    return found
 
 
 def _measured(
@@ -187,15 +223,16 @@ def _measured(
     nodes = config.get("references") or {}
     if not nodes:
         return
-    run = _run(samples, problem, config, method)
+    run = None
     sizes = [leaf[0, 0].size for leaf in jax.tree.leaves(samples.draws)]
     plain_bits = 32.0 * sum(sizes) * problem.data.num_clients
     compressor = config["kernel"].get("compressor") or {}
     dimension = sizes[0] if compressor.get("per_leaf") else sum(sizes)
     for name, node in nodes.items():
-        where = f"references.{name}"
-        parts = (config["data"], config["model"], _node(config, node, where))
-        reference = _load(*map(json.dumps, parts), where)
+        reference = _reference(config, name, node)
+        if isinstance(reference, confidence.Predictions):
+            continue
+        run = run or _run(samples, problem, config, method)
         for metric, value in reference.summary.items():
             yield name, {}, reference.seed, None, metric, value
         if (name, reference.seed) == (method, seed):

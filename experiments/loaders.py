@@ -129,8 +129,10 @@ def image_classes(
     shrink: int = 1,
     concentration: float = 0.3,
     proportion: float = 0.5,
+    other: Literal["mnist", "fashion_mnist", "kmnist"] | None = None,
+    jpeg_test: bool = True,
     seed: int = 0,
-) -> Loaded:
+) -> tuple[fedmcmc.FederatedData, Any, Any]:
     """Return standardized images of ten classes (`cifar2`: of two).
 
     Parameters
@@ -140,13 +142,17 @@ def image_classes(
     split
         How images are spread over clients: `fedmcmc.partition`, or `blocks` in their order.
     num_clients, num_rows, num_test
-        Counts; rows are taken at random, ``None`` takes all.
+        Counts; rows are taken at random, or for `blocks` from the beginning; ``None`` takes all.
     flat
         Whether rows are vectors; else images ``[height, width, channels]``.
     shrink
         Side of the squares of pixels that are averaged.
     concentration, proportion
         Of the splits `dirichlet` and `quantity_skew`, and of `dominant_label`.
+    other
+        Another data set, whose test images are returned for predictions out of distribution.
+    jpeg_test
+        Whether test images of `cifar10` are all 10,000, as JPEG, or 1,000 exact ones.
     seed
         Seed of the rows and the split.
     """
@@ -156,11 +162,14 @@ def image_classes(
 
     by_name = {"cifar2": image_data.cifar2, "kmnist": image_data.kmnist}
     pictures = by_name[name]()[0] if name in by_name else getattr(images, name)()
+    if name == "cifar10" and not jpeg_test:
+        pictures = images.cifar10(jpeg_test=False)
     row_key, test_key, split_key = jax.random.split(jax.random.key(seed), 3)
     moments = images.CIFAR10_MOMENTS if name.startswith("cifar") else images.MNIST_MOMENTS
 
     def taken(x: np.ndarray, y: np.ndarray, key: jax.Array, num: int | None) -> dict[str, Any]:
-        rows = np.sort(some_rows(key, len(y), num))
+        in_order = key is row_key and split == "blocks"
+        rows = np.arange(num or len(y)) if in_order else np.sort(some_rows(key, len(y), num))
         pixels = images.scale_pixels(x[rows], "standard", moments)
         pixels = _shrunk(pixels if pixels.ndim == 4 else pixels[..., None], shrink)
         return {"features": pixels.reshape(len(rows), -1) if flat else pixels, "label": y[rows]}
@@ -180,7 +189,11 @@ def image_classes(
         ),
     }[split]()
     test = taken(pictures.x_test, pictures.y_test, test_key, num_test)
-    return fedmcmc.FederatedData.from_arrays(train, ids), test
+    federation = fedmcmc.FederatedData.from_arrays(train, ids)
+    if other is None:
+        return federation, test, None
+    strange = by_name[other]()[0] if other in by_name else getattr(images, other)()
+    return federation, test, taken(strange.x_test, strange.y_test, test_key, num_test)
 
 
 def femnist_star(

@@ -23,7 +23,10 @@ from experiments.wiring import ConfigError
 
 __all__ = ["JobRows", "finish", "grids", "load", "recorded_settings"]
 
-KEYS = ("extends", "overrides", "grid", "metrics", "methods", "references", "special")
+KEYS = ("extends", "values", "overrides", "grid", "metrics", "methods", "references", "special")
+
+OF_METRICS = ("data",)
+"""Settings that metrics add, which rows keep although they are the same in all."""
 
 
 class JobRows(NamedTuple):
@@ -40,11 +43,12 @@ def load(name: str, special: Sequence[str] = ()) -> dict[str, Any]:
     as on the command line, or several such mappings; `metrics`, a list of names; `methods`, names
     of kernels in its rows; `references`, a mapping, for `experiments.comparisons`; and `special`, a
     function that returns further rows. A parameter `jobs` of that function receives a `JobRows` per
-    job. With `extends` a study has all of another one too, whose overrides come first.
+    job. With `extends` a study has all of another one too, whose overrides come first. Everywhere
+    ``${values.name}`` stands for an entry of `values`, which a study can change alone.
     """
     config = OmegaConf.create(_read(name))
     study: Any = OmegaConf.to_container(
-        OmegaConf.merge(config, OmegaConf.from_dotlist(list(special)))
+        OmegaConf.merge(config, OmegaConf.from_dotlist(list(special))), resolve=True
     )
     wiring.check(study.get("special"), "special", ("jobs",))
     return {key: study.get(key) for key in KEYS}
@@ -61,7 +65,8 @@ def _read(name: str) -> dict[str, Any]:
         raise ConfigError(f"study={name} has {', '.join(unknown)}; it can have {', '.join(KEYS)}.")
     other = _read(study.pop("extends")) if "extends" in study else {}
     overrides = [*(other.get("overrides") or []), *(study.get("overrides") or [])]
-    return {**other, **study, "overrides": overrides}
+    values: Any = OmegaConf.merge(other.get("values") or {}, study.get("values") or {})
+    return {**other, **study, "overrides": overrides, "values": values}
 
 
 def grids(study: Mapping[str, Any]) -> list[list[str]]:
@@ -144,6 +149,7 @@ def _renamed(jobs: Sequence[JobRows], methods: Mapping[str, str]) -> list[JobRow
             values.setdefault(key, set()).add(value)
     kept = {key: key.rpartition(".")[2] for key, found in values.items() if len(found) > 1}
     kept |= {key: key for job in jobs for key in tidy.pairs(job.config.get("setting") or "")}
+    kept |= {key: key for key in OF_METRICS}
 
     def rename(row: Row) -> Row:
         settings = {kept[key]: value for key, value in row.settings.items() if key in kept}

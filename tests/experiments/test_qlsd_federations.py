@@ -163,37 +163,6 @@ def test_digits_are_flat_and_scaled():
     )
 
 
-def test_dominant_digits_use_every_image_once():
-    pictures = numbered_images(1000)
-    found = image_federations.dominant_digits(KEY, pictures, 10, 0.6, scaling="raw")
-    seen = np.concatenate([numbers_of(r.features) for r in clients(found)])
-    assert sorted(seen) == list(range(1000))
-    assert found.data.rows.features.shape == (1000, 2, 2)
-    for c, rows in enumerate(clients(found)):
-        np.testing.assert_array_equal(rows.label, pictures.y_train[numbers_of(rows.features)])
-        assert np.mean(rows.label == c) >= 0.6
-    few = image_federations.dominant_digits(KEY, pictures, 10, 0.6, num_rows=200)
-    assert few.data.num_rows == 200
-    with pytest.raises(ValueError, match="cannot take 1001 of 1000 rows"):
-        image_federations.dominant_digits(KEY, pictures, 10, 0.6, num_rows=1001)
-
-
-def test_blocks_are_contiguous():
-    x = np.zeros((102, 2, 2, 3), np.uint8)
-    x[:, 0, 0, 0] = np.arange(102)
-    pictures = Images(x, np.arange(102) % 10, x[:5], np.arange(5))
-    found = image_federations.contiguous_blocks(pictures, scaling="raw")
-    parts = [r.features[:, 0, 0, 0].astype(int) for r in clients(found)]
-    assert np.concatenate(parts).tolist() == list(range(102))
-    assert {len(p) for p in parts} == {5, 6} and len(parts) == 20
-    some = image_federations.contiguous_blocks(pictures, num_rows=40)
-    assert some.data.sizes.tolist() == [2] * 20
-    mean, deviation = np.array(images.CIFAR10_MOMENTS)
-    np.testing.assert_allclose(some.data.rows.features[3, 1, 1], -mean / deviation, rtol=1e-5)
-    with pytest.raises(ValueError, match="num_rows must lie between 20 clients and 102 images"):
-        image_federations.contiguous_blocks(pictures, num_rows=10)
-
-
 def test_each_label_is_dealt_in_proportions_of_its_own():
     labels = np.random.default_rng(0).permutation(np.repeat([0, 4, 7], [300, 500, 20]))
     ids = federations.label_dirichlet(KEY, labels, 8)
