@@ -36,6 +36,8 @@ GROUPS = ("data", "model", "kernel")
 OF_ROWS = ("method", "setting", "metrics", "references")
 OTHERS = (*GROUPS, "study_name", *OF_ROWS)
 """Keys of a config that are no settings of the run."""
+OF_STUDY = ("special.", "values.")
+"""Beginnings of arguments that change a study and not the config of a job."""
 NESTED = (*GROUPS, "start", "collect", "placement", "references")
 """Keys that hold functions with arguments."""
 
@@ -64,7 +66,7 @@ def prepare(arguments: Sequence[str]) -> list[list[str]]:
     name, content = study_of(arguments)
     if content:
         flags = [*flags, *({"--multirun"} - {*flags})]
-    plain = [a for a in arguments if a not in flags and not (name and a.startswith("special."))]
+    plain = [a for a in arguments if a not in flags and not (name and a.startswith(OF_STUDY))]
     overrides = _parse(plain)
     prepared = []
     for grid in study.grids(content) if content else [[]]:
@@ -81,7 +83,7 @@ def study_of(arguments: Sequence[str]) -> tuple[str, dict[str, Any] | None]:
     names = [a.removeprefix("study=") for a in arguments if a.startswith("study=")]
     if not names:
         return "", None
-    return names[-1], study.load(names[-1], [a for a in arguments if a.startswith("special.")])
+    return names[-1], study.load(names[-1], [a for a in arguments if a.startswith(OF_STUDY)])
 
 
 def checkpoint_seconds(arguments: Sequence[str]) -> float | None:

@@ -18,7 +18,7 @@ from jax.flatten_util import ravel_pytree
 from jax.tree_util import Partial
 
 import fedmcmc
-from experiments import metrics, problems, reference, setup, spreading, wiring
+from experiments import confidence, metrics, problems, reference, setup, spreading, wiring
 from experiments.claims import Number
 from experiments.claims import mean as mean_with_error
 from experiments.tidy import Row, from_numbers
@@ -146,10 +146,10 @@ def _node(config: dict[str, Any], node: dict[str, Any], where: str) -> dict[str,
 
 
 @functools.lru_cache(maxsize=8)
-def _load(data: str, model: str, node: str, where: str) -> Reference:
+def _load(data: str, model: str, node: str, where: str) -> Reference | confidence.Predictions:
     problem = problems.load({"data": json.loads(data), "model": json.loads(model)})
-    reference: Reference = wiring.build(json.loads(node), where, problem.supplies)
-    return reference
+    reference: Any = wiring.build(json.loads(node), where, problem.supplies)
+    return reference.predictions(problem) if hasattr(reference, "predictions") else reference
 
 
 def rows(
@@ -168,12 +168,18 @@ def rows(
     table: list[Row] = []
     exact: Reference | None = None
     chosen, nodes = config.get("metrics") or ("hpd_error",), config.get("references") or {}
-    if nodes and "hpd_error" in chosen:
-        potential = potentials(problem.posterior, problem.data, samples.draws)
+    loaded: dict[str, Any] = {}
     for name, node in nodes.items():
         where = f"references.{name}"
         parts = (config["data"], config["model"], _node(config, node, where))
-        compared = _load(*map(json.dumps, parts), where)
+        loaded[name] = _load(*map(json.dumps, parts), where)
+    predictions = {k: v for k, v in loaded.items() if isinstance(v, confidence.Predictions)}
+    if predictions:
+        table += _predicted(predictions, samples, problem, (method, settings, seed))
+    others = {k: v for k, v in loaded.items() if k not in predictions}
+    if others and "hpd_error" in chosen:
+        potential = potentials(problem.posterior, problem.data, samples.draws)
+    for name, compared in others.items():
         exact = exact or compared
         table += from_numbers(name, {}, compared.summary, compared.seed)
         if (name, compared.seed) == (method, seed):
@@ -201,6 +207,29 @@ def rows(
                     repetition = {"variance_error_of_repetition": length}
                     table += from_numbers(method, place, repetition, i)
             table += from_numbers(method, place, numbers, seed)
+    return table
+
+
+def _predicted(
+    predictions: Mapping[str, confidence.Predictions],
+    samples: Any,
+    problem: Any,
+    about: tuple[str, Mapping[str, Any], int],
+) -> list[Row]:
+    """Return what references report about their predictions, and distances from those of chains."""
+    method, settings, seed = about
+    table = [
+        row
+        for name, each in predictions.items()
+        for place, metric, value in each.numbers
+        for row in metrics.rows_at(name, {}, place, {metric: value}, seed)
+    ]
+    compared = [(k, {}, v.probabilities) for k, v in predictions.items() if not v.compares]
+    for right in [each for each in predictions.values() if each.compares]:
+        run = (method, settings, metrics.probabilities(samples, problem))
+        for name, place, probabilities in [run, *compared]:
+            numbers = confidence.comparison(probabilities, right.probabilities)
+            table += from_numbers(name, place, numbers, seed)
     return table
 
 

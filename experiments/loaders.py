@@ -161,8 +161,10 @@ def image_classes(
     concentration: float = 0.3,
     proportion: float = 0.5,
     min_rows: int = 1,
+    other: Literal["mnist", "fashion_mnist", "kmnist"] | None = None,
+    jpeg_test: bool = True,
     seed: int = 0,
-) -> Loaded:
+) -> tuple[fedmcmc.FederatedData, Any, Any]:
     """Return standardized images of ten classes (`cifar2`: of two).
 
     Parameters
@@ -172,7 +174,7 @@ def image_classes(
     split
         How images are spread over clients: `fedmcmc.partition`, or `blocks` in their order.
     num_clients, num_rows, num_test
-        Counts; rows are taken at random, ``None`` takes all.
+        Counts; rows are taken at random, or for `blocks` from the beginning; ``None`` takes all.
     flat
         Whether rows are vectors; else images ``[height, width, channels]``.
     shrink
@@ -181,15 +183,21 @@ def image_classes(
         Of the splits `dirichlet` and `quantity_skew`, and of `dominant_label`.
     min_rows
         Least number of rows of a client in the split `dirichlet`.
+    other
+        Another data set, whose test images are returned for predictions out of distribution.
+    jpeg_test
+        For `cifar10`, take all 10,000 test images, as JPEG; else 1,000 exact ones.
     seed
         Seed of the rows and the split.
     """
-    pictures = _pictures(name)
+    exact = name == "cifar10" and not jpeg_test
+    pictures = images.cifar10(jpeg_test=False) if exact else _pictures(name)
     row_key, test_key, split_key = jax.random.split(jax.random.key(seed), 3)
     moments = images.CIFAR10_MOMENTS if name.startswith("cifar") else images.MNIST_MOMENTS
 
     def taken(x: np.ndarray, y: np.ndarray, key: jax.Array, num: int | None) -> dict[str, Any]:
-        rows = some_rows(key, len(y), num)
+        in_order = key is row_key and split == "blocks"
+        rows = np.arange(num or len(y)) if in_order else some_rows(key, len(y), num)
         pixels = images.scale_pixels(x[rows], "standard", moments)
         pixels = _shrunk(pixels if pixels.ndim == 4 else pixels[..., None], shrink)
         return {"features": pixels.reshape(len(rows), -1) if flat else pixels, "label": y[rows]}
@@ -211,7 +219,11 @@ def image_classes(
         ),
     }[split]()
     test = taken(pictures.x_test, pictures.y_test, test_key, num_test)
-    return fedmcmc.FederatedData.from_arrays(train, ids), test
+    federation = fedmcmc.FederatedData.from_arrays(train, ids)
+    if other is None:
+        return federation, test, None
+    strange = _pictures(other)
+    return federation, test, taken(strange.x_test, strange.y_test, test_key, num_test)
 
 
 def standardized_images(

@@ -3,7 +3,6 @@
 Rows are those of `experiments.tidy`, with the setting ``parameter`` for numbers of one parameter.
 """
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedmcmc
-from experiments import output, plots, problems
+from experiments import confidence, output, plots, problems
 from experiments.claims import mean as mean_with_error
 from experiments.tidy import Row, from_numbers, setting_text, write_rows
 from experiments.wiring import ConfigError
@@ -25,6 +24,8 @@ __all__ = [
     "ROWS",
     "check_names",
     "flat",
+    "probabilities",
+    "rows_at",
     "table",
     "tidy",
     "write",
@@ -32,8 +33,7 @@ __all__ = [
 
 ROWS = "rows.csv"
 MOST_PARAMETERS = 200
-MOST_PREDICTIVE_DRAWS = 200
-ROWS_AT_A_TIME = 1_000
+MOST_PREDICTIVE_DRAWS = 1_000
 OVER_SEEDS: dict[str, Callable[..., float]] = {"max_rhat": np.max, "min_ess": np.min}
 """How seeds are summarized in a table; others by their mean."""
 MIXING_AT_ONCE = 8  # the least number of parameters that `mixing` judges
@@ -41,7 +41,7 @@ OUTCOMES = ("label", "y")
 """Names of columns that hold the outcome."""
 
 
-Found = Iterator[tuple[str, str, Any]]  # parameter or nothing, metric, value
+Found = Iterator[tuple[Any, str, Any]]  # parameter, settings or nothing; metric; value
 
 
 def check_names(names: Any) -> None:
@@ -66,11 +66,24 @@ def tidy(
     rows: list[Row] = []
     chosen = [name for name in names or DEFAULT if name not in OF_REFERENCES]
     for measure in dict.fromkeys(NAMES[name] for name in chosen):
-        for parameter, metric, value in measure(samples, problem):
-            if not names or metric in names:
-                place = {"parameter": "_".join(parameter.split())} if parameter else {}
-                rows += from_numbers(method, {**settings, **place}, {metric: value}, seed)
+        for place, metric, value in measure(samples, problem):
+            if (not names or metric in names) and NAMES[metric] is measure:
+                rows += rows_at(method, settings, place, {metric: value}, seed)
     return rows
+
+
+def rows_at(
+    method: str,
+    settings: Mapping[str, Any],
+    place: str | Mapping[str, Any],
+    numbers: Mapping[str, Any],
+    seed: int,
+) -> list[Row]:
+    """Return rows of one parameter, or at settings whose `x` is a place on a curve."""
+    if isinstance(place, str):
+        place = {"parameter": "_".join(place.split())} if place else {}
+    own = {name: value for name, value in place.items() if name != "x"}
+    return from_numbers(method, {**settings, **own}, numbers, seed, place.get("x"))
 
 
 def parameters(samples: fedmcmc.Samples) -> tuple[list[str], np.ndarray]:
@@ -122,28 +135,43 @@ def _messages(samples: fedmcmc.Samples, problem: Any) -> Found:
 
 
 def _predictions(samples: fedmcmc.Samples, problem: Any) -> Found:
-    posterior, data, test = problem.posterior, problem.data, problem.test
+    posterior, test = problem.posterior, problem.test
     if test is None or not problems.has_rows(posterior):
         return
     draws = samples.draws if samples.final_draws is None else samples.final_draws
+    positions, outcome = _positions(draws), _outcome(test)
+    if outcome is None:
+        terms = jax.tree_util.Partial(posterior.loglikelihood_fn)
+        yield "", "nll", -confidence.log_predictive(terms, (), positions, test, None).mean()
+        return
+    probabilities = confidence.predict(problem, positions, test, outcome)
+    labels = confidence.labels_of(problem, outcome)
+    scores = confidence.scores(probabilities, labels)
+    yield "", "nll", scores["negative_log_likelihood"]
+    yield "", "accuracy", scores["accuracy"]
+    yield "", "ece", scores["calibration_error"]
+    yield "", "brier", scores["brier"]
+
+
+def _outcome(test: Any) -> str | None:
+    """Return the name of the column of classes, if rows have one."""
+    name = next((n for n in OUTCOMES if isinstance(test, dict) and n in test), None)
+    is_class = name is not None and np.issubdtype(np.asarray(test[name]).dtype, np.integer)
+    return name if is_class else None
+
+
+def _positions(draws: Any) -> Any:
+    """Return up to 1,000 evenly spaced draws of all chains, leaves ``[num_positions, ...]``."""
     flat = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(-1, *np.shape(leaf)[2:]), draws)
     num = len(jax.tree.leaves(flat)[0])
-    places_of_draws = np.unique(
-        np.linspace(0, num - 1, min(num, MOST_PREDICTIVE_DRAWS)).astype(int)
-    )
-    positions = jax.tree.map(lambda leaf: jnp.asarray(leaf[places_of_draws]), flat)
-    terms = jax.tree_util.Partial(posterior.loglikelihood_fn)
-    outcome = next((n for n in OUTCOMES if isinstance(test, dict) and n in test), None)
-    if outcome is None or not np.issubdtype(np.asarray(test[outcome]).dtype, np.integer):
-        yield "", "nll", -_log_predictive(terms, (), positions, test, None).mean()
-        return
-    classes = np.unique(np.asarray(data.rows[outcome]))
-    probabilities = np.exp(_log_predictive(terms, classes, positions, test, outcome))
-    labels = np.searchsorted(classes, test[outcome])
-    yield "", "nll", metrics.negative_log_likelihood(probabilities, labels)
-    yield "", "accuracy", metrics.accuracy(probabilities, labels)
-    yield "", "ece", metrics.expected_calibration_error(probabilities, labels)
-    yield "", "brier", metrics.brier_score(probabilities, labels)
+    chosen = np.unique(np.linspace(0, num - 1, min(num, MOST_PREDICTIVE_DRAWS)).astype(int))
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf[chosen]), flat)
+
+
+def probabilities(samples: fedmcmc.Samples, problem: Any) -> np.ndarray:
+    """Return the average predictions of classes for held-out rows."""
+    outcome = _outcome(problem.test) or OUTCOMES[0]
+    return confidence.predict(problem, _positions(samples.draws), problem.test, outcome)
 
 
 def _about_mode(samples: fedmcmc.Samples, problem: Any) -> Found:
@@ -163,48 +191,49 @@ def flat(tree: Any, num_axes: int) -> np.ndarray:
     return np.concatenate([a.reshape(*a.shape[:num_axes], -1) for a in leaves], axis=-1)
 
 
-def _log_predictive(
-    terms: Any, classes: Any, positions: Any, rows: Any, outcome: str | None
-) -> np.ndarray:
-    """Return log predictive probabilities of every class, or of the rows if there are none.
-
-    They are averages over positions, ``[num_rows, num_classes]`` or ``[num_rows]``.
-    """
-    total = len(jax.tree.leaves(rows)[0])
-    cuts = [slice(i, i + ROWS_AT_A_TIME) for i in range(0, total, ROWS_AT_A_TIME)]
-    blocks = [jax.tree.map(lambda leaf, cut=cut: jnp.asarray(leaf)[cut], rows) for cut in cuts]
-    sums = [_log_sums(terms, classes, positions, block, outcome=outcome) for block in blocks]
-    return np.concatenate(sums).astype(np.float64) - np.log(len(jax.tree.leaves(positions)[0]))
-
-
-@functools.partial(jax.jit, static_argnames="outcome")
-def _log_sums(terms: Any, classes: Any, positions: Any, rows: Any, *, outcome: str | None) -> Any:
-    def score(position: Any) -> Any:
-        if outcome is None:
-            return terms(position, rows)
-        labels = jnp.broadcast_to(classes[:, None], (len(classes), len(rows[outcome])))
-        each = [terms(position, {**rows, outcome: label}) for label in labels]
-        return jax.nn.log_softmax(jnp.stack(each, axis=-1), axis=-1)
-
-    def add(total: Any, position: Any) -> tuple[Any, None]:
-        return jnp.logaddexp(total, score(position)), None
-
-    shape = jax.eval_shape(score, jax.tree.map(lambda leaf: leaf[0], positions))
-    start = jnp.full(shape.shape, -jnp.inf, shape.dtype)
-    return jax.lax.scan(add, start, positions)[0]
+def _confidence(samples: fedmcmc.Samples, problem: Any) -> Found:
+    """Return scores of predictions and of the mean network, their curves, and bits per message."""
+    outcome = _outcome(problem.test)
+    if outcome is None:
+        return
+    labels = confidence.labels_of(problem, outcome)
+    positions = _positions(samples.draws)
+    predicted = confidence.predict(problem, positions, problem.test, outcome)
+    other = problem.other
+    if other is not None:
+        other = confidence.predict(problem, positions, other, outcome)
+    scores = confidence.scores(predicted, labels)
+    for name in ("calibration_error", "negative_log_likelihood"):
+        yield "", name, scores[name]
+    mean = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=(0, 1))[None], samples.draws)
+    of_mean = metrics.accuracy(confidence.predict(problem, mean, problem.test, outcome), labels)
+    yield "", "accuracy_of_mean_network", confidence.share(of_mean, len(labels))
+    yield "", "draws", np.prod(np.shape(jax.tree.leaves(samples.draws)[0])[:2])
+    bits, messages = (
+        np.asarray(samples.info[name], np.float64).sum() for name in ("bits_up", "num_active")
+    )
+    size = sum(leaf[0].size for leaf in jax.tree.leaves(mean))
+    yield "", "relative_bits", bits / messages / (32 * size)
+    yield from confidence.curves(predicted, labels, other)
 
 
-NAMES: dict[str, Callable[[fedmcmc.Samples, Any], Iterable[tuple[str, str, Any]]]] = {
+NAMES: dict[str, Callable[[fedmcmc.Samples, Any], Iterable[tuple[Any, str, Any]]]] = {
     **dict.fromkeys(("mean", "sd"), _moments),
     **dict.fromkeys(("rhat", "ess", "max_rhat", "min_ess"), _mixing),
     **dict.fromkeys(("bits_up", "bits_down", "rounds"), _communication),
     "bits_per_message": _messages,
     **dict.fromkeys(("variance", "mse_of_average"), _about_mode),
     **dict.fromkeys(("nll", "accuracy", "ece", "brier"), _predictions),
+    **dict.fromkeys(("calibration_error", "negative_log_likelihood", "auc"), _confidence),
+    **dict.fromkeys(("accuracy_of_mean_network", "draws", "relative_bits"), _confidence),
+    **dict.fromkeys(("accuracy_by_confidence", "images_by_confidence"), _confidence),
+    **dict.fromkeys(("calibration_gap", "images_in_bin"), _confidence),
+    **dict.fromkeys(("entropy_quantile", "entropy_density"), _confidence),
 }
 """Functions that measure, by the names of their metrics."""
-DEFAULT = tuple(n for n, measure in NAMES.items() if measure not in (_about_mode, _messages))
-"""Metrics of a run that names none: the mode is expensive in many dimensions."""
+OF_STUDIES = (_about_mode, _messages, _confidence)
+DEFAULT = tuple(name for name, measure in NAMES.items() if measure not in OF_STUDIES)
+"""Metrics of a run that names none: the mode is expensive, and curves are long."""
 OF_REFERENCES = ("hpd_error", "variance_error")
 """Metrics against the config's `references`: `experiments.comparisons`."""
 
@@ -224,7 +253,7 @@ def write(out: Path, samples: fedmcmc.Samples, rows: Sequence[Row]) -> None:
 
 def table(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Return the metrics of whole runs by method and setting, summarized over seeds."""
-    whole = [row for row in rows if "parameter" not in row.settings]
+    whole = [row for row in rows if row.x is None and "parameter" not in row.settings]
     names = list(dict.fromkeys(row.metric for row in whole))
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in whole:

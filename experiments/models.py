@@ -374,10 +374,14 @@ def network(
 
 
 def mlp(
-    data: fedmcmc.FederatedData, widths: tuple[int, ...] = (20,), prior_scale: float = 1.0
+    data: fedmcmc.FederatedData,
+    widths: tuple[int, ...] = (20,),
+    prior_scale: float = 1.0,
+    activation: Literal["relu", "tanh"] = "relu",
 ) -> fedmcmc.Posterior:
     """Return a multilayer perceptron with hidden layers of these widths."""
-    return network(data, functools.partial(Mlp, tuple(widths)), prior_scale)
+    module = functools.partial(Mlp, tuple(widths), activation=getattr(nn, activation))
+    return network(data, module, prior_scale)
 
 
 def gaussian(data: fedmcmc.FederatedData, prior_precision: float = 1.0) -> fedmcmc.Posterior:

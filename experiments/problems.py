@@ -15,12 +15,16 @@ __all__ = ["Problem", "has_rows", "load", "model_node"]
 
 
 class Problem(NamedTuple):
-    """A model on data, with rows held out (or ``None``), and what kernels may need of them."""
+    """A model on data, with rows held out (or ``None``), and what kernels may need of them.
+
+    Loaders may add, as `other`, rows of another data set, for predictions out of distribution.
+    """
 
     posterior: fedmcmc.Posterior
     data: fedmcmc.FederatedData
     test: Any
     supplies: wiring.Supplies
+    other: Any = None
 
 
 def model_node(node: dict[str, Any]) -> dict[str, Any]:
@@ -66,7 +70,8 @@ def _load(data_config: str, model_config: str, misfit: str) -> Problem:
         _check_fit(posterior, data)
     except ConfigError as error:
         raise ConfigError(f"{misfit}: {str(error).removeprefix('model: ')}") from error
-    return Problem(posterior, data, test, wiring.Supplies(data, posterior))
+    other = loaded[2] if isinstance(loaded, tuple) and len(loaded) > 2 else None
+    return Problem(posterior, data, test, wiring.Supplies(data, posterior), other)
 
 
 def has_rows(posterior: fedmcmc.Posterior) -> bool:

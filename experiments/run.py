@@ -283,9 +283,8 @@ def execute_job(cfg: DictConfig, out: Path, choices: Any, overrides: Sequence[st
     except (ConfigError, DataNotFound, fedmcmc.NonFiniteError) as error:
         raise SystemExit(f"error: {error}") from error
     if distributed.is_first():
-        shown = [
-            {"metric": r.metric, "value": r.value} for r in rows if "parameter" not in r.settings
-        ]
+        whole = [r for r in rows if r.x is None and "parameter" not in r.settings]
+        shown = [{"metric": r.metric, "value": r.value} for r in whole]
         if shown:
             print(output.text_table(shown))
         print(f"Results: {output.relative(out)}")

@@ -18,12 +18,17 @@ from jax.flatten_util import ravel_pytree
 from jax.tree_util import Partial
 
 import fedmcmc
+from fedmcmc.data import fold
+from fedmcmc.pytrees import convolutions, trees
 
 __all__ = [
     "adam",
+    "adam_start",
     "approximation",
     "consensus_step",
     "consensus_tolerance",
+    "fisher_surrogates",
+    "flat_prior",
     "gaussian_start",
     "laplace_start",
     "leapfrog_step",
@@ -159,6 +164,36 @@ def consensus_step(
     return tolerance / (2 * (fraction + 1))
 
 
+_STARTS: dict[Any, Any] = {}
+"""The last result of `adam_start`, with its arguments."""
+
+
+def adam_start(
+    posterior: fedmcmc.Posterior,
+    data: fedmcmc.FederatedData,
+    rng_key: Array,
+    num_steps: int,
+    batch_size: int = 64,
+    learning_rate: float = 1e-3,
+) -> Any:
+    """Return an approximate maximum of the log posterior of all rows, or with 0 steps a start.
+
+    The start is a draw of the model's ``init_fn``. Jobs with the same arguments share the result.
+    """
+    seed = jax.random.key_data(rng_key).tobytes()
+    key = (id(posterior), id(data), seed, num_steps, batch_size, learning_rate)
+    if key not in _STARTS:
+        init_key, run_key = jax.random.split(rng_key)
+        position = posterior.init_fn(init_key)
+        if num_steps:
+            train = jax.jit(convolutions.canonical(functools.partial(adam, num_steps, batch_size)))
+            rows = data.pooled().rows
+            position = train(run_key, posterior, rows, position, jnp.float32(learning_rate))
+        _STARTS.clear()
+        _STARTS[key] = (posterior, data, position)  # keeps both, and so their ids
+    return _STARTS[key][-1]
+
+
 def adam(
     num_steps: int,
     batch_size: int,
@@ -185,3 +220,45 @@ def adam(
 
     keys = jax.random.split(rng_key, num_steps)
     return jax.lax.scan(step, (position, optimizer.init(position)), keys)[0][0]
+
+
+def fisher_surrogates(
+    posterior: fedmcmc.Posterior, data: fedmcmc.FederatedData, start: Any
+) -> fedmcmc.Gaussian:
+    """Return surrogates with each client's gradient and diagonal Fisher information at `start`.
+
+    The information is empirical, so that it is positive and costs one pass over the rows.
+    """
+
+    def term(position: Any, row: Any) -> Array:
+        return posterior.loglikelihood_fn(position, jax.tree.map(lambda leaf: leaf[None], row))[0]
+
+    def chunk(position: Any, rows: Any, mask: Array) -> tuple[Any, Any]:
+        def add(total: tuple[Any, Any], row: tuple[Any, Array]) -> tuple[tuple[Any, Any], None]:
+            gradient = jax.grad(term)(position, row[0])
+            gradient = trees.scale(row[1].astype(jnp.float32), gradient)
+            squares = jax.tree.map(jnp.square, gradient)
+            return jax.tree.map(jnp.add, total, (gradient, squares)), None
+
+        zeros = jax.tree.map(jnp.zeros_like, (position, position))
+        return jax.lax.scan(add, zeros, (rows, mask))[0]
+
+    def all_clients(data: fedmcmc.FederatedData, position: Any) -> fedmcmc.Gaussian:
+        def one(index: Array) -> fedmcmc.Gaussian:
+            client = data.client(index)
+            gradient, fisher = fold(functools.partial(chunk, position), client)
+            shift = jax.tree.map(lambda g, f, x: g + f * x, gradient, fisher, position)
+            return fedmcmc.Gaussian(shift, fisher, "diagonal")
+
+        return jax.lax.map(one, jnp.arange(data.num_clients))
+
+    return jax.jit(convolutions.canonical(all_clients))(data, start)
+
+
+def flat_prior(posterior: fedmcmc.Posterior) -> fedmcmc.Posterior:
+    """Return the posterior with a flat prior, for methods that have none."""
+    return posterior._replace(logprior_fn=Partial(_zero))
+
+
+def _zero(position: Any) -> Array:
+    return jnp.zeros(())

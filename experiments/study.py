@@ -22,7 +22,10 @@ from experiments.wiring import ConfigError
 __all__ = ["CONFIGS", "JobRows", "finish", "grids", "load", "recorded_settings"]
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
-KEYS = ("extends", "overrides", "grid", "metrics", "methods", "references", "special")
+KEYS = ("extends", "values", "overrides", "grid", "metrics", "methods", "references", "special")
+
+OF_METRICS = ("data",)
+"""Settings that metrics add, which rows keep although they are the same in all."""
 
 
 class JobRows(NamedTuple):
@@ -40,11 +43,11 @@ def load(name: str, special: Sequence[str] = ()) -> dict[str, Any]:
     of kernels in its rows; `references`, a mapping, for `experiments.comparisons`; and `special`, a
     function that returns further rows. A parameter `jobs` of that function receives a `JobRows` per
     job. With `extends` a study has all of another one too, whose overrides come first; its
-    entries of `special` replace the other's.
+    entries of `special` replace the other's. ``${values.name}`` stands for an entry of `values`.
     """
     config = OmegaConf.create(_read(name))
     study: Any = OmegaConf.to_container(
-        OmegaConf.merge(config, OmegaConf.from_dotlist(list(special)))
+        OmegaConf.merge(config, OmegaConf.from_dotlist(list(special))), resolve=True
     )
     wiring.check(study.get("special"), "special", ("jobs", *wiring.Supplies.NAMES))
     return {key: study.get(key) for key in KEYS}
@@ -60,13 +63,15 @@ def _read(name: str) -> dict[str, Any]:
     if unknown:
         raise ConfigError(f"study={name} has {', '.join(unknown)}; it can have {', '.join(KEYS)}.")
     base = _read(study.pop("extends")) if "extends" in study else {}
+    merged = {key: _merged(base.get(key), study.get(key)) for key in ("special", "values")}
     overrides = [*(base.get("overrides") or []), *(study.get("overrides") or [])]
-    special = _merged(base.get("special") or {}, study.get("special") or {})
-    return {**base, **study, "overrides": overrides, "special": special}
+    return {**base, **study, **merged, "overrides": overrides}
 
 
 def _merged(base: Any, changes: Any) -> Any:
     """Merge mappings entry by entry; arguments of another function replace the whole."""
+    if changes is None:
+        return base
     mappings = isinstance(base, Mapping) and isinstance(changes, Mapping)
     if not mappings or changes.get("_target_", base.get("_target_")) != base.get("_target_"):
         return changes
@@ -168,6 +173,7 @@ def _renamed(jobs: Sequence[JobRows], methods: Mapping[str, str]) -> list[JobRow
             values.setdefault(key, set()).add(value)
     shown = {key: key.rpartition(".")[2] for key, different in values.items() if len(different) > 1}
     shown |= {key: key for job in jobs for key in tidy.pairs(job.config.get("setting") or "")}
+    shown |= {key: key for key in OF_METRICS}
 
     def rename(row: Row) -> Row:
         settings = {shown[key]: value for key, value in row.settings.items() if key in shown}

@@ -1,13 +1,12 @@
-"""The federations of images of Vono et al. (2022)."""
+"""The federation FEMNIST* of Vono et al. (2022)."""
 
-import jax
 import numpy as np
 
 import fedmcmc
-from experiments.images import CIFAR10_MOMENTS, Images, scale_pixels
-from experiments.qlsd.federations import SEED, Federation, Rows, labelled, some_rows
+from experiments.images import Images, scale_pixels
+from experiments.qlsd.federations import SEED, Federation, Rows, labelled
 
-__all__ = ["contiguous_blocks", "digits", "dominant_digits"]
+__all__ = ["digits"]
 
 NUM_GROUPS = 26  # of the sorted digits; left over from a split of the letters
 PICKED_GROUPS, REPEATED_GROUPS = 20, 6
@@ -70,49 +69,6 @@ def _digit_pools(labels: np.ndarray, num_clients: int, rng: np.random.RandomStat
     for groups in zip(picked, again, strict=True):
         pools.append([chunks[group, rng.choice(num_clients)] for group in np.concatenate(groups)])
     return np.array(pools).reshape(num_clients, -1)
-
-
-def dominant_digits(
-    rng_key: jax.Array,
-    images: Images,
-    num_clients: int,
-    proportion: float,
-    *,
-    num_rows: int | None = None,
-    scaling: str = "standard",
-) -> Federation:
-    """Split images so that one label dominates each client (our copy of the paper lacks how much).
-
-    Rows of images keep their shape. `num_rows` takes that many of the training images at random.
-    """
-    split_key, row_key = jax.random.split(rng_key)
-    rows = some_rows(row_key, len(images.y_train), num_rows)
-    labels = images.y_train[rows]
-    ids = fedmcmc.partition.dominant_label(split_key, labels, num_clients, proportion)
-    train = labelled(scale_pixels(images.x_train[rows], scaling), labels)
-    data = fedmcmc.FederatedData.from_arrays(train, ids)
-    return Federation(data, labelled(scale_pixels(images.x_test, scaling), images.y_test))
-
-
-def contiguous_blocks(
-    images: Images, num_clients: int = 20, *, num_rows: int | None = None, scaling: str = "standard"
-) -> Federation:
-    """Split CIFAR-10 in its order into blocks whose sizes differ by at most one.
-
-    `num_rows` takes the first so many training images.
-    """
-    total = len(images.y_train) if num_rows is None else num_rows
-    if not num_clients <= total <= len(images.y_train):
-        raise ValueError(
-            f"num_rows must lie between {num_clients} clients and {len(images.y_train)} images, "
-            f"got {total}."
-        )
-    x_train, x_test = (
-        scale_pixels(x, scaling, CIFAR10_MOMENTS) for x in (images.x_train[:total], images.x_test)
-    )
-    ids = np.arange(total) * num_clients // total
-    data = fedmcmc.FederatedData.from_arrays(labelled(x_train, images.y_train[:total]), ids)
-    return Federation(data, labelled(x_test, images.y_test))
 
 
 def _flat_rows(pixels: np.ndarray, labels: np.ndarray, scaling: str) -> Rows:
