@@ -15,13 +15,11 @@ import numpy as np
 import fedmcmc
 from experiments import data as tables
 from experiments import images, shards, tff
-from experiments.qlsd.federations import some_rows
 from fedmcmc import partition
 
 __all__ = [
     "Loaded",
     "cifar100",
-    "columns",
     "contraception",
     "covtype",
     "emnist62",
@@ -56,14 +54,6 @@ Loaded = tuple[fedmcmc.FederatedData, Any]
 Split = Literal["iid", "dominant_label", "dirichlet", "disjoint_labels", "quantity_skew", "blocks"]
 
 
-def columns(federation: Any) -> Loaded:
-    """Return a federation of named tuples as one of dicts, and its held-out rows too."""
-    rows, test = federation[0], federation[1]
-    if hasattr(rows.rows, "_asdict"):
-        rows = dataclasses.replace(rows, rows=rows.rows._asdict())
-    return rows, test._asdict() if hasattr(test, "_asdict") else test
-
-
 def covtype(
     split: Literal["wilderness", "labels"] = "wilderness",
     num_clients: int = 4,
@@ -79,7 +69,7 @@ def covtype(
     """
     table = tables.covtype()
     row_key, split_key = jax.random.split(jax.random.key(seed))
-    chosen = some_rows(row_key, len(table.labels), num_rows + num_test)
+    chosen = shards.some_rows(row_key, len(table.labels), num_rows + num_test)
     label = table.labels[chosen] == 2 if binary else table.labels[chosen] - 1
     areas = table.features[chosen[:num_rows], 10:14]  # indicators of the wilderness
     features = np.c_[shards.standardize(table.features[chosen]), np.ones(len(chosen), np.float32)]
@@ -197,7 +187,7 @@ def image_classes(
 
     def taken(x: np.ndarray, y: np.ndarray, key: jax.Array, num: int | None) -> dict[str, Any]:
         in_order = key is row_key and split == "blocks"
-        rows = np.arange(num or len(y)) if in_order else some_rows(key, len(y), num)
+        rows = np.arange(num or len(y)) if in_order else shards.some_rows(key, len(y), num)
         pixels = images.scale_pixels(x[rows], "standard", moments)
         pixels = _shrunk(pixels if pixels.ndim == 4 else pixels[..., None], shrink)
         return {"features": pixels.reshape(len(rows), -1) if flat else pixels, "label": y[rows]}
@@ -244,7 +234,7 @@ def standardized_images(
     moments = [m((0, 1, 2), dtype=np.float64) for m in (pixels.mean, pixels.std)]
 
     def taken(x: np.ndarray, y: np.ndarray, key: jax.Array, num: int | None) -> dict[str, Any]:
-        rows = some_rows(key, len(y), num)
+        rows = shards.some_rows(key, len(y), num)
         scaled = images.scale_pixels(x[rows], "standard", (moments[0], moments[1]))
         return {"features": scaled.reshape(len(rows), -1), "label": y[rows]}
 
@@ -298,13 +288,16 @@ def femnist_star(
     shared_seed: bool = False,
     seed: int = 1994,
 ) -> Loaded:
-    """Return FEMNIST* of Vono et al. (2022): `experiments.qlsd.image_federations.digits`."""
-    from experiments.qlsd import image_federations
+    """Return FEMNIST* of Vono et al. (2022): flat digits in `experiments.shards.femnist_star`."""
+    x, y, x_test, y_test = getattr(images, name)()
 
-    pictures = getattr(images, name)()
-    loaded = image_federations.digits(pictures, num_clients, seed=seed, shared_seed=shared_seed)
-    rows, test = columns(loaded)
-    return rows, {name: column[:num_test] for name, column in test.items()}
+    def taken(pixels: np.ndarray, label: np.ndarray) -> dict[str, np.ndarray]:
+        scaled = images.scale_pixels(pixels, "standard")
+        return {"features": scaled.reshape(len(pixels), -1), "label": label}
+
+    rows = shards.femnist_star(y, num_clients, seed, shared_seed)
+    data = fedmcmc.FederatedData.from_clients([taken(x[own], y[own]) for own in rows])
+    return data, taken(x_test[:num_test], y_test[:num_test])
 
 
 def cifar100(seed: int = 0) -> Loaded:

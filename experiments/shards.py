@@ -1,4 +1,4 @@
-"""Shards of El Mekkaoui et al. (2021): Gaussian rows, pairs of letters, skewed labels."""
+"""Clients of El Mekkaoui et al. (2021) and Vono et al. (2022), by row numbers or as rows."""
 
 from typing import Any
 
@@ -8,7 +8,55 @@ import numpy as np
 import fedmcmc
 from fedmcmc import partition
 
-__all__ = ["gaussian", "letter_pairs", "project", "skewed_labels", "standardize"]
+__all__ = [
+    "femnist_star",
+    "gaussian",
+    "letter_pairs",
+    "project",
+    "skewed_labels",
+    "some_rows",
+    "standardize",
+]
+
+
+def some_rows(rng_key: jax.Array, total: int, num: int | None) -> np.ndarray:
+    """Return `num` of `total` row numbers at random, in random order; all in order for ``None``."""
+    if num is None:
+        return np.arange(total)
+    if not 0 < num <= total:
+        raise ValueError(f"cannot take {num} of {total} rows.")
+    return np.asarray(jax.random.permutation(rng_key, total)[:num])
+
+
+def femnist_star(
+    labels: np.ndarray, num_clients: int, seed: int, shared_seed: bool = False
+) -> list[np.ndarray]:
+    """Return row numbers of the clients of FEMNIST*: 20 to 99 each, from pools that overlap.
+
+    Rows are sorted by label and cut into 26 groups of `num_clients` chunks of equal size; the rest
+    is not used. A client picks 20 groups and 6 of these again, a random chunk each time, and draws
+    its rows from this pool without replacement. So clients share rows, and one may hold a row
+    twice. With `shared_seed`, as in the released notebooks, all clients draw the same places of
+    their pools.
+    """
+    sizes = np.random.RandomState(seed).randint(20, 100, num_clients)
+    rng = np.random.RandomState(seed)
+    chunk_size = len(labels) // (26 * num_clients)
+    used = np.argsort(labels, kind="stable")[: 26 * num_clients * chunk_size]
+    chunks = used.reshape(26, num_clients, chunk_size)
+    picked = [rng.choice(26, 20, False) for _ in range(num_clients)]
+    again = [rng.choice(groups, 6, False) for groups in picked]
+    pools = [
+        np.concatenate([chunks[g, rng.choice(num_clients)] for g in np.concatenate(groups)])
+        for groups in zip(picked, again, strict=True)
+    ]
+    if max(sizes) > 26 * chunk_size:
+        raise ValueError(
+            f"a client needs {max(sizes)} images and its pool has {26 * chunk_size}: give more "
+            f"images (got {len(labels)}) or fewer clients (got {num_clients})."
+        )
+    draws = (np.random.RandomState(seed) if shared_seed else rng for _ in pools)
+    return [d.choice(pool, size, False) for d, pool, size in zip(draws, pools, sizes, strict=True)]
 
 
 def gaussian(seed: int, spread: float, num_clients: int, rows_per_client: int) -> np.ndarray:

@@ -7,7 +7,7 @@ import struct
 import numpy as np
 import pytest
 
-from experiments import data, images
+from experiments import data, images, shards
 
 RNG = np.random.default_rng(0)
 
@@ -139,6 +139,25 @@ def test_pixels_are_scaled():
     np.testing.assert_allclose(scaled[0, 0], (1 - means) / deviations, rtol=1e-6)
     with pytest.raises(ValueError, match="scaling must be"):
         images.scale_pixels(pixels(2), "zscore")
+
+
+def test_digits_come_from_the_pools_of_the_notebook():
+    labels = np.random.default_rng(3).integers(0, 10, 20_000)
+    clients = shards.femnist_star(labels, 10, 1994, shared_seed=True)
+    assert [len(rows) for rows in clients] == [74, 54, 95, 96, 50, 83, 44, 82, 24, 25]
+    order, size = np.argsort(labels, kind="stable"), 20_000 // 260
+    rng = np.random.RandomState(1994)
+    groups = [rng.choice(26, 20, replace=False) for _ in range(10)]
+    more = [rng.choice(g, 6, replace=False) for g in groups]
+    places = np.random.RandomState(1994).permutation(26 * size)
+    for c, rows in enumerate(clients):
+        pool = []
+        for group in [*groups[c], *more[c]]:
+            begin = (group * 10 + rng.choice(10)) * size
+            pool += order[begin : begin + size].tolist()
+        np.testing.assert_array_equal(rows, np.array(pool)[places[: len(rows)]])
+    with pytest.raises(ValueError, match="a client needs 74 images and its pool has 52"):
+        shards.femnist_star(labels[:60], 1, 1994)
 
 
 MD5_OF_IDX = {

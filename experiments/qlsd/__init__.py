@@ -1,1 +1,0 @@
-"""Quantised Langevin stochastic dynamics, Vono et al. (2022)."""
