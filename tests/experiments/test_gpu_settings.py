@@ -37,13 +37,6 @@ TINY = {
         "model=linear",
     ),
 }
-OTHERS = {
-    "fa_hmc/rounds_to_error_gpu": (
-        *("dim=3", "num_clients=3", "num_rows=60", "num_chains=4", "local_steps=[1,2]"),
-        *("local_leapfrog=2", "local_gradients=200", "local_rounds=40", "threshold=0.4"),
-        *("reference_draws=500", "reference_warmup=200"),
-    ),
-}
 
 
 def pictures(num_classes, channels=()):
@@ -78,7 +71,7 @@ def test_settings_for_a_gpu_start(name, monkeypatch, tmp_path):
     for dataset in ("cifar10", "mnist"):
         monkeypatch.setattr(federations, dataset, federation)
     modules = schemas.register()
-    cfg = compose(f"experiment={name}", *OTHERS.get(name, TINY[paper]))
+    cfg = compose(f"experiment={name}", *TINY[paper])
     module = modules[schemas.name_of(cfg)]
     found = module.run(schemas.build(cfg, module), tmp_path)
     record = output.write_metrics(tmp_path, {"metrics": found})["metrics"]
