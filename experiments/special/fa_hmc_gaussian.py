@@ -92,17 +92,17 @@ class Clients(NamedTuple):
         `rho` is the correlation of the clients' momenta, and `noise` the standard deviation of the
         noise on each coordinate of a client's gradient.
         """
-        kept, moved, of_noise = self.trajectory(step, length)
-        momenta, gradients, power = np.zeros(()), np.zeros(()), np.ones_like(kept)
+        rotation, moved, of_noise = self.trajectory(step, length)
+        momenta, gradients, power = np.zeros(()), np.zeros(()), np.ones_like(rotation)
         for num in range(1, 1 + max(local_steps)):
             shared = self.matrix(power * moved)
             momenta = momenta + rho * shared @ shared.swapaxes(-1, -2)
             if rho < 1:
                 momenta = momenta + (1 - rho) * self.matrix((power * moved) ** 2)
             if noise:
-                own = noise**2 * self.weights[:, None] * power**2 * of_noise
-                gradients = gradients + self.matrix(own)
-            power = power * kept
+                variance = noise**2 * self.weights[:, None] * power**2 * of_noise
+                gradients = gradients + self.matrix(variance)
+            power = power * rotation
             if num in local_steps:
                 yield Round(self.matrix(power), self.vector(1 - power), momenta, gradients)
 
@@ -111,19 +111,19 @@ def moments(round_of: Callable[[int], Round], start: np.ndarray) -> Iterator[tup
     """Yield mean and variance of every coordinate after rounds ``round_of(0)``, and so on."""
     mean, covariance, num = start, np.zeros((start.size, start.size)), 0
     while True:
-        one = round_of(num)
-        mean = (one.on_position @ mean[..., None])[..., 0] + one.shift
-        covariance = one.on_position @ covariance @ one.on_position.swapaxes(-1, -2)
-        covariance = covariance + one.of_momenta + one.of_gradients
+        affine = round_of(num)
+        mean = (affine.on_position @ mean[..., None])[..., 0] + affine.shift
+        covariance = affine.on_position @ covariance @ affine.on_position.swapaxes(-1, -2)
+        covariance = covariance + affine.of_momenta + affine.of_gradients
         yield mean, np.diagonal(covariance, axis1=-2, axis2=-1)
         num += 1
 
 
-def stationary(one: Round) -> tuple[np.ndarray, np.ndarray]:
+def stationary(affine: Round) -> tuple[np.ndarray, np.ndarray]:
     """Return mean and variance of every coordinate in the long run."""
-    mean = np.linalg.solve(np.eye(len(one.shift)) - one.on_position, one.shift)
-    noise = one.of_momenta + one.of_gradients
-    return mean, np.diagonal(solve_discrete_lyapunov(one.on_position, noise))
+    mean = np.linalg.solve(np.eye(len(affine.shift)) - affine.on_position, affine.shift)
+    noise = affine.of_momenta + affine.of_gradients
+    return mean, np.diagonal(solve_discrete_lyapunov(affine.on_position, noise))
 
 
 class _Target(NamedTuple):
@@ -150,9 +150,9 @@ class _Target(NamedTuple):
         steps = [num_local_steps], step, self.num_integration_steps
         return next(self.coordinate().rounds(*steps, **case))
 
-    def first(self, level: float, round_of: Callable[[int], Round], most: int) -> tuple[float, int]:
+    def first(self, level: float, round_of: Any, limit: int) -> tuple[float, int]:
         """Return after how many rounds a chain is near, infinity if never, and which it is."""
-        laws = islice(moments(round_of, np.array([self.start])), most)
+        laws = islice(moments(round_of, np.array([self.start])), limit)
         for num, (mean, variance) in enumerate(laws, start=1):
             distances = self.distance(mean, variance).ravel()
             if distances.min() <= level:
@@ -167,20 +167,20 @@ def dimension(
 
     The tolerance is a distance of all coordinates, in posterior standard deviations.
     """
-    clients, found = _Target(**target), []
+    clients, table = _Target(**target), []
     all_rounds, ratios = [], []
     sizes = {name: target[name] for name in ("num_clients", "means", "variances")}
     for dim in dims:
         kernel = {"num_local_steps": num_local_steps}
         kernel["num_integration_steps"] = clients.num_integration_steps
         # Half the tolerance is for the distance in the long run, half for the start's.
-        wanted = {"dimension": dim, "tolerance": tolerance / 2}
-        step = proposition_step_size(1 / min(clients.variances), **wanted, **kernel)
-        one, root = clients.round_at(step, num_local_steps), math.sqrt(dim)
-        left = root * clients.distance(*stationary(one)).item()
-        if left > tolerance:
-            raise ValueError(f"tolerance must be above {left:.3g} in dimension {dim}.")
-        rounds, _ = clients.first(tolerance / root, lambda _, one=one: one, 100_000)
+        accuracy = {"dimension": dim, "tolerance": tolerance / 2}
+        step = proposition_step_size(1 / min(clients.variances), **accuracy, **kernel)
+        affine, root = clients.round_at(step, num_local_steps), math.sqrt(dim)
+        distance_left = root * clients.distance(*stationary(affine)).item()
+        if distance_left > tolerance:
+            raise ValueError(f"tolerance must be above {distance_left:.3g} in dimension {dim}.")
+        rounds, _ = clients.first(tolerance / root, lambda _, affine=affine: affine, 100_000)
         data, _ = loaders.quadratic(dim=dim, **sizes)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", fedmcmc.DiagnosisWarning)  # chains on their way
@@ -198,9 +198,9 @@ def dimension(
             "step_size": step,
             "rounds": rounds,
             "rounds_measured": 1 + np.argmax(np.append(measured, 0) <= tolerance),
-            "distance_left": left,
+            "distance_left": distance_left,
         }
-        found += numbers_of("FA-HMC", {"dimension": dim}, numbers)
+        table += numbers_of("FA-HMC", {"dimension": dim}, numbers)
         all_rounds.append(rounds)
         distance = root * clients.distance(clients.start, 0.0)
         ratios.append(rounds / (root * math.log(distance / tolerance)))
@@ -209,7 +209,7 @@ def dimension(
         "smallest_rounds_over_root_log": min(ratios),
         "largest_rounds_over_root_log": max(ratios),
     }
-    return numbers_of("FA-HMC", {}, summary) + found
+    return numbers_of("FA-HMC", {}, summary) + table
 
 
 def over_local_steps(
@@ -229,15 +229,15 @@ def over_local_steps(
     `falling` are distances of each. `cases` are arguments of `Clients.rounds`. A chain that takes
     more than `most_rounds` never arrives.
     """
-    clients, found = _Target(**target), []
+    clients, table = _Target(**target), []
     # Up to trajectories of a quarter of the narrowest client's period.
     longest = math.pi / 2 * math.sqrt(min(clients.variances)) / clients.num_integration_steps
     steps, level = np.geomspace(longest / 1000, longest, num_step_sizes), tolerance / math.sqrt(dim)
     noisy = cases["noisy gradients"]
 
     def fewest(num: int, level: float, case: Settings, tried: Any) -> tuple[float, int]:
-        one = clients.round_at(tried, num, **case)
-        return clients.first(level, lambda _: one, most_rounds)
+        affine = clients.round_at(tried, num, **case)
+        return clients.first(level, lambda _: affine, most_rounds)
 
     # One step size for all local steps, as in Figure 1(c): there a U comes from drift alone.
     fixed = steps[[fewest(local_steps[0], level, noisy, steps)[1]]]
@@ -249,11 +249,11 @@ def over_local_steps(
         arrivals = [fewest(num, level, case, tried) for num in local_steps]
         for num, (rounds, best) in zip(local_steps, arrivals, strict=True):
             numbers = {metric: rounds, "step_size": tried[best] if best >= 0 else math.nan}
-            found += numbers_of(name, {**place, "num_local_steps": num}, numbers)
-        first, *_, last = (rounds for rounds, _ in arrivals)
-        least = min(rounds for rounds, _ in arrivals)
-        if math.isfinite(least) and tried is steps:
-            found += numbers_of(name, place, {"ends_over_fewest": min(first, last) / least})
+            table += numbers_of(name, {**place, "num_local_steps": num}, numbers)
+        all_rounds = [rounds for rounds, _ in arrivals]
+        fewest_rounds, end = min(all_rounds), min(all_rounds[0], all_rounds[-1])
+        if math.isfinite(fewest_rounds) and tried is steps:
+            table += numbers_of(name, place, {"ends_over_fewest": end / fewest_rounds})
     grid = np.meshgrid(steps[-60:], np.geomspace(0.3, 3000, 25))
     first_steps, halvings = (values.ravel() for values in grid)
     num = falling["num_local_steps"]
@@ -264,10 +264,10 @@ def over_local_steps(
     for distance in falling["tolerances"]:
         place = {"tolerance": distance}
         constant, _ = fewest(num, distance, noisy, steps)
-        found += numbers_of("constant step", place, {"rounds_to_tolerance": constant})
+        table += numbers_of("constant step", place, {"rounds_to_tolerance": constant})
         rounds, _ = clients.first(distance, round_of, int(min(constant, most_rounds)))
         numbers = {"rounds_to_tolerance": rounds, "saving": constant / rounds}
         logarithm = math.log(clients.distance(clients.start, 0.0) / distance)
         numbers["saving_over_logarithm"] = numbers["saving"] / logarithm
-        found += numbers_of("falling step", place, numbers)
-    return found
+        table += numbers_of("falling step", place, numbers)
+    return table

@@ -32,7 +32,7 @@ GOOD = 1.25  # times the better method's best error, up to which a step size is 
 MOST_DIMENSIONS = 512  # of `fedmcmc.predict_bias`
 STATIONARY = 0.05  # of the start's distance after the burn-in, above which nothing is predicted
 FACTORS = (2.5, 1.5, 1.0)  # times the threshold: errors whose rounds are reported
-NUM_PARTS = 20  # of a run, which ends with the part in which the threshold is reached
+NUM_PARTS = 20  # of a run; it ends with the part in which the threshold is reached
 SETTLED = 0.01  # of the error in the long run, within which a curve that will not arrive ends
 NUM_SDS = 4.0  # of the posterior on both sides of its mean: about the range of reference draws
 METHODS = ("FA-LD", "FA-LD, control variate", "FA-HMC", "FA-HMC, control variate")
@@ -55,19 +55,19 @@ class Histograms(NamedTuple):
     def counts(self, draws: np.ndarray) -> np.ndarray:
         """Return numbers of draws ``[num_chains, num_draws, d]`` per chain, coordinate and bin."""
         width = np.where(self.high > self.low, self.high - self.low, 1)
-        first = np.arange(0, self.low.size * (NUM_BINS + 1), NUM_BINS + 1)
-        found = []
+        offsets = np.arange(0, self.low.size * (NUM_BINS + 1), NUM_BINS + 1)
+        counts = []
         for chain in draws:
             inside = (chain >= self.low) & (chain <= self.high)
             place = np.where(inside, (chain - self.low) / width * NUM_BINS, 0).astype(int)
-            place = np.where(inside, np.minimum(place, NUM_BINS - 1), NUM_BINS) + first
-            found.append(np.bincount(place.ravel(), minlength=first.size * (NUM_BINS + 1)))
-        return np.stack(found).reshape(len(draws), first.size, -1)
+            place = np.where(inside, np.minimum(place, NUM_BINS - 1), NUM_BINS) + offsets
+            counts.append(np.bincount(place.ravel(), minlength=offsets.size * (NUM_BINS + 1)))
+        return np.stack(counts).reshape(len(draws), offsets.size, -1)
 
     def errors(self, counts: np.ndarray, num_draws: int) -> np.ndarray:
-        """Return the marginal error of all chains, then those with one chain left out."""
+        """Return the marginal error of all chains, then the errors with one chain left out."""
         num, total = len(counts), counts.sum(0)
-        parts = [total / num, *((total - own) / (num - 1) for own in counts if num > 1)]
+        parts = [total / num, *((total - part) / (num - 1) for part in counts if num > 1)]
         return np.array([np.abs(p / num_draws - self.shares).sum(1).mean() / 2 for p in parts])
 
     def perfect(self, seed: int, *, num_chains: int, num_rounds: int, num_burnin: int) -> float:
@@ -77,7 +77,7 @@ class Histograms(NamedTuple):
 
 
 def _number(values: Any) -> Number:
-    """Return the first value, with its standard error from those with one chain left out."""
+    """Return the first value, with its standard error from the values without a chain."""
     value, *without = map(float, values)
     return Number(value, math.sqrt((len(without) - 1) * np.var(without)) if without else 0.0)
 
@@ -144,9 +144,9 @@ def rows(
     """Return rounds over local steps, and errors over step sizes if there are settings for them."""
     model = Regression(data, reference)
     number = {"step_size": rounds["kernel"]["step"] * model.scale}
-    found = model.rows + numbers_of("FA-HMC", {}, number)
-    found += _over_step_sizes(model, **errors) if errors else []
-    return found + _over_local_steps(model, **rounds)
+    table = model.rows + numbers_of("FA-HMC", {}, number)
+    table += _over_step_sizes(model, **errors) if errors else []
+    return table + _over_local_steps(model, **rounds)
 
 
 def _over_step_sizes(
@@ -154,7 +154,7 @@ def _over_step_sizes(
 ) -> list[Row]:
     """Return errors of FA-LD and FA-HMC, with the best of `leapfrogs` if gradients are noisy."""
     perfect = model.histograms.perfect(model.seed + 3, **chains)
-    found = numbers_of("perfect sampler", {}, {"marginal_error": perfect})
+    table = numbers_of("perfect sampler", {}, {"marginal_error": perfect})
     for kind, noise in (("exact", 0.0), ("noisy", kernel["gradient_noise"])):
         errors: dict[str, dict[tuple[float, int], Number]] = {"FA-LD": {}, "FA-HMC": {}}
         for step in steps:
@@ -167,19 +167,19 @@ def _over_step_sizes(
                 best = _best(tried)
                 errors["FA-HMC"][best] = tried[best]
                 place = {"gradients": kind, "step_size": step * model.scale}
-                found += numbers_of("FA-HMC", place, {"gain": 1 - tried[best] / langevin})
-        found += _compared(kind, errors, steps)
+                table += numbers_of("FA-HMC", place, {"gain": 1 - tried[best] / langevin})
+        table += _compared(kind, errors, steps)
         for method, step, length in ((name, *key) for name in errors for key in errors[name]):
             place = {"gradients": kind, "step_size": step * model.scale}
             number = {"marginal_error": errors[method][step, length]}
-            found += numbers_of(method, {**place, "num_integration_steps": length}, number)
-    return found
+            table += numbers_of(method, {**place, "num_integration_steps": length}, number)
+    return table
 
 
 def _compared(kind: str, errors: Mapping[str, Any], steps: Sequence[float]) -> list[Row]:
     """Return the gain at the best step sizes, and how many step sizes are good."""
     place, (theirs, ours) = {"gradients": kind}, (of[_best(of)] for of in errors.values())
-    limit, found = GOOD * min(ours, theirs).value, []
+    limit, table = GOOD * min(ours, theirs).value, []
     for method, of in errors.items():
         # Good step sizes in a row around the best.
         best = steps.index(_best(of)[0])
@@ -188,11 +188,11 @@ def _compared(kind: str, errors: Mapping[str, Any], steps: Sequence[float]) -> l
         low, high = bad[bad < best].max(initial=-1) + 1, bad[bad > best].min(initial=len(steps))
         num = int(high - low) if steps[best] in good else 0
         numbers = {"num_good_steps": num, "good_step_range": num and steps[high - 1] / steps[low]}
-        found += numbers_of(method, place, numbers)
+        table += numbers_of(method, place, numbers)
     small = steps[: len(steps) // 2]
     numbers = {"best_gain": 1 - ours / theirs, "num_small_steps": len(small)}
     numbers["num_good_small_steps"] = len(good.intersection(small))  # of FA-HMC, the last method
-    return found + numbers_of("FA-HMC", place, numbers)
+    return table + numbers_of("FA-HMC", place, numbers)
 
 
 def drift(
@@ -200,7 +200,7 @@ def drift(
 ) -> list[Row]:
     """Return errors with exact gradients, with and without control variates, and predicted ones."""
     model = Regression(data, reference)
-    found, ratios = model.rows, []
+    table, ratios = model.rows, []
     errors: dict[str, dict[float, Number]] = {name: {} for name in METHODS}
     for name, step in ((name, step) for name in METHODS for step in steps):
         length = _length(step) if name.startswith("FA-HMC") else 1
@@ -217,23 +217,23 @@ def drift(
             numbers["bias_of_means"] = np.sqrt((law.bias**2).mean())
             ratios.append(expected / error.value)
         place = {"step_size": step * model.scale, "num_integration_steps": length}
-        found += numbers_of(name, place, numbers)
+        table += numbers_of(name, place, numbers)
     best = {name: errors[name][_best(errors[name])] for name in METHODS}
     for base, over in zip(METHODS, ("FA-LD", "corrected_FA-LD"), strict=False):
         for name in METHODS:
             if name != base:
                 gain = {"best_gain": 1 - best[name] / best[base]}
-                found += numbers_of(name, {"over": over}, gain)
+                table += numbers_of(name, {"over": over}, gain)
     perfect = model.histograms.perfect(model.seed + 3, **chains)
-    found += numbers_of("perfect sampler", {}, {"marginal_error": perfect})
+    table += numbers_of("perfect sampler", {}, {"marginal_error": perfect})
     at_best = (errors[name][_best(errors["FA-HMC"])].value for name in METHODS[2:])
     plain, corrected = (value - perfect for value in at_best)
-    found += numbers_of("FA-HMC", {}, {"share_of_drift": 1 - corrected / plain})
+    table += numbers_of("FA-HMC", {}, {"share_of_drift": 1 - corrected / plain})
     if ratios:
         extremes = {"smallest": np.nanmin(ratios), "largest": np.nanmax(ratios)}
         numbers = {f"{name}_predicted_over_measured": value for name, value in extremes.items()}
-        found += numbers_of("predict_bias", {}, numbers)
-    return found
+        table += numbers_of("predict_bias", {}, numbers)
+    return table
 
 
 def _expected(
@@ -243,17 +243,19 @@ def _expected(
     if law.spectral_radius**num_burnin > STATIONARY:
         return math.nan
     rng, shape = np.random.default_rng(seed), (num_chains, law.bias.size)
-    kept = (law.rounds_per_draw - 1) / (law.rounds_per_draw + 1)
-    found = []
+    correlation = (law.rounds_per_draw - 1) / (law.rounds_per_draw + 1)
+    errors = []
     for _ in range(3):
         chains = [rng.normal(size=shape)]
         while len(chains) < num_rounds - num_burnin:
-            chains.append(kept * chains[-1] + np.sqrt(1 - kept**2) * rng.normal(size=shape))
+            chains.append(
+                correlation * chains[-1] + np.sqrt(1 - correlation**2) * rng.normal(size=shape)
+            )
         draws = (law.bias + law.spread * np.stack(chains, axis=1)).astype(np.float32)
         reference = rng.normal(size=(num_reference, law.bias.size)).astype(np.float32)
         histograms = Histograms.of(reference)
-        found.append(histograms.errors(histograms.counts(draws), draws.shape[1])[0])
-    return float(np.mean(found))
+        errors.append(histograms.errors(histograms.counts(draws), draws.shape[1])[0])
+    return float(np.mean(errors))
 
 
 def _over_local_steps(
@@ -263,28 +265,28 @@ def _over_local_steps(
 
     These are `threshold`, `num_rounds` and `num_gradients` of a client in one chain.
     """
-    found: list[Row] = []
+    table: list[Row] = []
     for num in local_steps:
         of_gradients = limits["num_gradients"] // (num * kernel["num_integration_steps"])
-        most = min(limits["num_rounds"], of_gradients)
+        num_rounds = min(limits["num_rounds"], of_gradients)
         levels = [factor * limits["threshold"] for factor in FACTORS]
-        sizes = {"num_chains": num_chains, "num_rounds": math.ceil(most / NUM_PARTS)}
+        sizes = {"num_chains": num_chains, "num_rounds": math.ceil(num_rounds / NUM_PARTS)}
         parts = _parts(model, model.kernel(num_local_steps=num, **kernel), sizes)
-        marks, errors = error_curve(parts, model.histograms, most, levels[-1])
-        place, last = {"num_local_steps": num}, marks[-1]
-        numbers = {"rounds_run": last, "smallest_error": errors[:, 0].min()}
+        marks, errors = error_curve(parts, model.histograms, num_rounds, levels[-1])
+        place, end = {"num_local_steps": num}, marks[-1]
+        numbers = {"rounds_run": end, "smallest_error": errors[:, 0].min()}
         for level in levels:
             reached = _number([_crossing(marks, curve, level) for curve in errors.T])
             if math.isfinite(reached.value):
                 settings = {"target_error": level, **place}
-                found += numbers_of("FA-HMC", settings, {"rounds_to_error": reached})
-                last = math.ceil(reached.value) if level == levels[-1] else last
-        sizes = {"num_chains": num_chains, "num_rounds": last, "num_burnin": last // 2}
+                table += numbers_of("FA-HMC", settings, {"rounds_to_error": reached})
+                end = math.ceil(reached.value) if level == levels[-1] else end
+        sizes = {"num_chains": num_chains, "num_rounds": end, "num_burnin": end // 2}
         perfect = model.histograms.perfect(model.seed + 3, **sizes)
-        found += numbers_of("FA-HMC", place, numbers) + _curve(num, marks, errors[:, 0])
+        table += numbers_of("FA-HMC", place, numbers) + _curve(num, marks, errors[:, 0])
         number = {"marginal_error_of_as_many_draws": perfect}
-        found += numbers_of("perfect sampler", place, number)
-    return found
+        table += numbers_of("perfect sampler", place, number)
+    return table
 
 
 def _curve(num_local_steps: int, marks: Sequence[int], errors: Sequence[float]) -> list[Row]:
@@ -300,7 +302,7 @@ def _marks(num_rounds: int) -> list[int]:
 
 
 def _parts(model: Regression, kernel: Any, sizes: Settings) -> Iterator[np.ndarray]:
-    """Yield the draws of a run in parts, each computed when it is asked for."""
+    """Yield the draws of a run in parts, each computed when the next one is needed."""
     samples = model.sample(2, kernel, **sizes)
     while True:
         yield samples.draws
@@ -312,7 +314,7 @@ def error_curve(
 ) -> tuple[list[int], np.ndarray]:
     """Return rounds, and marginal errors of the draws so far without their first half.
 
-    Errors ``[num_rounds, 1 + num_chains]`` are those of all chains and those without each one. The
+    Errors ``[num_rounds, 1 + num_chains]`` are of all chains, then of all but one chain. The
     curve ends where none is above `enough`. The parts of a run are ``[num_chains, num_draws, d]``.
     """
     draws, begin, end = next(parts), 0, 0
@@ -358,24 +360,25 @@ def exact_rounds(
     sd, smallest = np.sqrt(np.diag(covariance)), np.linalg.eigvalsh(covariance)[0]
     edges = mean[:, None] + sd[:, None] * np.linspace(-NUM_SDS, NUM_SDS, NUM_BINS + 1)
     step_size = kernel["step"] * math.sqrt(smallest)
-    found = model.rows + numbers_of("FA-HMC", {}, {"step_size": step_size})
+    table = model.rows + numbers_of("FA-HMC", {}, {"step_size": step_size})
 
     def shares(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
         """Return the share of each normal in every bin, and outside of all."""
         inside = np.diff(ndtr((edges - mean[:, None]) / np.sqrt(variance)[:, None]), axis=1)
         return np.concatenate([inside, 1 - inside.sum(1, keepdims=True)], axis=1)
 
-    wanted, curves = shares(mean, sd**2), {}
+    exact_shares, curves = shares(mean, sd**2), {}
 
-    def error(found: np.ndarray) -> float:
-        return float(np.abs(found - wanted).sum(1).mean() / 2)
+    def error(bins: np.ndarray) -> float:
+        return float(np.abs(bins - exact_shares).sum(1).mean() / 2)
 
     settings = local_steps, step_size, kernel["num_integration_steps"]
     steps = clients.rounds(*settings, noise=kernel["gradient_noise"])
-    for num, one in zip(local_steps, steps, strict=True):
-        left, past, total = error(shares(*stationary(one))), [], np.zeros(())
+    for num, affine in zip(local_steps, steps, strict=True):
+        long_run, past, total = error(shares(*stationary(affine))), [], np.zeros(())
         curves[num] = errors = []
-        for law in islice(moments(lambda _, one=one: one, np.zeros(len(mean))), most_rounds):
+        laws = moments(lambda _, affine=affine: affine, np.zeros_like(mean))
+        for law in islice(laws, most_rounds):
             past.append(law)
             total = total + shares(*law)
             if len(past) % 2 == 0:
@@ -383,14 +386,14 @@ def exact_rounds(
             errors.append(error(total / (len(past) - len(past) // 2)))
             missing = [level for level in levels if level < min(errors)]
             # An error can be smaller on the way than in the long run, so it is followed to the end.
-            settled = abs(errors[-1] - left) < SETTLED * left
-            if not missing or (settled and missing[0] <= left):
+            settled = abs(errors[-1] - long_run) < SETTLED * long_run
+            if not missing or (settled and missing[0] <= long_run):
                 break
-        noiseless = one._replace(of_gradients=np.zeros(()))
-        numbers = {"error_in_long_run": left, "rounds_run": len(errors)}
+        noiseless = affine._replace(of_gradients=np.zeros(()))
+        numbers = {"error_in_long_run": long_run, "rounds_run": len(errors)}
         numbers["error_in_long_run_exact_gradients"] = error(shares(*stationary(noiseless)))
-        found += numbers_of("FA-HMC", {"num_local_steps": num}, numbers)
-    return found + _saved(curves, levels)
+        table += numbers_of("FA-HMC", {"num_local_steps": num}, numbers)
+    return table + _saved(curves, levels)
 
 
 def _saved(curves: Mapping[int, list[float]], levels: Sequence[float]) -> list[Row]:
@@ -399,25 +402,25 @@ def _saved(curves: Mapping[int, list[float]], levels: Sequence[float]) -> list[R
     def rounds_to(num: int, level: float) -> float:
         return next((i for i, error in enumerate(curves[num], start=1) if error <= level), math.inf)
 
-    found: list[Row] = []
+    table: list[Row] = []
     for level in levels:
         arrivals = {num: rounds_to(num, level) for num in curves}
         for num, value in arrivals.items():
             place = {"target_error": level, "num_local_steps": num}
-            found += numbers_of("FA-HMC", place, {"rounds_to_error": value})
+            table += numbers_of("FA-HMC", place, {"rounds_to_error": value})
         numbers: dict[str, float] = {"fewest_rounds": min(arrivals.values())}
         numbers["times_fewer_rounds"] = arrivals[1] / numbers["fewest_rounds"]
         numbers["smallest_best_local_steps"] = min(arrivals, key=lambda num: arrivals[num])
-        found += numbers_of("FA-HMC", {"target_error": level}, numbers)
+        table += numbers_of("FA-HMC", {"target_error": level}, numbers)
     for num, errors in curves.items():
         marks = [mark for mark in (1, *_marks(max(2, len(errors)))) if mark <= len(errors)]
-        found += _curve(num, marks, [errors[mark - 1] for mark in marks])
+        table += _curve(num, marks, [errors[mark - 1] for mark in marks])
         # Between two rounds of this number only the rounds of one local step grow.
         ratios = {i: rounds_to(1, error) / i for i, error in enumerate(errors, start=1)}
         finite = {i: ratio for i, ratio in ratios.items() if math.isfinite(ratio)}
         if num > 1 and finite:
-            own = max(finite, key=lambda i: finite[i])
-            as_fast = [n for n in curves if n != num and rounds_to(n, errors[own - 1]) <= own]
-            numbers = {"most_times_fewer_rounds": finite[own], "others_as_fast": len(as_fast)}
-            found += numbers_of("FA-HMC", {"num_local_steps": num}, numbers)
-    return found
+            fastest = max(finite, key=lambda i: finite[i])
+            num_fast = sum(rounds_to(n, errors[fastest - 1]) <= fastest for n in curves)
+            numbers = {"most_times_fewer_rounds": finite[fastest], "others_as_fast": num_fast - 1}
+            table += numbers_of("FA-HMC", {"num_local_steps": num}, numbers)
+    return table
