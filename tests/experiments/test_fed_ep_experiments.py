@@ -21,8 +21,6 @@ from experiments.fed_ep import (
     methods,
     refresh,
     tags,
-    toy,
-    toy_problems,
 )
 from experiments.fed_ep.methods import Federation
 from experiments.models import SmallCnn
@@ -167,16 +165,6 @@ def test_rounds_of_seeds_are_kept():
     settings = cifar.Config(**(TINY | IMAGES))
     accuracy = np.array([[1.0, 1.0, 5.0, 5.0, 5.0], [1.0] * 5])
     assert image_runs._rounds_of_seeds(accuracy, 5.0, settings) == [4.0, None]
-
-
-def test_the_toy_in_double_precision_is_that_of_the_kernels():
-    config = toy.Config(num_problems=3, num_rounds=6)
-    problems = toy.random_problems(config)
-    for name, identity in (("FedEP", False), ("FedEP, scaled identity", True)):
-        means = toy.means_of_rounds(toy.kernels()[name], toy.federations(problems), 6)
-        gaps = np.linalg.norm(np.asarray(means) - problems.exact[:, None], axis=-1).mean(axis=0)
-        exact = toy_problems.exact_distances(problems, 6, identity=identity)
-        np.testing.assert_allclose(gaps, exact, rtol=1e-3, atol=1e-5)
 
 
 def test_axes_leave_out_what_collapsed(tmp_path):

@@ -5,7 +5,6 @@ import json
 import sys
 import types
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -16,7 +15,6 @@ import xarray
 from experiments import output, restarts, schemas
 from experiments import settings_run as run
 from experiments.fa_hmc.image_sweep import Curves
-from experiments.fed_ep import toy
 from tests.support.kills import Cut, kill_until_done
 from tests.support.processes import environment
 from tests.support.tiny_experiments import TINY, compose
@@ -108,27 +106,6 @@ def test_parts_that_were_done_are_kept(module, tmp_path, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             execute(fakes, tmp_path / "cut", *again)
     assert done == [0, 1, 2, 0, 1, 2]
-
-
-def test_the_toy_of_fed_ep_keeps_what_it_found(tmp_path, monkeypatch):
-    module, done, ends = schemas.register()["fed_ep/toy"], [], []
-    num_parts = 2 * len(toy.kernels())
-
-    def means_of_rounds(kernel, data, num_rounds):
-        if len(done) in ends:
-            raise KeyboardInterrupt
-        done.append(1)
-        part = 1 + len(done) % num_parts  # the problems do not matter, but which part it is does
-        return jnp.full((len(data.size), num_rounds, 2), 0.1 * part)
-
-    monkeypatch.setattr(toy, "means_of_rounds", means_of_rounds)
-    monkeypatch.setattr(toy, "draw", lambda *_: [])
-    small = ("experiment=fed_ep/toy", "num_problems=2", "num_rounds=3")
-    for ends[:] in ([1], [5], []):
-        with contextlib.suppress(KeyboardInterrupt):
-            found = execute(module, tmp_path / "cut", *small, "checkpoint_seconds=60")
-    assert found["resumed"] and len(done) == num_parts
-    assert found["metrics"] == execute(module, tmp_path / "whole", *small)["metrics"]
 
 
 def test_settings_of_a_run_are_checked(module, tmp_path):

@@ -188,6 +188,7 @@ def test_the_extra_of_experiments_runs_one(environment, tmp_path):
     shutil.copytree(ROOT / "experiments", tmp_path / "experiments")
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     shutil.copytree(ROOT / "hydra_plugins", tmp_path / "hydra_plugins")
-    command = ["-m", "experiments.run", "experiment=fed_ep/toy", "num_problems=2", "num_rounds=2"]
+    sizes = ("special.num_problems=2", "special.num_rounds=2")
+    command = ["-m", "experiments.run", "study=fed_ep/toy", *sizes]
     ran = run(programs / "python", *command, folder=tmp_path)
     assert ran.returncode == 0, ran.stderr
