@@ -37,10 +37,8 @@ __all__ = [
     "radon",
     "schools",
     "spherical",
-    "stack_overflow",
     "susy",
     "synthetic",
-    "tags",
 ]
 
 Loaded = tuple[fedmcmc.FederatedData, Any]
@@ -214,31 +212,6 @@ def emnist62() -> Loaded:
     from experiments.fed_ep import federations
 
     return columns(federations.emnist62())
-
-
-def tags(
-    num_clients: int = 1_000,
-    num_words: int = 1_000,
-    num_tags: int = 50,
-    num_test: int = 1_000,
-    seed: int = 0,
-) -> Loaded:
-    """Draw users who write sentences of few topics; rows are `experiments.fed_ep.tag_data.Rows`."""
-    from experiments.fed_ep import tag_data
-
-    sizes = dict(num_clients=num_clients, num_words=num_words, num_tags=num_tags)
-    federation = tag_data.synthetic(seed, num_test=num_test, **sizes)
-    return federation.data, federation.test
-
-
-def stack_overflow(
-    num_words: int = 10_000, num_tags: int = 500, max_rows: int = 1_000, num_test: int = 10_000
-) -> Loaded:
-    """Return Stack Overflow by user; rows are `experiments.fed_ep.tag_data.Rows`."""
-    from experiments.fed_ep import tag_data
-
-    federation = tag_data.stack_overflow(num_words, num_tags, max_rows, num_test)
-    return federation.data, federation.test
 
 
 def synthetic(

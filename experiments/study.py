@@ -46,7 +46,7 @@ def load(name: str, special: Sequence[str] = ()) -> dict[str, Any]:
     study: Any = OmegaConf.to_container(
         OmegaConf.merge(config, OmegaConf.from_dotlist(list(special)))
     )
-    wiring.check(study.get("special"), "special", ("jobs",))
+    wiring.check(study.get("special"), "special", ("jobs", *wiring.Supplies.NAMES))
     return {key: study.get(key) for key in KEYS}
 
 
@@ -61,7 +61,16 @@ def _read(name: str) -> dict[str, Any]:
         raise ConfigError(f"study={name} has {', '.join(unknown)}; it can have {', '.join(KEYS)}.")
     other = _read(study.pop("extends")) if "extends" in study else {}
     overrides = [*(other.get("overrides") or []), *(study.get("overrides") or [])]
+    if "special" in study:
+        study["special"] = _merged(other.get("special"), study["special"])
     return {**other, **study, "overrides": overrides}
+
+
+def _merged(old: Any, new: Any) -> Any:
+    """Return `new` with the entries that it leaves out; a node with a target leaves out none."""
+    if not isinstance(old, dict) or not isinstance(new, dict) or "_target_" in new:
+        return new
+    return {**old, **{key: _merged(old.get(key), value) for key, value in new.items()}}
 
 
 def grids(study: Mapping[str, Any]) -> list[list[str]]:
@@ -127,8 +136,18 @@ def recorded_settings(
     study: Mapping[str, Any], configs: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Return the settings of a study for its record, from the configs of its jobs."""
-    special = {k: v for k, v in (study["special"] or {}).items() if k != "_target_"}
-    return {**_common(configs), **special}
+    special = study["special"] or {}
+    own = {k: v for k, v in special.items() if k not in wiring.HYDRA_KEYS}
+    if special.get("_recursive_") is False:
+        own = {k: v for key, value in own.items() for k, v in _entries(key, value).items()}
+    return {**_common(configs), **own}
+
+
+def _entries(name: str, value: Any) -> dict[str, Any]:
+    """Return a value, or the entries of a mapping by dotted names."""
+    if not isinstance(value, Mapping):
+        return {name: value}
+    return {f"{name}.{key}": item for key, item in value.items()}
 
 
 def _renamed(jobs: Sequence[JobRows], methods: Mapping[str, str]) -> list[JobRows]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,6 @@ from fedmcmc import inference, rounds
 __all__ = ["Pairs", "draw_pairs", "kernels", "means_by_round", "rows"]
 
 IDENTITY = "FedEP, scaled identity"
-ROUNDS_IN_DOUBLE = (5, 10, 50, 100)
 
 
 class Pairs(NamedTuple):
@@ -40,23 +39,11 @@ def rows(
     num_rounds: int,
     degrees: int,
     scale: float,
-    figure_means: Sequence[Sequence[float]],
-    figure_covariances: Sequence[Sequence[Sequence[float]]],
+    figure_means: Sequence[Any],
+    figure_covariances: Sequence[Any],
     seed: int,
 ) -> list[Row]:
-    """Return distances from the global mean by round, and the paths of Figure 1.
-
-    Parameters
-    ----------
-    num_problems
-        Number of random pairs of clients.
-    num_rounds
-        Number of rounds, without damping.
-    degrees, scale
-        Parameters of the pairs' distribution, see `draw_pairs`.
-    figure_means, figure_covariances
-        Clients of Figure 1.
-    """
+    """Return distances from the global mean by round, and paths of Figure 1's clients."""
     pairs = draw_pairs(seed, num_problems, degrees, scale)
     figure = Pairs(np.array([figure_means]), np.array([figure_covariances]))
     tidy_rows = _describe(figure)
@@ -103,20 +90,16 @@ POSTERIOR = fedmcmc.Posterior(flat_logprior, _loglikelihood)
 
 
 def kernels() -> dict[str, fedmcmc.FederatedKernel]:
-    """Return the paper's three methods, and FedEP with a scaled identity of precision one.
-
-    The paper does not state that precision; it is the released code's.
-    """
+    """Return the paper's methods; the precision of FedEP's identity is the released code's."""
     exact, mean = inference.exact_gaussian(), inference.exact_mean()
-    identity = inference.scaled_identity(mean, variance=1.0)
+    identity = inference.scaled_identity(mean, precision=1.0)
+    unit = inference.scaled_identity(mean, variance=1.0)
     return {
         # An identity without a cavity: the mean of the clients' own optima.
-        "FedAvg": fedmcmc.natural(POSTERIOR, identity, cavity="none", structure="scaled_identity"),
+        "FedAvg": fedmcmc.natural(POSTERIOR, unit, cavity="none", structure="scaled_identity"),
         "FedPA": fedmcmc.natural(POSTERIOR, exact, cavity="none"),
         "FedEP": fedmcmc.fed_ep(POSTERIOR, inference=exact),
-        IDENTITY: fedmcmc.fed_ep(
-            POSTERIOR, inference=inference.scaled_identity(mean, precision=1.0)
-        ),
+        IDENTITY: fedmcmc.fed_ep(POSTERIOR, inference=identity),
     }
 
 
@@ -145,14 +128,13 @@ def _in_double_precision(pairs: Pairs, scale: float, num_rounds: int) -> list[Ro
     """Return distances of FedEP, also with the released code's covariances, divided by `scale`."""
     divided = pairs._replace(covariances=pairs.covariances / scale)
     cases = (("FedEP", "as_in_text", pairs), (IDENTITY, "as_in_text", pairs))
-    tidy_rows = []
+    tidy_rows, metric = [], "distance_in_double_precision"
     with jax.enable_x64(True):
         for method, kind, clients in (*cases, (IDENTITY, "divided", divided)):
             distances = _distances(kernels()[method], clients, num_rounds).mean(axis=0)
-            for x in (x for x in ROUNDS_IN_DOUBLE if x <= num_rounds):
-                place, value = {"covariances": kind}, distances[x - 1]
+            for i in (i for i in (4, 9, 49, 99) if i < num_rounds):
                 tidy_rows.append(
-                    Row(method, "distance_in_double_precision", value, place, x=float(x))
+                    Row(method, metric, distances[i], {"covariances": kind}, x=i + 1.0)
                 )
     return tidy_rows
 
@@ -173,10 +155,8 @@ def _describe(figure: Pairs) -> list[Row]:
 
 def _count_numbers_sent(structure: str, dim: int) -> int:
     """Return how many numbers a client of FedEP sends for a model of `dim` parameters."""
-    identity = inference.scaled_identity(inference.exact_mean(), variance=1.0)
-    kernel = fedmcmc.fed_ep(
-        POSTERIOR, inference=identity, initial_precision=1.0, structure=structure
-    )
+    unit = inference.scaled_identity(inference.exact_mean(), variance=1.0)
+    kernel = fedmcmc.fed_ep(POSTERIOR, inference=unit, initial_precision=1.0, structure=structure)
     row = {"mean": np.zeros((1, dim), np.float32), "factor": np.zeros((1, 1, dim), np.float32)}
     data = fedmcmc.FederatedData.from_clients([row, row])
     state = jax.eval_shape(lambda: kernel.init(jax.random.key(0), jnp.zeros(dim), data))
