@@ -13,7 +13,7 @@ import numpy as np
 
 import fedmcmc
 from experiments import data as tables
-from experiments import images
+from experiments import images, tff
 from fedmcmc import partition
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "immunization",
     "indomethacin",
     "letter_pairs",
+    "principal_components",
     "quadratic",
     "radon",
     "schools",
@@ -41,6 +42,10 @@ __all__ = [
     "synthetic",
 ]
 
+CROP = 24
+"""Side of the crops of CIFAR-100."""
+CIFAR100_MOMENTS = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
+"""Mean and standard deviation of CIFAR-100's training pixels on [0, 1], per channel."""
 Loaded = tuple[fedmcmc.FederatedData, Any]
 Split = Literal["iid", "dominant_label", "dirichlet", "disjoint_labels", "quantity_skew", "blocks"]
 
@@ -127,6 +132,7 @@ def image_classes(
     shrink: int = 1,
     concentration: float = 0.3,
     proportion: float = 0.5,
+    min_rows: int = 1,
     seed: int = 0,
 ) -> Loaded:
     """Return standardized images of ten classes (`cifar2`: of two).
@@ -145,11 +151,12 @@ def image_classes(
         Side of the squares of pixels that are averaged.
     concentration, proportion
         Of the splits `dirichlet` and `quantity_skew`, and of `dominant_label`.
+    min_rows
+        Least number of rows of a client in the split `dirichlet`.
     seed
         Seed of the rows and the split.
     """
     from experiments.fa_hmc import image_data
-    from experiments.fed_ep.federations import _shrunk
     from experiments.qlsd.federations import some_rows
 
     by_name = {"cifar2": image_data.cifar2, "kmnist": image_data.kmnist}
@@ -158,7 +165,7 @@ def image_classes(
     moments = images.CIFAR10_MOMENTS if name.startswith("cifar") else images.MNIST_MOMENTS
 
     def taken(x: np.ndarray, y: np.ndarray, key: jax.Array, num: int | None) -> dict[str, Any]:
-        rows = np.sort(some_rows(key, len(y), num))
+        rows = some_rows(key, len(y), num)
         pixels = images.scale_pixels(x[rows], "standard", moments)
         pixels = _shrunk(pixels if pixels.ndim == 4 else pixels[..., None], shrink)
         return {"features": pixels.reshape(len(rows), -1) if flat else pixels, "label": y[rows]}
@@ -171,7 +178,9 @@ def image_classes(
         "dominant_label": lambda: partition.dominant_label(
             split_key, labels, num_clients, proportion
         ),
-        "dirichlet": lambda: partition.dirichlet(split_key, labels, num_clients, concentration),
+        "dirichlet": lambda: partition.dirichlet(
+            split_key, labels, num_clients, concentration, min_rows=min_rows
+        ),
         "disjoint_labels": lambda: partition.disjoint_labels(split_key, labels, num_clients),
         "quantity_skew": lambda: partition.quantity_skew(
             split_key, total, num_clients, concentration
@@ -179,6 +188,15 @@ def image_classes(
     }[split]()
     test = taken(pictures.x_test, pictures.y_test, test_key, num_test)
     return fedmcmc.FederatedData.from_arrays(train, ids), test
+
+
+def _shrunk(x: np.ndarray, side: int) -> np.ndarray:
+    """Return images of the means of squares of pixels."""
+    num, height, width, channels = x.shape
+    if height % side or width % side:
+        raise ValueError(f"shrink must divide {height} and {width}, got {side}.")
+    squares = x.reshape(num, height // side, side, width // side, side, channels)
+    return squares.mean(axis=(2, 4), dtype=np.float32)
 
 
 def femnist_star(
@@ -197,21 +215,70 @@ def femnist_star(
     return rows, {name: column[:num_test] for name, column in test.items()}
 
 
-def cifar100(num_components: int | None = None, seed: int = 0) -> Loaded:
-    """Return CIFAR-100 in 500 clients of 100 images, or its principal components."""
-    from experiments.fed_ep import federations
+def cifar100(seed: int = 0) -> Loaded:
+    """Return CIFAR-100 in 500 clients of 100 images, as crops of 24 by 24 pixels.
 
-    federation = federations.cifar100(jax.random.key(seed))
-    return columns(
-        federation if num_components is None else federations.with_pca(federation, num_components)
-    )
+    Each training image is cropped at random and mirrored with probability a half, once; the
+    published experiments crop again at every visit. Test images are cropped in the middle.
+    """
+    crop_key, split_key = jax.random.split(jax.random.key(seed))
+    train, test, _ = tff.cifar100(split_key)
+    rng = np.random.default_rng(np.asarray(jax.random.key_data(crop_key)))
+    highest = train.x.shape[1] - CROP
+    crops = _cropped(train.x, rng.integers(0, highest + 1, (len(train.x), 2)))
+    is_mirrored = rng.random(len(crops)) < 0.5
+    crops[is_mirrored] = crops[is_mirrored, :, ::-1]
+    middles = _cropped(test.x, np.full((len(test.x), 2), highest // 2))
+    scaled = (images.scale_pixels(x, "standard", CIFAR100_MOMENTS) for x in (crops, middles))
+    rows, held_out = map(_labelled, scaled, (train.label, test.label))
+    return fedmcmc.FederatedData.from_arrays(rows, train.client), held_out
+
+
+def _cropped(x: np.ndarray, corners: np.ndarray) -> np.ndarray:
+    rows, columns = (corners[:, i, None] + np.arange(CROP) for i in range(2))
+    return x[np.arange(len(x))[:, None, None], rows[:, :, None], columns[:, None, :]]
+
+
+def _labelled(features: np.ndarray, label: Any) -> dict[str, np.ndarray]:
+    return {"features": features, "label": np.asarray(label, np.int32)}
 
 
 def emnist62() -> Loaded:
     """Return EMNIST's digits and letters by writer, 3400 clients."""
-    from experiments.fed_ep import federations
+    train, test, _ = tff.emnist62()
+    rows, held_out = (_labelled(part.x[..., None], part.label) for part in (train, test))
+    return fedmcmc.FederatedData.from_arrays(rows, train.client), held_out
 
-    return columns(federations.emnist62())
+
+def principal_components(of: Loaded, num_components: int = 100, scaled: bool = True) -> Loaded:
+    """Return the coordinates of rows along the first principal components of all training rows.
+
+    Parameters
+    ----------
+    of
+        What another loader returned, with the columns `features`, of any shape, and `label`.
+    num_components
+        Number of components.
+    scaled
+        Whether each coordinate has variance one; else it has the variance of its component.
+    """
+    data, test = of
+    x = np.asarray(data.rows["features"]).reshape(data.num_rows, -1)
+    if not 1 <= num_components <= min(x.shape):
+        raise ValueError(
+            f"num_components must lie between 1 and {min(x.shape)}, got {num_components}."
+        )
+    center = x.mean(axis=0)
+    values, vectors = np.linalg.eigh(np.cov(x - center, rowvar=False))
+    largest = np.argsort(values)[::-1][:num_components]
+    basis = vectors[:, largest] / np.sqrt(values[largest] if scaled else 1.0)
+
+    def projected(rows: Any) -> dict[str, Any]:
+        features = np.asarray(rows["features"]).reshape(len(rows["label"]), -1)
+        return _labelled(((features - center) @ basis).astype(np.float32), rows["label"])
+
+    owners = np.repeat(np.arange(data.num_clients), data.sizes)
+    return fedmcmc.FederatedData.from_arrays(projected(data.rows), owners), projected(test)
 
 
 def synthetic(

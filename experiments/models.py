@@ -53,8 +53,8 @@ class Mlp(nn.Module):
     Rows of any shape are flattened.
     """
 
-    widths: tuple[int, ...]
-    num_outputs: int
+    widths: tuple[int, ...] = ()
+    num_outputs: int = 10
     activation: Callable[[Array], Array] = nn.relu
 
     @nn.compact

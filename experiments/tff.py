@@ -114,7 +114,7 @@ def emnist62() -> tuple[Examples, Examples, str]:
         If the files are not in the folder.
     """
     paths = [data.folder() / f"fed_emnist_{part}.h5" for part in ("train", "test")]
-    require(paths, "EMNIST by writer", "data/FederatedEMNIST", "use experiment=fed_ep/mnist_small")
+    require(paths, "EMNIST by writer", "data/FederatedEMNIST", "use study=fed_ep/mnist_small")
     train, test = (read(path, "pixels") for path in paths)
     return train, test, "by writer"
 

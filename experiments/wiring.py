@@ -233,6 +233,8 @@ def _check_type(where: str, value: Any, hint: Any) -> None:
     """Raise if a plain value has a type that an annotation of plain types excludes."""
     if not isinstance(value, bool | int | float | str) and value is not None:
         return
+    if isinstance(value, str) and value.startswith("$"):  # filled in later; see `study.load`
+        return
     union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     options = typing.get_args(hint) if union else (hint,)
     if any(_admits(option, value) for option in options):

@@ -1,19 +1,20 @@
 """Guo et al. (2023), Table 3 and Figure 3: tag prediction among hundreds of thousands of users."""
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.tree_util import Partial
 
-from experiments import spreading, tags, wiring
-from experiments.fed_ep import methods, runs
+from experiments import tags, wiring
+from experiments.special import fed_ep_runs
 from experiments.tidy import Row, from_numbers
 from experiments.verdicts import mean
 from fedmcmc import metrics
+from fedmcmc.pytrees import trees
 
 __all__ = ["count_outcomes", "rates", "rows"]
 
@@ -23,52 +24,58 @@ WINDOW = 10
 
 def rows(
     data: Mapping[str, Any],
-    num_words: int,
-    num_tags: int,
+    model: Mapping[str, Any],
+    methods: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    runs: Sequence[Mapping[str, Any]],
+    seed: int,
+    num_seeds: int,
+    num_burnin: int,
+    num_rounds: int,
     test_rows: int,
     best_window: int,
-    settings: Mapping[str, Any],
 ) -> list[Row]:
     """Return precision, recall and F1 in percent of all methods: by round, and at their best.
 
     Parameters
     ----------
-    data
-        Config of a loader of `experiments.tags`.
+    data, model
+        Configs of a loader and of the model of `experiments.tags`.
+    methods, settings, runs, num_seeds, num_burnin, num_rounds
+        As in `experiments.special.fed_ep_runs`.
     test_rows
         Number of held-out rows on which a round is scored, others in each round.
     best_window
         Number of rounds after the burn-in in the running mean whose largest value is reported.
-    settings
-        Those of `experiments.fed_ep.methods.Settings`.
     """
-    chosen = methods.Settings(**settings)
     loaded, test = wiring.build(data, "data", None)
-    posterior = tags.regressions(loaded, num_words, num_tags)
-    score_fn = partial(count_outcomes, jax.random.key(chosen.seed + 1), test_rows)
-    federation = methods.Federation(loaded, test, "")
-    curves = runs.execute(chosen, posterior, federation, score_fn, spreading.ONE_DEVICE)
-    tidy_rows = from_numbers("", {}, {"num_parameters": (num_words + 1) * num_tags})
-    for method, curve in curves.items():
-        numbers = {"improper_rounds": curve.improper, "lost_fits": curve.lost}
-        tidy_rows += from_numbers(method, {}, numbers)
+    posterior = wiring.build(model, "model", wiring.Supplies(loaded))
+    supplies = wiring.Supplies(loaded, posterior)
+    score_fn = Partial(count_outcomes, jax.random.key(seed + 1), test, test_rows)
+    counts = dict(seed=seed, num_seeds=num_seeds, num_burnin=num_burnin, num_rounds=num_rounds)
+    num_parameters = trees.num_elements(supplies.position)
+    tidy_rows = from_numbers("", {}, {"num_parameters": num_parameters})
+    for curve in fed_ep_runs.execute(methods, settings, runs, supplies, score_fn, **counts):
+        proper, fitted = (curve.scores[name][:, num_burnin:] for name in ("proper", "fitted"))
+        numbers = {"improper_rounds": (~proper).sum(), "lost_fits": 1 - fitted.mean()}
+        tidy_rows += from_numbers(curve.method, {}, numbers)
         for metric, values in rates(curve.scores["counts"]).items():
-            late = values[:, chosen.num_burnin :]
+            late = values[:, num_burnin:]
             best = np.asarray(metrics.best_running_mean(late, best_window), np.float64)
             numbers = {metric: mean(list(best)), f"{metric}_sd": best.std(ddof=1)}
-            tidy_rows += from_numbers(method, {}, numbers)
+            tidy_rows += from_numbers(curve.method, {}, numbers)
             window = min(best_window, WINDOW)
             running = np.lib.stride_tricks.sliding_window_view(values, window, axis=1).mean(axis=-1)
             by_round = {"by_round": (1, values.mean(axis=0))}
             by_round["by_round_sd"] = (window, running.std(axis=0, ddof=1))
             for name, (first, points) in by_round.items():
                 for x, value in enumerate(points, first):
-                    tidy_rows.append(Row(method, f"{metric}_{name}", value, {}, x=float(x)))
+                    tidy_rows.append(Row(curve.method, f"{metric}_{name}", value, {}, x=float(x)))
     return tidy_rows
 
 
 def count_outcomes(
-    rng_key: Array, num_rows: int, position: Any, test: Any, round_: Array
+    rng_key: Array, test: Any, num_rows: int, position: Any, round_: Array
 ) -> dict[str, Array]:
     """Return how often each tag is predicted rightly, wrongly and missed, ``[num_tags, 3]``.
 

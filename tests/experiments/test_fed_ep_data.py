@@ -1,4 +1,4 @@
-"""The federations of FedEP's experiments: loaders on made-up files, splits."""
+"""The federations of FedEP's experiments: loaders on made-up files, splits, made-up tags."""
 
 import pickle
 
@@ -7,12 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-import fedmcmc
-from experiments import images, tff
+from experiments import loaders, tff
 from experiments.data import DataNotFound
-from experiments.fed_ep import federations
-from experiments.fed_ep.methods import Federation
-from experiments.qlsd.federations import Rows
 
 RNG = np.random.default_rng(0)
 
@@ -46,17 +42,17 @@ def test_cifar100_as_tensorflow_federated_splits_it(folder):
     train, _, _ = tff.cifar100(jax.random.key(0))
     np.testing.assert_array_equal(train.x, np.concatenate([x["a"], x["b"]]))
     assert train.client.tolist() == [0, 0, 0, 1, 1] and train.label.tolist() == [0, 1, 2, 0, 1]
-    federation = federations.cifar100(jax.random.key(1))
-    assert federation.data.sizes.tolist() == [3, 2]
-    assert federation.data.rows.features.shape == (5, 24, 24, 3)
-    mean, deviation = (np.array(m) for m in federations.CIFAR100_MOMENTS)
-    back = np.asarray(federation.data.rows.features) * deviation + mean
+    rows, test = loaders.cifar100(seed=1)
+    assert rows.sizes.tolist() == [3, 2]
+    assert rows.rows["features"].shape == (5, 24, 24, 3)
+    mean, deviation = (np.array(m) for m in loaders.CIFAR100_MOMENTS)
+    back = np.asarray(rows.rows["features"]) * deviation + mean
     # A crop of the picture, mirrored or not.
     first = x["a"][0] / 255
     crops = [first[i : i + 24, j : j + 24] for i in range(9) for j in range(9)]
     crops += [crop[:, ::-1] for crop in crops]
     assert min(np.abs(back[0] - crop).max() for crop in crops) < 1e-5
-    held_out = np.asarray(federation.test.features[0]) * deviation + mean
+    held_out = test["features"][0] * deviation + mean
     np.testing.assert_allclose(held_out, first[4:28, 4:28], atol=1e-5)
 
 
@@ -83,44 +79,13 @@ def test_writers_of_emnist(folder):
     for part in ("train", "test"):
         columns = {"pixels": RNG.random((2, 28, 28), np.float32), "label": np.array([61, 3])}
         write(folder / f"fed_emnist_{part}.h5", {"f0": columns, "f1": columns})
-    federation = federations.emnist62()
-    assert federation.data.rows.features.shape == (4, 28, 28, 1)
-    assert federation.data.sizes.tolist() == [2, 2]
-    assert federation.test.label.tolist() == [61, 3, 61, 3]
-
-
-@pytest.mark.parametrize(("num", "source"), [(30_000, "JPEG copies"), (50_000, "(exact)")])
-def test_the_source_of_cifar10s_test_images_is_told(monkeypatch, num, source):
-    x = np.broadcast_to(np.zeros(3, np.uint8), (num, 2, 2, 3))
-    y = np.resize(np.arange(10), num)
-    given = images.Images(x, y, x[:20], y[:20])
-    monkeypatch.setattr(images, "cifar10", lambda: given)
-    found = federations.cifar10(jax.random.key(0), 3, 200, 10)
-    assert source in found.text and found.data.num_rows == 200
+    rows, test = loaders.emnist62()
+    assert rows.rows["features"].shape == (4, 28, 28, 1)
+    assert rows.sizes.tolist() == [2, 2]
+    assert test["label"].tolist() == [61, 3, 61, 3]
 
 
 @pytest.mark.parametrize("name", ["cifar100"])
 def test_without_data_there_is_one_line_of_advice(folder, name):
     with pytest.raises(DataNotFound, match="fed_cifar100_"):
         tff.cifar100(jax.random.key(0), unreachable)
-
-
-def test_principal_components_are_white():
-    x = RNG.normal(size=(60, 2, 3, 1)).astype(np.float32) * np.arange(1, 4)[:, None]
-    ids = RNG.integers(0, 4, 60)
-    label = RNG.integers(0, 3, 60).astype(np.int32)
-    data = fedmcmc.FederatedData.from_arrays(Rows(x, label), ids)
-    found = federations.with_pca(Federation(data, Rows(x[:5], label[:5]), "made up"), 4)
-    z = np.asarray(found.data.rows.features, float)
-    np.testing.assert_allclose(np.cov(z, rowvar=False), np.eye(4), atol=1e-4)
-    np.testing.assert_allclose(z.mean(axis=0), 0, atol=1e-5)
-    raw = federations.with_pca(Federation(data, Rows(x[:5], label[:5]), ""), 4, scaled=False)
-    own = np.asarray(raw.data.rows.features, float)
-    expected = np.sort(np.linalg.eigvalsh(np.cov(x.reshape(60, -1), rowvar=False)))[:1:-1]
-    np.testing.assert_allclose(np.cov(own, rowvar=False), np.diag(expected), atol=1e-4)
-    np.testing.assert_allclose(own / np.sqrt(expected), z, atol=1e-4)
-    assert found.data.sizes.tolist() == data.sizes.tolist()
-    order = np.argsort(ids, kind="stable")
-    np.testing.assert_allclose(found.test.features, z[np.argsort(order)][:5], atol=1e-4)
-    with pytest.raises(ValueError, match="num_components must lie between 1 and 6"):
-        federations.with_pca(Federation(data, Rows(x[:5], label[:5]), ""), 7)

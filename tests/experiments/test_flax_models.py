@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
+from experiments.group_norm import EmnistCnn, ResNet18
 from experiments.models import Conv, FilterResponseNorm, LeNet5, Mlp, ResNet, resnet20
 from fedmcmc import from_flax
 
@@ -27,6 +28,9 @@ def test_numbers_of_parameters():
     channels = 16 * 7 + 32 * 7 + 64 * 7
     assert num_parameters(resnet20(threshold=False), cifar) == 274_042 - channels
     assert num_parameters(Mlp((), 10), IMAGE) == 7850
+    crop = np.zeros((1, 24, 24, 3), np.float32)
+    assert num_parameters(ResNet18(100), crop) == pytest.approx(11.2e6, rel=5e-3)
+    assert num_parameters(EmnistCnn(62), IMAGE) == pytest.approx(1.2e6, rel=1e-2)
 
 
 @pytest.mark.parametrize(("padding", "strides"), [("SAME", 2), ("VALID", 1)])
