@@ -39,11 +39,9 @@ __all__ = [
     "radon",
     "schools",
     "spherical",
-    "stack_overflow",
     "standardized_images",
     "susy",
     "synthetic",
-    "tags",
 ]
 
 CROP = 24
@@ -364,31 +362,6 @@ def principal_components(of: Loaded, num_components: int = 100, scaled: bool = T
 
     owners = np.repeat(np.arange(data.num_clients), data.sizes)
     return fedmcmc.FederatedData.from_arrays(projected(data.rows), owners), projected(test)
-
-
-def tags(
-    num_clients: int = 1_000,
-    num_words: int = 1_000,
-    num_tags: int = 50,
-    num_test: int = 1_000,
-    seed: int = 0,
-) -> Loaded:
-    """Draw users who write sentences of few topics; rows are `experiments.fed_ep.tag_data.Rows`."""
-    from experiments.fed_ep import tag_data
-
-    sizes = dict(num_clients=num_clients, num_words=num_words, num_tags=num_tags)
-    federation = tag_data.synthetic(seed, num_test=num_test, **sizes)
-    return federation.data, federation.test
-
-
-def stack_overflow(
-    num_words: int = 10_000, num_tags: int = 500, max_rows: int = 1_000, num_test: int = 10_000
-) -> Loaded:
-    """Return Stack Overflow by user; rows are `experiments.fed_ep.tag_data.Rows`."""
-    from experiments.fed_ep import tag_data
-
-    federation = tag_data.stack_overflow(num_words, num_tags, max_rows, num_test)
-    return federation.data, federation.test
 
 
 def synthetic(

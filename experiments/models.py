@@ -29,6 +29,7 @@ __all__ = [
     "Mlp",
     "ResNet",
     "SmallCnn",
+    "flat_logprior",
     "gaussian",
     "group_means",
     "logistic",
@@ -40,7 +41,6 @@ __all__ = [
     "random_effects",
     "resnet20",
     "shared_by_groups",
-    "tags",
     "trial",
 ]
 
@@ -292,6 +292,11 @@ def _normal_logprior(precision: Array, position: Any) -> Array:
     return -0.5 * precision * sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(position))
 
 
+def flat_logprior(position: Any) -> Array:
+    """Return the log of an improper uniform density."""
+    return jnp.zeros((), jax.tree.leaves(position)[0].dtype)
+
+
 def _normal_start(zeros: Array, rng_key: Array) -> Array:
     return jax.random.normal(rng_key, zeros.shape)
 
@@ -426,15 +431,6 @@ def _pair_start(zeros: Array, rng_key: Array) -> dict[str, Array]:
 def _pair_terms(position: dict[str, Array], rows: dict[str, Array]) -> Array:
     distance = rows["features"] @ position["gamma"]
     return jax.nn.log_sigmoid(-rows["sign"] * (distance - position["mu"]))
-
-
-def tags(data: fedmcmc.FederatedData, num_words: int = 1_000, num_tags: int = 50) -> Any:
-    """Return one logistic regression per tag, of `experiments.fed_ep.tag_model`."""
-    from experiments.fed_ep import tag_data, tag_model
-
-    if not isinstance(data.rows, tag_data.Rows):
-        raise ValueError("this model needs data=tags or data=stack_overflow.")
-    return tag_model.posterior(num_words, num_tags)
 
 
 def trial(treated: Any, risk: Any, pancreatitis: Any = None) -> None:

@@ -1,1 +1,0 @@
-"""Federated learning as variational inference (FedEP), Guo et al. (2023)."""

@@ -1,0 +1,169 @@
+"""A study of ours: surrogates of FSGLD that expectation propagation refits in every round."""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+from numpyro.infer import MCMC, NUTS
+from sklearn.datasets import load_breast_cancer
+
+import fedmcmc
+from experiments import models, setup
+from experiments.claims import Number
+from experiments.tidy import Row, from_numbers
+from fedmcmc import inference, surrogates
+
+__all__ = ["breast_cancer", "rows"]
+
+Moments = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""Means and standard deviations, and Monte Carlo errors of both, each ``[dim]``."""
+
+
+def rows(
+    data: Mapping[str, Any],
+    prior_scale: float,
+    step_size: float,
+    local_steps: Sequence[int],
+    fed_ep: Mapping[str, Any],
+    num_chains: int,
+    num_updates: int,
+    num_burnin_updates: int,
+    num_reference_draws: int,
+    seed: int,
+) -> list[Row]:
+    """Return errors of means and standard deviations against NUTS, in posterior sds.
+
+    They are root mean squares over coefficients, NaN where a chain diverged. An update is a local
+    step of a chain; `fed_ep` has arguments of `_fit_sites`.
+    """
+    clients = breast_cancer(**data)
+    posterior = models.logistic(clients, prior_precision=prior_scale**-2)
+    start = jnp.zeros(clients.rows["features"].shape[1])
+    exact = _run_nuts(seed + 1, posterior, clients, start, num_reference_draws)
+    mode = surrogates.mode(posterior, clients, start).position
+    options: dict[str, Any] = dict(position=start, prior_fraction=1.0, check="ignore")
+    gaussians = {
+        "none (DSGLD)": None,
+        "Taylor at the common mode": surrogates.taylor(posterior, clients, mode),
+        "Laplace, each client's own": surrogates.laplace(
+            jax.random.key(0), posterior, clients, **options
+        ),
+        **_fit_sites(seed + 2, posterior, clients, start, **fed_ep),
+    }
+    kernels = {("one machine (SGLD)", 1): fedmcmc.sgld(posterior, step_size=step_size)}
+    for method, gaussian in gaussians.items():
+        for steps in local_steps:
+            sizes: dict[str, Any] = dict(step_size=step_size, num_local_steps=steps)
+            if gaussian is None:
+                kernels[method, steps] = fedmcmc.dsgld(posterior, **sizes)
+            else:
+                kernels[method, steps] = fedmcmc.fsgld(posterior, gaussian, **sizes)
+    tidy_rows = []
+    for (method, steps), kernel in kernels.items():
+        counts: dict[str, Any] = dict(
+            num_rounds=num_updates // steps,
+            num_burnin=-(-num_burnin_updates // steps),
+            thinning=max(100 // steps, 1),
+            num_chains=num_chains,
+            progress=False,
+        )
+        numbers: dict[str, Any] = {"mean_error": None, "sd_error": None}
+        with contextlib.suppress(fedmcmc.NonFiniteError):
+            samples = fedmcmc.sample(jax.random.key(seed + 3), kernel, clients, start, **counts)
+            draws = np.asarray(samples.draws, np.float64)
+            if np.abs(draws).max() <= 100 * prior_scale:  # else it diverged
+                numbers = _errors(draws, exact)
+        tidy_rows += from_numbers(method, {"local_steps": steps}, numbers)
+    for metric, values in zip(("posterior_mean", "posterior_sd"), exact, strict=False):
+        for i, value in enumerate(values):
+            tidy_rows.append(Row("NUTS", metric, value, {"coefficient": i}))
+    return tidy_rows
+
+
+def breast_cancer(
+    num_clients: int, num_rows: int, num_components: int, proportion: float, seed: int
+) -> fedmcmc.FederatedData:
+    """Return principal components of breast cancers, a constant, and whether each is benign.
+
+    A client's rows have one label in a given proportion. If it is near one, a client knows little
+    more than a side on which coefficients lie, and its likelihood is far from Gaussian.
+    """
+    raw = load_breast_cancer()
+    x = (raw.data - raw.data.mean(axis=0)) / raw.data.std(axis=0)
+    scores = x @ np.linalg.svd(x, full_matrices=False).Vh[:num_components].T
+    chosen = np.random.default_rng(seed).permutation(len(x))[:num_rows]
+    features = np.append(scores[chosen] / scores.std(axis=0), np.ones((num_rows, 1)), axis=1)
+    columns = {
+        "features": features.astype(np.float32),
+        "label": raw.target[chosen].astype(np.int32),
+    }
+    key = jax.random.key(seed)
+    ids = fedmcmc.partition.dominant_label(key, columns["label"], num_clients, proportion)
+    return fedmcmc.FederatedData.from_arrays(columns, ids)
+
+
+def _run_nuts(seed: int, posterior: Any, clients: Any, start: Any, num_draws: int) -> Moments:
+    """Return the moments of NUTS on the rows of all clients; raise unless it converged."""
+    kernel = NUTS(potential_fn=lambda theta: setup.potential(posterior, clients.rows, theta))
+    options: dict[str, Any] = dict(num_chains=4, chain_method="vectorized", progress_bar=False)
+    mcmc = MCMC(kernel, num_warmup=1000, num_samples=num_draws, **options)
+    mcmc.run(jax.random.key(seed), init_params=jnp.tile(start, (4, 1)))
+    draws = np.asarray(mcmc.get_samples(group_by_chain=True), np.float64)
+    summary = numpyro.diagnostics.summary({"theta": draws})["theta"]
+    if not np.max(summary["r_hat"]) < 1.01:
+        raise RuntimeError(f"NUTS has not converged: R-hat {np.max(summary['r_hat']):.3f}.")
+    sd, size = draws.std(axis=(0, 1)), summary["n_eff"]
+    return draws.mean(axis=(0, 1)), sd, sd / size**0.5, sd / (2 * size) ** 0.5
+
+
+def _fit_sites(
+    seed: int,
+    posterior: Any,
+    clients: Any,
+    start: Any,
+    rounds: Sequence[int],
+    damping: float,
+    step_size: float,
+    **chain: int,
+) -> dict[str, fedmcmc.Gaussian]:
+    """Return sites of FedEP after each number of rounds, by the names of the methods.
+
+    Clients draw from their tilted distributions by Langevin steps. Rounds are damped except for the
+    first, which fits each likelihood under the prior alone.
+    """
+    mean = inference.langevin_mean(step_size, num_burnin=chain["num_samples"] // 10, **chain)
+    moments: dict[str, Any] = dict(inference=inference.mcmc(mean), structure="dense")
+    kernel, sites = fedmcmc.fed_ep(posterior, **moments), {}
+    state, position, num_done = None, start, 0
+    for num in sorted({1, *rounds}):
+        common: dict[str, Any] = dict(state=state, num_rounds=num - num_done, progress=False)
+        samples = fedmcmc.sample(jax.random.key(seed), kernel, clients, position, **common)
+        state, position, num_done = samples.state, None, num
+        kernel = fedmcmc.fed_ep(posterior, damping=damping, **moments)
+        if num in rounds:
+            name = f"FedEP, {num} round{'s' if num > 1 else ''}"
+            sites[name] = jax.tree.map(lambda leaf: leaf[0], state.clients.site)
+    return sites
+
+
+def _errors(draws: np.ndarray, exact: Moments) -> dict[str, Number]:
+    """Return errors of the draws ``[num_chains, num_draws, dim]`` of independent chains."""
+    exact_mean, exact_sd, *exact_errors = exact
+    mean, sd = draws.mean(axis=(0, 1)), draws.std(axis=(0, 1))
+    averages = draws.mean(axis=1), np.square(draws - mean).mean(axis=1) / (2 * sd)
+    errors = [np.std(a, axis=0, ddof=1) / len(draws) ** 0.5 for a in averages]
+    differences = (mean - exact_mean) / exact_sd, sd / exact_sd - 1
+    return {
+        metric: Number(_rms(difference), _rms(np.hypot(error, other) / exact_sd))
+        for metric, difference, error, other in zip(
+            ("mean_error", "sd_error"), differences, errors, exact_errors, strict=True
+        )
+    }
+
+
+def _rms(values: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(values**2)))
