@@ -15,7 +15,7 @@ from experiments.models import flat_logprior
 from experiments.tidy import Row, from_numbers
 from fedmcmc import inference, rounds
 
-__all__ = ["Pairs", "draw_pairs", "kernels", "means_by_round", "rows"]
+__all__ = ["Pairs", "columns_of", "draw_pairs", "kernels", "means_by_round", "program", "rows"]
 
 IDENTITY = "FedEP, scaled identity"
 
@@ -105,8 +105,18 @@ def kernels() -> dict[str, fedmcmc.FederatedKernel]:
 
 def means_by_round(kernel: fedmcmc.FederatedKernel, pairs: Pairs, num_rounds: int) -> np.ndarray:
     """Return the means of all rounds, ``[num_pairs, num_rounds, 2]``, from one program."""
+    columns = columns_of(pairs)
+    return np.asarray(program(kernel, columns, num_rounds)(columns), float)
+
+
+def columns_of(pairs: Pairs) -> dict[str, jax.Array]:
+    """Return the rows of clients, one each, by pair."""
     factors = np.linalg.cholesky(np.linalg.inv(pairs.covariances)).swapaxes(-1, -2)
-    columns = {"mean": jnp.asarray(pairs.means), "factor": jnp.asarray(factors)}
+    return {"mean": jnp.asarray(pairs.means), "factor": jnp.asarray(factors)}
+
+
+def program(kernel: fedmcmc.FederatedKernel, columns: dict[str, jax.Array], num_rounds: int) -> Any:
+    """Return a compiled function of columns like these that returns the means of all rounds."""
     first = jax.tree.map(lambda leaf: np.asarray(leaf[0]), columns)
     template = fedmcmc.FederatedData.from_arrays(first, np.arange(2))
 
@@ -116,7 +126,7 @@ def means_by_round(kernel: fedmcmc.FederatedKernel, pairs: Pairs, num_rounds: in
         collect = lambda state, _: state.broadcast.position  # noqa: E731
         return rounds.run_rounds(kernel, data, key, state, num_rounds, collect=collect)[1].draws
 
-    return np.asarray(jax.jit(jax.vmap(run))(columns), float)
+    return jax.jit(jax.vmap(run))
 
 
 def _distances(kernel: fedmcmc.FederatedKernel, pairs: Pairs, num_rounds: int) -> np.ndarray:
