@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from jax.tree_util import Partial
 from scipy import stats
 
 import fedmcmc
@@ -46,7 +47,8 @@ def test_shards_share_no_letter_and_no_row():
 
 def test_expansions_have_the_fisher_information():
     x, theta = RNG.normal(size=(2, 6)).astype(np.float32), np.array([0.7], np.float32)
-    posterior = fedmcmc.Posterior(lambda t: 0.0, lambda t, rows: jax.nn.log_sigmoid(rows * t))
+    terms = Partial(lambda t, rows: jax.nn.log_sigmoid(rows * t))
+    posterior = fedmcmc.Posterior(Partial(lambda t: 0.0), terms)
     data = fedmcmc.FederatedData.from_clients(list(x))
     found = fsgld_mlp.fisher(posterior, data, theta, structure="diagonal")
     p = 1 / (1 + np.exp(-0.7 * x))
