@@ -454,7 +454,7 @@ def gaussian_shards(
 ) -> Loaded:
     """Draw shards of two-dimensional rows around uniform means (El Mekkaoui et al. 2021, 5.1)."""
     rows = shards.gaussian(seed, spread, num_clients, rows_per_client)
-    clients = [{"y": own.astype(np.float32)} for own in rows]
+    clients = [{"y": shard.astype(np.float32)} for shard in rows]
     return fedmcmc.FederatedData.from_clients(clients), None
 
 

@@ -91,12 +91,12 @@ def letter_pairs(
     owner = partition.disjoint_labels(client_key, labels, num_clients)
     letters = [np.unique(labels[owner == client]) for client in range(num_clients)]
     counts = [pairs_per_client] * num_clients + [num_test]
-    rng, taken = _generator(pair_key), set[tuple[int, int]]()
+    rng, used = _generator(pair_key), set[tuple[int, int]]()
     pairs = [
-        _draw_pairs(rng, labels, chosen, num, taken)
+        _draw_pairs(rng, labels, chosen, num, used)
         for chosen, num in zip([*letters, np.unique(labels)], counts, strict=True)
     ]
-    squares = [(projected[own[:, 0]] - projected[own[:, 1]]) ** 2 for own in pairs]
+    squares = [(projected[pair[:, 0]] - projected[pair[:, 1]]) ** 2 for pair in pairs]
     scale = projected.shape[1] * np.concatenate(squares[:-1]).mean(axis=0)
     signs = [np.where(np.arange(num) < num // 2, 1, -1).astype(np.float32) for num in counts]
     *clients, test = (
@@ -107,9 +107,9 @@ def letter_pairs(
 
 
 def _draw_pairs(
-    rng: np.random.Generator, labels: Any, letters: Any, num_pairs: int, taken: set[tuple[int, int]]
+    rng: np.random.Generator, labels: Any, letters: Any, num_pairs: int, used: set[tuple[int, int]]
 ) -> np.ndarray:
-    """Draw pairs of rows that are not in `taken`, the first half similar, and add them to it."""
+    """Draw pairs of rows that are not in `used`, the first half similar, and add them to it."""
     rows = {letter: np.flatnonzero(labels == letter) for letter in letters}
     pairs: list[tuple[int, int]] = []
     while len(pairs) < num_pairs:
@@ -118,8 +118,8 @@ def _draw_pairs(
         else:
             two = [rng.choice(rows[letter]) for letter in rng.choice(letters, 2, replace=False)]
         pair = (int(min(two)), int(max(two)))
-        if pair not in taken:
-            taken.add(pair)
+        if pair not in used:
+            used.add(pair)
             pairs.append(pair)
     return np.array(pairs)
 
@@ -166,5 +166,5 @@ def skewed_labels(
             )
     parts = [np.split(pools[0], np.cumsum(zeros)), np.split(pools[1], np.cumsum(ones))]
     rows = [rng.permutation(np.concatenate(two)) for two in zip(*parts, strict=True)]
-    clients = [own.astype(np.int32) for own in rows[:num_clients]]
+    clients = [client.astype(np.int32) for client in rows[:num_clients]]
     return fedmcmc.FederatedData.from_clients(clients), rows[num_clients]

@@ -30,18 +30,9 @@ def rows(
 ) -> list[Row]:
     """Return exact variances over the posterior's, and measured ones at the largest error.
 
-    Parameters
-    ----------
-    alphas
-        Multiples of the conducive gradient; zero is DSGLD.
-    errors
-        Errors of the surrogates' means, over the standard deviation of the shards' means.
-    num_draws_of_errors
-        Draws of these errors, over which exact variances are averaged.
-    data, kernel
-        Sizes of the shards, and step size, minibatch and local steps of the kernel.
-    num_rounds, num_chains
-        Sizes of the runs, whose first tenth is burn-in.
+    `alphas` are multiples of the conducive gradient; zero is DSGLD. `errors` are errors of the
+    surrogates' means, over the standard deviation of the shards' means; exact variances are
+    averages over `num_draws_of_errors` draws of these. The first tenth of a run is burn-in.
     """
     if min(*alphas, *errors) < 0 or num_draws_of_errors < 2 or num_rounds < 10:
         raise ValueError(
@@ -83,7 +74,7 @@ def rows(
         probes = np.stack([variances(alpha, error) for alpha in (0.0, 0.5, 1.0)])
         best += from_numbers("FSGLD", {"surrogate_error": error}, _least(probes, error))
     for alpha in alphas:
-        # A visit ends this share of the way from the mean of all shards to that of its own.
+        # A visit ends this share of the way from the mean of all shards to the visited shard's.
         law = relay_law(shards, alpha=alpha, **kernel)
         way = means - law.mean
         moved = law.pull(law.num_local_steps) * (law.shift - law.shift.mean(axis=0))

@@ -56,24 +56,24 @@ def rows(
     runs = repetitions.run(posterior, surrogates, clients, starts, fit_key, run_key, **settings)
     draws = {method: chains for method, (chains, _) in runs.items()}
     pairs = {
-        "learning": repetitions.stack([own.rows for own in clients]),
+        "learning": repetitions.stack([client.rows for client in clients]),
         "held_out": repetitions.stack([test for _, test in drawn]),
     }
     if num_reference_draws:
         draws["NUTS"] = _nuts(
             reference_key, posterior, prior_scale, pairs["learning"], num_reference_draws
         )
-    first = num_burnin // thinning
-    curves = {m: _curves(posterior, d, pairs, first * (m != "NUTS")) for m, d in draws.items()}
+    burnin = num_burnin // thinning
+    curves = {m: _curves(posterior, d, pairs, burnin * (m != "NUTS")) for m, d in draws.items()}
     samples = thinning * kernel["num_local_steps"] * (1 + np.arange(num_rounds // thinning))
-    found = _finals(draws, curves, first)
+    result = _finals(draws, curves, burnin)
     for name in PAIRS:
-        found += _by_sample(f"{name}_log_likelihood", curves, samples)
-        found += _by_sample(f"{name}_predictive_log_likelihood", curves, samples)
-        found += _spreads(name, curves, first)
+        result += _by_sample(f"{name}_log_likelihood", curves, samples)
+        result += _by_sample(f"{name}_predictive_log_likelihood", curves, samples)
+        result += _spreads(name, curves, burnin)
         if thinning == 1 and not num_burnin:
-            found += _climbing(name, curves, samples)
-    return found
+            result += _climbing(name, curves, samples)
+    return result
 
 
 def taylor_at_mode(posterior: Any, data: Any, position: Any, **_: Any) -> fedmcmc.Gaussian:
@@ -100,50 +100,50 @@ def _nuts(rng_key: Array, posterior: Any, prior_scale: float, pairs: Any, num_dr
     return repetitions.stack(draws)
 
 
-def _curves(posterior: Any, draws: Any, pairs: Any, first: int) -> dict[str, np.ndarray]:
-    """Return scores ``[num_repetitions, num_draws]``; averages begin with the draw `first`."""
+def _curves(posterior: Any, draws: Any, pairs: Any, burnin: int) -> dict[str, np.ndarray]:
+    """Return scores ``[num_repetitions, num_draws]``; averages begin with the draw `burnin`."""
 
     def of_repetition(both: Any) -> dict[str, Array]:
-        found = {}
-        for name, own in both[1].items():
-            terms = jax.vmap(posterior.loglikelihood_fn, (0, None))(both[0], own)
-            sums = jax.lax.cumlogsumexp(terms[first:], axis=0)
+        scores = {}
+        for name, rows_ in both[1].items():
+            terms = jax.vmap(posterior.loglikelihood_fn, (0, None))(both[0], rows_)
+            sums = jax.lax.cumlogsumexp(terms[burnin:], axis=0)
             running = sums - jnp.log(jnp.arange(1, len(sums) + 1))[:, None]
-            found[f"{name}_log_likelihood"] = terms.mean(axis=1)
-            found[f"{name}_predictive_log_likelihood"] = running.mean(axis=1)
-            found[f"{name}_accuracy"] = (running > jnp.log(0.5)).mean(axis=1)
-        return found
+            scores[f"{name}_log_likelihood"] = terms.mean(axis=1)
+            scores[f"{name}_predictive_log_likelihood"] = running.mean(axis=1)
+            scores[f"{name}_accuracy"] = (running > jnp.log(0.5)).mean(axis=1)
+        return scores
 
     return jax.tree.map(np.asarray, jax.lax.map(of_repetition, (draws, pairs)))
 
 
-def _finals(draws: Mapping[str, Any], curves: Mapping[str, Any], first: int) -> list[Row]:
+def _finals(draws: Mapping[str, Any], curves: Mapping[str, Any], burnin: int) -> list[Row]:
     """Return a number per repetition and metric, NaN for lost chains, and what they differ by."""
-    found: list[Row] = []
+    result: list[Row] = []
     values: dict[str, dict[str, np.ndarray]] = {}
-    for method, own in curves.items():
-        start = first * (method != "NUTS")
-        last = {m: c[:, start:].mean(1) if m in SINGLE else c[:, -1] for m, c in own.items()}
+    for method, scores in curves.items():
+        start = burnin * (method != "NUTS")
+        ends = {m: c[:, start:].mean(1) if m in SINGLE else c[:, -1] for m, c in scores.items()}
         if "NUTS" in draws and method != "NUTS":
-            exact, chain = _flat(draws["NUTS"]), _flat(draws[method])[:, first:]
+            exact, chain = _flat(draws["NUTS"]), _flat(draws[method])[:, burnin:]
             error = np.abs(chain.mean(axis=1) - exact.mean(axis=1)) / exact.std(axis=1)
-            last["worst_error_of_mean"] = error.max(axis=1)
-        lost = ~np.isfinite([last[metric] for metric in SINGLE]).all(axis=0)
-        values[method] = {m: np.where(lost, np.nan, each) for m, each in last.items()}
-        found += repetitions.summaries(method, {}, values[method])
-        found += from_numbers(method, {}, {"diverged": lost.sum()})
-    one, other = values["FSGLD"], values["DSGLD"]
-    gains = {metric: one[metric] - other[metric] for metric in one}
-    found += repetitions.summaries(GAIN, {}, gains, by_seed=False)
+            ends["worst_error_of_mean"] = error.max(axis=1)
+        lost = ~np.isfinite([ends[metric] for metric in SINGLE]).all(axis=0)
+        values[method] = {m: np.where(lost, np.nan, each) for m, each in ends.items()}
+        result += repetitions.summaries(method, {}, values[method])
+        result += from_numbers(method, {}, {"diverged": lost.sum()})
+    fsgld, dsgld = values["FSGLD"], values["DSGLD"]
+    gains = {metric: fsgld[metric] - dsgld[metric] for metric in fsgld}
+    result += repetitions.summaries(GAIN, {}, gains, by_seed=False)
     for pairs, metric in zip(PAIRS, SINGLE, strict=True):
         if "NUTS" in values:
             reference = values["NUTS"][metric] + 0 * gains[metric]  # where neither chain was lost
             gaps = {m: values[m][metric] - reference for m in ("FSGLD", "DSGLD")}
             for method, gap in gaps.items():
                 gap_rows = {f"{pairs}_gap_to_nuts": gap}
-                found += repetitions.summaries(method, {}, gap_rows, by_seed=False)
-            found += repetitions.sd_ratio(f"{pairs}_gap_sd_ratio", {}, *gaps.values())
-    return found
+                result += repetitions.summaries(method, {}, gap_rows, by_seed=False)
+            result += repetitions.sd_ratio(f"{pairs}_gap_sd_ratio", {}, *gaps.values())
+    return result
 
 
 def _flat(draws: Mapping[str, Any]) -> np.ndarray:
@@ -159,7 +159,7 @@ def _finite(metric: str, curves: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 def _by_sample(metric: str, curves: Mapping[str, Any], samples: np.ndarray) -> list[Row]:
     """Return means and deviations of curves over repetitions, by number of samples."""
-    name, found = f"{metric}_by_sample", []
+    name, result = f"{metric}_by_sample", []
     for method, curve in _finite(metric, curves).items():
         if len(curve):
             chosen = repetitions.points(curve.shape[1])
@@ -169,22 +169,22 @@ def _by_sample(metric: str, curves: Mapping[str, Any], samples: np.ndarray) -> l
                 spread = {f"{name} s.e.": sd / math.sqrt(len(curve))}
             each = {key: values[chosen] for key, values in {name: mean, **spread}.items()}
             # Averages have no points before the end of burn-in.
-            found += repetitions.by_x(method, {}, samples[chosen - curve.shape[1]], each)
+            result += repetitions.by_x(method, {}, samples[chosen - curve.shape[1]], each)
     if "NUTS" in curves:
         curve = curves["NUTS"][metric]
         level = (curve if metric in SINGLE else curve[:, -1]).mean()
-        found += from_numbers("NUTS", {}, {f"{name}_level": level})
-    return found
+        result += from_numbers("NUTS", {}, {f"{name}_level": level})
+    return result
 
 
-def _spreads(pairs: str, curves: Mapping[str, Any], first: int) -> list[Row]:
+def _spreads(pairs: str, curves: Mapping[str, Any], burnin: int) -> list[Row]:
     """Return at which share of points after burn-in FSGLD has the smaller deviation."""
     left = _finite(f"{pairs}_log_likelihood", curves)
     if len(left[GAIN]) < len(curves["DSGLD"][f"{pairs}_log_likelihood"]):
         return []
     chosen = repetitions.points(left[GAIN].shape[1])
     smaller = left["FSGLD"].std(axis=0) < left["DSGLD"].std(axis=0)
-    share = {f"{pairs}_smaller_bars_share": smaller[chosen[chosen >= first]].mean()}
+    share = {f"{pairs}_smaller_bars_share": smaller[chosen[chosen >= burnin]].mean()}
     return from_numbers("FSGLD / DSGLD", {}, share)
 
 
@@ -196,7 +196,7 @@ def _climbing(pairs: str, curves: Mapping[str, Any], samples: np.ndarray) -> lis
     above = {method: samples[means[method] > level] for method in ("DSGLD", "FSGLD")}
     reached = {method: np.append(x, math.inf)[0] for method, x in above.items()}
     lead = means[GAIN][samples <= max(reached.values())].mean()
-    found = from_numbers(GAIN, {}, {f"{pairs}_mean_lead_while_climbing": lead})
+    result = from_numbers(GAIN, {}, {f"{pairs}_mean_lead_while_climbing": lead})
     for method, place in reached.items():
-        found += from_numbers(method, {}, {f"{pairs}_samples_to_level_of_dsgld": place})
-    return found
+        result += from_numbers(method, {}, {f"{pairs}_samples_to_level_of_dsgld": place})
+    return result

@@ -45,18 +45,10 @@ def rows(
 ) -> list[Row]:
     """Return scores of DSGLD, FSGLD and (if `pooled`) SGLD on all rows, by kind of shards.
 
-    Parameters
-    ----------
-    table, positive
-        Table, and its label that counts as 1.
-    data, concentrations
-        Settings of `experiments.shards.skewed_labels`, and its concentration by kind of shards.
-    num_evaluated
-        Rows of each shard that are scored.
-    surrogates
-        As in `fsgld_repetitions.run`.
-    num_warm_steps, warm_learning_rate
-        Settings of Adam, which finds the start on all rows.
+    The label `positive` of the table counts as 1. `concentrations` holds this argument of
+    `experiments.shards.skewed_labels` by kind of shards, `data` its other ones. Of each shard
+    `num_evaluated` rows are scored. `surrogates` is as in `fsgld_repetitions.run`. Chains start
+    where Adam arrives on all rows after `num_warm_steps`.
     """
     features, labels = getattr(tables, table)()
     labels = (labels == positive).astype(np.int32)
@@ -67,7 +59,7 @@ def rows(
     settings["collect"] = setup.local_states(kernel["num_local_steps"] // 4)
     num_rows = data["num_clients"] * data["rows_per_client"]
     scaled = {"num_rows": num_rows, "step_size_times_rows": kernel["step_size"] * num_rows}
-    found = from_numbers("data", {}, scaled)
+    result = from_numbers("data", {}, scaled)
     for index, (split, concentration) in enumerate(concentrations.items()):
         key = jax.random.fold_in(jax.random.key(seed), index)
         shard_key, start_key, fit_key, run_key = jax.random.split(key, 4)
@@ -79,7 +71,7 @@ def rows(
             strict=True,
         )
         starts = [start(k) for k in jax.random.split(start_key, num_repetitions)]
-        by_client = jnp.stack([own.rows.reshape(data["num_clients"], -1) for own in clients])
+        by_client = jnp.stack([client.rows.reshape(data["num_clients"], -1) for client in clients])
         if num_warm_steps:
             keys = jax.random.split(jax.random.fold_in(start_key, 1), num_repetitions)
             adam = partial(setup.adam, num_warm_steps, kernel["batch_size"])
@@ -91,16 +83,16 @@ def rows(
         scored = (by_client[..., :num_evaluated], jnp.stack(tests))
         curves = {method: _curves(posterior, *scored, *both) for method, both in runs.items()}
         curves.get("pooled SGLD", {}).pop(VISITED, None)
-        found += _rows_of(curves, {"split": split}, steps, num_burnin // thinning)
-    return found
+        result += _rows_of(curves, {"split": split}, steps, num_burnin // thinning)
+    return result
 
 
 def _network(
     columns: Mapping[str, np.ndarray], widths: Sequence[int], prior_scale: float
 ) -> tuple[fedmcmc.Posterior, Callable[[Array], Any]]:
     """Return a network over numbers of rows, and what draws a start (He et al. 2015)."""
-    some = {"features": columns["features"][:2], "label": np.arange(2, dtype=np.int32)}
-    network = models.mlp(fedmcmc.FederatedData.from_clients([some]), tuple(widths), prior_scale)
+    example = {"features": columns["features"][:2], "label": np.arange(2, dtype=np.int32)}
+    network = models.mlp(fedmcmc.FederatedData.from_clients([example]), tuple(widths), prior_scale)
     terms = Partial(_of_rows, network.loglikelihood_fn, jax.tree.map(jnp.asarray, dict(columns)))
     like = jax.eval_shape(network.init_fn, jax.random.key(0))
 
@@ -119,10 +111,11 @@ def _network(
 
 
 def _of_rows(terms: Any, columns: Mapping[str, Array], position: Any, rows_: Array) -> Array:
-    found: Array = terms(position, {name: column[rows_] for name, column in columns.items()})
-    return found
+    result: Array = terms(position, {name: column[rows_] for name, column in columns.items()})
+    return result
 
 
+@partial(jax.jit, static_argnames="structure")
 def fisher(
     posterior: Any, data: fedmcmc.FederatedData, position: Any, structure: str, **_: Any
 ) -> fedmcmc.Gaussian:
@@ -136,10 +129,10 @@ def fisher(
     def of_row(x: Array, row: Array) -> Array:
         return posterior.loglikelihood_fn(unravel(x), row[None])[0]
 
-    def of_client(own: Array) -> fedmcmc.Gaussian:
-        values, gradients = jax.vmap(jax.value_and_grad(of_row), (None, 0))(flat, own)
+    def of_client(rows_: Array) -> fedmcmc.Gaussian:
+        values, gradients = jax.vmap(jax.value_and_grad(of_row), (None, 0))(flat, rows_)
         # The label of probability p has the score (1 - p) v, the other one -p v: the expected
-        # square p (1 - p) v v' is p / (1 - p) times that of the first.
+        # square p (1 - p) v v' is p / (1 - p) times the square of the first.
         odds = jnp.exp(values) / -jnp.expm1(jnp.minimum(values, -1e-6))
         scores, total = gradients * jnp.sqrt(odds)[:, None], gradients.sum(axis=0)
         if structure == "diagonal":
@@ -180,32 +173,34 @@ def _curves(posterior: Any, evaluated: Array, test: Array, draws: Any, visited: 
 
 
 def _rows_of(
-    curves: Mapping[str, Any], settings: Mapping[str, str], steps: np.ndarray, first: int
+    curves: Mapping[str, Any], settings: Mapping[str, str], steps: np.ndarray, burnin: int
 ) -> list[Row]:
     """Return the rows of one kind of shards; chains that were lost are counted and left out."""
-    found: list[Row] = []
+    result: list[Row] = []
     tests = {}
-    for method, own in curves.items():
-        values = {metric: np.asarray(curve)[:, first:].mean(1) for metric, curve in own.items()}
+    for method, scores in curves.items():
+        values = {metric: np.asarray(curve)[:, burnin:].mean(1) for metric, curve in scores.items()}
         lost = ~np.isfinite(values[TEST])
         values = {metric: np.where(lost, np.nan, each) for metric, each in values.items()}
         tests[method] = values[TEST]
-        if VISITED in own:
+        if VISITED in scores:
             values["visited_minus_test_log_likelihood"] = values[VISITED] - values[TEST]
-        found += repetitions.summaries(method, settings, values)
-        found += from_numbers(method, settings, {"diverged": lost.sum()})
-        for metric in [m for m in (TEST, VISITED) if m in own and not lost.all()]:
+        result += repetitions.summaries(method, settings, values)
+        result += from_numbers(method, settings, {"diverged": lost.sum()})
+        for metric in [m for m in (TEST, VISITED) if m in scores and not lost.all()]:
             chosen = repetitions.points(len(steps))
-            levels = np.quantile(np.asarray(own[metric])[~lost][:, chosen], [0.1, 0.5, 0.9], axis=0)
+            levels = np.quantile(
+                np.asarray(scores[metric])[~lost][:, chosen], [0.1, 0.5, 0.9], axis=0
+            )
             names = [f"{metric}_q{level}_by_step" for level in (10, 50, 90)]
             bands = dict(zip(names, levels, strict=True))
-            found += repetitions.by_x(method, settings, steps[chosen], bands)
+            result += repetitions.by_x(method, settings, steps[chosen], bands)
             numbers = {f"median_{metric}": np.nanmedian(values[metric])}
             quarter = len(chosen) // 4
             if metric == TEST and quarter:
-                before, last = np.split(levels[1][-2 * quarter :], 2)
-                numbers["rise_of_median_in_last_quarter"] = last.mean() - before.mean()
-            found += from_numbers(method, settings, numbers)
+                before, after = np.split(levels[1][-2 * quarter :], 2)
+                numbers["rise_of_median_in_last_quarter"] = after.mean() - before.mean()
+            result += from_numbers(method, settings, numbers)
     gains = {TEST: tests["FSGLD"] - tests["DSGLD"]}
-    found += repetitions.summaries(repetitions.GAIN, settings, gains, by_seed=False)
-    return found + repetitions.sd_ratio("test_sd_ratio", settings, tests["FSGLD"], tests["DSGLD"])
+    result += repetitions.summaries(repetitions.GAIN, settings, gains, by_seed=False)
+    return result + repetitions.sd_ratio("test_sd_ratio", settings, tests["FSGLD"], tests["DSGLD"])

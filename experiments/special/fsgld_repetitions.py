@@ -38,20 +38,20 @@ def run(
 ) -> dict[str, tuple[Any, Array]]:
     """Return draws ``[num_repetitions, num_draws, ...]`` and the clients visited, by method.
 
-    `surrogates` makes them of a key, the posterior, data and a start. `settings` are those of
+    `surrogates` makes them of a key, the posterior, data and a start. `settings` are arguments of
     `fedmcmc.dsgld` and `fedmcmc.sample`. With `pooled` there is SGLD on all rows too.
     """
     fit_keys, keys = (jax.random.split(key, len(clients)) for key in (fit_key, run_key))
     fitted = [
-        surrogates(rng_key=key, posterior=posterior, data=own, position=start)
-        for key, own, start in zip(fit_keys, clients, starts, strict=True)
+        surrogates(rng_key=key, posterior=posterior, data=client, position=start)
+        for key, client, start in zip(fit_keys, clients, starts, strict=True)
     ]
     data, positions = stack(clients), stack(starts)
     relay = functools.partial(_relay, posterior, keys, positions, **settings)
-    found = {"DSGLD": relay(data, None), "FSGLD": relay(data, stack(fitted))}
+    result = {"DSGLD": relay(data, None), "FSGLD": relay(data, stack(fitted))}
     if pooled:
-        found["pooled SGLD"] = relay(stack([own.pooled() for own in clients]), None)
-    return found
+        result["pooled SGLD"] = relay(stack([client.pooled() for client in clients]), None)
+    return result
 
 
 @functools.partial(
@@ -69,15 +69,15 @@ def _relay(
     collect: Any = None,
     **kernel: Any,
 ) -> tuple[Any, Array]:
-    kept: Any = dict(thinning=thinning, collect=collect)
-    kept["ahead_bytes"] = rounds.PREPARED_BYTES // len(rng_keys)
+    options: Any = dict(thinning=thinning, collect=collect)
+    options["ahead_bytes"] = rounds.PREPARED_BYTES // len(rng_keys)
 
-    def one(rng_key: Array, position: Any, data: Any, surrogates: Any) -> tuple[Any, Array]:
+    def sample(rng_key: Array, position: Any, data: Any, surrogates: Any) -> tuple[Any, Array]:
         relay = fedmcmc.dsgld(posterior, **kernel)
         if surrogates is not None:
             relay = fedmcmc.fsgld(posterior, surrogates, **kernel)
         state = relay.init(fedmcmc.random.init_key(rng_key), position, data)
-        _, records = rounds.run_rounds(relay, data, rng_key, state, num_rounds, **kept)
+        _, records = rounds.run_rounds(relay, data, rng_key, state, num_rounds, **options)
 
         def client_of(num: Array) -> Array:
             key = fedmcmc.random.cohort_key(rng_key, num)
@@ -85,7 +85,7 @@ def _relay(
 
         return records.draws, jax.vmap(client_of)(jnp.arange(thinning - 1, num_rounds, thinning))
 
-    return jax.vmap(one)(rng_keys, positions, data, surrogates)
+    return jax.vmap(sample)(rng_keys, positions, data, surrogates)
 
 
 def points(num: int) -> np.ndarray:
@@ -95,37 +95,37 @@ def points(num: int) -> np.ndarray:
 
 def by_x(method: str, settings: Any, x: np.ndarray, curves: Mapping[str, np.ndarray]) -> list[Row]:
     """Return the rows of curves, by name of the metric, at `x`."""
-    found: list[Row] = []
+    result: list[Row] = []
     for i, place in enumerate(x):
         numbers = {metric: curve[i] for metric, curve in curves.items()}
-        found += from_numbers(method, settings, numbers, x=float(place))
-    return found
+        result += from_numbers(method, settings, numbers, x=float(place))
+    return result
 
 
 def summaries(
     method: str, settings: Any, values: Mapping[str, np.ndarray], by_seed: bool = True
 ) -> list[Row]:
     """Return mean and deviation over the repetitions that are finite, and each, by metric."""
-    found: list[Row] = []
+    result: list[Row] = []
     for metric, each in values.items():
         finite = each[np.isfinite(each)].astype(float)
         numbers = {f"mean_{metric}": mean_with_error(list(finite))} if finite.size else {}
         if finite.size > 1:
             numbers[f"{metric}_sd"] = Number(float(finite.std(ddof=1)))
-        found += from_numbers(method, settings, numbers)
+        result += from_numbers(method, settings, numbers)
         for seed, value in enumerate(each if by_seed else ()):
-            found += from_numbers(method, settings, {metric: value}, seed=seed)
-    return found
+            result += from_numbers(method, settings, {metric: value}, seed=seed)
+    return result
 
 
-def sd_ratio(metric: str, settings: Mapping[str, Any], one: Any, other: Any) -> list[Row]:
+def sd_ratio(metric: str, settings: Mapping[str, Any], x: Any, y: Any) -> list[Row]:
     """Return the ratio of two standard deviations over repetitions with its 95% interval.
 
     The interval inverts the test of Pitman (1939) and Morgan (1939): variances are equal if sums
     and differences of pairs are uncorrelated. With fewer than three pairs there are no rows.
     """
-    both = np.isfinite(one) & np.isfinite(other)
-    x, y, freedom = one[both].astype(float), other[both].astype(float), both.sum() - 2
+    both = np.isfinite(x) & np.isfinite(y)
+    x, y, freedom = x[both].astype(float), y[both].astype(float), both.sum() - 2
     if freedom < 1:
         return []
     ratio = x.var(ddof=1) / y.var(ddof=1)
