@@ -7,7 +7,7 @@ carry standard errors. `EXPRESSIONS` lists the functions.
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -152,11 +152,6 @@ def where_smallest(rows: Sequence[Row], metric: str, name: str, **where: Any) ->
     return _place(min(_finite(rows, metric, where), key=lambda row: row.value), name)
 
 
-def where_largest(rows: Sequence[Row], metric: str, name: str, **where: Any) -> Any:
-    """Return the setting `name`, or ``"x"`` or ``"method"``, of the largest of `values`."""
-    return _place(max(_finite(rows, metric, where), key=lambda row: row.value), name)
-
-
 def _place(row: Row, name: str) -> Any:
     return {"x": row.x, "method": row.method}.get(name, row.settings.get(name))
 
@@ -196,29 +191,30 @@ def mean(numbers: Sequence[Any]) -> Number:
     return Number(float(finite.mean()) if len(finite) else math.nan, float(error))
 
 
-def median(numbers: Sequence[Any]) -> Number:
-    """Return the median of numbers."""
-    return Number(float(np.median([float(number) for number in numbers])))
-
-
 def less(left: Any, right: Any) -> bool:
     """Return whether a number is smaller than another by more than two standard errors."""
     difference = _number(right) - _number(left)
     return difference.value > TIMES * difference.error
 
 
-OF_ROWS: tuple[Callable[..., Any], ...] = (
-    *(value, values, smallest, largest, where_smallest, where_largest, choices, reaches, paired),
+OF_ROWS = (value, values, smallest, largest, where_smallest, choices, reaches, paired)
+OF_NUMBERS = (
+    less,
+    math.log,
+    math.sqrt,
+    abs,
+    all,
+    any,
+    dict,
+    float,
+    len,
+    max,
+    min,
+    sorted,
+    sum,
+    zip,
 )
-PLAIN: dict[str, Any] = {
-    **{function.__name__: function for function in (mean, median, less)},
-    **{name: getattr(math, name) for name in ("log", "log2", "log10", "exp", "sqrt", "inf", "nan")},
-    **{
-        f.__name__: f
-        for f in (abs, all, any, dict, float, len, max, min, range, round, sorted, sum, zip)
-    },
-}
-EXPRESSIONS = (*(function.__name__ for function in OF_ROWS), "setting", "other", *PLAIN)
+EXPRESSIONS = (*(f.__name__ for f in (*OF_ROWS, *OF_NUMBERS)), "setting", "other")
 """Names that an expression may use. ``setting("dim")`` is an entry of the run's configuration,
 ``other("fa_hmc/drift", "value(...)")`` the value of an expression on the rows of another study."""
 
@@ -232,7 +228,8 @@ def evaluate(expression: str, study: str, root: Path = tidy.RECORDS) -> Any:
         If it cannot be evaluated, with the study and the expression.
     """
     rows, record = tidy.read(study, root), tidy.read_record(study, root)
-    names = {function.__name__: partial(function, rows) for function in OF_ROWS} | PLAIN
+    names: dict[str, Any] = {f.__name__: f for f in OF_NUMBERS}
+    names |= {f.__name__: partial(f, rows) for f in OF_ROWS}
     names["setting"] = record["config"].__getitem__
     names["other"] = lambda name, text: evaluate(text, name, root)
     try:
