@@ -97,7 +97,8 @@ def format_number(value: Any) -> str:
         return str(value)
     if isinstance(value, int) or (value.is_integer() and abs(value) < 1e6):
         return f"{int(value):,}"
-    return f"{value:.3g}"
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.0f}" if 1e3 <= abs(rounded) < 1e6 else f"{value:.3g}"
 
 
 def text_table(rows: Sequence[Mapping[str, Any]]) -> str:
