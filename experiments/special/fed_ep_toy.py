@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -109,14 +110,18 @@ def means_by_round(kernel: fedmcmc.FederatedKernel, pairs: Pairs, num_rounds: in
     columns = {"mean": jnp.asarray(pairs.means), "factor": jnp.asarray(factors)}
     first = jax.tree.map(lambda leaf: np.asarray(leaf[0]), columns)
     template = fedmcmc.FederatedData.from_arrays(first, np.arange(2))
+    return np.asarray(_run_all(kernel, template, columns, num_rounds), float)
 
+
+@partial(jax.jit, static_argnames="num_rounds")
+def _run_all(kernel: Any, template: Any, columns: dict[str, jax.Array], num_rounds: int) -> Any:
     def run(rows: dict[str, jax.Array]) -> jax.Array:
         data, key = dataclasses.replace(template, rows=rows), jax.random.key(0)
         state = kernel.init(key, jnp.zeros(2), data)
         collect = lambda state, _: state.broadcast.position  # noqa: E731
         return rounds.run_rounds(kernel, data, key, state, num_rounds, collect=collect)[1].draws
 
-    return np.asarray(jax.jit(jax.vmap(run))(columns), float)
+    return jax.vmap(run)(columns)
 
 
 def _distances(kernel: fedmcmc.FederatedKernel, pairs: Pairs, num_rounds: int) -> np.ndarray:
