@@ -108,8 +108,8 @@ def means_by_round(kernel: fedmcmc.FederatedKernel, pairs: Pairs, num_rounds: in
     """Return the means of all rounds, ``[num_pairs, num_rounds, 2]``, from one program."""
     factors = np.linalg.cholesky(np.linalg.inv(pairs.covariances)).swapaxes(-1, -2)
     columns = {"mean": jnp.asarray(pairs.means), "factor": jnp.asarray(factors)}
-    first = jax.tree.map(lambda leaf: np.asarray(leaf[0]), columns)
-    template = fedmcmc.FederatedData.from_arrays(first, np.arange(2))
+    example = jax.tree.map(lambda leaf: np.asarray(leaf[0]), columns)
+    template = fedmcmc.FederatedData.from_arrays(example, np.arange(2))
     return np.asarray(_run_all(kernel, template, columns, num_rounds), float)
 
 
