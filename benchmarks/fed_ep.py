@@ -7,12 +7,12 @@ import optax
 
 import fedmcmc
 from benchmarks.timing import compare, row
-from experiments.special import fed_ep_toy as toy
+from experiments.special import fed_ep_toy
 
 ROUNDS = 10
 
 
-def a_problem_at_a_time(problems: toy.Pairs, num: int):
+def a_problem_at_a_time(problems: fed_ep_toy.Pairs, num: int):
     """Expectation propagation on the first `num` problems, operation by operation."""
     precisions = jnp.asarray(np.linalg.inv(problems.covariances[:num]), jnp.float32)
     means = jnp.asarray(problems.means[:num], jnp.float32)
@@ -42,10 +42,9 @@ def a_problem_at_a_time(problems: toy.Pairs, num: int):
 
 
 def bench_toy() -> None:
-    problems, few = toy.draw_pairs(0, 200, degrees=7, scale=0.2), 4
-    columns = toy.columns_of(problems)
-    means_by_round = toy.program(toy.kernels()["FedEP"], columns, ROUNDS)
-    ours = lambda: means_by_round(columns)[:, -1]  # noqa: E731
+    problems, few = fed_ep_toy.draw_pairs(0, 200, degrees=7, scale=0.2), 4
+    kernel = fed_ep_toy.kernels()["FedEP"]
+    ours = lambda: fed_ep_toy.means_by_round(kernel, problems, ROUNDS)[:, -1]  # noqa: E731
     loop = a_problem_at_a_time(problems, few)
     np.testing.assert_allclose(ours()[:few], loop(), rtol=1e-3, atol=1e-3)
     seconds = compare({"fedmcmc": ours, "loop": loop})

@@ -41,7 +41,7 @@ def synthetic(
     max_rows: int = 100,
     seed: int = 0,
 ) -> tuple[fedmcmc.FederatedData, Columns]:
-    """Draw users who write about few topics each; held-out sentences are those of other users.
+    """Draw users who write about few topics each; other users write the held-out sentences.
 
     Words are drawn from the topic's Zipf-like distribution, and each tag by a logistic model of the
     sentence's mean word. The number of a user's sentences is geometric, cut off at `max_rows`.
@@ -142,8 +142,8 @@ def _encoded(sentences: Any, marks: Any, words: dict[str, int], tags: dict[str, 
     numbers = np.full((len(split), MAX_WORDS), -1, np.int16)
     bits = np.zeros((len(split), len(tags)), bool)
     for i, (sentence, marked) in enumerate(zip(split, marks, strict=True)):
-        known = [words[word] for word in sentence if word in words][:MAX_WORDS]
-        numbers[i, : len(known)] = known
+        in_vocabulary = [words[word] for word in sentence if word in words][:MAX_WORDS]
+        numbers[i, : len(in_vocabulary)] = in_vocabulary
         bits[i, [tags[tag] for tag in marked.decode().split("|") if tag in tags]] = True
     weight = np.array([1 / max(len(sentence), 1) for sentence in split], np.float32)
     return {"words": numbers, "weight": weight, "tags": np.packbits(bits, axis=1)}
@@ -165,9 +165,9 @@ def _start(start: Any, rng_key: Array) -> Any:
 
 def logits(position: Any, rows: Any) -> Array:
     """Return the logits of all tags, ``[num_rows, num_tags]``."""
-    known = rows["words"] >= 0
-    weights = position["kernel"][jnp.where(known, rows["words"], 0).astype(jnp.int32)]
-    total = jnp.sum(jnp.where(known[..., None], weights, 0), axis=-2)
+    is_word = rows["words"] >= 0
+    weights = position["kernel"][jnp.where(is_word, rows["words"], 0).astype(jnp.int32)]
+    total = jnp.sum(jnp.where(is_word[..., None], weights, 0), axis=-2)
     return position["bias"] + rows["weight"][..., None] * total
 
 

@@ -89,8 +89,8 @@ def breast_cancer(
 ) -> fedmcmc.FederatedData:
     """Return principal components of breast cancers, a constant, and whether each is benign.
 
-    A client's rows have one label in a given proportion. If it is near one, a client knows little
-    more than a side on which coefficients lie, and its likelihood is far from Gaussian.
+    A proportion of each client's rows has one label. If it is near one, a client's rows determine
+    little more than a side on which coefficients lie, and its likelihood is far from Gaussian.
     """
     raw = load_breast_cancer()
     x = (raw.data - raw.data.mean(axis=0)) / raw.data.std(axis=0)
@@ -158,8 +158,8 @@ def _errors(draws: np.ndarray, exact: Moments) -> dict[str, Number]:
     errors = [np.std(a, axis=0, ddof=1) / len(draws) ** 0.5 for a in averages]
     differences = (mean - exact_mean) / exact_sd, sd / exact_sd - 1
     return {
-        metric: Number(_rms(difference), _rms(np.hypot(error, other) / exact_sd))
-        for metric, difference, error, other in zip(
+        metric: Number(_rms(difference), _rms(np.hypot(error, exact_error) / exact_sd))
+        for metric, difference, error, exact_error in zip(
             ("mean_error", "sd_error"), differences, errors, exact_errors, strict=True
         )
     }

@@ -68,8 +68,8 @@ def rows(
             running = np.lib.stride_tricks.sliding_window_view(values, window, axis=1).mean(axis=-1)
             by_round = {"by_round": (1, values.mean(axis=0))}
             by_round["by_round_sd"] = (window, running.std(axis=0, ddof=1))
-            for name, (first, points) in by_round.items():
-                for x, value in enumerate(points, first):
+            for name, (start, points) in by_round.items():
+                for x, value in enumerate(points, start):
                     tidy_rows.append(Row(curve.method, f"{metric}_{name}", value, {}, x=float(x)))
     return tidy_rows
 

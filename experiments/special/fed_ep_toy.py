@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +16,7 @@ from experiments.models import flat_logprior
 from experiments.tidy import Row, from_numbers
 from fedmcmc import inference, rounds
 
-__all__ = ["Pairs", "columns_of", "draw_pairs", "kernels", "means_by_round", "program", "rows"]
+__all__ = ["Pairs", "draw_pairs", "kernels", "means_by_round", "rows"]
 
 IDENTITY = "FedEP, scaled identity"
 
@@ -105,28 +106,22 @@ def kernels() -> dict[str, fedmcmc.FederatedKernel]:
 
 def means_by_round(kernel: fedmcmc.FederatedKernel, pairs: Pairs, num_rounds: int) -> np.ndarray:
     """Return the means of all rounds, ``[num_pairs, num_rounds, 2]``, from one program."""
-    columns = columns_of(pairs)
-    return np.asarray(program(kernel, columns, num_rounds)(columns), float)
-
-
-def columns_of(pairs: Pairs) -> dict[str, jax.Array]:
-    """Return the rows of clients, one each, by pair."""
     factors = np.linalg.cholesky(np.linalg.inv(pairs.covariances)).swapaxes(-1, -2)
-    return {"mean": jnp.asarray(pairs.means), "factor": jnp.asarray(factors)}
+    columns = {"mean": jnp.asarray(pairs.means), "factor": jnp.asarray(factors)}
+    example = jax.tree.map(lambda leaf: np.asarray(leaf[0]), columns)
+    template = fedmcmc.FederatedData.from_arrays(example, np.arange(2))
+    return np.asarray(_run_all(kernel, template, columns, num_rounds), float)
 
 
-def program(kernel: fedmcmc.FederatedKernel, columns: dict[str, jax.Array], num_rounds: int) -> Any:
-    """Return a compiled function of columns like these that returns the means of all rounds."""
-    first = jax.tree.map(lambda leaf: np.asarray(leaf[0]), columns)
-    template = fedmcmc.FederatedData.from_arrays(first, np.arange(2))
-
+@partial(jax.jit, static_argnames="num_rounds")
+def _run_all(kernel: Any, template: Any, columns: dict[str, jax.Array], num_rounds: int) -> Any:
     def run(rows: dict[str, jax.Array]) -> jax.Array:
         data, key = dataclasses.replace(template, rows=rows), jax.random.key(0)
         state = kernel.init(key, jnp.zeros(2), data)
         collect = lambda state, _: state.broadcast.position  # noqa: E731
         return rounds.run_rounds(kernel, data, key, state, num_rounds, collect=collect)[1].draws
 
-    return jax.jit(jax.vmap(run))
+    return jax.vmap(run)(columns)
 
 
 def _distances(kernel: fedmcmc.FederatedKernel, pairs: Pairs, num_rounds: int) -> np.ndarray:
