@@ -173,10 +173,11 @@ def draw(name: str, entry: Mapping[str, Any], folder: Path = FIGURES) -> Path:
             for line in panel.get("lines", ()):
                 _draw_line(axis, panel["study"], **line)
             _label_ticks(axis)
-            drawn, labels = axis.get_legend_handles_labels()
-            handles = {**dict(zip(labels, drawn, strict=True)), **handles}
+            legend: dict[str, Any] = {}
+            for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+                legend.setdefault(label, handle)
+            handles |= {label: item for label, item in legend.items() if label not in handles}
             if entry["legend"] == "panel":
-                legend = dict(zip(reversed(labels), reversed(drawn), strict=True))
                 axis.legend(legend.values(), legend, fontsize=7)
         if entry["legend"] == "figure" and len(handles) > 1:
             longest = max(map(len, handles)) / 13 + 0.5

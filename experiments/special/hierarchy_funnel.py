@@ -69,7 +69,7 @@ def rows(
         @jax.vmap
         def chain(chain_key: Any, kernel: Any = kernel) -> Any:  # one that diverges stops no other
             state = kernel.init(chain_key, start, data)
-            lengths = {"num_rounds": num_rounds, "thinning": THINNING}
+            lengths: dict[str, Any] = {"num_rounds": num_rounds, "thinning": THINNING}
             _, records = rounds.run_rounds(kernel, data, chain_key, state, **lengths)
             return jnp.stack([records.draws["mu"], records.draws["tau"]], -1)
 

@@ -161,7 +161,8 @@ class Bench:
     def gibbs(self, recenter: bool = False) -> Draws:
         """Sample by Gibbs steps: the server draws `mu` and `tau` given sums over the effects."""
         adapt = self.lengths["num_burnin"] if recenter else 0
-        settings = {"refresh": hierarchy.independence(num_tries=2), "num_adapt": adapt}
+        refresh = hierarchy.independence(num_tries=2)
+        settings: dict[str, Any] = {"refresh": refresh, "num_adapt": adapt}
         return self.sample(fedmcmc.fed_gibbs(self.centered, recenter=recenter, **settings))
 
     def sample(self, kernel: Any, start: Any = None, local: bool = True) -> Draws:
@@ -183,7 +184,9 @@ METHODS: dict[str, tuple[float | None, Callable[[Bench], Draws]]] = {
     ),
     "lsd on marginal": (
         0.1,
-        lambda b: b.sample(fedmcmc.lsd(b.white.posterior, 0.1), b.white.position, local=False),
+        lambda b: b.sample(
+            fedmcmc.lsd(b.white.posterior, step_size=0.1), b.white.position, local=False
+        ),
     ),
     "fed_gibbs": (None, lambda b: b.gibbs()),
     "fed_gibbs, recentered": (None, lambda b: b.gibbs(recenter=True)),
@@ -222,8 +225,8 @@ def _of_method(method: str, bench: Bench, truth: Truth, names: Sequence[str]) ->
     gaps, ratios = np.abs(flat.mean((0, 1)) - truth.mean) / truth.sd, flat.std((0, 1)) / truth.sd
     worst = int(np.argmax(gaps))
     errors = {"error_of_means": gaps[worst], "error_of_sds": np.abs(ratios - 1).max()}
-    if drawn.effects is not None:
-        exact = truth.draws.effects
+    exact = truth.draws.effects
+    if drawn.effects is not None and exact is not None:
         distances = np.abs(drawn.effects.mean(0) - exact.mean(0)) / exact.std(0)
         errors["error_of_effects"] = distances.max()
     numbers = {
