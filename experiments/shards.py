@@ -90,6 +90,8 @@ def letter_pairs(
     client_key, pair_key = jax.random.split(rng_key)
     owner = partition.disjoint_labels(client_key, labels, num_clients)
     letters = [np.unique(labels[owner == client]) for client in range(num_clients)]
+    if min(map(len, letters)) < 2:
+        raise ValueError(f"{num_clients} clients do not have two letters each: lower num_clients.")
     counts = [pairs_per_client] * num_clients + [num_test]
     rng, used = _generator(pair_key), set[tuple[int, int]]()
     pairs = [

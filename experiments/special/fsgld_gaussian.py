@@ -222,8 +222,8 @@ def _exact_widths(shards: np.ndarray, jobs: Sequence[JobRows]) -> list[Row]:
 def _coin() -> list[Row]:
     """Return exact mean and deviation of both gradient estimators for coin tosses, by ``theta``.
 
-    Of 30 tosses with 15 heads, 5 are drawn; shards of 10 have 1, 5 and 9 heads. The gradients of a
-    toss are ``1 / theta`` and ``-1 / (1 - theta)``.
+    A minibatch has 5 of 30 tosses; the shards of 10 have 1, 5 and 9 heads. The gradients of a toss
+    are ``1 / theta`` and ``-1 / (1 - theta)``.
     """
     theta = np.linspace(0.1, 0.9, 17)
     up, down = 1 / theta[:, None], -1 / (1 - theta[:, None])

@@ -46,8 +46,8 @@ def rows(
     """Return scores of DSGLD, FSGLD and (if `pooled`) SGLD on all rows, by kind of shards.
 
     The label `positive` of the table counts as 1. `concentrations` holds this argument of
-    `experiments.shards.skewed_labels` by kind of shards, `data` its other ones. Of each shard
-    `num_evaluated` rows are scored. `surrogates` is as in `fsgld_repetitions.run`. Chains start
+    `experiments.shards.skewed_labels` by kind of shards, `data` its other ones. Scores use
+    `num_evaluated` rows per shard. `surrogates` is as in `fsgld_repetitions.run`. Chains start
     where Adam arrives on all rows after `num_warm_steps`.
     """
     features, labels = getattr(tables, table)()
