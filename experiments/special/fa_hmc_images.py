@@ -1,11 +1,12 @@
-"""Liang et al. (2024), 5.3 to 5.5: FA-HMC and FA-LD on images, with predictions scored as they run.
+"""Liang et al. (2024), 5.3 to 5.5: scores of the predictions of FA-HMC and FA-LD on images.
 
-Draws of networks are too large to keep. Predictions are therefore averaged while chains run, in one
-compiled program for all step sizes and chains of a setting.
+Draws of networks are too large to keep. One compiled program for all step sizes and chains of a
+setting keeps predictions instead.
 """
 
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,20 +14,60 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from scipy import stats
 
 import fedmcmc
 from experiments.claims import Number
 from experiments.loaders import Loaded
 from experiments.models import num_classes
-from experiments.special import fa_hmc_gains
-from experiments.special.fa_hmc_gains import SCORES, Score, better
+from experiments.restarts import once
 from experiments.tidy import Row, from_numbers
 from fedmcmc import metrics, rounds
-from fedmcmc.pytrees import trees
 
-__all__ = ["Later", "rows", "sweep"]
+__all__ = ["Gain", "Score", "compare", "rows", "sweep"]
 
-POWER_STEPS = 20  # The estimate of the largest curvature is then within a few percent.
+SIGNS = {"accuracy": 1, "brier": -1, "ece": -1, "nll": -1}  # at which larger scores are better
+NAMES = {"L": "num_integration_steps", "T": "num_local_steps"}
+Place = tuple[int, int]  # L and T
+LEVEL = 0.05  # of Welch's test
+
+
+class Score(NamedTuple):
+    """Score of a setting, with the sign at which larger is better, at its best step size.
+
+    `chains` has the score of the average prediction of the samples so far, ``[num_chains,
+    num_samples]``, and `later` the score of the later samples alone. `step_size` is a multiple of
+    the largest stable step, and `at_end` whether it is an end of the grid.
+    """
+
+    step_size: float
+    at_end: bool
+    chains: np.ndarray
+    later: Any = None
+
+    @property
+    def curve(self) -> np.ndarray:
+        """Mean over chains after every sample."""
+        return self.chains.mean(axis=0)
+
+    @property
+    def errors(self) -> np.ndarray:
+        """Standard errors of `curve`, NaN for one chain."""
+        return self.chains.std(axis=0) / (math.sqrt(len(self.chains) - 1) or math.nan)
+
+
+class Gain(NamedTuple):
+    """Share of another score by which a score is better.
+
+    `rank` is 2 if it is significantly better, 1 if only the average of all samples is, 0 if the
+    difference is not significant, -1 or -2 if it is worse. Rank and `share` are NaN if the gain
+    cannot be judged. Twice the error of `share` is half of the interval of Welch's test. `at_half`
+    is the lead after half of the samples if it is significant but has shrunk since.
+    """
+
+    rank: float
+    share: Number
+    at_half: float | None = None
 
 
 def rows(
@@ -46,23 +87,12 @@ def rows(
 ) -> list[Row]:
     """Return scores at the best step sizes, gains of longer trajectories, and curves over rounds.
 
-    Parameters
-    ----------
-    data, model
-        Images, and the function of them that returns a classification.
-    kernel
-        `fedmcmc.fa_hmc` without its steps, with `gradients`.
-    leapfrog_steps, at_local_steps
-        Values of ``L``, from 1, which are compared at one ``T``.
-    local_steps, at_leapfrog_steps
-        Values of ``T``, from 1, which are compared at one ``L``.
-    step_sizes
-        Ascending multiples of ``2 / sqrt(lambda)``, above which leapfrog steps are unstable:
-        ``lambda`` is the largest curvature of any client's weighted loss at the first chain's
-        start. Larger steps can be stable if the curvature falls on the way from there.
+    Values of ``L``, `leapfrog_steps`, are compared at one ``T``, and values of ``T``,
+    `local_steps`, at one ``L``. Ascending `step_sizes` are multiples of ``2 / sqrt(lambda)``, above
+    which leapfrog steps are unstable: ``lambda`` is the largest curvature of any client's weighted
+    loss at the first chain's start. Larger steps can be stable if the curvature falls on the way
+    from there.
     """
-    if leapfrog_steps[0] != 1 or local_steps[0] != 1 or list(step_sizes) != sorted(step_sizes):
-        raise ValueError("leapfrog_steps and local_steps must begin with 1, step_sizes increase.")
     federation, test = data
     posterior = model(federation)
     keys = jax.random.split(jax.random.split(jax.random.key(seed))[1], 3)
@@ -70,97 +100,126 @@ def rows(
     start_keys, chain_keys = (fold(keys[i], jnp.arange(num_chains)) for i in (0, 2))
     starts = jax.vmap(posterior.init_fn)(start_keys)
     start = jax.tree.map(lambda leaf: leaf[0], starts)
-    curvature = fedmcmc.estimate_smoothness(
-        keys[1], posterior, federation, start, num_steps=POWER_STEPS
-    ).largest
-    limit = 2 / math.sqrt(curvature)
+    # Twenty steps estimate the largest curvature within a few percent.
+    smoothness = fedmcmc.estimate_smoothness(keys[1], posterior, federation, start, num_steps=20)
+    limit = 2 / math.sqrt(smoothness.largest)
     steps = jnp.asarray(step_sizes, jnp.result_type(float)) * limit
     classes = jnp.arange(num_classes(federation))
-    sizes = dict(num_samples=num_rounds // thinning, thinning=thinning, num_bins=num_bins)
+    arguments = posterior, federation, test, classes, chain_keys, starts, steps
+    sizes = dict(num_rounds=num_rounds, thinning=thinning, num_bins=num_bins)
+
+    def run(settings: dict[str, int]) -> Any:
+        return jax.device_get(sweep(partial(kernel, **settings), *arguments, **sizes))
+
     sweeps = {
         "L": {num: (num, at_local_steps) for num in leapfrog_steps},
         "T": {num: (at_leapfrog_steps, num) for num in local_steps},
     }
-    numbers = {"step_limit": limit, "num_rows": federation.num_rows, "num_test": len(test["label"])}
-    tidy_rows = from_numbers("data", {}, {**numbers, "num_parameters": trees.num_elements(start)})
-    results = {}
-    for place in dict.fromkeys(place for places in sweeps.values() for place in places.values()):
-        settings = dict(zip(fa_hmc_gains.NAMES.values(), place, strict=True))
-        arguments = posterior, federation, test, classes, chain_keys, starts, steps
-        scores, later, finite = sweep(partial(kernel, **settings), *arguments, **sizes)
-        results[place] = {
-            name: _best(name, scores, step_sizes)._replace(later=_best(name, later, step_sizes))
-            for name in SCORES
-        }
-        method = "FA-LD" if place[0] == 1 else "FA-HMC"
-        calls = place[0] if kernel.keywords["gradients"] == "reuse" else 2 * place[0] - 1
-        numbers = {
-            "num_gradients": calls * place[1] * (num_rounds // thinning) * thinning,
-            "num_diverged": np.sum(~np.asarray(finite)[:, :, -1].all(axis=1)),
-        }
-        tidy_rows += from_numbers(method, settings, numbers)
-        for name, score in results[place].items():
-            tidy_rows += _rows(method, settings, name, score, thinning)
-            later_settings = {**settings, "samples": "later"}
-            tidy_rows += _rows(method, later_settings, name, score.later, thinning)
-    tidy_rows += fa_hmc_gains.rows(sweeps, results)
-    later = {place: {n: s.later for n, s in scores.items()} for place, scores in results.items()}
-    return tidy_rows + fa_hmc_gains.rows(sweeps, later, samples="later")
+    table, results = from_numbers("data", {}, {"step_limit": limit}), {}
+    places = dict.fromkeys(place for sweep_ in sweeps.values() for place in sweep_.values())
+    for place in places:
+        settings = _settings(place)
+        scores, later = once(partial(run, settings))
+        for name in SIGNS:
+            score = _best(name, scores, step_sizes)._replace(later=_best(name, later, step_sizes))
+            results[name, place] = score
+            table += _rows(settings, name, score, thinning)
+            table += _rows({**settings, "samples": "later"}, name, score.later, thinning)
+    for name, samples in itertools.product(SIGNS, ({}, {"samples": "later"})):
+        scores = {p: results[name, p].later if samples else results[name, p] for p in places}
+        for settings, gain in _gains(sweeps, scores):
+            half = {} if gain.at_half is None else {f"{name}_gain_at_half": gain.at_half}
+            numbers = {f"{name}_gain": gain.share, **half}
+            table += from_numbers("FA-HMC", {**settings, **samples}, numbers)
+    return table
 
 
-def _rows(
-    method: str, settings: dict[str, Any], name: str, score: Score, thinning: int
-) -> list[Row]:
-    """Return rows of a score, its step size, and its curve over rounds."""
-    averages = [Number(*pair) for pair in zip(score.curve, score.errors, strict=True)]
-    numbers = {name: averages[-1], f"{name}_step_size": score.step_size}
-    numbers[f"{name}_step_at_end"] = score.at_end
-    if name != "accuracy":
-        numbers[f"accuracy_where_{name}_is_best"] = score.accuracy
-    tidy_rows = from_numbers(method, settings, numbers)
-    for i, average in enumerate(averages):
-        curve = {f"{name}_by_round": average}
-        tidy_rows += from_numbers(method, settings, curve, x=float((i + 1) * thinning))
-    return tidy_rows
+def _settings(place: Place) -> dict[str, int]:
+    return dict(zip(NAMES.values(), place, strict=True))
 
 
-def _best(name: str, scores: Mapping[str, Array], multiples: Sequence[float]) -> Score:
-    """Return a score at the step size whose last mean over chains is best, NaN if all diverged."""
-    chains = np.asarray(scores[name], np.float64)
-    final = better(name, chains[:, :, -1].mean(axis=1))
+def _best(name: str, scores: Mapping[str, np.ndarray], multiples: Sequence[float]) -> Score:
+    """Return a score at the step size whose last mean over chains is best."""
+    chains = SIGNS[name] * scores[name].astype(np.float64)
+    final = chains[:, :, -1].mean(axis=1)
     best = int(np.argmax(np.where(np.isfinite(final), final, -np.inf)))
-    accuracy = np.asarray(scores["accuracy"], np.float64)[best, :, -1].mean()
-    at_end = len(multiples) > 1 and best in (0, len(multiples) - 1)
-    step_size = multiples[best] if np.isfinite(final[best]) else math.nan
-    return Score(step_size, at_end, float(accuracy), chains[best])
+    return Score(multiples[best], best in (0, len(multiples) - 1), chains[best])
 
 
-class Later(NamedTuple):
-    """Sums over the later samples so far.
+def _rows(settings: dict[str, Any], name: str, score: Score, thinning: int) -> list[Row]:
+    """Return rows of a score, its step size, and its curve over rounds."""
+    method = "FA-LD" if settings["num_integration_steps"] == 1 else "FA-HMC"
+    means = [Number(*pair) for pair in zip(SIGNS[name] * score.curve, score.errors, strict=True)]
+    numbers = {name: means[-1], f"{name}_step_size": score.step_size}
+    table = from_numbers(method, settings, numbers)
+    for num, mean in enumerate(means, start=1):
+        table += from_numbers(method, settings, {f"{name}_by_round": mean}, x=float(num * thinning))
+    return table
 
-    They begin after sample ``m / 2``, rounded down, where ``m`` is the largest power of two up to
-    the number of samples so far. `block` is the sum from there to sample ``m``, `since` the sum
-    after it, and `num` the number of samples in both.
+
+def compare(ours: Score, theirs: Score, tried: int = 1) -> Gain:
+    """Return the gain of a score, the best of `tried` ones, over another.
+
+    It cannot be judged with one chain, or if a best step size is an end of the grid: another one
+    outside may be better.
     """
+    leads, size = ours.curve - theirs.curve, abs(theirs.curve[-1])
+    variances = np.array([score.errors[-1] ** 2 for score in (ours, theirs)])
+    half_width = 0.0
+    if variances.any():
+        freedom = variances.sum() ** 2 * (len(ours.chains) - 1) / (variances**2).sum()
+        quantile = stats.t.ppf(1 - LEVEL / (2 * tried), freedom)
+        half_width = quantile * math.sqrt(variances.sum())
+    share = Number(leads[-1] / size, half_width / size / 2)
+    if ours.at_end or theirs.at_end or not half_width >= 0:
+        return Gain(math.nan, Number(math.nan, share.error))
+    if not abs(leads[-1]) > half_width:
+        return Gain(0, share)
+    rank = 2 * np.sign(leads[-1])
+    if ours.later is None:
+        return Gain(rank, share)
+    if compare(ours.later, theirs.later, tried).rank != rank:
+        rank = rank / 2
+    half = leads[max(len(leads) // 2 - 1, 0)]
+    return Gain(rank, share, half / size if abs(leads[-1]) < abs(half) else None)
 
-    block: Array
-    since: Array
-    num: Array
 
-    def add(self, value: Array, index: Array) -> "Later":
-        """Return the sums after sample number `index`, counted from zero."""
-        since, num = self.since + value, self.num + 1
-        full = ((index + 1) & index) == 0  # a power of two
-        block, since = jnp.where(full, since, self.block), jnp.where(full, 0, since)
-        return Later(block, since, jnp.where(full, index + 1 - (index + 1) // 2, num))
+def _gains(
+    sweeps: Mapping[str, Mapping[int, Place]], results: Mapping[Place, Score]
+) -> Iterator[tuple[dict[str, Any], Gain]]:
+    """Yield gains of longer trajectories, and the settings that they belong to.
 
-    @property
-    def mean(self) -> Array:
-        """Average of the later samples."""
-        return (self.block + self.since) / self.num
+    Some and all values are compared with 1, each value with 1 and with all others, and long
+    trajectories with short ones of as many gradients.
+    """
+    for varied, places in sweeps.items():
+        scores = {value: results[place] for value, place in places.items()}
+        final = {value: score.curve[-1] for value, score in scores.items()}
+        values = sorted((v for v in final if np.isfinite(final[v])), key=lambda v: -final[v])
+        above = [value for value in values if value > 1]
+        if not above or 1 not in values:
+            continue
+        best = [compare(scores[v], scores[1], tried=len(above)) for v in above]
+        over_one = {value: compare(scores[value], scores[1]) for value in reversed(above)}
+        settings = {"varied": varied, "above_one": "some"}
+        yield settings, max(best, key=lambda gain: np.nan_to_num(gain.rank, nan=0.5))
+        yield {**settings, "above_one": "all"}, min(over_one.values(), key=_least)
+        for value in values:
+            settings = {"varied": varied, NAMES[varied]: value}
+            over = [compare(scores[value], scores[v]) for v in values if v != value]
+            yield {"over": "others", **settings}, min(over, key=_least)
+            if value > 1:
+                yield {"over": "one", **settings}, over_one[value]
+    for short, long in itertools.combinations(sorted(results), 2):
+        if math.prod(short) == math.prod(long):
+            yield {**_settings(long), "over": "equal_work"}, compare(results[long], results[short])
 
 
-@partial(jax.jit, static_argnames=("make_kernel", "num_samples", "thinning", "num_bins"))
+def _least(gain: Gain) -> Any:
+    return np.nan_to_num(gain.rank, nan=-0.5)
+
+
+@partial(jax.jit, static_argnames=("make_kernel", "num_rounds", "thinning", "num_bins"))
 def sweep(
     make_kernel: Callable[..., fedmcmc.FederatedKernel],
     posterior: fedmcmc.Posterior,
@@ -171,64 +230,57 @@ def sweep(
     starts: Any,
     step_sizes: Array,
     *,
-    num_samples: int,
+    num_rounds: int,
     thinning: int,
     num_bins: int,
-) -> tuple[dict[str, Array], dict[str, Array], Array]:
-    """Run a kernel at all step sizes and score its predictions as it runs.
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Run a kernel at all step sizes, and score its average predictions after every sample.
 
-    Chains of all step sizes have the same `keys` and `starts`, one per chain, so that they differ
-    by nothing else. They are the chains of `fedmcmc.sample` if ``keys[c] = fold_in(rng_key, c)``.
+    Chains of all step sizes have the same `keys` and `starts`, one per chain. They are the chains
+    of `fedmcmc.sample` if ``keys[c] = fold_in(rng_key, c)``.
 
     Returns
     -------
     tuple
-        Scores by name of the average prediction of the samples so far, of the later ones so far
-        (`Later`), and whether positions are finite: ``[num_step_sizes, num_chains, num_samples]``.
-        Scores are NaN where positions are not finite.
+        Scores by name of the average of all samples so far, and of the later ones, which come after
+        sample ``m / 2``, rounded down, where ``m`` is the largest power of two up to their number.
+        They are ``[num_step_sizes, num_chains, num_samples]``, NaN where a chain has diverged.
     """
-    ahead = rounds.PREPARED_BYTES // keys.shape[0]
+    num_samples = num_rounds // thinning
+    ends = jnp.arange(1, 1 + num_samples)
+    middles = jnp.asarray([2 ** (num.bit_length() - 1) // 2 for num in range(1, 1 + num_samples)])
+
+    ece = partial(metrics.expected_calibration_error, num_bins=num_bins)
+    functions = (metrics.accuracy, metrics.brier_score, ece, metrics.negative_log_likelihood)
+
+    def predict(state: Any, _: Any) -> Array:
+        """Return probabilities of the classes, ``[num_test, num_classes]``."""
+
+        def term(label: Array) -> Array:
+            held_out = {**test, "label": jnp.full_like(test["label"], label)}
+            return posterior.loglikelihood_fn(state.broadcast.position, held_out)
+
+        return jnp.exp(jax.vmap(term, out_axes=1)(classes))
+
+    def score(sums: Array, begin: Array, end: Array) -> dict[str, Array]:
+        mean = (sums[end] - sums[begin]) / (end - begin)
+        values = [function(mean, test["label"]) for function in functions]
+        finite = jnp.isfinite(mean).all()
+        return {n: jnp.where(finite, x, jnp.nan) for n, x in zip(SIGNS, values, strict=True)}
 
     def run(key: Array, start: Any, step_size: Array) -> Any:
         kernel = make_kernel(posterior, step_size=step_size)
-
-        def sample(carry: tuple[Any, Array, Later], index: Array) -> tuple[Any, Any]:
-            state, total, later = carry
-            state, _ = rounds.run_rounds(
-                kernel, data, key, state, thinning, thinning=thinning, ahead_bytes=ahead
-            )
-            position = state.broadcast.position
-            probabilities = _predict(posterior, position, test, classes)
-            total, later = total + probabilities, later.add(probabilities, index)
-            leaves = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(position)]
-            finite = jnp.all(jnp.stack(leaves))
-            scores = [
-                _scores(p, test["label"], num_bins) for p in (total / (index + 1), later.mean)
-            ]
-            scores = jax.tree.map(lambda score: jnp.where(finite, score, jnp.nan), scores)
-            return (state, total, later), (*scores, finite)
-
-        zero = jnp.zeros((len(test["label"]), len(classes)))
         state = kernel.init(fedmcmc.random.init_key(key), start, data)
-        begin = state, zero, Later(zero, zero, jnp.zeros((), int))
-        return jax.lax.scan(sample, begin, jnp.arange(num_samples))[1]
+        settings = dict(thinning=thinning, ahead_bytes=rounds.PREPARED_BYTES // len(keys))
+        _, records = rounds.run_rounds(
+            kernel, data, key, state, num_rounds, collect=predict, **settings
+        )
+        sums = jnp.cumsum(jnp.pad(records.draws, ((1, 0), (0, 0), (0, 0))), axis=0)
+        return tuple(
+            jax.lax.map(lambda places: score(sums, *places), (begins, ends))
+            for begins in (jnp.zeros_like(ends), middles)
+        )
 
     # Step sizes inside: random numbers are then drawn once for all of them.
     over_steps = jax.vmap(run, in_axes=(None, None, 0))
     return jax.vmap(over_steps, in_axes=(0, 0, None), out_axes=1)(keys, starts, step_sizes)
-
-
-def _predict(posterior: fedmcmc.Posterior, position: Any, rows: Any, classes: Array) -> Array:
-    """Return probabilities of the classes, ``[num_rows, num_classes]``."""
-
-    def term(label: Array) -> Array:
-        labels = jnp.full_like(rows["label"], label)
-        return posterior.loglikelihood_fn(position, {**rows, "label": labels})
-
-    return jnp.exp(jax.vmap(term, out_axes=1)(classes))
-
-
-def _scores(probabilities: Array, labels: Array, num_bins: int) -> dict[str, Array]:
-    ece = partial(metrics.expected_calibration_error, num_bins=num_bins)
-    functions = (metrics.accuracy, metrics.brier_score, ece, metrics.negative_log_likelihood)
-    return {n: f(probabilities, labels) for n, f in zip(SCORES, functions, strict=True)}

@@ -6,22 +6,22 @@ coordinate of a client's gradient.
 """
 
 import math
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
-from typing import Any, NamedTuple
+from itertools import accumulate, islice, product, repeat
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import Partial
+from scipy import ndimage
 from scipy.special import ndtr
 
 import fedmcmc
 from experiments import loaders, models, setup
 from experiments.claims import Number
 from experiments.reference import nuts, require_converged
-from experiments.special.fa_hmc_gaussian import Clients, Settings, moments, stationary
+from experiments.special.fa_hmc_gaussian import Clients, Settings, moments, sample, stationary
 from experiments.tidy import Row
 from experiments.tidy import from_numbers as numbers_of
 
@@ -38,31 +38,25 @@ NUM_SDS = 4.0  # of the posterior on both sides of its mean: about the range of 
 METHODS = ("FA-LD", "FA-LD, control variate", "FA-HMC", "FA-HMC, control variate")
 
 
-class Histograms(NamedTuple):
+class Histograms:
     """Shares of reference draws in equal bins and outside of them, ``[d, NUM_BINS + 1]``."""
 
-    reference: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-    shares: np.ndarray
-
-    @classmethod
-    def of(cls, draws: np.ndarray) -> "Histograms":
-        """Return the histograms of reference draws."""
-        bins = cls(draws, draws.min(0), draws.max(0), np.zeros(()))
-        return bins._replace(shares=bins.counts(draws[None])[0] / len(draws))
+    def __init__(self, reference: np.ndarray) -> None:
+        self.reference, self.low, self.high = reference, reference.min(0), reference.max(0)
+        self.shares = self.counts(reference[None])[0] / len(reference)
 
     def counts(self, draws: np.ndarray) -> np.ndarray:
         """Return numbers of draws ``[num_chains, num_draws, d]`` per chain, coordinate and bin."""
         width = np.where(self.high > self.low, self.high - self.low, 1)
-        offsets = np.arange(0, self.low.size * (NUM_BINS + 1), NUM_BINS + 1)
+        shape = self.low.size, NUM_BINS + 1
+        offsets = np.arange(0, math.prod(shape), NUM_BINS + 1)
         counts = []
         for chain in draws:
             inside = (chain >= self.low) & (chain <= self.high)
             place = np.where(inside, (chain - self.low) / width * NUM_BINS, 0).astype(int)
             place = np.where(inside, np.minimum(place, NUM_BINS - 1), NUM_BINS) + offsets
-            counts.append(np.bincount(place.ravel(), minlength=offsets.size * (NUM_BINS + 1)))
-        return np.stack(counts).reshape(len(draws), offsets.size, -1)
+            counts.append(np.bincount(place.ravel(), minlength=math.prod(shape)).reshape(shape))
+        return np.stack(counts)
 
     def errors(self, counts: np.ndarray, num_draws: int) -> np.ndarray:
         """Return the marginal error of all chains, then the errors with one chain left out."""
@@ -105,24 +99,17 @@ class Regression:
         starts = mode + self.scale * jax.random.normal(keys[1], (4, start.size))
         exact = require_converged(nuts(keys[2], potential_fn, starts, **reference))
         self.rows += numbers_of("NUTS", {}, exact.summary())
-        self.histograms = Histograms.of(np.asarray(exact.draws).reshape(-1, start.size))
+        self.histograms = Histograms(np.asarray(exact.draws).reshape(-1, start.size))
 
     def kernel(self, step: float, **settings: Any) -> fedmcmc.FederatedKernel:
         """Return FA-HMC, or with one leapfrog step FA-LD."""
         step_size = step * self.scale
         return fedmcmc.fa_hmc(self.posterior, step_size=step_size, gradients="reuse", **settings)
 
-    def sample(self, seed: int, kernel: Any, **settings: Any) -> fedmcmc.Samples:
-        """Sample from zero without a diagnosis, as bad step sizes belong to the study."""
-        key = jax.random.key(self.seed + seed)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", fedmcmc.DiagnosisWarning)
-            return fedmcmc.sample(key, kernel, self.data, self.start, progress=False, **settings)
-
     def error(self, chains: Settings, kernel: Any) -> Number:
-        """Return the marginal error of chains, NaN if one was lost."""
+        """Return the marginal error of chains from zero, NaN if one was lost."""
         try:
-            draws = self.sample(1, kernel, **chains).draws
+            draws = sample(self.seed + 1, kernel, self.data, self.start, **chains).draws
         except fedmcmc.NonFiniteError:
             return Number(math.nan)
         return _number(self.histograms.errors(self.histograms.counts(draws), draws.shape[1]))
@@ -141,12 +128,28 @@ def _best(errors: Mapping[Any, Number]) -> Any:
 def rows(
     data: Settings, reference: Settings, rounds: Settings, errors: Settings | None = None
 ) -> list[Row]:
-    """Return rounds over local steps, and errors over step sizes if there are settings for them."""
-    model = Regression(data, reference)
-    number = {"step_size": rounds["kernel"]["step"] * model.scale}
-    table = model.rows + numbers_of("FA-HMC", {}, number)
-    table += _over_step_sizes(model, **errors) if errors else []
-    return table + _over_local_steps(model, **rounds)
+    """Return rounds over local steps, and errors over step sizes if there are settings for them.
+
+    Runs over local steps end at the threshold, or at another one of the limits: `num_rounds`, or
+    `num_gradients` of a client in one chain.
+    """
+    model, limits, kernel = Regression(data, reference), rounds["limits"], rounds["kernel"]
+    table = model.rows + (_over_step_sizes(model, **errors) if errors else [])
+    levels = [factor * limits["threshold"] for factor in FACTORS]
+    for num in rounds["local_steps"]:
+        of_gradients = limits["num_gradients"] // (num * kernel["num_integration_steps"])
+        num_rounds = min(limits["num_rounds"], of_gradients)
+        sizes = {"num_chains": rounds["num_chains"]}
+        sizes["num_rounds"] = math.ceil(num_rounds / NUM_PARTS)
+        parts = _parts(model, model.kernel(num_local_steps=num, **kernel), sizes)
+        marks, curves = error_curve(parts, model.histograms, num_rounds, levels[-1])
+        for level in levels:
+            reached = _number([_crossing(marks, curve, level) for curve in curves.T])
+            if math.isfinite(reached.value):
+                place = {"target_error": level, "num_local_steps": num}
+                table += numbers_of("FA-HMC", place, {"rounds_to_error": reached})
+        table += _curve(num, marks, curves[:, 0])
+    return table
 
 
 def _over_step_sizes(
@@ -156,42 +159,42 @@ def _over_step_sizes(
     perfect = model.histograms.perfect(model.seed + 3, **chains)
     table = numbers_of("perfect sampler", {}, {"marginal_error": perfect})
     for kind, noise in (("exact", 0.0), ("noisy", kernel["gradient_noise"])):
-        errors: dict[str, dict[tuple[float, int], Number]] = {"FA-LD": {}, "FA-HMC": {}}
+        errors: dict[str, dict[float, Number]] = {"FA-LD": {}, "FA-HMC": {}}
         for step in steps:
-            tried = {}
-            for length in {1, *(leapfrogs if noise else [_length(step)])}:
-                settings = {**kernel, "gradient_noise": noise, "num_integration_steps": length}
-                tried[step, length] = model.error(chains, model.kernel(step, **settings))
-            langevin = errors["FA-LD"][step, 1] = tried.pop((step, 1))
-            if tried:
-                best = _best(tried)
-                errors["FA-HMC"][best] = tried[best]
-                place = {"gradients": kind, "step_size": step * model.scale}
-                table += numbers_of("FA-HMC", place, {"gain": 1 - tried[best] / langevin})
-        table += _compared(kind, errors, steps)
-        for method, step, length in ((name, *key) for name in errors for key in errors[name]):
             place = {"gradients": kind, "step_size": step * model.scale}
-            number = {"marginal_error": errors[method][step, length]}
-            table += numbers_of(method, {**place, "num_integration_steps": length}, number)
+            longer = [n for n in (leapfrogs if noise else [_length(step)]) if n > 1]
+            for name, lengths in (("FA-LD", [1]), ("FA-HMC", longer)):
+                tried = {}
+                for length in lengths:
+                    settings = {**kernel, "gradient_noise": noise, "num_integration_steps": length}
+                    tried[length] = model.error(chains, model.kernel(step, **settings))
+                if tried:
+                    best = _best(tried)
+                    errors[name][step] = tried[best]
+                    settings = {**place, "num_integration_steps": best}
+                    table += numbers_of(name, settings, {"marginal_error": tried[best]})
+            if longer:
+                gain = 1 - errors["FA-HMC"][step] / errors["FA-LD"][step]
+                table += numbers_of("FA-HMC", place, {"gain": gain})
+        table += _compared({"gradients": kind}, errors, steps)
     return table
 
 
-def _compared(kind: str, errors: Mapping[str, Any], steps: Sequence[float]) -> list[Row]:
+def _compared(place: Settings, errors: Mapping[str, Any], steps: list[float]) -> list[Row]:
     """Return the gain at the best step sizes, and how many step sizes are good."""
-    place, (theirs, ours) = {"gradients": kind}, (of[_best(of)] for of in errors.values())
+    theirs, ours = (of[_best(of)] for of in errors.values())
     limit, table = GOOD * min(ours, theirs).value, []
     for method, of in errors.items():
+        good = np.array([of.get(step, math.inf) <= limit for step in steps])
         # Good step sizes in a row around the best.
-        best = steps.index(_best(of)[0])
-        good = {step for step, _ in of if of[step, _] <= limit}
-        bad = np.array([i for i, step in enumerate(steps) if step not in good], int)
-        low, high = bad[bad < best].max(initial=-1) + 1, bad[bad > best].min(initial=len(steps))
-        num = int(high - low) if steps[best] in good else 0
-        numbers = {"num_good_steps": num, "good_step_range": num and steps[high - 1] / steps[low]}
+        groups, _ = ndimage.label(good)
+        around = np.array(steps)[good & (groups == groups[steps.index(_best(of))])]
+        numbers = {"num_good_steps": len(around)}
+        numbers["good_step_range"] = around[-1] / around[0] if len(around) else 0
         table += numbers_of(method, place, numbers)
-    small = steps[: len(steps) // 2]
-    numbers = {"best_gain": 1 - ours / theirs, "num_small_steps": len(small)}
-    numbers["num_good_small_steps"] = len(good.intersection(small))  # of FA-HMC, the last method
+    num = len(steps) // 2
+    numbers = {"best_gain": 1 - ours / theirs, "num_small_steps": num}
+    numbers["num_good_small_steps"] = good[:num].sum()  # of FA-HMC, the last method
     return table + numbers_of("FA-HMC", place, numbers)
 
 
@@ -202,22 +205,19 @@ def drift(
     model = Regression(data, reference)
     table, ratios = model.rows, []
     errors: dict[str, dict[float, Number]] = {name: {} for name in METHODS}
-    for name, step in ((name, step) for name in METHODS for step in steps):
+    for name, step in product(METHODS, steps):
         length = _length(step) if name.startswith("FA-HMC") else 1
         if name.startswith("FA-HMC") and length == 1:
             continue  # the same chains as FA-LD's
         settings = {"num_local_steps": num_local_steps, "control_variate": "variate" in name}
         kernel = model.kernel(step, num_integration_steps=length, **settings)
         errors[name][step] = error = model.error(chains, kernel)
-        numbers: dict[str, Any] = {"marginal_error": error}
+        place = {"step_size": step * model.scale, "num_integration_steps": length}
+        table += numbers_of(name, place, {"marginal_error": error})
         if data["dim"] <= MOST_DIMENSIONS:
             law = fedmcmc.predict_bias(kernel, model.data, model.expansions)
-            expected = _expected(model.seed, law, len(model.histograms.reference), **chains)
-            numbers |= {"predicted_error": expected, "sd_over_posterior_sd": law.spread.mean()}
-            numbers["bias_of_means"] = np.sqrt((law.bias**2).mean())
-            ratios.append(expected / error.value)
-        place = {"step_size": step * model.scale, "num_integration_steps": length}
-        table += numbers_of(name, place, numbers)
+            num_reference = len(model.histograms.reference)
+            ratios.append(_expected(model.seed, law, num_reference, **chains) / error.value)
     best = {name: errors[name][_best(errors[name])] for name in METHODS}
     for base, over in zip(METHODS, ("FA-LD", "corrected_FA-LD"), strict=False):
         for name in METHODS:
@@ -226,12 +226,12 @@ def drift(
                 table += numbers_of(name, {"over": over}, gain)
     perfect = model.histograms.perfect(model.seed + 3, **chains)
     table += numbers_of("perfect sampler", {}, {"marginal_error": perfect})
-    at_best = (errors[name][_best(errors["FA-HMC"])].value for name in METHODS[2:])
-    plain, corrected = (value - perfect for value in at_best)
+    step = _best(errors["FA-HMC"])
+    plain, corrected = (errors[name][step].value - perfect for name in METHODS[2:])
     table += numbers_of("FA-HMC", {}, {"share_of_drift": 1 - corrected / plain})
     if ratios:
-        extremes = {"smallest": np.nanmin(ratios), "largest": np.nanmax(ratios)}
-        numbers = {f"{name}_predicted_over_measured": value for name, value in extremes.items()}
+        numbers = {"smallest_predicted_over_measured": np.nanmin(ratios)}
+        numbers["largest_predicted_over_measured"] = np.nanmax(ratios)
         table += numbers_of("predict_bias", {}, numbers)
     return table
 
@@ -242,51 +242,17 @@ def _expected(
     """Return the error of autoregressive chains with the predicted distribution, or NaN."""
     if law.spectral_radius**num_burnin > STATIONARY:
         return math.nan
-    rng, shape = np.random.default_rng(seed), (num_chains, law.bias.size)
+    rng, shape = np.random.default_rng(seed), (num_rounds - num_burnin, num_chains, law.bias.size)
     correlation = (law.rounds_per_draw - 1) / (law.rounds_per_draw + 1)
+    innovation = np.sqrt(1 - correlation**2)
     errors = []
     for _ in range(3):
-        chains = [rng.normal(size=shape)]
-        while len(chains) < num_rounds - num_burnin:
-            chains.append(
-                correlation * chains[-1] + np.sqrt(1 - correlation**2) * rng.normal(size=shape)
-            )
-        draws = (law.bias + law.spread * np.stack(chains, axis=1)).astype(np.float32)
+        noise = rng.normal(size=shape)
+        chains = accumulate(noise, lambda past, new: correlation * past + innovation * new)
+        draws = (law.bias + law.spread * np.concatenate([*chains])).astype(np.float32)
         reference = rng.normal(size=(num_reference, law.bias.size)).astype(np.float32)
-        histograms = Histograms.of(reference)
-        errors.append(histograms.errors(histograms.counts(draws), draws.shape[1])[0])
+        errors.append(fedmcmc.metrics.marginal_error(draws, reference))
     return float(np.mean(errors))
-
-
-def _over_local_steps(
-    model: Regression, num_chains: int, local_steps: list[int], kernel: Settings, limits: Settings
-) -> list[Row]:
-    """Return rounds to marginal errors; runs end at the threshold or at another of the limits.
-
-    These are `threshold`, `num_rounds` and `num_gradients` of a client in one chain.
-    """
-    table: list[Row] = []
-    for num in local_steps:
-        of_gradients = limits["num_gradients"] // (num * kernel["num_integration_steps"])
-        num_rounds = min(limits["num_rounds"], of_gradients)
-        levels = [factor * limits["threshold"] for factor in FACTORS]
-        sizes = {"num_chains": num_chains, "num_rounds": math.ceil(num_rounds / NUM_PARTS)}
-        parts = _parts(model, model.kernel(num_local_steps=num, **kernel), sizes)
-        marks, errors = error_curve(parts, model.histograms, num_rounds, levels[-1])
-        place, end = {"num_local_steps": num}, marks[-1]
-        numbers = {"rounds_run": end, "smallest_error": errors[:, 0].min()}
-        for level in levels:
-            reached = _number([_crossing(marks, curve, level) for curve in errors.T])
-            if math.isfinite(reached.value):
-                settings = {"target_error": level, **place}
-                table += numbers_of("FA-HMC", settings, {"rounds_to_error": reached})
-                end = math.ceil(reached.value) if level == levels[-1] else end
-        sizes = {"num_chains": num_chains, "num_rounds": end, "num_burnin": end // 2}
-        perfect = model.histograms.perfect(model.seed + 3, **sizes)
-        table += numbers_of("FA-HMC", place, numbers) + _curve(num, marks, errors[:, 0])
-        number = {"marginal_error_of_as_many_draws": perfect}
-        table += numbers_of("perfect sampler", place, number)
-    return table
 
 
 def _curve(num_local_steps: int, marks: Sequence[int], errors: Sequence[float]) -> list[Row]:
@@ -303,10 +269,11 @@ def _marks(num_rounds: int) -> list[int]:
 
 def _parts(model: Regression, kernel: Any, sizes: Settings) -> Iterator[np.ndarray]:
     """Yield the draws of a run in parts, each computed when the next one is needed."""
-    samples = model.sample(2, kernel, **sizes)
+    state = None
     while True:
+        samples = sample(model.seed + 2, kernel, model.data, model.start, state=state, **sizes)
         yield samples.draws
-        samples = model.sample(2, kernel, state=samples.state, **sizes)
+        state = samples.state
 
 
 def error_curve(
@@ -324,7 +291,7 @@ def error_curve(
             draws = np.concatenate([draws, next(parts)], axis=1)
         half = mark // 2
         counts = counts + histograms.counts(draws[:, end:mark])
-        counts = counts - histograms.counts(draws[:, begin:half])
+        counts -= histograms.counts(draws[:, begin:half])
         begin, end = half, mark
         errors.append(histograms.errors(counts, mark - half))
         if errors[-1].max() <= enough:
@@ -359,26 +326,27 @@ def exact_rounds(
     mean, covariance = clients.target()
     sd, smallest = np.sqrt(np.diag(covariance)), np.linalg.eigvalsh(covariance)[0]
     edges = mean[:, None] + sd[:, None] * np.linspace(-NUM_SDS, NUM_SDS, NUM_BINS + 1)
-    step_size = kernel["step"] * math.sqrt(smallest)
-    table = model.rows + numbers_of("FA-HMC", {}, {"step_size": step_size})
 
     def shares(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
         """Return the share of each normal in every bin, and outside of all."""
         inside = np.diff(ndtr((edges - mean[:, None]) / np.sqrt(variance)[:, None]), axis=1)
         return np.concatenate([inside, 1 - inside.sum(1, keepdims=True)], axis=1)
 
-    exact_shares, curves = shares(mean, sd**2), {}
+    exact_shares, table, curves = shares(mean, sd**2), model.rows, {}
 
     def error(bins: np.ndarray) -> float:
         return float(np.abs(bins - exact_shares).sum(1).mean() / 2)
 
-    settings = local_steps, step_size, kernel["num_integration_steps"]
+    settings = local_steps, kernel["step"] * math.sqrt(smallest), kernel["num_integration_steps"]
     steps = clients.rounds(*settings, noise=kernel["gradient_noise"])
     for num, affine in zip(local_steps, steps, strict=True):
         long_run, past, total = error(shares(*stationary(affine))), [], np.zeros(())
+        noiseless = affine._replace(of_gradients=np.zeros(()))
+        numbers = {"error_in_long_run": long_run}
+        numbers["error_in_long_run_exact_gradients"] = error(shares(*stationary(noiseless)))
+        table += numbers_of("FA-HMC", {"num_local_steps": num}, numbers)
         curves[num] = errors = []
-        laws = moments(lambda _, affine=affine: affine, np.zeros_like(mean))
-        for law in islice(laws, most_rounds):
+        for law in islice(moments(repeat(affine), np.zeros_like(mean)), most_rounds):
             past.append(law)
             total = total + shares(*law)
             if len(past) % 2 == 0:
@@ -389,10 +357,6 @@ def exact_rounds(
             settled = abs(errors[-1] - long_run) < SETTLED * long_run
             if not missing or (settled and missing[0] <= long_run):
                 break
-        noiseless = affine._replace(of_gradients=np.zeros(()))
-        numbers = {"error_in_long_run": long_run, "rounds_run": len(errors)}
-        numbers["error_in_long_run_exact_gradients"] = error(shares(*stationary(noiseless)))
-        table += numbers_of("FA-HMC", {"num_local_steps": num}, numbers)
     return table + _saved(curves, levels)
 
 
@@ -413,14 +377,14 @@ def _saved(curves: Mapping[int, list[float]], levels: Sequence[float]) -> list[R
         numbers["smallest_best_local_steps"] = min(arrivals, key=lambda num: arrivals[num])
         table += numbers_of("FA-HMC", {"target_error": level}, numbers)
     for num, errors in curves.items():
-        marks = [mark for mark in (1, *_marks(max(2, len(errors)))) if mark <= len(errors)]
+        marks = [1, *(_marks(len(errors)) if len(errors) > 1 else [])]
         table += _curve(num, marks, [errors[mark - 1] for mark in marks])
         # Between two rounds of this number only the rounds of one local step grow.
-        ratios = {i: rounds_to(1, error) / i for i, error in enumerate(errors, start=1)}
-        finite = {i: ratio for i, ratio in ratios.items() if math.isfinite(ratio)}
-        if num > 1 and finite:
-            fastest = max(finite, key=lambda i: finite[i])
-            num_fast = sum(rounds_to(n, errors[fastest - 1]) <= fastest for n in curves)
-            numbers = {"most_times_fewer_rounds": finite[fastest], "others_as_fast": num_fast - 1}
+        ratios = np.array([rounds_to(1, error) / i for i, error in enumerate(errors, start=1)])
+        finite = np.where(np.isfinite(ratios), ratios, 0)
+        if num > 1 and finite.any():
+            i = int(finite.argmax())
+            others_as_fast = sum(rounds_to(n, errors[i]) <= i + 1 for n in curves) - 1
+            numbers = {"most_times_fewer_rounds": finite[i], "others_as_fast": others_as_fast}
             table += numbers_of("FA-HMC", {"num_local_steps": num}, numbers)
     return table

@@ -38,7 +38,7 @@ def test_rounds_have_the_distribution_that_predict_bias_has(num_local_steps, len
     )
     expected = fedmcmc.predict_bias(kernel, data, expansions)
     assert not expected.simulated
-    late = next(itertools.islice(moments(lambda _: one, np.zeros(6)), 300, None))
+    late = next(itertools.islice(moments(itertools.repeat(one), np.zeros(6)), 300, None))
     for mean, variance in (stationary(one), late):
         np.testing.assert_allclose(mean, expected.mean, atol=1e-5)
         np.testing.assert_allclose(variance, np.diag(expected.covariance), atol=1e-5)
@@ -51,7 +51,7 @@ def test_errors_of_the_draws_so_far_are_marginal_errors():
     draws = (0.3 + 1.2 * rng.normal(size=(2, 80, 3))).astype(np.float32)
     draws[:, 3, 0], draws[:, 5, 1] = reference[:, 0].max(), 40
     parts = (draws[:, start : start + 10] for start in range(0, 80, 10))
-    marks, errors = error_curve(parts, Histograms.of(reference), 75, 0.0)
+    marks, errors = error_curve(parts, Histograms(reference), 75, 0.0)
     assert marks[0] == 2 and marks[-1] == 75
     for mark, found in zip(marks, errors, strict=True):
         chains = draws[:, mark // 2 : mark]
