@@ -8,10 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedmcmc
-from experiments import loaders, models
+from experiments import claims, loaders, models
 from experiments import shards as makers
-from experiments.claims import Number
-from experiments.claims import mean as mean_with_error
 from experiments.special.fsgld_gaussian import relay_law
 from experiments.tidy import Row, from_numbers
 
@@ -34,14 +32,9 @@ def rows(
     surrogates' means, over the standard deviation of the shards' means; exact variances are
     averages over `num_draws_of_errors` draws of these. The first tenth of a run is burn-in.
     """
-    if min(*alphas, *errors) < 0 or num_draws_of_errors < 2 or num_rounds < 10:
-        raise ValueError(
-            "alphas and errors must not be negative, num_draws_of_errors must be at least 2 and "
-            "num_rounds at least 10."
-        )
     shards = makers.gaussian(**data)
-    precision = 1 + shards.shape[0] * shards.shape[1]
-    means = shards.mean(axis=1)
+    num_clients, num_rows, dim = shards.shape
+    precision, means = 1 + num_clients * num_rows, shards.mean(axis=1)
     noise = np.random.default_rng(seed + 1).standard_normal((num_draws_of_errors, *means.shape))
     # With ``n - 1``, because a visit does not see the mean of the errors.
     offsets = noise * means.std(axis=0, ddof=1)
@@ -53,79 +46,53 @@ def rows(
         ]
         return np.array([precision * law.variance([law.num_local_steps]) for law in laws])
 
-    best, ratios = [], []
+    federated, _ = loaders.gaussian_shards(**data)
+    surrogates = fedmcmc.Gaussian.from_moments(
+        jnp.asarray(means + max(errors) * offsets[0], jnp.float32),
+        variance=jnp.full(num_clients, 1 / num_rows),
+    )
+
+    def measured(alpha: float) -> claims.Number:
+        samples = fedmcmc.sample(
+            jax.random.key(seed),
+            fedmcmc.fsgld(models.gaussian(federated), surrogates, alpha=alpha, **kernel),
+            federated,
+            jnp.zeros(dim),
+            num_rounds=num_rounds,
+            num_burnin=num_rounds // 10,
+            num_chains=num_chains,
+            progress=False,
+        )
+        away = np.asarray(samples.draws, np.float64) - shards.sum(axis=(0, 1)) / precision
+        return claims.mean(list(precision * (away**2).mean(axis=(1, 2))))
+
+    result: list[Row] = []
     for error in errors:
+        place = {"surrogate_error": error}
         for alpha in alphas:
             each = variances(alpha, error)
             numbers = {
-                "variance_ratio": mean_with_error(list(each)) if error else each.mean(),
+                "variance_ratio": claims.mean(list(each)) if error else each[0],
                 "variance_ratio_of_first_draw": each[0],
             }
             if error == max(errors):
-                numbers["variance_ratio_measured"] = _measured(
-                    data,
-                    {**kernel, "alpha": alpha},
-                    means + error * offsets[0],
-                    seed,
-                    **dict(num_rounds=num_rounds, num_chains=num_chains),
-                )
-            settings = {"surrogate_error": error, "alpha": alpha}
-            ratios += from_numbers("FSGLD", settings, numbers)
-        probes = np.stack([variances(alpha, error) for alpha in (0.0, 0.5, 1.0)])
-        best += from_numbers("FSGLD", {"surrogate_error": error}, _least(probes, error))
+                numbers["variance_ratio_measured"] = measured(alpha)
+            result += from_numbers("FSGLD", {**place, "alpha": alpha}, numbers)
+        # For every draw of errors the variance is a parabola in alpha.
+        points = [0.0, 0.5, 1.0]
+        curvature, slope, _ = np.polyfit(points, [variances(x, error) for x in points], 2)
+        best = -slope.mean() / (2 * curvature.mean())
+        remaining = claims.mean(list(slope + 2 * best * curvature)) / (2 * curvature.mean())
+        least = {
+            "best_alpha": claims.Number(best, remaining.error if error else 0.0),
+            "best_alpha_in_theory": 1 / (1 + error**2),
+        }
+        result += from_numbers("FSGLD", place, least)
     for alpha in alphas:
         # A visit ends this share of the way from the mean of all shards to the visited shard's.
         law = relay_law(shards, alpha=alpha, **kernel)
         way = means - law.mean
         moved = law.pull(law.num_local_steps) * (law.shift - law.shift.mean(axis=0))
         end = {"visit_end": (way * moved).sum() / (way**2).sum()}
-        best += from_numbers("FSGLD", {"alpha": alpha}, end)
-    return best + ratios
-
-
-def _least(variances: np.ndarray, error: float) -> dict[str, Any]:
-    """Return where the average of the parabolas through 0, 1/2 and 1 is least, with its error.
-
-    `variances` is ``[3, num_draws]``; for every draw the variance is a parabola in `alpha`.
-    """
-    start, middle, end = variances
-    curvature = 2 * (start - 2 * middle + end)
-    slope = 4 * middle - 3 * start - end  # at zero
-    best = -slope.mean() / (2 * curvature.mean())
-    gap = slope + 2 * best * curvature  # of each draw, at the best of all
-    single = -slope / (2 * curvature)
-    deviation = gap.std(ddof=1) / len(gap) ** 0.5 / (2 * curvature.mean())
-    return {
-        "best_alpha": Number(float(best), float(deviation)),
-        "best_alpha_in_theory": 1 / (1 + error**2),
-        "lowest_best_alpha_of_a_draw": single.min(),
-        "highest_best_alpha_of_a_draw": single.max(),
-    }
-
-
-def _measured(
-    data: Mapping[str, Any],
-    kernel: Mapping[str, Any],
-    surrogate_means: np.ndarray,
-    seed: int,
-    **sizes: int,
-) -> Number:
-    """Return the variance of a run over the posterior's."""
-    federated, _ = loaders.gaussian_shards(**data)
-    num_clients = federated.num_clients
-    surrogates = fedmcmc.Gaussian.from_moments(
-        jnp.asarray(surrogate_means, jnp.float32),
-        variance=jnp.full(num_clients, num_clients / federated.num_rows),
-    )
-    samples = fedmcmc.sample(
-        jax.random.key(seed),
-        fedmcmc.fsgld(models.gaussian(federated), surrogates, **kernel),
-        federated,
-        jnp.zeros(2),
-        num_burnin=sizes["num_rounds"] // 10,
-        progress=False,
-        **sizes,
-    )
-    mean = np.asarray(federated.rows["y"], np.float64).sum(axis=0) / (1 + federated.num_rows)
-    squares = (np.asarray(samples.draws, np.float64) - mean) ** 2
-    return mean_with_error(list((1 + federated.num_rows) * squares.mean(axis=(1, 2))))
+        result += from_numbers("FSGLD", {"alpha": alpha}, end)
+    return result

@@ -24,12 +24,12 @@ class Law(NamedTuple):
     """Settings of an algorithm; clients take part with the probability `participation`."""
 
     step_size: float
-    num_levels: int | None  # None: no compression
+    num_levels: int
     participation: float = 1.0
     seed: int = 0  # of the simulated means
 
 
-def stationary_variance(data: fedmcmc.FederatedData, batch_size: int | float, law: Law) -> float:
+def stationary_variance(data: fedmcmc.FederatedData, batch_size: int, law: Law) -> float:
     """Return the stationary variance of QLSD, averaged over coordinates.
 
     With ``g`` the step size, ``L`` the number of rows, ``x`` the distance from the mean and ``H_i``
@@ -38,25 +38,21 @@ def stationary_variance(data: fedmcmc.FederatedData, batch_size: int | float, la
     Messages are ``N_i (mean of the minibatch - theta)``, which depend on ``x`` so little that the
     quantizer's variance ``q`` is taken at ``x = 0``. Partial participation multiplies a message's
     second moment by one over its probability. Minibatches have `batch_size` rows, drawn with
-    replacement, or that share of a client's rows.
+    replacement.
     """
     rng, share, dim = np.random.default_rng(law.seed), law.participation, data.rows["y"].shape[1]
     mean = np.asarray(data.rows["y"]).mean(axis=0, dtype=np.float64)
     noise, growth = 0.0, (1 - law.step_size * data.num_rows) ** 2
     for i in range(data.num_clients):
         y = np.asarray(data.client_rows(i)["y"], np.float64)
-        size = len(y)
-        num = batch_size if isinstance(batch_size, int) else int(size * batch_size + 1e-9)
-        num = max(min(num, size), 1)
+        size, num = len(y), min(batch_size, len(y))
         distance = size**2 * float(((y.mean(axis=0) - mean) ** 2).sum())
         noise += (1 / share - 1) * distance + size**2 / num * y.var(axis=0).sum() / share
         growth += law.step_size**2 * (1 / share - 1) * size**2
-        if law.num_levels is not None:
-            index = rng.integers(0, size, (NUM_DIRECTIONS // 10, num))
-            messages = size * (y[index].mean(axis=1) - mean)
-            noise += quantizer_variance(messages, law.num_levels).mean() / share
-    variance = (2 * law.step_size * dim + law.step_size**2 * noise) / (1 - growth) / dim
-    return float(variance)
+        index = rng.integers(0, size, (NUM_DIRECTIONS // 10, num))
+        messages = size * (y[index].mean(axis=1) - mean)
+        noise += quantizer_variance(messages, law.num_levels).mean() / share
+    return float((2 * law.step_size + law.step_size**2 * noise / dim) / (1 - growth))
 
 
 def centered_variance(sizes: Any, dim: int, law: Law) -> float:
@@ -80,7 +76,7 @@ def memory_variance(sizes: Any, dim: int, law: Law) -> float:
     differences between clients. The variance of ``v_i`` is proportional to ``|e_i|^2``, so that
     second moments solve one linear equation.
     """
-    sizes, levels = np.asarray(sizes, float), law.num_levels or np.inf
+    sizes, levels = np.asarray(sizes, float), law.num_levels
     num, eye, pull = 1 + len(sizes), np.eye(len(sizes)), -law.step_size * sizes
     rate = law.participation / (1 + min(dim / levels**2, dim**0.5 / levels))
     of_x = np.append(1 + pull.sum(), pull.sum() * sizes)[:, None]
@@ -98,9 +94,8 @@ def _message_noise(dim: int, law: Law) -> float:
     """Return the variance that compression and absence add to a message, over its square."""
     direction = np.random.default_rng(law.seed).standard_normal((NUM_DIRECTIONS, dim))
     direction /= np.linalg.norm(direction, axis=1, keepdims=True)
-    levels = law.num_levels
-    ratio = 0.0 if levels is None else float(quantizer_variance(direction, levels).mean())
-    return (1 + ratio) / law.participation - 1
+    ratio = quantizer_variance(direction, law.num_levels).mean()
+    return float((1 + ratio) / law.participation - 1)
 
 
 def quantizer_variance(vectors: np.ndarray, num_levels: int) -> np.ndarray:
@@ -124,22 +119,17 @@ def rows(
     spreads: Sequence[float],
     seed: int,
 ) -> list[Row]:
-    """Return squared 2-Wasserstein distances from the posterior where each setting varies alone.
+    """Return how squared 2-Wasserstein distances from the posterior depend on each setting alone.
 
-    Parameters
-    ----------
-    num_clients, dim, spreads
-        Clients of `experiments.loaders.gaussian`; standard deviations of their means.
-    step_size_factor, batch_rows, levels, participations
-        Settings of the algorithms; step sizes in units of one over the number of rows.
-    row_factors, step_factors, level_factors, batch_factors
-        Multiples of rows, step size, levels and minibatches; minibatches vary with the most levels,
-        since the noise of few levels would hide theirs.
+    Clients are those of `experiments.loaders.gaussian`, with standard deviations `spreads` of their
+    means. Step sizes are in units of one over the number of rows. `row_factors`, `step_factors`,
+    `level_factors` and `batch_factors` are multiples of the other settings. Minibatches vary with
+    the most levels, since the noise of few levels would hide theirs.
     """
     usual = {"rows": 1, "step": 1.0, "levels": 1, "batch": 1, "participation": 1.0, "spread": 5.0}
 
-    def distances(**point: Any) -> dict[str, float]:
-        settings = usual | point
+    def distances(**changed: Any) -> dict[str, float]:
+        settings = usual | changed
         data, _ = loaders.gaussian(
             num_clients, dim, spread=settings["spread"], times=int(settings["rows"])
         )
@@ -152,39 +142,35 @@ def rows(
         }
         return {k: dim * (v**0.5 - data.num_rows**-0.5) ** 2 for k, v in variances.items()}
 
-    fine = {"levels": level_factors[-1]}
-    grid: dict[str, tuple[Sequence[float], dict[str, Any]]] = {
-        "rows": (row_factors, {}),
-        "step": (step_factors, {}),
-        "levels": (level_factors, {}),
-        "batch": (batch_factors, fine),
-        "participation": (participations, {}),
-        "spread": (spreads, {}),
+    grid = {
+        "rows": row_factors,
+        "step": step_factors,
+        "levels": level_factors,
+        "batch": batch_factors,
+        "participation": participations,
+        "spread": spreads,
     }
+    fine = {"levels": level_factors[-1]}
     table: list[Row] = []
-    for varied, (values, others) in grid.items():
+    for varied, values in grid.items():
+        others = fine if varied == "batch" else {}
         curves = [distances(**others, **{varied: value}) for value in values]
         for name in curves[0]:
-            for value, squared in zip(values, curves, strict=True):
+            squared = [curve[name] for curve in curves]
+            for value, distance in zip(values, squared, strict=True):
                 place = {"varied": varied, "value": float(value)}
-                table += from_numbers(name, place, {"squared_distance": squared[name]})
-            power = {"power": _power(values, [squared[name] for squared in curves])}
-            table += from_numbers(name, {"varied": varied}, power)
+                table += from_numbers(name, place, {"squared_distance": distance})
+            table += from_numbers(name, {"varied": varied}, {"power": _power(values, squared)})
     sources = {"compression": {"levels": 1}, "participation": {"participation": participations[0]}}
     for source, coarse in sources.items():
-        added = []
-        for spread in spreads:
-            coarse_too, fine_only = (distances(**fine | x, spread=spread) for x in (coarse, {}))
-            added.append(coarse_too["QLSD"] - fine_only["QLSD"])
-            place = {"source": source, "spread": float(spread)}
-            table += from_numbers("QLSD", place, {"added_squared_distance": added[-1]})
+        curves = [[distances(**fine | x, spread=y)["QLSD"] for y in spreads] for x in (coarse, {})]
+        added = np.subtract(*curves)
         power = {"power_of_added_distance": _power(spreads, added)}
         table += from_numbers("QLSD", {"source": source}, power)
     return table
 
 
-def _power(values: Sequence[float], results: Sequence[float]) -> float:
+def _power(values: Sequence[float], results: Any) -> float:
     """Return the power of positive values that the results have, from end to end."""
-    pairs = [(v, r) for v, r in zip(values, results, strict=True) if v > 0]
-    (start, low), (end, high) = pairs[0], pairs[-1]
-    return float(np.log(high / low) / np.log(end / start))
+    first = 0 if values[0] > 0 else 1
+    return float(np.log(results[-1] / results[first]) / np.log(values[-1] / values[first]))
