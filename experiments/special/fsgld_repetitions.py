@@ -53,8 +53,8 @@ def run(
         if surrogates is not None:
             chain = fedmcmc.fsgld(posterior, surrogates, **kernel)
         state = chain.init(fedmcmc.random.init_key(rng_key), position, data)
-        kept = dict(thinning=thinning, collect=collect)
-        _, records = rounds.run_rounds(chain, data, rng_key, state, num_rounds, **kept)
+        options = dict(thinning=thinning, collect=collect)
+        _, records = rounds.run_rounds(chain, data, rng_key, state, num_rounds, **options)
 
         def client_of(num: Array) -> Array:
             key = fedmcmc.random.cohort_key(rng_key, num)
