@@ -1,33 +1,32 @@
-"""El Mekkaoui et al. (2021), 5.1: exact distributions for runs on Gaussian shards.
+"""El Mekkaoui et al. (2021), 5.1 and Remark 1: exact distributions on Gaussian shards.
 
 Rows have unit covariance, so a local step at shard ``s`` is ``factor * theta + shift[s]`` plus
 noise with the same factor at every shard, and means and covariances follow linear recursions
 (``docs/laws.md``).
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from experiments import problems
+import fedmcmc
+from experiments import claims, loaders, models, problems
+from experiments import shards as makers
+from experiments.special.fsgld_repetitions import by_x
 from experiments.study import JobRows
-from experiments.tidy import Row
-from experiments.tidy import from_numbers as numbers_of
+from experiments.tidy import Row, from_numbers
 
-__all__ = ["RelayLaw", "relay_law", "rows"]
+__all__ = ["RelayLaw", "relay_law", "rows", "vary_alpha"]
 
 
 class RelayLaw(NamedTuple):
     """Stationary distribution of a relay between shards that are visited equally often.
 
-    Attributes
-    ----------
-    factor, shift, noise
-        One local step: a number, ``[num_clients, d]``, and the mean covariance ``[d, d]``.
-    num_local_steps
-        Local steps per visit.
+    A local step has a `factor`, a `shift` ``[num_clients, d]`` and a mean covariance `noise`
+    ``[d, d]``; a visit has `num_local_steps`.
     """
 
     factor: float
@@ -54,30 +53,25 @@ class RelayLaw(NamedTuple):
 
         handed_on = (self.pull(num) ** 2 * between + noise(num)) / (1 - e ** (2 * num))
         from_start = e ** (s + t) * handed_on + e ** (t - s) * noise(s)
-        result: np.ndarray = from_start + self.pull(s) * self.pull(t) * between
-        return result
+        return np.asarray(from_start + self.pull(s) * self.pull(t) * between)
 
     def variance(self, times: Sequence[int]) -> float:
         """Return the mean variance per coordinate of the states after these local steps."""
-        each = [np.trace(self.covariance(t, t)) / len(self.noise) for t in times]
-        return float(np.mean(each))
+        return float(np.mean([np.diag(self.covariance(t, t)) for t in times]))
 
     def average(self, times: Sequence[int], rounds_apart: int, num_rounds: int) -> np.ndarray:
         """Return the covariances of averages over ``1 .. num_rounds`` kept rounds.
 
         Kept rounds are `rounds_apart` from each other; their states after `times` steps count.
         """
-        num, e = self.num_local_steps, self.factor
-        within = np.mean(
-            [[self.covariance(min(s, t), max(s, t)) for s in times] for t in times], (0, 1)
-        )
-        onward = np.mean([self.covariance(t, num) for t in times], axis=0)
-        lag, length = np.arange(1, num_rounds), np.arange(1, num_rounds + 1)
-        weight = np.mean([e**t for t in times]) * e ** (num * (rounds_apart * lag - 1))
-        pairs = length * np.append(0, np.cumsum(weight)) - np.append(0, np.cumsum(lag * weight))
-        total = length[:, None, None] * within + 2 * pairs[:, None, None] * onward
-        result: np.ndarray = total / (length**2)[:, None, None]
-        return result
+        pairs = [self.covariance(min(s, t), max(s, t)) for s in times for t in times]
+        onward = np.mean([self.covariance(t, self.num_local_steps) for t in times], axis=0)
+        visit = self.factor**self.num_local_steps
+        onward *= np.mean([self.factor**t for t in times]) * visit ** (rounds_apart - 1)
+        length, ratio = np.arange(1, num_rounds + 1)[:, None, None], visit**rounds_apart
+        # the sum over lags k of (length - k) ratio^(k - 1)
+        weight = (length * (1 - ratio) - (1 - ratio**length)) / (1 - ratio) ** 2
+        return np.asarray((length * np.mean(pairs, axis=0) + 2 * weight * onward) / length**2)
 
 
 def relay_law(
@@ -109,113 +103,83 @@ def relay_law(
 def rows(jobs: Sequence[JobRows], grid_points: int) -> list[Row]:
     """Return exact moments for the measured ones of every job, and what depends on no job.
 
-    Jobs have the metrics ``variance`` and ``mse_of_average``. The bounds are evaluated on a grid
-    over the square of the shards' means with `grid_points` per side.
+    The constants of the bounds are evaluated on a grid over the square of the shards' means with
+    `grid_points` per side.
     """
     data = problems.load(jobs[0].config).data
-    num_rows = data.num_rows // data.num_clients
-    shards = np.asarray(data.rows["y"], np.float64).reshape(data.num_clients, num_rows, -1)
-    mean, between = shards.sum(axis=(0, 1)) / (1 + data.num_rows), shards.mean(1).var(0).mean()
-    result = [row for job in jobs for row in _exact(job, shards, mean, float(between))]
-    result += numbers_of("exact posterior", {}, {"posterior_variance": 1 / (1 + data.num_rows)})
-    for i, coordinate in enumerate(mean):
-        result += numbers_of("exact posterior", {"coordinate": i}, {"posterior_mean": coordinate})
-    result += numbers_of("shards", {}, {"shard_means_variance": between})
+    shape = (data.num_clients, data.num_rows // data.num_clients, -1)
+    shards = np.asarray(data.rows["y"], np.float64).reshape(shape)
+    result = [row for job in jobs for row in _exact(job, shards)]
     result += _bounds(shards, jobs[0].config["data"]["spread"], grid_points)
-    return result + _exact_widths(shards, jobs) + _coin()
+    longest = max((_kernel(job) for job in jobs), key=lambda kernel: kernel["num_local_steps"])
+    return result + _widths(shards, longest) + _coin()
 
 
-def _law(shards: np.ndarray, kernel: Mapping[str, Any], alpha: float, **changed: Any) -> RelayLaw:
+def _kernel(job: JobRows) -> dict[str, Any]:
     names = ("step_size", "batch_size", "num_local_steps")
-    return relay_law(shards, alpha=alpha, **{name: kernel[name] for name in names} | changed)
+    return {name: job.config["kernel"][name] for name in names}
 
 
-def _exact(
-    job: JobRows, shards: np.ndarray, posterior_mean: np.ndarray, between: float
-) -> list[Row]:
-    measured = {row.metric: row for row in job.rows}
-    method, settings = measured["variance"].method, measured["variance"].settings
-    config, num = job.config, job.config["kernel"]["num_local_steps"]
-    law = _law(shards, config["kernel"], float(method == "FSGLD"))
-    step = (config["collect"] or {}).get("every", num)
-    times = range(step, num + 1, step)
+def _exact(job: JobRows, shards: np.ndarray) -> list[Row]:
+    method, settings, config = job.rows[0].method, job.rows[0].settings, job.config
+    law = relay_law(shards, alpha=float(method == "FSGLD"), **_kernel(job))
+    step = (config["collect"] or {}).get("every", law.num_local_steps)
+    times = range(step, law.num_local_steps + 1, step)
     num_kept = (config["num_rounds"] - config["num_burnin"]) // config["thinning"]
-    variance, bias = law.variance(times), law.mean - posterior_mean
+    precision = 1 + shards.shape[0] * shards.shape[1]
+    variance, bias = law.variance(times), law.mean - shards.sum(axis=(0, 1)) / precision
     of_average = law.average(times, config["thinning"], num_kept)
     error = bias @ bias + np.trace(of_average, axis1=1, axis2=2)
-    # The average of many draws is close to Gaussian, which gives the error of a squared length.
-    final = of_average[-1]
-    spread = (2 * np.trace(final @ final) + 4 * bias @ final @ bias) / config["num_chains"]
     numbers = {
-        "exact_variance": variance,
-        "variance_z": (measured["variance"].value - variance) / measured["variance s.e."].value,
-        "variance_ratio": variance * (1 + shards.shape[0] * shards.shape[1]),
+        "variance_ratio": variance * precision,
+        "variance_over_shard_means": variance / shards.mean(axis=1).var(axis=0).mean(),
         "exact_bias": np.linalg.norm(bias),
         "exact_mse": error[-1],
-        "mse_z": (measured["mse_of_average"].value - error[-1]) / math.sqrt(spread),
-        "variance_over_shard_means": variance / between,
         "bias_share_of_mse": bias @ bias / error[-1],
     }
-    if num == 100:
+    if law.num_local_steps == 100:
         half = len(error) // 2
-        slope = np.log(error[-1] / error[half - 1]) / np.log(len(error) / half)
-        numbers["error_slope"] = slope
-    return numbers_of(method, settings, numbers)
-
-
-def _bound_constants(
-    shards: np.ndarray, spread: float, grid_points: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return ``gamma_s**2`` and ``eps_s**2`` of Theorems 1 and 2 on a grid over the square."""
-    side = np.linspace(-spread, spread, grid_points)
-    grid = np.stack(np.meshgrid(side, side), axis=-1).reshape(-1, 2)
-    gamma, eps = [], []
-    for rows_ in shards:
-        gradients = rows_[None] - grid[:, None]  # of log p(x_i | theta), [points, rows, 2]
-        surrogate = rows_.mean(axis=0) - grid  # of log q_s(theta) / N_s
-        gamma.append((gradients**2).sum(axis=-1).max())
-        eps.append(((gradients - surrogate[:, None]) ** 2).sum(axis=-1).mean(axis=1).max())
-    return np.array(gamma), np.array(eps)
+        numbers["error_slope"] = np.log(error[-1] / error[half - 1]) / np.log(len(error) / half)
+    return from_numbers(method, settings, numbers)
 
 
 def _bounds(shards: np.ndarray, spread: float, grid_points: int) -> list[Row]:
-    """Return constants of the bounds, and their ratios also where both are of the average row."""
-    gamma, eps = _bound_constants(shards, spread, grid_points)
-    within = ((shards - shards.mean(axis=1, keepdims=True)) ** 2).sum(axis=(1, 2))
-    average = ((shards - shards.mean(axis=(0, 1))) ** 2).sum(axis=(1, 2)) / within
+    """Return ``gamma_s**2`` and ``eps_s**2`` of Theorems 1 and 2, and their ratios.
+
+    ``gamma_s**2`` is the largest squared gradient of a row, ``eps_s**2`` the average over rows of
+    the squared difference to the surrogate's, which is the same everywhere.
+    """
+    side = np.linspace(-spread, spread, grid_points)
+    grid = np.stack(np.meshgrid(side, side), axis=-1).reshape(-1, 1, 2)
+    center = shards.mean(axis=(0, 1))
     result: list[Row] = []
-    for i in range(len(shards)):
-        ratios = {
-            "constants_ratio": gamma[i] / eps[i],
-            "constants_ratio_of_average_rows": average[i],
-        }
-        result += numbers_of("DSGLD", {"shard": i}, {"gamma_squared": gamma[i]})
-        result += numbers_of("FSGLD", {"shard": i}, {"eps_squared": eps[i]})
-        result += numbers_of("DSGLD / FSGLD", {"shard": i}, ratios)
+    for i, shard in enumerate(shards):
+        gamma, eps = ((shard - grid) ** 2).sum(axis=-1).max(), shard.var(axis=0).sum()
+        average = ((shard - center) ** 2).sum(axis=-1).mean() / eps
+        ratios = {"constants_ratio": gamma / eps, "constants_ratio_of_average_rows": average}
+        result += from_numbers("DSGLD", {"shard": i}, {"gamma_squared": gamma})
+        result += from_numbers("FSGLD", {"shard": i}, {"eps_squared": eps})
+        result += from_numbers("DSGLD / FSGLD", {"shard": i}, ratios)
     return result
 
 
-def _exact_widths(shards: np.ndarray, jobs: Sequence[JobRows]) -> list[Row]:
+def _widths(shards: np.ndarray, kernel: dict[str, Any]) -> list[Row]:
     """Return exact variances over the posterior's, of one machine and of FSGLD elsewhere."""
-    kernel = jobs[0].config["kernel"]
-    size, step = kernel["batch_size"], kernel["step_size"]
-    longest = max(job.config["kernel"]["num_local_steps"] for job in jobs)
     pooled = shards.reshape(1, -1, shards.shape[-1])
-    quiet = np.broadcast_to(pooled.mean(axis=1, keepdims=True), pooled.shape)
+    without_noise = np.broadcast_to(pooled.mean(axis=1, keepdims=True), pooled.shape)
 
-    def ratio(rows_: np.ndarray, alpha: float, num: int, **changed: Any) -> dict[str, float]:
-        law = _law(rows_, kernel, alpha, num_local_steps=num, **changed)
-        return {"exact_variance_ratio": law.variance([num]) * (1 + pooled.shape[1])}
+    def ratio(shards: np.ndarray, alpha: float, **changed: Any) -> float:
+        law = relay_law(shards, alpha=alpha, **kernel | changed)
+        return law.variance([law.num_local_steps]) * (1 + pooled.shape[1])
 
-    method = "SGLD on one machine"
-    of_all = ratio(quiet, 0.0, 1)["exact_variance_ratio"]
-    result = numbers_of(method, {"batch_size": size}, ratio(pooled, 0.0, 1))
-    result += numbers_of(method, {}, {"exact_variance_ratio_of_all_rows": of_all})
-    result += numbers_of(method, {}, {"row_variance": pooled.var(axis=1).mean()})
-    result += numbers_of("FSGLD", {}, {"row_variance": shards.var(axis=1).mean()})
-    smaller = [{"step_size": step / factor} for factor in (10, 100)]
-    for changed in [*smaller, *({"batch_size": factor * size} for factor in (5, 10, 20))]:
-        result += numbers_of("FSGLD", changed, ratio(shards, 1.0, longest, **changed))
+    of_one = {"exact_variance_ratio": ratio(pooled, 0.0, num_local_steps=1)}
+    of_all = {"exact_variance_ratio_of_all_rows": ratio(without_noise, 0.0, num_local_steps=1)}
+    result = from_numbers("SGLD on one machine", {"batch_size": kernel["batch_size"]}, of_one)
+    result += from_numbers("SGLD on one machine", {}, of_all)
+    step_size, batch_size = kernel["step_size"] / 100, 20 * kernel["batch_size"]
+    for changed in ({"step_size": step_size}, {"batch_size": batch_size}):
+        number = {"exact_variance_ratio": ratio(shards, 1.0, **changed)}
+        result += from_numbers("FSGLD", changed, number)
     return result
 
 
@@ -227,21 +191,86 @@ def _coin() -> list[Row]:
     """
     theta = np.linspace(0.1, 0.9, 17)
     up, down = 1 / theta[:, None], -1 / (1 - theta[:, None])
-    shares = np.array([0.1, 0.5, 0.9])
+    result, deviations = [], []
+    for method, shares in (("DSGLD", [0.1, 0.5, 0.9]), ("SGLD", [0.5])):
+        share = np.array(shares)
+        means = 30 * (share * up + (1 - share) * down)
+        variances = 30**2 / 5 * share * (1 - share) * (up - down) ** 2
+        deviations.append(np.sqrt(variances.mean(axis=1) + means.var(axis=1)))
+        curves = {"coin_gradient_mean": means.mean(axis=1), "coin_gradient_sd": deviations[-1]}
+        result += by_x(method, {}, theta, curves)
+    ratios = {"coin_gradient_sd_ratio": deviations[0] / deviations[1]}
+    return result + by_x("DSGLD / SGLD", {}, theta, ratios)
 
-    def moments(share: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        mean = 30 * (share * up + (1 - share) * down)
-        return mean, 30**2 / 5 * share * (1 - share) * (up - down) ** 2
+
+def vary_alpha(
+    alphas: Sequence[float],
+    errors: Sequence[float],
+    num_draws_of_errors: int,
+    data: Mapping[str, Any],
+    kernel: Mapping[str, Any],
+    num_rounds: int,
+    num_chains: int,
+    seed: int,
+) -> list[Row]:
+    """Return exact variances over the posterior's, and measured ones at the largest error.
+
+    `alphas` are multiples of the conducive gradient; zero is DSGLD. `errors` are errors of the
+    surrogates' means, over the standard deviation of the shards' means; exact variances are
+    averages over `num_draws_of_errors` draws of these. The first tenth of a run is burn-in.
+    """
+    shards = makers.gaussian(**data)
+    num_clients, num_rows, dim = shards.shape
+    precision, means = 1 + num_clients * num_rows, shards.mean(axis=1)
+    noise = np.random.default_rng(seed + 1).standard_normal((num_draws_of_errors, *means.shape))
+    # With ``n - 1``, because a visit does not see the mean of the errors.
+    offsets = noise * means.std(axis=0, ddof=1)
+
+    def variances(alpha: float, error: float) -> np.ndarray:
+        laws = [
+            relay_law(shards, alpha=alpha, surrogate_means=means + error * offset, **kernel)
+            for offset in offsets
+        ]
+        return np.array([precision * law.variance([law.num_local_steps]) for law in laws])
 
     result: list[Row] = []
-    deviations = {}
-    for method, share in (("DSGLD", shares), ("SGLD", shares[1:2])):
-        means, variances = moments(share)
-        deviations[method] = np.sqrt(variances.mean(1) + means.var(1))
-        for x, mean, deviation in zip(theta, means.mean(1), deviations[method], strict=True):
-            numbers = {"coin_gradient_mean": mean, "coin_gradient_sd": deviation}
-            result += numbers_of(method, {}, numbers, x=float(x))
-    ratios = deviations["DSGLD"] / deviations["SGLD"]
-    for x, ratio in zip(theta, ratios, strict=True):
-        result += numbers_of("DSGLD / SGLD", {}, {"coin_gradient_sd_ratio": ratio}, x=float(x))
+    for error in errors:
+        for alpha in alphas:
+            each = variances(alpha, error)
+            numbers = {
+                "variance_ratio": claims.mean(list(each)) if error else each[0],
+                "variance_ratio_of_first_draw": each[0],
+            }
+            result += from_numbers("FSGLD", {"surrogate_error": error, "alpha": alpha}, numbers)
+        # For every draw of errors the variance is a parabola in alpha.
+        points = [0.0, 0.5, 1.0]
+        curvature, slope, _ = np.polyfit(points, [variances(x, error) for x in points], 2)
+        best = -slope.mean() / (2 * curvature.mean())
+        remaining = claims.mean(list(slope + 2 * best * curvature)) / (2 * curvature.mean())
+        optimum = {
+            "best_alpha": claims.Number(best, remaining.error if error else 0.0),
+            "best_alpha_in_theory": 1 / (1 + error**2),
+        }
+        result += from_numbers("FSGLD", {"surrogate_error": error}, optimum)
+    federated, _ = loaders.gaussian_shards(**data)
+    posterior = models.gaussian(federated)
+    surrogates = fedmcmc.Gaussian.from_moments(
+        jnp.asarray(means + max(errors) * offsets[0], jnp.float32),
+        variance=jnp.full(num_clients, 1 / num_rows),
+    )
+    sizes = dict(num_rounds=num_rounds, num_burnin=num_rounds // 10, num_chains=num_chains)
+    for alpha in alphas:
+        # A visit ends this share of the way from the mean of all shards to the visited shard's.
+        law = relay_law(shards, alpha=alpha, **kernel)
+        way = means - law.mean
+        moved = law.pull(law.num_local_steps) * (law.shift - law.shift.mean(axis=0))
+        end = {"visit_end": (way * moved).sum() / (way**2).sum()}
+        result += from_numbers("FSGLD", {"alpha": alpha}, end)
+        chain = fedmcmc.fsgld(posterior, surrogates, alpha=alpha, **kernel)
+        start, rng_key = jnp.zeros(dim), jax.random.key(seed)
+        samples = fedmcmc.sample(rng_key, chain, federated, start, progress=False, **sizes)
+        away = np.asarray(samples.draws, np.float64) - shards.sum(axis=(0, 1)) / precision
+        measured = claims.mean(list(precision * (away**2).mean(axis=(1, 2))))
+        place = {"surrogate_error": max(errors), "alpha": alpha}
+        result += from_numbers("FSGLD", place, {"variance_ratio_measured": measured})
     return result

@@ -12,8 +12,8 @@ from jax import Array
 from numpyro import distributions as dist
 
 import fedmcmc
+from experiments import claims, models, shards
 from experiments import data as tables
-from experiments import models, shards
 from experiments.special import fsgld_repetitions as repetitions
 from experiments.special.fsgld_repetitions import GAIN
 from experiments.tidy import Row, from_numbers
@@ -21,8 +21,7 @@ from experiments.tidy import Row, from_numbers
 __all__ = ["rows", "taylor_at_mode"]
 
 PAIRS = ("learning", "held_out")
-SINGLE = [f"{pairs}_log_likelihood" for pairs in PAIRS]
-"""Metrics of single draws; the others are of averages over draws since the end of burn-in."""
+METHODS = ("DSGLD", "FSGLD")
 
 
 def rows(
@@ -45,32 +44,27 @@ def rows(
     pair_key, fit_key, run_key, reference_key = jax.random.split(jax.random.key(seed), 4)
     table, sizes = tables.isolet(), dict(data)
     projected = shards.project(table.features, sizes.pop("num_components"))
-    drawn = [
-        shards.letter_pairs(key, projected, table.labels, **sizes)
-        for key in jax.random.split(pair_key, num_repetitions)
-    ]
-    clients = [learning for learning, _ in drawn]
+    keys = jax.random.split(pair_key, num_repetitions)
+    drawn = [shards.letter_pairs(key, projected, table.labels, **sizes) for key in keys]
+    clients, tests = zip(*drawn, strict=True)
     posterior = models.pair_metric(clients[0], prior_scale)
     starts = [jax.tree.map(jnp.zeros_like, posterior.init_fn(fit_key))] * num_repetitions
     settings = dict(kernel, num_rounds=num_rounds, thinning=thinning)
     runs = repetitions.run(posterior, surrogates, clients, starts, fit_key, run_key, **settings)
     draws = {method: chains for method, (chains, _) in runs.items()}
-    pairs = {
-        "learning": repetitions.stack([client.rows for client in clients]),
-        "held_out": repetitions.stack([test for _, test in drawn]),
-    }
+    learning = repetitions.stack([client.rows for client in clients])
+    pairs = dict(zip(PAIRS, (learning, repetitions.stack(tests)), strict=True))
     if num_reference_draws:
-        draws["NUTS"] = _nuts(
-            reference_key, posterior, prior_scale, pairs["learning"], num_reference_draws
-        )
+        sizes = dict(num_warmup=num_reference_draws, num_samples=num_reference_draws)
+        draws["NUTS"] = _nuts(reference_key, posterior, prior_scale, learning, sizes)
     burnin = num_burnin // thinning
     curves = {m: _curves(posterior, d, pairs, burnin * (m != "NUTS")) for m, d in draws.items()}
     samples = thinning * kernel["num_local_steps"] * (1 + np.arange(num_rounds // thinning))
     result = _finals(draws, curves, burnin)
+    curves[GAIN] = {m: curve - curves["DSGLD"][m] for m, curve in curves["FSGLD"].items()}
+    result += _by_sample(curves, samples)
     for name in PAIRS:
-        result += _by_sample(f"{name}_log_likelihood", curves, samples)
-        result += _by_sample(f"{name}_predictive_log_likelihood", curves, samples)
-        result += _spreads(name, curves, burnin)
+        result += _smaller_bars(name, curves, burnin)
         if thinning == 1 and not num_burnin:
             result += _climbing(name, curves, samples)
     return result
@@ -82,7 +76,7 @@ def taylor_at_mode(posterior: Any, data: Any, position: Any, **_: Any) -> fedmcm
     return fedmcmc.surrogates.taylor(posterior, data, mode)
 
 
-def _nuts(rng_key: Array, posterior: Any, prior_scale: float, pairs: Any, num_draws: int) -> Any:
+def _nuts(rng_key: Array, posterior: Any, prior_scale: float, pairs: Any, sizes: Any) -> Any:
     """Draw from the posterior of all pairs by NUTS, a repetition at a time."""
     normal = dist.Normal(0.0, prior_scale)
     weights = normal.expand(pairs["features"].shape[-1:]).to_event(1)
@@ -91,7 +85,7 @@ def _nuts(rng_key: Array, posterior: Any, prior_scale: float, pairs: Any, num_dr
         position = {"gamma": numpyro.sample("gamma", weights), "mu": numpyro.sample("mu", normal)}
         numpyro.factor("pairs", posterior.loglikelihood_fn(position, pairs).sum())
 
-    kernel, sizes = numpyro.infer.NUTS(model), dict(num_warmup=num_draws, num_samples=num_draws)
+    kernel = numpyro.infer.NUTS(model)
     mcmc = numpyro.infer.MCMC(kernel, **sizes, progress_bar=False, jit_model_args=True)
     draws = []
     for i, key in enumerate(jax.random.split(rng_key, len(pairs["sign"]))):
@@ -101,100 +95,94 @@ def _nuts(rng_key: Array, posterior: Any, prior_scale: float, pairs: Any, num_dr
 
 
 def _curves(posterior: Any, draws: Any, pairs: Any, burnin: int) -> dict[str, np.ndarray]:
-    """Return scores ``[num_repetitions, num_draws]``; averages begin with the draw `burnin`."""
+    """Return scores ``[num_repetitions, num_draws]`` of draws, and of averages over draws.
+
+    Averages, called predictive, begin with the draw `burnin`.
+    """
 
     def of_repetition(both: Any) -> dict[str, Array]:
         scores = {}
         for name, rows_ in both[1].items():
             terms = jax.vmap(posterior.loglikelihood_fn, (0, None))(both[0], rows_)
-            sums = jax.lax.cumlogsumexp(terms[burnin:], axis=0)
-            running = sums - jnp.log(jnp.arange(1, len(sums) + 1))[:, None]
+            sums = jax.lax.cumlogsumexp(terms[burnin:], axis=0).mean(axis=1)
             scores[f"{name}_log_likelihood"] = terms.mean(axis=1)
-            scores[f"{name}_predictive_log_likelihood"] = running.mean(axis=1)
-            scores[f"{name}_accuracy"] = (running > jnp.log(0.5)).mean(axis=1)
+            number = jnp.arange(1, len(sums) + 1)
+            scores[f"{name}_predictive_log_likelihood"] = sums - jnp.log(number)
         return scores
 
-    return jax.tree.map(np.asarray, jax.lax.map(of_repetition, (draws, pairs)))
+    curves = jax.lax.map(of_repetition, (draws, pairs))
+    return {metric: np.asarray(curve, float) for metric, curve in curves.items()}
 
 
 def _finals(draws: Mapping[str, Any], curves: Mapping[str, Any], burnin: int) -> list[Row]:
-    """Return a number per repetition and metric, NaN for lost chains, and what they differ by."""
-    result: list[Row] = []
-    values: dict[str, dict[str, np.ndarray]] = {}
+    """Return a number per repetition and metric, and how the methods differ."""
+    numbers: dict[str, dict[str, np.ndarray]] = {}
     for method, scores in curves.items():
         start = burnin * (method != "NUTS")
-        ends = {m: c[:, start:].mean(1) if m in SINGLE else c[:, -1] for m, c in scores.items()}
-        if "NUTS" in draws and method != "NUTS":
-            exact, chain = _flat(draws["NUTS"]), _flat(draws[method])[:, burnin:]
-            error = np.abs(chain.mean(axis=1) - exact.mean(axis=1)) / exact.std(axis=1)
-            ends["worst_error_of_mean"] = error.max(axis=1)
-        lost = ~np.isfinite([ends[metric] for metric in SINGLE]).all(axis=0)
-        values[method] = {m: np.where(lost, np.nan, each) for m, each in ends.items()}
-        result += repetitions.summaries(method, {}, values[method])
-        result += from_numbers(method, {}, {"diverged": lost.sum()})
-    fsgld, dsgld = values["FSGLD"], values["DSGLD"]
-    gains = {metric: fsgld[metric] - dsgld[metric] for metric in fsgld}
-    result += repetitions.summaries(GAIN, {}, gains, by_seed=False)
-    for pairs, metric in zip(PAIRS, SINGLE, strict=True):
-        if "NUTS" in values:
-            reference = values["NUTS"][metric] + 0 * gains[metric]  # where neither chain was lost
-            gaps = {m: values[m][metric] - reference for m in ("FSGLD", "DSGLD")}
-            for method, gap in gaps.items():
-                gap_rows = {f"{pairs}_gap_to_nuts": gap}
-                result += repetitions.summaries(method, {}, gap_rows, by_seed=False)
-            result += repetitions.sd_ratio(f"{pairs}_gap_sd_ratio", {}, *gaps.values())
+        numbers[method] = {
+            metric: curve[:, -1] if "predictive" in metric else curve[:, start:].mean(axis=1)
+            for metric, curve in scores.items()
+        }
+    if "NUTS" in draws:
+        flat = {method: np.dstack([each["gamma"], each["mu"]]) for method, each in draws.items()}
+        exact, sd = flat["NUTS"].mean(axis=1), flat["NUTS"].std(axis=1)
+        for method in METHODS:
+            error = np.abs(flat[method][:, burnin:].mean(axis=1) - exact) / sd
+            numbers[method]["worst_error_of_mean"] = error.max(axis=1)
+    result, values = repetitions.finals({}, numbers)
+    for pairs in PAIRS if "NUTS" in draws else ():
+        metric = f"{pairs}_log_likelihood"
+        reference = values["NUTS"][metric] + 0 * values[GAIN][metric]  # where no chain was lost
+        gaps = {method: values[method][metric] - reference for method in METHODS}
+        for method, gap in gaps.items():
+            gap_to_nuts = {f"mean_{pairs}_gap_to_nuts": claims.mean(list(gap))}
+            result += from_numbers(method, {}, gap_to_nuts)
+        ratio = f"{pairs}_gap_sd_ratio"
+        result += repetitions.sd_ratio(ratio, {}, gaps["FSGLD"], gaps["DSGLD"])
     return result
 
 
-def _flat(draws: Mapping[str, Any]) -> np.ndarray:
-    return np.concatenate([draws["gamma"], np.asarray(draws["mu"])[..., None]], axis=-1)
+def _finite(curve: np.ndarray) -> np.ndarray:
+    """Return the curves of chains that were not lost."""
+    return curve[np.isfinite(curve).all(axis=1)]
 
 
-def _finite(metric: str, curves: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return the curves of both methods and of their difference, where chains were not lost."""
-    both = {method: curves[method][metric] for method in ("DSGLD", "FSGLD")}
-    both[GAIN] = both["FSGLD"] - both["DSGLD"]
-    return {method: curve[np.isfinite(curve).all(axis=1)] for method, curve in both.items()}
-
-
-def _by_sample(metric: str, curves: Mapping[str, Any], samples: np.ndarray) -> list[Row]:
+def _by_sample(curves: Mapping[str, Any], samples: np.ndarray) -> list[Row]:
     """Return means and deviations of curves over repetitions, by number of samples."""
-    name, result = f"{metric}_by_sample", []
-    for method, curve in _finite(metric, curves).items():
-        if len(curve):
-            chosen = repetitions.points(curve.shape[1])
-            mean, sd = curve.mean(axis=0), curve.std(axis=0, ddof=min(1, len(curve) - 1))
-            spread = {f"{name}_sd": sd}
-            if method == GAIN:
-                spread = {f"{name} s.e.": sd / math.sqrt(len(curve))}
-            each = {key: values[chosen] for key, values in {name: mean, **spread}.items()}
-            # Averages have no points before the end of burn-in.
-            result += repetitions.by_x(method, {}, samples[chosen - curve.shape[1]], each)
-    if "NUTS" in curves:
-        curve = curves["NUTS"][metric]
-        level = (curve if metric in SINGLE else curve[:, -1]).mean()
-        result += from_numbers("NUTS", {}, {f"{name}_level": level})
+    result: list[Row] = []
+    for method, scores in curves.items():
+        for metric, curve in scores.items():
+            name, left = f"{metric}_by_sample", _finite(curve)
+            if method == "NUTS":
+                level = curve[:, -1] if "predictive" in metric else curve
+                result += from_numbers(method, {}, {f"{name}_level": level.mean()})
+            elif len(left):
+                sd = left.std(axis=0, ddof=min(1, len(left) - 1))
+                spread = {f"{name}_sd": sd}
+                if method == GAIN:
+                    spread = {f"{name} s.e.": sd / math.sqrt(len(left))}
+                # Averages have no points before the end of burn-in.
+                x = samples[-left.shape[1] :]
+                result += repetitions.by_x(method, {}, x, {name: left.mean(axis=0), **spread})
     return result
 
 
-def _spreads(pairs: str, curves: Mapping[str, Any], burnin: int) -> list[Row]:
-    """Return at which share of points after burn-in FSGLD has the smaller deviation."""
-    left = _finite(f"{pairs}_log_likelihood", curves)
-    if len(left[GAIN]) < len(curves["DSGLD"][f"{pairs}_log_likelihood"]):
+def _smaller_bars(pairs: str, curves: Mapping[str, Any], burnin: int) -> list[Row]:
+    """Return the share of points after burn-in at which FSGLD has the smaller deviation."""
+    dsgld, fsgld = (curves[method][f"{pairs}_log_likelihood"] for method in METHODS)
+    if not np.isfinite(dsgld + fsgld).all():
         return []
-    chosen = repetitions.points(left[GAIN].shape[1])
-    smaller = left["FSGLD"].std(axis=0) < left["DSGLD"].std(axis=0)
-    share = {f"{pairs}_smaller_bars_share": smaller[chosen[chosen >= burnin]].mean()}
-    return from_numbers("FSGLD / DSGLD", {}, share)
+    chosen = repetitions.points(dsgld.shape[1])
+    smaller = (fsgld.std(axis=0) < dsgld.std(axis=0))[chosen[chosen >= burnin]]
+    return from_numbers("FSGLD / DSGLD", {}, {f"{pairs}_smaller_bars_share": smaller.mean()})
 
 
 def _climbing(pairs: str, curves: Mapping[str, Any], samples: np.ndarray) -> list[Row]:
     """Return when mean curves reach DSGLD's mean of its second half, and the lead until then."""
-    left = _finite(f"{pairs}_log_likelihood", curves)
-    means = {method: curve.mean(axis=0) for method, curve in left.items()}
+    metric = f"{pairs}_log_likelihood"
+    means = {m: _finite(curves[m][metric]).mean(axis=0) for m in (*METHODS, GAIN)}
     level = means["DSGLD"][len(samples) // 2 :].mean()
-    above = {method: samples[means[method] > level] for method in ("DSGLD", "FSGLD")}
-    reached = {method: np.append(x, math.inf)[0] for method, x in above.items()}
+    reached = {m: min(samples[means[m] > level], default=math.inf) for m in METHODS}
     lead = means[GAIN][samples <= max(reached.values())].mean()
     result = from_numbers(GAIN, {}, {f"{pairs}_mean_lead_while_climbing": lead})
     for method, place in reached.items():

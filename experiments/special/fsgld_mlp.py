@@ -19,8 +19,6 @@ from experiments.tidy import Row, from_numbers
 
 __all__ = ["fisher", "rows"]
 
-CONSTANT = 1e-3
-"""Standard deviation of predictions below which a network ignores its input."""
 TEST, VISITED = "test_log_likelihood", "visited_log_likelihood"
 
 
@@ -57,19 +55,14 @@ def rows(
     steps = thinning * kernel["num_local_steps"] * (1 + np.arange(num_rounds // thinning))
     settings = dict(kernel, num_rounds=num_rounds, thinning=thinning, pooled=pooled)
     settings["collect"] = setup.local_states(kernel["num_local_steps"] // 4)
-    num_rows = data["num_clients"] * data["rows_per_client"]
-    scaled = {"num_rows": num_rows, "step_size_times_rows": kernel["step_size"] * num_rows}
-    result = from_numbers("data", {}, scaled)
+    scaled = kernel["step_size"] * data["num_clients"] * data["rows_per_client"]
+    result = from_numbers("data", {}, {"step_size_times_rows": scaled})
     for index, (split, concentration) in enumerate(concentrations.items()):
         key = jax.random.fold_in(jax.random.key(seed), index)
         shard_key, start_key, fit_key, run_key = jax.random.split(key, 4)
-        clients, tests = zip(
-            *(
-                shards.skewed_labels(k, labels, concentration=concentration, **data)
-                for k in jax.random.split(shard_key, num_repetitions)
-            ),
-            strict=True,
-        )
+        draw = partial(shards.skewed_labels, labels=labels, concentration=concentration, **data)
+        drawn = map(draw, jax.random.split(shard_key, num_repetitions))
+        clients, tests = zip(*drawn, strict=True)
         starts = [start(k) for k in jax.random.split(start_key, num_repetitions)]
         by_client = jnp.stack([client.rows.reshape(data["num_clients"], -1) for client in clients])
         if num_warm_steps:
@@ -81,7 +74,10 @@ def rows(
             starts = [jax.tree.map(lambda x, i=i: x[i], warm) for i in range(num_repetitions)]
         runs = repetitions.run(posterior, surrogates, clients, starts, fit_key, run_key, **settings)
         scored = (by_client[..., :num_evaluated], jnp.stack(tests))
-        curves = {method: _curves(posterior, *scored, *both) for method, both in runs.items()}
+        curves = {
+            method: {m: np.asarray(c, float) for m, c in _curves(posterior, *scored, *both).items()}
+            for method, both in runs.items()
+        }
         curves.get("pooled SGLD", {}).pop(VISITED, None)
         result += _rows_of(curves, {"split": split}, steps, num_burnin // thinning)
     return result
@@ -94,25 +90,22 @@ def _network(
     example = {"features": columns["features"][:2], "label": np.arange(2, dtype=np.int32)}
     network = models.mlp(fedmcmc.FederatedData.from_clients([example]), tuple(widths), prior_scale)
     terms = Partial(_of_rows, network.loglikelihood_fn, jax.tree.map(jnp.asarray, dict(columns)))
-    like = jax.eval_shape(network.init_fn, jax.random.key(0))
+    layers = jax.eval_shape(network.init_fn, jax.random.key(0))
+    draw = jax.nn.initializers.variance_scaling(2.0, "fan_in", "normal")
 
     def start(rng_key: Array) -> Any:
-        layers = zip(like.items(), jax.random.split(rng_key, len(like)), strict=True)
-        return {
-            name: {
-                "bias": jnp.zeros(layer["bias"].shape),
-                "kernel": jax.random.normal(key, layer["kernel"].shape)
-                * np.sqrt(2 / layer["kernel"].shape[0]).astype(np.float32),
-            }
-            for (name, layer), key in layers
-        }
+        position = {}
+        keys = jax.random.split(rng_key, len(layers))
+        for (name, layer), key in zip(layers.items(), keys, strict=True):
+            bias = jnp.zeros(layer["bias"].shape)
+            position[name] = {"bias": bias, "kernel": draw(key, layer["kernel"].shape)}
+        return position
 
     return fedmcmc.Posterior(network.logprior_fn, terms), start
 
 
-def _of_rows(terms: Any, columns: Mapping[str, Array], position: Any, rows_: Array) -> Array:
-    result: Array = terms(position, {name: column[rows_] for name, column in columns.items()})
-    return result
+def _of_rows(terms: Any, columns: Mapping[str, Array], position: Any, rows_: Array) -> Any:
+    return terms(position, {name: column[rows_] for name, column in columns.items()})
 
 
 @partial(jax.jit, static_argnames="structure")
@@ -151,16 +144,13 @@ def _curves(posterior: Any, evaluated: Array, test: Array, draws: Any, visited: 
     labels = posterior.loglikelihood_fn.args[1]["label"]
 
     def of_draw(position: Any, client: Array, evaluated: Array, test: Array) -> dict[str, Array]:
-        by_client = posterior.loglikelihood_fn(position, evaluated.ravel())
-        by_client = by_client.reshape(evaluated.shape).mean(axis=1)
         terms = posterior.loglikelihood_fn(position, test)
         of_one = jnp.where(labels[test] == 1, jnp.exp(terms), 1 - jnp.exp(terms))
         return {
-            "train_log_likelihood": by_client.mean(),
             TEST: terms.mean(),
-            VISITED: by_client[client],
+            VISITED: posterior.loglikelihood_fn(position, evaluated[client]).mean(),
             "accuracy": (terms > jnp.log(0.5)).mean(),
-            "share_ignoring_input": of_one.std() < CONSTANT,
+            "share_ignoring_input": of_one.std() < 1e-3,
         }
 
     def of_repetition(each: Any) -> dict[str, Array]:
@@ -176,31 +166,27 @@ def _rows_of(
     curves: Mapping[str, Any], settings: Mapping[str, str], steps: np.ndarray, burnin: int
 ) -> list[Row]:
     """Return the rows of one kind of shards; chains that were lost are counted and left out."""
-    result: list[Row] = []
-    tests = {}
+    numbers = {
+        method: {metric: curve[:, burnin:].mean(axis=1) for metric, curve in scores.items()}
+        for method, scores in curves.items()
+    }
+    for each in numbers.values():
+        if VISITED in each:
+            each["visited_minus_test_log_likelihood"] = each[VISITED] - each[TEST]
+    result, values = repetitions.finals(settings, numbers)
+    chosen = repetitions.points(len(steps))
+    quarter = len(chosen) // 4
     for method, scores in curves.items():
-        values = {metric: np.asarray(curve)[:, burnin:].mean(1) for metric, curve in scores.items()}
-        lost = ~np.isfinite(values[TEST])
-        values = {metric: np.where(lost, np.nan, each) for metric, each in values.items()}
-        tests[method] = values[TEST]
-        if VISITED in scores:
-            values["visited_minus_test_log_likelihood"] = values[VISITED] - values[TEST]
-        result += repetitions.summaries(method, settings, values)
-        result += from_numbers(method, settings, {"diverged": lost.sum()})
-        for metric in [m for m in (TEST, VISITED) if m in scores and not lost.all()]:
-            chosen = repetitions.points(len(steps))
-            levels = np.quantile(
-                np.asarray(scores[metric])[~lost][:, chosen], [0.1, 0.5, 0.9], axis=0
-            )
+        left = np.isfinite(values[method][TEST])
+        for metric in [m for m in (TEST, VISITED) if m in scores and left.any()]:
+            levels = np.quantile(scores[metric][left], [0.1, 0.5, 0.9], axis=0)
             names = [f"{metric}_q{level}_by_step" for level in (10, 50, 90)]
             bands = dict(zip(names, levels, strict=True))
-            result += repetitions.by_x(method, settings, steps[chosen], bands)
-            numbers = {f"median_{metric}": np.nanmedian(values[metric])}
-            quarter = len(chosen) // 4
+            result += repetitions.by_x(method, settings, steps, bands)
+            medians = {f"median_{metric}": np.median(values[method][metric][left])}
             if metric == TEST and quarter:
-                before, after = np.split(levels[1][-2 * quarter :], 2)
-                numbers["rise_of_median_in_last_quarter"] = after.mean() - before.mean()
-            result += from_numbers(method, settings, numbers)
-    gains = {TEST: tests["FSGLD"] - tests["DSGLD"]}
-    result += repetitions.summaries(repetitions.GAIN, settings, gains, by_seed=False)
-    return result + repetitions.sd_ratio("test_sd_ratio", settings, tests["FSGLD"], tests["DSGLD"])
+                before, after = np.split(levels[1][chosen[-2 * quarter :]], 2)
+                medians["rise_of_median_in_last_quarter"] = after.mean() - before.mean()
+            result += from_numbers(method, settings, medians)
+    ratio = values["FSGLD"][TEST], values["DSGLD"][TEST]
+    return result + repetitions.sd_ratio("test_sd_ratio", settings, *ratio)

@@ -13,7 +13,7 @@ __all__ = ["rows"]
 
 def rows(data: Mapping[str, Any]) -> list[Row]:
     """Return labels of the clients of `experiments.loaders.image_classes` with arguments `data`."""
-    federation, _ = loaders.image_classes(**data)
+    federation, *_ = loaders.image_classes(**data)
     table: list[Row] = []
     for i in range(federation.num_clients):
         counts = np.bincount(federation.client_rows(i)["label"], minlength=10)

@@ -1,29 +1,115 @@
-"""Vono et al. (2022), Figures 1, S1 and S2: a Gaussian mean, errors against bits.
+"""Vono et al. (2022), Figures 1, S1, S2, Table 2 and section S4: means of Gaussian clients.
 
-The draws of a run are too many to keep: each algorithm leaves errors of its running averages.
+With a flat prior the potentials of `experiments.loaders.gaussian` are isotropic, so that the
+stationary distributions of QLSD, QLSD* and QLSD++ have the posterior's mean, and their variances
+solve linear equations. Two means are simulated: of the quantizer's variance, over directions
+of messages that are taken as independent of their length, and over minibatches.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import fedmcmc
-from experiments import loaders, models
-from experiments.claims import Number
-from experiments.claims import mean as mean_with_error
-from experiments.special.qlsd_bias import Law, centered_variance, stationary_variance
+from experiments import claims, loaders, models
+from experiments.special.fsgld_repetitions import by_x
 from experiments.tidy import Row, from_numbers
 from fedmcmc.compression import bound_bits
 
-__all__ = ["average_error", "rows"]
+__all__ = ["Law", "average_error", "memory_variance", "rows", "vary_settings"]
 
 RELEASED_STEP = 0.01
 """Step size of the released notebook, in units of ours; its minibatches are single rows."""
-PILOT_ROUNDS = 100
-"""Rounds over which the bits of a message are counted."""
+NUM_DIRECTIONS = 4000
+
+
+class Law(NamedTuple):
+    """Settings of an algorithm; clients take part with the probability `participation`."""
+
+    step_size: float
+    num_levels: int
+    participation: float = 1.0
+    seed: int = 0  # of the simulated means
+
+
+def stationary_variance(data: fedmcmc.FederatedData, batch_size: int, law: Law) -> float:
+    """Return the stationary variance of QLSD, averaged over coordinates.
+
+    With ``g`` the step size, ``L`` the number of rows, ``x`` the distance from the mean and ``H_i``
+    client i's message,
+    ``E |x'|^2 = (1 - g L)^2 E |x|^2 + 2 g d + g^2 sum_i (E |H_i - E H_i|^2 + E q(H_i))``.
+    Messages are ``N_i (mean of the minibatch - theta)``, which depend on ``x`` so little that the
+    quantizer's variance ``q`` is taken at ``x = 0``. Partial participation multiplies a message's
+    second moment by one over its probability. Minibatches have `batch_size` rows, drawn with
+    replacement.
+    """
+    rng, share, dim = np.random.default_rng(law.seed), law.participation, data.rows["y"].shape[1]
+    mean = np.asarray(data.rows["y"]).mean(axis=0, dtype=np.float64)
+    noise, growth = 0.0, (1 - law.step_size * data.num_rows) ** 2
+    for i in range(data.num_clients):
+        y = np.asarray(data.client_rows(i)["y"], np.float64)
+        size, num = len(y), min(batch_size, len(y))
+        distance = size**2 * float(((y.mean(axis=0) - mean) ** 2).sum())
+        noise += (1 / share - 1) * distance + size**2 / num * y.var(axis=0).sum() / share
+        growth += law.step_size**2 * (1 / share - 1) * size**2
+        index = rng.integers(0, size, (NUM_DIRECTIONS // 10, num))
+        messages = size * (y[index].mean(axis=1) - mean)
+        noise += quantizer_variance(messages, law.num_levels).mean() / share
+    return float((2 * law.step_size + law.step_size**2 * noise / dim) / (1 - growth))
+
+
+def centered_variance(sizes: Any, dim: int, law: Law) -> float:
+    """Return the stationary variance of QLSD* for clients with `sizes` rows.
+
+    Messages are ``N_i x``, without noise of minibatches, since all rows have the same Hessian.
+    """
+    sizes = np.asarray(sizes, float)
+    growth = (1 - law.step_size * sizes.sum()) ** 2
+    growth += law.step_size**2 * _message_noise(dim, law) * (sizes**2).sum()
+    return float(2 * law.step_size / (1 - growth))
+
+
+def memory_variance(sizes: Any, dim: int, law: Law) -> float:
+    """Return the stationary variance of QLSD++ for clients with `sizes` rows.
+
+    Client i's message is ``N_i x`` plus a constant. With ``e_i`` the message less its memory,
+    ``v_i`` what compression and absence add to it, ``a`` the memory's rate and ``p`` the
+    participation, ``x' = (1 - g L) x - g sum_i v_i + noise`` and
+    ``e_i' = (1 - a p) e_i - a p v_i + N_i (x' - x)``: the constant is gone, and with it the
+    differences between clients. The variance of ``v_i`` is proportional to ``|e_i|^2``, so that
+    second moments solve one linear equation.
+    """
+    sizes, levels = np.asarray(sizes, float), law.num_levels
+    num, eye, pull = 1 + len(sizes), np.eye(len(sizes)), -law.step_size * sizes
+    rate = law.participation / (1 + min(dim / levels**2, dim**0.5 / levels))
+    of_x = np.append(1 + pull.sum(), pull.sum() * sizes)[:, None]
+    moved = np.hstack([of_x, np.vstack([0 * sizes, (1 - rate) * eye])])
+    from_v = np.vstack([np.full(len(sizes), -law.step_size), pull[:, None] - rate * eye])
+    noise = (2 * law.step_size) ** 0.5 * np.append(1.0, sizes)
+    step, ratio = np.kron(moved, moved), _message_noise(dim, law)
+    for i, column in enumerate(from_v.T, start=1):
+        step[:, i * num + i] += ratio * np.outer(column, column).ravel()
+    moments = np.linalg.solve(np.eye(num**2) - step, np.outer(noise, noise).ravel())
+    return float(moments[0])
+
+
+def _message_noise(dim: int, law: Law) -> float:
+    """Return the variance that compression and absence add to a message, over its square."""
+    direction = np.random.default_rng(law.seed).standard_normal((NUM_DIRECTIONS, dim))
+    direction /= np.linalg.norm(direction, axis=1, keepdims=True)
+    ratio = quantizer_variance(direction, law.num_levels).mean()
+    return float((1 + ratio) / law.participation - 1)
+
+
+def quantizer_variance(vectors: np.ndarray, num_levels: int) -> np.ndarray:
+    """Return ``E |C(v) - v|^2`` of each vector ``[num, d]``, exactly."""
+    norm = np.linalg.norm(vectors, axis=1)
+    fraction = num_levels * np.abs(vectors) / norm[:, None] % 1
+    return (norm / num_levels) ** 2 * (fraction * (1 - fraction)).sum(axis=1)
 
 
 def rows(
@@ -43,43 +129,33 @@ def rows(
 ) -> list[Row]:
     """Return errors of QLSD (with the fewest and most bits), QLSD* and LSD*, and of a budget.
 
-    Parameters
-    ----------
-    num_clients, dim
-        Clients of `experiments.loaders.gaussian`.
-    step_size_factor, budget_factors
-        Step sizes in units of one over the number of rows; below 2 the chains are stable.
-    batch_fraction, num_rounds, num_burnin, thinning, num_chains, seed
-        As in kernels and `fedmcmc.sample`.
-    bits
-        Numbers ``p``: compressors have ``2**p`` levels.
-    budget, budget_levels
-        Bits that a client sends in Figure S2, and how many numbers of levels from 1 to 10,000.
+    The draws of a run are too many to keep: each algorithm leaves errors of its running averages.
+    Clients come from `experiments.loaders.gaussian`. Step sizes are in units of one over the
+    number of rows, below 2 for stable chains; compressors have ``2**p`` levels for `p` in `bits`.
+    In Figure S2 a client sends `budget` bits, with `budget_levels` numbers of levels from 1 to
+    10,000 and step sizes from the largest to the smallest.
     """
     data, _ = loaders.gaussian(num_clients, dim)
     posterior = models.gaussian(data, 0.0)
-    client_rows = [data.client_rows(i)["y"] for i in range(num_clients)]
     mean = np.asarray(data.rows["y"]).mean(axis=0, dtype=np.float64)
     center, unit = jnp.asarray(mean, jnp.float32), 1 / data.num_rows
+    kernels: dict[str, Any] = {
+        "QLSD": partial(fedmcmc.qlsd, posterior),
+        "QLSD*": partial(fedmcmc.qlsd_star, posterior, center),
+        "LSD*": partial(fedmcmc.lsd_star, posterior, center),
+    }
 
-    def kernel(method: str, factor: float, levels: int | None) -> fedmcmc.FederatedKernel:
-        settings: dict[str, Any] = dict(step_size=factor * unit, batch_size=batch_fraction)
-        if levels is None:
-            return fedmcmc.lsd_star(posterior, center, **settings)
-        settings["compressor"] = fedmcmc.quantize(levels)
-        if method == "QLSD":
-            return fedmcmc.qlsd(posterior, **settings)
-        return fedmcmc.qlsd_star(posterior, center, **settings)
-
-    def run(key: Any, *settings: Any, start: Any = center, **counts: int) -> tuple[Any, float]:
+    def run(key: Any, method: str, factor: float, levels: int, start: Any, **lengths: int) -> Any:
         """Return distances of draws from the mean, and the bits of a message."""
-        samples = fedmcmc.sample(
-            key, kernel(*settings), data, start, num_chains=num_chains, progress=False, **counts
-        )
+        compressor = {"compressor": fedmcmc.quantize(levels)} if levels else {}
+        kernel = kernels[method](step_size=factor * unit, batch_size=batch_fraction, **compressor)
+        lengths |= dict(num_chains=num_chains)
+        samples = fedmcmc.sample(key, kernel, data, start, progress=False, **lengths)
         counted = np.asarray(samples.info["bits_up"], np.float64).mean() / num_clients
         return np.asarray(samples.draws, np.float64) - mean, float(counted)
 
     # Figure S1
+    client_rows = [data.client_rows(i)["y"] for i in range(num_clients)]
     spread = np.std([x.mean(axis=0) for x in client_rows], axis=0, ddof=1).mean()
     within = np.sqrt(np.mean([x.var(axis=0, ddof=1) for x in client_rows]))
     table = from_numbers("data", {}, {"spread_of_means_over_spread_of_rows": spread / within})
@@ -91,107 +167,155 @@ def rows(
     # Figure 1
     algorithms = [("QLSD", p) for p in dict.fromkeys((bits[0], bits[-1]))]
     algorithms += [("QLSD*", p) for p in bits]
-    curves: dict[str, list[tuple[np.ndarray, list[Number]]]] = {}
+    curves: dict[str, list[Any]] = {"QLSD": [], "QLSD*": [], "LSD*": []}
+    lengths = dict(num_rounds=num_rounds, num_burnin=num_burnin, thinning=thinning)
     for number, (method, p) in enumerate([*algorithms, ("LSD*", 0)]):
-        levels, place = (2**p, {"bits": p}) if p else (None, {})
+        levels, place = (2**p, {"bits": p}) if p else (0, {})
         key = jax.random.fold_in(jax.random.key(seed), number)
-        counts = dict(num_rounds=num_rounds, num_burnin=num_burnin, thinning=thinning)
-        away, counted = run(key, method, step_size_factor, levels, **counts)
-        law = Law(step_size_factor * unit, levels, seed=seed)
-        variance = centered_variance(data.sizes, dim, law)
-        numbers: dict[str, Any] = {}
-        if method == "QLSD":
-            variance = stationary_variance(data, batch_fraction, law)
-            released = stationary_variance(data, 1, Law(RELEASED_STEP * unit, levels))
-            numbers["variance_over_posterior_at_released_settings"] = released / unit
+        away, counted = run(key, method, step_size_factor, levels, center, **lengths)
         points = np.unique(np.geomspace(1, away.shape[1], 40).astype(int))
         averages = np.cumsum(away, axis=1)[:, points - 1] / points[:, None]
-        lengths = np.cumsum((away**2).sum(-1), axis=1)[:, points - 1] / points
-        error = [mean_with_error(list(x)) for x in (averages**2).sum(-1).T]
-        square = [mean_with_error(list(x)) for x in lengths.T]
-        by_law = dim * average_error(variance, (1 - step_size_factor) ** thinning, points)
+        squares = np.cumsum((away**2).sum(-1), axis=1)[:, points - 1] / points
+        error = [claims.mean(list(x)) for x in (averages**2).sum(-1).T]
+        square = [claims.mean(list(x)) for x in squares.T]
         bound = float(bound_bits(dim, levels, base="natural")) if levels else 32 * dim
-        numbers |= {
+        numbers = {
             "variance_over_posterior": square[-1] / (dim * unit),
             "squared_error": error[-1],
-            "squared_error_by_law": by_law[-1],
-            "variance_by_law": variance,
             "bits_per_message": counted,
             "times_fewer_bits": 32 * dim / counted,
             "times_fewer_bits_by_bound_ln": 32 * dim / bound,
         }
+        if method == "QLSD":
+            released = stationary_variance(data, 1, Law(RELEASED_STEP * unit, levels))
+            numbers["variance_over_posterior_at_released_settings"] = released / unit
         table += from_numbers(method, place, numbers)
-        for i, x in enumerate(points * thinning):
-            at_round = {
-                "squared_error_by_round": error[i],
-                "squared_error_by_round_by_law": by_law[i],
-                "squared_distance_by_round": square[i],
-                "bits_by_round": x * counted,
-            }
-            table += from_numbers(method, place, at_round, x=float(x))
-        curves.setdefault(method, []).append((points * thinning * counted, error))
-    ratios = [_least_ratio(a, b) for a in curves["QLSD"] for b in curves["QLSD*"]]
-    least = min(ratios, key=float)
-    table += from_numbers("QLSD", {}, {"least_error_over_qlsd_star_at_same_bits": least})
+        at_rounds = {
+            "squared_error_by_round": error,
+            "squared_distance_by_round": square,
+            "bits_by_round": points * thinning * counted,
+        }
+        table += by_x(method, place, points * thinning, at_rounds)
+        curves[method].append((at_rounds["bits_by_round"], error))
+    ratios = (_least_ratio(a, b) for a in curves["QLSD"] for b in curves["QLSD*"])
+    smallest = {"least_error_over_qlsd_star_at_same_bits": min(ratios, key=float)}
+    table += from_numbers("QLSD", {}, smallest)
 
-    # Figure S2; the length of a message does not depend on the step size
+    # Figure S2. A hundred rounds count the bits of a message, which no step size changes.
     start, key = center + unit**0.5, jax.random.key(seed + 1)
     all_levels = np.unique(np.round(np.geomspace(1, 1e4, budget_levels)).astype(int)).tolist()
     for i, levels in enumerate(all_levels):
         pilot_key = jax.random.fold_in(key, 1000 * i + 999)
-        settings = dict(start=start, num_rounds=PILOT_ROUNDS)
-        _, counted = run(pilot_key, "QLSD*", budget_factors[0], levels, **settings)
-        settings["num_rounds"] = num = max(int(budget / counted), 1)
-        errors, squares, place = [], [], {"levels": levels}
+        _, counted = run(pilot_key, "QLSD*", budget_factors[0], levels, start, num_rounds=100)
+        num, errors, squares = max(int(budget / counted), 1), [], []
         for j, factor in enumerate(budget_factors):
             point_key = jax.random.fold_in(key, 1000 * i + j)
-            away, _ = run(point_key, "QLSD*", factor, levels, **settings)
-            errors.append(mean_with_error(list((away.mean(axis=1) ** 2).sum(-1))))
+            away, _ = run(point_key, "QLSD*", factor, levels, start, num_rounds=num)
+            errors.append(claims.mean(list((away.mean(axis=1) ** 2).sum(-1))))
+            # Squared lengths of Gaussian states, relative to the posterior's
             ratio = centered_variance(data.sizes, dim, Law(factor * unit, levels)) / unit
-            squares.append(_square_error(ratio, dim, 1 - factor, num))
-            step = {"step_factor": float(factor)}
-            table += from_numbers("QLSD*", place | step, {"budget_squared_error": errors[-1]})
-        small, large = int(np.argmin(budget_factors)), int(np.argmax(budget_factors))
+            noise = average_error(2 * ratio**2 / dim, (1 - factor) ** 2, num)
+            squares.append((ratio - 1) ** 2 + noise)
+            place = {"levels": levels, "step_factor": float(factor)}
+            table += from_numbers("QLSD*", place, {"budget_squared_error": errors[-1]})
         numbers = {
-            "error_of_small_over_large_step": errors[small] / errors[large],
-            "square_error_of_small_over_large_step": squares[small] / squares[large],
-            "budget_rounds": num,
-            "budget_bits_per_message": counted,
+            "error_of_small_over_large_step": errors[-1] / errors[0],
+            "square_error_of_small_over_large_step": squares[-1] / squares[0],
         }
-        table += from_numbers("QLSD*", place, numbers)
+        table += from_numbers("QLSD*", {"levels": levels}, numbers)
     return table
 
 
-def _least_ratio(plain: Any, star: Any) -> Number:
+def _least_ratio(plain: Any, star: Any) -> claims.Number:
     """Return the least ratio of errors at the same bits; a curve has bits and errors."""
-    (log_bits, error), (x, star_error) = (
-        (np.log(bits), np.array([[e.value, e.error / e.value] for e in curve]).T)
+    (x, error, relative), (star_x, star_error, star_relative) = (
+        (np.log(bits), *np.array([[np.log(e.value), e.error / e.value] for e in curve]).T)
         for bits, curve in (plain, star)
     )
-    both = (log_bits >= x[0]) & (log_bits <= x[-1])
-    log_ratio = np.log(error[0, both]) - np.interp(log_bits[both], x, np.log(star_error[0]))
-    relative = np.hypot(error[1, both], np.interp(log_bits[both], x, star_error[1]))
-    index = int(log_ratio.argmin())
+    both = (x >= star_x[0]) & (x <= star_x[-1])
+    log_ratio = error[both] - np.interp(x[both], star_x, star_error)
+    index = log_ratio.argmin()
+    star_relative = np.interp(x[both], star_x, star_relative)
     ratio = float(np.exp(log_ratio[index]))
-    return Number(ratio, ratio * float(relative[index]))
+    return claims.Number(ratio, ratio * float(np.hypot(relative[both], star_relative)[index]))
 
 
-def average_error(variance: float, contraction: float, num: np.ndarray) -> np.ndarray:
-    """Return the variance of averages of `num` states of a stationary chain.
+def average_error(variance: float, contraction: float, num: int) -> float:
+    """Return the variance of the average of `num` states of a stationary chain.
 
     Its autocorrelation at lag k is ``contraction**k``.
     """
-    lags = np.arange(1, int(num.max()))
-    powers = contraction**lags
-    sums, weighted = (np.append(0.0, np.cumsum(x)) for x in (powers, lags * powers))
-    pairs = num * sums[num - 1] - weighted[num - 1]
-    return np.asarray(variance * (num + 2 * pairs) / num.astype(float) ** 2)
+    c = contraction
+    pairs = c * (num * (1 - c) - (1 - c**num)) / (1 - c) ** 2  # sum of (num - k) c^k over k
+    return variance * (num + 2 * pairs) / num**2
 
 
-def _square_error(ratio: float, dim: int, contraction: float, num: int) -> float:
-    """Return the relative mean squared error of an average of squared lengths of `num` states.
+def vary_settings(
+    num_clients: int,
+    dim: int,
+    step_size_factor: float,
+    batch_rows: int,
+    levels: int,
+    row_factors: Sequence[int],
+    step_factors: Sequence[float],
+    level_factors: Sequence[int],
+    batch_factors: Sequence[int],
+    participations: Sequence[float],
+    spreads: Sequence[float],
+    seed: int,
+) -> list[Row]:
+    """Return how squared 2-Wasserstein distances from the posterior depend on each setting alone.
 
-    States are Gaussian with `dim` coordinates of `ratio` times the posterior's variance.
+    Clients come from `experiments.loaders.gaussian`, with standard deviations `spreads` of their
+    means. Step sizes are in units of one over the number of rows. `row_factors`, `step_factors`,
+    `level_factors` and `batch_factors` are multiples of the other settings. Minibatches vary with
+    the most levels, since the noise of few levels would hide theirs.
     """
-    noise = average_error(2 * ratio**2 / dim, contraction**2, np.array([num]))
-    return float((ratio - 1) ** 2 + noise[0])
+    usual = {"rows": 1, "step": 1.0, "levels": 1, "batch": 1, "participation": 1.0, "spread": 5.0}
+
+    def distances(**changed: Any) -> dict[str, float]:
+        settings = usual | changed
+        data, _ = loaders.gaussian(
+            num_clients, dim, spread=settings["spread"], times=int(settings["rows"])
+        )
+        step_size = settings["step"] * step_size_factor / data.num_rows
+        law = Law(step_size, levels * int(settings["levels"]), settings["participation"], seed)
+        variances = {
+            "QLSD": stationary_variance(data, batch_rows * int(settings["batch"]), law),
+            "QLSD*": centered_variance(data.sizes, dim, law),
+            "QLSD++": memory_variance(data.sizes, dim, law),
+        }
+        return {k: dim * (v**0.5 - data.num_rows**-0.5) ** 2 for k, v in variances.items()}
+
+    grid = {
+        "rows": row_factors,
+        "step": step_factors,
+        "levels": level_factors,
+        "batch": batch_factors,
+        "participation": participations,
+        "spread": spreads,
+    }
+    fine = {"levels": level_factors[-1]}
+    table: list[Row] = []
+    for varied, values in grid.items():
+        shared = fine if varied == "batch" else {}
+        curves = [distances(**shared, **{varied: value}) for value in values]
+        for name in curves[0]:
+            squared = [curve[name] for curve in curves]
+            for value, distance in zip(values, squared, strict=True):
+                place = {"varied": varied, "value": float(value)}
+                table += from_numbers(name, place, {"squared_distance": distance})
+            table += from_numbers(name, {"varied": varied}, {"power": _power(values, squared)})
+    sources = {"compression": {"levels": 1}, "participation": {"participation": participations[0]}}
+    for source, coarse in sources.items():
+        curves = [[distances(**fine | x, spread=y)["QLSD"] for y in spreads] for x in (coarse, {})]
+        added = np.subtract(*curves)
+        power = {"power_of_added_distance": _power(spreads, added)}
+        table += from_numbers("QLSD", {"source": source}, power)
+    return table
+
+
+def _power(values: Sequence[float], results: Any) -> float:
+    """Return the power of positive values that the results have, from end to end."""
+    start = 0 if values[0] > 0 else 1
+    return float(np.log(results[-1] / results[start]) / np.log(values[-1] / values[start]))

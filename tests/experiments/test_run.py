@@ -146,7 +146,7 @@ def test_a_study_is_its_grids_and_the_command_line_comes_first(monkeypatch, tmp_
     call(monkeypatch, "study=fsgld/gaussian_small", *small, *TINY, "special.grid_points=5")
     tidy.take(tmp_path / "fsgld" / "gaussian_small", tmp_path)
     rows = tidy.read("fsgld/gaussian_small", tmp_path)
-    for metric in ("variance", "variance s.e.", "exact_variance", "mse_z"):
+    for metric in ("variance", "variance s.e.", "variance_ratio", "exact_mse"):
         found = {(row.method, *row.settings.items()) for row in rows if row.metric == metric}
         steps = (("num_local_steps", num) for num in (1, 2))
         assert found == {(method, step) for step in steps for method in ("DSGLD", "FSGLD")}
