@@ -18,8 +18,9 @@ from jax.flatten_util import ravel_pytree
 from jax.tree_util import Partial
 
 import fedmcmc
+from fedmcmc import FederatedData, Gaussian, Posterior
 from fedmcmc.data import fold
-from fedmcmc.pytrees import convolutions, trees
+from fedmcmc.pytrees import convolutions
 
 __all__ = [
     "adam",
@@ -47,41 +48,27 @@ def mode(centre: Any) -> Any:
 
 
 def step_size(
-    posterior: fedmcmc.Posterior,
-    data: fedmcmc.FederatedData,
-    rng_key: Any,
-    reference: Any,
-    fraction: float = 0.1,
+    posterior: Posterior, data: FederatedData, rng_key: Any, reference: Any, fraction: float = 0.1
 ) -> float:
     """Return a Langevin step: a fraction of one over the largest curvature of any client.
 
     The curvature of a client's rows is scaled to all rows.
     """
-    return fraction / _curvature(posterior, data, rng_key, reference)
+    return fraction / fedmcmc.estimate_smoothness(rng_key, posterior, data, reference).largest
 
 
 def leapfrog_step(
-    posterior: fedmcmc.Posterior,
-    data: fedmcmc.FederatedData,
-    rng_key: Any,
-    reference: Any,
-    fraction: float = 0.2,
+    posterior: Posterior, data: FederatedData, rng_key: Any, reference: Any, fraction: float = 0.2
 ) -> float:
     """Return a leapfrog step: a fraction of one over the root of the largest curvature."""
-    return fraction / math.sqrt(_curvature(posterior, data, rng_key, reference))
+    return math.sqrt(step_size(posterior, data, rng_key, reference, fraction**2))
 
 
-def _curvature(posterior: Any, data: Any, rng_key: Any, position: Any) -> float:
-    return fedmcmc.estimate_smoothness(rng_key, posterior, data, position).largest
-
-
-def approximation(
-    posterior: fedmcmc.Posterior, data: fedmcmc.FederatedData, position: Any
-) -> fedmcmc.Gaussian:
+def approximation(posterior: Posterior, data: FederatedData, position: Any) -> Gaussian:
     """Return the Gaussian at the posterior's mode, with the curvature there."""
     white = fedmcmc.whiten(posterior, data, position, surrogates=False)
     mean = white.posterior.position_fn(white.position)
-    return fedmcmc.Gaussian.from_moments(mean, white.metric)
+    return Gaussian.from_moments(mean, white.metric)
 
 
 @functools.cache
@@ -95,73 +82,61 @@ def local_states(every: int) -> Callable[..., Any]:
     return collect
 
 
-def potential(posterior: fedmcmc.Posterior, rows: Any, position: Any) -> jax.Array:
+def potential(posterior: Posterior, rows: Any, position: Any) -> Array:
     """Return minus the log density of the posterior at `position`, up to a constant."""
     return -posterior.logprior_fn(position) - jnp.sum(posterior.loglikelihood_fn(position, rows))
 
 
-def laplace_start(centre: Any, laplace_scale: jax.Array) -> Callable[[jax.Array], Any]:
+def laplace_start(centre: Any, laplace_scale: Array) -> Callable[[Array], Any]:
     """Return the function that draws a start from the Gaussian at the mode."""
     mean, unravel = ravel_pytree(centre)
-    return Partial(_draw_start, Partial(unravel), mean, laplace_scale)
+    return Partial(_draw_at_mode, Partial(unravel), mean, laplace_scale)
 
 
-def _draw_start(unravel: Any, mean: jax.Array, scale: jax.Array, rng_key: jax.Array) -> Any:
+def _draw_at_mode(unravel: Any, mean: Array, scale: Array, rng_key: Array) -> Any:
     return unravel(mean + scale @ jax.random.normal(rng_key, mean.shape))
 
 
-def gaussian_start(centre: Any, scale: float) -> Callable[[jax.Array], Any]:
+def gaussian_start(centre: Any, scale: float) -> Callable[[Array], Any]:
     """Return the function that draws a start around the mode, with one standard deviation."""
     return Partial(_draw_around, centre, scale)
 
 
-def _draw_around(centre: Any, scale: float, rng_key: jax.Array) -> Any:
-    leaves, treedef = jax.tree.flatten(centre)
-    keys = jax.random.split(rng_key, len(leaves))
-    moved = [x + scale * jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)]
-    return jax.tree.unflatten(treedef, moved)
+def _draw_around(centre: Any, scale: float, rng_key: Array) -> Any:
+    return optax.tree.add_scale(centre, scale, optax.tree.random_like(rng_key, centre))
 
 
-def smoothness(features: np.ndarray, prior_precision: float, curvature: float = 0.25) -> float:
-    """Return ``curvature lambda_max(X'X) + prior_precision``, a bound on a potential's curvature.
+def smoothness(features: np.ndarray, prior_precision: float) -> float:
+    """Return ``lambda_max(X'X) / 4 + prior_precision``, a bound on a potential's curvature.
 
     The curvature of a row is at most 1/4 in logistic and 1/2 in multinomial regression (Bohning
     1992). The notebooks of Vono et al. (2022) take 1/4 for both, with which a step of one over the
     bound may be twice too long for ten classes.
     """
     x = np.asarray(features, np.float64)
-    gram = x.T @ x if x.shape[1] <= x.shape[0] else x @ x.T
-    return float(curvature * np.linalg.eigvalsh(gram)[-1] + prior_precision)
+    return float(np.linalg.eigvalsh(x.T @ x)[-1] / 4 + prior_precision)
 
 
-def linear_step(
-    data: fedmcmc.FederatedData, prior_precision: float, fraction: float, curvature: float = 0.25
-) -> float:
+def linear_step(data: FederatedData, prior_precision: float, fraction: float) -> float:
     """Return a fraction of one over the `smoothness` of all rows."""
-    return fraction / smoothness(data.rows["features"], prior_precision, curvature)
+    return fraction / smoothness(data.rows["features"], prior_precision)
 
 
-def consensus_tolerance(
-    data: fedmcmc.FederatedData, prior_precision: float, fraction: float, curvature: float = 0.25
-) -> jax.Array:
+def consensus_tolerance(data: FederatedData, prior_precision: float, fraction: float) -> Array:
     """Return tolerances of DG-SGLD: fractions of one over the clients' `smoothness`.
 
     A client has its share of the prior.
     """
-    shares = np.asarray(data.share, np.float64)
     bounds = [
-        smoothness(data.client_rows(i)["features"], prior_precision * share, curvature)
-        for i, share in enumerate(shares)
+        smoothness(data.client_rows(i)["features"], prior_precision * share)
+        for i, share in enumerate(np.asarray(data.share, np.float64))
     ]
     return jnp.asarray(fraction / np.array(bounds), jnp.float32)
 
 
-def consensus_step(
-    data: fedmcmc.FederatedData, prior_precision: float, fraction: float, curvature: float = 0.25
-) -> jax.Array:
+def consensus_step(data: FederatedData, prior_precision: float, fraction: float) -> Array:
     """Return steps of DG-SGLD for `consensus_tolerance` (Plassier et al. 2021)."""
-    tolerance = consensus_tolerance(data, prior_precision, fraction, curvature)
-    return tolerance / (2 * (fraction + 1))
+    return consensus_tolerance(data, prior_precision, fraction) / (2 * (fraction + 1))
 
 
 _STARTS: dict[Any, Any] = {}
@@ -169,8 +144,8 @@ _STARTS: dict[Any, Any] = {}
 
 
 def adam_start(
-    posterior: fedmcmc.Posterior,
-    data: fedmcmc.FederatedData,
+    posterior: Posterior,
+    data: FederatedData,
     rng_key: Array,
     num_steps: int,
     batch_size: int = 64,
@@ -198,7 +173,7 @@ def adam(
     num_steps: int,
     batch_size: int,
     rng_key: Array,
-    posterior: fedmcmc.Posterior,
+    posterior: Posterior,
     rows: Any,
     position: Any,
     learning_rate: Array,
@@ -222,40 +197,36 @@ def adam(
     return jax.lax.scan(step, (position, optimizer.init(position)), keys)[0][0]
 
 
-def fisher_surrogates(
-    posterior: fedmcmc.Posterior, data: fedmcmc.FederatedData, start: Any
-) -> fedmcmc.Gaussian:
+def fisher_surrogates(posterior: Posterior, data: FederatedData, start: Any) -> Gaussian:
     """Return surrogates with each client's gradient and diagonal Fisher information at `start`.
 
     The information is empirical, so that it is positive and costs one pass over the rows.
     """
+    position, unravel = ravel_pytree(start)
 
-    def term(position: Any, row: Any) -> Array:
-        return posterior.loglikelihood_fn(position, jax.tree.map(lambda leaf: leaf[None], row))[0]
+    def term(position: Array, row: Any) -> Array:
+        one_row = jax.tree.map(lambda leaf: leaf[None], row)
+        return posterior.loglikelihood_fn(unravel(position), one_row)[0]
 
-    def chunk(position: Any, rows: Any, mask: Array) -> tuple[Any, Any]:
-        def add(total: tuple[Any, Any], row: tuple[Any, Array]) -> tuple[tuple[Any, Any], None]:
-            gradient = jax.grad(term)(position, row[0])
-            gradient = trees.scale(row[1].astype(jnp.float32), gradient)
-            squares = jax.tree.map(jnp.square, gradient)
-            return jax.tree.map(jnp.add, total, (gradient, squares)), None
+    def all_clients(data: FederatedData, position: Array) -> Gaussian:
+        def add(total: Array, row: tuple[Any, Array]) -> tuple[Array, None]:
+            gradient = row[1] * jax.grad(term)(position, row[0])
+            return total + jnp.stack([gradient, gradient**2]), None
 
-        zeros = jax.tree.map(jnp.zeros_like, (position, position))
-        return jax.lax.scan(add, zeros, (rows, mask))[0]
+        def chunk(rows: Any, mask: Array) -> Array:
+            return jax.lax.scan(add, jnp.zeros((2, position.size)), (rows, mask))[0]
 
-    def all_clients(data: fedmcmc.FederatedData, position: Any) -> fedmcmc.Gaussian:
-        def one(index: Array) -> fedmcmc.Gaussian:
-            client = data.client(index)
-            gradient, fisher = fold(functools.partial(chunk, position), client)
-            shift = jax.tree.map(lambda g, f, x: g + f * x, gradient, fisher, position)
-            return fedmcmc.Gaussian(shift, fisher, "diagonal")
+        def fit(index: Array) -> Gaussian:
+            gradient, fisher = fold(chunk, data.client(index))
+            shift = gradient + fisher * position
+            return Gaussian(unravel(shift), unravel(fisher), "diagonal")
 
-        return jax.lax.map(one, jnp.arange(data.num_clients))
+        return jax.lax.map(fit, jnp.arange(data.num_clients))
 
-    return jax.jit(convolutions.canonical(all_clients))(data, start)
+    return jax.jit(convolutions.canonical(all_clients))(data, position)
 
 
-def flat_prior(posterior: fedmcmc.Posterior) -> fedmcmc.Posterior:
+def flat_prior(posterior: Posterior) -> Posterior:
     """Return the posterior with a flat prior, for methods that have none."""
     return posterior._replace(logprior_fn=Partial(_zero))
 

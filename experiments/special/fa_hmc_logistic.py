@@ -98,7 +98,7 @@ class Regression:
         potential_fn = Partial(setup.potential, posterior, self.data.rows)
         starts = mode + self.scale * jax.random.normal(keys[1], (4, start.size))
         exact = require_converged(nuts(keys[2], potential_fn, starts, **reference))
-        self.rows += numbers_of("NUTS", {}, exact.summary())
+        self.rows += numbers_of("NUTS", {}, exact.summary)
         self.histograms = Histograms(np.asarray(exact.draws).reshape(-1, start.size))
 
     def kernel(self, step: float, **settings: Any) -> fedmcmc.FederatedKernel:

@@ -86,7 +86,7 @@ def test_data_and_model_by_import_path(monkeypatch, tmp_path, model):
     call(monkeypatch, *own, *kernel, steps, *TINY, "metrics=[mean,accuracy]")
     out = f"my_package.hospitals-my_package.{model}-fedmcmc.fa_hmc"
     rows = tidy.read_rows(tmp_path / out / "rows.csv")
-    assert [row.metric for row in rows] == ["mean", "accuracy"]
+    assert [row.metric for row in rows] == ["mean", "accuracy", "accuracy s.e."]
     assert rows[0].settings["parameter"] == "slope"
 
 
