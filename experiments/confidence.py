@@ -236,7 +236,7 @@ class Draws(NamedTuple):
 class Published(NamedTuple):
     """File of probabilities ``[num_test, 10]``, ``.npy`` or text with commas, in the data's order.
 
-    The JPEG test images of `experiments.images.cifar10` are sorted by class and so do not fit.
+    The JPEG test images of `experiments.data.cifar10` are sorted by class and so do not fit.
     """
 
     path: str
