@@ -1,7 +1,5 @@
 """The experiments' networks: sizes, and values and gradients against other implementations."""
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -60,32 +58,3 @@ def test_filter_response_norm_is_numpys():
     normalized = FilterResponseNorm().apply({"params": params}, x)
     exact = np.maximum(x / root * scale + bias, threshold)
     np.testing.assert_allclose(normalized, exact, rtol=1e-5, atol=1e-6)
-
-
-def written_resnet(params, x):
-    """A block per stage, written on the parameters, layers taken in the order of their use."""
-    index = itertools.count()
-
-    def layer(x, strides=1):
-        i = next(index)
-        conv = nn.Conv(
-            params[f"Conv_{i}"]["bias"].size, params[f"Conv_{i}"]["kernel"].shape[:2], strides
-        )
-        x = conv.apply({"params": params[f"Conv_{i}"]}, x)
-        return FilterResponseNorm().apply({"params": params[f"FilterResponseNorm_{i}"]}, x)
-
-    x = nn.swish(layer(x))
-    for strides in (1, 2, 2):
-        y = layer(nn.swish(layer(x, strides)))
-        x = nn.swish((layer(x, strides) if strides == 2 else x) + y)
-    return x.mean((1, 2)) @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"]
-
-
-@pytest.mark.slow
-def test_resnet_is_the_one_written_on_its_parameters():
-    network = ResNet(1, num_outputs=3, width=4)
-    x = np.random.default_rng(3).normal(size=(2, 8, 8, 3)).astype(np.float32)
-    params = jax.jit(network.init)(jax.random.key(0), x)["params"]
-    params = jax.tree.map(lambda leaf: leaf + 0.1, params)
-    applied = jax.jit(network.apply)({"params": params}, x)
-    np.testing.assert_allclose(applied, jax.jit(written_resnet)(params, x), rtol=1e-4, atol=1e-5)
