@@ -1,29 +1,25 @@
 """Data sets from the folder ``FEDMCMC_DATA`` (by default ``../shared/data``), else from OpenML.
 
-OpenML is reached through scikit-learn, which caches. Here are tables; images are in
-`experiments.images`. All functions raise `DataNotFound` if a data set is at neither place.
+OpenML is reached through scikit-learn, which caches. All functions raise `DataNotFound` if a data
+set is at neither place.
 """
 
+import gzip
+import io
+import itertools
 import os
 import pathlib
 import warnings
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = [
-    "DataNotFound",
-    "Table",
-    "covtype",
-    "fetch_openml",
-    "folder",
-    "isolet",
-    "not_found",
-    "read_arrays",
-    "susy",
-]
-
 DEFAULT_FOLDER = pathlib.Path(__file__).resolve().parents[1] / ".." / "shared" / "data"
+MNIST_MOMENTS = (0.1307, 0.3081)
+"""Mean and standard deviation of MNIST's training pixels on [0, 1], as commonly rounded."""
+CIFAR10_MOMENTS = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+"""The same for each channel of CIFAR-10."""
 
 
 class DataNotFound(RuntimeError):
@@ -37,32 +33,52 @@ class Table(NamedTuple):
     labels: np.ndarray
 
 
+class Images(NamedTuple):
+    """A training and a test set.
+
+    `x_train` and `x_test` are ``[num, height, width]`` or ``[num, height, width, 3]`` uint8,
+    `y_train` and `y_test` ``[num]`` int32 from 0 to 9.
+    """
+
+    x_train: np.ndarray
+    y_train: np.ndarray
+    x_test: np.ndarray
+    y_test: np.ndarray
+
+
 def folder() -> pathlib.Path:
     """Return the folder of data sets."""
     return pathlib.Path(os.environ.get("FEDMCMC_DATA") or DEFAULT_FOLDER)
 
 
-def read_arrays(name: str) -> dict[str, np.ndarray] | None:
-    """Return the arrays of ``<name>.npz`` in the folder, ``None`` if there is no such file."""
-    path = folder() / f"{name}.npz"
-    if not path.is_file():
-        return None
-    with np.load(path, allow_pickle=False) as arrays:
-        return dict(arrays)
+def require(name: str, files: Sequence[str], advice: str) -> list[pathlib.Path]:
+    """Return the paths of `files`; if one is not in the folder, raise an error with `advice`."""
+    paths = [folder() / file for file in files]
+    missing = [path.name for path in paths if not path.is_file()]
+    if missing:
+        raise DataNotFound(
+            f"Data set {name!r} not found: put {', '.join(missing)} into the folder FEDMCMC_DATA "
+            f"({os.path.normpath(folder())}); {advice}."
+        )
+    return paths
 
 
-def not_found(name: str, files: str, error: Exception) -> DataNotFound:
-    """Return the error for `files` that are not in the folder when OpenML failed with `error`."""
-    reason = " ".join(str(error).split()) or type(error).__name__
-    return DataNotFound(
-        f"Data set {name!r} not found: no {files} in the folder FEDMCMC_DATA "
-        f"({os.path.normpath(folder())}) and OpenML did not answer ({reason}); run once with "
-        f"internet access, or put {files} there (see experiments/data.py)."
-    )
+def read_arrays(*names: str) -> list[dict[str, np.ndarray]]:
+    """Return the arrays of each ``<name>.npz`` in the folder, nothing if one is missing."""
+    paths = [folder() / f"{name}.npz" for name in names]
+    if not all(path.is_file() for path in paths):
+        return []
+    parts = []
+    for path in paths:
+        with np.load(path, allow_pickle=False) as arrays:
+            parts.append(dict(arrays))
+    return parts
 
 
-def fetch_openml(name: str, version: int | str, files: str) -> tuple[np.ndarray, np.ndarray]:
-    """Fetch features and labels, int32, of a table that replaces `files`."""
+def fetch_openml(
+    name: str, version: int | str, files: str, num_rows: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Fetch features and labels, int32, of a table of `num_rows` that replaces `files`."""
     try:
         from sklearn import datasets
 
@@ -76,9 +92,16 @@ def fetch_openml(name: str, version: int | str, files: str) -> tuple[np.ndarray,
                 n_retries=1,
                 parser="liac-arff",
             )
+        if num_rows not in (None, len(features)):
+            raise ValueError(f"it gave {len(features)} rows")
         return features, np.asarray(labels).astype(np.float64).astype(np.int32)
     except (ImportError, OSError, ValueError) as error:
-        raise not_found(name, files, error) from error
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DataNotFound(
+            f"Data set {name!r} not found: no {files} in the folder FEDMCMC_DATA "
+            f"({os.path.normpath(folder())}) and OpenML did not answer ({reason}); run once with "
+            f"internet access, or put {files} there (see experiments/data.py)."
+        ) from error
 
 
 def isolet() -> Table:
@@ -86,7 +109,7 @@ def isolet() -> Table:
 
     Source: Cole and Fanty, UCI machine learning repository (CC BY 4.0).
     """
-    return _load("isolet", "isolet", 1, first_label=0)
+    return _load_table("isolet", "isolet", 1, first_label=0)
 
 
 def covtype() -> Table:
@@ -95,7 +118,7 @@ def covtype() -> Table:
     The file in the folder is a stratified random 16 % (92962 rows); OpenML has all 581012.
     Source: Blackard and Dean, UCI machine learning repository (CC BY 4.0).
     """
-    return _load("covtype_93k", "covertype", 3, first_label=1)
+    return _load_table("covtype_93k", "covertype", 3, first_label=1)
 
 
 def susy() -> Table:
@@ -103,15 +126,159 @@ def susy() -> Table:
 
     Source: Baldi, Sadowski and Whiteson (2014), UCI machine learning repository (CC BY 4.0).
     """
-    return _load("susy", "SUSY", "active", first_label=0)
+    return _load_table("susy", "SUSY", "active", first_label=0)
 
 
-def _load(file: str, name: str, version: int | str, first_label: int) -> Table:
+def _load_table(file: str, name: str, version: int | str, first_label: int) -> Table:
     """Load a table; sources count classes from zero or from one."""
-    arrays = read_arrays(file)
-    if arrays is None:
+    parts = read_arrays(file)
+    if not parts:
         features, labels = fetch_openml(name, version, f"{file}.npz")
     else:
+        (arrays,) = parts
         features = arrays["x"] if "x" in arrays else arrays["x_e4"] / np.float32(1e4)
         labels = arrays["y"].astype(np.int32)
     return Table(np.asarray(features, np.float32), labels - labels.min() + np.int32(first_label))
+
+
+def mnist() -> Images:
+    """MNIST: 60000 + 10000 handwritten digits, 28 by 28, in the original order.
+
+    Source: LeCun, Cortes and Burges (CC BY-SA 3.0).
+    """
+    return _load_gray("mnist_784", "mnist")
+
+
+def fashion_mnist() -> Images:
+    """Fashion-MNIST: 60000 + 10000 articles of clothing, 28 by 28, in the original order.
+
+    Source: Xiao, Rasul and Vollgraf (2017) (MIT).
+    """
+    parts = ("train_0", "train_1", "test")
+    return _load_gray("Fashion-MNIST", *(f"fashion_mnist_{part}" for part in parts))
+
+
+def kmnist() -> Images:
+    """Kuzushiji-MNIST: 60000 + 10000 cursive Japanese characters of ten classes, 28 by 28.
+
+    Without its training images, the file ``kmnist_test.npz`` suffices: 2000 of its images, 200 of
+    each class, are the test set. Source: Clanuwat et al. (2018) (CC BY-SA 4.0).
+    """
+    try:
+        return _load_gray("Kuzushiji-MNIST", "kmnist")
+    except DataNotFound as error:
+        parts = read_arrays("kmnist_test")
+        if not parts:
+            message = f"{error} Its test images, kmnist_test.npz, suffice."
+            raise DataNotFound(message) from error
+    x, y = parts[0]["x_test"], parts[0]["y_test"]
+    order = np.random.default_rng(0).permutation(len(y))
+    rows = np.concatenate([order[y[order] == label][:200] for label in range(10)])
+    held_out = np.isin(np.arange(len(y)), rows)
+    return _images(x[~held_out], y[~held_out], x[held_out], y[held_out])
+
+
+def small_digits() -> Images:
+    """Return scikit-learn's 1797 handwritten digits of 8 by 8; the same 297 are always held out.
+
+    Source: Alpaydin and Kaynak (1998) (CC BY 4.0).
+    """
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(labels))
+    x = np.round(pixels[order].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
+    y = labels[order]
+    return _images(x[297:], y[297:], x[:297], y[:297])
+
+
+def cifar10(*, jpeg_test: bool = True) -> Images:
+    """CIFAR-10: photographs of ten kinds of things, 32 by 32 by 3, training in original order.
+
+    The folder has the first 30000 images for training; OpenML has all 50000. For testing the
+    folder has all 10000 images as JPEG of quality 75 (about 30 dB from the originals), sorted by
+    class, or with ``jpeg_test=False`` the first 1000 exactly; OpenML has all of them exactly.
+    Source: Krizhevsky (2009).
+    """
+    names = ("train_0", "train_1", "train_2", "test_jpeg" if jpeg_test else "test1000")
+    parts = read_arrays(*(f"cifar10_{name}" for name in names))
+    if not parts:
+        files = f"cifar10_{{{','.join(names)}}}.npz"
+        features, y = fetch_openml("CIFAR_10", 1, files, 60_000)
+        x = planes(features)
+        return _images(x[:50_000], y[:50_000], x[50_000:], y[50_000:])
+    *train, test = parts
+    x = np.concatenate([_decode_residuals(part["x_resid"]) for part in train])
+    y = np.concatenate([part["y"] for part in train])
+    x_test = _decode_jpeg(test) if jpeg_test else _decode_residuals(test["x_resid"])
+    return _images(x, y, x_test, test["y"])
+
+
+def cifar2() -> Images:
+    """Return airplanes and automobiles of CIFAR-10."""
+    x, y, x_test, y_test = cifar10()
+    return Images(x[y < 2], y[y < 2], x_test[y_test < 2], y_test[y_test < 2])
+
+
+def emnist_digits() -> Images:
+    """EMNIST's split "digits": 240000 + 40000 handwritten digits, 28 by 28.
+
+    No package ships it and OpenML has other splits only. In NIST's files images lie on their side.
+    Source: Cohen et al. (2017).
+    """
+    kinds = itertools.product(("train", "test"), ("images-idx3", "labels-idx1"))
+    files = [f"emnist-digits-{part}-{kind}-ubyte.gz" for part, kind in kinds]
+    advice = "they are in NIST's gzip.zip (nist.gov, the EMNIST dataset); use MNIST to do without"
+    paths = require("EMNIST digits", files, advice)
+    x, y, x_test, y_test = (
+        np.frombuffer(gzip.decompress(path.read_bytes()), np.uint8) for path in paths
+    )
+    # Images follow a header of 16 bytes, labels one of 8.
+    x, x_test = (pixels[16:].reshape(-1, 28, 28).transpose(0, 2, 1) for pixels in (x, x_test))
+    return _images(x, y[8:], x_test, y_test[8:])
+
+
+def standardize_pixels(pixels: np.ndarray, moments: Sequence[Any]) -> np.ndarray:
+    """Return pixels on [0, 1], minus the mean, over the standard deviation (`moments`), float32."""
+    mean, deviation = (np.asarray(moment, np.float32) for moment in moments)
+    return (pixels.astype(np.float32) / np.float32(255) - mean) / deviation
+
+
+def planes(features: np.ndarray) -> np.ndarray:
+    """Return flat images of 3 channels, one after another, as ``[num, 32, 32, 3]`` uint8."""
+    return np.asarray(features, np.uint8).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+
+
+def _load_gray(name: str, *files: str) -> Images:
+    """Load gray images whose arrays are in one or several files; an array's parts are in order."""
+    parts = read_arrays(*files)
+    if parts:
+        arrays = ([part[key] for part in parts if key in part] for key in Images._fields)
+        return _images(*map(np.concatenate, arrays))
+    # OpenML keeps the original order, training images first.
+    features, y = fetch_openml(name, 1, ", ".join(f"{file}.npz" for file in files), 70_000)
+    x = np.asarray(features).astype(np.uint8).reshape(-1, 28, 28)
+    return _images(x[:60_000], y[:60_000], x[60_000:], y[60_000:])
+
+
+def _images(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, y_test: np.ndarray) -> Images:
+    return Images(x, y.astype(np.int32), x_test, y_test.astype(np.int32))
+
+
+def _decode_residuals(residuals: np.ndarray) -> np.ndarray:
+    """Undo the folder's coding, ``[3, num, 32, 32]`` to ``[num, 32, 32, 3]``, modulo 256.
+
+    Planes are green, red minus green and blue minus green, each less what its left, upper and
+    upper left neighbors predict: the differences along both axes.
+    """
+    rows = np.cumsum(residuals, axis=2, dtype=np.uint8)
+    green, red, blue = np.cumsum(rows, axis=3, dtype=np.uint8)
+    return np.stack([red + green, green, blue + green], axis=-1)
+
+
+def _decode_jpeg(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    from PIL import Image
+
+    code, offset = arrays["jpeg"].tobytes(), arrays["offset"].tolist()
+    files = (io.BytesIO(code[a:b]) for a, b in itertools.pairwise(offset))
+    return np.stack([np.asarray(Image.open(file)) for file in files])

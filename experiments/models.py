@@ -1,14 +1,11 @@
 """Models for ``model=``: functions that return a `fedmcmc.Posterior`, and flax modules.
 
 A function whose first parameter is `data` receives the federation; others are NumPyro models.
-Modules are without state: every row is seen alone.
-
-LeNet-5 (LeCun et al. 1998, with rectifiers and maxima), the ResNet-20 of Izmailov et al. (2021),
-which has filter response normalisation instead of batch statistics, and multilayer perceptrons.
+Modules are without state, batch statistics and dropout: every row is seen alone.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -22,30 +19,14 @@ from jax.tree_util import Partial
 
 import fedmcmc
 
-__all__ = [
-    "Conv",
-    "FilterResponseNorm",
-    "LeNet5",
-    "Mlp",
-    "ResNet",
-    "SmallCnn",
-    "flat_logprior",
-    "gaussian",
-    "group_means",
-    "logistic",
-    "mlp",
-    "multinomial",
-    "network",
-    "pair_metric",
-    "quadratic",
-    "random_effects",
-    "resnet20",
-    "shared_by_groups",
-    "trial",
-]
-
 Method = Literal["lax", "patches", "banded"]
-Padding = Literal["SAME", "VALID"]
+"""How convolutions are computed; all ways give the values of ``"lax"``, up to rounding.
+
+``"lax"``, XLA's convolution, is several times slower on CPU inside of loops (jax-ml/jax#12868).
+``"patches"`` is a product of the patches under the kernel with the kernel as a matrix,
+``"banded"`` one of rows of the image with a matrix that holds the kernel once for every place in
+a row, for narrow images with few channels.
+"""
 
 
 class Mlp(nn.Module):
@@ -67,88 +48,51 @@ class Mlp(nn.Module):
         return nn.Dense(self.num_outputs)(x)
 
 
-class Conv(nn.Module):
-    """A convolution of images ``[n, height, width, channels]``, computed in one of three ways.
-
-    All have the parameters of `flax.linen.Conv` and agree with it up to rounding.
-
-    - ``"lax"``: XLA's convolution. On CPU it is several times slower inside of loops
-      (jax-ml/jax#12868), and again where each member of a `jax.vmap` has a kernel of its own.
-    - ``"patches"``: a product of the patches under the kernel with the kernel as a matrix
-      ``[height * width * channels, features]``.
-    - ``"banded"``: a product of rows of the image with a matrix that holds the kernel once for
-      every place in a row. It does ``image width / kernel width`` times the arithmetic in
-      products large enough to be fast; for narrow images with few channels the fastest.
-    """
-
-    features: int
-    kernel_size: tuple[int, int]
-    strides: int = 1
-    padding: Padding = "SAME"
-    method: Method = "lax"
-    kernel_init: Callable[..., Array] = nn.initializers.lecun_normal()
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        """Return ``[n, height', width', features]``."""
-        shape = (*self.kernel_size, x.shape[-1], self.features)
-        kernel = self.param("kernel", self.kernel_init, shape)
-        bias = self.param("bias", nn.initializers.zeros, (self.features,))
-        x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias)
-        pads = [_pads(x.shape[1 + i], shape[i], self.strides, self.padding) for i in range(2)]
-        x = jnp.pad(x, ((0, 0), *pads, (0, 0)))
-        return _METHODS[self.method](x, kernel, self.strides) + bias.reshape(1, 1, 1, -1)
+def _conv(method: Method) -> Callable[..., nn.Conv]:
+    function = {"lax": None, "patches": _patches, "banded": _banded}[method]
+    return functools.partial(nn.Conv, conv_general_dilated=function)
 
 
-def _pads(size: int, kernel: int, strides: int, padding: Padding) -> tuple[int, int]:
-    if padding == "VALID":
-        return 0, 0
-    total = max((-(-size // strides) - 1) * strides + kernel - size, 0)
-    return total // 2, total - total // 2
+def _patches(x: Array, kernel: Array, strides: Sequence[int], padding: Any, **_: Any) -> Array:
+    height, width, _, features = kernel.shape
+    x = _pad(x, kernel, strides, padding)
+    x = jnp.concatenate(_slices(x, 2, width, strides[1]), axis=-1)
+    x = jnp.concatenate(_slices(x, 1, height, strides[0]), axis=-1)
+    return x @ kernel.reshape(-1, features)
 
 
-def _lax(x: Array, kernel: Array, strides: int) -> Array:
-    axes = ("NHWC", "HWIO", "NHWC")
-    return jax.lax.conv_general_dilated(x, kernel, (strides,) * 2, "VALID", dimension_numbers=axes)
+def _banded(x: Array, kernel: Array, strides: Sequence[int], padding: Any, **_: Any) -> Array:
+    height, width, _, features = kernel.shape
+    x = _pad(x, kernel, strides, padding)
+    size = x.shape[2]
+    places = np.arange((size - width) // strides[1] + 1)
+    select = np.zeros((width, size, places.size), np.float32)
+    for j in range(width):
+        select[j, places * strides[1] + j, places] = 1
+    band = jnp.einsum("jvw,ijco->ivcwo", select.astype(kernel.dtype), kernel)
+    x = jnp.concatenate(_slices(x.reshape(*x.shape[:2], -1), 1, height, strides[0]), axis=-1)
+    flat = x.reshape(-1, x.shape[-1]) @ band.reshape(x.shape[-1], -1)
+    return flat.reshape(*x.shape[:2], places.size, features)
+
+
+def _pad(x: Array, kernel: Array, strides: Sequence[int], padding: Any) -> Array:
+    if isinstance(padding, str):
+        padding = jax.lax.padtype_to_pads(x.shape[1:3], kernel.shape[:2], strides, padding)
+    return jnp.pad(x, ((0, 0), *padding, (0, 0)))
 
 
 def _slices(x: Array, axis: int, kernel: int, strides: int) -> list[Array]:
-    """Return what each position of the kernel along `axis` meets, one array a position."""
+    """Return what each position of the kernel along `axis` meets, one array per position."""
     num = (x.shape[axis] - kernel) // strides + 1
     stop = (num - 1) * strides + 1
     return [jax.lax.slice_in_dim(x, i, i + stop, strides, axis) for i in range(kernel)]
 
 
-def _patches(x: Array, kernel: Array, strides: int) -> Array:
-    height, width, _, features = kernel.shape
-    x = jnp.concatenate(_slices(x, 2, width, strides), axis=-1)
-    x = jnp.concatenate(_slices(x, 1, height, strides), axis=-1)
-    flat = x.reshape(-1, x.shape[-1]) @ kernel.reshape(-1, features)
-    return flat.reshape(*x.shape[:3], features)
-
-
-def _banded(x: Array, kernel: Array, strides: int) -> Array:
-    height, width, _, features = kernel.shape
-    size = x.shape[2]
-    places = np.arange((size - width) // strides + 1)
-    select = np.zeros((width, size, places.size), np.float32)
-    for j in range(width):
-        select[j, places * strides + j, places] = 1
-    band = jnp.einsum("jvw,ijco->ivcwo", select.astype(kernel.dtype), kernel)
-    x = jnp.concatenate(_slices(x.reshape(*x.shape[:2], -1), 1, height, strides), axis=-1)
-    flat = x.reshape(-1, x.shape[-1]) @ band.reshape(x.shape[-1], -1)
-    return flat.reshape(*x.shape[:2], places.size, features)
-
-
-_METHODS: dict[str, Callable[[Array, Array, int], Array]] = {
-    "lax": _lax,
-    "patches": _patches,
-    "banded": _banded,
-}
-
-
 class LeNet5(nn.Module):
-    """LeNet-5 for images ``[n, height, width, channels]``, 61706 parameters for 28 x 28 x 1."""
+    """LeNet-5 for images ``[n, height, width, channels]``, 61706 parameters for 28 x 28 x 1.
+
+    LeCun et al. (1998), with rectifiers and maxima.
+    """
 
     num_outputs: int = 10
     method: Method = "banded"
@@ -156,8 +100,9 @@ class LeNet5(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Return ``[n, num_outputs]``."""
-        x = nn.relu(_max_of_four(Conv(6, (5, 5), method=self.method)(x)))
-        x = nn.relu(_max_of_four(Conv(16, (5, 5), padding="VALID", method=self.method)(x)))
+        conv = _conv(self.method)
+        x = nn.relu(_max_of_four(conv(6, (5, 5))(x)))
+        x = nn.relu(_max_of_four(conv(16, (5, 5), padding="VALID")(x)))
         x = x.reshape(x.shape[0], -1)
         for width in (120, 84):
             x = nn.relu(nn.Dense(width)(x))
@@ -175,7 +120,7 @@ class SmallCnn(nn.Module):
     def __call__(self, x: Array) -> Array:
         """Return ``[n, num_outputs]``."""
         for features in (self.width, 2 * self.width):
-            x = nn.relu(Conv(features, (3, 3), 2, method=self.method)(x))
+            x = nn.relu(_conv(self.method)(features, (3, 3), 2)(x))
         return nn.Dense(self.num_outputs)(x.reshape(x.shape[0], -1))
 
 
@@ -188,40 +133,30 @@ def _max_of_four(x: Array) -> Array:
 class FilterResponseNorm(nn.Module):
     """Divide each channel of each image by its root mean square, scale and shift it.
 
-    With `threshold` the result is at least a third parameter ``tau`` a channel (the thresholded
-    linear unit). Source: Singh and Krishnan (2020), Filter response normalization layer, eqs. 1-3.
+    The result is at least a third parameter ``tau`` per channel (the thresholded linear unit).
+    Source: Singh and Krishnan (2020), Filter response normalization layer, eqs. 1-3.
     """
-
-    epsilon: float = 1e-6
-    threshold: bool = True
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Return an array of the shape of `x`, ``[n, height, width, channels]``."""
-        shape = (1, 1, 1, x.shape[-1])
-        names = ["scale", "bias", "threshold"][: 3 if self.threshold else 2]
-        starts = [nn.initializers.ones, nn.initializers.zeros, nn.initializers.zeros]
-        given = [self.param(n, start, shape[3:]) for n, start in zip(names, starts, strict=False)]
-        scale, bias, *threshold = (leaf.reshape(shape) for leaf in given)
+        scale = self.param("scale", nn.initializers.ones, x.shape[-1:])
+        bias = self.param("bias", nn.initializers.zeros, x.shape[-1:])
+        threshold = self.param("threshold", nn.initializers.zeros, x.shape[-1:])
         square = jnp.mean(jnp.square(x), axis=(1, 2), keepdims=True)
-        x = x * jax.lax.rsqrt(square + self.epsilon) * scale + bias
-        return jnp.maximum(x, threshold[0]) if threshold else x
+        return jnp.maximum(x * jax.lax.rsqrt(square + 1e-6) * scale + bias, threshold)
 
 
 class ResNet(nn.Module):
     """Residual network for small images, with `FilterResponseNorm` and swish.
 
-    Three stages of `num_blocks` blocks with two 3 x 3 convolutions each, whose width doubles and
-    whose images halve from one stage to the next; projections where shapes change; a mean over
-    all places. Source: Izmailov et al. (2021), What are Bayesian neural network posteriors really
-    like?, with the depth ``6 * num_blocks + 2``.
+    Source: Izmailov et al. (2021), What are Bayesian neural network posteriors really like?, with
+    the depth ``6 * num_blocks + 2``; 274042 parameters for depth 20 and 3 channels.
     """
 
-    num_blocks: int
+    num_blocks: int = 3
     num_outputs: int = 10
     width: int = 16
-    activation: Callable[[Array], Array] = nn.swish
-    threshold: bool = True
     method: Method = "lax"
 
     @nn.compact
@@ -229,27 +164,70 @@ class ResNet(nn.Module):
         """Return ``[n, num_outputs]``."""
 
         def layer(x: Array, features: int, size: int = 3, strides: int = 1) -> Array:
+            conv = _conv(self.method)
             init = nn.initializers.he_normal()
-            x = Conv(features, (size,) * 2, strides, method=self.method, kernel_init=init)(x)
-            return FilterResponseNorm(threshold=self.threshold)(x)
+            return FilterResponseNorm()(conv(features, (size,) * 2, strides, kernel_init=init)(x))
 
-        x = self.activation(layer(x, self.width))
+        x = nn.swish(layer(x, self.width))
         for stage in range(3):
             features = self.width * 2**stage
             for block in range(self.num_blocks):
-                halves = stage > 0 and block == 0
-                strides = 2 if halves else 1
-                y = self.activation(layer(x, features, strides=strides))
-                y = layer(y, features)
-                if halves:
-                    x = layer(x, features, size=1, strides=strides)
-                x = self.activation(x + y)
+                strides = 2 if stage > 0 and block == 0 else 1
+                y = layer(nn.swish(layer(x, features, strides=strides)), features)
+                skip = layer(x, features, 1, strides) if strides == 2 else x
+                x = nn.swish(skip + y)
         return nn.Dense(self.num_outputs)(jnp.mean(x, axis=(1, 2)))
 
 
-def resnet20(num_outputs: int = 10, **kwargs: object) -> ResNet:
-    """Return the `ResNet` of depth 20 (274042 parameters for 10 outputs and 3 channels)."""
-    return ResNet(3, num_outputs, **kwargs)
+class ResNet18(nn.Module):
+    """ResNet-18 for small images, pre-activation, with group normalization: 11.2 million numbers.
+
+    A benchmark of Reddi et al. (2021), who replace batch statistics as Hsieh et al. (2020) do.
+    """
+
+    num_outputs: int = 100
+    width: int = 64
+    num_groups: int = 2
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """Return ``[n, num_outputs]``."""
+
+        def convolve(x: Array, features: int, size: int, strides: int = 1) -> Array:
+            init = nn.initializers.he_normal()
+            return nn.Conv(features, (size, size), strides, use_bias=False, kernel_init=init)(x)
+
+        def activate(x: Array) -> Array:
+            return nn.relu(nn.GroupNorm(self.num_groups)(x))
+
+        x = convolve(x, self.width, 3)
+        for stage in range(4):
+            features = self.width * 2**stage
+            for block in range(2):
+                strides = 2 if stage > 0 and block == 0 else 1
+                y = activate(x)
+                skip = convolve(y, features, 1, strides) if strides == 2 else x
+                y = convolve(y, features, 3, strides)
+                x = skip + convolve(activate(y), features, 3)
+        return nn.Dense(self.num_outputs)(jnp.mean(activate(x), axis=(1, 2)))
+
+
+class EmnistCnn(nn.Module):
+    """Two convolutions, a maximum of four and two dense layers: 1.2 million numbers.
+
+    A benchmark of Reddi et al. (2021), without dropout.
+    """
+
+    num_outputs: int = 62
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """Return ``[n, num_outputs]``."""
+        for features in (32, 64):
+            x = nn.relu(nn.Conv(features, (3, 3), padding="VALID")(x))
+        x = nn.max_pool(x, (2, 2), strides=(2, 2))
+        x = nn.relu(nn.Dense(128)(x.reshape(x.shape[0], -1)))
+        return nn.Dense(self.num_outputs)(x)
 
 
 def num_classes(data: fedmcmc.FederatedData) -> int:
@@ -258,38 +236,11 @@ def num_classes(data: fedmcmc.FederatedData) -> int:
 
 
 def column(data: fedmcmc.FederatedData, name: str) -> Any:
-    """Return a column of the rows.
-
-    Raises
-    ------
-    ValueError
-        If the rows have no such column.
-    """
+    """Return a column of the rows, or raise ``ValueError``."""
     if not isinstance(data.rows, dict) or name not in data.rows:
         names = ", ".join(data.rows) if isinstance(data.rows, dict) else "not named"
         raise ValueError(f"this model needs the column {name!r}; the columns are {names}.")
     return data.rows[name]
-
-
-def _regression(
-    data: fedmcmc.FederatedData,
-    terms: Callable[[Array, Array, Array], Array],
-    resample: Callable[[Array, Array, dict[str, Array]], dict[str, Array]],
-    shape: tuple[int, ...],
-    prior_precision: float,
-) -> fedmcmc.Posterior:
-    if column(data, "features").ndim != 2:
-        raise ValueError("this model needs flat features, [rows, features]; use data.flat=true.")
-    return fedmcmc.Posterior(
-        logprior_fn=Partial(_normal_logprior, jnp.float32(prior_precision)),
-        loglikelihood_fn=Partial(_of_columns, Partial(terms)),
-        resample_fn=Partial(resample),
-        init_fn=Partial(_normal_start, jnp.zeros(shape)),
-    )
-
-
-def _normal_logprior(precision: Array, position: Any) -> Array:
-    return -0.5 * precision * sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(position))
 
 
 def flat_logprior(position: Any) -> Array:
@@ -297,32 +248,35 @@ def flat_logprior(position: Any) -> Array:
     return jnp.zeros((), jax.tree.leaves(position)[0].dtype)
 
 
+def _posterior(
+    terms: Callable[..., Array],
+    shape: tuple[int, ...],
+    precision: float,
+    resample: Callable[..., Any] | None = None,
+    start: Callable[..., Any] | None = None,
+) -> fedmcmc.Posterior:
+    """Return the posterior under a normal prior; chains start at normal draws by default."""
+    return fedmcmc.Posterior(
+        Partial(_normal_logprior, jnp.float32(precision)),
+        Partial(terms),
+        None if resample is None else Partial(resample),
+        init_fn=Partial(start or _normal_start, jnp.zeros(shape)),
+    )
+
+
+def _normal_logprior(precision: Array, position: Any) -> Array:
+    return -0.5 * precision * sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(position))
+
+
 def _normal_start(zeros: Array, rng_key: Array) -> Array:
     return jax.random.normal(rng_key, zeros.shape)
 
 
-def _of_columns(terms: Any, theta: Array, rows: dict[str, Array]) -> Array:
-    return terms(theta, rows["features"], rows["label"])
-
-
-def _binary_terms(theta: Array, features: Array, label: Array) -> Array:
-    score = features @ theta
-    return jnp.where(label == 1, score, 0) - jax.nn.softplus(score)
-
-
-def _multinomial_terms(theta: Array, features: Array, label: Array) -> Array:
-    scores = jax.nn.log_softmax(features @ theta)
-    return jnp.take_along_axis(scores, label[:, None], axis=1)[:, 0]
-
-
-def _resample_binary(rng_key: Array, theta: Array, rows: dict[str, Array]) -> dict[str, Array]:
-    label = jax.random.bernoulli(rng_key, jax.nn.sigmoid(rows["features"] @ theta))
-    return {**rows, "label": label.astype(rows["label"].dtype)}
-
-
-def _resample_class(rng_key: Array, theta: Array, rows: dict[str, Array]) -> dict[str, Array]:
-    label = jax.random.categorical(rng_key, rows["features"] @ theta)
-    return {**rows, "label": label.astype(rows["label"].dtype)}
+def _num_features(data: fedmcmc.FederatedData) -> int:
+    shape = column(data, "features").shape
+    if len(shape) != 2:
+        raise ValueError("this model needs flat features, [rows, features]; use data.flat=true.")
+    return int(shape[1])
 
 
 def logistic(data: fedmcmc.FederatedData, prior_precision: float = 1.0) -> fedmcmc.Posterior:
@@ -331,8 +285,17 @@ def logistic(data: fedmcmc.FederatedData, prior_precision: float = 1.0) -> fedmc
         raise ValueError(
             f"labels must be 0 or 1, got 0 to {num_classes(data) - 1}; use model=multinomial."
         )
-    shape = column(data, "features").shape[1:]
-    return _regression(data, _binary_terms, _resample_binary, shape, prior_precision)
+    return _posterior(_binary_terms, (_num_features(data),), prior_precision, _resample_binary)
+
+
+def _binary_terms(theta: Array, rows: dict[str, Array]) -> Array:
+    score = rows["features"] @ theta
+    return jnp.where(rows["label"] == 1, score, 0) - jax.nn.softplus(score)
+
+
+def _resample_binary(rng_key: Array, theta: Array, rows: dict[str, Array]) -> dict[str, Array]:
+    label = jax.random.bernoulli(rng_key, jax.nn.sigmoid(rows["features"] @ theta))
+    return {**rows, "label": label.astype(rows["label"].dtype)}
 
 
 def multinomial(
@@ -343,24 +306,27 @@ def multinomial(
     With `by_class` they are a vector per class, to each of which `fedmcmc.quantize` can give a
     norm of its own.
     """
-    shape = (column(data, "features").shape[-1], num_classes(data))
-    posterior = _regression(data, _multinomial_terms, _resample_class, shape, prior_precision)
-    if not by_class:
-        return posterior
-    return fedmcmc.Posterior(
-        posterior.logprior_fn,
-        loglikelihood_fn=Partial(_of_classes, posterior.loglikelihood_fn),
-        resample_fn=Partial(_of_classes, posterior.resample_fn),
-        init_fn=Partial(_by_class, posterior.init_fn),
-    )
+    shape = (_num_features(data), num_classes(data))
+    start = _class_start if by_class else None
+    return _posterior(_class_terms, shape, prior_precision, _resample_class, start)
 
 
-def _of_classes(function: Callable[..., Any], theta: tuple[Array, ...], *arguments: Any) -> Any:
-    return function(jnp.stack(theta, axis=1), *arguments)
+def _class_start(zeros: Array, rng_key: Array) -> tuple[Array, ...]:
+    return tuple(_normal_start(zeros, rng_key).T)
 
 
-def _by_class(init_fn: Callable[[Array], Array], rng_key: Array) -> tuple[Array, ...]:
-    return tuple(init_fn(rng_key).T)
+def _class_scores(theta: Any, rows: dict[str, Array]) -> Array:
+    return rows["features"] @ (jnp.stack(theta, axis=1) if isinstance(theta, tuple) else theta)
+
+
+def _class_terms(theta: Any, rows: dict[str, Array]) -> Array:
+    scores = jax.nn.log_softmax(_class_scores(theta, rows))
+    return jnp.take_along_axis(scores, rows["label"][:, None], axis=1)[:, 0]
+
+
+def _resample_class(rng_key: Array, theta: Any, rows: dict[str, Array]) -> dict[str, Array]:
+    label = jax.random.categorical(rng_key, _class_scores(theta, rows))
+    return {**rows, "label": label.astype(rows["label"].dtype)}
 
 
 def network(
@@ -391,11 +357,7 @@ def mlp(
 
 def gaussian(data: fedmcmc.FederatedData, prior_precision: float = 1.0) -> fedmcmc.Posterior:
     """Return the mean of rows `y` with unit covariance; a precision of zero is the flat prior."""
-    return fedmcmc.Posterior(
-        logprior_fn=Partial(_normal_logprior, jnp.float32(prior_precision)),
-        loglikelihood_fn=Partial(_gaussian_terms),
-        init_fn=Partial(_normal_start, jnp.zeros(column(data, "y").shape[1:])),
-    )
+    return _posterior(_gaussian_terms, column(data, "y").shape[1:], prior_precision)
 
 
 def _gaussian_terms(theta: Array, rows: dict[str, Array]) -> Array:
@@ -404,11 +366,7 @@ def _gaussian_terms(theta: Array, rows: dict[str, Array]) -> Array:
 
 def quadratic(data: fedmcmc.FederatedData) -> fedmcmc.Posterior:
     """Return the posterior of Gaussian clients: rows are their `mean` and `curvature`."""
-    return fedmcmc.Posterior(
-        logprior_fn=Partial(_normal_logprior, jnp.float32(0)),
-        loglikelihood_fn=Partial(_quadratic_terms),
-        init_fn=Partial(_normal_start, jnp.zeros(column(data, "mean").shape[1:])),
-    )
+    return _posterior(_quadratic_terms, column(data, "mean").shape[1:], 0)
 
 
 def _quadratic_terms(theta: Array, rows: dict[str, Array]) -> Array:
@@ -417,15 +375,12 @@ def _quadratic_terms(theta: Array, rows: dict[str, Array]) -> Array:
 
 def pair_metric(data: fedmcmc.FederatedData, prior_scale: float = 1.0) -> fedmcmc.Posterior:
     """Return the metric of pairs, columns `features` and `sign` (El Mekkaoui et al. 2021)."""
-    return fedmcmc.Posterior(
-        logprior_fn=Partial(_normal_logprior, jnp.float32(prior_scale**-2)),
-        loglikelihood_fn=Partial(_pair_terms),
-        init_fn=Partial(_pair_start, jnp.zeros(column(data, "features").shape[1:])),
-    )
+    shape = column(data, "features").shape[1:]
+    return _posterior(_pair_terms, shape, prior_scale**-2, start=_pair_start)
 
 
 def _pair_start(zeros: Array, rng_key: Array) -> dict[str, Array]:
-    return {"gamma": jax.random.normal(rng_key, zeros.shape), "mu": jnp.zeros(())}
+    return {"gamma": _normal_start(zeros, rng_key), "mu": jnp.zeros(())}
 
 
 def _pair_terms(position: dict[str, Array], rows: dict[str, Array]) -> Array:

@@ -8,16 +8,6 @@ import numpy as np
 import fedmcmc
 from fedmcmc import partition
 
-__all__ = [
-    "femnist_star",
-    "gaussian",
-    "letter_pairs",
-    "project",
-    "skewed_labels",
-    "some_rows",
-    "standardize",
-]
-
 
 def some_rows(rng_key: jax.Array, total: int, num: int | None) -> np.ndarray:
     """Return `num` of `total` row numbers at random, in random order; all in order for ``None``."""
@@ -26,6 +16,31 @@ def some_rows(rng_key: jax.Array, total: int, num: int | None) -> np.ndarray:
     if not 0 < num <= total:
         raise ValueError(f"cannot take {num} of {total} rows.")
     return np.asarray(jax.random.permutation(rng_key, total)[:num])
+
+
+def _generator(rng_key: jax.Array) -> np.random.Generator:
+    return np.random.default_rng(np.asarray(jax.random.key_data(rng_key)).ravel().astype(np.uint32))
+
+
+def label_dirichlet(rng_key: jax.Array, labels: np.ndarray, num_clients: int) -> np.ndarray:
+    """Return client ids ``[num_rows]``: the shares of each label are Dirichlet.
+
+    The split of Plassier et al. (2021, 2023): for each label, ``p ~ U[0, 1]^b`` and shares
+    ``~ Dirichlet(p)``; a client takes ``1 + round((n - b) share)`` consecutive rows of it, as far
+    as they last, and the last client what remains.
+    """
+    rng = _generator(rng_key)
+    ids = np.empty(len(labels), np.int32)
+    for label in np.unique(labels):
+        rows = np.flatnonzero(labels == label)
+        if len(rows) < num_clients:
+            raise ValueError(f"label {label} has {len(rows)} rows for {num_clients} clients.")
+        shares = rng.dirichlet(rng.uniform(size=num_clients))
+        counts = 1 + np.round((len(rows) - num_clients) * shares).astype(int)
+        ends = np.minimum(np.cumsum(counts), len(rows))
+        ends[-1] = len(rows)
+        ids[rows] = np.repeat(np.arange(num_clients), np.diff(ends, prepend=0))
+    return ids
 
 
 def femnist_star(
@@ -124,10 +139,6 @@ def _draw_pairs(
             used.add(pair)
             pairs.append(pair)
     return np.array(pairs)
-
-
-def _generator(rng_key: jax.Array) -> np.random.Generator:
-    return np.random.default_rng(np.asarray(jax.random.key_data(rng_key)).ravel().astype(np.uint32))
 
 
 def standardize(features: np.ndarray) -> np.ndarray:

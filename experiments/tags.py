@@ -16,11 +16,9 @@ from jax import Array
 from jax.tree_util import Partial
 
 import fedmcmc
-from experiments import data as tables
-from experiments import tff
+from experiments import data as sources
 from experiments.models import column, flat_logprior
-
-__all__ = ["logits", "regressions", "stack_overflow", "synthetic", "unpack"]
+from experiments.tff import ADVICE
 
 NUM_TOPICS, LENGTH = 20, 10
 """Topics of synthetic users, and words of their sentences."""
@@ -89,16 +87,10 @@ def stack_overflow(
     """Read Stack Overflow: sentences of 342,477 users, the most frequent words and tags.
 
     At most `max_rows` sentences are read per user, and `num_test` of the test users.
-
-    Raises
-    ------
-    DataNotFound
-        If ``stackoverflow_train.h5``, ``stackoverflow_test.h5``, ``stackoverflow.word_count`` or
-        ``stackoverflow.tag_count`` is not in the folder of `experiments.data`.
     """
-    files = ("_train.h5", "_test.h5", ".word_count", ".tag_count")
-    paths = [tables.folder() / f"stackoverflow{file}" for file in files]
-    tff.require(paths, "Stack Overflow", "data/stackoverflow", "use study=fed_ep/tags_small")
+    parts = ("_train.h5", "_test.h5", ".word_count", ".tag_count")
+    files = [f"stackoverflow{part}" for part in parts]
+    paths = sources.require("Stack Overflow", files, f"{ADVICE} use study=fed_ep/tags_small")
     words, tags = _most_frequent(paths[2], num_words), _most_frequent(paths[3], num_tags)
     train, ids = _read(paths[0], words, tags, max_rows)
     test, _ = _read(paths[1], words, tags, max_rows, num_test)

@@ -5,7 +5,6 @@
 of `experiments.data`; in each a group ``examples/<client>`` holds a client's rows.
 """
 
-import os
 import pickle
 from pathlib import Path
 from typing import NamedTuple
@@ -14,11 +13,13 @@ import jax
 import numpy as np
 
 import fedmcmc
-from experiments import data, images
-from experiments.data import DataNotFound
+from experiments import data as sources
 
-__all__ = ["Examples", "cifar100", "emnist62", "read"]
-
+ADVICE = "tff.simulation.datasets and FedML's scripts fetch them. To do without,"
+CROP = 24
+"""Side of the crops of CIFAR-100."""
+CIFAR100_MOMENTS = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
+"""Mean and standard deviation of CIFAR-100's training pixels on [0, 1], per channel."""
 # The superclass of each of the 100 classes of CIFAR-100; both in alphabetical order.
 SUPERCLASSES = np.array(
     [
@@ -28,6 +29,7 @@ SUPERCLASSES = np.array(
         12, 9, 13, 15, 13, 16, 19, 2, 4, 6, 19, 5, 5, 8, 19, 18, 1, 2, 15, 6, 0, 17, 8, 14, 13,
     ]
 )  # fmt: skip
+Columns = dict[str, np.ndarray]
 
 
 class Examples(NamedTuple):
@@ -38,69 +40,73 @@ class Examples(NamedTuple):
     client: np.ndarray
 
 
-def cifar100(rng_key: jax.Array) -> tuple[Examples, Examples, str]:
-    """CIFAR-100 in 500 clients of 100 images, 100 test images for each of 100 more.
+def cifar100(seed: int = 0) -> tuple[fedmcmc.FederatedData, Columns]:
+    """Return CIFAR-100 in 500 clients of 100 images, as crops of 24 by 24 pixels.
 
     From ``fed_cifar100_train.h5`` and ``fed_cifar100_test.h5``; else the images themselves
     (``cifar-100-python/train`` and ``test``, or OpenML), in a Pachinko allocation of our own with
     the same settings. Source: Krizhevsky (2009).
+
+    Each training image is cropped at random and mirrored with probability a half, once; the
+    published experiments crop again at every visit. Test images are cropped in the middle.
     """
-    paths = [data.folder() / f"fed_cifar100_{part}.h5" for part in ("train", "test")]
+    crop_key, split_key = jax.random.split(jax.random.key(seed))
+    train, test = _cifar100_examples(split_key)
+    rng = np.random.default_rng(np.asarray(jax.random.key_data(crop_key)))
+    highest = train.x.shape[1] - CROP
+    crops = _crop(train.x, rng.integers(0, highest + 1, (len(train.x), 2)))
+    is_mirrored = rng.random(len(crops)) < 0.5
+    crops[is_mirrored] = crops[is_mirrored, :, ::-1]
+    middles = _crop(test.x, np.full((len(test.x), 2), highest // 2))
+    rows, held_out = (
+        {"features": sources.standardize_pixels(x, CIFAR100_MOMENTS), "label": label}
+        for x, label in ((crops, train.label), (middles, test.label))
+    )
+    return fedmcmc.FederatedData.from_arrays(rows, train.client), held_out
+
+
+def _crop(x: np.ndarray, corners: np.ndarray) -> np.ndarray:
+    rows, columns = (corners[:, i, None] + np.arange(CROP) for i in range(2))
+    return x[np.arange(len(x))[:, None, None], rows[:, :, None], columns[:, None, :]]
+
+
+def _cifar100_examples(rng_key: jax.Array) -> tuple[Examples, Examples]:
+    parts = ("train", "test")
+    paths = [sources.folder() / f"fed_cifar100_{part}.h5" for part in parts]
     if all(path.is_file() for path in paths):
-        train, test = (read(path, "image") for path in paths)
-        return train, test, "the split of TensorFlow Federated"
-    x, label, coarse, x_test, label_test = _cifar100_images()
-    ids = fedmcmc.partition.pachinko(rng_key, label, coarse, len(label) // 100)
+        return read(paths[0], "image"), read(paths[1], "image")
+    paths = [sources.folder() / "cifar-100-python" / part for part in parts]
+    if all(path.is_file() for path in paths):
+        (x, label), (x_test, label_test) = map(_read_pickle, paths)
+    else:
+        files = "fed_cifar100_{train,test}.h5 or cifar-100-python/{train,test}"
+        features, labels = sources.fetch_openml("CIFAR-100", "active", files, 60_000)
+        x, x_test = np.split(sources.planes(features), [50_000])
+        label, label_test = np.split(labels, [50_000])
+    ids = fedmcmc.partition.pachinko(rng_key, label, SUPERCLASSES[label], len(label) // 100)
     order = np.argsort(ids, kind="stable")
     train = Examples(x[order], label[order], ids[order])
-    test = Examples(x_test, label_test, np.zeros(len(label_test), np.int32))
-    return train, test, "in a Pachinko allocation of our own"
+    return train, Examples(x_test, label_test, np.zeros(len(label_test), np.int32))
 
 
-def _cifar100_images() -> tuple[np.ndarray, ...]:
-    paths = [data.folder() / "cifar-100-python" / part for part in ("train", "test")]
-    if all(path.is_file() for path in paths):
-        parts = [_pickled(path) for path in paths]
-        return (*parts[0], *parts[1][:2])
-    files = "fed_cifar100_{train,test}.h5 or cifar-100-python/{train,test}"
-    features, label = data.fetch_openml("CIFAR-100", "active", files)
-    if len(features) != 60_000:
-        raise data.not_found("CIFAR-100", files, ValueError(f"it gave {len(features)} images"))
-    x = images.planes(np.asarray(features).astype(np.uint8))
-    train = label[:50_000]
-    return x[:50_000], train, SUPERCLASSES[train], x[50_000:], label[50_000:]
-
-
-def _pickled(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _read_pickle(path: Path) -> tuple[np.ndarray, np.ndarray]:
     # The files of the data set's own page are pickles of arrays and lists of numbers.
     with path.open("rb") as file:
         arrays = pickle.load(file, encoding="bytes")
-    names = (b"fine_labels", b"coarse_labels")
-    label, coarse = (np.asarray(arrays[name], np.int32) for name in names)
-    return images.planes(np.asarray(arrays[b"data"], np.uint8)), label, coarse
+    return sources.planes(arrays[b"data"]), np.asarray(arrays[b"fine_labels"], np.int32)
 
 
-def emnist62() -> tuple[Examples, Examples, str]:
-    """EMNIST's digits and letters by writer: 3400 clients, rows of each in both parts.
+def emnist62() -> tuple[fedmcmc.FederatedData, Columns]:
+    """Return EMNIST's digits and letters by writer: 3400 clients, rows of each in both parts.
 
     From ``fed_emnist_train.h5`` and ``fed_emnist_test.h5``, float pixels from 0 (ink) to 1.
     Source: Caldas et al. (2018), LEAF; Cohen et al. (2017).
     """
-    paths = [data.folder() / f"fed_emnist_{part}.h5" for part in ("train", "test")]
-    require(paths, "EMNIST by writer", "data/FederatedEMNIST", "use study=fed_ep/mnist_small")
+    files = [f"fed_emnist_{part}.h5" for part in ("train", "test")]
+    paths = sources.require("EMNIST by writer", files, f"{ADVICE} use study=fed_ep/mnist_small")
     train, test = (read(path, "pixels") for path in paths)
-    return train, test, "by writer"
-
-
-def require(paths: list[Path], name: str, script: str, instead: str) -> None:
-    """Raise `DataNotFound` unless all files are there."""
-    missing = [path.name for path in paths if not path.is_file()]
-    if missing:
-        raise DataNotFound(
-            f"Data set {name!r} not found: put {', '.join(missing)} into the folder FEDMCMC_DATA "
-            f"({os.path.normpath(data.folder())}); tff.simulation.datasets and FedML's script in "
-            f"{script} fetch them. To do without, {instead}."
-        )
+    rows, held_out = ({"features": p.x[..., None], "label": p.label} for p in (train, test))
+    return fedmcmc.FederatedData.from_arrays(rows, train.client), held_out
 
 
 def read(path: Path, column: str) -> Examples:

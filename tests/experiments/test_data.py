@@ -2,12 +2,14 @@
 
 import gzip
 import hashlib
+import pickle
 import struct
 
+import h5py
 import numpy as np
 import pytest
 
-from experiments import data, images, shards
+from experiments import data, shards, tff
 
 RNG = np.random.default_rng(0)
 
@@ -57,14 +59,13 @@ def test_tables_in_the_folder(folder):
 
 def test_images_in_the_folder(folder):
     arrays = pixels(6, 28, 28), pixels(6) % 10, pixels(2, 28, 28), pixels(2) % 10
-    named = dict(zip(images.Images._fields, arrays, strict=True))
-    for name in ("mnist", "emnist_digits"):
-        np.savez(folder / f"{name}.npz", **named)
+    named = dict(zip(data.Images._fields, arrays, strict=True))
+    np.savez(folder / "mnist.npz", **named)
     for i, part in enumerate((slice(0, 4), slice(4, 6))):
         train = {name: named[name][part] for name in ("x_train", "y_train")}
         np.savez(folder / f"fashion_mnist_train_{i}.npz", **train)
     np.savez(folder / "fashion_mnist_test.npz", x_test=arrays[2], y_test=arrays[3])
-    for load in (images.mnist, images.fashion_mnist, images.emnist_digits):
+    for load in (data.mnist, data.fashion_mnist):
         same(load(), *arrays)
 
 
@@ -74,7 +75,7 @@ def test_residuals_and_jpeg_are_decoded(folder):
     names = (*(f"cifar10_train_{shard}" for shard in range(3)), "cifar10_test1000")
     for name, part in zip(names, parts, strict=True):
         np.savez(folder / f"{name}.npz", x_resid=residuals(pictures[part]), y=labels[part])
-    same(images.cifar10(jpeg_test=False), pictures[:6], labels[:6], pictures[6:], labels[6:])
+    same(data.cifar10(jpeg_test=False), pictures[:6], labels[:6], pictures[6:], labels[6:])
     pillow = pytest.importorskip("PIL.Image")
     files = []
     for level in (10, 200):
@@ -84,14 +85,14 @@ def test_residuals_and_jpeg_are_decoded(folder):
     offset = np.cumsum([0, *(len(file) for file in files)])
     code = np.frombuffer(b"".join(files), np.uint8)
     np.savez(folder / "cifar10_test_jpeg.npz", jpeg=code, offset=offset, y=np.array([3, 4]))
-    lossy = images.cifar10()
+    lossy = data.cifar10()
     assert lossy.y_test.tolist() == [3, 4]
     np.testing.assert_allclose(lossy.x_test.mean(axis=(1, 2, 3)), [10, 200], atol=1)
 
 
 def test_emnist_of_the_original_files(folder):
-    with pytest.raises(data.DataNotFound, match=r"put emnist_digits\.npz, or emnist-digits-train"):
-        images.emnist_digits()
+    with pytest.raises(data.DataNotFound, match=r"put emnist-digits-train.*use MNIST"):
+        data.emnist_digits()
     x, y = pixels(5, 28, 28), pixels(5) % 10
     for part, rows in (("train", slice(0, 3)), ("test", slice(3, 5))):
         num = len(y[rows])
@@ -101,7 +102,7 @@ def test_emnist_of_the_original_files(folder):
         for kind, head, body in zip(("images-idx3", "labels-idx1"), heads, bodies, strict=True):
             with gzip.open(folder / f"emnist-digits-{part}-{kind}-ubyte.gz", "wb") as file:
                 file.write(head + body)
-    same(images.emnist_digits(), x[:3], y[:3], x[3:], y[3:])
+    same(data.emnist_digits(), x[:3], y[:3], x[3:], y[3:])
 
 
 def test_openml(folder, monkeypatch):
@@ -112,33 +113,23 @@ def test_openml(folder, monkeypatch):
         return np.broadcast_to(np.arange(784.0), (70_000, 784)), labels
 
     monkeypatch.setattr("sklearn.datasets.fetch_openml", fetch)
-    table, digits = data.covtype(), images.mnist()
+    table, digits = data.covtype(), data.mnist()
     assert table.features.shape == (3, 3) and table.labels.tolist() == [1, 2, 3]
     assert digits.x_train.shape == (60_000, 28, 28) and digits.x_test.shape == (10_000, 28, 28)
     assert digits.x_train[5, 1, 2] == 30 and digits.y_test[:3].tolist() == [0, 1, 2]
-    with pytest.raises(data.DataNotFound, match="it gave 70000 images"):
-        images.cifar10()
+    with pytest.raises(data.DataNotFound, match="it gave 70000 rows"):
+        data.cifar10()
     flat = np.arange(2 * 3072).reshape(2, 3072) % 251
-    np.testing.assert_array_equal(images.planes(flat)[1, 2, 5], flat[1, [69, 1093, 2117]])
+    np.testing.assert_array_equal(data.planes(flat)[1, 2, 5], flat[1, [69, 1093, 2117]])
 
 
-@pytest.mark.parametrize("load", [data.isolet, images.fashion_mnist, images.cifar10])
+@pytest.mark.parametrize("load", [data.isolet, data.fashion_mnist, data.cifar10])
 def test_one_line_tells_how_to_get_a_missing_data_set(folder, load):
     with pytest.raises(data.DataNotFound) as caught:
         load()
     message = str(caught.value)
     assert "\n" not in message and ".npz" in message
     assert "FEDMCMC_DATA" in message and str(folder) in message and "no route to host" in message
-
-
-def test_pixels_are_scaled():
-    scaled = images.scale_pixels(
-        np.full((1, 1, 3), 255, np.uint8), "standard", images.CIFAR10_MOMENTS
-    )
-    means, deviations = np.array(images.CIFAR10_MOMENTS)
-    np.testing.assert_allclose(scaled[0, 0], (1 - means) / deviations, rtol=1e-6)
-    with pytest.raises(ValueError, match="scaling must be"):
-        images.scale_pixels(pixels(2), "zscore")
 
 
 def test_digits_come_from_the_pools_of_the_notebook():
@@ -160,9 +151,65 @@ def test_digits_come_from_the_pools_of_the_notebook():
         shards.femnist_star(labels[:60], 1, 1994)
 
 
+def write(path, clients):
+    with h5py.File(path, "w") as file:
+        for name, columns in clients.items():
+            for column, values in columns.items():
+                file.create_dataset(f"examples/{name}/{column}", data=values)
+
+
+def test_cifar100_as_tensorflow_federated_splits_it(folder):
+    x = {name: pixels(num, 32, 32, 3) for name, num in (("b", 2), ("a", 3))}
+    for part in ("train", "test"):
+        columns = {n: {"image": v, "label": np.arange(len(v))} for n, v in x.items()}
+        write(folder / f"fed_cifar100_{part}.h5", columns)
+    rows, test = tff.cifar100(seed=1)
+    assert rows.sizes.tolist() == [3, 2] and rows.rows["label"].tolist() == [0, 1, 2, 0, 1]
+    assert rows.rows["features"].shape == (5, 24, 24, 3)
+    mean, deviation = (np.array(m) for m in tff.CIFAR100_MOMENTS)
+    back = np.asarray(rows.rows["features"]) * deviation + mean
+    # A crop of the picture, mirrored or not.
+    first = x["a"][0] / 255
+    crops = [first[i : i + 24, j : j + 24] for i in range(9) for j in range(9)]
+    crops += [crop[:, ::-1] for crop in crops]
+    assert min(np.abs(back[0] - crop).max() for crop in crops) < 1e-5
+    held_out = test["features"][0] * deviation + mean
+    np.testing.assert_allclose(held_out, first[4:28, 4:28], atol=1e-5)
+
+
+def test_cifar100_is_split_by_us_where_only_the_images_are_there(folder):
+    with pytest.raises(data.DataNotFound, match="fed_cifar100_"):
+        tff.cifar100()
+    (folder / "cifar-100-python").mkdir()
+    labels = np.repeat(np.arange(100), 4)
+    planes = RNG.integers(0, 256, (400, 3072), dtype=np.uint8)
+    content = pickle.dumps({b"data": planes, b"fine_labels": labels.tolist()})
+    for part in ("train", "test"):
+        (folder / "cifar-100-python" / part).write_bytes(content)
+    rows, test = tff.cifar100()
+    assert rows.sizes.tolist() == [100] * 4
+    np.testing.assert_array_equal(np.bincount(rows.rows["label"]), 4)
+    mean, deviation = (np.array(moment)[1] for moment in tff.CIFAR100_MOMENTS)
+    green = planes[7, 1024:2048].reshape(32, 32)[4:28, 4:28] / 255
+    np.testing.assert_allclose(test["features"][7, ..., 1], (green - mean) / deviation, atol=1e-5)
+    assert np.bincount(tff.SUPERCLASSES).tolist() == [5] * 20
+
+
+def test_writers_of_emnist(folder):
+    with pytest.raises(data.DataNotFound, match=r"fed_emnist_train\.h5.*mnist_small"):
+        tff.emnist62()
+    for part in ("train", "test"):
+        columns = {"pixels": RNG.random((2, 28, 28), np.float32), "label": np.array([61, 3])}
+        write(folder / f"fed_emnist_{part}.h5", {"f0": columns, "f1": columns})
+    rows, test = tff.emnist62()
+    assert rows.rows["features"].shape == (4, 28, 28, 1)
+    assert rows.sizes.tolist() == [2, 2]
+    assert test["label"].tolist() == [61, 3, 61, 3]
+
+
 MD5_OF_IDX = {
-    images.mnist: ("6bbc9ace898e44ae57da46a324031adb", "2646ac647ad5339dbf082846283269ea"),
-    images.fashion_mnist: ("f4a8712d7a061bf5bd6d2ca38dc4d50a", "8181f5470baa50b63fa0f6fddb340f0a"),
+    data.mnist: ("6bbc9ace898e44ae57da46a324031adb", "2646ac647ad5339dbf082846283269ea"),
+    data.fashion_mnist: ("f4a8712d7a061bf5bd6d2ca38dc4d50a", "8181f5470baa50b63fa0f6fddb340f0a"),
 }
 
 
@@ -178,16 +225,10 @@ def test_real_images_are_those_of_their_authors(load):
 
 @pytest.mark.data
 def test_real_photographs_are_those_of_their_authors():
-    exact, lossy = or_skip(lambda: images.cifar10(jpeg_test=False)), or_skip(images.cifar10)
+    exact = or_skip(lambda: data.cifar10(jpeg_test=False))
     # The first batch of the original has these numbers of each class.
-    assert np.bincount(exact.y_train[:10_000]).tolist() == [
-        1005, 974, 1032, 1016, 999, 937, 1030, 1001, 1025, 981,
-    ]  # fmt: skip
-    # The lossy test set is sorted by class and has the exact thousand first in each.
-    for label in range(10):
-        ours = exact.x_test[exact.y_test == label].astype(float)
-        theirs = lossy.x_test[lossy.y_test == label][: len(ours)].astype(float)
-        assert np.sqrt(((ours - theirs) ** 2).mean(axis=(1, 2, 3))).max() < 25
+    first = [1005, 974, 1032, 1016, 999, 937, 1030, 1001, 1025, 981]
+    assert np.bincount(exact.y_train[:10_000]).tolist() == first
 
 
 @pytest.mark.data

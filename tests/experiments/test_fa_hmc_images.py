@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import fedmcmc
-from experiments import images, loaders, models
+from experiments import data as sources
+from experiments import loaders, models
 from experiments.special import fa_hmc_images
 from experiments.special.fa_hmc_images import Score, compare
 
@@ -16,7 +17,7 @@ from experiments.special.fa_hmc_images import Score, compare
 def test_a_sweep_scores_the_draws_of_sample(monkeypatch):
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 256, (60, 4, 4)).astype(np.uint8), np.arange(60, dtype=np.int32) % 3
-    monkeypatch.setattr(images, "fashion_mnist", lambda: images.Images(x, y, x, y))
+    monkeypatch.setattr(sources, "fashion_mnist", lambda: sources.Images(x, y, x, y))
     data, test = loaders.standardized_images("fashion_mnist", num_clients=4)
     assert data.sizes.tolist() == [15] * 4
     np.testing.assert_allclose(np.mean(data.rows["features"]), 0, atol=1e-5)
