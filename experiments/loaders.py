@@ -207,7 +207,7 @@ def principal_components(of: Loaded, num_components: int = 100, scaled: bool = T
     `of` is what another loader of a classification returned. If `scaled`, each coordinate has
     variance one; else it has the variance of its component.
     """
-    data, test = of
+    data, test, *_ = of
     x = np.asarray(data.rows["features"]).reshape(data.num_rows, -1)
     if not 1 <= num_components <= min(x.shape):
         raise ValueError(

@@ -18,6 +18,7 @@ from jax.flatten_util import ravel_pytree
 from jax.tree_util import Partial
 
 import fedmcmc
+from experiments import models
 from fedmcmc import FederatedData, Gaussian, Posterior
 from fedmcmc.data import fold
 from fedmcmc.pytrees import convolutions
@@ -228,8 +229,4 @@ def fisher_surrogates(posterior: Posterior, data: FederatedData, start: Any) -> 
 
 def flat_prior(posterior: Posterior) -> Posterior:
     """Return the posterior with a flat prior, for methods that have none."""
-    return posterior._replace(logprior_fn=Partial(_zero))
-
-
-def _zero(position: Any) -> Array:
-    return jnp.zeros(())
+    return posterior._replace(logprior_fn=Partial(models.flat_logprior))

@@ -100,12 +100,9 @@ def stack_overflow(
 def _most_frequent(path: Path, num: int) -> dict[str, int]:
     """Return numbers of the most frequent entries of a file of counts, JSON or one per line."""
     text = path.read_text()
-    if text.lstrip().startswith("{"):
-        counts = json.loads(text)
-    else:
-        lines = (line.split() for line in text.splitlines() if line)
-        counts = {name: int(count) for name, count, *_ in lines}
-    ordered = sorted(counts, key=lambda name: -counts[name])
+    is_json = text.lstrip().startswith("{")
+    counts = json.loads(text) if is_json else dict(line.split()[:2] for line in text.splitlines())
+    ordered = sorted(counts, key=lambda name: -int(counts[name]))
     return {name: i for i, name in enumerate(ordered[:num])}
 
 

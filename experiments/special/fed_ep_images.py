@@ -16,6 +16,7 @@ from experiments.special.fed_ep_runs import BASELINES, BURN_IN, Curve
 from experiments.tidy import Row, from_numbers
 from fedmcmc import metrics
 from fedmcmc.interop.flax import predictive
+from fedmcmc.pytrees import trees
 
 __all__ = ["rows"]
 
@@ -28,11 +29,15 @@ LARGEST_IMPROPER_SHARE = 0.15
 
 
 class Run(NamedTuple):
-    """Accuracies of a method by seed, and whether its approximation was proper in most rounds."""
+    """Accuracies of a method by seed, and its rounds until each threshold, at least.
+
+    `is_proper` is true if the approximation was proper in most rounds.
+    """
 
     method: str
     settings: Mapping[str, Any]
     accuracy: dict[str, np.ndarray]
+    num_rounds: dict[float, float]
     is_proper: bool
 
 
@@ -54,14 +59,12 @@ def rows(
 ) -> list[Row]:
     """Return accuracies of all runs, their differences, and calibration of points and draws.
 
+    `data` is the config of a loader of images with held-out rows. `module` is the config of a
+    function that returns a flax module for ``num_outputs``. The other arguments are described in
+    `experiments.special.fed_ep_runs`; the setting `weight_decay` is a precision per row.
+
     Parameters
     ----------
-    data
-        Config of a loader of images with held-out rows.
-    module
-        Config of a function that returns a flax module, given ``num_outputs``.
-    methods, settings, runs, num_seeds, num_burnin, num_rounds
-        As in `experiments.special.fed_ep_runs`; the setting `weight_decay` is a precision per row.
     checkpoints
         Numbers of rounds within which the best running mean of `best_window` rounds is reported.
     thresholds
@@ -71,40 +74,28 @@ def rows(
     num_bins
         Number of bins of the expected calibration error.
     """
-    if not best_window <= min(checkpoints) <= max(checkpoints) <= num_rounds or window > num_burnin:
-        raise ValueError(
-            "checkpoints must lie between best_window and num_rounds, and window below num_burnin."
-        )
-    loaded, test = wiring.build(data, "data", None)
+    loaded, test, *_ = wiring.build(data, "data", None)
     build_network = wiring.build(module, "module", None)
     network = build_network(num_outputs=models.num_classes(loaded))
     precision = settings["weight_decay"] * loaded.num_rows
     posterior = models.network(loaded, build_network, precision**-0.5 if precision else 1.0)
     if not precision:
         posterior = fed_ep_runs.without_prior(posterior)
-    key = jax.random.key(seed + 1)
-    position = posterior.init_fn(key)
-    numbers: dict[str, Any] = {"num_parameters": sum(x.size for x in jax.tree.leaves(position))}
+    supplies, key = wiring.Supplies(loaded, posterior), jax.random.key(seed + 1)
+    numbers: dict[str, Any] = {"num_parameters": trees.num_elements(supplies.position)}
     if getattr(network, "widths", None) == ():
         numbers["information_ratio"] = _information_ratio(loaded.rows["features"])
     collected, measured = from_numbers("", {}, numbers), []
+    score_fn = Partial(_scores, predictive(network, inputs="features"), test)
+    predict_fn = predictive(network, likelihood="categorical", inputs="features")
     counts = dict(num_burnin=num_burnin, num_rounds=num_rounds)
-    for curve in fed_ep_runs.execute(
-        methods,
-        settings,
-        runs,
-        wiring.Supplies(loaded, posterior),
-        Partial(_scores, predictive(network, inputs="features"), test),
-        seed=seed,
-        num_seeds=num_seeds,
-        **counts,
-    ):
+    common = dict(seed=seed, num_seeds=num_seeds, **counts)
+    for curve in fed_ep_runs.execute(methods, settings, runs, supplies, score_fn, **common):
         run, curve_rows = _summary(curve, checkpoints, thresholds, window, best_window, **counts)
-        predict_fn = predictive(network, likelihood="categorical", inputs="features")
         numbers = _calibration(key, curve, predict_fn, test, num_bins)
         collected += curve_rows + from_numbers(curve.method, curve.settings, numbers)
         measured.append(run)
-    return collected + _comparisons(measured, collected, thresholds)
+    return collected + _comparisons(measured, thresholds) + _spreads(measured)
 
 
 def _information_ratio(features: Any) -> float:
@@ -147,7 +138,6 @@ def _summary(
     """Return a method's accuracies by seed, and its rows."""
     accuracy = 100 * np.asarray(curve.scores["accuracy"], np.float64)
     loss = np.asarray(curve.scores["loss"], np.float64)
-    proper, fitted = (curve.scores[name][:, num_burnin:] for name in ("proper", "fitted"))
     by_seed = {
         "early": accuracy[:, num_burnin : num_burnin + window].mean(axis=1),
         "best": np.asarray(metrics.best_running_mean(accuracy, best_window)),
@@ -159,9 +149,7 @@ def _summary(
         "end_accuracy_mean": mean(by_seed["end"]),
         "end_loss": loss[:, -window:].mean(),
         "num_seeds_fallen": (~(by_seed["best"] - by_seed["end"] <= LARGEST_FALL)).sum(),
-        "improper_rounds": (~proper).sum(),
-        "lost_fits": 1 - fitted.mean(),
-        **({} if curve.diverged is None else {"diverged_in_round": curve.diverged}),
+        **fed_ep_runs.num_lost(curve, num_burnin),
     }
     method, settings = curve.method, curve.settings
     collected = from_numbers(method, settings, numbers)
@@ -169,29 +157,25 @@ def _summary(
         best = metrics.best_running_mean(accuracy[:, :limit], best_window)
         numbers = {"best_accuracy_mean": mean(best if limit <= accuracy.shape[1] else [])}
         collected += from_numbers(method, {**settings, "rounds": limit}, numbers)
+    at_least = {}
     for level in thresholds:
         reached = np.asarray(metrics.rounds_to_threshold(accuracy, level, window))
         is_reached = np.isfinite(reached)
+        at_least[level] = float(np.minimum(reached, num_rounds + 1).mean())
         numbers = {
             "num_seeds_reaching": is_reached.sum(),
             "rounds_to_accuracy": reached.mean() if is_reached.all() else np.nan,
-            "rounds_to_accuracy_at_least": np.minimum(reached, num_rounds + 1).mean(),
+            "rounds_to_accuracy_at_least": at_least[level],
         }
         collected += from_numbers(method, {**settings, "level": level}, numbers)
     for part, values in by_seed.items():
         for i, value in enumerate(values):
             collected += from_numbers(method, settings, {f"{part}_accuracy": value}, seed=i)
     for name, values in (("accuracy", accuracy), ("loss", loss)):
-        curves = {f"{name}_by_round": (1, values.mean(axis=0))}
-        if len(values) > 1:
-            views = np.lib.stride_tricks.sliding_window_view(values, window, axis=1)
-            spread = views.mean(axis=-1).std(axis=0, ddof=1)
-            curves[f"{name}_by_round_sd"] = (window, spread)
-        for metric, (start, points) in curves.items():
-            for i, point in enumerate(points):
-                collected += from_numbers(method, settings, {metric: point}, x=float(start + i))
+        collected += fed_ep_runs.rows_by_round(curve, f"{name}_by_round", values, window)
+    proper = curve.scores["proper"][:, num_burnin:]
     is_proper = bool((~proper).mean() <= LARGEST_IMPROPER_SHARE)
-    return Run(method, settings, by_seed, is_proper), collected
+    return Run(method, settings, by_seed, at_least, is_proper), collected
 
 
 def _calibration(
@@ -203,11 +187,19 @@ def _calibration(
     if curve.state is None:
         return numbers
     draws = {"point": jax.tree.map(lambda leaf: leaf[:, None], curve.state.broadcast.position)}
+    num_seeds = jnp.size(curve.state.broadcast.round)
     if curve.method not in BASELINES:
-        draws["marginal"] = fed_ep_runs.draws_of(rng_key, curve, NUM_DRAWS)
+
+        def draw(seed_key: Array, gaussian: Any) -> Any:
+            return jax.vmap(gaussian.draw)(jax.random.split(seed_key, NUM_DRAWS))
+
+        keys = jax.random.split(rng_key, num_seeds)
+        draws["marginal"] = jax.vmap(draw)(keys, curve.state.server.approximation.gaussian)
     error = 50 / len(test["label"]) ** 0.5  # at most
+    fn = Partial(_in_blocks, predict_fn)
     for kind, positions in draws.items():
-        probabilities = _averages(predict_fn, positions, test)
+        seeds = [jax.tree.map(lambda leaf, i=i: leaf[i], positions) for i in range(num_seeds)]
+        probabilities = np.stack([metrics.predictive(fn, each, test) for each in seeds])
         labels = np.broadcast_to(test["label"], probabilities.shape[:2])
         ece = metrics.expected_calibration_error(probabilities, labels, num_bins)
         numbers[f"accuracy_{kind}"] = 100 * metrics.accuracy(probabilities, test["label"]).mean()
@@ -218,51 +210,39 @@ def _calibration(
     return numbers
 
 
-def _averages(predict_fn: Any, positions: Any, test: Any) -> np.ndarray:
-    """Return average predictions over draws, ``[num_seeds, num_test, num_classes]``."""
-    fn = Partial(_in_blocks, predict_fn)
-    num_seeds = len(jax.tree.leaves(positions)[0])
-    seeds = [jax.tree.map(lambda leaf, s=s: leaf[s], positions) for s in range(num_seeds)]
-    return np.stack([np.asarray(metrics.predictive(fn, draws, test)) for draws in seeds])
-
-
-def _comparisons(
-    measured: Sequence[Run], curve_rows: Sequence[Row], thresholds: Sequence[float]
-) -> list[Row]:
-    """Return differences between methods, and between values of a setting."""
+def _comparisons(measured: Sequence[Run], thresholds: Sequence[float]) -> list[Row]:
+    """Return mean differences of accuracies, within seeds, between methods."""
     plain = {run.method: run for run in measured if not run.settings}
-    triples = [(run, plain[BURN_IN], "over_fed_avg") for run in measured if BURN_IN in plain]
-    for letter in "IMLV":
-        run = plain.get(f"FedEP ({letter})")
-        references = {"FedEP (I)": "over_identity", f"FedSEP ({letter})": "over_stateless"}
-        triples += [(run, plain[o], to) for o, to in references.items() if run and o in plain]
+    pairs = [(run, plain.get(BURN_IN), "over_fed_avg") for run in measured]
+    for method, run in plain.items():
+        if method.startswith("FedEP"):
+            pairs.append((run, plain.get("FedEP (I)"), "over_identity"))
+            pairs.append((run, plain.get(method.replace("FedEP", "FedSEP")), "over_stateless"))
     epochs = {r.settings.get("ngvi_epochs"): r for r in measured if r.method == "FedEP (V)"}
     if {1, 10} <= epochs.keys():
-        triples.append((epochs[10]._replace(settings={}), epochs[1], "of_ten_epochs"))
-    rows = []
-    for run, reference, name in triples:
-        if run is not reference:
+        pairs.append((epochs[10]._replace(settings={}), epochs[1], "of_ten_epochs"))
+    table = []
+    for run, reference, name in pairs:
+        if reference is not None and run is not reference:
             gains = {f"{p}_gain_{name}": _gain(run, reference, p) for p in ("early", "best", "end")}
-            rows += from_numbers(run.method, run.settings, gains)
-    baselines = [plain[name] for name in BASELINES if name in plain]
-    if len(baselines) == len(BASELINES):
-        for run in measured:
+            table += from_numbers(run.method, run.settings, gains)
+    if not {*BASELINES} <= plain.keys():
+        return table
+    baselines = [plain[name] for name in BASELINES]
+    for run in measured:
+        if run.method not in BASELINES:
             leads = {
                 f"{part}_lead": min((_gain(run, b, part) for b in baselines), key=float)
                 for part in ("best", "end")
             }
-            if run.method not in BASELINES:
-                rows += from_numbers(run.method, run.settings, leads)
-        for level in thresholds:
-            name, place = "rounds_to_accuracy_at_least", {"level": level}
-            same = [row for row in curve_rows if row.metric == name and row.settings == place]
-            fewest = min(row.value for row in same if row.method in BASELINES)
-            rows += from_numbers("faster baseline", place, {name: fewest})
-    return rows + _spreads(measured)
+            table += from_numbers(run.method, run.settings, leads)
+    for level in thresholds:
+        numbers = {"rounds_to_accuracy_at_least": min(run.num_rounds[level] for run in baselines)}
+        table += from_numbers("faster baseline", {"level": level}, numbers)
+    return table
 
 
 def _gain(run: Run, reference: Run, part: str) -> Number:
-    """Return the mean difference of accuracies within seeds."""
     return mean(run.accuracy[part] - reference.accuracy[part])
 
 
@@ -274,9 +254,9 @@ def _spreads(measured: Sequence[Run]) -> list[Row]:
             groups.setdefault((run.method, ",".join(run.settings)), []).append(run)
     spreads = []
     for (method, name), group in groups.items():
-        by_best = sorted(group, key=lambda run: float(run.accuracy["best"].mean()))
-        proper = [run for run in by_best if run.is_proper]
-        for metric, chosen in (("spread", by_best), ("spread_of_proper", proper)):
+        group.sort(key=lambda run: float(run.accuracy["best"].mean()))
+        proper = [run for run in group if run.is_proper]
+        for metric, chosen in (("spread", group), ("spread_of_proper", proper)):
             if len(chosen) > 1:
                 gain = _gain(chosen[-1], chosen[0], "best")
                 spreads += from_numbers(method, {"varied": name}, {metric: gain})

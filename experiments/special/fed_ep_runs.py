@@ -1,8 +1,9 @@
 """Runs of several methods after a burn-in that all share (Guo et al. 2023).
 
 A study gives `methods`, the configs of kernels by name, and `settings`. A text ``$name`` in a
-config stands for the setting `name`, which may be a config itself. `runs` lists what is run:
-mappings of ``method`` and of settings to values, where lists stand for all their values.
+config stands for the setting `name`, which may be a config itself and which a run may change.
+`runs` lists what is run: mappings of ``method`` and of settings to values, where lists stand for
+all their values.
 """
 
 import itertools
@@ -17,17 +18,20 @@ import optax
 from jax import Array
 
 import fedmcmc
-from experiments import spreading, wiring
+from experiments import setup, wiring
+from experiments.tidy import Row
 from fedmcmc import inference
 from fedmcmc.pytrees import trees
 
-__all__ = ["BASELINES", "BURN_IN", "Curve", "draws_of", "execute", "without_prior"]
+__all__ = ["BASELINES", "BURN_IN", "Curve", "execute", "num_lost", "rows_by_round", "without_prior"]
 
 BURN_IN = "FedAvg"
 BASELINES = (BURN_IN, "FedPA")
 """Methods without an approximation, which continue the burn-in's state as it is."""
 CLIENT_BYTES = 2**31
 """Clients' states above this size are kept on the host, for one seed at a time."""
+
+without_prior = setup.flat_prior
 
 
 class Curve(NamedTuple):
@@ -39,15 +43,14 @@ class Curve(NamedTuple):
         Arrays ``[num_seeds, num_rounds, ...]`` by name, burn-in included. Besides the scores of the
         study: `fitted`, the share of clients' fits that were proper, and `proper`, whether the
         approximation was.
-    state, diverged
-        The last state; of a run that turned non-finite ``None``, and the round.
+    state
+        The last state, ``None`` of a run that turned non-finite.
     method, settings
         Name of the method, and its settings that differ from the study's.
     """
 
     scores: dict[str, np.ndarray]
     state: Any
-    diverged: int | None = None
     method: str = ""
     settings: Mapping[str, Any] = {}
 
@@ -63,20 +66,11 @@ def execute(
     num_seeds: int,
     num_burnin: int,
     num_rounds: int,
-    placement: fedmcmc.Placement = spreading.ONE_DEVICE,
 ) -> Iterator[Curve]:
     """Run the burn-in, which is ``methods["FedAvg"]``, and each method from there.
 
-    Parameters
-    ----------
-    methods, settings, runs
-        As in the module's docstring.
-    supplies
-        Data and model.
-    score_fn
-        Scores of a position and the number of the round, computed after each round.
-    num_burnin, num_rounds
-        Rounds of the burn-in, and rounds in all.
+    `score_fn` returns scores of a position and the number of its round; `num_rounds` includes the
+    burn-in. The other arguments are described at the top of this module.
 
     Raises
     ------
@@ -87,35 +81,22 @@ def execute(
         raise ValueError(f"num_burnin must lie between 1 and {num_rounds - 1}, got {num_burnin}.")
     chosen = list(_variants(runs, methods, settings))
     data, key = supplies.data, jax.random.key(seed)
-    common: dict[str, Any] = dict(
-        collect=partial(_collect, score_fn), placement=placement, progress=False
-    )
-    burn_in = spreading.sample(
-        key,
-        wiring.build(_filled(methods[BURN_IN], settings), BURN_IN, supplies),
-        data,
-        supplies.posterior.init_fn,
-        num_rounds=num_burnin,
-        num_chains=num_seeds,
-        **common,
-    )
+    common: dict[str, Any] = dict(collect=partial(_collect, score_fn), progress=False)
+
+    def build(method: str, changes: Mapping[str, Any]) -> fedmcmc.FederatedKernel:
+        return wiring.build(_filled(methods[method], {**settings, **changes}), method, supplies)
+
+    lengths = dict(num_rounds=num_burnin, num_chains=num_seeds)
+    kernel, init_fn = build(BURN_IN, {}), supplies.posterior.init_fn
+    burn_in = fedmcmc.sample(key, kernel, data, init_fn, **lengths, **common)
     common["num_rounds"] = num_rounds - num_burnin
     for method, changes in chosen:
-        kernel = wiring.build(_filled(methods[method], {**settings, **changes}), method, supplies)
-        switch = None if method in BASELINES else partial(fedmcmc.switch, kernel, data)
-        parts = [slice(None)]
-        if switch is not None:
-            clients = jax.eval_shape(switch, burn_in.state).clients
-            if 4 * trees.num_elements(clients) > CLIENT_BYTES:
-                parts = [slice(i, i + 1) for i in range(num_seeds)]
-        curves = []
-        for part in parts:
-            start = (burn_in.state, burn_in.draws)
-            state, before = jax.tree.map(lambda leaf, part=part: leaf[part], start)
-            # The first seed keeps the key with which all seeds would run together.
-            part_key = jax.random.fold_in(key, part.start) if part.start else key
-            store = fedmcmc.HostStore() if len(parts) > 1 else None
-            curves.append(_continued(part_key, kernel, data, state, before, switch, store, common))
+        kernel = build(method, changes)
+        switch = _as_it_is if method in BASELINES else partial(fedmcmc.switch, kernel, data)
+        clients = jax.eval_shape(switch, burn_in.state).clients
+        on_host = 4 * trees.num_elements(clients) > CLIENT_BYTES
+        parts = [slice(i, i + 1) for i in range(num_seeds)] if on_host else [slice(None)]
+        curves = [_continued(part, key, kernel, data, burn_in, switch, common) for part in parts]
         yield _joined(curves)._replace(method=method, settings=changes)
 
 
@@ -144,37 +125,39 @@ def _filled(node: Any, settings: Mapping[str, Any]) -> Any:
         return _filled(settings[node[1:]], settings)
     if isinstance(node, Mapping):
         return {name: _filled(value, settings) for name, value in node.items()}
-    return [_filled(item, settings) for item in node] if isinstance(node, list) else node
+    return node
+
+
+def _as_it_is(state: Any) -> Any:
+    return state
 
 
 def _continued(
-    key: Array,
-    kernel: fedmcmc.FederatedKernel,
-    data: fedmcmc.FederatedData,
-    state: Any,
-    before: Mapping[str, np.ndarray],
-    switch: Any,
-    store: fedmcmc.HostStore | None,
-    common: Mapping[str, Any],
+    part: slice, key: Array, kernel: Any, data: Any, burn_in: Any, switch: Any, common: Any
 ) -> Curve:
-    """Run a method from the end of the burn-in, whose scores are `before`."""
-    if store is not None:
-        start = store.start(lambda ids: switch(state, clients=ids), data.num_clients)
+    """Run a method from the end of the burn-in, for all seeds or for one, with a host store."""
+    state, before = jax.tree.map(lambda leaf: leaf[part], (burn_in.state, burn_in.draws))
+    placement = fedmcmc.Placement()
+    if part == slice(None):
+        start = switch(state)
     else:
-        start = state if switch is None else switch(state)
-    final_state, diverged = None, None
+        # The first seed keeps the key with which all seeds would run together.
+        key = jax.random.fold_in(key, part.start) if part.start else key
+        store = fedmcmc.HostStore()
+        start = store.start(lambda ids: switch(state, clients=ids), data.num_clients)
+        placement = fedmcmc.Placement(client_store=store)
     try:
-        run = spreading.sample(key, kernel, data, state=start, client_store=store, **common)
+        run = fedmcmc.sample(key, kernel, data, state=start, placement=placement, **common)
         after = run.draws
-        final_state = run.state if store is None else run.state._replace(clients=())
+        final_state = run.state if part == slice(None) else run.state._replace(clients=())
     except fedmcmc.NonFiniteError as error:
         after = error.samples.draws if error.samples is not None else {}
-        diverged = error.round
+        final_state = None
     scores = {
         name: np.concatenate([values, after[name]], axis=1) if name in after else values
         for name, values in before.items()
     }
-    return Curve(scores, final_state, diverged)
+    return Curve(scores, final_state)
 
 
 def _joined(curves: Sequence[Curve]) -> Curve:
@@ -184,10 +167,9 @@ def _joined(curves: Sequence[Curve]) -> Curve:
         name: np.concatenate([curve.scores[name][:, :num_rounds] for curve in curves])
         for name in curves[0].scores
     }
-    rounds = [curve.diverged for curve in curves if curve.diverged is not None]
-    if rounds:
-        return Curve(scores, None, min(rounds))
-    return Curve(scores, jax.tree.map(lambda *x: jnp.concatenate(x), *(c.state for c in curves)))
+    states = [curve.state for curve in curves]
+    is_lost = any(state is None for state in states)
+    return Curve(scores, None if is_lost else jax.tree.map(lambda *x: jnp.concatenate(x), *states))
 
 
 def _collect(score_fn: Any, state: Any, info: Any) -> dict[str, Array]:
@@ -197,12 +179,26 @@ def _collect(score_fn: Any, state: Any, info: Any) -> dict[str, Array]:
     return {**scores, "fitted": fitted, "proper": proper}
 
 
-def draws_of(rng_key: Array, curve: Curve, num_draws: int) -> Any:
-    """Return draws from the last approximation, leaves ``[num_seeds, num_draws, ...]``."""
-    keys = jax.random.split(rng_key, jnp.size(curve.state.broadcast.round))
-    return jax.vmap(
-        lambda key, gaussian: jax.vmap(gaussian.draw)(jax.random.split(key, num_draws))
-    )(keys, curve.state.server.approximation.gaussian)
+def num_lost(curve: Curve, num_burnin: int) -> dict[str, Any]:
+    """Return the number of improper rounds and the share of improper fits after the burn-in."""
+    proper, fitted = (curve.scores[name][:, num_burnin:] for name in ("proper", "fitted"))
+    return {"improper_rounds": (~proper).sum(), "lost_fits": 1 - fitted.mean()}
+
+
+def rows_by_round(curve: Curve, metric: str, values: np.ndarray, window: int) -> list[Row]:
+    """Return means over seeds of `values`, ``[num_seeds, num_rounds]``, for each round.
+
+    If there are several seeds, return also standard deviations of running means of `window` rounds.
+    """
+    points = {metric: (1, values.mean(axis=0))}
+    if len(values) > 1:
+        views = np.lib.stride_tricks.sliding_window_view(values, window, axis=1)
+        points[f"{metric}_sd"] = (window, views.mean(axis=-1).std(axis=0, ddof=1))
+    return [
+        Row(curve.method, name, value, curve.settings, x=float(x))
+        for name, (start, by_round) in points.items()
+        for x, value in enumerate(by_round, start)
+    ]
 
 
 def averaged(
@@ -210,16 +206,6 @@ def averaged(
 ) -> optax.GradientTransformation:
     """Return an optimizer of the cohort's mean change, for kernels that give it the sum."""
     return optax.chain(optax.scale(1 / cohort_size), optimizer)
-
-
-def without_prior(posterior: fedmcmc.Posterior) -> fedmcmc.Posterior:
-    """Return a model with an improper uniform prior."""
-    return posterior._replace(logprior_fn=_flat)
-
-
-def _flat(position: Any) -> Array:
-    del position
-    return jnp.zeros(())
 
 
 def uniform_prior(posterior: fedmcmc.Posterior) -> fedmcmc.Gaussian:

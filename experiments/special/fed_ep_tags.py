@@ -37,40 +37,26 @@ def rows(
 ) -> list[Row]:
     """Return precision, recall and F1 in percent of all methods: by round, and at their best.
 
-    Parameters
-    ----------
-    data, model
-        Configs of a loader and of the model of `experiments.tags`.
-    methods, settings, runs, num_seeds, num_burnin, num_rounds
-        As in `experiments.special.fed_ep_runs`.
-    test_rows
-        Number of held-out rows on which a round is scored, others in each round.
-    best_window
-        Number of rounds after the burn-in in the running mean whose largest value is reported.
+    `data` and `model` are configs of a loader and of the model of `experiments.tags`; a round is
+    scored on `test_rows` held-out rows, others in each round; and the best is the largest running
+    mean of `best_window` rounds after the burn-in. The other arguments are described in
+    `experiments.special.fed_ep_runs`.
     """
     loaded, test = wiring.build(data, "data", None)
     posterior = wiring.build(model, "model", wiring.Supplies(loaded))
     supplies = wiring.Supplies(loaded, posterior)
     score_fn = Partial(count_outcomes, jax.random.key(seed + 1), test, test_rows)
     counts = dict(seed=seed, num_seeds=num_seeds, num_burnin=num_burnin, num_rounds=num_rounds)
-    num_parameters = trees.num_elements(supplies.position)
-    tidy_rows = from_numbers("", {}, {"num_parameters": num_parameters})
+    tidy_rows = from_numbers("", {}, {"num_parameters": trees.num_elements(supplies.position)})
     for curve in fed_ep_runs.execute(methods, settings, runs, supplies, score_fn, **counts):
-        proper, fitted = (curve.scores[name][:, num_burnin:] for name in ("proper", "fitted"))
-        numbers = {"improper_rounds": (~proper).sum(), "lost_fits": 1 - fitted.mean()}
-        tidy_rows += from_numbers(curve.method, {}, numbers)
+        tidy_rows += from_numbers(curve.method, {}, fed_ep_runs.num_lost(curve, num_burnin))
         for metric, values in rates(curve.scores["counts"]).items():
             late = values[:, num_burnin:]
             best = np.asarray(metrics.best_running_mean(late, best_window), np.float64)
             numbers = {metric: mean(list(best)), f"{metric}_sd": best.std(ddof=1)}
             tidy_rows += from_numbers(curve.method, {}, numbers)
             window = min(best_window, WINDOW)
-            running = np.lib.stride_tricks.sliding_window_view(values, window, axis=1).mean(axis=-1)
-            by_round = {"by_round": (1, values.mean(axis=0))}
-            by_round["by_round_sd"] = (window, running.std(axis=0, ddof=1))
-            for name, (start, points) in by_round.items():
-                for x, value in enumerate(points, start):
-                    tidy_rows.append(Row(curve.method, f"{metric}_{name}", value, {}, x=float(x)))
+            tidy_rows += fed_ep_runs.rows_by_round(curve, f"{metric}_by_round", values, window)
     return tidy_rows
 
 

@@ -50,16 +50,12 @@ def rows(
     tidy_rows = _describe(figure)
     for method, kernel in kernels().items():
         distances = _distances(kernel, pairs, num_rounds)
-        path = means_by_round(kernel, figure, num_rounds)[0]
-        numbers = {
-            "distance": mean_with_error(list(distances[:, -1])),
-            "distance_sd": distances[:, -1].std(ddof=1),
-            "distance_figure_1": np.linalg.norm(path[-1] - figure.exact[0]),
-        }
+        numbers = {"distance": mean_with_error(list(distances[:, -1]))}
         tidy_rows += from_numbers(method, {}, numbers)
         for i, distance in enumerate(distances.mean(axis=0)):
             tidy_rows.append(Row(method, "distance_by_round", distance, {}, x=i + 1.0))
-        for (i, j), value in np.ndenumerate(path[:10]):
+        path = means_by_round(kernel, figure, num_rounds)[0, :10]
+        for (i, j), value in np.ndenumerate(path):
             tidy_rows.append(Row(method, "path_in_figure_1", value, {"coordinate": j}, x=i + 1.0))
     for structure in ("scaled_identity", "diagonal"):
         settings = {"structure": structure, "dim": 1000}
@@ -137,10 +133,9 @@ def _in_double_precision(pairs: Pairs, scale: float, num_rounds: int) -> list[Ro
     with jax.enable_x64(True):
         for method, kind, clients in (*cases, (IDENTITY, "divided", divided)):
             distances = _distances(kernels()[method], clients, num_rounds).mean(axis=0)
-            for i in (i for i in (4, 9, 49, 99) if i < num_rounds):
-                tidy_rows.append(
-                    Row(method, metric, distances[i], {"covariances": kind}, x=i + 1.0)
-                )
+            for num in (num for num in (5, 10, 50, 100) if num <= num_rounds):
+                settings = {"covariances": kind}
+                tidy_rows.append(Row(method, metric, distances[num - 1], settings, x=float(num)))
     return tidy_rows
 
 
