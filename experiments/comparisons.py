@@ -18,7 +18,7 @@ from jax.flatten_util import ravel_pytree
 from jax.tree_util import Partial
 
 import fedmcmc
-from experiments import confidence, metrics, problems, reference, setup, spreading, wiring
+from experiments import confidence, metrics, problems, reference, setup, wiring
 from experiments.claims import Number
 from experiments.claims import mean as mean_with_error
 from experiments.tidy import Row, from_numbers
@@ -105,7 +105,7 @@ def chains(
 ) -> Reference:
     """Run another kernel; with the seed of a job it has the same starts and noise, by chain."""
     samples = fedmcmc.sample(
-        spreading.key_of(seed),
+        jax.random.fold_in(jax.random.key(0), seed),
         kernel,
         data,
         start,

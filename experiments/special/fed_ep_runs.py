@@ -17,7 +17,7 @@ import optax
 from jax import Array
 
 import fedmcmc
-from experiments import spreading, wiring
+from experiments import wiring
 from fedmcmc import inference
 from fedmcmc.pytrees import trees
 
@@ -63,7 +63,6 @@ def execute(
     num_seeds: int,
     num_burnin: int,
     num_rounds: int,
-    placement: fedmcmc.Placement = spreading.ONE_DEVICE,
 ) -> Iterator[Curve]:
     """Run the burn-in, which is ``methods["FedAvg"]``, and each method from there.
 
@@ -87,16 +86,15 @@ def execute(
         raise ValueError(f"num_burnin must lie between 1 and {num_rounds - 1}, got {num_burnin}.")
     chosen = list(_variants(runs, methods, settings))
     data, key = supplies.data, jax.random.key(seed)
-    common: dict[str, Any] = dict(
-        collect=partial(_collect, score_fn), placement=placement, progress=False
-    )
-    burn_in = spreading.sample(
+    common: dict[str, Any] = dict(collect=partial(_collect, score_fn), progress=False)
+    burn_in = fedmcmc.sample(
         key,
         wiring.build(_filled(methods[BURN_IN], settings), BURN_IN, supplies),
         data,
         supplies.posterior.init_fn,
         num_rounds=num_burnin,
         num_chains=num_seeds,
+        placement=fedmcmc.Placement(),
         **common,
     )
     common["num_rounds"] = num_rounds - num_burnin
@@ -164,7 +162,8 @@ def _continued(
         start = state if switch is None else switch(state)
     final_state, diverged = None, None
     try:
-        run = spreading.sample(key, kernel, data, state=start, client_store=store, **common)
+        placement = fedmcmc.Placement(client_store=store)
+        run = fedmcmc.sample(key, kernel, data, state=start, placement=placement, **common)
         after = run.draws
         final_state = run.state if store is None else run.state._replace(clients=())
     except fedmcmc.NonFiniteError as error:
