@@ -19,17 +19,13 @@ from experiments.wiring import ConfigError
 from fedmcmc import distributed
 
 __all__ = [
-    "GROUPS",
-    "OTHERS",
     "as_typed",
     "checkpoint_seconds",
     "choices",
     "jobs",
     "prepare",
-    "register_resolvers",
     "settings_of",
     "study_of",
-    "with_log_of_first",
 ]
 
 GROUPS = ("data", "model", "kernel")
@@ -49,28 +45,17 @@ def choices(group: str) -> list[str]:
     return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in files)
 
 
-def run_settings() -> list[str]:
-    """Return the names of the settings of a run."""
-    return [*OmegaConf.load(CONFIGS / "run" / "default.yaml")]
-
-
 def prepare(arguments: Sequence[str]) -> list[list[str]]:
-    """Return the command lines for Hydra: one, or of a study one for each of its grids.
-
-    Raises
-    ------
-    ConfigError
-        If a name is unknown, a group's file does not exist, or a group is missing.
-    """
+    """Return the command lines for Hydra: one, or of a study one for each of its grids."""
     flags = [a for a in arguments if a.startswith("-") or not ("=" in a or a.startswith("~"))]
     name, content = study_of(arguments)
     if content:
-        flags = [*flags, *({"--multirun"} - {*flags})]
+        flags.append("--multirun")
     plain = [a for a in arguments if a not in flags and not (name and a.startswith(OF_STUDY))]
     overrides = _parse(plain)
+    keys = {override.key_or_group for override in overrides}
     prepared = []
     for grid in study.grids(content) if content else [[]]:
-        keys = {override.key_or_group for override in overrides}
         merged = [o for o in _parse(grid) if o.key_or_group not in keys] + overrides
         command = _command(merged, flags)
         if command not in prepared:
@@ -101,20 +86,17 @@ def _command(overrides: Sequence[Override], flags: Sequence[str]) -> list[str]:
         if group not in keys and not {"--help", "--hydra-help"} & set(flags):
             listed = ", ".join(choices(group))
             raise ConfigError(f"{group}= is missing; give an import path or one of {listed}.")
+    lines = [*map(_line, overrides)]
+    if not distributed.is_first() and "hydra/job_logging" not in keys:
+        lines.append("hydra/job_logging=stdout")  # the first process alone opens the log file
     swept = any(override.is_sweep_override() for override in overrides)
-    multirun = {"--multirun", "-m"} & set(flags)
-    if swept and not multirun:
-        flags = [*flags, "--multirun"]
-    return [*flags, *map(_line, overrides)]
+    return [*dict.fromkeys([*flags, "--multirun"] if swept else flags), *lines]
 
 
 def jobs(command: Sequence[str]) -> list[list[str]]:
     """Return the overrides of every job of a command line that `prepare` returned."""
     overrides = _parse([a for a in command if not a.startswith("-")])
-    choices = [
-        [f"{override.get_key_element()}={value}" for value in _values(override)]
-        for override in overrides
-    ]
+    choices = [[f"{o.get_key_element()}={value}" for value in _values(o)] for o in overrides]
     return [list(job) for job in itertools.product(*choices)]
 
 
@@ -122,7 +104,7 @@ def _parse(arguments: Sequence[str]) -> list[Override]:
     try:
         return OverridesParser.create().parse_overrides(list(arguments))
     except HydraException as error:
-        raise ConfigError(f"{wiring.short(error)}") from error
+        raise ConfigError(wiring.short(error)) from error
 
 
 def _values(override: Override) -> list[str]:
@@ -134,21 +116,21 @@ def _values(override: Override) -> list[str]:
 def _line(override: Override) -> str:
     """Return an override as Hydra takes it: arguments of functions need not be in the file."""
     line = override.input_line or ""
-    inside = override.key_or_group.partition(".")[0] in NESTED
-    plain = override.type == OverrideType.CHANGE
-    if override.key_or_group == "study":  # the name of a group, for Hydra
+    top_level, _, argument = override.key_or_group.partition(".")
+    if top_level == "study":  # the name of a group, for Hydra
         return f"study_name={_values(override)[0]}"
-    return f"++{line}" if inside and "." in override.key_or_group and plain else line
+    is_argument = top_level in NESTED and argument and override.type == OverrideType.CHANGE
+    return f"++{line}" if is_argument else line
 
 
 def _check_key(override: Override) -> None:
-    key = override.key_or_group
+    key, run_settings = override.key_or_group, [*OmegaConf.load(CONFIGS / "run" / "default.yaml")]
     top_level = key.partition(".")[0].partition("/")[0]
     if key in (*GROUPS, "run"):
         for value in _values(override):
             _check_choice(key, value)
-    elif key not in (*run_settings(), "study", *OF_ROWS) and top_level not in (*NESTED, "hydra"):
-        names = ", ".join([*GROUPS, "run", "study", *OF_ROWS, *run_settings()])
+    elif key not in (*run_settings, "study", *OF_ROWS) and top_level not in (*NESTED, "hydra"):
+        names = ", ".join([*GROUPS, "run", "study", *OF_ROWS, *run_settings])
         raise ConfigError(
             f"{key}={','.join(_values(override))}: {key} is not a setting; the settings are "
             f"{names}, and arguments such as kernel.step_size."
@@ -176,47 +158,22 @@ def as_typed(arguments: Sequence[str]) -> list[str]:
     return [a.replace("study_name=", "study=") if a.startswith("study_") else a for a in shown]
 
 
-def settings_of(overrides: Sequence[str], command: Sequence[str]) -> dict[str, Any]:
-    """Return the settings of a job: the kernel's, and others that were swept.
-
-    Parameters
-    ----------
-    overrides
-        Arguments of the job.
-    command
-        Arguments of the command line.
-    """
-    swept = _swept(command) - {"kernel", "seed", *OF_ROWS}
+def settings_of(overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the settings of a job: the kernel's, and others that were swept."""
+    swept = _swept() - {"kernel", "seed", *OF_ROWS}
     typed = sorted(override.lstrip("+") for override in overrides)
     chosen = [a for a in typed if a.startswith("kernel.") or a.partition("=")[0] in swept]
     return dict(tidy.pair(argument) for argument in chosen)
 
 
-def register_resolvers() -> None:
-    """Register the names of folders that ``configs/config.yaml`` uses."""
-    OmegaConf.register_new_resolver("sweep_name", lambda study: study or "sweep", replace=True)
-    OmegaConf.register_new_resolver("point_name", _point_name, replace=True)
-
-
-def _point_name(overrides: str) -> str:
+def point_name(overrides: str) -> str:
     """Return the name of a job's folder: what was swept, and a digest of all its settings."""
-    parts = overrides.replace("++", "").split(";")
-    swept = _swept(sys.argv[1:])
+    parts, swept = overrides.replace("++", "").split(";"), _swept()
     shown = ",".join(p for p in parts if p.partition("=")[0] in swept).replace("/", "-")
     digest = hashlib.sha256(overrides.encode()).hexdigest()[:6]
     return f"{shown[:200]}-{digest}"
 
 
-def _swept(command: Sequence[str]) -> set[str]:
-    overrides = _parse([a for a in command if "=" in a and not a.startswith("-")])
+def _swept() -> set[str]:
+    overrides = _parse([a for a in sys.argv[1:] if "=" in a and not a.startswith("-")])
     return {o.key_or_group for o in overrides if o.is_sweep_override()}
-
-
-def with_log_of_first(arguments: Sequence[str]) -> list[str]:
-    """Return arguments with which only the first of several processes opens the log file."""
-    logging = "hydra/job_logging="
-    if distributed.is_first() or any(a.startswith(logging) for a in arguments):
-        return list(arguments)
-    # Hydra accepts no overrides that are apart from the others.
-    place = next(i for i, a in enumerate(arguments) if "=" in a and not a.startswith("-"))
-    return [*arguments[:place], f"{logging}stdout", *arguments[place:]]

@@ -18,7 +18,7 @@ from jax.flatten_util import ravel_pytree
 from jax.tree_util import Partial
 
 import fedmcmc
-from experiments import confidence, metrics, problems, reference, setup, spreading, wiring
+from experiments import confidence, metrics, problems, reference, setup, wiring
 from experiments.claims import Number
 from experiments.claims import mean as mean_with_error
 from experiments.reference import Reference, flat
@@ -89,7 +89,7 @@ def chains(
 ) -> Reference:
     """Run another kernel; jobs with the seed 0 have the same starts and noise, by chain."""
     samples = fedmcmc.sample(
-        spreading.key_of(0),
+        jax.random.fold_in(jax.random.key(0), 0),
         kernel,
         data,
         start,

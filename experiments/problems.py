@@ -30,25 +30,17 @@ class Problem(NamedTuple):
 def model_node(node: dict[str, Any]) -> dict[str, Any]:
     """Return the config of a function that makes a posterior: a NumPyro model is wrapped."""
     target = wiring.locate(node["_target_"], "model")
-    if isinstance(target, fedmcmc.Posterior) or wiring.takes(target, ("data", "example")):
+    located = {"_target_": "hydra.utils.get_object", "path": node["_target_"]}
+    if isinstance(target, fedmcmc.Posterior):
+        return located
+    if wiring.takes(target, ("data", "example")):
         return node
-    if len(node) == 1:
-        model = {"_target_": "hydra.utils.get_object", "path": node["_target_"]}
-    else:
-        model = {**node, "_partial_": True}
+    model = located if len(node) == 1 else {**node, "_partial_": True}
     return {"_target_": "fedmcmc.from_numpyro", "model": model}
 
 
 def load(config: dict[str, Any], names: dict[str, str] | None = None) -> Problem:
-    """Return data and model of a config; jobs of one process share them, and so their programs.
-
-    Raises
-    ------
-    ConfigError
-        If the model does not fit the data.
-    DataNotFound
-        If the data set is not at hand.
-    """
+    """Return data and model of a config; jobs of one process share them, and so their programs."""
     labels = {name: (names or {}).get(name, name) for name in ("data", "model")}
     parts = (json.dumps(config[name]) for name in ("data", "model"))
     return _load(*parts, f"model={labels['model']} does not fit data={labels['data']}")
@@ -61,17 +53,13 @@ def _load(data_config: str, model_config: str, misfit: str) -> Problem:
     if not isinstance(data, fedmcmc.FederatedData):
         raise ConfigError(f"data must be a fedmcmc.FederatedData, got {type(data).__name__}.")
     node = json.loads(model_config)
-    target = wiring.locate(node["_target_"], "model")
     try:
-        if isinstance(target, fedmcmc.Posterior):
-            posterior = target
-        else:
-            posterior = wiring.build(model_node(node), "model", wiring.Supplies(data))
+        posterior = wiring.build(model_node(node), "model", wiring.Supplies(data))
         _check_fit(posterior, data)
     except ConfigError as error:
         raise ConfigError(f"{misfit}: {str(error).removeprefix('model: ')}") from error
-    other = loaded[2] if isinstance(loaded, tuple) and len(loaded) > 2 else None
-    return Problem(posterior, data, test, wiring.Supplies(data, posterior), other)
+    other_rows = loaded[2] if isinstance(loaded, tuple) and len(loaded) > 2 else None
+    return Problem(posterior, data, test, wiring.Supplies(data, posterior), other_rows)
 
 
 def has_rows(posterior: fedmcmc.Posterior) -> bool:
@@ -97,7 +85,3 @@ def _check_fit(posterior: Any, data: fedmcmc.FederatedData) -> None:
         raise ConfigError(wiring.describe(error)) from error
     if terms.shape != (2,):
         raise ConfigError(f"its log likelihood of two rows has shape {terms.shape}, not (2,).")
-
-
-def _two_rows(leaf: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((2, *leaf.shape[1:]), leaf.dtype)

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,31 +15,20 @@ from experiments import output
 from experiments.wiring import ConfigError
 from fedmcmc import distributed
 
-__all__ = ["FOLDER", "checkpointed", "once"]
+__all__ = ["checkpointed", "once"]
 
 FOLDER, FINISHED, SETTINGS = "checkpoints", "checkpoints.done", "settings.json"
 T = TypeVar("T")
-
-
-@dataclass
-class _Parts:
-    folder: Path
-    num: int = 0
-
-
-_PARTS: ContextVar[_Parts | None] = ContextVar("parts", default=None)
+_PARTS: ContextVar[Iterator[Path] | None] = ContextVar("parts", default=None)
+"""Files of the results of `once`, in the order of its calls."""
 
 
 @contextmanager
 def checkpointed(out: Path, settings: Mapping[str, Any], seconds: float | None) -> Iterator[bool]:
     """Write checkpoints of calls of `fedmcmc.sample` into `out`, and remove them at the end.
 
-    Yields whether an earlier run left any. Does nothing if `seconds` is ``None``.
-
-    Raises
-    ------
-    ConfigError
-        If there are checkpoints of a run with other `settings`.
+    Yields whether an earlier run left any, and raises `ConfigError` if that run had other
+    `settings`. Does nothing if `seconds` is ``None``.
     """
     if seconds is None:
         yield False
@@ -48,11 +37,22 @@ def checkpointed(out: Path, settings: Mapping[str, Any], seconds: float | None) 
     # The first of several processes reads and writes.
     resumed = bool(distributed.agreed((folder / SETTINGS).is_file()))
     if resumed:
-        _check(folder, json.loads((folder / SETTINGS).read_text()), current)
+        stored = json.loads((folder / SETTINGS).read_text())
+        different = [
+            f"{name}={stored.get(name)} (now {current.get(name)})"
+            for name in sorted({*stored, *current})
+            if stored.get(name) != current.get(name)
+        ]
+        if different:
+            raise ConfigError(
+                f"{output.relative(folder)} holds checkpoints of a run with "
+                f"{', '.join(different)}: continue with those settings, or delete that folder to "
+                "start again."
+            )
     elif distributed.is_first():
         folder.mkdir(parents=True, exist_ok=True)
         output.write_whole(folder / SETTINGS, json.dumps(current))
-    token = _PARTS.set(_Parts(folder))
+    token = _PARTS.set(folder / f"part-{i:04d}.pickle" for i in count())
     try:
         with fedmcmc.resumable(folder, every_seconds=seconds):
             yield resumed
@@ -76,8 +76,7 @@ def once(compute: Callable[[], T]) -> T:
     parts = _PARTS.get()
     if parts is None:
         return compute()
-    parts.num += 1
-    path, environment = parts.folder / f"part-{parts.num:04d}.pickle", output.environment()
+    path, environment = next(parts), output.environment()
     if path.is_file():
         stored, result = pickle.loads(path.read_bytes())
         if stored == environment:
@@ -86,16 +85,3 @@ def once(compute: Callable[[], T]) -> T:
     if distributed.is_first():
         output.write_whole(path, pickle.dumps((environment, result)))
     return result
-
-
-def _check(folder: Path, stored: dict[str, Any], current: dict[str, Any]) -> None:
-    different = [
-        f"{name}={stored.get(name)} (now {current.get(name)})"
-        for name in sorted({*stored, *current})
-        if stored.get(name) != current.get(name)
-    ]
-    if different:
-        raise ConfigError(
-            f"{output.relative(folder)} holds checkpoints of a run with {', '.join(different)}: "
-            "continue with those settings, or delete that folder to start again."
-        )

@@ -11,10 +11,11 @@ import logging
 import os
 import shlex
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import hydra
 import jax
@@ -27,10 +28,8 @@ from experiments import (
     comparisons,
     metrics,
     output,
-    platforms,
     problems,
     restarts,
-    spreading,
     study,
     tidy,
     wiring,
@@ -40,9 +39,8 @@ from experiments.wiring import ConfigError
 from fedmcmc import distributed
 from fedmcmc.storage import ending_programs
 
-__all__ = ["RunSettings", "check", "execute", "execute_job", "main", "write_record"]
+__all__ = ["Job", "RunSettings", "check", "execute", "execute_job", "job_of", "main", "plain"]
 
-RECORD = "record.json"
 SETTINGS_OF_FORM = ("checkpoint_seconds", "keep_finished", "vmapped")
 """Settings that change no result."""
 
@@ -94,21 +92,56 @@ class RunSettings:
             raise ValueError(f"start must be init, mode or a target, got {self.start}.")
 
 
+class Job(NamedTuple):
+    """One config to run into a folder.
+
+    Attributes
+    ----------
+    config
+        Plain containers with the keys of ``configs/config.yaml``.
+    out
+        Folder of the results.
+    names
+        Names of data, model and kernel, for rows and messages.
+    settings
+        Settings of the kernel, and others that were swept, for rows.
+    about
+        Names, command line and arguments, for ``record.json``.
+    """
+
+    config: dict[str, Any]
+    out: Path
+    names: Mapping[str, str] = {name: name for name in arguments.GROUPS}
+    settings: Mapping[str, Any] = {}
+    about: Mapping[str, Any] = {}
+
+    @property
+    def label(self) -> str:
+        """Return the method and its setting."""
+        return f"{self.names['kernel']} {tidy.setting_text(self.settings)}".strip()
+
+
+def job_of(cfg: DictConfig, hydra_config: Any, out: Path) -> Job:
+    """Return the job of a composed config."""
+    names = {group: hydra_config.runtime.choices[group] for group in arguments.GROUPS}
+    overrides = hydra_config.overrides.task
+    about = {
+        **names,
+        "command": f"python -m experiments.run {shlex.join(arguments.as_typed(sys.argv[1:]))}",
+        "overrides": arguments.as_typed(overrides),
+    }
+    return Job(plain(cfg), out, names, arguments.settings_of(overrides), about)
+
+
 def plain(cfg: DictConfig) -> dict[str, Any]:
     """Return a resolved config as plain containers, without Hydra's own part."""
-    values: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    values.pop("hydra", None)
+    settings = OmegaConf.masked_copy(cfg, [str(name) for name in cfg if name != "hydra"])
+    values: Any = OmegaConf.to_container(settings, resolve=True, throw_on_missing=True)
     return values
 
 
 def check(config: dict[str, Any]) -> RunSettings:
-    """Check all names and types in a config, and return the settings of the run.
-
-    Raises
-    ------
-    ConfigError
-        If anything is unknown, missing, or of another type.
-    """
+    """Check all names and types in a config, and return the settings of the run."""
     values = {name: value for name, value in config.items() if name not in arguments.OTHERS}
     wiring.check({"_target_": f"{__name__}.RunSettings", **values}, "")
     try:
@@ -123,74 +156,44 @@ def check(config: dict[str, Any]) -> RunSettings:
     return settings
 
 
-def execute(
-    config: dict[str, Any],
-    out: Path,
-    *,
-    names: dict[str, str] | None = None,
-    settings_shown: Mapping[str, Any] | None = None,
-    command: str = "",
-    overrides: Sequence[str] = (),
-) -> list[tidy.Row]:
-    """Run one config into the folder `out` and return its tidy rows.
-
-    Parameters
-    ----------
-    config
-        Plain containers with the keys of ``configs/config.yaml``.
-    out
-        Folder of the results.
-    names
-        Names of data, model and kernel for rows and messages.
-    settings_shown
-        Settings of the kernel, for rows.
-    command, overrides
-        Provenance for ``record.json``.
-
-    Raises
-    ------
-    ConfigError, DataNotFound
-        Before anything is sampled.
-    """
-    settings = check(config)
-    names = {group: (names or {}).get(group, group) for group in arguments.GROUPS}
-    if settings.keep_finished and distributed.agreed(_is_finished(out, config)):
-        return tidy.read_rows(out / metrics.ROWS)
-    problem = problems.load(config, names)
+def execute(job: Job) -> list[tidy.Row]:
+    """Run a job and return its tidy rows."""
+    settings = check(job.config)
+    if settings.keep_finished and distributed.agreed(_is_finished(job)):
+        return tidy.read_rows(job.out / metrics.ROWS)
+    problem = problems.load(job.config, job.names)
     start_time = time.perf_counter()
+    identity = _without(job.config)
     with (
-        restarts.checkpointed(out, _without(config), settings.checkpoint_seconds) as resumed,
+        restarts.checkpointed(job.out, identity, settings.checkpoint_seconds) as resumed,
         ending_programs(),
-        spreading.folder_of_process(out) as folder,
+        tempfile.TemporaryDirectory() as unused,
     ):
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / RECORD).unlink(missing_ok=True)
-        (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
-        samples = sample(config, settings, problem, f"kernel={names['kernel']}")
-        rows = rows_of(samples, problem, config, names["kernel"], settings_shown or {})
+        # All processes make the same files, and none must replace what another is writing.
+        folder = job.out if distributed.is_first() else Path(unused)
+        start_folder(folder, job.config)
+        samples = sample(job, settings, problem)
+        rows = rows_of(job, samples, problem)
         metrics.write(folder, samples, rows)
-        write_record(
-            folder,
-            {**names, "command": command, "overrides": list(overrides), "resumed": resumed},
-            config,
-            start_time,
-        )
+        seconds = round(time.perf_counter() - start_time, 2)
+        about = {**job.about, "resumed": resumed, "seconds": seconds}
+        study.write_record(folder, about, job.config)
     return rows
 
 
-def rows_of(
-    samples: Any,
-    problem: problems.Problem,
-    config: dict[str, Any],
-    kernel: str,
-    settings: Mapping[str, Any],
-) -> list[tidy.Row]:
+def start_folder(folder: Path, config: dict[str, Any]) -> None:
+    """Write ``config.yaml`` into a folder of results, which is unfinished from then on."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / study.RECORD).unlink(missing_ok=True)
+    (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
+
+
+def rows_of(job: Job, samples: Any, problem: problems.Problem) -> list[tidy.Row]:
     """Return the rows of a run, under the config's `method` and `setting` where it has them."""
-    if config.get("setting") is not None:
-        settings = tidy.pairs(str(config["setting"]))
+    config, setting = job.config, job.config.get("setting")
     about: dict[str, Any] = {
-        "method": config.get("method") or kernel,
-        "settings": settings,
+        "method": config.get("method") or job.names["kernel"],
+        "settings": job.settings if setting is None else tidy.pairs(str(setting)),
         "seed": config["seed"],
     }
     rows = metrics.tidy(samples, problem, names=config.get("metrics"), **about)
@@ -206,48 +209,41 @@ def start_of(settings: RunSettings, problem: problems.Problem) -> Any:
     return wiring.build(settings.start, "start", problem.supplies)
 
 
-def write_record(
-    out: Path, provenance: dict[str, Any], config: dict[str, Any], start_time: float
-) -> None:
-    """Write ``record.json``: the config, the command, versions, device, commit and seconds."""
-    record = {
-        **provenance,
-        "seconds": round(time.perf_counter() - start_time, 2),
-        "processes": jax.process_count(),
-        "devices": jax.device_count(),
-        **output.environment(),
-        "config": config,
-    }
-    output.write_whole(out / RECORD, json.dumps(output.plain(record), indent=1) + "\n")
-
-
-def sample(
-    config: dict[str, Any], settings: RunSettings, problem: problems.Problem, where: str = "kernel"
-) -> fedmcmc.Samples:
-    """Build the kernel of a config and sample."""
-    kernel = wiring.build(config["kernel"], where, problem.supplies)
+def build_kernel(job: Job, problem: problems.Problem) -> fedmcmc.FederatedKernel:
+    """Build the kernel of a job."""
+    where = f"kernel={job.names['kernel']}"
+    kernel = wiring.build(job.config["kernel"], where, problem.supplies)
     if not isinstance(kernel, fedmcmc.FederatedKernel):
         raise ConfigError(f"{where} must make a kernel, got {type(kernel).__name__}.")
-    position = start_of(settings, problem)
-    placement = wiring.build(settings.placement, "placement", None) or spreading.ONE_DEVICE
-    if jax.process_count() > 1 and placement.mesh is None:
+    return kernel
+
+
+def sample(job: Job, settings: RunSettings, problem: problems.Problem) -> fedmcmc.Samples:
+    """Build the kernel of a job and sample."""
+    kernel = build_kernel(job, problem)
+    placement = wiring.build(settings.placement, "placement", None) or fedmcmc.Placement()
+    if kernel.participation.pooled:  # on one device, wherever others are
+        placement = dataclasses.replace(placement, mesh=None)
+    elif jax.process_count() > 1 and placement.mesh is None:
         placement = dataclasses.replace(placement, mesh=distributed.mesh())
-    counts = {name: getattr(settings, name) for name in ("num_rounds", "num_burnin", "thinning")}
+    position = start_of(settings, problem)
     collect = wiring.build(settings.collect, "collect", None)
     try:
-        return spreading.sample(
-            spreading.key_of(settings.seed),
+        return fedmcmc.sample(
+            jax.random.fold_in(jax.random.key(0), settings.seed),  # as `fedmcmc.sweep` does
             kernel,
             problem.data,
             position,
+            num_rounds=settings.num_rounds,
+            num_burnin=settings.num_burnin,
+            thinning=settings.thinning,
             num_chains=settings.num_chains,
             placement=placement,
             progress=sys.stderr.isatty(),
             collect=collect,
-            **counts,
         )
     except ValueError as error:  # of settings that the kernel can only check on model and data
-        raise ConfigError(f"{where}: {error}") from error
+        raise ConfigError(f"kernel={job.names['kernel']}: {error}") from error
 
 
 def _without(config: dict[str, Any]) -> dict[str, Any]:
@@ -255,86 +251,86 @@ def _without(config: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in config.items() if k not in SETTINGS_OF_FORM}
 
 
-def _is_finished(out: Path, config: dict[str, Any]) -> bool:
+def _is_finished(job: Job) -> bool:
     try:
-        record = json.loads((out / RECORD).read_text())
+        record = json.loads((job.out / study.RECORD).read_text())
     except FileNotFoundError:
         return False
     same = all(record.get(name) == value for name, value in output.environment().items())
-    return same and _without(record["config"]) == output.plain(_without(config))
+    return same and _without(record["config"]) == output.plain(_without(job.config))
 
 
-def execute_job(cfg: DictConfig, out: Path, choices: Any, overrides: Sequence[str]) -> None:
-    """Run a composed config into the folder `out` and print its results.
-
-    Raises
-    ------
-    SystemExit
-        With one sentence, if the config cannot be run or data are missing.
-    """
-    provenance: dict[str, Any] = dict(
-        names={group: choices[group] for group in arguments.GROUPS},
-        settings_shown=arguments.settings_of(overrides, sys.argv[1:]),
-        command=f"python -m experiments.run {shlex.join(arguments.as_typed(sys.argv[1:]))}",
-        overrides=arguments.as_typed(overrides),
-    )
+def execute_job(job: Job) -> None:
+    """Run a job and print its results; exit with one sentence if it cannot be run."""
     try:
-        rows = execute(plain(cfg), out, **provenance)
+        rows = execute(job)
     except (ConfigError, DataNotFound, fedmcmc.NonFiniteError) as error:
         raise SystemExit(f"error: {error}") from error
     if distributed.is_first():
-        whole = [r for r in rows if r.x is None and "parameter" not in r.settings]
-        shown = [{"metric": r.metric, "value": r.value} for r in whole]
+        shown = [r for r in rows if r.x is None and "parameter" not in r.settings]
         if shown:
-            print(output.text_table(shown))
-        print(f"Results: {output.relative(out)}")
+            print(output.text_table([{"metric": r.metric, "value": r.value} for r in shown]))
+        print(f"Results: {output.relative(job.out)}")
 
 
-def _job(cfg: DictConfig) -> None:
+def _execute_composed(cfg: DictConfig) -> None:
     hydra_config = HydraConfig.get()
-    out = Path(hydra_config.runtime.output_dir)
-    execute_job(cfg, out, hydra_config.runtime.choices, hydra_config.overrides.task)
+    execute_job(job_of(cfg, hydra_config, Path(hydra_config.runtime.output_dir)))
 
 
 def main() -> None:
     """Read the command line and run."""
     distributed.initialize()
-    platforms.require_devices()
-    logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # `wiring.locate` reports these
-    platforms.use_single_precision()
+    stop = None
+    try:
+        _run_commands(sys.argv[0], sys.argv[1:])
+    except (ConfigError, DataNotFound) as error:
+        stop = SystemExit(f"error: {error}")
+    except KeyboardInterrupt:
+        stop = SystemExit("error: interrupted; only checkpoints of this run remain.")
+    except SystemExit as error:
+        stop = error
+    if stop is not None:
+        distributed.leave(stop.code)  # returns if this process is alone
+        raise stop
+
+
+def _run_commands(program: str, typed: Sequence[str]) -> None:
     from experiments import sweeping  # imports this module
 
+    try:
+        distributed.require_devices()
+    except RuntimeError as error:
+        raise ConfigError(f"{error} For a sweep on this machine, run `make sweep-cpu`.") from None
+    logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # `wiring.locate` reports these
+    if jax.default_backend() != "cpu" and jax.config.jax_default_matmul_precision is None:
+        # By default JAX allows a GPU or TPU to round factors.
+        jax.config.update("jax_default_matmul_precision", "highest")
     sweeping.JOBS.clear()
-    typed, start_time = sys.argv[1:], time.perf_counter()
-    try:
-        commands = arguments.prepare(typed)
-        name, content = arguments.study_of(typed)
-    except ConfigError as error:
-        raise SystemExit(f"error: {error}") from None
-    if jax.process_count() > 1 and any({"--multirun", "-m"} & set(c) for c in commands):
-        raise SystemExit("error: several processes run one config at a time, not a --multirun.")
-    arguments.register_resolvers()
-    program = sys.argv[0]
+    start_time = time.perf_counter()
+    commands = arguments.prepare(typed)
+    name, content = arguments.study_of(typed)
+    if jax.process_count() > 1 and any({"--multirun", "-m"} & {*c} for c in commands):
+        raise ConfigError("several processes run one config at a time, not a --multirun.")
+    OmegaConf.register_new_resolver("sweep_name", lambda study: study or "sweep", replace=True)
+    OmegaConf.register_new_resolver("point_name", arguments.point_name, replace=True)
     config_path = str(study.CONFIGS)
-    try:
-        for command in commands:
-            sys.argv = [program, *arguments.with_log_of_first(command)]
-            hydra.main(version_base="1.3", config_path=config_path, config_name="config")(_job)()
-        if content and not {"--cfg", "-c", "--help"} & {*typed}:
-            folder = Path(os.environ.get("FEDMCMC_RESULTS", "results")) / name
-            typed_command = f"python -m experiments.run {shlex.join(typed)}"
-            about = dict(command=typed_command, start_time=start_time)
-            seconds = arguments.checkpoint_seconds(typed)
-            for out, jobs in sweeping.JOBS.items() or [(folder, [])]:
-                study.finish(name, content, jobs, out, **about, checkpoint_seconds=seconds)
-    except (ConfigError, DataNotFound) as error:
-        raise SystemExit(f"error: {error}") from None
-    except KeyboardInterrupt:
-        distributed.leave(1)
-        raise SystemExit("error: interrupted; only checkpoints of this run remain.") from None
-    except SystemExit as stop:
-        distributed.leave(stop.code)
-        raise
+    for command in commands:
+        sys.argv = [program, *command]
+        run_command = hydra.main(version_base="1.3", config_path=config_path, config_name="config")
+        run_command(_execute_composed)()
+    if content and not {"--cfg", "-c", "--help"} & {*typed}:
+        folder = Path(os.environ.get("FEDMCMC_RESULTS", "results")) / name
+        for out, jobs in sweeping.JOBS.items() or [(folder, [])]:
+            study.finish(
+                name,
+                content,
+                jobs,
+                out,
+                command=f"python -m experiments.run {shlex.join(typed)}",
+                start_time=start_time,
+                checkpoint_seconds=arguments.checkpoint_seconds(typed),
+            )
 
 
 if __name__ == "__main__":

@@ -21,11 +21,9 @@ from experiments.wiring import ConfigError
 
 __all__ = ["CONFIGS", "JobRows", "finish", "grids", "load", "recorded_settings"]
 
+RECORD = "record.json"
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 KEYS = ("extends", "values", "overrides", "grid", "metrics", "methods", "references", "special")
-
-OF_METRICS = ("data",)
-"""Settings that metrics add, which rows keep although they are the same in all."""
 
 
 class JobRows(NamedTuple):
@@ -122,24 +120,27 @@ def finish(
         try:
             with restarts.checkpointed(out, settings, checkpoint_seconds):
                 rows += function(jobs=jobs) if takes_jobs else function()
-        except ConfigError:
-            raise
         except ValueError as error:
             raise ConfigError(f"study={name}: {error}") from error
     out.mkdir(parents=True, exist_ok=True)
     rows.sort(key=lambda row: (row.x is not None, row.seed is not None))
     tidy.write_rows(out / "rows.csv", rows)
+    seconds = round(time.perf_counter() - start_time, 2)
+    about = {"study": name, "command": command, "wall_seconds": seconds}
+    write_record(out, about, recorded_settings(study, [job.config for job in jobs]))
+    print(f"{len(rows)} rows in {output.relative(out)}")
+
+
+def write_record(folder: Path, about: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Write ``record.json``: what is given, versions, devices and commit, and the config."""
     record = {
-        "study": name,
-        "command": command,
-        "wall_seconds": round(time.perf_counter() - start_time, 2),
+        **about,
         "processes": jax.process_count(),
         "devices": jax.device_count(),
         **output.environment(),
-        "config": recorded_settings(study, [job.config for job in jobs]),
+        "config": config,
     }
-    output.write_whole(out / "record.json", json.dumps(output.plain(record), indent=1) + "\n")
-    print(f"{len(rows)} rows in {output.relative(out)}")
+    output.write_whole(folder / RECORD, json.dumps(output.plain(record), indent=1) + "\n")
 
 
 def recorded_settings(
@@ -149,15 +150,8 @@ def recorded_settings(
     special = study["special"] or {}
     settings = {k: v for k, v in special.items() if k not in wiring.HYDRA_KEYS}
     if special.get("_recursive_") is False:
-        settings = {k: v for key, item in settings.items() for k, v in _entries(key, item)}
+        settings = _leaves(settings, depth=2)
     return {**_common(configs), **settings}
-
-
-def _entries(name: str, value: Any) -> list[tuple[str, Any]]:
-    """Return a value, or the entries of a mapping by dotted names."""
-    if not isinstance(value, Mapping):
-        return [(name, value)]
-    return [(f"{name}.{key}", item) for key, item in value.items()]
 
 
 def _renamed(jobs: Sequence[JobRows], methods: Mapping[str, str]) -> list[JobRows]:
@@ -173,7 +167,7 @@ def _renamed(jobs: Sequence[JobRows], methods: Mapping[str, str]) -> list[JobRow
             values.setdefault(key, set()).add(value)
     shown = {key: key.rpartition(".")[2] for key, different in values.items() if len(different) > 1}
     shown |= {key: key for job in jobs for key in tidy.pairs(job.config.get("setting") or "")}
-    shown |= {key: key for key in OF_METRICS}
+    shown["data"] = "data"  # added by metrics
 
     def rename(row: Row) -> Row:
         settings = {shown[key]: value for key, value in row.settings.items() if key in shown}
@@ -188,13 +182,15 @@ def _common(configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return all settings by dotted names: one value, or a list where jobs differ."""
     values: dict[str, list[Any]] = {}
     for config in configs:
-        for key, value in _leaves(config, ""):
+        for key, value in _leaves(config).items():
             if value not in values.setdefault(key, []):
                 values[key].append(value)
     return {key: each[0] if len(each) == 1 else each for key, each in values.items()}
 
 
-def _leaves(node: Any, prefix: str) -> list[tuple[str, Any]]:
-    if not isinstance(node, Mapping):
-        return [(prefix.removesuffix("."), node)]
-    return [leaf for key, value in node.items() for leaf in _leaves(value, f"{prefix}{key}.")]
+def _leaves(node: Any, name: str = "", depth: int = 99) -> dict[str, Any]:
+    """Return the values of nested mappings by dotted names."""
+    if not isinstance(node, Mapping) or not depth:
+        return {name: node}
+    parts = [_leaves(item, f"{name}.{key}".lstrip("."), depth - 1) for key, item in node.items()]
+    return {key: value for part in parts for key, value in part.items()}

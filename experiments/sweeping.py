@@ -5,23 +5,19 @@ run in one call of `fedmcmc.sweep`, where kernels that differ by numbers share a
 run one after another. ``python -m experiments.sweeping FOLDER`` tabulates jobs that ran elsewhere.
 """
 
-import copy
 import json
-import shlex
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-from hydra.core.utils import JobReturn, JobStatus
-from omegaconf import OmegaConf, open_dict
 
 import fedmcmc
-from experiments import arguments, metrics, output, problems, run, study, tidy, wiring
+from experiments import metrics, output, problems, run, study, tidy, wiring
 from fedmcmc.pytrees import named_leaves, variables
 
 __all__ = ["gather", "launch"]
@@ -33,89 +29,38 @@ JOBS: dict[Path, list[study.JobRows]] = {}
 """Finished jobs by folder: the grids of one study share a folder."""
 
 
-class Job(NamedTuple):
-    """One job of a sweep."""
+def launch(launcher: Any, job_overrides: Sequence[Sequence[str]]) -> None:
+    """Run the jobs with these arguments, and write ``rows.csv`` and ``table.md`` for all.
 
-    overrides: Sequence[str]
-    config: dict[str, Any]
-    out: Path
-    names: dict[str, str]
-    settings: dict[str, Any]
-
-    @property
-    def label(self) -> str:
-        """Return the method and its setting."""
-        return f"{self.names['kernel']} {tidy.setting_text(self.settings)}".strip()
-
-
-def launch(
-    run_jobs: Callable[[Sequence[Sequence[str]], int], Sequence[JobReturn]],
-    launcher: Any,
-    job_overrides: Sequence[Sequence[str]],
-    first_index: int,
-) -> Sequence[JobReturn]:
-    """Run all jobs, continue where one fails, and write ``rows.csv`` and ``table.md`` for all.
-
-    Parameters
-    ----------
-    run_jobs
-        ``(job_overrides, index of the first) -> returns``, Hydra's unconstrained launcher.
-    launcher
-        Launcher with Hydra's `config` and `hydra_context`.
-    job_overrides, first_index
-        Arguments of every job, and the index of the first.
-
-    Raises
-    ------
-    SystemExit
-        Before the first job, if a config cannot be run; after the last, if any job failed.
+    Exits before the first job if a config cannot be run, and after the last if any job failed.
+    `launcher` has Hydra's `config` and `hydra_context`.
     """
-    jobs = [_job(launcher, overrides, first_index + i) for i, overrides in enumerate(job_overrides)]
-    together, alone = _split(jobs)
+    jobs = [_job(launcher, overrides) for overrides in job_overrides]
     failed, interrupted = [], False
-    for group in together:
-        try:
-            _run_together(group)
-        except (Exception, SystemExit) as error:
-            failed += [f"{job.label}: {_reason(error)}" for job in group]
-    returned, interrupted = _in_turn(alone, run_jobs, first_index)
-    failed += [f"{alone[i].label}: {error}" for i, error in returned.items() if error]
-    finished = [job for job in jobs if (job.out / run.RECORD).is_file()]
+    try:
+        for group in _groups(jobs):
+            try:
+                _run_group(group)
+            except (Exception, SystemExit) as error:
+                reason = _reason(error)
+                failed += [f"  {job.label}: {reason}" for job in group]
+    except KeyboardInterrupt:
+        interrupted = True
+    finished = [job for job in jobs if (job.out / study.RECORD).is_file()]
     out = Path(launcher.config.hydra.sweep.dir)
-    together_jobs = JOBS.setdefault(out, [])
+    in_folder = JOBS.setdefault(out, [])
     for job in finished:
-        together_jobs.append(study.JobRows(job.config, tidy.read_rows(job.out / metrics.ROWS)))
-    rows = tidy.distinct(row for job in together_jobs for row in job.rows)
+        in_folder.append(study.JobRows(job.config, tidy.read_rows(job.out / metrics.ROWS)))
+    rows = tidy.distinct(row for job in in_folder for row in job.rows)
+    num = f"{len(finished)} of {len(jobs)} jobs"
     if rows:
         _write_tables(out, rows)
-        print(
-            f"{len(finished)} of {len(jobs)} jobs; rows.csv and table.md in {output.relative(out)}"
-        )
+        print(f"{num}; rows.csv and table.md in {output.relative(out)}")
     if interrupted:
-        raise SystemExit(f"error: interrupted, {len(finished)} of {len(jobs)} jobs are done.")
+        raise SystemExit(f"error: interrupted, {num} are done.")
     if failed:
-        listed = "\n".join(f"  {line}" for line in failed)
+        listed = "\n".join(failed)
         raise SystemExit(f"error: {len(failed)} of {len(jobs)} jobs failed:\n{listed}")
-    returned_value = JobReturn(status=JobStatus.COMPLETED)
-    returned_value.return_value = None
-    return [returned_value] * len(jobs)
-
-
-def _in_turn(
-    jobs: Sequence[Job], run_jobs: Callable[..., Any], first_index: int
-) -> tuple[dict[int, str | None], bool]:
-    """Run jobs one after another; return why each failed, and whether it was interrupted."""
-    returned: dict[int, str | None] = {}
-    for i, job in enumerate(jobs):
-        try:
-            (result,) = run_jobs([job.overrides], first_index + i)
-            _ = result.return_value  # raises what the job raised
-            returned[i] = None
-        except KeyboardInterrupt:
-            return returned, True
-        except (Exception, SystemExit) as error:
-            returned[i] = _reason(error)
-    return returned, False
 
 
 def _reason(error: BaseException) -> str:
@@ -129,7 +74,7 @@ def _reason(error: BaseException) -> str:
 
 def gather(folder: Path) -> list[tidy.Row]:
     """Write the tables of all jobs below a folder, such as a SLURM array's."""
-    folders = sorted({path.parent for path in folder.rglob(run.RECORD)} - {folder})
+    folders = sorted({path.parent for path in folder.rglob(study.RECORD)} - {folder})
     rows = tidy.distinct(row for job in folders for row in tidy.read_rows(job / metrics.ROWS))
     _write_tables(folder, rows)
     return rows
@@ -142,19 +87,11 @@ def _write_tables(out: Path, rows: list[tidy.Row]) -> None:
     print(table)
 
 
-def _job(launcher: Any, overrides: Sequence[str], index: int) -> Job:
+def _job(launcher: Any, overrides: Sequence[str]) -> run.Job:
     load_config = launcher.hydra_context.config_loader.load_sweep_config
     config = load_config(launcher.config, list(overrides))
-    with open_dict(config):
-        config.hydra.job.id = config.hydra.job.num = index
     out = Path(config.hydra.sweep.dir) / config.hydra.sweep.subdir
-    choices = config.hydra.runtime.choices
-    names = {group: choices[group] for group in arguments.GROUPS}
-    settings = arguments.settings_of(overrides, sys.argv[1:])
-    values = copy.deepcopy(config)
-    with open_dict(values):
-        del values["hydra"]
-    job = Job(list(overrides), run.plain(values), out, names, settings)
+    job = run.job_of(config, config.hydra, out)
     try:
         run.check(job.config)
     except wiring.ConfigError as error:
@@ -162,23 +99,22 @@ def _job(launcher: Any, overrides: Sequence[str], index: int) -> Job:
     return job
 
 
-def _split(jobs: Sequence[Job]) -> tuple[list[list[Job]], list[Job]]:
-    """Return groups of jobs that one call of `fedmcmc.sweep` can run, and all others."""
-    groups: dict[str, list[Job]] = {}
+def _groups(jobs: Sequence[run.Job]) -> list[list[run.Job]]:
+    """Return all jobs, those together that one call of `fedmcmc.sweep` can run."""
+    groups: dict[str, list[run.Job]] = {}
     for job in jobs:
         shared = {k: v for k, v in job.config.items() if k not in OF_JOB}
         groups.setdefault(json.dumps(shared), []).append(job)
-    together = [group for group in groups.values() if _fits(group)]
-    grouped = {id(job) for group in together for job in group}
-    return together, [job for job in jobs if id(job) not in grouped]
+    parts = ([group] if _fits(group) else [[job] for job in group] for group in groups.values())
+    return [group for part in parts for group in part]
 
 
-def _fits(group: Sequence[Job]) -> bool:
+def _fits(group: Sequence[run.Job]) -> bool:
     config = group[0].config
+    enabled = config["vmapped"] and not config["keep_finished"]
     plain_placement = config["placement"] in (None, {"_target_": "fedmcmc.Placement"})
-    enabled = config["vmapped"] and not config["keep_finished"] and plain_placement
     separate = config["checkpoint_seconds"] is not None or config["collect"] is not None
-    if len(group) < 2 or not enabled or separate:
+    if not enabled or not plain_placement or separate:
         return False
     seeds: dict[str, list[int]] = {}
     for job in group:
@@ -187,28 +123,24 @@ def _fits(group: Sequence[Job]) -> bool:
     return all(sorted(numbers) == list(range(num)) for numbers in seeds.values())
 
 
-def _run_together(group: Sequence[Job]) -> None:
-    """Run kernels and seeds in one call of `fedmcmc.sweep`; write every job's rows and record."""
+def _run_group(group: Sequence[run.Job]) -> None:
+    """Run kernels and seeds in one call of `fedmcmc.sweep` if there are several."""
+    if len(group) == 1:
+        run.execute_job(group[0])
+        return
     config, start_time = group[0].config, time.perf_counter()
     settings, problem = run.check(config), problems.load(config, group[0].names)
-    kernels = {
-        job.label: wiring.build(
-            job.config["kernel"], f"kernel={job.names['kernel']}", problem.supplies
-        )
-        for job in group
-    }
+    kernels = {job.label: run.build_kernel(job, problem) for job in group}
     if any(kernel.approximates for kernel in kernels.values()):
         for job in group:
-            run.execute(job.config, job.out, **_provenance(job))
+            run.execute_job(job)
         return
-    posterior = problem.posterior
-    position = run.start_of(settings, problem)
     swept = fedmcmc.sweep(
         jax.random.key(0),
         lambda point: point,
         {"point": kernels},
         problem.data,
-        position,
+        run.start_of(settings, problem),
         num_seeds=1 + max(job.config["seed"] for job in group),
         num_rounds=settings.num_rounds,
         num_burnin=settings.num_burnin,
@@ -216,57 +148,30 @@ def _run_together(group: Sequence[Job]) -> None:
         num_chains=settings.num_chains,
         progress=False,
     )
-    treedef = jax.tree.structure(jax.eval_shape(posterior.init_fn, jax.random.key(0)))
     for job in group:
-        unconstrained = swept.dataset.sel(point=job.label, seed=job.config["seed"])
-        constrained = swept.constrained.sel(point=job.label, seed=job.config["seed"])
-        _write(
-            job,
-            problem,
-            _samples(unconstrained, constrained, posterior, treedef),
-            start_time,
-            len(group),
-        )
+        kernel = kernels[job.label]
+        dataset = swept.dataset.sel(point=job.label, seed=job.config["seed"])
+        rows = run.rows_of(job, _samples(dataset, kernel, problem.posterior), problem)
+        run.start_folder(job.out, job.config)
+        tidy.write_rows(job.out / metrics.ROWS, rows)
+        seconds = round(time.perf_counter() - start_time, 2)
+        about = {**job.about, "jobs_together": len(group), "seconds": seconds}
+        study.write_record(job.out, about, job.config)
 
 
-def _samples(unconstrained: Any, constrained: Any, posterior: Any, treedef: Any) -> Any:
+def _samples(dataset: Any, kernel: fedmcmc.FederatedKernel, posterior: fedmcmc.Posterior) -> Any:
     """Return what `metrics.tidy` needs of the draws of one job."""
     shapes = jax.eval_shape(posterior.init_fn, jax.random.key(0))
-    names = list(variables(named_leaves(shapes)))
-    draws = jax.tree.unflatten(treedef, [unconstrained[name].values for name in names])
-    user = {
-        name: leaf.values
-        for name, leaf in constrained.data_vars.items()
-        if "draw" in leaf.dims and (name in names or name not in unconstrained.data_vars)
-    }
+    leaves = [dataset[name].values for name in variables(named_leaves(shapes))]
+    draws = constrained = jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+    if kernel.constrain_fn is not None:
+        constrained = jax.vmap(jax.vmap(kernel.constrain_fn))(draws)
     totals = {
-        "bits_up": unconstrained["total_bits_up"].values,
-        "bits_down": unconstrained["total_bits_down"].values,
-        "rounds": unconstrained["num_rounds"].values,
+        "bits_up": dataset["total_bits_up"].values,
+        "bits_down": dataset["total_bits_down"].values,
+        "rounds": dataset["num_rounds"].values,
     }
-    return SimpleNamespace(draws=draws, constrained=user, final_draws=None, totals=totals)
-
-
-def _provenance(job: Job) -> dict[str, Any]:
-    return dict(
-        names=job.names,
-        settings_shown=job.settings,
-        command=f"python -m experiments.run {shlex.join(arguments.as_typed(sys.argv[1:]))}",
-        overrides=arguments.as_typed(job.overrides),
-    )
-
-
-def _write(job: Job, problem: Any, samples: Any, start_time: float, num_jobs: int) -> None:
-    job.out.mkdir(parents=True, exist_ok=True)
-    rows = run.rows_of(samples, problem, job.config, job.names["kernel"], job.settings)
-    tidy.write_rows(job.out / metrics.ROWS, rows)
-    (job.out / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(job.config)))
-    provenance = _provenance(job)
-    names = provenance.pop("names")
-    del provenance["settings_shown"]
-    run.write_record(
-        job.out, {**names, **provenance, "jobs_together": num_jobs}, job.config, start_time
-    )
+    return SimpleNamespace(draws=draws, constrained=constrained, final_draws=None, totals=totals)
 
 
 if __name__ == "__main__":

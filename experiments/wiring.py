@@ -11,15 +11,13 @@ import sysconfig
 import traceback
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import hydra
 import jax
 import optax
-from hydra.errors import InstantiationException
-from omegaconf import OmegaConf
 
 import fedmcmc
 from experiments import data as tables
@@ -29,13 +27,22 @@ from fedmcmc.pytrees import trees
 __all__ = ["ConfigError", "Supplies", "build", "check", "locate", "short", "start_of", "takes"]
 
 MODE_DIMENSIONS = 256
-HYDRA_KEYS = ("_target_", "_partial_", "_convert_", "_recursive_", "_args_")
+HYDRA_KEYS = ("_target_", "_partial_", "_recursive_", "_args_")
 EXAMPLES = {
     "surrogates": "{_target_: fedmcmc.surrogates.taylor, _partial_: true}",
     "compressor": "{_target_: fedmcmc.quantize, num_levels: 16}",
     "participation": "{_target_: fedmcmc.participation.uniform, cohort_size: 2}",
 }
 """Examples of arguments that have to be built, for messages."""
+PLAIN = {
+    bool: ("true or false", (bool,)),
+    str: ("text", (str,)),
+    int: ("a whole number", (int,)),
+    float: ("a number", (int, float)),
+    jax.Array: ("a number", (int, float)),
+    type(None): ("null", (type(None),)),
+}
+"""Annotations of plain values: in words, and the types in a config."""
 
 
 class ConfigError(ValueError):
@@ -53,17 +60,17 @@ class Supplies:
         The model; ``None`` while the model itself is built.
     """
 
+    NAMES = (
+        *("posterior", "data", "example", "rng_key"),
+        *("position", "centre", "reference", "laplace_scale"),
+    )
+
     def __init__(
         self, data: fedmcmc.FederatedData, posterior: fedmcmc.Posterior | None = None
     ) -> None:
         self.data = self.example = data
         self.posterior = posterior
         self.rng_key = jax.random.key(0)  # fixed: setup does not depend on the seed of a run
-
-    NAMES = (
-        *("posterior", "data", "example", "rng_key"),
-        *("position", "centre", "center", "reference", "laplace_scale"),
-    )
 
     @functools.cached_property
     def position(self) -> Any:
@@ -75,11 +82,6 @@ class Supplies:
         """The posterior's mode."""
         return fedmcmc.surrogates.mode(self.posterior, self.data, self.position).position
 
-    @property
-    def center(self) -> Any:
-        """The posterior's mode."""
-        return self.centre
-
     @functools.cached_property
     def laplace_scale(self) -> Any:
         """``S`` with ``S S'`` the covariance of the Gaussian at the mode, raveled."""
@@ -89,9 +91,8 @@ class Supplies:
     @property
     def reference(self) -> Any:
         """The mode, or in more than 256 dimensions, where it is expensive, the start."""
-        return (
-            self.centre if trees.num_elements(self.position) <= MODE_DIMENSIONS else self.position
-        )
+        expensive = trees.num_elements(self.position) > MODE_DIMENSIONS
+        return self.position if expensive else self.centre
 
 
 def start_of(posterior: Any) -> Callable[[Any], Any]:
@@ -102,13 +103,7 @@ def start_of(posterior: Any) -> Callable[[Any], Any]:
 
 
 def locate(path: str, where: str) -> Any:
-    """Return the object at an import path.
-
-    Raises
-    ------
-    ConfigError
-        If it cannot be imported.
-    """
+    """Return the object at an import path; raise `ConfigError` if it cannot be imported."""
     try:
         return hydra.utils.get_object(path)
     except Exception as error:
@@ -153,44 +148,40 @@ def check(node: Any, where: str, supplied: tuple[str, ...] = Supplies.NAMES) -> 
         Key of the node in the config, for messages.
     supplied
         Names of parameters that may be left out.
-
-    Raises
-    ------
-    ConfigError
-        If a target cannot be imported, an argument is unknown or missing, or has another type.
     """
-    for key, value in _children(node):
-        check(value, _join(where, key), supplied)
-    if not isinstance(node, Mapping) or "_target_" not in node:
-        return
-    target = node["_target_"]
-    if not isinstance(target, str) or target == "???":
-        raise ConfigError(f"{where}._target_ must be an import path, got {target}.")
-    parameters = _parameters(locate(target, where))
-    if parameters is None:
+    if isinstance(node, list):
+        node = dict(enumerate(node))
+    if not isinstance(node, Mapping):
         return
     keywords = {key: value for key, value in node.items() if key not in HYDRA_KEYS}
+    for key, value in keywords.items():
+        check(value, _join(where, key), supplied)
+    if "_target_" not in node:
+        return
+    target, positional = node["_target_"], node.get("_args_", [])
+    check(positional, where, supplied)
+    if not isinstance(target, str) or target == "???":
+        raise ConfigError(f"{where}._target_ must be an import path, got {target}.")
+    function = locate(target, where)
+    parameters = _parameters(function)
+    if parameters is None:
+        return
     named = {n: p for n, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        for key, value in keywords.items():
-            if key not in named:
-                options = ", ".join(n for n in named if n not in supplied)
-                raise ConfigError(
-                    f"{_join(where, key)}={value}: {target} has no argument {key!r}, "
-                    f"its arguments are {options or 'none'}."
-                )
-    hints = _hints(locate(target, where))
-    positional = len(node.get("_args_", ()))
-    missing = []
-    for i, (name, parameter) in enumerate(named.items()):
-        argument = keywords.get(name)
-        required = parameter.default is parameter.empty and i >= positional
-        if argument == "???" or (
-            required and argument is None and (name not in supplied) and not node.get("_partial_")
-        ):
-            missing.append(_join(where, name) + _example(_join(where, name)))
+    unknown = [key for key in keywords if key not in named]
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        key, options = unknown[0], ", ".join(n for n in named if n not in supplied)
+        raise ConfigError(
+            f"{_join(where, key)}={keywords[key]}: {target} has no argument {key!r}, "
+            f"its arguments are {options or 'none'}."
+        )
+    hints, missing = _hints(function), []
+    for name, parameter in list(named.items())[len(positional) :]:
+        argument, label = keywords.get(name), _join(where, name)
+        optional = parameter.default is not parameter.empty or name in supplied
+        if argument == "???" or (argument is None and not optional and not node.get("_partial_")):
+            missing.append(label + _example(label))
         elif name in keywords and name in hints:
-            _check_type(_join(where, name), argument, hints[name])
+            _check_type(label, argument, hints[name])
     if missing:
         raise ConfigError(f"{where}={target} needs {', '.join(missing)}.")
 
@@ -203,13 +194,6 @@ def _example(where: str) -> str:
 
 def _join(where: str, key: Any) -> str:
     return f"{where}.{key}" if where else str(key)
-
-
-def _children(node: Any) -> Iterator[tuple[Any, Any]]:
-    if isinstance(node, Mapping):
-        yield from ((k, v) for k, v in node.items() if k not in HYDRA_KEYS or k == "_args_")
-    elif isinstance(node, list):
-        yield from enumerate(node)
 
 
 def _parameters(function: Any) -> Mapping[str, inspect.Parameter] | None:
@@ -235,119 +219,64 @@ def _check_type(where: str, value: Any, hint: Any) -> None:
         return
     union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     options = typing.get_args(hint) if union else (hint,)
-    if any(_admits(option, value) for option in options):
-        return
-    expected = " or ".join(dict.fromkeys(map(_in_words, options)))
-    raise ConfigError(f"{where} must be {expected or hint}{_example(where)}, got {value!r}.")
+    if not any(_admits(option, value) for option in options):
+        expected = " or ".join(dict.fromkeys(map(_in_words, options)))
+        raise ConfigError(f"{where} must be {expected}{_example(where)}, got {value!r}.")
 
 
 def _admits(option: Any, value: Any) -> bool:
     if typing.get_origin(option) is typing.Literal:
         return value in typing.get_args(option)
-    if option is type(None):
-        return value is None
-    if option in (bool, str):
-        return isinstance(value, option)
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if option is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    if option in (float, jax.Array):
-        return number
+    if option is Any or isinstance(option, typing.TypeVar):
+        return True
     # Functions, optimizers and the like are built from a target.
-    return option is Any or isinstance(option, typing.TypeVar)
+    return option in PLAIN and type(value) in PLAIN[option][1]
 
 
 def _in_words(option: Any) -> str:
     if typing.get_origin(option) is typing.Literal:
         return " or ".join(map(repr, typing.get_args(option)))
-    plain = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    plain[jax.Array] = "a number"
-    if option is type(None):
-        return "null"
-    name = getattr(option, "__name__", None) or str(option)
+    if option in PLAIN:
+        return PLAIN[option][0]
+    name = getattr(option, "__name__", str(option))
     name = "a function" if name == "Callable" else name
-    built = callable(option) or isinstance(option, type)
-    return plain.get(option, f"{'{_target_: ...} that builds ' if built else ''}{name}")
+    return f"{{_target_: ...}} that builds {name}" if callable(option) else name
 
 
 def build(node: Any, where: str, supplies: Supplies | None) -> Any:
     """Build what a config names; hand every function the supplied values that it needs.
 
-    Without `supplies` nothing is handed over, and ``_partial_`` has Hydra's meaning.
-
-    Raises
-    ------
-    ConfigError
-        If a function refuses its arguments.
+    Without `supplies` nothing is handed over. A function with ``_partial_: true`` is called where
+    it needs supplied values, and returned with its arguments otherwise. With ``_recursive_: false``
+    it receives configs.
     """
     try:
-        if not isinstance(node, Mapping):
-            return node
-        marked = node if supplies is None else _mark(node)[0]
-        built = hydra.utils.instantiate(OmegaConf.create(marked), _convert_="all")
-        return built if supplies is None else _fill(built, supplies)
+        return _build(node, supplies)
     except (ConfigError, tables.DataNotFound):
         raise
-    except InstantiationException as error:
-        cause = error.__cause__
-        if isinstance(cause, tables.DataNotFound):
-            raise cause from error
-        raise ConfigError(f"{where}: {describe(cause or error)}") from error
     except Exception as error:  # functions of users may raise anything
         raise ConfigError(f"{where}: {describe(error)}") from error
 
 
-def _needs(function: Any) -> list[str]:
-    """Return the names of supplied values that a function cannot be called without."""
-    parameters = _parameters(function) or {}
-    return [
+def _build(node: Any, supplies: Supplies | None) -> Any:
+    if isinstance(node, list):
+        return [_build(item, supplies) for item in node]
+    if not isinstance(node, Mapping):
+        return node
+    keywords = {key: value for key, value in node.items() if key not in HYDRA_KEYS}
+    if node.get("_recursive_", True):
+        keywords = {key: _build(value, supplies) for key, value in keywords.items()}
+    if "_target_" not in node:
+        return keywords
+    function = locate(node["_target_"], "_target_")
+    positional = _build(node.get("_args_", []), supplies)
+    needed = [
         name
-        for name, parameter in parameters.items()
+        for name, parameter in list((_parameters(function) or {}).items())[len(positional) :]
         if name in Supplies.NAMES and parameter.default is parameter.empty
     ]
-
-
-def _mark(node: Any) -> tuple[Any, bool]:
-    """Delay calls that need supplied values; return also whether any call is delayed."""
-    if isinstance(node, list):
-        marked = [_mark(value) for value in node]
-        return [value for value, _ in marked], any(delayed for _, delayed in marked)
-    if not isinstance(node, Mapping):
-        return node, False
-    children = {key: _mark(value) for key, value in node.items()}
-    values = {key: value for key, (value, _) in children.items()}
-    delayed = any(child for _, child in children.values())
-    if "_target_" in node:
-        needs = set(_needs(locate(node["_target_"], "_target_"))) - {
-            key for key, value in node.items() if value is not None
-        }
-        delayed = delayed or bool(needs)
-        if delayed:
-            values["_partial_"] = True
-    return values, delayed
-
-
-def _fill(value: Any, supplies: Supplies) -> Any:
-    """Call what was delayed, innermost first."""
-    if isinstance(value, list):
-        items = [_fill(item, supplies) for item in value]
-        return items if any(a is not b for a, b in zip(items, value, strict=True)) else value
-    if isinstance(value, dict):
-        filled = {key: _fill(item, supplies) for key, item in value.items()}
-        return filled if any(filled[key] is not item for key, item in value.items()) else value
-    if not isinstance(value, functools.partial):
-        return value
-    keywords = {key: _fill(item, supplies) for key, item in value.keywords.items()}
-    arguments = [_fill(item, supplies) for item in value.args]
-    missing = [
-        name
-        for i, name in enumerate(_needs(value.func))
-        if keywords.get(name) is None and i >= len(arguments)
-    ]
-    delayed = any(keywords[key] is not item for key, item in value.keywords.items()) or any(
-        a is not b for a, b in zip(arguments, value.args, strict=True)
-    )
-    if not missing and not delayed:
-        return value
+    missing = [name for name in needed if keywords.get(name) is None and supplies is not None]
     keywords |= {name: getattr(supplies, name) for name in missing}
-    return value.func(*arguments, **keywords)
+    if node.get("_partial_") and not missing:
+        return functools.partial(function, *positional, **keywords)
+    return function(*positional, **keywords)

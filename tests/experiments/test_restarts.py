@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("hydra")
 
-from experiments import arguments, output, restarts, run, tidy
+from experiments import arguments, output, restarts, run, study, tidy
 from experiments.wiring import ConfigError
 from tests.experiments.test_run import PROBLEM, compose
 from tests.support.kills import Cut, kill_until_done
@@ -25,16 +25,16 @@ LSD = ("kernel=lsd", "kernel.step_size=1e-3", "num_rounds=2_000", "num_burnin=20
 def test_a_run_that_was_cut_continues(tmp_path, monkeypatch):
     cut = Cut(monkeypatch)
     config = compose(*PROBLEM, *LSD)
-    rows, num_rounds = run.execute(config, tmp_path / "whole"), cut.rounds
+    rows, num_rounds = run.execute(run.Job(config, tmp_path / "whole")), cut.rounds
     config["checkpoint_seconds"], out = 0.0, tmp_path / "cut"
     cut.left, cut.rounds = 1, 0
     with pytest.raises(KeyboardInterrupt):
-        run.execute(config, out)
-    assert not (out / run.RECORD).exists() and 0 < cut.rounds < num_rounds
+        run.execute(run.Job(config, out))
+    assert not (out / study.RECORD).exists() and 0 < cut.rounds < num_rounds
     with pytest.raises(ConfigError, match=r"seed=0 \(now 1\).* delete that folder"):
-        run.execute({**config, "seed": 1}, out)
-    assert run.execute(config, out) == rows and cut.rounds == num_rounds
-    assert json.loads((out / run.RECORD).read_text())["resumed"]
+        run.execute(run.Job({**config, "seed": 1}, out))
+    assert run.execute(run.Job(config, out)) == rows and cut.rounds == num_rounds
+    assert json.loads((out / study.RECORD).read_text())["resumed"]
     assert not [*out.glob("checkpoints*")]
 
 
@@ -66,7 +66,7 @@ def call(out, *given, launcher=(), devices=1):
     command = [sys.executable, *launcher, "-m", "experiments.run", f"hydra.run.dir={out}", *given]
     env = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     subprocess.run(command, cwd=ROOT, env=env, timeout=1500, check=True)
-    return json.loads((out / run.RECORD).read_text())
+    return json.loads((out / study.RECORD).read_text())
 
 
 @pytest.mark.slow
@@ -96,7 +96,7 @@ def test_a_killed_run_continues_to_the_same_rows(tmp_path):
             [*command, f"hydra.run.dir={out}", *more],
             environment(),
             is_ready=(out / "config.yaml").exists,
-            done=out / run.RECORD,
+            done=out / study.RECORD,
             before=lambda out=out: (out / "config.yaml").unlink(missing_ok=True),
             num_kills=num_kills,
             longest=3.0,
@@ -114,8 +114,7 @@ def test_several_processes_refuse_a_multirun(monkeypatch):
 
 
 def test_the_first_process_alone_opens_the_log(monkeypatch):
-    given = ["--info", "data=digits", "seed=3"]
-    assert arguments.with_log_of_first(given) == given
+    given = ["--info", *PROBLEM, "kernel=lsd"]
+    (command,) = arguments.prepare(given)
     monkeypatch.setattr(arguments.distributed, "is_first", lambda: False)
-    logged = ["--info", "hydra/job_logging=stdout", "data=digits", "seed=3"]
-    assert arguments.with_log_of_first(given) == logged
+    assert arguments.prepare(given) == [[*command, "hydra/job_logging=stdout"]]

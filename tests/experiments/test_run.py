@@ -92,12 +92,12 @@ def test_data_and_model_by_import_path(monkeypatch, tmp_path, model):
 
 def test_a_finished_run_is_kept_on_demand(monkeypatch, tmp_path):
     config = compose(*PROBLEM, "kernel=lsd", "kernel.step_size=1e-3")
-    rows = run.execute(config, tmp_path)
+    rows = run.execute(run.Job(config, tmp_path))
     kept = {**config, "keep_finished": True}
     with monkeypatch.context() as patched:
         patched.setattr(run, "sample", None)  # it is not called again
-        assert run.execute(kept, tmp_path) == rows
-    assert run.execute({**kept, "seed": 1}, tmp_path) != rows
+        assert run.execute(run.Job(kept, tmp_path)) == rows
+    assert run.execute(run.Job({**kept, "seed": 1}, tmp_path)) != rows
 
 
 def test_jobs_of_a_sweep_share_a_table_and_are_those_of_single_runs(monkeypatch, tmp_path):
@@ -112,7 +112,7 @@ def test_jobs_of_a_sweep_share_a_table_and_are_those_of_single_runs(monkeypatch,
     }
     assert len(metrics.table(rows)) == len([*tmp_path.glob("*/*kernel=lsd*/record.json")]) == 4
     config = compose(*PROBLEM, "kernel=lsd", "kernel.step_size=2e-3", "seed=1")
-    alone = run.execute(config, tmp_path)
+    alone = run.execute(run.Job(config, tmp_path))
     job = [row for row in rows if place(row) == ("lsd", steps[1], 1)]
     assert [row.metric for row in job] == [row.metric for row in alone]
     values = [[row.value for row in part] for part in (job, alone)]
@@ -267,7 +267,7 @@ def test_every_data_set_is_loaded_or_says_how_to_get_it(name):
     config = compose(f"data={name}", "model=logistic", "kernel=lsd", *small)
     wiring.check(config["data"], "data", ())
     try:
-        data, test = wiring.build(config["data"], "data", None)
+        data, test, *_ = wiring.build(config["data"], "data", None)
     except DataNotFound as error:
         pytest.skip(str(error))
     assert data.num_clients > 1 and data.num_rows >= data.num_clients
