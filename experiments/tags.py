@@ -133,10 +133,10 @@ def _encoded(sentences: Any, marks: Any, words: dict[str, int], tags: dict[str, 
     split = [sentence.decode().split() for sentence in sentences]
     numbers = np.full((len(split), MAX_WORDS), -1, np.int16)
     bits = np.zeros((len(split), len(tags)), bool)
-    for i, (sentence, marked) in enumerate(zip(split, marks, strict=True)):
-        known = [words[word] for word in sentence if word in words][:MAX_WORDS]
-        numbers[i, : len(known)] = known
-        bits[i, [tags[tag] for tag in marked.decode().split("|") if tag in tags]] = True
+    for i, (sentence, names) in enumerate(zip(split, marks, strict=True)):
+        indices = [words[word] for word in sentence if word in words][:MAX_WORDS]
+        numbers[i, : len(indices)] = indices
+        bits[i, [tags[tag] for tag in names.decode().split("|") if tag in tags]] = True
     weight = np.array([1 / max(len(sentence), 1) for sentence in split], np.float32)
     return {"words": numbers, "weight": weight, "tags": np.packbits(bits, axis=1)}
 
@@ -157,9 +157,9 @@ def _start(start: Any, rng_key: Array) -> Any:
 
 def logits(position: Any, rows: Any) -> Array:
     """Return the logits of all tags, ``[num_rows, num_tags]``."""
-    known = rows["words"] >= 0
-    weights = position["kernel"][jnp.where(known, rows["words"], 0).astype(jnp.int32)]
-    total = jnp.sum(jnp.where(known[..., None], weights, 0), axis=-2)
+    is_word = rows["words"] >= 0
+    weights = position["kernel"][jnp.where(is_word, rows["words"], 0).astype(jnp.int32)]
+    total = jnp.sum(jnp.where(is_word[..., None], weights, 0), axis=-2)
     return position["bias"] + rows["weight"][..., None] * total
 
 
