@@ -120,8 +120,7 @@ def image_classes(
     jpeg_test
         For `cifar10`, take all 10,000 test images, as JPEG; else 1,000 exact ones.
     """
-    given = {"jpeg_test": jpeg_test} if name == "cifar10" else {}
-    images = getattr(sources, name)(**given)
+    images = sources.cifar10(jpeg_test=jpeg_test) if name == "cifar10" else getattr(sources, name)()
     row_key, test_key, split_key = jax.random.split(jax.random.key(seed), 3)
     moments = sources.CIFAR10_MOMENTS if name.startswith("cifar") else sources.MNIST_MOMENTS
     if split == "blocks":
@@ -376,9 +375,9 @@ def radon() -> Loaded:
     with np.load(path) as file:
         county = file["county"]
         names = np.unique(county)[:85]
-        keep = np.concatenate([np.flatnonzero(county == name)[:16] for name in names])
-        slopes = (file["floor"][keep], file["log_uppm"][keep])
-        return _groups(county[keep], file["log_radon"][keep], slopes)
+        rows = np.concatenate([np.flatnonzero(county == name)[:16] for name in names])
+        slopes = (file["floor"][rows], file["log_uppm"][rows])
+        return _groups(county[rows], file["log_radon"][rows], slopes)
 
 
 def exam() -> Loaded:

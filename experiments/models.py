@@ -280,7 +280,7 @@ def _num_features(data: fedmcmc.FederatedData) -> int:
 
 
 def logistic(data: fedmcmc.FederatedData, prior_precision: float = 1.0) -> fedmcmc.Posterior:
-    """Return the logistic regression of labels 0 and 1, without an intercept of its own."""
+    """Return the logistic regression of labels 0 and 1, without an intercept."""
     if num_classes(data) > 2:
         raise ValueError(
             f"labels must be 0 or 1, got 0 to {num_classes(data) - 1}; use model=multinomial."
@@ -303,8 +303,7 @@ def multinomial(
 ) -> fedmcmc.Posterior:
     """Return the multinomial regression; positions are ``[features, classes]``.
 
-    With `by_class` they are a vector per class, to each of which `fedmcmc.quantize` can give a
-    norm of its own.
+    With `by_class` they are a vector per class; then `fedmcmc.quantize` uses a norm per class.
     """
     shape = (_num_features(data), num_classes(data))
     start = _class_start if by_class else None
@@ -401,16 +400,10 @@ def random_effects(
 ) -> fedmcmc.Posterior:
     """Return effects of groups, one client per group, with common slopes.
 
-    Parameters
-    ----------
-    data
-        Columns `z` (whose coefficients are the group's own), `x` and `y`; whole numbers `y` are
-        binary outcomes.
-    marginal_nodes
-        Nodes of the quadrature over a group's effects (`fedmcmc.marginal`); ``None`` leaves the
-        effects with the clients, for `fedmcmc.fed_gibbs` and ``lsd(refresh=...)``.
-    centered
-        As in `fedmcmc.from_numpyro`: 1 for `fedmcmc.fed_gibbs`.
+    Columns are `z` (whose coefficients are the group's own), `x` and `y`; whole numbers `y` are
+    binary outcomes. `marginal_nodes` is the number of nodes of the quadrature over a group's
+    effects (`fedmcmc.marginal`); ``None`` leaves the effects with the clients, for
+    `fedmcmc.fed_gibbs` (with ``centered=1``) and ``lsd(refresh=...)``.
     """
     binary = np.issubdtype(np.asarray(column(data, "y")[:1]).dtype, np.integer)
     model = binary_effects if binary else normal_effects
@@ -456,7 +449,7 @@ def group_means(data: fedmcmc.FederatedData, marginal_nodes: int | None = None) 
 
 
 def means_of_groups(y: Any = None) -> None:
-    """Give one group's rows a mean of their own; a NumPyro model."""
+    """Give one group's rows a common mean; a NumPyro model."""
     mu = numpyro.sample("mu", dist.Normal(0, 1))
     tau = numpyro.sample("tau", dist.HalfNormal(1))
     effect = numpyro.sample("effect", dist.Normal(mu, tau), infer={"local": True})

@@ -160,11 +160,6 @@ def skewed_labels(
     """Draw row numbers, each at most once: by client, and held out with as many labels 0 as 1.
 
     The clients' shares of label 1 are ``Beta(concentration, concentration)``.
-
-    Raises
-    ------
-    ValueError
-        If there are too few rows of a label.
     """
     shares = np.asarray(jax.random.beta(rng_key, concentration, concentration, (num_clients,)))
     rng = _generator(jax.random.fold_in(rng_key, 1))

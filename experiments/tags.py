@@ -130,10 +130,10 @@ def _encoded(sentences: Any, marks: Any, words: dict[str, int], tags: dict[str, 
     split = [sentence.decode().split() for sentence in sentences]
     numbers = np.full((len(split), MAX_WORDS), -1, np.int16)
     bits = np.zeros((len(split), len(tags)), bool)
-    for i, (sentence, marked) in enumerate(zip(split, marks, strict=True)):
-        in_vocabulary = [words[word] for word in sentence if word in words][:MAX_WORDS]
-        numbers[i, : len(in_vocabulary)] = in_vocabulary
-        bits[i, [tags[tag] for tag in marked.decode().split("|") if tag in tags]] = True
+    for i, (sentence, names) in enumerate(zip(split, marks, strict=True)):
+        indices = [words[word] for word in sentence if word in words][:MAX_WORDS]
+        numbers[i, : len(indices)] = indices
+        bits[i, [tags[tag] for tag in names.decode().split("|") if tag in tags]] = True
     weight = np.array([1 / max(len(sentence), 1) for sentence in split], np.float32)
     return {"words": numbers, "weight": weight, "tags": np.packbits(bits, axis=1)}
 
