@@ -1,12 +1,12 @@
 """Few hospitals that hardly differ: Langevin dynamics with centered and with shifted effects."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.stats import norm
 
 import fedmcmc
 from experiments import loaders, models
@@ -41,37 +41,31 @@ def rows(
         fedmcmc.from_numpyro(models.means_of_groups, example=data, centered=c) for c in (1.0, 0.0)
     )
     draw = hierarchy.conjugate()  # exact draws of the effects, so that nothing else is off
-    kernels: list[tuple[str, float | None, Any]] = [
-        (name, step, fedmcmc.lsd(posterior, step_size=step, refresh=draw))
+    kernels: dict[tuple[str, float | None], Any] = {
+        (name, step): fedmcmc.lsd(posterior, step_size=step, refresh=draw)
         for name, posterior in (("lsd, centered", centered), ("lsd", shifted))
         for step in step_sizes
-    ]
+    }
     half, last = fedmcmc.bernoulli(0.5), step_sizes[-1]
-    kernels += [
-        ("fed_gibbs", None, fedmcmc.fed_gibbs(centered, refresh=draw)),
-        (
-            "fed_gibbs, half absent",
-            None,
-            fedmcmc.fed_gibbs(centered, refresh=draw, participation=half),
-        ),
-        ("lsd on marginal", last, fedmcmc.lsd(fedmcmc.marginal(shifted), step_size=last)),
-    ]
+    halved = fedmcmc.fed_gibbs(centered, refresh=draw, participation=half)
+    kernels["fed_gibbs", None] = fedmcmc.fed_gibbs(centered, refresh=draw)
+    kernels["fed_gibbs, half absent", None] = halved
+    kernels["lsd on marginal", last] = fedmcmc.lsd(fedmcmc.marginal(shifted), step_size=last)
     mean, sd = exact([np.asarray(data.client_rows(i)["y"]) for i in range(num_hospitals)])
     table: list[Row] = []
-    for name, *moments in zip(("mu", "log_tau"), mean, sd, strict=True):
-        numbers = dict(zip(("mean", "sd"), moments, strict=True))
-        table += from_numbers("grid", {"parameter": name}, numbers)
+    for i, name in enumerate(("mu", "log_tau")):
+        table += from_numbers("grid", {"parameter": name}, {"mean": mean[i], "sd": sd[i]})
     key = jax.random.key(seed)
     start = {"mu": jnp.zeros(()), "tau": jnp.log(jnp.asarray(0.5))}
-    for method, step, kernel in kernels:
+    for (method, step), kernel in kernels.items():
 
         @jax.jit
         @jax.vmap
         def chain(chain_key: Any, kernel: Any = kernel) -> Any:  # one that diverges stops no other
             state = kernel.init(chain_key, start, data)
             lengths: dict[str, Any] = {"num_rounds": num_rounds, "thinning": THINNING}
-            _, records = rounds.run_rounds(kernel, data, chain_key, state, **lengths)
-            return jnp.stack([records.draws["mu"], records.draws["tau"]], -1)
+            draws = rounds.run_rounds(kernel, data, chain_key, state, **lengths)[1].draws
+            return jnp.stack([draws["mu"], draws["tau"]], -1)
 
         drawn = np.asarray(chain(jax.random.split(key, num_chains)), np.float64)
         settings = {} if step is None else {"step_size": step}
@@ -89,8 +83,7 @@ def exact(hospitals: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     tau = np.exp(log_tau)
     log_p = -(mu**2) / 2 - tau**2 / 2 + log_tau
     for y in hospitals:
-        variance = tau**2 + 1 / len(y)
-        log_p -= (y.astype(float).mean() - mu) ** 2 / variance / 2 + np.log(variance) / 2
+        log_p += norm.logpdf(y.astype(float).mean(), mu, np.sqrt(tau**2 + 1 / len(y)))
     p = np.exp(log_p - log_p.max())
     p /= p.sum()
     values = np.stack([mu, log_tau])
@@ -106,10 +99,8 @@ def _errors(drawn: np.ndarray, mean: np.ndarray, sd: np.ndarray) -> dict[str, fl
     """
     finite = (np.isfinite(drawn) & (np.abs(drawn) < FURTHEST)).all((1, 2))
     errors: dict[str, float] = {"diverged": 1 - finite.mean()}
-    gaps, ratios = [math.nan] * 2, [math.nan] * 2
-    if finite.any():
-        gaps = (drawn[finite].mean((0, 1)) - mean) / sd
-        ratios = drawn[finite].std((0, 1)) / sd
+    chains = drawn[finite] if finite.any() else np.full((1, 1, 2), np.nan)
+    gaps, ratios = (chains.mean((0, 1)) - mean) / sd, chains.std((0, 1)) / sd
     for name, gap, ratio in zip(("mu", "log_tau"), gaps, ratios, strict=True):
         errors |= {f"error_of_mean_{name}": gap, f"sd_ratio_{name}": ratio}
     return errors

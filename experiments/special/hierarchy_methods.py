@@ -36,7 +36,7 @@ LIMITS = (0.1, 0.1, 0.15)
 class Draws(NamedTuple):
     """Draws ``[chains, draws, d]`` of shared parameters and ``[draws, groups, k]`` of effects.
 
-    `bits` sum over chains, and `ess` is given where draws are weighted.
+    `bits` sum over chains. `ess` is computed from the chains unless draws are weighted.
     """
 
     shared: np.ndarray
@@ -45,15 +45,6 @@ class Draws(NamedTuple):
     bits: float = 0.0
     ess: float | None = None
     verdict: str = ""
-
-
-class Truth(NamedTuple):
-    """Draws of NUTS, with moments and effective draws of its shared parameters."""
-
-    draws: Draws
-    mean: np.ndarray
-    sd: np.ndarray
-    ess: np.ndarray
 
 
 def rows(
@@ -79,18 +70,18 @@ def rows(
         raise ValueError(f"data must be one of {[*SLOPES]} and methods some of {[*METHODS]}.")
     lengths = {"num_chains": num_chains, "num_rounds": num_rounds, "num_burnin": num_burnin}
     bench = Bench(getattr(loaders, data)()[0], jax.random.key(seed + 1), num_draws, lengths)
-    sizes, num_effects = np.asarray(bench.data.sizes), bench.data.rows["z"].shape[1]
-    counts = {"num_rows": sizes.sum(), "num_clients": len(sizes)}
-    counts |= {"smallest_client": sizes.min(), "largest_client": sizes.max()}
+    num_effects = bench.data.rows["z"].shape[1]
     names = [f"{site}[{i}]" for site in ("mu", "tau") for i in range(num_effects)]
     names += [*SLOPES[data], *(() if bench.binary else ("sigma",))]
-    truth, summary = bench.pooled(jax.random.key(seed), num_reference)
+    exact, summary = bench.pooled(jax.random.key(seed), num_reference)
+    counts = {"num_rows": bench.data.num_rows, "num_clients": bench.data.num_clients}
     table = from_numbers("data", {}, counts) + from_numbers("pooled NUTS", {}, summary)
-    for name, mean, sd in zip(names, truth.mean, truth.sd, strict=True):
+    means, sds = exact.shared.mean((0, 1)), exact.shared.std((0, 1))
+    for name, mean, sd in zip(names, means, sds, strict=True):
         table += from_numbers("pooled NUTS", {"parameter": name}, {"mean": mean, "sd": sd})
     for method in methods:
-        table += _of_method(method, bench, truth, names)
-    return table + (_quadrature(bench.data, nodes, most_nodes, truth.mean) if nodes else [])
+        table += _of_method(method, bench, exact, names)
+    return table + (_quadrature(bench.data, nodes, most_nodes, means) if nodes else [])
 
 
 class Bench:
@@ -120,20 +111,18 @@ class Bench:
             outcome = dist.Bernoulli(logits=eta) if self.binary else dist.Normal(eta, sigma)
             numpyro.sample("y", outcome, obs=y)
 
-    def pooled(self, key: Any, num_draws: int) -> tuple[Truth, dict[str, float]]:
+    def pooled(self, key: Any, num_draws: int) -> tuple[Draws, dict[str, float]]:
         """Sample the plate model by NUTS."""
         lengths = {"num_warmup": num_draws // 2, "num_samples": num_draws, "num_chains": 4}
         run = MCMC(NUTS(self.plate), chain_method="vectorized", progress_bar=False, **lengths)
-        run.run(key, **self.plate_data.rows, extra_fields=("num_steps",))
+        run.run(key, **self.plate_data.rows)
         drawn = run.get_samples(group_by_chain=True)
-        shared, effects = _by_column(drawn), np.asarray(drawn["effect"], np.float64)
-        rhat = float(np.nanmax(mixing([shared, effects]).rhat))
+        shared = _by_column(drawn)
+        rhat = float(np.nanmax(mixing([shared, drawn["effect"]]).rhat))
         if not rhat < 1.02:
             raise RuntimeError(f"Pooled NUTS has not converged: R-hat {rhat:.3f}.")
-        draws = Draws(shared, effects.reshape(-1, *effects.shape[2:]))
-        truth = Truth(draws, shared.mean((0, 1)), shared.std((0, 1)), _smaller_ess(shared))
-        gradients = np.sum(run.get_extra_fields()["num_steps"])
-        return truth, {"ess": truth.ess.min(), "r_hat": rhat, "gradients": gradients}
+        draws = Draws(shared, _by_group(drawn["effect"]))
+        return draws, {"ess": _smaller_ess(shared).min(), "r_hat": rhat}
 
     def fit(self, **kwargs: Any) -> Draws:
         """Sample by `fedmcmc.fit`; clients draw their effects given about 1,000 of the draws."""
@@ -142,16 +131,15 @@ class Bench:
         num = fitted.samples.draws["mu"].shape[1]
         thinned = jax.tree.map(lambda leaf: leaf[:, :: max(1, num // 1000)], fitted.samples.draws)
         local = fedmcmc.local_draws(self.posterior, self.data, thinned, rng_key=self.key)
-        return _of_fit(fitted, _by_group(local.draws["effect"]), num)
+        return _of_fit(fitted, local.draws["effect"], num)
 
     def fit_plate(self) -> Draws:
         """Sample by `fedmcmc.fit` the model in which all clients share all effects."""
         posterior = fedmcmc.from_numpyro(self.plate, example=self.plate_data)
         fitted = fedmcmc.fit(posterior, self.plate_data, rng_key=self.key, progress=False)
-        effects = np.asarray(fitted.samples.constrained["effect"])
-        return _of_fit(fitted, effects.reshape(-1, *effects.shape[2:]), None)
+        return _of_fit(fitted, fitted.samples.constrained["effect"], None)
 
-    def joint(self, step_size: float, centered: bool = False, refresh: Any = None) -> Draws:
+    def joint(self, step_size: float = 0.1, centered: bool = False, refresh: Any = None) -> Draws:
         """Sample shared parameters and effects together by Langevin dynamics."""
         posterior = self.centered if centered else self.posterior
         refresh = refresh or hierarchy.independence(num_tries=2)
@@ -165,6 +153,16 @@ class Bench:
         settings: dict[str, Any] = {"refresh": refresh, "num_adapt": adapt}
         return self.sample(fedmcmc.fed_gibbs(self.centered, recenter=recenter, **settings))
 
+    def mala_on_marginal(self) -> Draws:
+        """Sample shared parameters by MALA."""
+        kernel = fedmcmc.mala(self.marginal, self.mode, metric=self.white.metric)
+        return self.sample(kernel, local=False)
+
+    def lsd_on_marginal(self) -> Draws:
+        """Sample shared parameters by Langevin dynamics."""
+        kernel = fedmcmc.lsd(self.white.posterior, step_size=0.1)
+        return self.sample(kernel, self.white.position, local=False)
+
     def sample(self, kernel: Any, start: Any = None, local: bool = True) -> Draws:
         """Sample by a kernel, by default from the mode; with `local` it draws effects as well."""
         settings = {**self.lengths, "record": fedmcmc.Record(local=local), "progress": False}
@@ -175,72 +173,61 @@ class Bench:
         return Draws(_by_column(samples.constrained), effects, self.lengths["num_rounds"], bits)
 
 
-METHODS: dict[str, tuple[float | None, Callable[[Bench], Draws]]] = {
-    "fit": (None, lambda b: b.fit()),
-    "Gaussian at the mode": (None, lambda b: b.fit(effort="approximate")),
-    "mala on marginal": (
-        None,
-        lambda b: b.sample(fedmcmc.mala(b.marginal, b.mode, metric=b.white.metric), local=False),
-    ),
-    "lsd on marginal": (
-        0.1,
-        lambda b: b.sample(
-            fedmcmc.lsd(b.white.posterior, step_size=0.1), b.white.position, local=False
-        ),
-    ),
-    "fed_gibbs": (None, lambda b: b.gibbs()),
-    "fed_gibbs, recentered": (None, lambda b: b.gibbs(recenter=True)),
-    "lsd": (0.1, lambda b: b.joint(0.1)),
-    "lsd, small steps": (0.02, lambda b: b.joint(0.02)),
-    "lsd, centered": (0.1, lambda b: b.joint(0.1, centered=True)),
-    "lsd, ula effects": (0.1, lambda b: b.joint(0.1, refresh=hierarchy.ula(0.2, num_steps=5))),
-    "fit, shared effects": (None, lambda b: b.fit_plate()),
+METHODS: dict[str, Callable[[Bench], Draws]] = {
+    "fit": Bench.fit,
+    "Gaussian at the mode": lambda b: b.fit(effort="approximate"),
+    "mala on marginal": Bench.mala_on_marginal,
+    "lsd on marginal": Bench.lsd_on_marginal,
+    "fed_gibbs": Bench.gibbs,
+    "fed_gibbs, recentered": lambda b: b.gibbs(recenter=True),
+    "lsd": Bench.joint,
+    "lsd, small steps": lambda b: b.joint(step_size=0.02),
+    "lsd, centered": lambda b: b.joint(centered=True),
+    "lsd, ula effects": lambda b: b.joint(refresh=hierarchy.ula(0.2, num_steps=5)),
+    "fit, shared effects": Bench.fit_plate,
 }
-"""Step size, if it is fixed, and the function to call."""
 
 
-def _of_method(method: str, bench: Bench, truth: Truth, names: Sequence[str]) -> list[Row]:
+def _of_method(method: str, bench: Bench, exact: Draws, names: Sequence[str]) -> list[Row]:
     """Return the rows of a method; one that diverged has its seconds alone.
 
     Errors of means are in posterior sds, the largest of parameters. Megabits are of all chains and
     clients, `ess` is the smallest of the shared parameters, ``ess_per_1000_rounds`` that per kept
     round of a chain, and ``error_over_limit`` the largest error divided by its limit.
     """
-    step_size, sample = METHODS[method]
-    settings = {} if step_size is None else {"step_size": step_size}
     start, table = time.perf_counter(), []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", fedmcmc.SamplingWarning)  # rows show how far off it is
         try:
-            drawn = sample(bench)
+            drawn = METHODS[method](bench)
         except fedmcmc.NonFiniteError:
-            return [Row(method, "seconds", time.perf_counter() - start, settings)]
+            return [Row(method, "seconds", time.perf_counter() - start, {})]
     flat, ess = drawn.shared, np.full(len(names), drawn.ess or np.nan)
     if drawn.ess is None:
         ess = _smaller_ess(flat)
-        slowest = {**settings, "slowest": names[int(np.nanargmin(ess))]}
+        slowest = {"slowest": names[int(np.nanargmin(ess))]}
         per_round = 1000 * np.nanmin(ess) / flat[..., 0].size
         table += from_numbers(method, slowest, {"ess_per_1000_rounds": per_round})
-        table += from_numbers(method, settings, {"r_hat": np.nanmax(mixing(flat).rhat)})
-    gaps, ratios = np.abs(flat.mean((0, 1)) - truth.mean) / truth.sd, flat.std((0, 1)) / truth.sd
+        table += from_numbers(method, {}, {"r_hat": np.nanmax(mixing(flat).rhat)})
+    exact_mean, exact_sd = exact.shared.mean((0, 1)), exact.shared.std((0, 1))
+    gaps, ratios = np.abs(flat.mean((0, 1)) - exact_mean) / exact_sd, flat.std((0, 1)) / exact_sd
     worst = int(np.argmax(gaps))
     errors = {"error_of_means": gaps[worst], "error_of_sds": np.abs(ratios - 1).max()}
-    exact = truth.draws.effects
-    if drawn.effects is not None and exact is not None:
-        distances = np.abs(drawn.effects.mean(0) - exact.mean(0)) / exact.std(0)
+    if drawn.effects is not None and exact.effects is not None:
+        distances = np.abs(drawn.effects.mean(0) - exact.effects.mean(0)) / exact.effects.std(0)
         errors["error_of_effects"] = distances.max()
     numbers = {
         "rounds": drawn.rounds,
         "megabits": drawn.bits / 1e6,
         "ess": np.nanmin(ess),
-        "error_of_means s.e.": np.sqrt(1 / ess[worst] + 1 / truth.ess[worst]),
+        "error_of_means s.e.": np.sqrt(1 / ess[worst] + 1 / _smaller_ess(exact.shared)[worst]),
         "smallest_sd_ratio": ratios.min(),
         "largest_sd_ratio": ratios.max(),
         **errors,
         "error_over_limit": max(e / m for e, m in zip(errors.values(), LIMITS, strict=False)),
         "seconds": time.perf_counter() - start,
     }
-    table += from_numbers(method, settings, numbers)
+    table += from_numbers(method, {}, numbers)
     return table + verdict_rows(method, drawn.verdict)
 
 
@@ -263,9 +250,9 @@ def _by_column(drawn: Mapping[str, Any]) -> np.ndarray:
 
 
 def _by_group(drawn: Any) -> np.ndarray:
-    """Return effects ``[chains, draws, num_clients, 1, k]`` as ``[draws, num_groups, k]``."""
+    """Return effects ``[chains, draws, num_groups, ..., k]`` as ``[draws, num_groups, k]``."""
     leaf = np.asarray(drawn, np.float64)
-    return leaf.reshape(-1, leaf.shape[2], leaf.shape[4])
+    return leaf.reshape(-1, leaf.shape[2], leaf.shape[-1])
 
 
 def _smaller_ess(draws: np.ndarray) -> np.ndarray:
@@ -273,14 +260,15 @@ def _smaller_ess(draws: np.ndarray) -> np.ndarray:
     return np.minimum(judged.ess_bulk, judged.ess_tail)
 
 
-def _of_fit(fitted: Any, effects: np.ndarray, unweighted: float | None) -> Draws:
+def _of_fit(fitted: Any, effects: Any, unweighted: float | None) -> Draws:
     report, ess = fitted.report, fitted.corrected.ess if fitted.corrected else unweighted
     shared, bits = _by_column(fitted.samples.constrained), report.bits_up + report.bits_down
-    return Draws(shared, effects, report.rounds, bits, ess, fitted.verdict)
+    return Draws(shared, _by_group(effects), report.rounds, bits, ess, fitted.verdict)
 
 
 def _quadrature(data: Any, nodes: Sequence[int], most_nodes: int, place: np.ndarray) -> list[Row]:
     """Return errors of the log likelihood and of its gradient near the posterior mean, float64."""
+    table: list[Row] = []
     with jax.enable_x64(True):
         columns = {n: np.asarray(c, c.dtype.name.replace("32", "64")) for n, c in data.rows.items()}
         groups = np.repeat(np.arange(data.num_clients), np.asarray(data.sizes))
@@ -294,19 +282,11 @@ def _quadrature(data: Any, nodes: Sequence[int], most_nodes: int, place: np.ndar
             return fedmcmc.metrics.potential(posterior, data, at)[0]
 
         with_slope = jax.value_and_grad(potential)
-        of_nodes = {num: with_slope(position, num) for num in (*nodes, most_nodes)}
-        value, slope = of_nodes.pop(most_nodes)
-        return [
-            row
-            for num, (estimate, estimate_slope) in of_nodes.items()
-            for row in from_numbers(
-                "quadrature",
-                {"nodes": num},
-                {
-                    "error_of_log_likelihood": value - estimate,
-                    "error_of_gradient": np.abs(
-                        trees.ravel(estimate_slope) - trees.ravel(slope)
-                    ).max(),
-                },
-            )
-        ]
+        value, slope = with_slope(position, most_nodes)
+        for num_nodes in nodes:
+            estimate, estimated_slope = with_slope(position, num_nodes)
+            gap = trees.ravel(estimated_slope) - trees.ravel(slope)
+            numbers = {"error_of_log_likelihood": value - estimate}
+            numbers["error_of_gradient"] = np.abs(gap).max()
+            table += from_numbers("quadrature", {"nodes": num_nodes}, numbers)
+    return table
