@@ -18,16 +18,6 @@ from experiments.study import CONFIGS
 from experiments.wiring import ConfigError
 from fedmcmc import distributed
 
-__all__ = [
-    "as_typed",
-    "checkpoint_seconds",
-    "choices",
-    "jobs",
-    "prepare",
-    "settings_of",
-    "study_of",
-]
-
 GROUPS = ("data", "model", "kernel")
 OF_ROWS = ("method", "setting", "metrics", "references")
 OTHERS = (*GROUPS, "study_name", *OF_ROWS)

@@ -18,8 +18,6 @@ import yaml
 from experiments import tidy
 from experiments.tidy import Row
 
-__all__ = ["EXPRESSIONS", "NOTES", "WORDS", "Claim", "Number", "claims_of", "evaluate", "judge"]
-
 NOTES = Path(__file__).resolve().parents[1] / "notes"
 WORDS = ("reproduced", "partly", "contradicted", "inconclusive", "not run", "drawn")
 TIMES = 2.0

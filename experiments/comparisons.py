@@ -26,8 +26,6 @@ from experiments.tidy import Row, from_numbers
 from fedmcmc.compression import bound_bits
 from fedmcmc.metrics import hpd_error, potential
 
-__all__ = ["chains", "check", "gap", "mala", "rows"]
-
 OF_RUN = ("num_rounds", "num_burnin", "thinning", "num_chains", "start")
 MALA_SEED = 1  # other noise than in jobs
 MALA_ACCEPTANCE = 0.574

@@ -20,20 +20,6 @@ from experiments.study import JobRows
 from experiments.tidy import Row, from_numbers
 from fedmcmc import metrics
 
-__all__ = [
-    "at_start",
-    "comparison",
-    "confident",
-    "curves",
-    "hmc",
-    "outcome_of",
-    "potential",
-    "predict",
-    "predictions_of",
-    "rhat_of_predictions",
-    "scores",
-]
-
 OUTCOMES = ("label", "y")
 """Names of columns that hold the outcome."""
 ROWS_AT_A_TIME = 1_000

@@ -21,8 +21,6 @@ from experiments.tidy import Row, from_numbers, setting_text, write_rows
 from experiments.wiring import ConfigError
 from fedmcmc.diagnostics import mixing
 
-__all__ = ["NAMES", "ROWS", "check_names", "predictions", "rows_at", "table", "tidy", "write"]
-
 ROWS = "rows.csv"
 MOST_PARAMETERS = 200
 MOST_PREDICTIVE_DRAWS = 1_000

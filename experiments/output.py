@@ -13,17 +13,6 @@ import numpy as np
 
 import fedmcmc
 
-__all__ = [
-    "environment",
-    "format_number",
-    "markdown_table",
-    "plain",
-    "relative",
-    "save_draws",
-    "text_table",
-    "write_whole",
-]
-
 ROOT = Path(__file__).resolve().parents[1]
 
 

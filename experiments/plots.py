@@ -28,8 +28,6 @@ from PIL import Image
 from experiments import tidy
 from experiments.claims import NOTES, evaluate
 
-__all__ = ["FIGURES", "Layer", "draw", "entries", "figure", "layers", "series"]
-
 FIGURES = NOTES.parent / "docs" / "results" / "figures"
 STYLE = Path(__file__).with_name("figures.mplstyle")
 OF_ENTRY = {"columns": 2, "size": (3.6, 2.8), "legend": "figure"}

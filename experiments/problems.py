@@ -11,8 +11,6 @@ from experiments import wiring
 from experiments.wiring import ConfigError
 from fedmcmc.hierarchy import MarginalTerms
 
-__all__ = ["Problem", "has_rows", "load", "model_node"]
-
 
 class Problem(NamedTuple):
     """A model on data, with rows held out (or ``None``), and what kernels may need of them.

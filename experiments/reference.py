@@ -15,8 +15,6 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 from numpyro.infer import HMC, MCMC, NUTS
 
-__all__ = ["Reference", "flat", "hmc", "laplace_scale", "largest_rhat", "nuts", "require_converged"]
-
 MAX_RHAT, MIN_ESS = 1.01, 400.0
 MAX_CHECKED = 256
 """Number of coordinates, evenly spaced, that diagnostics use."""

@@ -20,8 +20,6 @@ from experiments.claims import NOTES, Claim, claims_of, evaluate, judge
 from experiments.output import markdown_table, plain
 from experiments.study import CONFIGS, recorded_settings
 
-__all__ = ["Page", "appendix", "check_settings", "main", "path_of", "text_of", "write"]
-
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs" / "results"
 PLACEHOLDER = re.compile(r"\{\{(.+?)\}\}", re.DOTALL)

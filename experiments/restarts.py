@@ -15,8 +15,6 @@ from experiments import output
 from experiments.wiring import ConfigError
 from fedmcmc import distributed
 
-__all__ = ["checkpointed", "once"]
-
 FOLDER, FINISHED, SETTINGS = "checkpoints", "checkpoints.done", "settings.json"
 T = TypeVar("T")
 _PARTS: ContextVar[Iterator[Path] | None] = ContextVar("parts", default=None)

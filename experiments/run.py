@@ -39,8 +39,6 @@ from experiments.wiring import ConfigError
 from fedmcmc import distributed
 from fedmcmc.storage import ending_programs
 
-__all__ = ["Job", "RunSettings", "check", "execute", "execute_job", "job_of", "main", "plain"]
-
 SETTINGS_OF_FORM = ("checkpoint_seconds", "keep_finished", "vmapped")
 """Settings that change no result."""
 

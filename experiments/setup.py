@@ -23,25 +23,6 @@ from fedmcmc import FederatedData, Gaussian, Posterior
 from fedmcmc.data import fold
 from fedmcmc.pytrees import convolutions
 
-__all__ = [
-    "adam",
-    "adam_start",
-    "approximation",
-    "consensus_step",
-    "consensus_tolerance",
-    "fisher_surrogates",
-    "flat_prior",
-    "gaussian_start",
-    "laplace_start",
-    "leapfrog_step",
-    "linear_step",
-    "local_states",
-    "mode",
-    "potential",
-    "smoothness",
-    "step_size",
-]
-
 
 def mode(centre: Any) -> Any:
     """Return the posterior's mode."""

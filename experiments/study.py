@@ -19,8 +19,6 @@ from experiments import output, restarts, tidy, wiring
 from experiments.tidy import Row
 from experiments.wiring import ConfigError
 
-__all__ = ["CONFIGS", "JobRows", "finish", "grids", "load", "recorded_settings"]
-
 RECORD = "record.json"
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 KEYS = ("extends", "values", "overrides", "grid", "metrics", "methods", "references", "special")

@@ -20,8 +20,6 @@ import fedmcmc
 from experiments import metrics, output, problems, run, study, tidy, wiring
 from fedmcmc.pytrees import named_leaves, variables
 
-__all__ = ["gather", "launch"]
-
 OF_JOB = ("kernel", "seed", "method", "setting")
 """Keys in which jobs that run in one program may differ."""
 

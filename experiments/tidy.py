@@ -17,25 +17,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "COLUMNS",
-    "RECORDS",
-    "Row",
-    "distinct",
-    "from_numbers",
-    "pair",
-    "pairs",
-    "read",
-    "read_record",
-    "read_rows",
-    "rounded",
-    "setting_text",
-    "studies",
-    "take",
-    "write",
-    "write_rows",
-]
-
 RECORDS = Path(__file__).resolve().parents[1] / "records"
 COLUMNS = ("method", "setting", "seed", "x", "metric", "value")
 DIGITS = 6

@@ -24,8 +24,6 @@ from experiments import data as tables
 from experiments import reference, setup
 from fedmcmc.pytrees import trees
 
-__all__ = ["ConfigError", "Supplies", "build", "check", "locate", "short", "start_of", "takes"]
-
 MODE_DIMENSIONS = 256
 HYDRA_KEYS = ("_target_", "_partial_", "_recursive_", "_args_")
 EXAMPLES = {

@@ -21,8 +21,6 @@ from experiments.tidy import Row
 from experiments.tidy import from_numbers as numbers_of
 from fedmcmc.tuning import proposition_step_size
 
-__all__ = ["Clients", "Round", "dimension", "moments", "over_local_steps", "sample", "stationary"]
-
 Settings = Mapping[str, Any]
 
 

@@ -24,8 +24,6 @@ from experiments.restarts import once
 from experiments.tidy import Row, from_numbers
 from fedmcmc import metrics, rounds
 
-__all__ = ["Gain", "Score", "compare", "rows", "sweep"]
-
 SIGNS = {"accuracy": 1, "brier": -1, "ece": -1, "nll": -1}  # at which larger scores are better
 NAMES = {"L": "num_integration_steps", "T": "num_local_steps"}
 Place = tuple[int, int]  # L and T

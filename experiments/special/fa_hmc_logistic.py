@@ -25,8 +25,6 @@ from experiments.special.fa_hmc_gaussian import Clients, Settings, moments, samp
 from experiments.tidy import Row
 from experiments.tidy import from_numbers as numbers_of
 
-__all__ = ["Histograms", "Regression", "drift", "error_curve", "exact_rounds", "rows"]
-
 NUM_BINS = 50  # as in `fedmcmc.metrics.marginal_error`
 GOOD = 1.25  # times the better method's best error, up to which a step size is good
 MOST_DIMENSIONS = 512  # of `fedmcmc.predict_bias`

@@ -18,8 +18,6 @@ from fedmcmc import metrics
 from fedmcmc.interop.flax import predictive
 from fedmcmc.pytrees import trees
 
-__all__ = ["rows"]
-
 NUM_DRAWS = 10
 ROWS_AT_A_TIME = 1_000
 LARGEST_FALL = 2.0

@@ -19,8 +19,6 @@ from experiments.reference import nuts, require_converged
 from experiments.tidy import Row, from_numbers
 from fedmcmc import inference, surrogates
 
-__all__ = ["breast_cancer", "rows"]
-
 Moments = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """Means and standard deviations, and Monte Carlo errors of both, each ``[dim]``."""
 

@@ -23,8 +23,6 @@ from experiments.tidy import Row
 from fedmcmc import inference
 from fedmcmc.pytrees import trees
 
-__all__ = ["BASELINES", "BURN_IN", "Curve", "execute", "num_lost", "rows_by_round", "without_prior"]
-
 BURN_IN = "FedAvg"
 BASELINES = (BURN_IN, "FedPA")
 """Methods without an approximation, which continue the burn-in's state as it is."""

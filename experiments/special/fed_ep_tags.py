@@ -16,8 +16,6 @@ from experiments.tidy import Row, from_numbers
 from fedmcmc import metrics
 from fedmcmc.pytrees import trees
 
-__all__ = ["count_outcomes", "rates", "rows"]
-
 WINDOW = 10
 """Rounds of the running means whose deviations over seeds are reported."""
 

@@ -16,8 +16,6 @@ from experiments.models import flat_logprior
 from experiments.tidy import Row, from_numbers
 from fedmcmc import inference, rounds
 
-__all__ = ["Pairs", "draw_pairs", "kernels", "means_by_round", "rows"]
-
 IDENTITY = "FedEP, scaled identity"
 
 

@@ -11,8 +11,6 @@ import numpy as np
 import fedmcmc
 from experiments.tidy import Row, from_numbers
 
-__all__ = ["rows"]
-
 
 def rows(
     dims: Sequence[int],

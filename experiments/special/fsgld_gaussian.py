@@ -19,8 +19,6 @@ from experiments.special.fsgld_repetitions import by_x
 from experiments.study import JobRows
 from experiments.tidy import Row, from_numbers
 
-__all__ = ["RelayLaw", "relay_law", "rows", "vary_alpha"]
-
 
 class RelayLaw(NamedTuple):
     """Stationary distribution of a relay between shards that are visited equally often.

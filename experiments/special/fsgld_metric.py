@@ -18,8 +18,6 @@ from experiments.special import fsgld_repetitions as repetitions
 from experiments.special.fsgld_repetitions import GAIN
 from experiments.tidy import Row, from_numbers
 
-__all__ = ["rows", "taylor_at_mode"]
-
 PAIRS = ("learning", "held_out")
 METHODS = ("DSGLD", "FSGLD")
 

@@ -17,8 +17,6 @@ from experiments import models, setup, shards
 from experiments.special import fsgld_repetitions as repetitions
 from experiments.tidy import Row, from_numbers
 
-__all__ = ["fisher", "rows"]
-
 TEST, VISITED = "test_log_likelihood", "visited_log_likelihood"
 
 

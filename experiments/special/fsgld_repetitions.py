@@ -14,8 +14,6 @@ from experiments import claims
 from experiments.tidy import Row, from_numbers
 from fedmcmc import rounds
 
-__all__ = ["GAIN", "by_x", "finals", "points", "run", "sd_ratio", "stack"]
-
 GAIN = "FSGLD minus DSGLD"
 
 

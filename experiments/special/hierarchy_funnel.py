@@ -14,8 +14,6 @@ from experiments.special.hierarchy_methods import verdict_rows
 from experiments.tidy import Row, from_numbers
 from fedmcmc import hierarchy, rounds
 
-__all__ = ["exact", "rows"]
-
 FURTHEST = 50.0
 """A chain whose ``log tau`` or `mu` went further has diverged."""
 THINNING = 5

@@ -19,8 +19,6 @@ from fedmcmc import hierarchy
 from fedmcmc.diagnostics import mixing
 from fedmcmc.pytrees import trees
 
-__all__ = ["METHODS", "SLOPES", "rows", "verdict_rows"]
-
 SLOPES = {
     "radon": ("floor", "uranium"),
     "exam": ("girl",),

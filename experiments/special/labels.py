@@ -8,8 +8,6 @@ import numpy as np
 from experiments import loaders
 from experiments.tidy import Row, from_numbers
 
-__all__ = ["rows"]
-
 
 def rows(data: Mapping[str, Any]) -> list[Row]:
     """Return labels of the clients of `experiments.loaders.image_classes` with arguments `data`."""

@@ -20,8 +20,6 @@ from experiments.special.fsgld_repetitions import by_x
 from experiments.tidy import Row, from_numbers
 from fedmcmc.compression import bound_bits
 
-__all__ = ["Law", "average_error", "memory_variance", "rows", "vary_settings"]
-
 RELEASED_STEP = 0.01
 """Step size of the released notebook, in units of ours; its minibatches are single rows."""
 NUM_DIRECTIONS = 4000
