@@ -141,7 +141,10 @@ def _about_mode(samples: fedmcmc.Samples, problem: Any) -> Numbers:
     if problem.posterior.local is not None:
         return
     mode = flat(problem.supplies.centre, 0)
-    draws = flat(samples.draws, 2)
+    leaves = (jax.tree.leaves(tree)[0] for tree in (samples.draws, problem.supplies.centre))
+    num_axes = np.subtract(*map(np.ndim, leaves))  # chains, draws, and any axes of `collect`
+    draws = flat(samples.draws, num_axes)
+    draws = draws.reshape(len(draws), -1, len(mode))
     yield {}, "variance", mean_with_error(list(((draws - mode) ** 2).mean((1, 2))))
     yield {}, "mse_of_average", mean_with_error(list(((draws.mean(1) - mode) ** 2).sum(-1)))
 
