@@ -235,7 +235,9 @@ def sweep(
     """Run a kernel at all step sizes, and score its average predictions after every sample.
 
     Chains of all step sizes have the same `keys` and `starts`, one per chain. They are the chains
-    of `fedmcmc.sample` if ``keys[c] = fold_in(rng_key, c)``.
+    of `fedmcmc.sample` if ``keys[c] = fold_in(rng_key, c)``. Predictions of all samples and their
+    sums are in memory: each has ``num_step_sizes * num_chains * num_samples * num_test *
+    num_classes`` numbers.
 
     Returns
     -------

@@ -7,7 +7,7 @@ from jax.tree_util import Partial
 from scipy import stats
 
 import fedmcmc
-from experiments import shards
+from experiments import claims, shards, tidy
 from experiments.special import fsgld_gaussian, fsgld_mlp, fsgld_repetitions
 
 RNG = np.random.default_rng(0)
@@ -30,6 +30,18 @@ def test_exact_averages_match_a_simulated_relay():
         mean_z = (average.mean(axis=0) - law.mean) / np.sqrt(np.diag(exact) / num)
         variance_z = (average.var(axis=0) / np.diag(exact) - 1) / np.sqrt(2 / num)
         assert np.abs([mean_z, variance_z]).max() < 5
+
+
+@pytest.mark.parametrize("num_local_steps", [1, 10, 100, 1000])
+@pytest.mark.parametrize("method", ["DSGLD", "FSGLD"])
+def test_exact_variances_are_those_that_the_recorded_chains_have(method, num_local_steps):
+    settings = dict(step_size=5e-5, batch_size=10, num_local_steps=num_local_steps)
+    rows = shards.gaussian(0, 6.0, 10, 200)
+    law = fsgld_gaussian.relay_law(rows, alpha=float(method == "FSGLD"), **settings)
+    times = range(100, 1001, 100) if num_local_steps == 1000 else [num_local_steps]
+    record = tidy.read("fsgld/gaussian")
+    measured = claims.value(record, "variance", method=method, num_local_steps=num_local_steps)
+    assert abs(measured.value - law.variance(times)) < 4 * measured.error
 
 
 def test_shards_share_no_letter_and_no_row():
