@@ -13,6 +13,7 @@ from jax.flatten_util import ravel_pytree
 
 import fedmcmc
 from fedmcmc import rounds
+from fedmcmc._types import memory_of
 from fedmcmc.compression import Grid, Limbs
 from fedmcmc.pytrees import trees
 from fedmcmc.rounds._phases import prepare_client, prepare_server, prepare_shared
@@ -51,7 +52,7 @@ def take_part(kernel, number, data, broadcast, own, key, index, weight):
     draws = rounds.Prepared(phase.prepare(key, between_rounds(broadcast), client))
     code, kept, info = rounds.client_step(kernel, number, draws, broadcast, own, client)
     like = phase.message_like(trees.shapes_of(broadcast))
-    return phase.decode(code, client, phase.memory(own), like), kept, info
+    return phase.decode(code, client, memory_of(phase, own), like), kept, info
 
 
 @jax.jit
@@ -65,14 +66,14 @@ def between_rounds(broadcast):
 
 def visit(kernel, data, broadcast, clients, key, index, weight):
     own = jax.tree.map(lambda leaf: leaf[index], clients)
-    return take_part(kernel, len(kernel.before), data, broadcast, own, key, index, weight)
+    return take_part(kernel, len(kernel.phases) - 1, data, broadcast, own, key, index, weight)
 
 
 def ready(kernel, data, state, key):
     """Return the broadcast as a step sees it, with what is shared and what was summed before."""
     shared = kernel.prepare_shared(key, between_rounds(state.broadcast))
     broadcast = state.broadcast._replace(shared=shared)
-    for number, phase in enumerate(kernel.before):
+    for number, phase in enumerate(kernel.phases[:-1]):
         messages = [
             take_part(
                 kernel,
@@ -121,7 +122,7 @@ GRID = Grid.of(2.0**-32, 2.0**20)
 FIXED = (
     "fed_ep: expansions",
     "secure_sum: fed_ep: expansions",
-    *(name for name in KERNELS if kernel_of(name).needs_everyone),
+    *(name for name in KERNELS if kernel_of(name).traits.needs_all_clients),
 )
 """Rows in whose messages nothing is random."""
 
@@ -189,9 +190,6 @@ def test_functions_take_the_documented_arguments(name):
         "message_like": ["like"],
         "code_like": ["like"],
         "decode": ["code", "sender", "memory", "like"],
-        "memory": ["client_state"],
-        "first_memory": ["like"],
-        "next_memory": ["code", "sender", "memory"],
         "commit": ["message", "broadcast", "client_state"],
     }
     whole = {
@@ -205,6 +203,15 @@ def test_functions_take_the_documented_arguments(name):
     for part, documented in [(kernel, whole), *((p, phase) for p in kernel.phases)]:
         for field, expected in documented.items():
             assert arguments(getattr(part, field)) == expected, field
+    memory = {
+        "of_client": ["client_state"],
+        "init": ["like"],
+        "update": ["code", "sender", "memory"],
+    }
+    for phase_ in kernel.phases:
+        if phase_.server_memory is not None:
+            for field, expected in memory.items():
+                assert arguments(getattr(phase_.server_memory, field)) == expected, field
 
 
 @pytest.mark.parametrize(("name", "position"), PLACED)
@@ -320,7 +327,7 @@ def test_draws_of_a_phase_come_from_documented_keys():
         kernel = kernel_of(name)
         state = kernel.init(KEY, NESTED, DATA)
         for number, phase in enumerate(kernel.phases):
-            ids = () if number == len(kernel.before) else (2**32 - 256 - number,)
+            ids = () if number == len(kernel.phases) - 1 else (2**32 - 256 - number,)
             client, between = DATA.client(2), between_rounds(state.broadcast)
             wanted = phase.prepare(fold(KEY, 3, 2, *ids), between, client)
             given = (kernel, number, KEY, jnp.int32(3), between)
@@ -360,7 +367,7 @@ def test_a_run_goes_on_to_the_last_bit_and_chains_are_those_run_alone(name):
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[:, 2:]), second.draws, whole.draws)
     jax.tree.map(np.testing.assert_array_equal, second.state, whole.state)
 
-    if kernel.needs_everyone:  # its chains stay where they are while nothing is accepted
+    if kernel.traits.needs_all_clients:  # its chains stay where they are while nothing is accepted
         distinct = np.unique(np.concatenate([flat(whole.draws), flat(first.draws)]))
         assert len(distinct) > 6
         return

@@ -226,7 +226,7 @@ SINGLES = {
     "LeaveOneOut": "how many rows a site must have",
     "Replication": "how many rows a site must have",
     "Relay": "one site alone",
-    "Averaging": "nobody has looked",
+    "Averaging": "nobody has studied",
 }
 
 

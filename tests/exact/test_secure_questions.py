@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 import fedmcmc
-from fedmcmc._types import Exact
 from fedmcmc.criticism._others import Others
 from fedmcmc.kernels import BELOW, Points, evaluations, expansions
-from fedmcmc.kernels._gibbs_interweaving import Compared, Rescaling
-from fedmcmc.kernels._gibbs_judging import Judged, Judgement
+from fedmcmc.kernels._gibbs_interweaving import Compared
+from fedmcmc.kernels._gibbs_judging import Judged
 from fedmcmc.kernels._questions import IMPOSSIBLE
 from fedmcmc.runs import SimulatedConsortium
 from tests.contracts.model import DATA, KEY, POSTERIOR
@@ -110,29 +109,29 @@ def test_a_question_without_a_client_has_the_range_of_the_question():
 
 def test_a_move_of_rows_that_is_impossible_for_one_client_is_for_all():
     """Of `fed_gibbs`; three clients say what is sent as a sum of words."""
-    judgement, most = Judgement(None), 2.0**20
+    most = 2.0**20
     for value, steep in ((-jnp.inf, 1.0), (IMPOSSIBLE, 1.0), (-3.0, 2.0**21)):
         said = [
             Judged(jnp.float32(difference), jnp.array([slope, 1.0]), jnp.float32(1))
             for difference, slope in ((2.5, 1.0), (value, steep), (70.0, -2.0))
         ]
-        sent = [judgement.in_range(Exact(each), most) for each in said]
+        sent = [each.to_range(most) for each in said]
         assert all(np.abs(leaf).max() <= most for leaf in jax.tree.leaves(sent))
-        total = judgement.from_range(jax.tree.map(lambda *x: sum(x), *sent), most)
-        assert total.value.difference < BELOW
-        np.testing.assert_array_equal(total.value.gradient, [-1.0, 2.0])
-    within = jax.tree.map(lambda *x: sum(x), *(Exact(said[0]), Exact(said[2])))
-    jax.tree.map(np.testing.assert_array_equal, judgement.from_range(within, most), within)
+        total = jax.tree.map(lambda *x: sum(x), *sent).from_range(most)
+        assert total.difference < BELOW
+        np.testing.assert_array_equal(total.gradient, [-1.0, 2.0])
+    within = jax.tree.map(lambda *x: sum(x), said[0], said[2])
+    jax.tree.map(np.testing.assert_array_equal, within.from_range(most), within)
 
 
 def test_a_candidate_that_is_impossible_for_one_client_is_for_all_and_the_others_are_not():
-    way, most = Rescaling(None), 2.0**20
+    most = 2.0**20
     said = [
         Compared(jnp.array([2.5, one]), jnp.float32(1)) for one in (1.0, -jnp.inf, IMPOSSIBLE, -3.0)
     ]
-    sent = [way.in_range(Exact(each), most) for each in said]
+    sent = [each.to_range(most) for each in said]
     assert all(np.abs(leaf).max() <= most for leaf in jax.tree.leaves(sent))
-    total = way.from_range(jax.tree.map(lambda *x: sum(x), *sent), most).value
+    total = jax.tree.map(lambda *x: sum(x), *sent).from_range(most)
     assert total.differences[0] == 10 and total.differences[1] < BELOW and total.one == 4
 
 

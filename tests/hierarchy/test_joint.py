@@ -213,7 +213,7 @@ def test_what_a_client_draws_depends_on_no_order(kind):
         client = dataclasses.replace(data.client(index), index=np.int32(id_))
         own = jax.tree.map(lambda leaf: leaf[index], state.clients)
         message, kept, _ = jax.jit(rounds.client_step, static_argnums=1)(
-            kernel, len(kernel.before), KEY, state.broadcast, own, client
+            kernel, len(kernel.phases) - 1, KEY, state.broadcast, own, client
         )
         return jax.tree.leaves((message, kept.latents))
 

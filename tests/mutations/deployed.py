@@ -160,8 +160,8 @@ MUTATIONS = {
     ),
     "under masks a server may ask without one site": (
         MASKS,
-        '"Evaluations",',
-        '"AllBut",\n    "Evaluations",',
+        "if each.hidden_in_sums)",
+        'if each.hidden_in_sums or name == "AllBut")',
         SUMS_ALONE,
     ),
     "under masks a server may ask anything": (

@@ -33,14 +33,14 @@ MUTATIONS = {
     ),
     "a site that moves undamped": (
         NATURAL,
-        "damping = schedules.value(self.damping, broadcast.round)\n        site, state",
-        "damping = jnp.float32(1.0)\n        site, state",
+        "self.update.at_client(message,",
+        "replace(self.update, damping=jnp.float32(1.0)).at_client(message,",
         SITE,
     ),
     "a server that moves undamped": (
         NATURAL,
-        "damping = schedules.value(self.damping, broadcast.round)\n        # If",
-        "damping = jnp.float32(1.0)\n        # If",
+        "self.update.at_server(",
+        "replace(self.update, damping=jnp.float32(1.0)).at_server(",
         POWER,
     ),
     "the prior in the average site": (

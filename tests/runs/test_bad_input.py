@@ -311,7 +311,7 @@ def test_diverging_step_size_keeps_the_draws_before():
     assert np.isfinite(error.samples.draws).all()
     assert (error.samples.info["round"] < error.round).all()
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(error.samples.state))
-    assert "all that its surrogate (of fsgld) gets wrong" in str(error)
+    assert "the error of that client's surrogate" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -322,10 +322,11 @@ def test_diverging_step_size_keeps_the_draws_before():
         lambda relay: fedmcmc.sequence(relay, relay),
     ],
 )
-def test_a_wrapped_kernel_has_the_caution_of_the_one_within(wrap):
+def test_a_wrapped_kernel_has_the_divergence_hint_of_the_inner_kernel(wrap):
     relay = fsgld(surrogates(), step_size=0.6)
-    assert relay.caution and wrap(relay).caution == relay.caution
-    assert not fedmcmc.lsd(POSTERIOR, step_size=0.6).caution
+    hint = relay.traits.divergence_hint
+    assert hint and wrap(relay).traits.divergence_hint == hint
+    assert not fedmcmc.lsd(POSTERIOR, step_size=0.6).traits.divergence_hint
 
 
 def test_what_a_diverged_run_returns_belongs_together():

@@ -67,9 +67,7 @@ class Sampler(Langevin):
 class Optimizer(Langevin):
     """The same, which says that it does not sample."""
 
-    @property
-    def without_target(self):
-        return "it looks for the mode"
+    traits = fedmcmc.Traits(no_target_reason="it looks for the mode")
 
 
 @fedmcmc.register_dataclass
@@ -77,9 +75,7 @@ class Optimizer(Langevin):
 class WithNone(Langevin):
     """The same with a target that is ``None`` by intent."""
 
-    @property
-    def target(self):
-        return None
+    traits = fedmcmc.Traits(no_target_reason="its target is None")
 
 
 def own(kind=Langevin, posterior=POSTERIOR):

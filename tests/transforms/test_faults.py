@@ -377,7 +377,7 @@ def after(kernel, num_rounds, placement=None):
 
 def faults_of(name, kernel):
     """Return faults that a kernel takes: not all wait for late messages, or see wrong ones."""
-    late = dict(late=0.3) if kernel.takes_late else {}
+    late = dict(late=0.3) if kernel.traits.accepts_late_messages else {}
     nan = {} if name.startswith("secure_sum") else dict(nan=0.4)
     return dict(drop=0.3) | late | nan
 
@@ -425,7 +425,7 @@ def test_faults_stop_no_kernel(name):
     drawn = kernel.draw(KEY, state)
     assert trees.all_finite(drawn)
     moved = not np.array_equal(*(trees.ravel(x) for x in (state.broadcast.position, NESTED)))
-    assert moved or bare.needs_everyone  # whose rounds are void without one client
+    assert moved or bare.traits.needs_all_clients  # whose rounds are void without one client
     if not bare.participation.pooled:
         other, _ = after(kernel, 10, fedmcmc.Placement(clients_at_a_time=2))
         close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4)

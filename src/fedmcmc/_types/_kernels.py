@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ from jax import Array
 
 from fedmcmc._types._describing import Described, undefined
 from fedmcmc._types._parts import Participation
+from fedmcmc._types._traits import Disclosure, Traits
 from fedmcmc._types._values import (
     ArrayTree,
     Broadcast,
@@ -81,17 +82,10 @@ class Phase(Described):
         """
         return code
 
-    def memory(self, client_state: ArrayTree) -> ArrayTree:
-        """Return what of a client's state the server needs a copy of in order to decode."""
-        return ()
-
-    def first_memory(self, like: Broadcast) -> ArrayTree:
-        """Return what `memory` returns of a client before the first round."""
-        return ()
-
-    def next_memory(self, code: ArrayTree, sender: Sender | Client, memory: ArrayTree) -> ArrayTree:
-        """Return the server's copy of a client's memory after a code, from codes alone."""
-        return memory
+    @property
+    def server_memory(self) -> "ServerMemory | None":
+        """Copies of the clients' memories at the server, if `decode` needs them."""
+        return None
 
     def commit(
         self, message: ArrayTree, broadcast: Broadcast, client_state: ArrayTree
@@ -99,31 +93,44 @@ class Phase(Described):
         """Return the client's state with what it keeps of its message as the server reads it."""
         return client_state
 
-    def in_range(self, message: ArrayTree, most: float) -> ArrayTree:
-        """Return what a client sends in a secure sum, whose numbers are `most` in size at most.
 
-        Larger ones, and numbers that are not finite, make the sum useless, unless a phase has a
-        number within the range for them, as for a density of zero.
-        """
-        return message
+class ServerMemory:
+    """Copies of memories of clients, with which a server decodes their codes."""
 
-    def from_range(self, total: ArrayTree, most: float) -> ArrayTree:
-        """Return a sum of what `in_range` returned as the phase reads any total."""
-        return total
+    def of_client(self, client_state: ArrayTree) -> ArrayTree:
+        """Return the part of a client's state of which the server keeps a copy."""
+        raise NotImplementedError
 
-    @property
-    def sums_rows(self) -> bool:
-        """Whether the sum of clients' messages is the message of all their rows as one client's.
+    def init(self, like: Broadcast) -> ArrayTree:
+        """Return the copy of a client's memory before the first round."""
+        raise NotImplementedError
 
-        Of a phase of set-up: all rows then take one pass.
-        """
-        return True
+    def update(self, code: ArrayTree, sender: Sender | Client, memory: ArrayTree) -> ArrayTree:
+        """Return the copy of a client's memory after a code, computed from the code alone."""
+        raise NotImplementedError
 
-    def setup_message(self, broadcast: Broadcast, client: Client) -> ArrayTree:
-        """Return a client's message in a phase of set-up, as a server adds it."""
-        code, _, _ = self.step((), broadcast, (), client)
-        like = self.message_like(jax.eval_shape(lambda: broadcast))
-        return self.decode(code, client, (), like)
+
+def memory_of(phase: Phase, client_state: ArrayTree) -> ArrayTree:
+    """Return the memory with which a client's code in this phase is decoded, often ``()``."""
+    memory = phase.server_memory
+    return () if memory is None else memory.of_client(client_state)
+
+
+class SetupPhase(Phase):
+    """A phase before the first round, whose messages are sums over the rows of a client.
+
+    Its messages are neither random nor compressed.
+    """
+
+    sums_rows: ClassVar[bool] = True
+    """Whether the message of all rows as one client's equals the sum of the clients' messages."""
+
+
+def setup_message(phase: SetupPhase, broadcast: Broadcast, client: Client) -> ArrayTree:
+    """Return the message of a client in a setup phase, as the server adds it."""
+    code, _, _ = phase.step((), broadcast, (), client)
+    like = phase.message_like(jax.eval_shape(lambda: broadcast))
+    return phase.decode(code, client, (), like)
 
 
 class FederatedKernel(Phase):
@@ -136,97 +143,49 @@ class FederatedKernel(Phase):
     Attributes
     ----------
     participation
-        Who takes part in a round; a field of every subclass.
+        Rule that chooses who takes part in a round; a field of every subclass.
+    traits
+        Properties that runs and transforms act on.
+    disclosure
+        Content of a client's message.
     """
 
     participation: Participation
+    traits: Traits = Traits()
+    disclosure: ClassVar[Disclosure] = Disclosure()
 
     @property
-    def before(self) -> tuple[Phase, ...]:
-        """Phases that precede the kernel's own in each round.
-
-        The same clients take part in all phases of a round, and their state goes from one to the
-        next; so do the broadcast and the server's state.
-        """
-        return ()
-
-    @cached_property
-    def setup(self) -> tuple[Phase, ...]:
-        """Phases before the first round, whose sums over all clients `server_init` needs.
-
-        Their messages are sums over a client's rows, neither random nor compressed.
-        """
-        return ()
-
-    @property
-    def constrain_fn(self) -> Callable[[ArrayTree], ArrayTree] | None:
-        """Unconstrained position to the user's parameters, if the posterior has that."""
-        return None
-
-    @property
-    def position_fn(self) -> Callable[[ArrayTree], ArrayTree] | None:
-        """Sampled position to the user's, if the posterior is in coordinates of its own."""
-        return None
-
-    @property
-    def target(self) -> "Posterior | None":
-        """Posterior that draws are meant to follow; ``None`` if the kernel does not sample.
-
-        A run compares its draws with this posterior. If it is ``None``, nothing is compared.
-        """
-        return None
-
-    @property
-    def without_target(self) -> str:
-        """Reason why `target` is ``None``, such as ``"it trains and does not sample"``.
-
-        Empty if the kernel defines no `target`: a long run then warns that nothing was compared.
-        """
-        defined = type(self).target is not FederatedKernel.target
-        return "its target is None" if defined else ""
-
-    @property
-    def local(self) -> Local | None:
-        """The part of the model whose latents clients keep; ``None`` where they keep none."""
-        return None
-
-    @property
-    def approximates(self) -> bool:
-        """Whether draws are independent ones of an approximation that the kernel refines."""
-        return False
-
-    @property
-    def caution(self) -> str:
-        """What other than too large steps makes a run diverge, and what to do; often nothing."""
-        return ""
-
-    @property
-    def clients_apart(self) -> bool:
-        """Whether clients move positions of their own, over many gradients per round."""
-        return False
-
-    @property
-    def needs_everyone(self) -> bool:
-        """Whether a round counts only if every client's message is in its sum."""
-        return False
-
-    @property
-    def phases_apart(self) -> bool:
-        """Whether a client may answer one exchange of a round and be missing in the next."""
-        return True
-
-    @property
-    def takes_late(self) -> bool:
-        """Whether a message that comes a round late still means something."""
-        return not self.needs_everyone
-
-    def check_compressor(self, compressor: Any) -> None:
-        """Raise `ValueError` where messages compressed by this would make draws wrong."""
+    def name(self) -> str:
+        """Name of the function that builds such a kernel, with transforms around it."""
+        return type(self).__name__
 
     @cached_property
     def phases(self) -> tuple[Phase, ...]:
-        """All phases of a round, the kernel's own last."""
-        return (*self.before, self)
+        """All phases of a round; the last one is the kernel itself.
+
+        The same clients take part in all phases of a round. Their states, the broadcast and the
+        state of the server pass from each phase to the next.
+        """
+        return (self,)
+
+    @cached_property
+    def setup(self) -> tuple[SetupPhase, ...]:
+        """Phases before the first round; `server_init` gets their sums over all clients."""
+        return ()
+
+    @property
+    def model(self) -> Posterior | None:
+        """Model of the clients' rows: the field `posterior`, ``None`` if there is no such field."""
+        return getattr(self, "posterior", None)
+
+    @property
+    def target(self) -> Posterior | None:
+        """Posterior that draws are meant to follow; ``None`` if there is none.
+
+        A run compares its draws with this posterior. If it is ``None``, nothing is compared, and
+        `Traits.no_target_reason` says why.
+        """
+        return None
 
     def server_init(
         self,
@@ -246,36 +205,6 @@ class FederatedKernel(Phase):
         """
         raise undefined(self, "server_init")
 
-    def check_before_setup(
-        self, rng_key: Array, position: ArrayTree, federation: Federation
-    ) -> None:
-        """Raise what `server_init` raises, before the phases of `setup` pass over any row.
-
-        Raises
-        ------
-        ValueError
-            If model, position and federation do not fit together.
-        """
-        if self.setup:
-            self.check_start(rng_key, position, federation)
-
-    def check_start(self, rng_key: Array, position: ArrayTree, federation: Federation) -> None:
-        """Raise what `server_init` raises, and compute nothing.
-
-        Raises
-        ------
-        ValueError
-            If model, position and federation do not fit together.
-        """
-        first = jax.eval_shape(lambda: Broadcast(jnp.zeros((), jnp.int32), position))
-        shapes = [phase.message_like(first) for phase in self.setup]
-
-        def begin() -> tuple[Broadcast, ArrayTree]:
-            totals = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), tuple(shapes))
-            return self.server_init(rng_key, position, federation, totals)
-
-        jax.eval_shape(begin)
-
     def client_init(self, broadcast: Broadcast, client: Client) -> ArrayTree:
         """Return what a client keeps between rounds, from the first broadcast and its own rows."""
         return ()
@@ -288,24 +217,7 @@ class FederatedKernel(Phase):
         ValueError
             If model, position and data do not fit together.
         """
-        return self.init_some(rng_key, position, data, None)
-
-    def init_some(
-        self, rng_key: Array, position: ArrayTree, data: Any, clients: Array | None
-    ) -> FederatedState:
-        """Return what `init` returns, with the states of some clients alone.
-
-        `clients` are their ids, ``[n]``: a store of states makes some at a time.
-        """
-        self.check_before_setup(rng_key, position, data.federation)
-        first = Broadcast(jnp.zeros((), jnp.int32), position)
-        totals = tuple(
-            data.sum_over_clients(partial(phase.setup_message, first), apart=not phase.sums_rows)
-            for phase in self.setup
-        )
-        broadcast, server = self.server_init(rng_key, position, data.federation, totals)
-        states = data.map_clients(lambda client: self.client_init(broadcast, client), clients)
-        return FederatedState(broadcast, server, states)
+        return initial_state(self, rng_key, position, data)
 
     def prepare_shared(self, rng_key: Array, like: Broadcast) -> ArrayTree:
         """Return what all clients draw alike, which they find in `Broadcast.shared`."""
@@ -318,3 +230,71 @@ class FederatedKernel(Phase):
         the server's state alone: a deployed server has no other.
         """
         return state.broadcast.position
+
+
+def initial_state(
+    kernel: FederatedKernel,
+    rng_key: Array,
+    position: ArrayTree,
+    data: Any,
+    clients: Array | None = None,
+) -> FederatedState:
+    """Return the state before the first round, with the states of all or of some clients.
+
+    Parameters
+    ----------
+    kernel, rng_key, position, data
+        As those of `FederatedKernel.init`.
+    clients
+        Ids of the clients whose states are made, ``[n]``; all by default.
+    """
+    if kernel.setup:
+        check_start(kernel, rng_key, position, data.federation)
+    first = Broadcast(jnp.zeros((), jnp.int32), position)
+    totals = tuple(
+        data.sum_over_clients(partial(setup_message, phase, first), apart=not phase.sums_rows)
+        for phase in kernel.setup
+    )
+    broadcast, server = kernel.server_init(rng_key, position, data.federation, totals)
+    states = data.map_clients(lambda client: kernel.client_init(broadcast, client), clients)
+    return FederatedState(broadcast, server, states)
+
+
+def check_start(
+    kernel: FederatedKernel, rng_key: Array, position: ArrayTree, federation: Federation
+) -> None:
+    """Raise what `FederatedKernel.server_init` raises, without a pass over any row.
+
+    Raises
+    ------
+    ValueError
+        If model, position and federation do not fit together.
+    """
+    first = jax.eval_shape(lambda: Broadcast(jnp.zeros((), jnp.int32), position))
+    shapes = [phase.message_like(first) for phase in kernel.setup]
+
+    def begin() -> tuple[Broadcast, ArrayTree]:
+        totals = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), tuple(shapes))
+        return kernel.server_init(rng_key, position, federation, totals)
+
+    jax.eval_shape(begin)
+
+
+def user_position(kernel: FederatedKernel, position: ArrayTree) -> ArrayTree:
+    """Return a sampled position in the user's coordinates, which whitening changes."""
+    model = kernel.model
+    if model is None or model.position_fn is None:
+        return position
+    return model.position_fn(position)
+
+
+def constrain_fn_of(kernel: FederatedKernel) -> Callable[[ArrayTree], ArrayTree] | None:
+    """Return the map from an unconstrained position to the user's parameters, if there is one."""
+    return None if kernel.model is None else kernel.model.constrain_fn
+
+
+def local_model(kernel: FederatedKernel) -> Local | None:
+    """Return the part of the model whose latents clients keep; ``None`` if they keep none."""
+    if not kernel.traits.keeps_latents or kernel.model is None:
+        return None
+    return kernel.model.local

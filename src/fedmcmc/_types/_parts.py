@@ -1,10 +1,12 @@
 """Base classes of a kernel's parts: who takes part, and how a client estimates gradients."""
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from jax import Array
 
 from fedmcmc._types._describing import Described, undefined
+from fedmcmc._types._traits import Disclosure
 from fedmcmc._types._values import (
     ArrayTree,
     Broadcast,
@@ -89,6 +91,9 @@ class GradientEstimator(Described):
     A subclass is a frozen dataclass registered as a pytree, whose fields hold numbers (leaves) and
     structure (static). Its methods are pure; only `estimate` has to be written.
     """
+
+    disclosure: ClassVar[Disclosure] = Disclosure()
+    """What a server learns that may ask for estimates of this kind."""
 
     @property
     def reference(self) -> Reference | None:

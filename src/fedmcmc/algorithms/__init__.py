@@ -20,7 +20,6 @@ from fedmcmc.algorithms._lsd import lsd as lsd
 from fedmcmc.algorithms._lsd import lsd_pp as lsd_pp
 from fedmcmc.algorithms._lsd import lsd_star as lsd_star
 from fedmcmc.algorithms._lsd import psgld as psgld
-from fedmcmc.algorithms._names import name_of as name_of
 from fedmcmc.algorithms._qlsd import qlsd as qlsd
 from fedmcmc.algorithms._qlsd import qlsd_pp as qlsd_pp
 from fedmcmc.algorithms._qlsd import qlsd_star as qlsd_star

@@ -30,6 +30,7 @@ def lsd(
     prior: Prior = "server",
     replace: bool = True,
     metric: ArrayTree | None = None,
+    noise: Literal["server", "clients"] = "server",
     refresh: Refresh | None = None,
     order: Order = "refresh_first",
     num_draws: int = 1,
@@ -58,7 +59,9 @@ def lsd(
         temperature) * C normal``, the plain step in coordinates ``inverse(C) position``. Shaped as
         the position for a diagonal, or ``[d, d]`` over the raveled position; the identity by
         default. The posterior's covariance makes all directions alike (`fedmcmc.whiten`).
-
+    noise
+        Whether the server draws the noise of a step, or each client adds its share of the noise to
+        its gradient; see `fedmcmc.langevin`.
     refresh
         Of a posterior with latents of groups (`docs/hierarchies.md`): how a client moves those of
         its own in each round, as `fedmcmc.hierarchy.independence`. Gradients are then those at the
@@ -76,7 +79,8 @@ def lsd(
     ------
     ValueError
         On settings out of range; where the posterior has latents and there is no `refresh`, or the
-        other way around; with `refresh` on `batch_size`, `temperature` and ``prior="split"``.
+        other way around; with `refresh` on `batch_size`, `temperature`, `noise` and
+        ``prior="split"``.
 
     References
     ----------
@@ -98,10 +102,11 @@ def lsd(
     (1, 100)
     """
     if refresh is not None:
-        if batch_size is not None or temperature != 1.0 or prior != "server":
+        is_plain = batch_size is None and temperature == 1.0
+        if not is_plain or prior != "server" or noise != "server":
             raise ValueError(
                 "With refresh= a client uses all rows of its groups at temperature one, and the "
-                "server adds the prior: leave out batch_size, temperature and prior."
+                "server adds prior and noise: leave out batch_size, temperature, prior, noise."
             )
         return joint(
             posterior,
@@ -122,6 +127,7 @@ def lsd(
         participation=participation,
         prior=prior,
         metric=metric,
+        noise=noise,
     )
 
 

@@ -5,7 +5,7 @@ for smoothing.
 """
 
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +14,14 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._checks import expect, in_quotes
-from fedmcmc._types import ArrayTree, Client, Exact, Federation, Posterior, register_dataclass
+from fedmcmc._types import (
+    ArrayTree,
+    Client,
+    Exact,
+    Federation,
+    Posterior,
+    register_dataclass,
+)
 from fedmcmc.criticism._draws import LEAST_DRAWS, one_of, refuse_whitened, weighted_draws
 from fedmcmc.criticism._others import Others
 from fedmcmc.criticism._pareto import psis, tail_length
@@ -23,7 +30,7 @@ from fedmcmc.data import labels_of
 from fedmcmc.diagnostics import SamplingWarning
 from fedmcmc.exact import correct, threshold
 from fedmcmc.gaussian import Gaussian, as_dense
-from fedmcmc.kernels import Question, check_model, differences
+from fedmcmc.kernels import Question, Separate, check_model, differences
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key
 from fedmcmc.runs import as_consortium
@@ -52,6 +59,13 @@ class WithoutClient(Question):
     A client fills its own row and leaves the others zero: mean ``[d]``, sd ``[d]``, k-hat and
     effective draws. So the sum holds them all.
     """
+
+    disclosure = replace(
+        Separate.disclosure,
+        content="the values of the parameters without the rows of this site, and how certain "
+        "they are. "
+        "One answer per site, no sum over the sites",
+    )
 
     num_clients: int = field(metadata={"static": True})
 

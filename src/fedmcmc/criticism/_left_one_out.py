@@ -17,6 +17,7 @@ from fedmcmc._types import (
     ArrayTree,
     Client,
     ClientTerms,
+    Disclosure,
     Exact,
     Federation,
     Posterior,
@@ -97,6 +98,11 @@ class LeaveOneOut(Question):
     `Wide`, whose points are taken for rows that the draws are too narrow for.
     """
 
+    disclosure = Disclosure(
+        "how well each row is predicted by the others, summed over the rows of this site",
+        reason="the server chooses how many rows a site must have for its rows to count",
+    )
+
     others: tuple[Posterior, ...]
     least: Any  # rows of a client that may send sums
     worst: Array  # [m], k-hats above are bad
@@ -170,6 +176,12 @@ class LeaveGroupsOut(LeaveOneOut):
     A group's term is that of its rows together, its latents integrated out if it has any. With
     `whole_clients` the groups of a client are left out together.
     """
+
+    disclosure = Disclosure(
+        "how well each group of rows is predicted by the other groups, summed over the groups of "
+        "this site",
+        reason="the server chooses how many groups a site must have for them to count",
+    )
 
     whole_clients: bool = field(default=False, metadata={"static": True})
 

@@ -12,10 +12,12 @@ from fedmcmc._types import (
     ArrayTree,
     Broadcast,
     Client,
+    Disclosure,
     FederatedKernel,
     Federation,
     Posterior,
     Sender,
+    Traits,
     as_functions,
     register_dataclass,
 )
@@ -31,14 +33,15 @@ class Around(Question):
 
     question: Question
 
+    @property
+    def traits(self) -> Traits:  # type: ignore[override]  # an attribute elsewhere
+        return self.question.traits
+
     def answer_like(self, content: ArrayTree) -> ArrayTree:
         return self.question.answer_like(content)
 
     def check_content(self, content: ArrayTree, federation: Federation) -> None:
         self.question.check_content(content, federation)
-
-    def check_compressor(self, compressor: Any) -> None:
-        self.question.check_compressor(compressor)
 
     def encode(self, content: ArrayTree, message: Any, client: Client) -> tuple[Any, Array]:
         return self.question.encode(content, message, client)
@@ -51,16 +54,6 @@ class Around(Question):
     def code_like(self, like: Broadcast) -> ArrayTree:
         return self.question.code_like(like)
 
-    @property
-    def leaves_out_beyond(self) -> bool:
-        return self.question.leaves_out_beyond
-
-    def answer_in_range(self, answer: ArrayTree, most: float) -> ArrayTree:
-        return self.question.answer_in_range(answer, most)
-
-    def answer_from_range(self, total: ArrayTree, most: float) -> ArrayTree:
-        return self.question.answer_from_range(total, most)
-
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
@@ -68,6 +61,13 @@ class AllBut(Around):
     """A question to which one client answers nothing but zeros."""
 
     index: Any
+
+    disclosure = Disclosure(
+        "another question of this list, without the rows of one site. Subtracted from the answers "
+        "with these rows, it gives the server the answer of that site alone",
+        warning="the server can subtract two sums. The difference is the answer of one site alone.",
+        reason="the sum without one site, less the sum with it, is that site's answer",
+    )
 
     def answer(self, content: ArrayTree, client: Client) -> ArrayTree:
         answer = self.question.answer(content, client)
@@ -91,6 +91,11 @@ class Redrawn(Around):
 
     truth: ArrayTree
     words: Array
+
+    disclosure = Disclosure(
+        "the answer to another question of this list, with outcomes that the site draws from the "
+        "model in place of its own. The other columns are the site's own"
+    )
 
     def answer(self, content: ArrayTree, client: Client) -> ArrayTree:
         key = jax.random.wrap_key_data(self.words, impl="threefry2x32")

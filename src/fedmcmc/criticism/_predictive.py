@@ -12,7 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Client, Exact, Federation, Posterior, register_dataclass
+from fedmcmc._types import (
+    ArrayTree,
+    Client,
+    Disclosure,
+    Exact,
+    Federation,
+    Posterior,
+    register_dataclass,
+)
 from fedmcmc.criticism._draws import equal_draws, one_of
 from fedmcmc.criticism._histogram import Histogram, merged, receivers
 from fedmcmc.criticism._rows import BUDGET, check_resample, over_rows
@@ -67,6 +75,11 @@ class Replicated(NamedTuple):
 @dataclass(frozen=True, eq=False, repr=False)
 class Replication(Question):
     """Sums of statistics of rows, and of rows whose outcomes are drawn from the model."""
+
+    disclosure = Disclosure(
+        "summaries of the rows of this site, and of outcomes drawn from the model in their place",
+        reason="the server chooses how many rows a site must have for its rows to count",
+    )
 
     statistics: tuple[Statistic, ...]
     least: Any  # rows of a client that may send sums

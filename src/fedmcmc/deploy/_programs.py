@@ -19,6 +19,7 @@ from fedmcmc._types import (
     Cohort,
     FederatedKernel,
     FederatedState,
+    user_position,
 )
 from fedmcmc.deploy._shapes import Report
 from fedmcmc.deploy._study import Study
@@ -320,8 +321,7 @@ def _moved(
         if number < len(kernel.phases) - 1:
             return Moved(broadcast, server, info, (), ())
         draw = kernel.draw(draw_key(key, round_), FederatedState(broadcast, server, ()))
-        if kernel.position_fn is not None:
-            draw = kernel.position_fn(draw)
+        draw = user_position(kernel, draw)
         return Moved(broadcast, server, info, draw, trees.all_finite(broadcast))
 
     found: Moved = over_chains(one, keys, broadcasts, servers, received)

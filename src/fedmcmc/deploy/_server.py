@@ -190,7 +190,7 @@ class Sites:
         if self.on_missing == "leave_out":
             # Raises where a kernel does not go on without a client.
             faults(kernel, drop=0.5, rescale=False)
-            if not kernel.phases_apart:
+            if not kernel.traits.phases_independent:
                 raise ValueError(
                     "Sites of this kernel carry out in one exchange of a round what was agreed in "
                     "another (interweave=True), and one that is lost in between would stay behind: "

@@ -44,12 +44,11 @@ from fedmcmc.deploy._shapes import Shapes, max_num_bytes, shapes_of_run
 from fedmcmc.deploy._study import Study, software
 from fedmcmc.deploy._words import from_words
 from fedmcmc.interop import check_indices
-from fedmcmc.kernels import Evaluations, Expansions, Question
+from fedmcmc.kernels import Evaluations, Expansions
 from fedmcmc.pytrees import trees
 from fedmcmc.random import generator_named
 from fedmcmc.rounds import ClientKeys
 from fedmcmc.surrogates import nonfinite_answer
-from fedmcmc.transforms import Secured
 
 LOG = logging.getLogger("fedmcmc.deploy")
 MOST_REASON = 2000
@@ -678,8 +677,7 @@ def words_of(kernel: FederatedKernel, codes: ArrayTree, bits_down: ArrayTree = (
     numbers are the exception.
     """
     words = host_words(codes, num_lead=1)
-    question = kernel.kernel if isinstance(kernel, Secured) else kernel
-    if not (isinstance(question, Question) and question.leaves_out_beyond):
+    if not kernel.traits.marks_range_ends:
         for chain in np.flatnonzero(words[:, -2]):
             num = words.shape[1] - 2
             words[chain, :num] = np.frombuffer(secrets.token_bytes(8 * num), np.uint64)

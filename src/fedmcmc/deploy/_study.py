@@ -419,9 +419,9 @@ class Study:
         """Raise `Refused` unless the study allows the kernels and estimators in words."""
         self._check_class(name_of_class(words))
         names = class_names(words)
-        for name in sorted(names & askable_kernels()):
+        for name in sorted(names & askable_kernels().keys()):
             self._check_class(name)
-        for name in sorted(names & askable_estimators() - {*self.asks}):
+        for name in sorted(names & askable_estimators().keys() - {*self.asks}):
             raise Refused(
                 f"The server's {name_of_class(words)} holds the gradient estimator {name!r}, and "
                 f"in its own questions the study {self.name!r} allows full gradients only. Put the "

@@ -17,12 +17,12 @@ import numpy as np
 from jax.tree_util import Partial
 
 from fedmcmc import wire
-from fedmcmc._types import ArrayTree, FederatedKernel, GradientEstimator, Shapes
+from fedmcmc._types import ArrayTree, Disclosure, FederatedKernel, GradientEstimator, Shapes
 from fedmcmc.deploy._frames import FrameError, Refused
-from fedmcmc.gradients import full_gradient
+from fedmcmc.gradients import FullGradient
 from fedmcmc.pytrees import trees
 
-ROOMS = (
+PACKAGES = (
     "_types",
     "pytrees",
     "gaussian",
@@ -37,7 +37,7 @@ ROOMS = (
     "transforms",
     "criticism",
 )
-"""Whose classes words may name: those that kernels are made of."""
+"""Packages whose classes words may name: kernels are made of these."""
 DEEPEST = 64
 Functions = Mapping[str, Callable[..., Any]]
 
@@ -157,27 +157,32 @@ def class_names(words: Any) -> set[str]:
     return own.union(*map(class_names, words.values()))
 
 
-def askable_kernels() -> set[str]:
-    """Return the names of this package's kernels, which a study may let its server ask for."""
-    return _names_below(FederatedKernel)
+def askable_kernels() -> dict[str, Disclosure]:
+    """Return the kernels of this package for which a study may let its server ask, by name."""
+    return {cls.__name__: cls.disclosure for cls in _classes_below(FederatedKernel)}
 
 
-def askable_estimators() -> set[str]:
-    """Return the names of this package's gradient estimators that do not use all rows exactly."""
-    return _names_below(GradientEstimator) - {type(full_gradient()).__name__}
+def askable_estimators() -> dict[str, Disclosure]:
+    """Return the gradient estimators of this package that do not use all rows exactly, by name."""
+    classes = _classes_below(GradientEstimator)
+    return {cls.__name__: cls.disclosure for cls in classes if cls is not FullGradient}
 
 
-def _names_below(base: type) -> set[str]:
-    """Return the names of the pytrees among the classes of this package that extend `base`."""
-    names: set[str] = set()
-    subclasses: list[type] = base.__subclasses__()
-    for cls in subclasses:
-        room = cls.__module__.removeprefix("fedmcmc.").partition(".")[0]
-        if cls.__module__.startswith("fedmcmc.") and room in ROOMS:
-            # Bases alone are no pytrees.
+def disclosures() -> dict[str, Disclosure]:
+    """Return what the messages of all kernels and gradient estimators disclose, by class name."""
+    return askable_kernels() | askable_estimators()
+
+
+def _classes_below(base: type[Any]) -> list[type[Any]]:
+    """Return the pytrees among the classes of this package that extend `base`, by their names."""
+    classes: list[type[Any]] = []
+    for cls in base.__subclasses__():
+        package = cls.__module__.removeprefix("fedmcmc.").partition(".")[0]
+        if cls.__module__.startswith("fedmcmc.") and package in PACKAGES:
+            # Base classes alone are no pytrees.
             is_base = jax.tree_util.all_leaves([object.__new__(cls)])
-            names |= _names_below(cls) | (set() if is_base else {cls.__name__})
-    return names
+            classes += [*_classes_below(cls), *([] if is_base else [cls])]
+    return sorted(set(classes), key=lambda cls: cls.__name__)
 
 
 def plain(fn: Any) -> Any:
@@ -228,7 +233,7 @@ def _class_of(kind: Any) -> type | None:
     module, _, name = str(kind).partition(":")
     parts = module.split(".")
     found: Any = None
-    if len(parts) > 1 and parts[0] == "fedmcmc" and parts[1] in ROOMS:
+    if len(parts) > 1 and parts[0] == "fedmcmc" and parts[1] in PACKAGES:
         found = sys.modules.get(module) or (
             importlib.import_module(module) if _is_installed(module) else None
         )

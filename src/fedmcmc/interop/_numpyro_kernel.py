@@ -12,7 +12,13 @@ import numpyro.infer.util
 from jax import Array
 from numpyro.infer.mcmc import MCMCKernel
 
-from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, Posterior, as_functions
+from fedmcmc._types import (
+    ArrayTree,
+    FederatedKernel,
+    FederatedState,
+    Posterior,
+    as_functions,
+)
 from fedmcmc.data import FederatedData
 from fedmcmc.diagnostics import Diagnosis, SamplingWarning, diagnose
 from fedmcmc.gaussian import Gaussian
@@ -213,7 +219,7 @@ class FederatedMCMCKernel(MCMCKernel):
             example = data if self._example is None else self._example
             self._posterior = from_numpyro(self._model, example=example, **self._options)
             self._kernel = as_functions(self._kernel_fn(self._posterior))
-            if self._kernel.position_fn is not None:
+            if self._posterior.position_fn is not None:
                 raise ValueError(
                     "NumPyro's driver holds positions of the model, so a kernel on a whitened "
                     "posterior does not run under it: use fedmcmc.sample."
@@ -343,7 +349,7 @@ class FederatedMCMCKernel(MCMCKernel):
             draws,
             kernel.target,
             data,
-            approximates=kernel.approximates,
+            approximates=kernel.traits.approximates,
             transforms=holds_augmented(kernel),
         )
 

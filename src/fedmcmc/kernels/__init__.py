@@ -31,9 +31,12 @@ from fedmcmc.kernels._hamiltonian import hmc as hmc
 from fedmcmc.kernels._hamiltonian import mala as mala
 from fedmcmc.kernels._joint import JointLangevin as JointLangevin
 from fedmcmc.kernels._joint import joint as joint
+from fedmcmc.kernels._langevin import Langevin as Langevin
 from fedmcmc.kernels._langevin import langevin as langevin
 from fedmcmc.kernels._latents import check_latent_model as check_latent_model
+from fedmcmc.kernels._natural import Natural as Natural
 from fedmcmc.kernels._natural import natural as natural
+from fedmcmc.kernels._natural_update import NaturalUpdate as NaturalUpdate
 from fedmcmc.kernels._pseudo_gradients import Delta as Delta
 from fedmcmc.kernels._pseudo_gradients import displacement as displacement
 from fedmcmc.kernels._pseudo_gradients import posterior_delta as posterior_delta
@@ -49,5 +52,6 @@ from fedmcmc.kernels._relay import relay as relay
 from fedmcmc.kernels._separate import Separate as Separate
 from fedmcmc.kernels._shared import EstimatorKernel as EstimatorKernel
 from fedmcmc.kernels._shared import check_model as check_model
+from fedmcmc.kernels._underdamped import underdamped as underdamped
 from fedmcmc.kernels._weighted import gaussian_mh as gaussian_mh
 from fedmcmc.kernels._weighted import multiple_try as multiple_try

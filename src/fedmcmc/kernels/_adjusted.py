@@ -5,7 +5,6 @@ gradients) at the proposals of all chains, as differences to those at a center. 
 in the sum over all clients: a round in which one is missing is void, and the same is asked again.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ from fedmcmc._types import (
     Participation,
     Posterior,
     StepInfo,
+    Traits,
 )
 from fedmcmc.kernels._evaluations import POINTS_BUDGET, Points, differences, zero_where
 from fedmcmc.kernels._questions import BELOW, EVERYONE, IMPOSSIBLE, below_range, impossible_in_sum
@@ -50,6 +50,27 @@ class Proposed(NamedTuple):
     value: Exact
     gradient: ArrayTree
     one: Exact
+
+    def to_range(self, limit: float) -> "Proposed":
+        """Return the message for a secure sum of numbers up to `limit`; see `Ranged`."""
+        value = self.value.value
+        impossible = below_range(value, limit)
+        for leaf in jax.tree.leaves(self.gradient):
+            # A function of the point and the rows alone, so that trajectories stay reversible.
+            outside = jnp.abs(leaf) > trees.cast(limit, leaf)
+            impossible = impossible | jnp.any(outside, axis=tuple(range(1, leaf.ndim)))
+        return self._replace(
+            value=Exact(jnp.where(impossible, -trees.cast(limit, value), value)),
+            gradient=zero_where(impossible, self.gradient),
+        )
+
+    def from_range(self, limit: float) -> "Proposed":
+        """Return a sum of such messages as the server reads it."""
+        value = self.value.value
+        impossible = impossible_in_sum(value, limit)
+        return self._replace(
+            value=Exact(jnp.where(impossible, trees.cast(IMPOSSIBLE, value), value))
+        )
 
 
 class Judged(NamedTuple):
@@ -81,6 +102,8 @@ class AdjustedKernel(FederatedKernel):
     posterior: Posterior
     participation: Participation = field(default=EVERYONE, kw_only=True)
 
+    traits = Traits(needs_all_clients=True, accepts_late_messages=False)
+
     @property
     def asks_for_gradients(self) -> bool:
         """Whether clients send gradients."""
@@ -89,18 +112,6 @@ class AdjustedKernel(FederatedKernel):
     @property
     def target(self) -> Posterior | None:
         return self.posterior
-
-    @property
-    def constrain_fn(self) -> Callable[[ArrayTree], ArrayTree] | None:
-        return self.posterior.constrain_fn
-
-    @property
-    def position_fn(self) -> Callable[[ArrayTree], ArrayTree] | None:
-        return self.posterior.position_fn
-
-    @property
-    def needs_everyone(self) -> bool:
-        return True
 
     def checked_start(
         self, position: ArrayTree, centre: ArrayTree, federation: Federation
@@ -162,25 +173,6 @@ class AdjustedKernel(FederatedKernel):
             Exact(jax.ShapeDtypeStruct((num,), dtype)),
             trees.shapes_of(points) if self.asks_for_gradients else (),
             Exact(jax.ShapeDtypeStruct((), dtype)),
-        )
-
-    def in_range(self, message: Proposed, most: float) -> Proposed:
-        value = message.value.value
-        impossible = below_range(value, most)
-        for leaf in jax.tree.leaves(message.gradient):
-            # A function of the point and the rows alone, again.
-            far = jnp.abs(leaf) > trees.cast(most, leaf)
-            impossible = impossible | jnp.any(far, axis=tuple(range(1, leaf.ndim)))
-        return message._replace(
-            value=Exact(jnp.where(impossible, -trees.cast(most, value), value)),
-            gradient=zero_where(impossible, message.gradient),
-        )
-
-    def from_range(self, total: Proposed, most: float) -> Proposed:
-        value = total.value.value
-        impossible = impossible_in_sum(value, most)
-        return total._replace(
-            value=Exact(jnp.where(impossible, trees.cast(IMPOSSIBLE, value), value)),
         )
 
     def judge(self, points: ArrayTree, total: Proposed, num_clients: Array) -> Judged:

@@ -8,7 +8,7 @@ covariance are known in closed form after any number of rounds (``docs/laws.md``
 Source: Liang et al. (2024), Algorithm 3, and Deng et al. (2021) for Langevin dynamics.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +20,7 @@ from fedmcmc._types import (
     ArrayTree,
     Broadcast,
     Client,
+    Disclosure,
     FederatedKernel,
     Federation,
     GradientEstimator,
@@ -31,9 +32,9 @@ from fedmcmc._types import (
     as_functions,
     register_dataclass,
 )
-from fedmcmc.dynamics import Integrator, Momentum, shared_momentum
-from fedmcmc.gradients import over_weight
-from fedmcmc.kernels._shared import TemperedKernel, expect_blocks, report
+from fedmcmc.dynamics import EulerMaruyama, Integrator, Leapfrog, Momentum, shared_momentum
+from fedmcmc.gradients import Noisy, Scaffold, over_weight
+from fedmcmc.kernels._shared import TemperedKernel, expect_blocks, is_plain, name_of, report
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
 
@@ -41,6 +42,17 @@ from fedmcmc.pytrees import schedules, trees
 class _Draws(NamedTuple):
     momentum: ArrayTree  # leaves [num_local_steps, ...], or () where all of it is shared
     gradient: ArrayTree  # leaves [num_local_steps, calls per trajectory, ...]
+
+
+def _name(kernel: "Averaging") -> str:
+    estimator = kernel.estimator
+    for wrapper in (Noisy, Scaffold):
+        estimator = estimator.estimator if isinstance(estimator, wrapper) else estimator
+    if not is_plain(estimator):
+        return "averaging"
+    if isinstance(kernel.integrator, Leapfrog):
+        return "fa_hmc"
+    return "fa_ld" if isinstance(kernel.integrator, EulerMaruyama) else "averaging"
 
 
 @register_dataclass
@@ -55,9 +67,14 @@ class Averaging(TemperedKernel):
     weights: PerClient | None
     num_local_steps: int = field(metadata={"static": True})
 
+    traits = replace(TemperedKernel.traits, has_local_steps=True)
+    disclosure = Disclosure(
+        "how far the site's own copy of the chain moved, times the weight of the site"
+    )
+
     @property
-    def clients_apart(self) -> bool:
-        return True
+    def name(self) -> str:
+        return name_of(self, _name)
 
     @property
     def takes_control_variates(self) -> bool:

@@ -5,7 +5,7 @@ and Moulines (2021) for the sampler. On Gaussian targets the server's and the cl
 together follow one linear recursion with Gaussian noise.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +18,7 @@ from fedmcmc._types import (
     ArrayTree,
     Broadcast,
     Client,
+    Disclosure,
     FederatedKernel,
     Federation,
     GradientEstimator,
@@ -28,8 +29,9 @@ from fedmcmc._types import (
     as_functions,
     register_dataclass,
 )
-from fedmcmc.gradients import prior_share
-from fedmcmc.kernels._shared import LocalDraws, LocalLangevin, expect_blocks, report
+from fedmcmc.dynamics import Momentum, independent_momentum
+from fedmcmc.gradients import Noisy, prior_share
+from fedmcmc.kernels._shared import LocalDraws, LocalLangevin, expect_blocks, name_of, report
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import realize_normals
@@ -38,6 +40,10 @@ from fedmcmc.random import realize_normals
 class _ClientState(NamedTuple):
     position: ArrayTree
     estimator: ArrayTree
+
+
+def _name(kernel: "Consensus") -> str:
+    return "consensus" if isinstance(kernel.estimator, Noisy) else "dg_sgld"
 
 
 @register_dataclass
@@ -49,10 +55,16 @@ class Consensus(LocalLangevin):
     tolerance: Any
     temperature: Any
     num_local_steps: int = field(metadata={"static": True})
+    momentum: Momentum  # correlation of the clients' noise
+
+    traits = replace(LocalLangevin.traits, has_local_steps=True)
+    disclosure = Disclosure(
+        "the difference between the site's own chain and the chain of the server"
+    )
 
     @property
-    def clients_apart(self) -> bool:
-        return True
+    def name(self) -> str:
+        return name_of(self, _name)
 
     def first_state(
         self, position: ArrayTree, federation: Federation, totals: tuple[ArrayTree, ...]
@@ -70,6 +82,13 @@ class Consensus(LocalLangevin):
     def client_init(self, broadcast: Broadcast, client: Client) -> _ClientState:
         return _ClientState(broadcast.position, super().client_init(broadcast, client))
 
+    def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> LocalDraws:
+        draws = super().prepare(rng_key, like, client)
+        return draws._replace(noise=()) if self.momentum.parts == "shared" else draws
+
+    def prepare_shared(self, rng_key: Array, like: Broadcast) -> ArrayTree:
+        return self.momentum.prepare_shared(rng_key, like.position, self.num_local_steps)
+
     def step(
         self, draws: LocalDraws, broadcast: Broadcast, client_state: _ClientState, client: Client
     ) -> tuple[ArrayTree, _ClientState, StepInfo]:
@@ -84,8 +103,18 @@ class Consensus(LocalLangevin):
             gap = trees.subtract(broadcast.position, position)
             return trees.add_scaled(trees.add(gradient, prior), pull, gap)
 
+        momentum, correlation = self.momentum, self.momentum.correlation(broadcast.round)
+
+        def noise_fn(noise: tuple[ArrayTree, ArrayTree], like: ArrayTree) -> ArrayTree:
+            return momentum.combine(*noise, jnp.ones(()), correlation, like)
+
         position, mean_square, _ = self.move(
-            gradient_fn, draws, client_state.position, step_size, temperature
+            gradient_fn,
+            draws._replace(noise=(draws.noise, broadcast.shared)),
+            client_state.position,
+            step_size,
+            temperature,
+            noise_fn=noise_fn,
         )
         message = trees.scale(pull, trees.subtract(position, broadcast.position))
         info = report(message, mean_square, bits_down=down)
@@ -167,6 +196,7 @@ def consensus(
             _number(tolerance, "tolerance"),
             schedules.number(temperature, "temperature", minimum=0.0),
             positive_integer(num_local_steps, "num_local_steps"),
+            independent_momentum(),
         )
     )
 

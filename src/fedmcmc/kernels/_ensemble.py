@@ -17,6 +17,7 @@ from fedmcmc._types import (
     ArrayTree,
     Broadcast,
     Client,
+    Disclosure,
     FederatedKernel,
     FederatedState,
     Federation,
@@ -29,7 +30,7 @@ from fedmcmc._types import (
     register_dataclass,
 )
 from fedmcmc.dynamics import Length, Training, training
-from fedmcmc.kernels._shared import LocalTraining, expect_blocks, report
+from fedmcmc.kernels._shared import LocalTraining, expect_blocks, is_plain, name_of, report
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import integers_below, normals, realize_normals
@@ -252,6 +253,10 @@ class _Draws(NamedTuple):
     family: ArrayTree
 
 
+def _name(kernel: "EnsembleKernel") -> str:
+    return "fed_be" if is_plain(kernel.estimator) else "ensemble"
+
+
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class EnsembleKernel(LocalTraining):
@@ -261,9 +266,14 @@ class EnsembleKernel(LocalTraining):
     training: Training
     distill: Any
 
+    disclosure = Disclosure(
+        "a model trained on the rows of this site, times the weight of the site, and the squares "
+        "of its numbers"
+    )
+
     @property
-    def clients_apart(self) -> bool:
-        return True
+    def name(self) -> str:
+        return name_of(self, _name)
 
     def first_state(
         self, position: ArrayTree, federation: Federation, totals: tuple[ArrayTree, ...]

@@ -1,6 +1,6 @@
 """Log likelihoods at many points, asked of all clients at once."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +12,7 @@ from fedmcmc._types import (
     Broadcast,
     Client,
     ClientTerms,
+    Disclosure,
     Exact,
     Federation,
     Posterior,
@@ -145,6 +146,28 @@ class Evaluated(NamedTuple):
     invalid: Exact
     checksum: ArrayTree
 
+    def to_range(self, limit: float) -> "Evaluated":
+        """Return the answer for a secure sum of numbers up to `limit`; see `Ranged`."""
+        impossible = below_range(self.value, limit)
+        return self._replace(
+            value=jnp.where(impossible, -trees.cast(limit, self.value), self.value),
+            gradient=zero_where(impossible, self.gradient),
+        )
+
+    def from_range(self, limit: float) -> "Evaluated":
+        """Return a sum of such answers as the server reads it."""
+        impossible = impossible_in_sum(self.value, limit)
+        value = jnp.where(impossible, trees.cast(IMPOSSIBLE, self.value), self.value)
+        return self._replace(value=value, gradient=zero_where(impossible, self.gradient))
+
+
+def _check_unbiased(kernel: Any, compressor: Any) -> None:
+    if not compressor.unbiased or isinstance(compressor, Memory):
+        raise ValueError(
+            "Log likelihoods need an unbiased compressor without memory (quantize): the error "
+            "of another one follows the point, and weights made of them are wrong."
+        )
+
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
@@ -152,6 +175,13 @@ class Evaluations(Question):
     """Log likelihoods at many points; see `evaluations`."""
 
     gradients: bool = field(metadata={"static": True})
+
+    traits = replace(Question.traits, check_compressor=_check_unbiased)
+    disclosure = Disclosure(
+        "log likelihoods, and their gradients if the server asks for them, at positions that the "
+        "server chooses",
+        hidden_in_sums=True,
+    )
 
     def answer(self, content: ArrayTree, client: Client) -> Evaluated:
         if isinstance(content, Dithered):
@@ -171,18 +201,6 @@ class Evaluations(Question):
             Exact(invalid),
             Exact(content.checksum()) if drawn else (),
         )
-
-    def answer_in_range(self, answer: Evaluated, most: float) -> Evaluated:
-        impossible = below_range(answer.value, most)
-        return answer._replace(
-            value=jnp.where(impossible, -trees.cast(most, answer.value), answer.value),
-            gradient=zero_where(impossible, answer.gradient),
-        )
-
-    def answer_from_range(self, total: Evaluated, most: float) -> Evaluated:
-        impossible = impossible_in_sum(total.value, most)
-        value = jnp.where(impossible, trees.cast(IMPOSSIBLE, total.value), total.value)
-        return total._replace(value=value, gradient=zero_where(impossible, total.gradient))
 
     def answer_like(self, content: ArrayTree) -> Evaluated:
         if isinstance(content, Dithered):
@@ -248,13 +266,6 @@ class Evaluations(Question):
         levels = jax.ShapeDtypeStruct(evaluated.value.shape, jnp.int32)
         code = Quantized(jax.ShapeDtypeStruct((), jnp.float32), levels)
         return WithExact(code, (message._replace(value=evaluated._replace(value=())),))
-
-    def check_compressor(self, compressor: Any) -> None:
-        if not compressor.unbiased or isinstance(compressor, Memory):
-            raise ValueError(
-                "Log likelihoods need an unbiased compressor without memory (quantize): the error "
-                "of another one follows the point, and weights made of them are wrong."
-            )
 
 
 def evaluations(posterior: Posterior, *, gradients: bool = False) -> Evaluations:

@@ -1,6 +1,6 @@
 """Log likelihoods with their derivatives at a few points, asked of all clients at once."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -10,6 +10,7 @@ from jax import Array
 from fedmcmc._types import (
     ArrayTree,
     Client,
+    Disclosure,
     Federation,
     Posterior,
     as_functions,
@@ -45,6 +46,36 @@ class Expanded(NamedTuple):
     gradient: ArrayTree
     curvature: ArrayTree
 
+    def to_range(self, limit: float) -> "Expanded":
+        """Return the answer for a secure sum of numbers up to `limit`; see `Ranged`.
+
+        A place that cannot be a mode has the lowest value. Where derivatives or a large value do
+        not fit, the value is twice as low, so that such places are counted.
+        """
+        lowest = -trees.cast(limit, self.value)
+        derivatives = self.gradient, self.curvature
+        finite = jnp.isfinite(self.value) & jax.vmap(trees.all_finite)(derivatives)
+        impossible = ~finite | below_range(self.value, limit)
+        sizes = jax.tree.map(
+            lambda x: jnp.max(jnp.abs(x), axis=1), (self.value[:, None], derivatives)
+        )
+        outside = jnp.stack(jax.tree.leaves(sizes)).max(0) > limit
+        value = jnp.where(impossible, lowest, jnp.where(outside, 2 * lowest, self.value))
+        return Expanded(value, *zero_where(impossible | outside, derivatives))
+
+    def from_range(self, limit: float) -> "Expanded":
+        """Return a sum of such answers as the server reads it."""
+        impossible = impossible_in_sum(self.value, limit)
+        return self._replace(value=jnp.where(impossible, -jnp.inf, self.value))
+
+
+def _check_unbiased(kernel: Any, compressor: Any) -> None:
+    if not compressor.unbiased or isinstance(compressor, Memory):
+        raise ValueError(
+            "Gradients and curvatures at a point need an unbiased compressor without memory "
+            "(quantize, with many levels): steps along others lead elsewhere."
+        )
+
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
@@ -52,6 +83,12 @@ class Expansions(Question):
     """Log likelihoods with their derivatives at a few points; see `expansions`."""
 
     curvature: str = field(metadata={"static": True})
+
+    traits = replace(Question.traits, check_compressor=_check_unbiased, marks_range_ends=True)
+    disclosure = Disclosure(
+        "the log likelihood, its gradient and its curvature at positions that the server chooses",
+        hidden_in_sums=True,
+    )
 
     def answer(self, content: Points, client: Client) -> Expanded:
         loglikelihood_fn = self.posterior.loglikelihood_fn
@@ -77,31 +114,6 @@ class Expansions(Question):
 
         return Expanded(*fold_terms(loglikelihood_fn, of_terms, client))
 
-    @property
-    def leaves_out_beyond(self) -> bool:
-        return True
-
-    def answer_in_range(self, answer: Expanded, most: float) -> Expanded:
-        """Return an answer with the lowest value where a place is of no use, as a mode is none.
-
-        Twice that where derivatives or a large value do not fit, so that they are counted.
-        """
-        lowest = -trees.cast(most, answer.value)
-        derivatives = answer.gradient, answer.curvature
-        finite = jnp.isfinite(answer.value) & jax.vmap(trees.all_finite)(derivatives)
-        impossible = ~finite | below_range(answer.value, most)
-        sizes = jax.tree.map(
-            lambda x: jnp.max(jnp.abs(x), axis=1), (answer.value[:, None], derivatives)
-        )
-        beyond = jnp.stack(jax.tree.leaves(sizes)).max(0) > most
-        value = jnp.where(impossible, lowest, jnp.where(beyond, 2 * lowest, answer.value))
-        none = impossible | beyond
-        return Expanded(value, *zero_where(none, derivatives))
-
-    def answer_from_range(self, total: Expanded, most: float) -> Expanded:
-        impossible = impossible_in_sum(total.value, most)
-        return total._replace(value=jnp.where(impossible, -jnp.inf, total.value))
-
     def answer_like(self, content: Points) -> Expanded:
         size = trees.num_elements(content.centre)
         num = jax.tree.leaves(content.points)[0].shape[0]
@@ -116,13 +128,6 @@ class Expansions(Question):
 
     def check_content(self, content: Points, federation: Federation) -> None:
         check_model(self.posterior, content.centre, federation)
-
-    def check_compressor(self, compressor: Any) -> None:
-        if not compressor.unbiased or isinstance(compressor, Memory):
-            raise ValueError(
-                "Gradients and curvatures at a point need an unbiased compressor without memory "
-                "(quantize, with many levels): steps along others lead elsewhere."
-            )
 
 
 def expansions(

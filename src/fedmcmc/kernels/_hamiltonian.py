@@ -13,7 +13,7 @@ trajectory began, so that the noise of a comparison is fresh, and half of its va
 the log ratio: ``E min(1, exp(d + e - v / 2))`` with ``e ~ N(0, v)`` obeys detailed balance.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -26,6 +26,7 @@ from fedmcmc._types import (
     ArrayTree,
     Broadcast,
     Client,
+    Disclosure,
     Exact,
     FederatedKernel,
     Federation,
@@ -79,6 +80,21 @@ class _Server(NamedTuple):
     adaptation: ArrayTree  # or ()
 
 
+def _check_deterministic(kernel: Any, compressor: Any) -> None:
+    """Raise `ValueError` unless what is sent is a function of the gradient alone."""
+    like = jax.ShapeDtypeStruct((8,), jnp.result_type(float))
+    zero, one = jnp.zeros((), jnp.int32), jnp.ones(())
+    client = Client((), zero, zero, zero, one, one, 1)
+    random = jax.eval_shape(lambda: compressor.prepare(jax.random.key(0), like, client))
+    if not (trees.is_empty(random) and trees.is_empty(compressor.init(like))):
+        raise ValueError(
+            "A trajectory is reversible only if what clients send is a function of the point "
+            "alone: compress by top_k(..., error_feedback=False), clip, or a chain of these, "
+            "which leave draws exact. Random codes, error feedback and memories do not; for "
+            "them take a kernel that is not adjusted, as fedmcmc.qlsd."
+        )
+
+
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class HamiltonianMonteCarlo(AdjustedKernel):
@@ -91,6 +107,15 @@ class HamiltonianMonteCarlo(AdjustedKernel):
     value_noise: Any  # [], or () without noise
     max_integration_steps: int | None = field(metadata={"static": True})
     target_accept: float | None = field(metadata={"static": True})
+
+    traits = replace(AdjustedKernel.traits, check_compressor=_check_deterministic)
+    disclosure = Disclosure(
+        "the log likelihood and its gradient at positions of the chain", hidden_in_sums=True
+    )
+
+    @property
+    def name(self) -> str:
+        return "mala" if self.max_integration_steps == 1 else "hmc"
 
     @property
     def asks_for_gradients(self) -> bool:
@@ -115,20 +140,6 @@ class HamiltonianMonteCarlo(AdjustedKernel):
             noise = draws * trees.cast(jnp.sqrt(self.value_noise * share), draws)
             message = message._replace(value=Exact(jnp.where(value < BELOW, value, value + noise)))
         return message, client_state, info
-
-    def check_compressor(self, compressor: Any) -> None:
-        """Raise `ValueError` unless what is sent is a function of the gradient alone."""
-        like = jax.ShapeDtypeStruct((8,), jnp.result_type(float))
-        zero, one = jnp.zeros((), jnp.int32), jnp.ones(())
-        client = Client((), zero, zero, zero, one, one, 1)
-        random = jax.eval_shape(lambda: compressor.prepare(jax.random.key(0), like, client))
-        if not (trees.is_empty(random) and trees.is_empty(compressor.init(like))):
-            raise ValueError(
-                "A trajectory is reversible only if what clients send is a function of the point "
-                "alone: compress by top_k(..., error_feedback=False), clip, or a chain of these, "
-                "which leave draws exact. Random codes, error feedback and memories do not; for "
-                "them take a kernel that is not adjusted, as fedmcmc.qlsd."
-            )
 
     def server_init(
         self,

@@ -16,20 +16,28 @@ from fedmcmc._types import (
     ArrayTree,
     Broadcast,
     Client,
+    Disclosure,
     FederatedKernel,
     Federation,
     GradientEstimator,
     Number,
     Participation,
-    Phase,
     Posterior,
+    SetupPhase,
     StepInfo,
     as_functions,
     register_dataclass,
 )
-from fedmcmc.dynamics import Metric, Preconditioner, overdamped_langevin
-from fedmcmc.gradients import client_gradient, prior_share
-from fedmcmc.kernels._shared import TemperedKernel, expect_blocks, report
+from fedmcmc.dynamics import (
+    Metric,
+    Momentum,
+    Preconditioner,
+    Rms,
+    independent_momentum,
+    overdamped_langevin,
+)
+from fedmcmc.gradients import FixedPoint, Svrg, client_gradient, prior_share
+from fedmcmc.kernels._shared import TemperedKernel, expect_blocks, is_plain, name_of, report
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import realize_normals
@@ -37,7 +45,7 @@ from fedmcmc.random import realize_normals
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
-class _GradientsAt(Phase):
+class _GradientsAt(SetupPhase):
     """Sums the gradients of the clients' log likelihoods at a point."""
 
     posterior: Posterior
@@ -58,6 +66,25 @@ class _Server(NamedTuple):
     preconditioner: ArrayTree
 
 
+class _NoisyDraws(NamedTuple):
+    """All that is random at a client that adds noise to its gradient."""
+
+    noise: ArrayTree  # leaves [1, *event]
+    gradient: ArrayTree
+
+
+def _name(kernel: "Langevin") -> str:
+    estimator = kernel.estimator
+    if isinstance(kernel.preconditioner, Rms):
+        is_psgld = is_plain(estimator) and kernel.participation.pooled
+        return "psgld" if is_psgld else "langevin"
+    if isinstance(estimator, FixedPoint):
+        return "lsd_star"
+    if isinstance(estimator, Svrg):
+        return "lsd_pp"
+    return "lsd" if is_plain(estimator) else "langevin"
+
+
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Langevin(TemperedKernel):
@@ -69,9 +96,18 @@ class Langevin(TemperedKernel):
     preconditioner: Preconditioner | None
     metric: Metric
     split_prior: bool = field(metadata={"static": True})
+    client_noise: Momentum | None = None  # of the clients' shares of the noise, if they add it
+
+    disclosure = Disclosure(
+        "the gradient of the log likelihood at the position of the chain", hidden_in_sums=True
+    )
+
+    @property
+    def name(self) -> str:
+        return name_of(self, _name)
 
     @cached_property
-    def setup(self) -> tuple[Phase, ...]:
+    def setup(self) -> tuple[SetupPhase, ...]:
         if trees.is_empty(self.centre):
             return ()
         return (_GradientsAt(self.posterior, self.centre),)
@@ -88,19 +124,47 @@ class Langevin(TemperedKernel):
             scales = self.preconditioner.init(position, federation)
         return _Server(at_centre, scales)
 
+    def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> ArrayTree:
+        if self.client_noise is None:
+            return super().prepare(rng_key, like, client)
+        noise_key, gradient_key = jax.random.split(rng_key)
+        noise = self.client_noise.prepare(noise_key, like.position, 1)
+        return _NoisyDraws(noise, super().prepare(gradient_key, like, client))
+
+    def prepare_shared(self, rng_key: Array, like: Broadcast) -> ArrayTree:
+        if self.client_noise is None:
+            return ()
+        return self.client_noise.prepare_shared(rng_key, like.position, 1)
+
     def step(
         self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
     ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
         estimate, client_state, down = self.begin(broadcast, client_state, client)
-        message = estimate(draws, broadcast.position)
+        gradient_draws = draws if self.client_noise is None else draws.gradient
+        message = estimate(gradient_draws, broadcast.position)
         if self.split_prior:
             prior = prior_share(client, self._prior_gradient(broadcast.position))
             message = trees.add(message, prior)
         info = report(message, trees.squared_norm(message), bits_down=down)
+        if self.client_noise is not None:
+            noise = self._noise_of(client, draws.noise, broadcast)
+            message = trees.add(message, noise)
         return message, client_state, info
 
+    def _noise_of(self, client: Client, normals: ArrayTree, broadcast: Broadcast) -> ArrayTree:
+        """Return a client's noise; summed over clients it has variance ``2 T / step_size``."""
+        momentum = self.client_noise
+        assert momentum is not None
+        position, round_ = broadcast.position, broadcast.round
+        own, shared = jax.tree.map(lambda leaf: leaf[0], (normals, broadcast.shared))
+        share = client.share
+        momenta = momentum.combine(own, shared, share, momentum.correlation(round_), position)
+        step_size = schedules.value(self.step_size, round_)
+        temperature = schedules.value(self.temperature, round_)
+        return trees.scale(share * jnp.sqrt(2 * temperature / step_size), momenta)
+
     def prepare_server(self, rng_key: Array, like: Broadcast) -> ArrayTree:
-        return realize_normals(rng_key, like.position)
+        return () if self.client_noise is not None else realize_normals(rng_key, like.position)
 
     def aggregate(
         self, rng_key: ArrayTree, broadcast: Broadcast, server_state: _Server, total: ArrayTree
@@ -113,6 +177,9 @@ class Langevin(TemperedKernel):
             gradient = trees.add(gradient, server_state.at_centre)
         step_size = schedules.value(self.step_size, broadcast.round)
         temperature = schedules.value(self.temperature, broadcast.round)
+        if self.client_noise is not None:
+            position = trees.add_scaled(position, step_size, gradient)
+            return self.next_broadcast(broadcast, position), server_state, ()
         noise = realize_normals(rng_key, position)
         scales = server_state.preconditioner
         if self.preconditioner is None:
@@ -153,12 +220,13 @@ def langevin(
     centre: ArrayTree | None = None,
     preconditioner: Preconditioner | None = None,
     metric: ArrayTree | None = None,
+    noise: Literal["server", "clients"] = "server",
 ) -> FederatedKernel:
     """Build a kernel whose server takes a Langevin step along the sum of the clients' gradients.
 
-    Each client of the cohort sends its estimate of the gradient of its log likelihood; messages
-    are weighted by one over the probability of taking part; the server adds the prior's gradient
-    and the noise, every round, whoever took part.
+    Each client of the cohort sends an estimate of the gradient of its log likelihood. Messages are
+    weighted by one over the probability of taking part. The server adds the gradient of the prior
+    and the noise in every round, whoever took part.
 
     Parameters
     ----------
@@ -186,6 +254,12 @@ def langevin(
         temperature) * C normal``, the plain step in coordinates ``inverse(C) position``. Shaped as
         the position for a diagonal, or ``[d, d]`` over the raveled position; the identity by
         default. The posterior's covariance makes all directions alike (`fedmcmc.whiten`).
+    noise
+        ``"server"``: the server draws the noise of a step. ``"clients"``: each client adds its
+        share of the noise to its gradient, with a variance proportional to its share of the rows.
+        The sum has the same distribution, and no party knows all of the noise. Everyone takes part,
+        and neither `metric` nor `preconditioner` is supported. `fedmcmc.share_momentum` makes the
+        noise of the clients correlated.
 
     Raises
     ------
@@ -198,6 +272,10 @@ def langevin(
         raise ValueError("Give preconditioner= or metric=, and not both.")
     participation = full() if participation is None else participation
     expect_blocks(posterior, estimator, participation)
+    if noise not in ("server", "clients"):
+        raise ValueError(f'noise must be "server" or "clients", got {noise!r}.')
+    if noise == "clients":
+        _check_client_noise(participation, metric, preconditioner)
     return as_functions(
         Langevin(
             posterior,
@@ -209,5 +287,18 @@ def langevin(
             preconditioner,
             Metric.of(metric),
             prior == "split",
+            independent_momentum() if noise == "clients" else None,
         )
     )
+
+
+def _check_client_noise(participation: Participation, metric: Any, preconditioner: Any) -> None:
+    if metric is not None or preconditioner is not None:
+        raise ValueError(
+            'noise="clients" is for plain steps: leave out metric= and preconditioner=, or sample '
+            "in other coordinates (fedmcmc.whiten)."
+        )
+    if participation.drops or participation.cohort_size is not None or participation.pooled:
+        raise ValueError(
+            'noise="clients" needs the noise of all clients in every round: use full participation.'
+        )

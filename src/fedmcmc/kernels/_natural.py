@@ -5,7 +5,6 @@ cavity, and sends how much the global natural parameters are to change for it: t
 message, so that the server only ever sums, and any compressor applies.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,20 +12,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc._checks import expect, expect_optimizer, positive_integer
+from fedmcmc._checks import expect, positive_integer
 from fedmcmc._types import (
     ArrayTree,
     Broadcast,
     Client,
+    Disclosure,
     FederatedKernel,
     FederatedState,
     Federation,
     Number,
     Participation,
-    Phase,
     Posterior,
     Refined,
+    SetupPhase,
     StepInfo,
+    Traits,
     as_functions,
     register_dataclass,
 )
@@ -41,9 +42,10 @@ from fedmcmc.gaussian import (
 from fedmcmc.hierarchy import marginal, refuse_two_levels
 from fedmcmc.inference import Inference, LatentInference
 from fedmcmc.kernels._latents import check_latent_model, judged
+from fedmcmc.kernels._natural_update import NaturalUpdate
 from fedmcmc.kernels._prior_site import PriorSite
-from fedmcmc.kernels._shared import check_model
-from fedmcmc.kernels._sites import FirstSites, ascend, catch_up, first_site
+from fedmcmc.kernels._shared import check_model, name_of
+from fedmcmc.kernels._sites import FirstSites, first_site
 from fedmcmc.participation import full, mean_share
 from fedmcmc.pytrees import schedules, trees
 
@@ -94,6 +96,14 @@ class _Server(NamedTuple):
     num_filtered: Any  # [], sum of the dampings of a filter's rounds, or () for other cavities
 
 
+NAMES = {"site": "fed_ep", "average": "fed_sep", "power": "fed_sep", "global": "adf"}
+"""Names of algorithms by their cavity."""
+
+
+def _name(kernel: "Natural") -> str:
+    return NAMES.get(kernel.cavity, "natural")
+
+
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Natural(FederatedKernel):
@@ -103,17 +113,26 @@ class Natural(FederatedKernel):
     participation: Participation
     inference: Inference
     prior: PriorSite
-    damping: Any
-    server_optimizer: Any  # () for plain steps
-    client_optimizer: Any  # likewise
+    update: NaturalUpdate
     initial_precision: Any
-    max_norm: Any  # () for none
     cavity: str = field(metadata={"static": True})
     structure: str = field(metadata={"static": True})
     expands: bool = field(metadata={"static": True})  # whether first sites are expansions
 
+    traits = Traits(approximates=True, has_local_steps=True)
+    disclosure = Disclosure(
+        "a change of this site's summary of its rows: estimates of the parameters, and how certain "
+        "they are. Added up, the changes are this summary. No other kind of message reveals more",
+        hidden_in_sums=True,
+        warning="the messages add up to the estimates, and their certainty, of the rows of {rows}.",
+    )
+
+    @property
+    def name(self) -> str:
+        return name_of(self, _name)
+
     @cached_property
-    def setup(self) -> tuple[Phase, ...]:
+    def setup(self) -> tuple[SetupPhase, ...]:
         return (self._expansions,) if self.expands else ()
 
     @property
@@ -129,24 +148,8 @@ class Natural(FederatedKernel):
         return self.cavity in ("site", "none")
 
     @property
-    def constrain_fn(self) -> Callable[[ArrayTree], ArrayTree] | None:
-        return self.posterior.constrain_fn
-
-    @property
-    def position_fn(self) -> Callable[[ArrayTree], ArrayTree] | None:
-        return self.posterior.position_fn
-
-    @property
     def target(self) -> Posterior | None:
         return self.posterior if self.posterior.local is None else judged(self.posterior)
-
-    @property
-    def approximates(self) -> bool:
-        return True
-
-    @property
-    def clients_apart(self) -> bool:
-        return True
 
     def server_init(
         self,
@@ -166,6 +169,7 @@ class Natural(FederatedKernel):
             sites = sites * expansions
         whole = prior * sites
         proper = is_proper(whole)
+        optimizer = self.update.server_optimizer
         share = None
         if self.participation.weighted:
             share = mean_share(self.participation, federation.num_clients)
@@ -173,7 +177,7 @@ class Natural(FederatedKernel):
             _Approximation(whole, proper),
             whole,
             prior,
-            () if self.server_optimizer == () else self.server_optimizer.init(whole),
+            () if optimizer == () else optimizer.init(whole),
             jnp.int32(federation.num_clients),
             () if share is None else share,
             jnp.zeros(()) if self.cavity == "global" else (),
@@ -192,7 +196,7 @@ class Natural(FederatedKernel):
         latents: ArrayTree = ()
         if isinstance(self.inference, LatentInference):
             latents = self.inference.first_locals(self.posterior, broadcast.position, client)
-        return first_site(site, self.client_optimizer, latents, broadcast.round)
+        return first_site(site, self.update.client_optimizer, latents, broadcast.round)
 
     def _first_site(self, position: ArrayTree, num_rows: Array) -> Gaussian:
         """Return a site about `position`, of the initial precision per row."""
@@ -249,9 +253,11 @@ class Natural(FederatedKernel):
         self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
     ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
         site: Any = client_state
-        if self.stateful:
-            damping = schedules.value(self.damping, broadcast.round)
-            site = catch_up(self.client_optimizer, damping, site, broadcast.round)
+        if self.stateful and not trees.is_empty(site.next_round):
+            moved, state = self.update.through_missed_rounds(
+                site.site, site.optimizer, site.next_round, broadcast.round
+            )
+            site = site._replace(site=moved, optimizer=state, next_round=broadcast.round)
         cavity, before = self._cavity(broadcast.extra, site, client)
         given = (
             self.posterior,
@@ -270,10 +276,7 @@ class Natural(FederatedKernel):
         if self.stateful:
             site = site._replace(lost=~proper)
         change = trees.select(proper, tilted / before, trees.zeros_like(tilted))
-        if not trees.is_empty(self.max_norm):
-            norm = jnp.sqrt(trees.squared_norm(change))
-            limit = trees.cast(schedules.value(self.max_norm, broadcast.round), norm)
-            change = change ** jnp.minimum(1, limit / jnp.where(norm > 0, norm, 1))
+        change = self.update.limited(change, broadcast.round)
         info = StepInfo(
             bits=jnp.asarray(trees.num_bits(change), jnp.int32),
             gradient_norm=gradient_norm,
@@ -288,8 +291,7 @@ class Natural(FederatedKernel):
             return client_state
         kept: Any = client_state
         message = symmetric(message)  # as the server reads the sum
-        damping = schedules.value(self.damping, broadcast.round)
-        site, state = ascend(self.client_optimizer, damping, message, kept.site, kept.optimizer)
+        site, state = self.update.at_client(message, kept.site, kept.optimizer, broadcast.round)
         kept = kept._replace(site=site, optimizer=state)
         if trees.is_empty(kept.next_round):
             return kept
@@ -301,15 +303,15 @@ class Natural(FederatedKernel):
     def aggregate(
         self, rng_key: Array, broadcast: Broadcast, server_state: _Server, total: Gaussian
     ) -> tuple[Broadcast, _Server, ArrayTree]:
-        damping = schedules.value(self.damping, broadcast.round)
         # If rounding made the approximation's precision not symmetric, each client would take that
         # out: it would grow by their number in every round.
         total = symmetric(total)
         if not trees.is_empty(server_state.sum_scale):
             total = total**server_state.sum_scale
-        whole, optimizer = ascend(
-            self.server_optimizer, damping, total, server_state.product, server_state.optimizer
+        whole, optimizer = self.update.at_server(
+            total, server_state.product, server_state.optimizer, broadcast.round
         )
+        damping = schedules.value(self.update.damping, broadcast.round)
         last = server_state.approximation
         prior = self.prior.refine(self.posterior, rng_key, server_state.prior, last, damping)
         whole = whole * (prior / server_state.prior) if self.prior.moves else whole
@@ -475,8 +477,7 @@ def natural(
     expect(inference, Inference, "inference")
     participation = full() if participation is None else participation
     expect(participation, Participation, "participation")
-    expect_optimizer(server_optimizer, "server_optimizer", or_none=True)
-    expect_optimizer(client_optimizer, "client_optimizer", or_none=True)
+    update = NaturalUpdate.of(damping, server_optimizer, client_optimizer, max_norm)
     if client_optimizer is not None and cavity not in ("site", "none"):
         raise ValueError(f"client_optimizer acts on sites, which cavity={cavity!r} has none of.")
     if participation.repeats and cavity in ("site", "none"):
@@ -499,18 +500,14 @@ def natural(
                 f"{prior.structure}."
             )
     num_prior_samples = positive_integer(num_prior_samples, "num_prior_samples")
-    clip: Any = () if max_norm is None else schedules.number(max_norm, "max_norm", minimum=0.0)
     return as_functions(
         Natural(
             posterior,
             participation,
             inference,
             PriorSite(() if prior is None else prior, structure, num_prior_samples),
-            schedules.number(damping, "damping", minimum=0.0, strict=True),
-            () if server_optimizer is None else server_optimizer,
-            () if client_optimizer is None else client_optimizer,
+            update,
             schedules.number(initial_precision, "initial_precision", minimum=0.0),
-            clip,
             cavity,
             structure,
             first_sites == "expansion",

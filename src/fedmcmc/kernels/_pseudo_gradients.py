@@ -17,6 +17,7 @@ from fedmcmc._types import (
     ArrayTree,
     Broadcast,
     Client,
+    Disclosure,
     Exact,
     FederatedKernel,
     Federation,
@@ -29,7 +30,8 @@ from fedmcmc._types import (
     register_dataclass,
 )
 from fedmcmc.dynamics import Training, Visitor, plain_steps
-from fedmcmc.kernels._shared import LocalTraining, expect_blocks, report
+from fedmcmc.gradients import Epochs
+from fedmcmc.kernels._shared import LocalTraining, expect_blocks, is_plain, name_of, report
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
 
@@ -170,6 +172,16 @@ class _Message(NamedTuple):
     delta: ArrayTree  # weight times the pseudo-gradient
 
 
+def _name(kernel: "PseudoGradients") -> str:
+    estimator = kernel.estimator
+    if is_plain(estimator) or isinstance(estimator, Epochs):
+        if isinstance(kernel.delta, Displacement):
+            return "fed_avg"
+        if isinstance(kernel.delta, PosteriorDelta):
+            return "fed_pa"
+    return "pseudo_gradients"
+
+
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class PseudoGradients(LocalTraining):
@@ -180,9 +192,14 @@ class PseudoGradients(LocalTraining):
     optimizer: Any
     learning_rate: Any
 
+    disclosure = Disclosure(
+        "how far the model moved when it was trained on the rows of this site, and the share of "
+        "this site in all rows"
+    )
+
     @property
-    def clients_apart(self) -> bool:
-        return True
+    def name(self) -> str:
+        return name_of(self, _name)
 
     @property
     def takes_control_variates(self) -> bool:

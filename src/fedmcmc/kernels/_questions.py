@@ -22,6 +22,7 @@ from fedmcmc._types import (
     Participation,
     Posterior,
     StepInfo,
+    Traits,
 )
 from fedmcmc.participation import full
 from fedmcmc.pytrees import in_single_precision, trees
@@ -63,9 +64,12 @@ class Question(FederatedKernel):
     posterior: Posterior
     participation: Participation = field(default=EVERYONE, kw_only=True)
 
+    traits = Traits(needs_all_clients=True, accepts_late_messages=False)
+
     @property
-    def needs_everyone(self) -> bool:
-        return True
+    def model(self) -> None:
+        """None: the sum of the answers is no position of the model."""
+        return None
 
     def answer(self, content: ArrayTree, client: Client) -> ArrayTree:
         """Return the client's term of the sum."""
@@ -115,25 +119,6 @@ class Question(FederatedKernel):
     def message_like(self, like: Broadcast) -> ArrayTree:
         count = jax.ShapeDtypeStruct((), jnp.result_type(float))
         return Answer(self.answer_like(like.position), Exact(count))
-
-    @property
-    def leaves_out_beyond(self) -> bool:
-        """Whether an answer to be trusted lacks places where numbers are beyond a secure sum's."""
-        return False
-
-    def answer_in_range(self, answer: ArrayTree, most: float) -> ArrayTree:
-        """Return an answer for a secure sum; see `in_range`."""
-        return answer
-
-    def answer_from_range(self, total: ArrayTree, most: float) -> ArrayTree:
-        """Return a sum of such answers as it is read; see `from_range`."""
-        return total
-
-    def in_range(self, message: Answer, most: float) -> Answer:
-        return message._replace(value=self.answer_in_range(message.value, most))
-
-    def from_range(self, total: Answer, most: float) -> Answer:
-        return total._replace(value=self.answer_from_range(total.value, most))
 
     def draw(self, rng_key: Array, state: FederatedState) -> Answered:
         answered: Answered = state.server.answered

@@ -6,7 +6,7 @@ own, if it uses the new one no earlier than everyone's product holds it: from th
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +19,7 @@ from fedmcmc._types import (
     ArrayTree,
     Broadcast,
     Client,
+    Disclosure,
     FederatedKernel,
     Federation,
     GradientEstimator,
@@ -32,7 +33,7 @@ from fedmcmc._types import (
 )
 from fedmcmc.gaussian import Gaussian, symmetric
 from fedmcmc.gradients import Target, as_gaussian, as_surrogates, zero_sum_correction
-from fedmcmc.kernels._relay import Relay, relay_settings
+from fedmcmc.kernels._relay import ONE_CLIENT_PER_ROUND, Relay, relay_settings
 from fedmcmc.kernels._shared import LocalDraws
 from fedmcmc.pytrees import schedules, trees, where_any
 
@@ -64,10 +65,18 @@ class RefreshedRelay(Relay):
     refresh_until: Any = NEVER  # [] int32
     refresh_every: int = field(default=1, metadata={"static": True})
 
+    # A late change of a surrogate would be missing from the product of all surrogates.
+    traits = replace(Relay.traits, accepts_late_messages=False)
+    disclosure = Disclosure(
+        "how far the site moved the chain, in rounds in which the chain is at this site, and in "
+        "some of these rounds the gradient and the curvature of the log likelihood. A site that "
+        "has the chain just before and just after can compute how far this site moved it",
+        reason=ONE_CLIENT_PER_ROUND,
+    )
+
     @property
-    def takes_late(self) -> bool:
-        """Whether a late message still means something: surrogates and product would differ."""
-        return False
+    def name(self) -> str:
+        return "fsgld"
 
     def server_init(
         self,

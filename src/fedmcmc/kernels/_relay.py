@@ -18,6 +18,7 @@ from fedmcmc._types import (
     ArrayTree,
     Broadcast,
     Client,
+    Disclosure,
     FederatedKernel,
     Federation,
     GradientEstimator,
@@ -30,9 +31,26 @@ from fedmcmc._types import (
 )
 from fedmcmc.dynamics import Metric
 from fedmcmc.gaussian import Gaussian
-from fedmcmc.gradients import importance
-from fedmcmc.kernels._shared import LocalDraws, LocalLangevin, expect_blocks, report
+from fedmcmc.gradients import Conducive, importance
+from fedmcmc.kernels._shared import (
+    LocalDraws,
+    LocalLangevin,
+    expect_blocks,
+    is_plain,
+    name_of,
+    report,
+)
 from fedmcmc.pytrees import schedules, trees
+
+ONE_CLIENT_PER_ROUND = "in a round one site alone has something to say"
+
+
+def _name(kernel: "Relay") -> str:
+    if isinstance(kernel.estimator, Conducive):
+        return "fsgld"
+    if not is_plain(kernel.estimator):
+        return "relay"
+    return "sgld" if kernel.participation.pooled else "dsgld"
 
 
 @register_dataclass
@@ -47,13 +65,22 @@ class Relay(LocalLangevin):
     own_steps: Any = ()  # [num_clients], or () where all take as many
     evened: Any = ()  # [num_clients], the mean number of steps of a visit over the client's
 
+    traits = replace(
+        LocalLangevin.traits,
+        divergence_hint="There is another cause than the step size: a relay multiplies the "
+        "gradient of the visited client by the number of clients, and with it the error of that "
+        "client's surrogate (fsgld). Take fewer local steps, or a kernel in whose rounds all "
+        "clients take part.",
+    )
+    disclosure = Disclosure(
+        "how far the site moved the chain, in rounds in which the chain is at this site. A site "
+        "that has the chain just before and just after can compute how far this site moved it",
+        reason=ONE_CLIENT_PER_ROUND,
+    )
+
     @property
-    def caution(self) -> str:
-        return (
-            "There is another cause than the step: a relay multiplies the visited client's "
-            "gradient by the number of clients, and so all that its surrogate (of fsgld) gets "
-            "wrong. Take fewer local steps, or a kernel in whose rounds all clients take part."
-        )
+    def name(self) -> str:
+        return name_of(self, _name)
 
     def first_state(
         self, position: ArrayTree, federation: Federation, totals: tuple[ArrayTree, ...]

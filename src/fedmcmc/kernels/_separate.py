@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import jax
 import jax.numpy as jnp
 
-from fedmcmc._types import ArrayTree, Client, Exact
+from fedmcmc._types import ArrayTree, Client, Disclosure, Exact
 from fedmcmc.kernels._questions import Question
 
 
@@ -20,6 +20,12 @@ class Separate(Question):
     """
 
     num_clients: int = field(kw_only=True, metadata={"static": True})
+
+    disclosure = Disclosure(
+        reason="it is a table with a row per site, which only that site fills",
+        warning="each site answers for itself alone. For a site with few rows, such an answer can "
+        "reveal the rows. The server may send the answers to all sites.",
+    )
 
     def own(self, content: ArrayTree, client: Client) -> ArrayTree:
         """Return the client's answer."""

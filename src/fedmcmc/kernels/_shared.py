@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ from fedmcmc._types import (
     Phase,
     Posterior,
     StepInfo,
+    Traits,
     as_functions,
     compiled,
     register_dataclass,
@@ -35,11 +37,15 @@ from fedmcmc.dynamics import (
     train,
 )
 from fedmcmc.gradients import (
+    FullGradient,
+    Minibatch,
     first_reference,
+    holds_augmented,
     next_broadcast,
     over,
     prior_share,
     refuse_latents,
+    without_augmented,
 )
 from fedmcmc.pytrees import trees
 from fedmcmc.random import normals, realize_normals
@@ -47,8 +53,24 @@ from fedmcmc.random import normals, realize_normals
 PROBE_ROWS = 11
 """Made-up rows on which a model's shapes are checked; unlikely to equal an axis of a position."""
 
+Kernel = TypeVar("Kernel", bound=FederatedKernel)
 Gradient = Callable[[ArrayTree, ArrayTree], ArrayTree]
 """``(draws of a call, position) -> gradient``."""
+
+
+def name_of(kernel: Kernel, rule: Callable[[Kernel], str]) -> str:
+    """Return the name that `rule` gives a kernel, in brackets if its minibatches are transformed.
+
+    `rule` sees the kernel without these transformations.
+    """
+    if not holds_augmented(kernel):
+        return rule(kernel)
+    return f"augment({rule(without_augmented(kernel))})"
+
+
+def is_plain(estimator: GradientEstimator) -> bool:
+    """Return whether an estimator uses all rows or minibatches, without a correction."""
+    return isinstance(estimator, FullGradient | Minibatch)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -74,23 +96,17 @@ class EstimatorKernel(FederatedKernel):
     participation: Participation
 
     @property
-    def constrain_fn(self) -> Callable[[ArrayTree], ArrayTree] | None:
-        return self.posterior.constrain_fn
-
-    @property
-    def position_fn(self) -> Callable[[ArrayTree], ArrayTree] | None:
-        return self.posterior.position_fn
-
-    @property
     def takes_control_variates(self) -> bool:
         """Whether clients move from the broadcast position and are averaged, as `scaffold` asks."""
         return False
 
-    @property
-    def before(self) -> tuple[Phase, ...]:
-        """The sum over clients that the estimator needs, if it needs any."""
+    @cached_property
+    def phases(self) -> tuple[Phase, ...]:
+        """Phase that sums what the estimator needs, if anything, and the kernel itself."""
         estimator = self.estimator
-        return (SumOverClients(self.posterior, estimator),) if estimator.needs_sum else ()
+        if not estimator.needs_sum:
+            return (self,)
+        return SumOverClients(self.posterior, estimator), self
 
     def server_init(
         self,
@@ -173,15 +189,14 @@ class TemperedKernel(EstimatorKernel):
 
     temperature: Any
 
+    traits = Traits(
+        no_target_reason="its temperature is a schedule or zero, so that draws follow no single "
+        "posterior"
+    )
+
     @property
     def target(self) -> Posterior | None:
         return tempered(self.posterior, self.temperature)
-
-    @property
-    def without_target(self) -> str:
-        if not isinstance(self.temperature, Array):
-            return "its temperature is a schedule, so that draws follow no single posterior"
-        return "at a temperature of zero it does not sample"
 
 
 @register_dataclass
@@ -235,8 +250,12 @@ class LocalLangevin(TemperedKernel):
         temperature: Array,
         metric: Metric = IDENTITY,
         count: Array | None = None,
+        noise_fn: Callable[[ArrayTree, ArrayTree], ArrayTree] = realize_normals,
     ) -> tuple[ArrayTree, Array, ArrayTree]:
         """Return where a client's steps end, the mean square of its gradients, all iterates.
+
+        ``noise_fn(noise, position)`` makes the standard normals of a step from its entry of
+        ``draws.noise``.
 
         With `count`, the steps that this client takes, it stays where it is after so many.
         """
@@ -246,7 +265,7 @@ class LocalLangevin(TemperedKernel):
         ) -> tuple[tuple[ArrayTree, Array], ArrayTree]:
             position, squared_norm = carry
             gradient = gradient_fn(drawn.gradient, position)
-            noise = realize_normals(drawn.noise, position)
+            noise = noise_fn(drawn.noise, position)
             position = overdamped_langevin(
                 position, gradient, noise, step_size, temperature, metric
             )
@@ -280,9 +299,10 @@ class LocalTraining(EstimatorKernel):
 
     training: Training
 
-    @property
-    def without_target(self) -> str:
-        return "it trains models and does not sample from the posterior"
+    traits = Traits(
+        has_local_steps=True,
+        no_target_reason="it trains models and does not sample from the posterior",
+    )
 
     def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> ArrayTree:
         num = self.training.length.most(client)

@@ -12,8 +12,8 @@ from fedmcmc._types import (
     ArrayTree,
     Broadcast,
     Client,
-    Phase,
     Posterior,
+    SetupPhase,
     StepInfo,
     compiled,
     register_dataclass,
@@ -56,37 +56,9 @@ def first_site(site: Gaussian, optimizer: Any, locals_: ArrayTree, round_: Array
     return Site(site, state, locals_, next_round, jnp.zeros((), bool))
 
 
-def ascend(
-    optimizer: Any, damping: Array, change: Gaussian, q: Gaussian, state: ArrayTree
-) -> tuple[Gaussian, ArrayTree]:
-    """Return `q` moved along a change of its natural parameters, and the optimizer's state."""
-    if optimizer == ():
-        return q * change**damping, state
-    # Optimizers descend.
-    updates, state = trees.descend(optimizer, change ** (-1), state, q)
-    return q * updates**damping, state
-
-
-def catch_up(optimizer: Any, damping: Array, kept: Site, round_: Array) -> Site:
-    """Return a client's state with the optimizer's steps of the rounds that it missed.
-
-    In these rounds its change is zero, so momentum moves the site as it moves the server's
-    product. The site is then the client's part of that product in every round.
-    """
-    if trees.is_empty(kept.next_round):
-        return kept
-    zero = trees.zeros_like(kept.site)
-
-    def step(_: Array, carry: tuple[Gaussian, ArrayTree]) -> tuple[Gaussian, ArrayTree]:
-        return ascend(optimizer, damping, zero, *carry)
-
-    site, state = jax.lax.fori_loop(kept.next_round, round_, step, (kept.site, kept.optimizer))
-    return kept._replace(site=site, optimizer=state, next_round=round_)
-
-
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
-class FirstSites(Phase):
+class FirstSites(SetupPhase):
     """Sums the clients' expansions at the start, which are the first sites."""
 
     posterior: Posterior

@@ -4,7 +4,7 @@ The weight of a point is the posterior's density over that of the approximation.
 for their log likelihoods at proposals, one per chain or many, and send nothing but values.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +17,7 @@ from fedmcmc._types import (
     Adjusted,
     ArrayTree,
     Broadcast,
+    Disclosure,
     FederatedKernel,
     Federation,
     Posterior,
@@ -42,24 +43,30 @@ class _Server(NamedTuple):
     num_clients: Array
 
 
+def _refuse_compression(kernel: Any, compressor: Any) -> None:
+    if not isinstance(compressor, Identity):
+        raise ValueError(
+            "Clients of this kernel send log likelihoods alone, which decide and must be "
+            "exact: nothing is left to compress. Gradients may be compressed: fedmcmc.hmc with "
+            "top_k(..., error_feedback=False)."
+        )
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class WeightedKernel(AdjustedKernel):
     """A kernel whose proposals come from a mixture over raveled positions."""
 
     proposal: Mixture
 
+    traits = replace(AdjustedKernel.traits, check_compressor=_refuse_compression)
+    disclosure = Disclosure(
+        "log likelihoods at positions that the server proposes", hidden_in_sums=True
+    )
+
     @property
     def num_proposals(self) -> int:
         """Of a chain and round."""
         return 1
-
-    def check_compressor(self, compressor: Any) -> None:
-        if not isinstance(compressor, Identity):
-            raise ValueError(
-                "Clients of this kernel send log likelihoods alone, which decide and must be "
-                "exact: nothing is left to compress. Gradients may be compressed: fedmcmc.hmc with "
-                "top_k(..., error_feedback=False)."
-            )
 
     def server_init(
         self,
@@ -152,6 +159,10 @@ class GaussianMetropolis(WeightedKernel):
 
     correlation: Any  # [], or () for independent proposals
 
+    @property
+    def name(self) -> str:
+        return "gaussian_mh"
+
     def choose(self, log_weights: Array, uniforms: Array) -> tuple[Array, Array]:
         accepted = probability(log_weights[1] - log_weights[0])
         return (uniforms[0] < accepted).astype(jnp.int32), accepted
@@ -173,6 +184,10 @@ class MultipleTry(WeightedKernel):
     """Many proposals, of which and the old position one is chosen by weight; see `multiple_try`."""
 
     num_tries: int = field(metadata={"static": True})
+
+    @property
+    def name(self) -> str:
+        return "multiple_try"
 
     @property
     def num_proposals(self) -> int:

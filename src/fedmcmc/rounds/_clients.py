@@ -21,6 +21,7 @@ from fedmcmc._types import (
     Participation,
     Sender,
     StepInfo,
+    memory_of,
 )
 from fedmcmc.data import FederatedData
 from fedmcmc.pytrees import largest_of_batch, trees
@@ -57,7 +58,7 @@ class Task(NamedTuple):
         code, new, info = client_step(
             self.kernel, self.number, Prepared(randomness), self.broadcast, client_state, client
         )
-        sender, memory = Sender(client.index, client.weight), phase.memory(client_state)
+        sender, memory = Sender(client.index, client.weight), memory_of(phase, client_state)
         return phase.decode(code, sender, memory, phase.message_like(shapes)), new, info
 
     @property

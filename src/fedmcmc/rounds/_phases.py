@@ -21,6 +21,7 @@ from fedmcmc._types import (
     Phase,
     Sender,
     StepInfo,
+    memory_of,
 )
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key, client_key, cohort_key, phase_key, server_key, shared_key
@@ -138,7 +139,7 @@ def client_step(
     # The client keeps of its message what the server reads; compiled, a phase that keeps nothing
     # decodes nothing.
     like = phase.message_like(trees.shapes_of(broadcast))
-    message = phase.decode(code, client, phase.memory(client_state), like)
+    message = phase.decode(code, client, memory_of(phase, client_state), like)
     check_structure(
         phase, "A message", message, like, "define message_like if it is not a position"
     )
@@ -193,7 +194,8 @@ def first_memories(
     ``()`` where decoding needs none, else leaves ``[num_clients, ...]``.
     """
     phase, _ = _resolved(kernel, phase)
-    first = phase.first_memory(trees.shapes_of(broadcast))
+    copies = phase.server_memory
+    first = () if copies is None else copies.init(trees.shapes_of(broadcast))
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_clients, *leaf.shape)), first)
 
 
@@ -249,7 +251,8 @@ def receive(
         one, cohort = guarded(one, cohort)
     added = sum_of(one, cohort, participation, late=waits, drops=participation.guards)
     taken = cohort.active[0]
-    moved = phase.next_memory(code, sender, memory)
+    copies = phase.server_memory
+    moved = memory if copies is None else copies.update(code, sender, memory)
     memories = jax.tree.map(
         lambda table, new, old: table.at[index].set(jnp.where(taken, new, old)),
         received.memories,

@@ -25,6 +25,7 @@ from fedmcmc._types import (
     as_functions,
     compiled,
     register_dataclass,
+    user_position,
 )
 from fedmcmc.data import FederatedData
 from fedmcmc.hierarchy import locals_in
@@ -162,8 +163,7 @@ class Program:
         state, info = run_round(self.kernel, self.data, self.arrangement, state, cohort, draws)
         if self.collect is None:
             draw = self.kernel.draw(draw_key(rng_key, info.round), state)
-            if self.kernel.position_fn is not None:
-                draw = self.kernel.position_fn(draw)
+            draw = user_position(self.kernel, draw)
         else:
             draw = self.collect(state, info)
         names = ("round", "num_active", "bits_up", "bits_down", "gradient_norm")

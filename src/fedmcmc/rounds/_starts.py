@@ -8,7 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Broadcast, Client, FederatedKernel, FederatedState
+from fedmcmc._types import (
+    ArrayTree,
+    Broadcast,
+    Client,
+    FederatedKernel,
+    FederatedState,
+    check_start,
+    initial_state,
+    setup_message,
+)
 from fedmcmc.data import FederatedData
 from fedmcmc.pytrees import trees
 from fedmcmc.rounds._arrangement import TOGETHER, Arrangement
@@ -44,16 +53,17 @@ def initialize(
         How processes tell each other what they know, where the rows are `partial`.
     """
     if arrangement.clients_at_a_time is None and not arrangement.partial:
-        return kernel.init_some(rng_key, position, data, arrangement.members)
+        return initial_state(kernel, rng_key, position, data, arrangement.members)
     federation = data.federation
     if arrangement.partial:
         federation = federation._replace(num_rows=int(np.asarray(data.size).sum()))
-    kernel.check_before_setup(rng_key, position, federation)
+    if kernel.setup:
+        check_start(kernel, rng_key, position, federation)
     first = Broadcast(jnp.zeros((), jnp.int32), position)
 
     totals = tuple(
         total_of_clients(
-            partial(phase.setup_message, first),
+            partial(setup_message, phase, first),
             data,
             arrangement,
             combine,

@@ -210,7 +210,7 @@ def check_fits_sum(question: Question, server_state: ArrayTree) -> None:
         "Give it more room, with a coarser resolution (secure.most and secure.resolution of a "
         "study under masks), or scale covariates and start nearer to the mode."
     )
-    if not question.leaves_out_beyond:
+    if not question.traits.marks_range_ends:
         raise ValueError(f"{text}, so that the sum is wrong. {remedy}")
     warnings.warn(f"{text}; the places there count as impossible. {remedy}", stacklevel=3)
 

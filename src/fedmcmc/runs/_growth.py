@@ -1,13 +1,14 @@
 """Whether a run went far away without a number that is not finite."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedmcmc._types import ArrayTree, Broadcast, FederatedKernel
+from fedmcmc._types import ArrayTree, Broadcast, FederatedKernel, constrain_fn_of, user_position
 from fedmcmc.pytrees import named_leaves
 
 FAR = 1e6
@@ -27,13 +28,13 @@ class Start(NamedTuple):
 
 def start_of(kernel: FederatedKernel, broadcast: Broadcast) -> Start:
     """Return where a run begins."""
-    position = None if kernel.constrain_fn is None else _users(kernel, broadcast.position)
+    position = None if constrain_fn_of(kernel) is None else _users(kernel, broadcast.position)
     return Start(_largest(broadcast.position), position)
 
 
 def _users(kernel: FederatedKernel, position: ArrayTree) -> ArrayTree:
     """Return all chains' positions in the user's coordinates, on the host."""
-    users = position if kernel.position_fn is None else jax.vmap(kernel.position_fn)(position)
+    users = jax.vmap(partial(user_position, kernel))(position)
     return jax.tree.map(np.asarray, users)
 
 
@@ -50,9 +51,10 @@ def growth(kernel: FederatedKernel, start: Start, end: Broadcast) -> str | None:
     after = _largest(end.position)
     if after > FAR * max(start.largest, 1.0):
         return f"The position grew to {after:.3g} from {start.largest:.3g}"
-    if kernel.constrain_fn is None:
+    constrain_fn = constrain_fn_of(kernel)
+    if constrain_fn is None:
         return None
-    return _constrained(kernel.constrain_fn, start.position, _users(kernel, end.position))
+    return _constrained(constrain_fn, start.position, _users(kernel, end.position))
 
 
 def _constrained(

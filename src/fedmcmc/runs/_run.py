@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from fedmcmc._types import constrain_fn_of, local_model
 from fedmcmc.diagnostics import StoppingRule
 from fedmcmc.hierarchy import constrain_client
 from fedmcmc.placement import Placement, agreed, all_equal, is_first
@@ -362,7 +363,7 @@ class Run:
                 self._take(self._segment(at, round_, capacity), at, round_)
             server = self.executor.to_host(segment.state.server)
             kept = replace(self.samples(), not_judged=f"not judged: round {round_} is not finite")
-            raise non_finite(kept, first_bad, round_, self.kernel.caution, server)
+            raise non_finite(kept, first_bad, round_, self.kernel.traits.divergence_hint, server)
         return segment
 
     def _take(self, segment: Segment, at: int, stop: int) -> None:
@@ -404,13 +405,13 @@ class Run:
             name: accumulator.result(host[name], self._num_kept(progress.round))
             for name, accumulator in self.accumulators.items()
         }
-        own = self.kernel.local
+        own = local_model(self.kernel)
         return Samples(
             kept.draw,
             jax.tree.map(lambda leaf: leaf, kept.info),
             state,
             progress.totals,
-            self.kernel.constrain_fn,
+            constrain_fn_of(self.kernel),
             progress.stopped,
             results,
             self.chosen_placement(),

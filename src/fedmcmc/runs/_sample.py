@@ -12,7 +12,6 @@ from tqdm import tqdm
 
 from fedmcmc._checks import expect
 from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, as_functions
-from fedmcmc.algorithms import name_of
 from fedmcmc.data import ClientLoader, FederatedData, in_words
 from fedmcmc.diagnostics import DiagnosisWarning, StoppingRule
 from fedmcmc.gaussian import Gaussian
@@ -156,7 +155,7 @@ def sample(
         raise ValueError(
             f"{until.name}: needs num_chains of at least {until.min_chains}, got {num_chains}."
         )
-    if until is not None and until.reads == "info" and not kernel.approximates:
+    if until is not None and until.reads == "info" and not kernel.traits.approximates:
         raise ValueError(f"{until.name}: is for kernels that refine one, as fedmcmc.fed_ep.")
     kernel = as_functions(kernel)
     if isinstance(data, Elsewhere):
@@ -223,7 +222,7 @@ def sample(
             hands_on_interrupts=hands_on_interrupts(checkpoint),
             description={
                 **_who_and_what(kernel, data),
-                "method": name_of(kernel),
+                "method": kernel.name,
                 "kernel": str(kernel),
                 "data": str(data),
                 "chains": num_chains,

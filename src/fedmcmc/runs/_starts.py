@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, compiled
+from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, check_start, compiled
 from fedmcmc.data import ClientLoader, FederatedData, constructor_of
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.placement import Placement, combined, is_first, place
@@ -102,7 +102,7 @@ def _every_chain(
         return _mapped(kernel, data, keys, positions, arrangement)
     # Where the kernel's own numbers are known: a program knows their shapes alone.
     first = jax.tree.map(lambda leaf: leaf[0], positions)
-    kernel.check_start(keys[0], first, data.federation)
+    check_start(kernel, keys[0], first, data.federation)
     return _together(kernel, data, keys, positions, arrangement)
 
 
@@ -158,7 +158,7 @@ def chosen(
     `benchmarks/fed_avg.py` for one device and in `benchmarks/fa_hmc.py` for two.
     """
     on_cpu = {device.platform for device in keys.devices()} == {"cpu"}
-    if not (on_cpu and kernel.clients_apart and arrangement.clients_at_a_time is None):
+    if not (on_cpu and kernel.traits.has_local_steps and arrangement.clients_at_a_time is None):
         return arrangement
     clients = kernel.participation.cohort_size or data.num_clients
     size = clients * trees.num_bytes(positions) // len(keys)
@@ -257,7 +257,7 @@ def _warn_of_bias(
 
 def _check_latents(kernel: FederatedKernel, placement: Placement) -> None:
     """Raise `ValueError` where latents cannot be kept."""
-    if kernel.local is None:
+    if not kernel.traits.keeps_latents:
         raise ValueError(
             "Record(local=True) is for kernels that move latents of groups along with the shared "
             "parameters: fedmcmc.lsd(posterior, refresh=...) and fedmcmc.fed_gibbs. Of fed_ep "

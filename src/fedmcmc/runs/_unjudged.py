@@ -5,7 +5,6 @@ from dataclasses import replace
 import jax
 
 from fedmcmc._types import ArrayTree, FederatedKernel
-from fedmcmc.algorithms import name_of
 from fedmcmc.diagnostics import FEWEST_DRAWS, FEWEST_OF_A_CHAIN, DiagnosisWarning, silenced
 from fedmcmc.pytrees import num_bytes
 from fedmcmc.records import Samples
@@ -41,9 +40,10 @@ def _too_few_or_many(draws: ArrayTree) -> str:
 
 
 def _without_target(kernel: FederatedKernel) -> str:
-    name = name_of(kernel)
-    if kernel.without_target:
-        return f"{name} has no posterior to compare draws with: {kernel.without_target}"
+    name = kernel.name
+    if kernel.traits.no_target_reason:
+        reason = kernel.traits.no_target_reason
+        return f"{name} has no posterior to compare draws with: {reason}"
     return f"{name} does not define `target`, the posterior that its draws are meant to follow"
 
 
@@ -52,15 +52,15 @@ def missing_target(draws: ArrayTree, kernel: FederatedKernel) -> str:
 
     Empty if the kernel gives a reason for having none, or if these warnings are ignored.
     """
-    if kernel.target is not None or kernel.without_target:
+    if kernel.target is not None or kernel.traits.no_target_reason:
         return ""
     if _too_few_or_many(draws) or silenced():
         return ""
     return (
         f"The draws were not judged: {_without_target(kernel)}. Nothing is known of their errors. "
         "Add to the class a property `target` that returns the fedmcmc.Posterior (for most "
-        "samplers self.posterior), or, if it does not sample, a property `without_target` that "
-        "returns the reason as text."
+        "samplers self.posterior), or, if it does not sample, `traits = "
+        "fedmcmc.Traits(no_target_reason=...)` with the reason."
     )
 
 

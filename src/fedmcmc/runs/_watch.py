@@ -9,7 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Broadcast, FederatedKernel, FederatedState, compiled
+from fedmcmc._types import (
+    ArrayTree,
+    Broadcast,
+    FederatedKernel,
+    FederatedState,
+    compiled,
+    user_position,
+)
 from fedmcmc.data import FederatedData, group_name, labels_of
 from fedmcmc.diagnostics import (
     Diagnosis,
@@ -87,7 +94,7 @@ def with_final_draws(
     judge looks at, of which these are the first; of other kernels ``None``. `weighed` says whether
     it can weigh points, which needs more draws.
     """
-    if not kernel.approximates or not samples.num_draws:
+    if not kernel.traits.approximates or not samples.num_draws:
         return samples, None
     one = num_bytes(samples.state.broadcast.position)  # of all chains
     num = max(samples.num_draws, min(FINAL_DRAWS, FINAL_BYTES // max(one, 1)))
@@ -102,7 +109,7 @@ def with_final_draws(
 def _draw(kernel: FederatedKernel, keys: Array, state: FederatedState, *, num: int) -> ArrayTree:
     def one(key: Array, index: Array, chain: FederatedState) -> ArrayTree:
         position = kernel.draw(jax.random.fold_in(final_key(key), index), chain)
-        return position if kernel.position_fn is None else kernel.position_fn(position)
+        return user_position(kernel, position)
 
     over_draws = jax.vmap(one, in_axes=(None, 0, None))
     return jax.vmap(over_draws, in_axes=(0, None, 0))(keys, jnp.arange(num), state)
@@ -140,7 +147,7 @@ def warn_adapting(samples: Samples, kernel: FederatedKernel) -> Messages:
     before = 0 if counted is None else int(np.max(samples.state.broadcast.round)) - counted
     rounds = np.asarray(samples.info.get("round", ()))
     what, remedy = "kept draws are", f"give num_burnin={num_adapt}"
-    if kernel.approximates:  # the last one is what counts
+    if kernel.traits.approximates:  # the last one is what counts
         rounds, what = rounds[..., -1:], "approximations are"
         remedy = f"run more than {num_adapt} rounds"
     early = int(np.sum(rounds < before + num_adapt))
@@ -226,9 +233,9 @@ def judge(
         draws,
         kernel.target,
         rows,
-        approximates=kernel.approximates,
+        approximates=kernel.traits.approximates,
         approximation=approximation,
-        integrates=kernel.local is None,
+        integrates=not kernel.traits.keeps_latents,
         proposes=any(
             isinstance(node, Independence)
             for node in jax.tree.leaves(kernel, is_leaf=lambda x: isinstance(x, Independence))
@@ -294,21 +301,26 @@ def warn_grown(kernel: FederatedKernel, start: Start, end: Broadcast) -> Message
     went = growth(kernel, start, end)
     if went is None:
         return ()
+    hint = kernel.traits.divergence_hint
     return warn(
         f"{went} at the start of this run. Unless parameters of this model are of that size, steps "
         f"are too large for it and the draws are of no use: use a smaller step size or learning "
         f"rate (for inference.sgd_mean with few rows per client also row_curvature=)."
-        f"{kernel.caution and ' ' + kernel.caution}",
+        f"{hint and ' ' + hint}",
         depth=5,
     )
 
 
 def non_finite(
-    samples: Samples, first_bad: np.ndarray, round_: int, caution: str, server_state: ArrayTree
+    samples: Samples,
+    first_bad: np.ndarray,
+    round_: int,
+    divergence_hint: str,
+    server_state: ArrayTree,
 ) -> NonFiniteError:
     """Return the error of a run in which chains turned non-finite, `round_` being the first.
 
-    `caution` is the kernel's own, of what makes it diverge; `server_state` that of the servers
+    `divergence_hint` is the kernel's (`Traits`); `server_state` the state of the servers
     behind that round, leaves ``[num_chains, ...]``.
     """
     chains = np.flatnonzero(first_bad >= 0).tolist()
@@ -330,7 +342,7 @@ def non_finite(
         f"Chain {chains[0]} turned non-finite in round {round_} ({len(chains)} of "
         f"{len(first_bad)} chains did by the end of the segment). The step size is too large "
         f"for this posterior, or a log density or gradient is not finite there.{hint}"
-        f"{caution and ' ' + caution} The "
+        f"{divergence_hint and ' ' + divergence_hint} The "
         f"{samples.num_draws} draws per chain from the rounds before are in `error.samples`.",
         samples,
         round_,

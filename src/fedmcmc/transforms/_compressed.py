@@ -20,11 +20,14 @@ from fedmcmc._types import (
     Participation,
     Phase,
     Sender,
+    ServerMemory,
     StepInfo,
+    memory_of,
     register_dataclass,
 )
-from fedmcmc.compression import Compressor, Memory, WithExact, chain, message_bits
+from fedmcmc.compression import Compressor, Memory, Quantize, WithExact, chain, message_bits
 from fedmcmc.gradients import importance
+from fedmcmc.kernels import Langevin
 from fedmcmc.pytrees import trees
 from fedmcmc.random import compressor_key
 from fedmcmc.transforms._wrapping import WrappedKernel, WrappedPhase, replaced
@@ -104,7 +107,7 @@ class _Coded(WrappedPhase):
             draws.kernel, broadcast, client_state.kernel, client
         )
         like = inner.message_like(trees.shapes_of(broadcast))
-        memory = inner.memory(client_state.kernel)
+        memory = memory_of(inner, client_state.kernel)
         whole = inner.decode(inner_code, client, memory, like)
         state = _of_phase(client_state, self.number)
         code, state = compressor.encode(draws.compressor, _without_exact(whole), state, client)
@@ -128,20 +131,9 @@ class _Coded(WrappedPhase):
         change = trees.cast_like(compressor.change(code.code, sender), numbers)
         return _Pooled(importance(sender, message), change)
 
-    def memory(self, client_state: _Clients) -> ArrayTree:
-        if self._copied is None:
-            return ()
-        return _of_phase(client_state, self.number).memory
-
-    def first_memory(self, like: Broadcast) -> ArrayTree:
-        if self._copied is None:
-            return ()
-        return self._copied.init(self.coded_like(like)).memory
-
-    def next_memory(self, code: WithExact, sender: Sender | Client, memory: ArrayTree) -> ArrayTree:
-        if self._copied is None:
-            return memory
-        return trees.add(memory, trees.cast_like(self._copied.change(code.code, sender), memory))
+    @property
+    def server_memory(self) -> ServerMemory | None:
+        return None if self._copied is None else _CodeMemory(self, self._copied)
 
     def message_like(self, like: Broadcast) -> ArrayTree:
         whole = self.inner.message_like(like)
@@ -178,6 +170,24 @@ class _Coded(WrappedPhase):
         return moved, _moved(server_state, kernel_state, self.number, memory), info
 
 
+@dataclass(frozen=True)
+class _CodeMemory(ServerMemory):
+    """Copies of the memories of a compressor at the clients."""
+
+    phase: _Coded
+    compressor: Memory
+
+    def of_client(self, client_state: _Clients) -> ArrayTree:
+        return _of_phase(client_state, self.phase.number).memory
+
+    def init(self, like: Broadcast) -> ArrayTree:
+        return self.compressor.init(self.phase.coded_like(like)).memory
+
+    def update(self, code: WithExact, sender: Sender | Client, memory: ArrayTree) -> ArrayTree:
+        change = self.compressor.change(code.code, sender)
+        return trees.add(memory, trees.cast_like(change, memory))
+
+
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Compressed(WrappedKernel):
@@ -188,6 +198,15 @@ class Compressed(WrappedKernel):
     participation: Participation = field(repr=False)
     pooled_memory: bool = field(repr=False, metadata={"static": True})
     depth: int = field(repr=False, metadata={"static": True})  # compressions of the kernel itself
+
+    @property
+    def name(self) -> str:
+        name = self.kernel.name
+        compressors = {"lsd": Quantize, "lsd_star": Quantize, "lsd_pp": Memory}
+        is_langevin = isinstance(self.kernel, Langevin)  # `lsd` of latents is another kernel
+        if is_langevin and isinstance(self.compressor, compressors.get(name, ())):
+            return f"q{name}"
+        return f"compress({name})"
 
     @cached_property
     def wrapped(self) -> tuple[_Coded, ...]:
@@ -277,7 +296,7 @@ def compress(kernel: FederatedKernel, compressor: Compressor) -> FederatedKernel
     """
     expect(kernel, FederatedKernel, "kernel")
     expect(compressor, Compressor, "compressor")
-    kernel.check_compressor(compressor)
+    kernel.traits.check_compressor(kernel, compressor)
     if kernel.participation.guards:
         raise ValueError(
             "Faults happen to messages as they are sent: compress the kernel first, and then give "

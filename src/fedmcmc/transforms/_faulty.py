@@ -141,6 +141,10 @@ class Faulty(WrappedKernel):
     participation: Participation
     waits: bool = field(metadata={"static": True})  # whether a message may be late
 
+    @property
+    def name(self) -> str:
+        return f"faults({self.kernel.name})"
+
     @cached_property
     def wrapped(self) -> tuple[Phase, ...]:
         phases = self.kernel.phases
@@ -268,7 +272,7 @@ def faults(
     expect(kernel, FederatedKernel, "kernel")
     if kernel.participation.guards:
         raise ValueError("This kernel has faults already: give all of them in one call.")
-    if not kernel.takes_late and np.any(np.asarray(late)):
+    if not kernel.traits.accepts_late_messages and np.any(np.asarray(late)):
         raise ValueError(
             "late: this kernel needs a client's message of a round in that round; drop= and nan= "
             "are taken."

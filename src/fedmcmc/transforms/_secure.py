@@ -7,7 +7,7 @@ total therefore has the same bits.
 import warnings
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,10 @@ from fedmcmc._types import (
     Participation,
     Phase,
     Sender,
+    SetupPhase,
     StepInfo,
+    Traits,
+    memory_of,
     register_dataclass,
 )
 from fedmcmc.compression import WORD_BITS, Grid, Limbs, Word, carry, limbs
@@ -73,6 +76,37 @@ class _Server(NamedTuple):
     counts: Counts  # [] int32 each, of all rounds
 
 
+@runtime_checkable
+class Ranged(Protocol):
+    """Part of a message with numbers that may lie outside the range of a secure sum.
+
+    A log likelihood of minus infinity is such a number. Numbers outside the range make a secure sum
+    useless, unless the message has a number within the range that stands for them.
+    """
+
+    def to_range(self, limit: float) -> Any:
+        """Return the message with numbers up to `limit` in absolute value."""
+
+    def from_range(self, limit: float) -> Any:
+        """Return a sum of what `to_range` returned as the server reads any sum of messages."""
+
+
+def _to_range(message: ArrayTree, limit: float) -> ArrayTree:
+    return jax.tree.map(
+        lambda node: node.to_range(limit) if isinstance(node, Ranged) else node,
+        message,
+        is_leaf=lambda node: isinstance(node, Ranged),
+    )
+
+
+def _from_range(total: ArrayTree, limit: float) -> ArrayTree:
+    return jax.tree.map(
+        lambda node: node.from_range(limit) if isinstance(node, Ranged) else node,
+        total,
+        is_leaf=lambda node: isinstance(node, Ranged),
+    )
+
+
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class _Summed(WrappedPhase):
@@ -89,8 +123,8 @@ class _Summed(WrappedPhase):
         code, kept, info = inner.step(draws, broadcast, client_state, client)
         # Codes do not add up: the client itself decodes, and sends what the server would read.
         like = inner.message_like(trees.shapes_of(broadcast))
-        message = inner.decode(code, client, inner.memory(client_state), like)
-        message = inner.in_range(message, self.grid.most)
+        message = inner.decode(code, client, memory_of(inner, client_state), like)
+        message = _to_range(message, self.grid.most)
         if self.weighted:
             message = importance(client, message)
         usable = trees.all_finite(message)
@@ -129,18 +163,10 @@ class _Summed(WrappedPhase):
         words: Words = jax.tree.map(limbs, code, is_leaf=lambda node: isinstance(node, Word))
         return words
 
-    def memory(self, client_state: ArrayTree) -> ArrayTree:
-        return ()  # what the server reads is relative to nothing
-
-    def first_memory(self, like: Broadcast) -> ArrayTree:
-        return ()
-
-    def next_memory(self, code: ArrayTree, sender: Sender | Client, memory: ArrayTree) -> ArrayTree:
-        return memory
-
     @property
-    def sums_rows(self) -> bool:
-        return False  # each client's message is rounded
+    def server_memory(self) -> None:
+        """None: the words that the server reads are relative to no memory."""
+        return None
 
     def read(self, total: Words, broadcast: Broadcast) -> ArrayTree:
         """Return the sum of the kernel's own messages that words stand for."""
@@ -148,7 +174,7 @@ class _Summed(WrappedPhase):
         found = jax.tree.map(
             lambda leaf, word: self.grid.decode(word, leaf.dtype), like, total.numbers
         )
-        return self.inner.from_range(found, self.grid.most)
+        return _from_range(found, self.grid.most)
 
     def commit(self, message: Words, broadcast: Broadcast, client_state: ArrayTree) -> ArrayTree:
         return self.inner.commit(self.read(message, broadcast), broadcast, client_state)
@@ -174,6 +200,22 @@ class _Summed(WrappedPhase):
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
+class _SummedSetup(_Summed, SetupPhase):
+    """A setup phase of a kernel whose messages are words."""
+
+    sums_rows = False  # the message of each client is rounded
+
+
+def _refuse_compressor(kernel: FederatedKernel, compressor: Any) -> None:
+    raise ValueError(
+        "Codes cannot be added under masks, so nothing can follow a secure sum: compress the "
+        "kernel first, secure_sum(compress(kernel, compressor)), which sends decoded numbers at "
+        "64 bits each."
+    )
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False, repr=False)
 class Secured(WrappedKernel):
     """A kernel whose messages are integers that masks can hide; see `secure_sum`."""
 
@@ -181,21 +223,22 @@ class Secured(WrappedKernel):
     participation: Participation = field(repr=False)
     grid: Grid
 
+    @property
+    def traits(self) -> Traits:  # type: ignore[override]  # an attribute elsewhere
+        return replace(self.kernel.traits, check_compressor=_refuse_compressor)
+
+    @property
+    def name(self) -> str:
+        return f"secure_sum({self.kernel.name})"
+
     @cached_property
     def wrapped(self) -> tuple[_Summed, ...]:
         weighted = self.kernel.participation.weighted
         return tuple(_Summed(phase, self.grid, weighted) for phase in self.kernel.phases)
 
     @cached_property
-    def setup(self) -> tuple[_Summed, ...]:
-        return tuple(_Summed(phase, self.grid, weighted=False) for phase in self.kernel.setup)
-
-    def check_compressor(self, compressor: Any) -> None:
-        raise ValueError(
-            "Codes cannot be added under masks, so nothing can follow a secure sum: compress the "
-            "kernel first, secure_sum(compress(kernel, compressor)), which sends decoded numbers "
-            "at 64 bits each."
-        )
+    def setup(self) -> tuple[_SummedSetup, ...]:
+        return tuple(_SummedSetup(phase, self.grid, weighted=False) for phase in self.kernel.setup)
 
     def server_init(
         self,

@@ -1,6 +1,6 @@
 """Several kernels in one round: one after the other, on the same clients."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +19,11 @@ from fedmcmc._types import (
     Federation,
     Participation,
     Phase,
+    Sender,
+    ServerMemory,
+    SetupPhase,
     StepInfo,
+    Traits,
     as_functions,
     register_dataclass,
 )
@@ -56,11 +60,10 @@ class _Part(WrappedPhase):
         )
         return code, replaced(client_state, self.index, own_state), info
 
-    def memory(self, client_state: PerKernel) -> ArrayTree:
-        return self.inner.memory(client_state[self.index])
-
-    def first_memory(self, like: Broadcast) -> ArrayTree:
-        return self.inner.first_memory(_for_kernel(self.index, like))
+    @property
+    def server_memory(self) -> ServerMemory | None:
+        memory = self.inner.server_memory
+        return None if memory is None else _PartMemory(memory, self.index)
 
     def message_like(self, like: Broadcast) -> ArrayTree:
         return self.inner.message_like(_for_kernel(self.index, like))
@@ -93,6 +96,28 @@ class _Part(WrappedPhase):
         return moved, replaced(server_state, self.index, own_state), info
 
 
+@dataclass(frozen=True)
+class _PartMemory(ServerMemory):
+    """Copies of the memories of kernel number `index` of a sequence."""
+
+    inner: ServerMemory
+    index: int
+
+    def of_client(self, client_state: PerKernel) -> ArrayTree:
+        return self.inner.of_client(client_state[self.index])
+
+    def init(self, like: Broadcast) -> ArrayTree:
+        return self.inner.init(_for_kernel(self.index, like))
+
+    def update(self, code: ArrayTree, sender: Sender | Client, memory: ArrayTree) -> ArrayTree:
+        return self.inner.update(code, sender, memory)
+
+
+def _check_each(sequence: "Sequence", compressor: Any) -> None:
+    for kernel in sequence.kernels:
+        kernel.traits.check_compressor(kernel, compressor)
+
+
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Sequence(WrappedKernel):
@@ -116,24 +141,24 @@ class Sequence(WrappedKernel):
         )
 
     @cached_property
-    def setup(self) -> tuple[Phase, ...]:
+    def setup(self) -> tuple[SetupPhase, ...]:
         return tuple(phase for kernel in self.kernels for phase in kernel.setup)
 
     @property
-    def caution(self) -> str:
-        return " ".join(dict.fromkeys(kernel.caution for kernel in self.kernels if kernel.caution))
+    def traits(self) -> Traits:  # type: ignore[override]  # an attribute elsewhere
+        all_traits = [kernel.traits for kernel in self.kernels]
+        hints = dict.fromkeys(traits.divergence_hint for traits in all_traits)
+        return replace(
+            all_traits[-1],
+            divergence_hint=" ".join(filter(None, hints)),
+            has_local_steps=any(traits.has_local_steps for traits in all_traits),
+            phases_independent=all(traits.phases_independent for traits in all_traits),
+            check_compressor=_check_each,
+        )
 
     @property
-    def clients_apart(self) -> bool:
-        return any(kernel.clients_apart for kernel in self.kernels)
-
-    @property
-    def phases_apart(self) -> bool:
-        return all(kernel.phases_apart for kernel in self.kernels)
-
-    def check_compressor(self, compressor: Any) -> None:
-        for kernel in self.kernels:
-            kernel.check_compressor(compressor)
+    def name(self) -> str:
+        return f"sequence({', '.join(kernel.name for kernel in self.kernels)})"
 
     def server_init(
         self,
@@ -216,7 +241,7 @@ def sequence(*kernels: FederatedKernel) -> FederatedKernel:
         raise ValueError(
             "All kernels of a sequence have their faults together: give faults to the sequence."
         )
-    if any(kernel.needs_everyone for kernel in kernels):
+    if any(kernel.traits.needs_all_clients for kernel in kernels):
         raise ValueError(
             "A kernel that accepts or rejects knows the log density at its own position, which "
             "another kernel would move: it cannot be part of a sequence."

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc._checks import expect
-from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, as_functions
+from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, as_functions, initial_state
 from fedmcmc.data import FederatedData
 from fedmcmc.hierarchy import (
     Locals,
@@ -104,17 +104,15 @@ def switch(
 
     def start(key_: Array, place: ArrayTree, old: Locals | None) -> FederatedState:
         if not carries:
-            return kernel.init_some(key_, place, rows, clients)
+            return initial_state(kernel, key_, place, rows, clients)
         if old is None:
             begun = with_drawn_latents(kernel, latents_key(key_))
-            return begun.init_some(key_, place, rows, clients)
-        wanted = jax.eval_shape(
-            lambda: locals_in(kernel.init_some(key_, place, rows, None).clients)
-        )
+            return initial_state(begun, key_, place, rows, clients)
+        wanted = jax.eval_shape(lambda: locals_in(initial_state(kernel, key_, place, rows).clients))
         assert wanted is not None
         expect_same_latents(wanted.latents, old.latents)
         begun = with_latents(kernel, trees.cast_like(old.latents, wanted.latents))
-        fresh = begun.init_some(key_, place, rows, clients)
+        fresh = initial_state(begun, key_, place, rows, clients)
         learned = old.refresh
         if clients is not None:
             learned = jax.tree.map(lambda leaf: leaf[clients], learned)

@@ -1,6 +1,5 @@
 """Phases and kernels that do as others do, but for what a transform changes."""
 
-from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -13,11 +12,13 @@ from fedmcmc._types import (
     FederatedKernel,
     FederatedState,
     Federation,
-    Local,
     Phase,
     Posterior,
     Sender,
+    ServerMemory,
+    SetupPhase,
     StepInfo,
+    Traits,
 )
 
 
@@ -59,29 +60,14 @@ class WrappedPhase(Phase):
     ) -> ArrayTree:
         return self.inner.decode(code, sender, memory, like)
 
-    def memory(self, client_state: ArrayTree) -> ArrayTree:
-        return self.inner.memory(client_state)
-
-    def first_memory(self, like: Broadcast) -> ArrayTree:
-        return self.inner.first_memory(like)
-
-    def next_memory(self, code: ArrayTree, sender: Sender | Client, memory: ArrayTree) -> ArrayTree:
-        return self.inner.next_memory(code, sender, memory)
+    @property
+    def server_memory(self) -> ServerMemory | None:
+        return self.inner.server_memory
 
     def commit(
         self, message: ArrayTree, broadcast: Broadcast, client_state: ArrayTree
     ) -> ArrayTree:
         return self.inner.commit(message, broadcast, client_state)
-
-    def in_range(self, message: ArrayTree, most: float) -> ArrayTree:
-        return self.inner.in_range(message, most)
-
-    def from_range(self, total: ArrayTree, most: float) -> ArrayTree:
-        return self.inner.from_range(total, most)
-
-    @property
-    def sums_rows(self) -> bool:
-        return self.inner.sums_rows
 
 
 class WrappedKernel(WrappedPhase, FederatedKernel):
@@ -106,60 +92,25 @@ class WrappedKernel(WrappedPhase, FederatedKernel):
     def inner(self) -> Phase:  # type: ignore[override]  # a field elsewhere
         return self.wrapped[-1]
 
-    @property
-    def before(self) -> tuple[Phase, ...]:
-        return self.wrapped[:-1]
+    @cached_property
+    def phases(self) -> tuple[Phase, ...]:
+        return (*self.wrapped[:-1], self)
 
     @cached_property
-    def setup(self) -> tuple[Phase, ...]:
+    def setup(self) -> tuple[SetupPhase, ...]:
         return self.kernel.setup
 
     @property
-    def constrain_fn(self) -> Callable[[ArrayTree], ArrayTree] | None:
-        return self.kernel.constrain_fn
+    def traits(self) -> Traits:  # type: ignore[override]  # an attribute elsewhere
+        return self.kernel.traits
 
     @property
-    def position_fn(self) -> Callable[[ArrayTree], ArrayTree] | None:
-        return self.kernel.position_fn
+    def model(self) -> Posterior | None:
+        return self.kernel.model
 
     @property
     def target(self) -> Posterior | None:
         return self.kernel.target
-
-    @property
-    def without_target(self) -> str:
-        return self.kernel.without_target
-
-    @property
-    def local(self) -> Local | None:
-        return self.kernel.local
-
-    @property
-    def approximates(self) -> bool:
-        return self.kernel.approximates
-
-    @property
-    def caution(self) -> str:
-        return self.kernel.caution
-
-    @property
-    def clients_apart(self) -> bool:
-        return self.kernel.clients_apart
-
-    @property
-    def needs_everyone(self) -> bool:
-        return self.kernel.needs_everyone
-
-    @property
-    def phases_apart(self) -> bool:
-        return self.kernel.phases_apart
-
-    @property
-    def takes_late(self) -> bool:
-        return self.kernel.takes_late
-
-    def check_compressor(self, compressor: Any) -> None:
-        self.kernel.check_compressor(compressor)
 
     def server_init(
         self,
