@@ -156,7 +156,6 @@ from fedmcmc.tuning import Tuned as Tuned
 from fedmcmc.tuning import estimate_smoothness as estimate_smoothness
 from fedmcmc.tuning import inverse_sqrt_schedule as inverse_sqrt_schedule
 from fedmcmc.tuning import predict_bias as predict_bias
-from fedmcmc.tuning import suggest_step_size as suggest_step_size
 from fedmcmc.tuning import tune as tune
 
 try:

@@ -38,10 +38,8 @@ def test_kernels_are_called_by_what_makes_them(name):
 def test_what_a_transform_changed_is_in_brackets(name):
     first, _, rest = name.partition(": ")
     told = KERNELS[name](POSITION, Given()).name
-    if first in (
-        "share_momentum",
-        "natural_parameters",
-    ):  # of which the kernel's own argument is a shorthand
+    # Arguments of the kernels are shorthands of these two transforms.
+    if first in ("share_momentum", "natural_parameters"):
         assert told == rest
     elif first == "langevin":  # of minibatches, which is an algorithm
         assert told == "lsd"

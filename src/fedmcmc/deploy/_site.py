@@ -44,7 +44,7 @@ from fedmcmc.deploy._shapes import Shapes, max_num_bytes, shapes_of_run
 from fedmcmc.deploy._study import Study, software
 from fedmcmc.deploy._words import from_words
 from fedmcmc.interop import check_indices
-from fedmcmc.kernels import Evaluations, Expansions
+from fedmcmc.kernels import Points
 from fedmcmc.pytrees import trees
 from fedmcmc.random import generator_named
 from fedmcmc.rounds import ClientKeys
@@ -602,10 +602,12 @@ class Site:
 
     def _log_bad_row(self, run: _Run, broadcasts: ArrayTree, codes: ArrayTree) -> None:
         """Log once which row makes the answer to a question not finite, for the site's owner."""
-        if self._bad_row or not isinstance(run.kernel, Evaluations | Expansions):
+        if self._bad_row or not isinstance(broadcasts.position, Points):
             return
         content, answer = (jax.tree.map(lambda leaf: leaf[0], x) for x in (broadcasts, codes))
-        self._bad_row = nonfinite_answer(run.kernel, content.position, answer, self.client)
+        self._bad_row = nonfinite_answer(
+            run.kernel.posterior, content.position, answer, self.client
+        )
         if self._bad_row:
             LOG.warning("%s: %s", self.name, self._bad_row)
 

@@ -17,6 +17,7 @@ from fedmcmc.transforms._secure import counts_of as counts_of
 from fedmcmc.transforms._secure import is_secured as is_secured
 from fedmcmc.transforms._secure import secure_sum as secure_sum
 from fedmcmc.transforms._secure import with_counts as with_counts
+from fedmcmc.transforms._secure import without_secure_sum as without_secure_sum
 from fedmcmc.transforms._sequence import sequence as sequence
 from fedmcmc.transforms._sharing import share_momentum as share_momentum
 from fedmcmc.transforms._switching import switch as switch

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from fedmcmc._checks import expect
-from fedmcmc._types import FederatedKernel, Number
+from fedmcmc._types import FederatedKernel, Number, as_functions
 from fedmcmc.kernels import Natural, NaturalUpdate
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def natural_parameters(
     'fed_ep'
     """
     expect(kernel, FederatedKernel, "kernel")
-    update = NaturalUpdate.of(damping, server_optimizer, client_optimizer, max_norm)
+    update = as_functions(NaturalUpdate.of(damping, server_optimizer, client_optimizer, max_norm))
 
     def is_natural(node: Any) -> bool:
         return isinstance(node, Natural)

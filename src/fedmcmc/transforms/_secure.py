@@ -428,6 +428,11 @@ def is_secured(kernel: FederatedKernel) -> bool:
     return bool(_nodes(kernel, Secured))
 
 
+def without_secure_sum(kernel: FederatedKernel, grid: Grid) -> FederatedKernel | None:
+    """Return the kernel whose secure sum `kernel` is with these numbers, ``None`` if it is none."""
+    return kernel.kernel if isinstance(kernel, Secured) and kernel.grid == grid else None
+
+
 def weights_at_clients(kernel: FederatedKernel) -> bool:
     """Return whether clients weight messages themselves, since integers cannot be."""
     return any(node.kernel.participation.weighted for node in _nodes(kernel, Secured))

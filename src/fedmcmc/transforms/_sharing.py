@@ -5,7 +5,7 @@ from typing import Any
 import jax
 
 from fedmcmc._checks import expect
-from fedmcmc._types import FederatedKernel, Number
+from fedmcmc._types import FederatedKernel, Number, as_functions
 from fedmcmc.dynamics import Momentum, shared_momentum
 
 
@@ -47,7 +47,7 @@ def share_momentum(kernel: FederatedKernel, rho: Number) -> FederatedKernel:
     Momentum(rho=0.25, parts=both)
     """
     expect(kernel, FederatedKernel, "kernel")
-    momentum = shared_momentum(rho)
+    momentum = as_functions(shared_momentum(rho))
 
     def is_momentum(node: Any) -> bool:
         return isinstance(node, Momentum)
