@@ -605,9 +605,8 @@ class Site:
         if self._bad_row or not isinstance(broadcasts.position, Points):
             return
         content, answer = (jax.tree.map(lambda leaf: leaf[0], x) for x in (broadcasts, codes))
-        self._bad_row = nonfinite_answer(
-            run.kernel.posterior, content.position, answer, self.client
-        )
+        question: Any = run.kernel  # only questions are about points
+        self._bad_row = nonfinite_answer(question.posterior, content.position, answer, self.client)
         if self._bad_row:
             LOG.warning("%s: %s", self.name, self._bad_row)
 
