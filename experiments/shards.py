@@ -108,9 +108,10 @@ def letter_pairs(
     counts = [pairs_per_client] * num_clients + [num_test]
     rng, pairs = _generator(pair_key), dict[tuple[int, int], int]()  # signs
     for chosen, num in zip([*letters, np.unique(labels)], counts, strict=True):
-        rows, first = {letter: np.flatnonzero(labels == letter) for letter in chosen}, len(pairs)
-        while len(pairs) < first + num:
-            sign = 1 if len(pairs) < first + num // 2 else -1
+        rows = {letter: np.flatnonzero(labels == letter) for letter in chosen}
+        half, end = len(pairs) + num // 2, len(pairs) + num
+        while len(pairs) < end:
+            sign = 1 if len(pairs) < half else -1
             if sign == 1:
                 two = rng.choice(rows[rng.choice(chosen)], 2, replace=False)
             else:

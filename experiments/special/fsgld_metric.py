@@ -37,8 +37,7 @@ def rows(
 ) -> list[Row]:
     """Return log likelihoods per pair under DSGLD, FSGLD and NUTS on pooled pairs.
 
-    `surrogates` is as in `fsgld_repetitions.run`. NUTS has as many warm-up steps as draws; with
-    zero it is left out. Curves include burn-in.
+    NUTS has as many warm-up steps as draws; with zero it is left out. Curves include burn-in.
     """
     pair_key, fit_key, run_key, reference_key = jax.random.split(jax.random.key(seed), 4)
     table, sizes = tables.isolet(), dict(data)
@@ -160,7 +159,7 @@ def _over_samples(curves: Mapping[str, Any], samples: np.ndarray, burnin: int) -
             result += from_numbers("FSGLD / DSGLD", {}, share)
         if burnin or (GAIN, metric) not in means:
             continue
-        # Where the mean curves reach DSGLD's mean of its second half, and the lead until then.
+        # Samples until mean curves reach the mean of DSGLD's second half, and the lead until then.
         level = means["DSGLD", metric][len(samples) // 2 :].mean()
         reached = [min(samples[means[m, metric] > level], default=math.inf) for m in METHODS]
         lead = means[GAIN, metric][samples <= max(reached)].mean()

@@ -51,12 +51,12 @@ def stationary_variance(data: fedmcmc.FederatedData, batch_size: int, law: Law) 
     for i in range(data.num_clients):
         y = np.asarray(data.client_rows(i)["y"], np.float64)
         size, num = len(y), min(batch_size, len(y))
-        distance = size**2 * float(((y.mean(axis=0) - mean) ** 2).sum())
-        noise += (1 / share - 1) * distance + size**2 / num * y.var(axis=0).sum() / share
         growth += law.step_size**2 * (1 / share - 1) * size**2
+        distance = size**2 * ((y.mean(axis=0) - mean) ** 2).sum()
         index = rng.integers(0, size, (NUM_DIRECTIONS // 10, num))
-        messages = size * (y[index].mean(axis=1) - mean)
-        noise += quantizer_variance(messages, law.num_levels).mean() / share
+        quantized = quantizer_variance(size * (y[index].mean(axis=1) - mean), law.num_levels)
+        added = size**2 / num * y.var(axis=0).sum() + quantized.mean()
+        noise += (distance + added) / share - distance
     return float((2 * law.step_size + law.step_size**2 * noise / dim) / (1 - growth))
 
 
@@ -159,7 +159,6 @@ def rows(
     for i, x in enumerate(client_rows, start=1):
         table += from_numbers("data", {"client": i}, {"rows": len(x)})
     table += from_numbers("posterior", {}, {"variance": unit})
-    table += from_numbers("all", {}, {"dim": dim})
 
     # Figure 1
     algorithms = [("QLSD", p) for p in dict.fromkeys((bits[0], bits[-1]))]
@@ -183,7 +182,6 @@ def rows(
         numbers = {
             "variance_over_posterior": square[-1] / (dim * unit),
             "squared_error": error[-1],
-            "bits_per_message": counted,
             "times_fewer_bits": 32 * dim / counted,
             "times_fewer_bits_by_bound_ln": 32 * dim / bound,
         }
