@@ -6,6 +6,7 @@ solve linear equations. Two means are simulated: of the quantizer's variance, ov
 of messages that are taken as independent of their length, and over minibatches.
 """
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -233,7 +234,7 @@ def _ratios(plain: Any, star: Any) -> list[claims.Number]:
     for x, error in zip(*plain, strict=True):
         if bits[0] <= x <= bits[-1]:
             log, relative = (np.interp(np.log(x), np.log(bits), y) for y in logs)
-            ratios.append(error / claims.Number(np.exp(log), np.exp(log) * relative))
+            ratios.append(error / claims.Number(math.exp(log), math.exp(log) * relative))
     return ratios
 
 
@@ -258,21 +259,15 @@ def vary_settings(
     of the other settings. Minibatches vary with the most levels, since the noise of few levels
     would hide theirs.
     """
-    num_levels = levels
+    usual = {"rows": 1, "step": 1.0, "levels": 1, "batch": 1, "participation": 1.0, "spread": 5.0}
 
-    def distances(
-        rows: int = 1,
-        step: float = 1.0,
-        levels: int = 1,
-        batch: int = 1,
-        participation: float = 1.0,
-        spread: float = 5.0,
-    ) -> dict[str, float]:
-        data, _ = loaders.gaussian(num_clients, dim, spread, rows)
-        step_size = step * step_size_factor / data.num_rows
-        law = Law(step_size, num_levels * levels, participation, seed)
+    def distances(**changed: Any) -> dict[str, float]:
+        settings: dict[str, Any] = usual | changed
+        data, _ = loaders.gaussian(num_clients, dim, settings["spread"], settings["rows"])
+        step_size = settings["step"] * step_size_factor / data.num_rows
+        law = Law(step_size, levels * settings["levels"], settings["participation"], seed)
         variances = {
-            "QLSD": stationary_variance(data, batch_rows * batch, law),
+            "QLSD": stationary_variance(data, batch_rows * settings["batch"], law),
             "QLSD*": centered_variance(data.sizes, dim, law),
             "QLSD++": memory_variance(data.sizes, dim, law),
         }
