@@ -64,7 +64,8 @@ def run(
         return records.draws, jax.vmap(client_of)(jnp.arange(thinning - 1, num_rounds, thinning))
 
     relays = jax.jit(jax.vmap(relay, in_axes=(None, 0, 0, 0, 0)))
-    methods = {"DSGLD": (stack(clients), None), "FSGLD": (stack(clients), stack(fitted))}
+    federated = stack(clients)
+    methods = {"DSGLD": (federated, None), "FSGLD": (federated, stack(fitted))}
     if pooled:
         methods["pooled SGLD"] = (stack([data.pooled() for data in clients]), None)
     return {name: relays(posterior, keys, starts, *both) for name, both in methods.items()}
