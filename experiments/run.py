@@ -83,9 +83,9 @@ def job_of(cfg: DictConfig, hydra_config: Any, out: Path) -> Job:
     return Job(plain(cfg), out, names, arguments.settings_of(overrides), about)
 
 
-def command(given: Sequence[str]) -> str:
+def command(typed: Sequence[str]) -> str:
     """Return the command line with these arguments, for a record."""
-    return f"python -m experiments.run {shlex.join(arguments.as_typed(given))}"
+    return f"python -m experiments.run {shlex.join(arguments.as_typed(typed))}"
 
 
 def plain(cfg: DictConfig) -> dict[str, Any]:
@@ -210,10 +210,8 @@ def _without(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_finished(job: Job) -> bool:
-    try:
-        record = json.loads((job.out / study.RECORD).read_text())
-    except FileNotFoundError:
-        return False
+    path = job.out / study.RECORD
+    record = json.loads(path.read_text()) if path.is_file() else {}
     same = all(record.get(name) == value for name, value in output.environment().items())
     return same and _without(record["config"]) == output.plain(_without(job.config))
 

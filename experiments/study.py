@@ -108,11 +108,11 @@ def finish(
     rows = tidy.distinct(row for job in jobs for row in job.rows)
     if study["special"]:
         function = wiring.build({**study["special"], "_partial_": True}, "special", None)
-        given = {"jobs": jobs} if wiring.takes(function, ("jobs",)) else {}
+        keywords = {"jobs": jobs} if wiring.takes(function, ("jobs",)) else {}
         seconds = None if checkpoint_seconds is None else float(checkpoint_seconds)
         try:
             with restarts.checkpointed(out, recorded_settings(study, []), seconds):
-                rows += function(**given)
+                rows += function(**keywords)
         except ValueError as error:
             raise ConfigError(f"study={name}: {error}") from error
     out.mkdir(parents=True, exist_ok=True)

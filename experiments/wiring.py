@@ -50,8 +50,8 @@ class ConfigError(ValueError):
 class Supplies:
     """Model and data, and what functions in configs may receive of them, by parameters' names.
 
-    `posterior` is ``None`` while it is built. Of held-out rows, ``None`` or a dict, `test` are of
-    the same kind as `data`, and `other` of another, for predictions out of distribution.
+    `posterior` is ``None`` while it is built. `test` has held-out rows, and `other` rows of another
+    data set, for predictions out of distribution; they are ``None`` if there are none.
     """
 
     NAMES = (
