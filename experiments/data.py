@@ -63,9 +63,8 @@ def require(name: str, files: Sequence[str], advice: str) -> list[pathlib.Path]:
 def read_arrays(*names: str) -> list[dict[str, np.ndarray]]:
     """Return the arrays of each ``<name>.npz`` in the folder, nothing if one is missing."""
     paths = [folder() / f"{name}.npz" for name in names]
-    if not all(path.is_file() for path in paths):
-        return []
-    return [dict(np.load(path)) for path in paths]
+    is_complete = all(path.is_file() for path in paths)
+    return [dict(np.load(path)) for path in paths] if is_complete else []
 
 
 def fetch_openml(

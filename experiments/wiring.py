@@ -201,28 +201,24 @@ def _check_type(where: str, value: Any, annotation: Any) -> None:
         return
     union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     options = typing.get_args(annotation) if union else (annotation,)
-    if not any(_admits(option, value) for option in options):
-        expected = " or ".join(dict.fromkeys(map(_in_words, options)))
-        raise ConfigError(f"{where} must be {expected}{_example(where)}, got {value!r}.")
+    expected = [_in_words(option, value) for option in options]
+    if all(expected):
+        listed = " or ".join(dict.fromkeys(expected))
+        raise ConfigError(f"{where} must be {listed}{_example(where)}, got {value!r}.")
 
 
-def _admits(option: Any, value: Any) -> bool:
-    if typing.get_origin(option) is typing.Literal:
-        return value in typing.get_args(option)
-    if option is Any or isinstance(option, typing.TypeVar):
-        return True
+def _in_words(option: Any, value: Any) -> str:
+    """Return what an option of an annotation admits, or nothing if it admits the value."""
+    literals = typing.get_args(option) if typing.get_origin(option) is typing.Literal else ()
+    words, kinds = PLAIN.get(option, ("", ()))
+    is_any = option is Any or isinstance(option, typing.TypeVar)
+    if is_any or value in literals or type(value) in kinds:
+        return ""
     # Functions, optimizers and the like are built from a target.
-    return option in PLAIN and type(value) in PLAIN[option][1]
-
-
-def _in_words(option: Any) -> str:
-    if typing.get_origin(option) is typing.Literal:
-        return " or ".join(map(repr, typing.get_args(option)))
-    if option in PLAIN:
-        return PLAIN[option][0]
     name = getattr(option, "__name__", str(option))
     name = "a function" if name == "Callable" else name
-    return f"{{_target_: ...}} that builds {name}" if callable(option) else name
+    target = f"{{_target_: ...}} that builds {name}" if callable(option) else name
+    return words or " or ".join(map(repr, literals)) or target
 
 
 def build(node: Any, where: str, supplies: Supplies | None) -> Any:
