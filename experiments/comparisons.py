@@ -122,7 +122,7 @@ def _potentials(problem: Any, draws: Any) -> np.ndarray:
 def _load(data: str, model: str, node: str, where: str, *, predicts: bool) -> tuple[Reference, Any]:
     """Return a reference with its predictions or potentials; jobs of one process share them."""
     problem = problems.load({"data": json.loads(data), "model": json.loads(model)})
-    exact = wiring.build(json.loads(node), where, problem.supplies)
+    exact = wiring.build(json.loads(node), where, problem)
     if predicts:
         return exact, confidence.predictions_of(problem, exact)
     return exact, _potentials(problem, exact.draws)

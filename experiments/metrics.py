@@ -140,8 +140,8 @@ def _about_mode(samples: fedmcmc.Samples, problem: Any) -> Numbers:
     """Compare with the posterior's mode, which of a Gaussian posterior is the exact mean."""
     if problem.posterior.local is not None:
         return
-    mode = flat(problem.supplies.centre, 0)
-    leaves = (jax.tree.leaves(tree)[0] for tree in (samples.draws, problem.supplies.centre))
+    mode = flat(problem.centre, 0)
+    leaves = (jax.tree.leaves(tree)[0] for tree in (samples.draws, problem.centre))
     num_axes = np.subtract(*map(np.ndim, leaves))  # chains, draws, and any axes of `collect`
     draws = flat(samples.draws, num_axes)
     draws = draws.reshape(len(draws), -1, len(mode))

@@ -79,7 +79,7 @@ def _cifar100_examples(rng_key: jax.Array) -> tuple[Examples, Examples]:
     if all(path.is_file() for path in paths):
         (x, label), (x_test, label_test) = map(_read_pickle, paths)
     else:
-        files = "fed_cifar100_{train,test}.h5 or cifar-100-python/{train,test}"
+        files = ["fed_cifar100_train.h5", "fed_cifar100_test.h5"]
         features, labels = sources.fetch_openml("CIFAR-100", "active", files, 60_000)
         x, x_test = np.split(sources.planes(features), [50_000])
         label, label_test = np.split(labels, [50_000])
