@@ -53,6 +53,23 @@ def covtype(
     return _classification(features, label, train, test, ids)
 
 
+def susy(
+    num_clients: int = 30,
+    rows_per_client: int = 90_000,
+    num_test: int = 10_000,
+    concentration: float = 0.5,
+    seed: int = 0,
+) -> Loaded:
+    """Return SUSY in clients whose shares of positive labels are drawn from a Beta."""
+    features, labels = sources.susy()
+    sizes = dict(num_clients=num_clients, rows_per_client=rows_per_client, num_test=num_test)
+    key = jax.random.key(seed)
+    data, held_out = shards.skewed_labels(key, labels, concentration=concentration, **sizes)
+    ids = np.repeat(np.arange(num_clients), rows_per_client)
+    scaled = shards.standardize(features)
+    return _classification(scaled, labels, np.asarray(data.rows), held_out, ids)
+
+
 def letter_pairs(
     num_clients: int = 10,
     pairs_per_client: int = 1_000,
