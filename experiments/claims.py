@@ -20,8 +20,6 @@ from experiments.tidy import Row
 
 NOTES = Path(__file__).resolve().parents[1] / "notes"
 WORDS = ("reproduced", "partly", "contradicted", "inconclusive", "not run", "drawn")
-TIMES = 2.0
-"""Standard errors beyond which a difference counts."""
 CAPS = {
     # A claim that holds on other data holds partly, and one that fails there is inconclusive.
     "other data": {"reproduced": "partly", "contradicted": "inconclusive"},
@@ -94,38 +92,28 @@ def _find(rows: Rows, metric: str, where: Mapping[str, Any]) -> list[tuple[Any, 
     """Return places and numbers, in the order of the file."""
     names = (metric, f"{metric} s.e.")
     table = tidy.by_place(row for row in rows if row.metric in names and row.matches(where))
-    found = [
+    matching = [
         (dict(place), Number(numbers[metric], numbers.get(names[1], 0.0)))
         for place, numbers in table.items()
         if metric in numbers
     ]
-    if not found:
+    if not matching:
         metrics = sorted({row.metric for row in rows})
         raise LookupError(f"No row has the metric {metric!r} and {dict(where)}; metrics: {metrics}")
-    return found
+    return matching
 
 
 def value(rows: Rows, metric: str, **where: Any) -> Number:
     """Return the one number with this metric, method, settings, seed and x."""
-    found = _find(rows, metric, where)
-    if len(found) > 1:
-        raise LookupError(f"{len(found)} rows have the metric {metric!r} and {where}.")
-    return found[0][1]
+    matching = _find(rows, metric, where)
+    if len(matching) > 1:
+        raise LookupError(f"{len(matching)} rows have the metric {metric!r} and {where}.")
+    return matching[0][1]
 
 
 def values(rows: Rows, metric: str, **where: Any) -> list[Number]:
     """Return all such numbers that are finite, in the order of the file."""
     return [number for _, number in _find(rows, metric, where) if math.isfinite(number)]
-
-
-def smallest(rows: Rows, metric: str, **where: Any) -> Number:
-    """Return the smallest of `values`."""
-    return min(values(rows, metric, **where))
-
-
-def largest(rows: Rows, metric: str, **where: Any) -> Number:
-    """Return the largest of `values`."""
-    return max(values(rows, metric, **where))
 
 
 def choices(rows: Rows, metric: str, name: str, **where: Any) -> list[Any]:
@@ -153,10 +141,10 @@ def mean(numbers: Sequence[Any]) -> Number:
 def less(left: Any, right: Any) -> bool:
     """Return whether a number is smaller than another by more than two standard errors."""
     difference = right - left
-    return bool(difference > TIMES * _error(difference))
+    return bool(difference > 2 * _error(difference))
 
 
-OF_ROWS = (value, values, smallest, largest, choices, paired)
+OF_ROWS = (value, values, choices, paired)
 
 
 def evaluate(expression: str, study: str, root: Path = tidy.RECORDS) -> Any:
@@ -164,12 +152,8 @@ def evaluate(expression: str, study: str, root: Path = tidy.RECORDS) -> Any:
 
     It may call `less`, ``log``, ``sqrt``, and the functions in `OF_ROWS` without their first
     argument. ``setting("dim")`` is an entry of the run's configuration, ``other("fa_hmc/drift",
-    "value(...)")`` the value of an expression on another study.
-
-    Raises
-    ------
-    ValueError
-        If it cannot be evaluated, with the study and the expression.
+    "value(...)")`` the value of an expression on another study. Any error becomes a `ValueError`
+    with the study and the expression.
     """
     names: dict[str, Any] = {f.__name__: partial(f, tidy.read(study, root)) for f in OF_ROWS}
     names |= {"less": less, "log": math.log, "sqrt": math.sqrt}
@@ -230,8 +214,8 @@ class Claim:
 
 def claims_of(paper: str, notes: Path = NOTES) -> list[Claim]:
     """Return the claims of a paper in its order."""
-    listed = yaml.safe_load((notes / f"{paper}.claims.yaml").read_text())
-    claims = [Claim(**entry) for entry in listed]
+    text = (notes / f"{paper}.claims.yaml").read_text()
+    claims = [Claim(**entry) for entry in yaml.safe_load(text)]
     names = [claim.id for claim in claims]
     twice = {name for name in names if names.count(name) > 1}
     if twice:

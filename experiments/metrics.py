@@ -66,8 +66,7 @@ def parameters(samples: fedmcmc.Samples) -> tuple[list[str], np.ndarray]:
         places = [",".join(map(str, place)) for place in np.ndindex(*np.shape(leaf)[2:])]
         names += [f"{site}[{place}]" if place else site for place in places]
     values = flat(samples.constrained, 2)
-    size = values.shape[-1]
-    chosen = np.unique(np.linspace(0, size - 1, min(size, MOST_PARAMETERS)).astype(int))
+    chosen = np.unique(np.linspace(0, len(names) - 1, min(len(names), MOST_PARAMETERS)).astype(int))
     return [names[i] for i in chosen], values[..., chosen]
 
 
@@ -105,8 +104,7 @@ def _scores(samples: fedmcmc.Samples, problem: Any) -> Numbers:
         return
     if confidence.outcome_of(test) is None:
         draws = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), _spaced(samples))
-        terms = jax.jit(lambda x: jax.lax.map(lambda y: posterior.loglikelihood_fn(y, test), x))
-        each = terms(draws)
+        each = jax.lax.map(lambda position: posterior.loglikelihood_fn(position, test), draws)
         yield {}, "nll", np.log(len(each)) - logsumexp(each, axis=0).mean()
         return
     scores = confidence.scores(problem, predictions(samples, problem))
@@ -156,21 +154,16 @@ def _networks(samples: fedmcmc.Samples, problem: Any) -> Numbers:
     yield from confidence.curves(problem, _spaced(samples), predictions(samples, problem))
 
 
-SCORES = ("accuracy", "brier", "calibration_error", "ece", "negative_log_likelihood", "nll")
-NETWORKS = (
-    *("accuracy_of_mean_network", "draws", "relative_bits", "auc", "accuracy_by_confidence"),
-    *("images_by_confidence", "calibration_gap", "images_in_bin"),
-    *("entropy_quantile", "entropy_density"),
-)
-NAMES: dict[str, Callable[[fedmcmc.Samples, Any], Numbers]] = {
-    **dict.fromkeys(("mean", "sd"), _moments),
-    **dict.fromkeys(("rhat", "ess", "max_rhat", "min_ess"), _mixing),
-    **dict.fromkeys(("bits_up", "bits_down", "rounds", "bits_per_message"), _communication),
-    **dict.fromkeys(SCORES, _scores),
-    **dict.fromkeys(("variance", "mse_of_average"), _about_mode),
-    **dict.fromkeys(NETWORKS, _networks),
+MEASURES: dict[Callable[[fedmcmc.Samples, Any], Numbers], str] = {
+    _moments: "mean sd",
+    _mixing: "rhat ess max_rhat min_ess",
+    _communication: "bits_up bits_down rounds bits_per_message",
+    _scores: "accuracy brier calibration_error ece negative_log_likelihood nll",
+    _about_mode: "variance mse_of_average",
+    _networks: "accuracy_of_mean_network draws relative_bits auc accuracy_by_confidence "
+    "images_by_confidence calibration_gap images_in_bin entropy_quantile entropy_density",
 }
-"""Functions that measure, by the names of their metrics."""
+NAMES = {name: measure for measure, names in MEASURES.items() for name in names.split()}
 DEFAULT = (
     *("mean", "sd", "rhat", "ess", "max_rhat", "min_ess", "bits_up", "bits_down", "rounds"),
     *("nll", "accuracy", "ece", "brier"),
@@ -202,8 +195,8 @@ def table(rows: Sequence[Row]) -> list[dict[str, Any]]:
     names = dict.fromkeys(row.metric for group in groups.values() for row in group)
     lines = []
     for (method, setting), group in groups.items():
-        num_seeds = len({row.seed for row in group})
-        line: dict[str, Any] = {"method": method, "setting": setting, "seeds": num_seeds}
+        seeds = {row.seed for row in group}
+        line: dict[str, Any] = {"method": method, "setting": setting, "seeds": len(seeds)}
         for name in names:
             values = [row.value for row in group if row.metric == name]
             line[name] = float(OVER_SEEDS.get(name, np.mean)(values)) if values else None

@@ -1,6 +1,6 @@
 """Files and tables of a run."""
 
-import math
+import json
 import platform
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 import fedmcmc
 
@@ -50,18 +49,8 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return `value` as JSON gives it back: arrays as lists, numbers not finite as ``None``."""
-    if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
-    if isinstance(value, np.ndarray | np.generic | jax.Array):
-        return plain(np.asarray(value).tolist())
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    raise TypeError(f"a record holds numbers, strings, lists and dicts, got {type(value)}.")
+    """Return `value` as JSON gives it back, arrays as lists."""
+    return json.loads(json.dumps(value, default=lambda array: array.tolist()))
 
 
 def format_number(value: Any) -> str:
@@ -89,6 +78,5 @@ def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def relative(path: Path) -> str:
     """Return `path` relative to the working directory where it lies below it."""
-    path = path.resolve()
-    current = Path.cwd().resolve()
+    path, current = path.resolve(), Path.cwd().resolve()
     return str(path.relative_to(current)) if path.is_relative_to(current) else str(path)

@@ -16,16 +16,14 @@ import hydra
 
 from experiments import arguments, run, tidy
 from experiments.claims import NOTES, claims_of, evaluate, judge
-from experiments.output import markdown_table, plain
+from experiments.output import markdown_table
 from experiments.study import CONFIGS, load, recorded_settings
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "results"
 PLACEHOLDER = re.compile(r"\{\{(.+?)\}\}", re.DOTALL)
 BRACES = re.compile(r"\{([^{}]+?)(?::([^{}:]*))?\}")
-FINDINGS = "findings"
-"""Page of what users should know, from studies of all papers."""
-MAX_ROWS = 60
-"""Rows of an appendix; the others are in the file alone."""
+FINDINGS = "findings"  # page of what users should know, from studies of all papers
+MAX_ROWS = 60  # of an appendix; the others are in the file alone
 
 
 class Page:
@@ -102,13 +100,7 @@ class Page:
         return f"![{takeaway}](figures/{file})\n\n*{takeaway}*"
 
     def fill(self, template: str) -> str:
-        """Return a template with all calls replaced by what they return.
-
-        Raises
-        ------
-        ValueError
-            If a call fails, with its text and the reason.
-        """
+        """Return a template with calls replaced by their results; an error has the call's text."""
         names = ("value", "verdict", "claims_table", "table", "figure")
         functions = {name: getattr(self, name) for name in names}
 
@@ -195,13 +187,7 @@ def appendix(study: str) -> str:
 
 
 def text_of(paper: str) -> str:
-    """Return the page of a paper.
-
-    Raises
-    ------
-    ValueError
-        If a placeholder does not resolve or is NaN, or a verdict is not the expected one.
-    """
+    """Return the page of a paper, or raise `ValueError` if a verdict is not the expected one."""
     page = Page(paper)
     for claim in page.claims.values():
         page.verdict(claim.id, claim.expect)
@@ -214,8 +200,8 @@ def check_settings(studies: Sequence[str], root: Path = tidy.RECORDS) -> None:
         for name in studies:
             expected = _compared(_settings_of(name))
             recorded = _compared(tidy.read_record(name, root)["config"])
-            names = sorted({*expected, *recorded})
-            wrong = [n for n in names if expected.get(n) != recorded.get(n)]
+            names = {*expected, *recorded}
+            wrong = sorted(n for n in names if expected.get(n) != recorded.get(n))
             if wrong:
                 raise ValueError(f"{name}: settings recorded are not those of its study: {wrong}.")
 
@@ -230,8 +216,10 @@ def _settings_of(name: str) -> dict[str, Any]:
 
 def _compared(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings with numbers as in a record, without those that change no result."""
-    text, of_form = json.dumps(plain(settings)), ("placement", *run.SETTINGS_OF_FORM)
-    values = json.loads(text, parse_float=lambda x: float(f"{float(x):.{tidy.DIGITS}g}"))
+    of_form = ("placement", *run.SETTINGS_OF_FORM)
+    values = json.loads(
+        json.dumps(settings), parse_float=lambda x: float(f"{float(x):.{tidy.DIGITS}g}")
+    )
     return {name: v for name, v in values.items() if name.partition(".")[0] not in of_form}
 
 
@@ -240,18 +228,12 @@ def path_of(paper: str) -> Path:
     return (DOCS.parent if paper == FINDINGS else DOCS) / f"{paper}.md"
 
 
-def write(paper: str) -> None:
-    """Write the page of a paper and the appendices of its studies."""
-    studies = tidy.studies(paper)
-    check_settings(studies)
-    path_of(paper).write_text(text_of(paper))
-    for name in studies:
-        path = DOCS / "runs" / f"{name}.md"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(appendix(name))
-
-
 if __name__ == "__main__":
     for paper in sys.argv[1:] or sorted(path.stem for path in NOTES.glob("*.md")):
-        write(paper)
+        check_settings(tidy.studies(paper))
+        path_of(paper).write_text(text_of(paper))
+        for name in tidy.studies(paper):
+            path = DOCS / "runs" / f"{name}.md"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(appendix(name))
         print(path_of(paper))

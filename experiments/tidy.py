@@ -18,9 +18,7 @@ from pathlib import Path
 from typing import Any
 
 RECORDS = Path(__file__).resolve().parents[1] / "records"
-COLUMNS = ("method", "setting", "seed", "x", "metric", "value")
-DIGITS = 6
-"""Significant digits of the values in a record."""
+DIGITS = 6  # significant digits of the values in a record
 
 Place = tuple[tuple[str, Any], ...]
 
@@ -97,7 +95,7 @@ def write_rows(path: Path, rows: Iterable[Row], digits: int = 17) -> None:
     """Write rows as CSV."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
+        writer.writerow(("method", "setting", "seed", "x", "metric", "value"))
         for row in rows:
             numbers = (_text(row.seed), _text(row.x), row.metric, _text(row.value, digits))
             writer.writerow((row.method, setting_text(row.settings), *numbers))
@@ -160,8 +158,7 @@ def take(folder: Path, root: Path = RECORDS) -> str:
 
 def read_record(study: str, root: Path = RECORDS) -> dict[str, Any]:
     """Return the record of a study."""
-    record: dict[str, Any] = json.loads((root / f"{study}.json").read_text())
-    return record
+    return dict(json.loads((root / f"{study}.json").read_text()))
 
 
 def studies(paper: str = "*", root: Path = RECORDS) -> list[str]:

@@ -109,12 +109,12 @@ def test_numbers_carry_their_standard_errors():
     ("expression", "expected"),
     [
         (A, Number(1.0, 0.1)),
-        (f"largest('error') - {B}", Number(1.0, 0.2)),
+        (f"max(values('error')) - {B}", Number(1.0, 0.2)),
         ("min(x for x in choices('curve', 'x') if value('curve', x=x) <= 0.2)", 2.0),
         ("paired('score', {'method': 'A'}, {'method': 'B'}).value", pytest.approx(-3.5 / 3)),
         ("values('lost')", []),
         ("setting('dim') + len(setting('bits'))", 5),
-        ("other('made/up', 'smallest(\"error\").value')", 1.0),
+        ("other('made/up', 'min(values(\"error\")).value')", 1.0),
     ],
 )
 def test_expressions(expression, expected, root):
