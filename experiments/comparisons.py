@@ -196,7 +196,7 @@ def _compare_predictions(
     compared, exact = [run], []
     for name, (draws, (probabilities, numbers)) in loaded.items():
         for place, metric, value in numbers:
-            table += metrics.rows_at(name, place, {metric: value}, seed)
+            table += from_numbers(name, place, {metric: value}, seed)
         several = len(jax.tree.leaves(draws.draws)[0]) > 1
         (exact if several else compared).append((name, {}, probabilities))
     for *_, right in exact:

@@ -225,7 +225,7 @@ def execute_job(job: Job) -> None:
     if distributed.is_first():
         shown = [r for r in rows if r.x is None and "parameter" not in r.settings]
         if shown:
-            print(output.text_table([{"metric": r.metric, "value": r.value} for r in shown]))
+            print(output.markdown_table([{"metric": r.metric, "value": r.value} for r in shown]))
         print(f"Results: {output.relative(job.out)}")
 
 
