@@ -46,15 +46,13 @@ class Histograms:
     def counts(self, draws: np.ndarray) -> np.ndarray:
         """Return numbers of draws ``[num_chains, num_draws, d]`` per chain, coordinate and bin."""
         width = np.where(self.high > self.low, self.high - self.low, 1)
-        shape = self.low.size, NUM_BINS + 1
-        offsets = np.arange(0, math.prod(shape), NUM_BINS + 1)
-        counts = []
-        for chain in draws:
-            inside = (chain >= self.low) & (chain <= self.high)
-            place = np.where(inside, (chain - self.low) / width * NUM_BINS, 0).astype(int)
-            place = np.where(inside, np.minimum(place, NUM_BINS - 1), NUM_BINS) + offsets
-            counts.append(np.bincount(place.ravel(), minlength=math.prod(shape)).reshape(shape))
-        return np.stack(counts)
+        size = self.low.size * (NUM_BINS + 1)
+        inside = (draws >= self.low) & (draws <= self.high)
+        place = np.where(inside, (draws - self.low) / width * NUM_BINS, 0).astype(int)
+        place = np.where(inside, np.minimum(place, NUM_BINS - 1), NUM_BINS)
+        place += np.arange(0, size, NUM_BINS + 1)
+        counts = [np.bincount(chain.ravel(), minlength=size) for chain in place]
+        return np.reshape(counts, (len(draws), -1, NUM_BINS + 1))
 
     def errors(self, counts: np.ndarray, num_draws: int) -> np.ndarray:
         """Return the marginal error of all chains, then the errors with one chain left out."""
@@ -137,8 +135,7 @@ def rows(
     for num in rounds["local_steps"]:
         of_gradients = limits["num_gradients"] // (num * kernel["num_integration_steps"])
         num_rounds = min(limits["num_rounds"], of_gradients)
-        sizes = {"num_chains": rounds["num_chains"]}
-        sizes["num_rounds"] = math.ceil(num_rounds / NUM_PARTS)
+        sizes = {"num_chains": rounds["num_chains"], "num_rounds": -(-num_rounds // NUM_PARTS)}
         parts = _parts(model, model.kernel(num_local_steps=num, **kernel), sizes)
         marks, curves = error_curve(parts, model.histograms, num_rounds, levels[-1])
         for level in levels:
@@ -158,19 +155,18 @@ def _over_step_sizes(
     table = numbers_of("perfect sampler", {}, {"marginal_error": perfect})
     for kind, noise in (("exact", 0.0), ("noisy", kernel["gradient_noise"])):
         errors: dict[str, dict[float, Number]] = {"FA-LD": {}, "FA-HMC": {}}
+        settings = {**kernel, "gradient_noise": noise}
         for step in steps:
             place = {"gradients": kind, "step_size": step * model.scale}
             longer = [n for n in (leapfrogs if noise else [_length(step)]) if n > 1]
             for name, lengths in (("FA-LD", [1]), ("FA-HMC", longer)):
-                tried = {}
-                for length in lengths:
-                    settings = {**kernel, "gradient_noise": noise, "num_integration_steps": length}
-                    tried[length] = model.error(chains, model.kernel(step, **settings))
+                kernels = [model.kernel(step, num_integration_steps=n, **settings) for n in lengths]
+                tried = [model.error(chains, kernel) for kernel in kernels]
                 if tried:
-                    best = _best(tried)
+                    best = _best(dict(enumerate(tried)))
                     errors[name][step] = tried[best]
-                    settings = {**place, "num_integration_steps": best}
-                    table += numbers_of(name, settings, {"marginal_error": tried[best]})
+                    of_best = {**place, "num_integration_steps": lengths[best]}
+                    table += numbers_of(name, of_best, {"marginal_error": tried[best]})
             if longer:
                 gain = 1 - errors["FA-HMC"][step] / errors["FA-LD"][step]
                 table += numbers_of("FA-HMC", place, {"gain": gain})
@@ -181,16 +177,15 @@ def _over_step_sizes(
 def _compared(place: Settings, errors: Mapping[str, Any], steps: list[float]) -> list[Row]:
     """Return the gain at the best step sizes, and how many step sizes are good."""
     theirs, ours = (of[_best(of)] for of in errors.values())
-    limit, table = GOOD * min(ours, theirs).value, []
+    limit, num, table = GOOD * min(ours, theirs).value, len(steps) // 2, []
     for method, of in errors.items():
         good = np.array([of.get(step, math.inf) <= limit for step in steps])
         # Good step sizes in a row around the best.
         groups, _ = ndimage.label(good)
         around = np.array(steps)[good & (groups == groups[steps.index(_best(of))])]
-        numbers = {"num_good_steps": len(around)}
-        numbers["good_step_range"] = around[-1] / around[0] if len(around) else 0
+        extent = around[-1] / around[0] if len(around) else 0
+        numbers = {"num_good_steps": len(around), "good_step_range": extent}
         table += numbers_of(method, place, numbers)
-    num = len(steps) // 2
     numbers = {"best_gain": 1 - ours / theirs, "num_small_steps": num}
     numbers["num_good_small_steps"] = good[:num].sum()  # of FA-HMC, the last method
     return table + numbers_of("FA-HMC", place, numbers)
@@ -300,10 +295,9 @@ def error_curve(
 def _crossing(rounds: Sequence[int], errors: np.ndarray, level: float) -> float:
     """Return where errors fall to a level, on straight lines between logarithms, or NaN."""
     i = int(np.argmax(np.append(errors, 0.0) <= level))
-    if i == 0 or i == len(errors) or errors[i] <= 0:
-        return float(rounds[i]) if i < len(errors) else math.nan
-    share = math.log(errors[i - 1] / level) / math.log(errors[i - 1] / errors[i])
-    return rounds[i - 1] * (rounds[i] / rounds[i - 1]) ** share
+    around = slice(max(i - 1, 0), i + 1)
+    places = -np.log(errors[around]), np.log(rounds[around])
+    return math.exp(np.interp(-math.log(level), *places, right=math.nan))
 
 
 def exact_rounds(
@@ -336,10 +330,9 @@ def exact_rounds(
         return float(np.abs(bins - exact_shares).sum(1).mean() / 2)
 
     settings = local_steps, kernel["step"] * math.sqrt(smallest), kernel["num_integration_steps"]
-    steps = clients.rounds(*settings, noise=kernel["gradient_noise"])
-    for num, affine in zip(local_steps, steps, strict=True):
+    noisy, exact = (clients.rounds(*settings, noise=x) for x in (kernel["gradient_noise"], 0.0))
+    for num, affine, noiseless in zip(local_steps, noisy, exact, strict=True):
         long_run, past, total = error(shares(*stationary(affine))), [], np.zeros(())
-        noiseless = affine._replace(of_gradients=np.zeros(()))
         numbers = {"error_in_long_run": long_run}
         numbers["error_in_long_run_exact_gradients"] = error(shares(*stationary(noiseless)))
         table += numbers_of("FA-HMC", {"num_local_steps": num}, numbers)
