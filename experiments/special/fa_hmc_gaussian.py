@@ -206,8 +206,7 @@ def over_local_steps(
     fixed = steps[[fewest(local_steps[0], level, noisy, steps)[1]]]
     runs: list[Any] = [(name, {}, case, steps) for name, case in cases.items()]
     runs += [(f"{name}, one step size", {}, case, fixed) for name, case in cases.items()]
-    noisy_cases = [({"gradient_noise": noise}, {"noise": noise}) for noise in noises]
-    runs += [("noisy gradients", place, case, steps) for place, case in noisy_cases]
+    runs += [("noisy gradients", {"gradient_noise": x}, {"noise": x}, steps) for x in noises]
     for name, place, case, tried in runs:
         metric = "rounds_by_noise" if place else "rounds"
         rounds = [fewest(num, level, case, tried)[0] for num in local_steps]
