@@ -31,7 +31,7 @@ MALA_SEED = 1  # other noise than in jobs
 MALA_ACCEPTANCE = 0.574  # the best one in high dimensions (Roberts and Rosenthal 1998)
 DRAWS_AT_A_TIME = 64
 CURVE_ALPHAS = np.linspace(0.02, 0.98, 49)
-STRETCHES = 10  # of a single chain, which stand in for chains
+STRETCHES = 10  # parts of a single chain, in place of chains
 
 
 def mala(
@@ -118,13 +118,7 @@ def _load(data: str, model: str, node: str, where: str, *, predicts: bool) -> tu
 
 
 def rows(
-    samples: Any,
-    problem: Any,
-    config: dict[str, Any],
-    *,
-    method: str,
-    settings: Mapping[str, Any],
-    seed: int,
+    samples: Any, problem: Any, config: dict[str, Any], *, method: str, settings: Any, seed: int
 ) -> list[Row]:
     """Return errors against every reference in `config`, and the numbers of the references.
 

@@ -59,9 +59,9 @@ def class_probabilities(classes: Any, terms: Any, position: Any, rows: Any) -> A
     outcome = outcome_of(rows)
 
     def of_row(row: Any) -> Array:
-        one = jax.tree.map(lambda leaf: leaf[None], row)
-        each = jax.vmap(lambda label: terms(position, {**one, outcome: label[None]})[0])(classes)
-        return jax.nn.softmax(each)
+        one_row = jax.tree.map(lambda leaf: leaf[None], row)
+        term = jax.vmap(lambda label: terms(position, {**one_row, outcome: label[None]})[0])
+        return jax.nn.softmax(term(classes))
 
     return jax.lax.map(of_row, rows, batch_size=ROWS_AT_A_TIME)
 
@@ -210,22 +210,20 @@ def hmc(
     keys = jax.random.split(jax.random.fold_in(key, 1), num_chains)
     positions = jax.vmap(posterior.init_fn if random_start else lambda _: start)(keys)
     counts = dict(num_steps=num_steps, num_warmup=num_warmup, num_draws=num_draws)
-    return reference.hmc(key, potential(posterior, data.pooled().rows), positions, **counts)
+    potential_fn = Partial(potential, posterior, data.pooled().rows)
+    return reference.hmc(key, potential_fn, positions, **counts)
 
 
-def potential(posterior: fedmcmc.Posterior, rows: Any) -> Any:
-    """Return ``position -> []``, minus the log posterior, computed for some rows at a time.
+def potential(posterior: fedmcmc.Posterior, rows: Any, position: Any) -> Array:
+    """Return minus the log posterior as `experiments.setup.potential`, for some rows at a time.
 
     Activations are computed again for the gradient, because for all rows they need much memory.
     """
 
-    def minus_log_posterior(position: Any) -> Array:
-        @jax.checkpoint
-        def term(row: Any) -> Array:
-            one = jax.tree.map(lambda leaf: leaf[None], row)
-            return posterior.loglikelihood_fn(position, one)[0]
+    @jax.checkpoint
+    def term(row: Any) -> Array:
+        one_row = jax.tree.map(lambda leaf: leaf[None], row)
+        return posterior.loglikelihood_fn(position, one_row)[0]
 
-        terms = jax.lax.map(term, rows, batch_size=ROWS_OF_POTENTIAL)
-        return -jnp.sum(terms) - posterior.logprior_fn(position)
-
-    return minus_log_posterior
+    terms = jax.lax.map(term, rows, batch_size=ROWS_OF_POTENTIAL)
+    return -jnp.sum(terms) - posterior.logprior_fn(position)

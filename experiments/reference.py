@@ -17,19 +17,15 @@ from numpyro.infer import HMC, MCMC, NUTS
 from fedmcmc.diagnostics import worst
 
 MAX_RHAT, MIN_ESS = 1.01, 400.0
-MAX_CHECKED = 256
-"""Number of coordinates, evenly spaced, that diagnostics use."""
+MAX_CHECKED = 256  # coordinates, evenly spaced, that diagnostics use
 
 
 class Reference(NamedTuple):
-    """Draws to compare with, and numbers for rows.
-
-    With the seed of a run, the chains share its noise, chain by chain.
-    """
+    """Draws to compare with, and numbers for rows."""
 
     draws: Any  # leaves [num_chains, num_draws, ...]
     summary: dict[str, float]
-    seed: int = 0
+    seed: int = 0  # chains share the noise of a run with this seed, chain by chain
 
 
 def require_converged(reference: Reference) -> Reference:

@@ -116,7 +116,6 @@ def _length(step: float) -> int:
 
 
 def _best(errors: Mapping[Any, Number]) -> Any:
-    """Return the setting with the smallest error."""
     return min(errors, key=lambda key: np.nan_to_num(errors[key].value, nan=math.inf))
 
 
