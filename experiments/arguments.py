@@ -14,7 +14,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from experiments import study, tidy, wiring
-from experiments.study import CONFIGS
+from experiments.study import CONFIGS, choices
 from experiments.wiring import ConfigError
 from fedmcmc import distributed
 
@@ -26,13 +26,6 @@ OF_STUDY = ("special.", "values.")
 """Beginnings of arguments that change a study and not the config of a job."""
 NESTED = (*GROUPS, "start", "collect", "placement", "references")
 """Keys that hold functions with arguments."""
-
-
-def choices(group: str) -> list[str]:
-    """Return the names of a group's files."""
-    folder = CONFIGS / group
-    files = folder.rglob("*.yaml")
-    return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in files)
 
 
 def prepare(arguments: Sequence[str]) -> list[list[str]]:
@@ -55,17 +48,16 @@ def prepare(arguments: Sequence[str]) -> list[list[str]]:
 
 def study_of(arguments: Sequence[str]) -> tuple[str, dict[str, Any] | None]:
     """Return name and content of the study that a command line names, if it names one."""
-    names = [a.removeprefix("study=") for a in arguments if a.startswith("study=")]
-    if not names:
+    name = last(arguments, "study")
+    if name is None:
         return "", None
-    return names[-1], study.load(names[-1], [a for a in arguments if a.startswith(OF_STUDY)])
+    return name, study.load(name, [a for a in arguments if a.startswith(OF_STUDY)])
 
 
-def checkpoint_seconds(arguments: Sequence[str]) -> float | None:
-    """Return the seconds between checkpoints that a command line gives."""
-    name = "checkpoint_seconds="
-    values = [a.removeprefix(name) for a in arguments if a.startswith(name)]
-    return float(values[-1]) if values else None
+def last(arguments: Sequence[str], name: str) -> str | None:
+    """Return the last value of ``name=value`` on a command line."""
+    values = [a.removeprefix(f"{name}=") for a in arguments if a.startswith(f"{name}=")]
+    return values[-1] if values else None
 
 
 def _command(overrides: Sequence[Override], flags: Sequence[str]) -> list[str]:

@@ -1,13 +1,13 @@
 """Verdicts on the claims of a paper: ``notes/<paper>.claims.yaml`` on the tidy rows of its studies.
 
-A claim compares expressions, such as ``value("error", method="QLSD++", bits=8)``, whose values
-carry standard errors. `EXPRESSIONS` lists the functions.
+A claim compares Python expressions, such as ``value("error", method="QLSD++", bits=8)``, whose
+values carry standard errors; `evaluate` describes them.
 """
 
-import dataclasses
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,6 @@ from experiments.tidy import Row
 
 NOTES = Path(__file__).resolve().parents[1] / "notes"
 WORDS = ("reproduced", "partly", "contradicted", "inconclusive", "not run", "drawn")
-TIMES = 2.0
-"""Standard errors beyond which a difference counts."""
 CAPS = {
     # A claim that holds on other data holds partly, and one that fails there is inconclusive.
     "other data": {"reproduced": "partly", "contradicted": "inconclusive"},
@@ -32,304 +30,197 @@ CAPS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Number:
+Rows = Sequence[Row]
+
+
+class Number(float):
     """A number with its standard error, for arithmetic with independent errors."""
 
-    value: float
-    error: float = 0.0
+    error: float
+    __array_ufunc__ = None  # NumPy's scalars leave arithmetic to this class
+
+    def __new__(cls, value: Any, error: float = 0.0) -> "Number":
+        """Return a number with an error."""
+        number = super().__new__(cls, value)
+        number.error = error
+        return number
+
+    @property
+    def value(self) -> float:
+        """Return the number without its error."""
+        return float(self)
 
     def __add__(self, right: Any) -> "Number":
-        right = _number(right)
-        return Number(self.value + right.value, math.hypot(self.error, right.error))
+        return Number(self.value + float(right), math.hypot(self.error, _error(right)))
 
     def __mul__(self, right: Any) -> "Number":
-        right = _number(right)
-        error = math.hypot(self.error * right.value, right.error * self.value)
-        return Number(self.value * right.value, error)
+        error = math.hypot(self.error * float(right), _error(right) * self.value)
+        return Number(self.value * float(right), error)
 
     def __truediv__(self, right: Any) -> "Number":
-        right = _number(right)
-        if right.value == 0:
+        if right == 0:
             return Number(math.nan, math.inf)
-        ratio = self.value / right.value
-        return Number(ratio, math.hypot(self.error, ratio * right.error) / abs(right.value))
+        ratio = self.value / float(right)
+        return Number(ratio, math.hypot(self.error, ratio * _error(right)) / abs(float(right)))
 
     __radd__, __rmul__ = __add__, __mul__
 
     def __neg__(self) -> "Number":
         return Number(-self.value, self.error)
 
-    def __sub__(self, right: Any) -> "Number":
-        return self + -_number(right)
-
-    def __rsub__(self, right: Any) -> "Number":
-        return _number(right) - self
-
-    def __rtruediv__(self, right: Any) -> "Number":
-        return _number(right) / self
-
-    def __float__(self) -> float:
-        return self.value
-
-    def __eq__(self, right: object) -> bool:
-        if isinstance(right, Number):
-            return (self.value, self.error) == (right.value, right.error)
-        return self.value == right
-
-    def __lt__(self, right: Any) -> bool:
-        return self.value < float(right)
-
-    def __le__(self, right: Any) -> bool:
-        return self.value <= float(right)
-
-    def __gt__(self, right: Any) -> bool:
-        return self.value > float(right)
-
-    def __ge__(self, right: Any) -> bool:
-        return self.value >= float(right)
-
     def __abs__(self) -> "Number":
         return Number(abs(self.value), self.error)
 
-    def __format__(self, form: str) -> str:
-        return format(self.value, form)
+    def __sub__(self, right: Any) -> "Number":
+        return self + -right
+
+    def __rsub__(self, right: Any) -> "Number":
+        return -self + right
+
+    def __rtruediv__(self, right: Any) -> "Number":
+        return Number(right) / self
 
 
-def _number(value: Any) -> Number:
-    return value if isinstance(value, Number) else Number(float(value))
+def _error(number: Any) -> float:
+    return getattr(number, "error", 0.0)
 
 
 # The functions of expressions receive the rows of the study first.
 
 
-def _rows(rows: Sequence[Row], metric: str, where: Mapping[str, Any]) -> list[Row]:
-    matching = [row for row in rows if row.metric == metric and row.matches(where)]
+def _find(rows: Rows, metric: str, where: Mapping[str, Any]) -> list[tuple[Any, Number]]:
+    """Return places and numbers, in the order of the file."""
+    names = (metric, f"{metric} s.e.")
+    table = tidy.by_place(row for row in rows if row.metric in names and row.matches(where))
+    matching = [
+        (dict(place), Number(numbers[metric], numbers.get(names[1], 0.0)))
+        for place, numbers in table.items()
+        if metric in numbers
+    ]
     if not matching:
         metrics = sorted({row.metric for row in rows})
         raise LookupError(f"No row has the metric {metric!r} and {dict(where)}; metrics: {metrics}")
     return matching
 
 
-def _with_error(rows: Sequence[Row], row: Row) -> Number:
-    name, place = f"{row.metric} s.e.", (row.method, row.settings, row.seed, row.x)
-    errors = (r for r in rows if r.metric == name)
-    same = (r.value for r in errors if (r.method, r.settings, r.seed, r.x) == place)
-    return Number(row.value, next(same, 0.0))
-
-
-def value(rows: Sequence[Row], metric: str, **where: Any) -> Number:
+def value(rows: Rows, metric: str, **where: Any) -> Number:
     """Return the one number with this metric, method, settings, seed and x."""
-    matching = _rows(rows, metric, where)
+    matching = _find(rows, metric, where)
     if len(matching) > 1:
         raise LookupError(f"{len(matching)} rows have the metric {metric!r} and {where}.")
-    return _with_error(rows, matching[0])
+    return matching[0][1]
 
 
-def values(rows: Sequence[Row], metric: str, **where: Any) -> list[Number]:
+def values(rows: Rows, metric: str, **where: Any) -> list[Number]:
     """Return all such numbers that are finite, in the order of the file."""
-    return [_with_error(rows, row) for row in _finite(rows, metric, where)]
+    return [number for _, number in _find(rows, metric, where) if math.isfinite(number)]
 
 
-def _finite(rows: Sequence[Row], metric: str, where: Mapping[str, Any]) -> list[Row]:
-    return [row for row in _rows(rows, metric, where) if math.isfinite(row.value)]
-
-
-def smallest(rows: Sequence[Row], metric: str, **where: Any) -> Number:
-    """Return the smallest of `values`."""
-    return min(values(rows, metric, **where), key=float)
-
-
-def largest(rows: Sequence[Row], metric: str, **where: Any) -> Number:
-    """Return the largest of `values`."""
-    return max(values(rows, metric, **where), key=float)
-
-
-def where_smallest(rows: Sequence[Row], metric: str, name: str, **where: Any) -> Any:
-    """Return the setting `name`, or ``"x"`` or ``"method"``, of the smallest of `values`."""
-    return _place(min(_finite(rows, metric, where), key=lambda row: row.value), name)
-
-
-def _place(row: Row, name: str) -> Any:
-    return {"x": row.x, "method": row.method}.get(name, row.settings.get(name))
-
-
-def choices(rows: Sequence[Row], metric: str, name: str, **where: Any) -> list[Any]:
+def choices(rows: Rows, metric: str, name: str, **where: Any) -> list[Any]:
     """Return the values of the setting `name`, or of ``"x"`` or ``"method"``, that occur."""
-    return list(dict.fromkeys(_place(row, name) for row in _rows(rows, metric, where)))
+    return list(dict.fromkeys(place.get(name) for place, _ in _find(rows, metric, where)))
 
 
-def reaches(rows: Sequence[Row], level: float, metric: str, **where: Any) -> Number:
-    """Return the first x at which a curve is at most `level`, infinity if it never is."""
-    curve = sorted(_rows(rows, metric, where), key=lambda row: row.x or 0.0)
-    return Number(next((row.x or 0.0 for row in curve if row.value <= level), math.inf))
-
-
-def paired(
-    rows: Sequence[Row],
-    metric: str,
-    left: Mapping[str, Any],
-    right: Mapping[str, Any],
-    **where: Any,
-) -> Number:
-    """Return the mean over seeds of differences between two methods or settings."""
+def paired(rows: Rows, metric: str, left: Any, right: Any, **where: Any) -> Number:
+    """Return the mean over seeds of differences between two mappings of method or settings."""
     by_seed = [
-        {row.seed: row.value for row in _rows(rows, metric, {**where, **side})}
+        {place["seed"]: number.value for place, number in _find(rows, metric, {**where, **side})}
         for side in (left, right)
     ]
-    seeds = sorted(set(by_seed[0]) & set(by_seed[1]), key=str)
-    return mean([by_seed[0][seed] - by_seed[1][seed] for seed in seeds])
+    return mean([by_seed[0][seed] - by_seed[1][seed] for seed in by_seed[0] if seed in by_seed[1]])
 
 
 def mean(numbers: Sequence[Any]) -> Number:
-    """Return the mean of numbers with its standard error from their spread."""
+    """Return the mean of the finite ones of numbers, with its standard error from their spread."""
     finite = np.array([float(number) for number in numbers])
     finite = finite[np.isfinite(finite)]
     error = finite.std(ddof=1) / math.sqrt(len(finite)) if len(finite) > 1 else math.inf
-    return Number(float(finite.mean()) if len(finite) else math.nan, float(error))
+    return Number(finite.mean() if len(finite) else math.nan, float(error))
 
 
 def less(left: Any, right: Any) -> bool:
     """Return whether a number is smaller than another by more than two standard errors."""
-    difference = _number(right) - _number(left)
-    return difference.value > TIMES * difference.error
+    difference = right - left
+    return bool(difference > 2 * _error(difference))
 
 
-OF_ROWS = (value, values, smallest, largest, where_smallest, choices, reaches, paired)
-OF_NUMBERS = (
-    less,
-    math.log,
-    math.sqrt,
-    abs,
-    all,
-    any,
-    dict,
-    float,
-    len,
-    max,
-    min,
-    sorted,
-    sum,
-    zip,
-)
-EXPRESSIONS = (*(f.__name__ for f in (*OF_ROWS, *OF_NUMBERS)), "setting", "other")
-"""Names that an expression may use. ``setting("dim")`` is an entry of the run's configuration,
-``other("fa_hmc/drift", "value(...)")`` the value of an expression on the rows of another study."""
+OF_ROWS = (value, values, choices, paired)
 
 
 def evaluate(expression: str, study: str, root: Path = tidy.RECORDS) -> Any:
-    """Return the value of an expression on the rows and the settings of a study.
+    """Return the value of a Python expression on the rows and the settings of a study.
 
-    Raises
-    ------
-    ValueError
-        If it cannot be evaluated, with the study and the expression.
+    It may call `less`, ``log``, ``sqrt``, and the functions in `OF_ROWS` without their first
+    argument. ``setting("dim")`` is an entry of the run's configuration, ``other("fa_hmc/drift",
+    "value(...)")`` the value of an expression on another study. Any error becomes a `ValueError`
+    with the study and the expression.
     """
-    rows, record = tidy.read(study, root), tidy.read_record(study, root)
-    names: dict[str, Any] = {f.__name__: f for f in OF_NUMBERS}
-    names |= {f.__name__: partial(f, rows) for f in OF_ROWS}
-    names["setting"] = record["config"].__getitem__
+    names: dict[str, Any] = {f.__name__: partial(f, tidy.read(study, root)) for f in OF_ROWS}
+    names |= {"less": less, "log": math.log, "sqrt": math.sqrt}
+    names["setting"] = tidy.read_record(study, root)["config"].__getitem__
     names["other"] = lambda name, text: evaluate(text, name, root)
     try:
-        return eval(expression, {"__builtins__": {}, **names})
+        return eval(expression, names)
     except Exception as error:
         raise ValueError(f"{study}: {expression}: {error}") from error
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Claim:
-    """A claim of a paper, or a question of ours.
+    """A claim of a paper, or a question of ours: an entry of ``notes/<paper>.claims.yaml``.
 
-    Attributes
-    ----------
-    id
-        Name by which pages refer to it.
-    where
-        Figure, table or section.
-    claim
-        The claim in one sentence.
-    study
-        Studies that try it; the first with a record counts. Empty if none does.
-    checks
-        Comparisons ``{left, relation, right, margin}``, or ``{holds: expression}``. All hold:
-        reproduced. Some hold: partly. None holds and some fail: contradicted. With the margin
-        ``2 s.e.``, the default, a smaller difference neither holds nor fails; with ``none`` a
-        comparison holds or fails. With few seeds the margin is Student's, ``2.8 s.e.`` for five. A
-        check with ``studies`` is made on each of these studies.
-    cases
-        In place of checks, pairs ``{word, when}`` of which the first that is true counts; no case:
-        inconclusive.
-    needs
-        Expressions without which the verdict is inconclusive.
-    deviations
-        Of ``other data``, ``unknown settings`` and ``a part``: they limit the verdict (`CAPS`).
-    ours
-        The number to show, ``"text {expression:.3g} text"``.
-    paper
-        The paper's number.
-    expect
-        The verdict that the page was written for.
-    figure
-        File in ``docs/results/figures`` that shows it.
-    is_ours
-        True if the question is ours and not the paper's.
+    Checks are comparisons ``{left, relation, right, margin}``, or ``{holds: expression}``. If all
+    hold, the verdict is "reproduced"; if some do, "partly"; if none does and some fail,
+    "contradicted". With the margin ``2 s.e.``, the default, a smaller difference neither holds nor
+    fails; with ``none`` a comparison holds or fails. With few seeds the margin is Student's, ``2.8
+    s.e.`` for five. A check with ``studies`` is made on each of these studies.
     """
 
-    id: str
-    where: str
+    id: str  # name by which pages refer to it
+    where: str  # figure, table or section
     claim: str
-    expect: str
-    study: tuple[str, ...] = ()
-    checks: tuple[Mapping[str, Any], ...] = ()
-    cases: tuple[Mapping[str, str], ...] = ()
-    needs: tuple[str, ...] = ()
-    deviations: tuple[str, ...] = ()
-    ours: str = ""
-    paper: str = ""
-    figure: str = ""
-    is_ours: bool = False
+    expect: str  # the verdict that the page was written for
+    study: str | Sequence[str] = ()  # studies that try it: the first with a record counts
+    checks: Sequence[Mapping[str, Any]] = ()
+    needs: Sequence[str] = ()  # expressions without which the verdict is inconclusive
+    deviations: Sequence[str] = ()  # names of `CAPS`, which limit the verdict
+    ours: str = ""  # the number to show, "text {expression:.3g} text"
+    paper: str = ""  # the paper's number
+    figure: str = ""  # file in docs/results/figures that shows it
+    is_ours: bool = False  # a question of ours
 
     def __post_init__(self) -> None:
-        if self.expect not in WORDS:
-            raise ValueError(f"{self.id}: expect is one of {WORDS}, got {self.expect!r}.")
+        def require(condition: Any, rule: str, entry: Any) -> None:
+            if not condition:
+                raise ValueError(f"{self.id}: {rule}, got {entry!r}.")
+
+        require(self.expect in WORDS, f"expect is one of {WORDS}", self.expect)
         for name in self.deviations:
-            if name not in CAPS:
-                raise ValueError(f"{self.id}: a deviation is one of {[*CAPS]}, got {name!r}.")
+            require(name in CAPS, f"a deviation is one of {[*CAPS]}", name)
         for check in self.checks:
             keys = {"holds"} if "holds" in check else {"left", "relation", "right"}
-            if not keys <= check.keys() <= keys | {"margin", "studies"}:
-                raise ValueError(f"{self.id}: a check has the entries {keys}, got {[*check]}.")
-            if "holds" not in check and check["relation"] not in ("<", ">"):
-                raise ValueError(f"{self.id}: a relation is < or >, got {check['relation']!r}.")
-            if not re.fullmatch(r"none|[\d.]+ s\.e\.", str(check.get("margin", "none"))):
-                raise ValueError(
-                    f"{self.id}: a margin is 'none' or such as '2 s.e.', got {check['margin']!r}."
-                )
-        for case in self.cases:
-            if {*case} != {"word", "when"} or case["word"] not in WORDS:
-                raise ValueError(f"{self.id}: a case is {{word, when}}, got {dict(case)}.")
+            has_keys = keys <= check.keys() <= keys | {"margin", "studies"}
+            require(has_keys, f"a check has the entries {keys}", [*check])
+            relation, margin = check.get("relation", "<"), str(check.get("margin", "none"))
+            require(relation in ("<", ">"), "a relation is < or >", relation)
+            is_margin = re.fullmatch(r"none|[\d.]+ s\.e\.", margin)
+            require(is_margin, "a margin is 'none' or such as '2 s.e.'", margin)
 
     def run(self, root: Path = tidy.RECORDS) -> str:
         """Return the study whose record counts, empty if there is none."""
-        return next((name for name in self.study if (root / f"{name}.csv").exists()), "")
+        studies = [self.study] if isinstance(self.study, str) else self.study
+        return next((name for name in studies if (root / f"{name}.csv").exists()), "")
 
 
 def claims_of(paper: str, notes: Path = NOTES) -> list[Claim]:
     """Return the claims of a paper in its order."""
-    listed = yaml.safe_load((notes / f"{paper}.claims.yaml").read_text())
-    claims = [Claim(**{name: _fixed(entry) for name, entry in each.items()}) for each in listed]
+    text = (notes / f"{paper}.claims.yaml").read_text()
+    claims = [Claim(**entry) for entry in yaml.safe_load(text)]
     names = [claim.id for claim in claims]
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise ValueError(f"{paper}: claims have the same id: {sorted(twice)}.")
-    return [
-        dataclasses.replace(c, study=(c.study,) if isinstance(c.study, str) else c.study)
-        for c in claims
-    ]
-
-
-def _fixed(entry: Any) -> Any:
-    return tuple(entry) if isinstance(entry, list) else entry
+    return claims
 
 
 def judge(claim: Claim, root: Path = tidy.RECORDS) -> str:
@@ -337,43 +228,31 @@ def judge(claim: Claim, root: Path = tidy.RECORDS) -> str:
     study = claim.run(root)
     if not study:
         return "not run"
-    word = _word(claim, study, root)
-    for deviation in claim.deviations:
-        word = CAPS[deviation].get(word, word)
-    return word
-
-
-def _word(claim: Claim, study: str, root: Path) -> str:
-    if not claim.checks and not claim.cases:
+    if not claim.checks:
         return "drawn"
     if not all(evaluate(need, study, root) for need in claim.needs):
         return "inconclusive"
-    for case in claim.cases:
-        if evaluate(case["when"], study, root):
-            return case["word"]
-    outcomes = [
+    outcomes = {
         _outcome(check, name, root)
         for check in claim.checks
         for name in check.get("studies", (study,))
-    ]
-    if outcomes and all(outcome is True for outcome in outcomes):
-        return "reproduced"
-    if any(outcome is True for outcome in outcomes):
-        return "partly"
-    return "contradicted" if any(outcome is False for outcome in outcomes) else "inconclusive"
+    }
+    word = "contradicted" if False in outcomes else "inconclusive"
+    if True in outcomes:
+        word = "reproduced" if outcomes == {True} else "partly"
+    for deviation in claim.deviations:
+        word = CAPS[deviation].get(word, word)
+    return word
 
 
 def _outcome(check: Mapping[str, Any], study: str, root: Path) -> bool | None:
     """Return whether a comparison holds, ``None`` if its error is too large."""
     if "holds" in check:
         return bool(evaluate(check["holds"], study, root))
-    left, right = (_number(evaluate(str(check[side]), study, root)) for side in ("left", "right"))
-    sign = {"<": 1.0, ">": -1.0}[check["relation"]]
-    difference = (right - left) * sign
+    left, right = (evaluate(str(check[side]), study, root) for side in ("left", "right"))
+    difference = right - left if check["relation"] == "<" else left - right
     times, _, unit = check.get("margin", "2 s.e.").partition(" ")
-    margin = float(times) * difference.error if unit == "s.e." else 0.0
-    if math.isnan(difference.value):
+    margin = float(times) * _error(difference) if unit else 0.0
+    if math.isnan(difference) or (margin > 0 and abs(difference) <= margin):
         return None
-    if difference.value > margin:
-        return True
-    return None if -margin <= difference.value and margin > 0 else False
+    return bool(difference > margin)

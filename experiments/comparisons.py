@@ -6,10 +6,10 @@ What they leave out they receive from the problem (`experiments.wiring.Supplies`
 have neither of the two errors, predictions of classes are compared instead.
 """
 
-import functools
 import json
 import math
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -28,12 +28,10 @@ from fedmcmc.metrics import hpd_error, potential
 
 OF_RUN = ("num_rounds", "num_burnin", "thinning", "num_chains", "start")
 MALA_SEED = 1  # other noise than in jobs
-MALA_ACCEPTANCE = 0.574
-"""The best acceptance rate in high dimensions (Roberts and Rosenthal 1998)."""
+MALA_ACCEPTANCE = 0.574  # the best one in high dimensions (Roberts and Rosenthal 1998)
 DRAWS_AT_A_TIME = 64
 CURVE_ALPHAS = np.linspace(0.02, 0.98, 49)
-STRETCHES = 10
-"""Number of stretches of a single chain that stand in for chains."""
+STRETCHES = 10  # parts of a single chain, in place of chains
 
 
 def mala(
@@ -55,23 +53,21 @@ def mala(
     start_key, run_key = jax.random.split(jax.random.key(MALA_SEED))
     mode, unravel = ravel_pytree(centre)
     noise = jax.random.normal(start_key, (num_chains, mode.size))
+    positions = jax.vmap(unravel)(mode + noise @ laplace_scale.T)
+    counts = dict(num_warmup=num_warmup, num_draws=num_draws, thinning=steps_per_draw, num_steps=1)
     exact = reference.hmc(
         run_key,
         Partial(setup.potential, posterior, data.rows),
-        jax.vmap(unravel)(mode + noise @ laplace_scale.T),
-        num_warmup=num_warmup,
-        num_draws=num_draws,
-        thinning=steps_per_draw,
-        num_steps=1,
+        positions,
+        **counts,
         target_accept_prob=MALA_ACCEPTANCE,
         inverse_mass_matrix=laplace_scale @ laplace_scale.T,
         dense_mass=True,
         adapt_mass_matrix=False,
     )
     summary = reference.require_converged(exact).summary
-    return Reference(
-        exact.draws, {**summary, "step_size": summary["step_size"] ** 2 / 2}, MALA_SEED
-    )
+    step_size = {"step_size": summary["step_size"] ** 2 / 2}
+    return Reference(exact.draws, summary | step_size, MALA_SEED)
 
 
 def chains(
@@ -86,17 +82,10 @@ def chains(
     num_chains: int,
 ) -> Reference:
     """Run another kernel; jobs with the seed 0 have the same starts and noise, by chain."""
-    samples = fedmcmc.sample(
-        jax.random.fold_in(jax.random.key(0), 0),
-        kernel,
-        data,
-        start,
-        num_rounds=num_rounds,
-        num_burnin=num_burnin,
-        thinning=thinning,
-        num_chains=num_chains,
-        progress=False,
-    )
+    key = jax.random.fold_in(jax.random.key(0), 0)
+    counts: Any = dict(num_rounds=num_rounds, num_burnin=num_burnin, thinning=thinning)
+    counts |= dict(num_chains=num_chains, progress=False)
+    samples = fedmcmc.sample(key, kernel, data, start, **counts)
     num_draws = num_chains * ((num_rounds - num_burnin) // thinning)
     return Reference(samples.draws, {"draws_beyond_threshold": 0.01 * num_draws})
 
@@ -118,24 +107,18 @@ def _potentials(problem: Any, draws: Any) -> np.ndarray:
     return np.asarray(potential(problem.posterior, problem.data, draws, **counts), np.float64)
 
 
-@functools.lru_cache(maxsize=8)
+@lru_cache(maxsize=8)
 def _load(data: str, model: str, node: str, where: str, *, predicts: bool) -> tuple[Reference, Any]:
     """Return a reference with its predictions or potentials; jobs of one process share them."""
     problem = problems.load({"data": json.loads(data), "model": json.loads(model)})
-    exact = wiring.build(json.loads(node), where, problem.supplies)
+    exact = wiring.build(json.loads(node), where, problem)
     if predicts:
         return exact, confidence.predictions_of(problem, exact)
     return exact, _potentials(problem, exact.draws)
 
 
 def rows(
-    samples: Any,
-    problem: Any,
-    config: dict[str, Any],
-    *,
-    method: str,
-    settings: Mapping[str, Any],
-    seed: int,
+    samples: Any, problem: Any, config: dict[str, Any], *, method: str, settings: Any, seed: int
 ) -> list[Row]:
     """Return errors against every reference in `config`, and the numbers of the references.
 
@@ -157,8 +140,7 @@ def rows(
     potentials = _potentials(problem, samples.draws) if "hpd_error" in chosen else None
     draws, scale = (flat(x, 2) for x in (samples.draws, next(iter(loaded.values()))[0].draws))
     for name, (exact, right) in loaded.items():
-        summary = {**exact.summary, "potential_sd": right.std()}
-        table += from_numbers(name, {}, summary, exact.seed)
+        table += from_numbers(name, {}, exact.summary | {"potential_sd": right.std()}, exact.seed)
         if (name, exact.seed) == (method, seed):
             continue
         place = {**settings, "reference": name}
@@ -176,14 +158,12 @@ def rows(
             else:
                 variances = exact_draws.var((0, 1))
                 lengths = np.linalg.norm(draws.var(1) - variances, axis=1)
-                numbers = {
-                    "variance_error": mean_with_error(list(lengths)),
-                    f"variance_over_{name.lower()}": draws.var(1).mean() / variances.mean(),
-                }
+                ratio = draws.var(1).mean() / variances.mean()
+                numbers = {"variance_error": mean_with_error(list(lengths))}
+                numbers |= {f"variance_over_{name.lower()}": ratio}
                 for i, length in enumerate(lengths):
-                    table += from_numbers(
-                        method, place, {"variance_error_of_repetition": length}, i
-                    )
+                    of_chain = {"variance_error_of_repetition": length}
+                    table += from_numbers(method, place, of_chain, i)
             table += from_numbers(method, place, numbers, seed)
     return table
 
@@ -196,7 +176,7 @@ def _compare_predictions(
     compared, exact = [run], []
     for name, (draws, (probabilities, numbers)) in loaded.items():
         for place, metric, value in numbers:
-            table += metrics.rows_at(name, place, {metric: value}, seed)
+            table += from_numbers(name, place, {metric: value}, seed)
         several = len(jax.tree.leaves(draws.draws)[0]) > 1
         (exact if several else compared).append((name, {}, probabilities))
     for *_, right in exact:
@@ -213,27 +193,22 @@ def gap(potentials: np.ndarray, reference: np.ndarray, alpha: float = 0.01) -> N
     instead, which must be much longer than its autocorrelation.
     """
     threshold, right = (np.quantile(x, 1 - alpha) for x in (potentials, reference))
-    without = [
-        [np.quantile(np.delete(x, i, axis=0), 1 - alpha) for i in range(len(x))]
-        for x in map(_apart, (potentials, reference))
-    ]
+    without = []
+    for x in (potentials, reference):
+        num = x.shape[1] // STRETCHES * STRETCHES
+        parts = x if len(x) > 1 else x[:, :num].reshape(STRETCHES, -1)
+        deleted = [np.delete(parts, i, axis=0) for i in range(len(parts))]
+        without.append(np.quantile(deleted, 1 - alpha, axis=(1, 2)))
     left_out = np.subtract(*without) / abs(right)
     error = math.sqrt((len(left_out) - 1) * left_out.var())
     return Number((threshold - right) / abs(right), error)
 
 
-def _apart(potentials: np.ndarray) -> np.ndarray:
-    """Return potentials of several chains, or of the stretches of one."""
-    length = potentials.shape[1] // STRETCHES
-    single = potentials[0, : STRETCHES * length].reshape(STRETCHES, length)
-    return potentials if len(potentials) > 1 else single
-
-
 def _bits(samples: Any, problem: Any, config: dict[str, Any]) -> dict[str, float]:
     """Return how many times fewer than 32 per number bits are, counted and by Vono's bound."""
-    per_round = float(np.mean(np.asarray(samples.totals["bits_up"]) / samples.totals["rounds"]))
+    per_round = np.mean(np.asarray(samples.totals["bits_up"]) / samples.totals["rounds"])
     sizes = [leaf[0, 0].size for leaf in jax.tree.leaves(samples.draws)]
-    bits = {"efficiency": 32.0 * sum(sizes) * problem.data.num_clients / per_round}
+    bits = {"efficiency": 32.0 * sum(sizes) * problem.data.num_clients / float(per_round)}
     compressor = config["kernel"].get("compressor") or {}
     if "num_levels" in compressor:
         dimension = sizes[0] if compressor.get("per_leaf") else sum(sizes)

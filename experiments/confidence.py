@@ -4,6 +4,7 @@ Numbers are tuples ``(settings, metric, value)``, in whose settings ``x`` is the
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,18 +20,14 @@ from experiments.reference import Reference
 from experiments.study import JobRows
 from experiments.tidy import Row, from_numbers
 from fedmcmc import metrics
+from fedmcmc.diagnostics import worst
 
-OUTCOMES = ("label", "y")
-"""Names of columns that hold the outcome."""
-ROWS_AT_A_TIME = 1_000
-ROWS_OF_POTENTIAL = 2_000
+OUTCOMES = ("label", "y")  # names of columns that hold the outcome
+ROWS_AT_A_TIME, ROWS_OF_POTENTIAL = 1_000, 2_000
 NUM_QUANTILES, NUM_THRESHOLDS = 51, 50
-FEW = 10
-"""Rows in a bin of confidence, below which its accuracy is too uncertain."""
-ENOUGH = 100
-"""Rows that every method must predict with a confidence that `confident` chooses."""
-EDGES = np.linspace(0, np.log(10), 31)
-"""Edges of histograms of entropies."""
+FEW = 10  # rows in a bin of confidence, below which its accuracy is too uncertain
+ENOUGH = 100  # rows that every method must predict with the confidence that `confident` chooses
+EDGES = np.linspace(0, np.log(10), 31)  # of histograms of entropies
 
 Numbers = Iterator[tuple[Mapping[str, Any], str, Any]]
 
@@ -48,27 +45,25 @@ def predict(problem: Any, draws: Any, rows: Any) -> np.ndarray:
     Draws have leaves ``[num_chains, num_draws, ...]``; the result is ``[num_chains, num_rows,
     num_classes]``.
     """
-    fn = _probabilities_fn(problem)
-    num_chains, num_rows = (len(jax.tree.leaves(tree)[0]) for tree in (draws, rows))
-    cuts = [slice(i, i + ROWS_AT_A_TIME) for i in range(0, num_rows, ROWS_AT_A_TIME)]
-    blocks = [jax.tree.map(lambda leaf, cut=cut: jnp.asarray(leaf[cut]), rows) for cut in cuts]
-    chains = [
-        jax.tree.map(lambda leaf, c=c: jnp.asarray(leaf[c]), draws) for c in range(num_chains)
-    ]
-    by_chain = [np.concatenate([metrics.predictive(fn, c, b) for b in blocks]) for c in chains]
-    return np.stack(by_chain).astype(np.float64)
+    average = jax.vmap(partial(metrics.predictive, _probabilities_fn(problem)), (0, None))
+    return np.asarray(average(*jax.tree.map(jnp.asarray, (draws, rows))), np.float64)
 
 
 def _probabilities_fn(problem: Any) -> Any:
     classes = np.unique(np.asarray(problem.data.rows[outcome_of(problem.data.rows)]))
-    return Partial(_probabilities, classes, Partial(problem.posterior.loglikelihood_fn))
+    return Partial(class_probabilities, classes, Partial(problem.posterior.loglikelihood_fn))
 
 
-def _probabilities(classes: Any, terms: Any, position: Any, rows: Any) -> Array:
+def class_probabilities(classes: Any, terms: Any, position: Any, rows: Any) -> Array:
+    """Return ``[num_rows, num_classes]`` from the log likelihoods of rows with each class."""
     outcome = outcome_of(rows)
-    labels = jnp.broadcast_to(classes[:, None], (len(classes), len(rows[outcome])))
-    each = [terms(position, {**rows, outcome: label}) for label in labels]
-    return jax.nn.softmax(jnp.stack(each, axis=-1), axis=-1)
+
+    def of_row(row: Any) -> Array:
+        one_row = jax.tree.map(lambda leaf: leaf[None], row)
+        term = jax.vmap(lambda label: terms(position, {**one_row, outcome: label[None]})[0])
+        return jax.nn.softmax(term(classes))
+
+    return jax.lax.map(of_row, rows, batch_size=ROWS_AT_A_TIME)
 
 
 def _labels_of(problem: Any) -> np.ndarray:
@@ -153,7 +148,7 @@ def rhat_of_predictions(problem: Any, draws: Any, num_rows: int = 100) -> float:
     """
     rows = jax.tree.map(lambda leaf: jnp.asarray(leaf[:num_rows]), problem.test)
     fn = jax.vmap(jax.vmap(_probabilities_fn(problem), (0, None)), (0, None))
-    return reference.largest_rhat(reference.flat(jax.jit(fn)(draws, rows), 2))
+    return worst(jax.jit(fn)(draws, rows))[0]
 
 
 def confident(jobs: Sequence[JobRows]) -> list[Row]:
@@ -183,11 +178,10 @@ def confident(jobs: Sequence[JobRows]) -> list[Row]:
         summaries += from_numbers(method, {}, {"accuracy_if_confident": values[chosen], **gain})
         inside, outside = (curve(method, "entropy_density", data)[1] for data in ("in", "out"))
         if outside.size:
-            shares = np.stack([inside, outside]) * np.diff(EDGES)
-            is_inside = inside > outside
-            right = {"digits": shares[0, is_inside].sum(), "clothes": shares[1, ~is_inside].sum()}
-            for data, value in right.items():
-                summaries += from_numbers(method, {"data": data}, {"share_told_by_entropy": value})
+            right = {"digits": inside[inside > outside], "clothes": outside[inside <= outside]}
+            for data, density in right.items():
+                share = {"share_told_by_entropy": density.sum() * EDGES[1]}
+                summaries += from_numbers(method, {"data": data}, share)
     return summaries + from_numbers("all", {}, {"confident_from": places[chosen]})
 
 
@@ -213,32 +207,23 @@ def hmc(
     All chains start at `start`, unless `random_start` draws a start for each.
     """
     key = jax.random.key(0)
-    positions = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_chains, *leaf.shape)), start)
-    if random_start:
-        keys = jax.random.split(jax.random.fold_in(key, 1), num_chains)
-        positions = jax.vmap(posterior.init_fn)(keys)
+    keys = jax.random.split(jax.random.fold_in(key, 1), num_chains)
+    positions = jax.vmap(posterior.init_fn if random_start else lambda _: start)(keys)
     counts = dict(num_steps=num_steps, num_warmup=num_warmup, num_draws=num_draws)
-    return reference.hmc(key, potential(posterior, data.pooled().rows), positions, **counts)
+    potential_fn = Partial(potential, posterior, data.pooled().rows)
+    return reference.hmc(key, potential_fn, positions, **counts)
 
 
-def potential(posterior: fedmcmc.Posterior, rows: Any) -> Any:
-    """Return ``position -> []``, minus the log posterior, computed for some rows at a time.
+def potential(posterior: fedmcmc.Posterior, rows: Any, position: Any) -> Array:
+    """Return minus the log posterior as `experiments.setup.potential`, for some rows at a time.
 
     Activations are computed again for the gradient, because for all rows they need much memory.
     """
-    num = len(jax.tree.leaves(rows)[0])
-    size = min(num, ROWS_OF_POTENTIAL)
-    end = num // size * size
-    blocks = jax.tree.map(lambda leaf: leaf[:end].reshape(-1, size, *leaf.shape[1:]), rows)
-    remainder = jax.tree.map(lambda leaf: leaf[end:], rows)
 
-    def minus_log_posterior(position: Any) -> Array:
-        @jax.checkpoint
-        def total(block: Any) -> Array:
-            return jnp.sum(posterior.loglikelihood_fn(position, block))
+    @jax.checkpoint
+    def term(row: Any) -> Array:
+        one_row = jax.tree.map(lambda leaf: leaf[None], row)
+        return posterior.loglikelihood_fn(position, one_row)[0]
 
-        likelihood = jnp.sum(jax.lax.map(total, blocks))
-        likelihood += total(remainder) if end < num else 0.0
-        return -likelihood - posterior.logprior_fn(position)
-
-    return minus_log_posterior
+    terms = jax.lax.map(term, rows, batch_size=ROWS_OF_POTENTIAL)
+    return -jnp.sum(terms) - posterior.logprior_fn(position)

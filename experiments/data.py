@@ -4,6 +4,7 @@ OpenML is reached through scikit-learn, which caches. All functions raise `DataN
 set is at neither place.
 """
 
+import functools
 import gzip
 import io
 import itertools
@@ -34,11 +35,7 @@ class Table(NamedTuple):
 
 
 class Images(NamedTuple):
-    """A training and a test set.
-
-    `x_train` and `x_test` are ``[num, height, width]`` or ``[num, height, width, 3]`` uint8,
-    `y_train` and `y_test` ``[num]`` int32 from 0 to 9.
-    """
+    """Images ``[num, height, width]`` or with channels, uint8, and labels ``[num]``, int32."""
 
     x_train: np.ndarray
     y_train: np.ndarray
@@ -66,17 +63,12 @@ def require(name: str, files: Sequence[str], advice: str) -> list[pathlib.Path]:
 def read_arrays(*names: str) -> list[dict[str, np.ndarray]]:
     """Return the arrays of each ``<name>.npz`` in the folder, nothing if one is missing."""
     paths = [folder() / f"{name}.npz" for name in names]
-    if not all(path.is_file() for path in paths):
-        return []
-    parts = []
-    for path in paths:
-        with np.load(path, allow_pickle=False) as arrays:
-            parts.append(dict(arrays))
-    return parts
+    is_complete = all(path.is_file() for path in paths)
+    return [dict(np.load(path)) for path in paths] if is_complete else []
 
 
 def fetch_openml(
-    name: str, version: int | str, files: str, num_rows: int | None = None
+    name: str, version: int | str, files: Sequence[str], num_rows: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Fetch features and labels, int32, of a table of `num_rows` that replaces `files`."""
     try:
@@ -84,56 +76,23 @@ def fetch_openml(
 
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="A network error occurred")
-            features, labels = datasets.fetch_openml(
-                name=name,
-                version=version,
-                as_frame=False,
-                return_X_y=True,
-                n_retries=1,
-                parser="liac-arff",
-            )
+            settings = dict(as_frame=False, return_X_y=True, n_retries=1, parser="liac-arff")
+            features, labels = datasets.fetch_openml(name=name, version=version, **settings)
         if num_rows not in (None, len(features)):
             raise ValueError(f"it gave {len(features)} rows")
         return features, np.asarray(labels).astype(np.float64).astype(np.int32)
     except (ImportError, OSError, ValueError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise DataNotFound(
-            f"Data set {name!r} not found: no {files} in the folder FEDMCMC_DATA "
-            f"({os.path.normpath(folder())}) and OpenML did not answer ({reason}); run once with "
-            f"internet access, or put {files} there (see experiments/data.py)."
-        ) from error
+        advice = f"or run once with internet access, as OpenML did not answer ({reason})"
+        require(name, files, advice)
+        raise
 
 
-def isolet() -> Table:
-    """ISOLET: 7797 spoken letters, 617 features in ``[-1, 1]``, labels 0 to 25 for A to Z.
-
-    Source: Cole and Fanty, UCI machine learning repository (CC BY 4.0).
-    """
-    return _load_table("isolet", "isolet", 1, first_label=0)
-
-
-def covtype() -> Table:
-    """Covertype: 54 cartographic features of forest cells, labels 1 to 7 for the cover.
-
-    The file in the folder is a stratified random 16 % (92962 rows); OpenML has all 581012.
-    Source: Blackard and Dean, UCI machine learning repository (CC BY 4.0).
-    """
-    return _load_table("covtype_93k", "covertype", 3, first_label=1)
-
-
-def susy() -> Table:
-    """SUSY: 5 million simulated collisions, 18 features, label 1 for a supersymmetric one.
-
-    Source: Baldi, Sadowski and Whiteson (2014), UCI machine learning repository (CC BY 4.0).
-    """
-    return _load_table("susy", "SUSY", "active", first_label=0)
-
-
-def _load_table(file: str, name: str, version: int | str, first_label: int) -> Table:
+def _load_table(file: str, name: str, version: int | str, first_label: int = 0) -> Table:
     """Load a table; sources count classes from zero or from one."""
     parts = read_arrays(file)
     if not parts:
-        features, labels = fetch_openml(name, version, f"{file}.npz")
+        features, labels = fetch_openml(name, version, [f"{file}.npz"])
     else:
         (arrays,) = parts
         features = arrays["x"] if "x" in arrays else arrays["x_e4"] / np.float32(1e4)
@@ -141,36 +100,57 @@ def _load_table(file: str, name: str, version: int | str, first_label: int) -> T
     return Table(np.asarray(features, np.float32), labels - labels.min() + np.int32(first_label))
 
 
-def mnist() -> Images:
-    """MNIST: 60000 + 10000 handwritten digits, 28 by 28, in the original order.
+isolet = functools.partial(_load_table, "isolet", "isolet", 1)
+"""ISOLET: 7797 spoken letters, 617 features in ``[-1, 1]``, labels 0 to 25 for A to Z.
 
-    Source: LeCun, Cortes and Burges (CC BY-SA 3.0).
-    """
-    return _load_gray("mnist_784", "mnist")
+Source: Cole and Fanty, UCI machine learning repository (CC BY 4.0).
+"""
+covtype = functools.partial(_load_table, "covtype_93k", "covertype", 3, first_label=1)
+"""Covertype: 54 cartographic features of forest cells, labels 1 to 7 for the cover.
+
+The file in the folder is a stratified random 16 % (92962 rows); OpenML has all 581012.
+Source: Blackard and Dean, UCI machine learning repository (CC BY 4.0).
+"""
+susy = functools.partial(_load_table, "susy", "SUSY", "active")
+"""SUSY: 5 million simulated collisions, 18 features, label 1 for a supersymmetric one.
+
+Source: Baldi, Sadowski and Whiteson (2014), UCI machine learning repository (CC BY 4.0).
+"""
 
 
-def fashion_mnist() -> Images:
-    """Fashion-MNIST: 60000 + 10000 articles of clothing, 28 by 28, in the original order.
+def _load_gray(name: str, *files: str) -> Images:
+    """Load gray images in the original order; an array's parts may be in several files."""
+    parts = read_arrays(*files)
+    if parts:
+        arrays = ([part[key] for part in parts if key in part] for key in Images._fields)
+        return _images(*map(np.concatenate, arrays))
+    # OpenML has training images first.
+    features, y = fetch_openml(name, 1, [f"{file}.npz" for file in files], 70_000)
+    x = np.asarray(features).astype(np.uint8).reshape(-1, 28, 28)
+    return _images(x[:60_000], y[:60_000], x[60_000:], y[60_000:])
 
-    Source: Xiao, Rasul and Vollgraf (2017) (MIT).
-    """
-    parts = ("train_0", "train_1", "test")
-    return _load_gray("Fashion-MNIST", *(f"fashion_mnist_{part}" for part in parts))
+
+def _images(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, y_test: np.ndarray) -> Images:
+    return Images(x, y.astype(np.int32), x_test, y_test.astype(np.int32))
+
+
+mnist = functools.partial(_load_gray, "mnist_784", "mnist")
+"""MNIST: 60000 + 10000 handwritten digits, 28 by 28 (LeCun, Cortes and Burges, CC BY-SA 3.0)."""
+fashion_mnist = functools.partial(
+    _load_gray, "Fashion-MNIST", *(f"fashion_mnist_{p}" for p in ("train_0", "train_1", "test"))
+)
+"""Fashion-MNIST: 60000 + 10000 articles of clothing, 28 by 28 (Xiao et al. 2017, MIT)."""
 
 
 def kmnist() -> Images:
     """Kuzushiji-MNIST: 60000 + 10000 cursive Japanese characters of ten classes, 28 by 28.
 
-    Without its training images, the file ``kmnist_test.npz`` suffices: 2000 of its images, 200 of
-    each class, are the test set. Source: Clanuwat et al. (2018) (CC BY-SA 4.0).
+    If the folder has ``kmnist_test.npz`` alone, 2000 of its images, 200 of each class, are the test
+    set and the others are for training. Source: Clanuwat et al. (2018) (CC BY-SA 4.0).
     """
-    try:
+    parts = [] if (folder() / "kmnist.npz").is_file() else read_arrays("kmnist_test")
+    if not parts:
         return _load_gray("Kuzushiji-MNIST", "kmnist")
-    except DataNotFound as error:
-        parts = read_arrays("kmnist_test")
-        if not parts:
-            message = f"{error} Its test images, kmnist_test.npz, suffice."
-            raise DataNotFound(message) from error
     x, y = parts[0]["x_test"], parts[0]["y_test"]
     order = np.random.default_rng(0).permutation(len(y))
     rows = np.concatenate([order[y[order] == label][:200] for label in range(10)])
@@ -193,18 +173,17 @@ def small_digits() -> Images:
 
 
 def cifar10(*, jpeg_test: bool = True) -> Images:
-    """CIFAR-10: photographs of ten kinds of things, 32 by 32 by 3, training in original order.
+    """CIFAR-10: photographs of ten kinds of things, 32 by 32 by 3 (Krizhevsky 2009).
 
-    The folder has the first 30000 images for training; OpenML has all 50000. For testing the
-    folder has all 10000 images as JPEG of quality 75 (about 30 dB from the originals), sorted by
-    class, or with ``jpeg_test=False`` the first 1000 exactly; OpenML has all of them exactly.
-    Source: Krizhevsky (2009).
+    The folder has the first 30000 training images, and all 10000 test images as JPEG of quality 75
+    (about 30 dB from the originals), sorted by class, or with ``jpeg_test=False`` the first 1000
+    exactly. OpenML has all 50000 and 10000 exactly.
     """
-    names = ("train_0", "train_1", "train_2", "test_jpeg" if jpeg_test else "test1000")
-    parts = read_arrays(*(f"cifar10_{name}" for name in names))
+    ends = ("train_0", "train_1", "train_2", "test_jpeg" if jpeg_test else "test1000")
+    names = [f"cifar10_{end}" for end in ends]
+    parts = read_arrays(*names)
     if not parts:
-        files = f"cifar10_{{{','.join(names)}}}.npz"
-        features, y = fetch_openml("CIFAR_10", 1, files, 60_000)
+        features, y = fetch_openml("CIFAR_10", 1, [f"{name}.npz" for name in names], 60_000)
         x = planes(features)
         return _images(x[:50_000], y[:50_000], x[50_000:], y[50_000:])
     *train, test = parts
@@ -247,22 +226,6 @@ def standardize_pixels(pixels: np.ndarray, moments: Sequence[Any]) -> np.ndarray
 def planes(features: np.ndarray) -> np.ndarray:
     """Return flat images of 3 channels, one after another, as ``[num, 32, 32, 3]`` uint8."""
     return np.asarray(features, np.uint8).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-
-
-def _load_gray(name: str, *files: str) -> Images:
-    """Load gray images whose arrays are in one or several files; an array's parts are in order."""
-    parts = read_arrays(*files)
-    if parts:
-        arrays = ([part[key] for part in parts if key in part] for key in Images._fields)
-        return _images(*map(np.concatenate, arrays))
-    # OpenML keeps the original order, training images first.
-    features, y = fetch_openml(name, 1, ", ".join(f"{file}.npz" for file in files), 70_000)
-    x = np.asarray(features).astype(np.uint8).reshape(-1, 28, 28)
-    return _images(x[:60_000], y[:60_000], x[60_000:], y[60_000:])
-
-
-def _images(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, y_test: np.ndarray) -> Images:
-    return Images(x, y.astype(np.int32), x_test, y_test.astype(np.int32))
 
 
 def _decode_residuals(residuals: np.ndarray) -> np.ndarray:

@@ -1,12 +1,10 @@
 """Federations for ``data=``: functions that return rows by client, and rows held out.
 
 Each returns ``(data, test)``: a `fedmcmc.FederatedData` whose rows are a dict of columns, and the
-same columns of held-out rows, or ``None``. A classification has the columns ``features`` and
-``label``. A loader of your own may also return a `fedmcmc.FederatedData` alone.
+same columns of held-out rows, or ``None``. Classifications have `features` and `label`.
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
@@ -105,20 +103,12 @@ def image_classes(
 ) -> Loaded | tuple[fedmcmc.FederatedData, Any, Any]:
     """Return standardized images of ten classes (`cifar2`: of two).
 
-    Parameters
-    ----------
-    split, concentration, min_rows, proportion
-        A function of `fedmcmc.partition` and its arguments, or `blocks` of images in their order.
-    num_rows, num_test
-        Counts; rows are taken at random, or for `blocks` from the beginning; ``None`` takes all.
-    flat
-        Whether rows are vectors; else images ``[height, width, channels]``.
-    shrink
-        Side of the squares of pixels that are averaged.
-    other
-        Another data set, whose test images are returned for predictions out of distribution.
-    jpeg_test
-        For `cifar10`, take all 10,000 test images, as JPEG; else 1,000 exact ones.
+    `split` is a function of `fedmcmc.partition`, which takes `concentration` and `min_rows` or
+    `proportion`, or `blocks` of images in their order. `num_rows` are taken at random, or for
+    `blocks` from the beginning; ``None`` takes all. Rows are vectors if `flat`, else images
+    ``[height, width, channels]``. Squares of `shrink` by `shrink` pixels are averaged. Test images
+    of the data set `other` are returned too, for predictions out of distribution. `jpeg_test`
+    is an argument of `experiments.data.cifar10`.
     """
     images = sources.cifar10(jpeg_test=jpeg_test) if name == "cifar10" else getattr(sources, name)()
     row_key, test_key, split_key = jax.random.split(jax.random.key(seed), 3)
@@ -127,15 +117,15 @@ def image_classes(
         chosen = np.arange(num_rows or len(images.y_train))
     else:
         chosen = shards.some_rows(row_key, len(images.y_train), num_rows)
-    train = _image_rows(images.x_train, images.y_train, chosen, moments, flat, shrink)
+    train = _image_rows(*images[:2], chosen, moments, flat, shrink)
+    labels = train["label"]
     if split == "iid":
         ids = partition.iid(split_key, len(chosen), num_clients)
     elif split == "blocks":
         ids = np.arange(len(chosen)) * num_clients // len(chosen)
     elif split == "dominant_label":
-        ids = partition.dominant_label(split_key, train["label"], num_clients, proportion)
+        ids = partition.dominant_label(split_key, labels, num_clients, proportion)
     else:
-        labels = train["label"]
         ids = partition.dirichlet(split_key, labels, num_clients, concentration, min_rows=min_rows)
     tests = []
     for x, y in [images[2:], *([getattr(sources, other)()[2:]] if other else [])]:
@@ -145,12 +135,7 @@ def image_classes(
 
 
 def _image_rows(
-    x: np.ndarray,
-    y: np.ndarray,
-    chosen: np.ndarray,
-    moments: Sequence[Any],
-    flat: bool = True,
-    shrink: int = 1,
+    x: Any, y: Any, chosen: Any, moments: Any, flat: bool = True, shrink: int = 1
 ) -> dict[str, np.ndarray]:
     """Return the chosen rows' standardized images, means of squares of pixels, and labels."""
     pixels = sources.standardize_pixels(x[chosen], moments)
@@ -196,7 +181,7 @@ def femnist_star(
     x, y, x_test, y_test = getattr(sources, name)()
     rows = shards.femnist_star(y, num_clients, seed, shared_seed)
     clients = [_image_rows(x, y, chosen, sources.MNIST_MOMENTS) for chosen in rows]
-    test = _image_rows(x_test, y_test, np.arange(len(y_test))[:num_test], sources.MNIST_MOMENTS)
+    test = _image_rows(x_test, y_test, slice(num_test), sources.MNIST_MOMENTS)
     return fedmcmc.FederatedData.from_clients(clients), test
 
 
@@ -238,9 +223,9 @@ def synthetic(
     """Draw Synthetic(alpha, beta) of Li et al. (2018): clients of 10 to 49 rows, a tenth held out.
 
     ``u_i ~ N(0, alpha^2)``, ``B_i ~ N(0, beta^2)``, ``v_i ~ N(B_i, I)``,
-    ``x ~ N(v_i, diag(j^-1.2))``, ``W_i ~ N(u_i, 1)``, ``b_i ~ N(u_i, 1)``, ``y = argmax(W_i'x +
-    b_i)``. Calls are as in the notebooks that Vono et al. (2022) released; with `shared_seed`
-    the seed is set again before each draw, as there, so that clients share all noise.
+    ``x ~ N(v_i, diag(j^-1.2))``, ``W_i, b_i ~ N(u_i, 1)``, ``y = argmax(W_i'x + b_i)``. Calls are
+    as in the notebooks that Vono et al. (2022) released; with `shared_seed`, as there, the seed is
+    set again before each draw, so that clients share all noise.
     """
     rng = np.random.RandomState(seed)
 
@@ -290,10 +275,9 @@ def spherical(
 def gaussian(
     num_clients: int = 20, dim: int = 50, spread: float = 5.0, times: int = 1, seed: int = 1994
 ) -> Loaded:
-    """Draw clients of 10 to 199 rows ``N(mu_i, I)`` with ``mu_i ~ N(0, spread^2 I)``.
+    """Draw clients of `times` 10 to 199 rows ``N(mu_i, I)`` with ``mu_i ~ N(0, spread^2 I)``.
 
-    Calls are as in the notebook that Vono et al. (2022) released. Clients have `times` as many
-    rows.
+    Calls are as in the notebook that Vono et al. (2022) released.
     """
     sizes = np.random.RandomState(seed).randint(10, 200, num_clients) * times
     rng = np.random.RandomState(seed)
@@ -309,8 +293,7 @@ def gaussian_shards(
 ) -> Loaded:
     """Draw shards of two-dimensional rows around uniform means (El Mekkaoui et al. 2021, 5.1)."""
     rows = shards.gaussian(seed, spread, num_clients, rows_per_client)
-    clients = [{"y": shard.astype(np.float32)} for shard in rows]
-    return fedmcmc.FederatedData.from_clients(clients), None
+    return fedmcmc.FederatedData.from_clients([{"y": y.astype(np.float32)} for y in rows]), None
 
 
 def quadratic(
@@ -335,18 +318,6 @@ def indomethacin() -> Loaded:
     return demo.load_trial()[0], None
 
 
-def heart_disease(num_test: int = 200, seed: int = 0) -> Loaded:
-    """Return UCI heart disease in four hospitals; missing values are zero after standardization."""
-    advice = "its columns are those of UCI's heart disease data, its arrays x, y and site"
-    (path,) = sources.require("heart_disease", ["heart_disease_4sites.npz"], advice)
-    with np.load(path) as file:
-        x, label, site = file["x"], file["y"] > 0, file["site"]
-    scaled = (x - np.nanmean(x, axis=0)) / np.nanstd(x, axis=0)
-    features = np.c_[np.nan_to_num(scaled).astype(np.float32), np.ones(len(x), np.float32)]
-    test, train = np.split(np.random.default_rng(seed).permutation(len(x)), [num_test])
-    return _classification(features, label, train, test, site[train])
-
-
 def _groups(names: Any, y: Any, slopes: Any, effects: Any = ()) -> Loaded:
     """Return outcomes with a level per group, coefficients of `effects` per group, and slopes."""
     y = np.asarray(y)
@@ -365,11 +336,7 @@ def _rdataset(name: str) -> Any:
 
 
 def radon() -> Loaded:
-    """Return the logarithm of radon in houses of 85 counties: columns `z`, `x` and `y`.
-
-    The counties are those with the first 85 names in posteriordb's ``radon_all``, with at most 16
-    houses each, in the file's order.
-    """
+    """Return log radon in the first 16 houses of the first 85 counties of posteriordb's data."""
     advice = "its arrays are columns of posteriordb's data set radon_all"
     (path,) = sources.require("radon_all", ["radon_all.npz"], advice)
     with np.load(path) as file:
@@ -381,10 +348,7 @@ def radon() -> Loaded:
 
 
 def exam() -> Loaded:
-    """Return exam scores of pupils by school: columns `z`, `x` and `y`.
-
-    Schools have a level and a slope of an earlier test.
-    """
+    """Return exam scores by school, with a slope of an earlier test: columns `z`, `x` and `y`."""
     frame = _rdataset("Exam")
     return _groups(frame.school.astype(str), frame.normexam, [frame.sex == "F"], [frame.standLRT])
 

@@ -3,6 +3,7 @@
 Rows are tidy (`experiments.tidy`), with the setting ``parameter`` for numbers of one parameter.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,14 @@ import numpy as np
 from jax.scipy.special import logsumexp
 
 import fedmcmc
-from experiments import confidence, output, plots, problems
+from experiments import confidence, plots, problems
 from experiments.claims import mean as mean_with_error
 from experiments.confidence import Numbers
 from experiments.reference import flat
 from experiments.tidy import Row, from_numbers, setting_text, write_rows
 from experiments.wiring import ConfigError
 from fedmcmc.diagnostics import mixing
+from fedmcmc.pytrees import named_leaves
 
 ROWS = "rows.csv"
 MOST_PARAMETERS = 200
@@ -31,10 +33,9 @@ OVER_SEEDS: dict[str, Callable[..., float]] = {"max_rhat": np.max, "min_ess": np
 def check_names(names: Any) -> None:
     """Raise `ConfigError` unless all names are metrics."""
     choices = (*NAMES, *OF_REFERENCES)
-    unknown = [name for name in names or () if name not in choices]
+    unknown = ", ".join(name for name in names or () if name not in choices)
     if unknown:
-        listed = ", ".join(choices)
-        raise ConfigError(f"metrics has {', '.join(unknown)}; the metrics are {listed}.")
+        raise ConfigError(f"metrics has {unknown}; the metrics are {', '.join(choices)}.")
 
 
 def tidy(
@@ -53,29 +54,19 @@ def tidy(
         for measure in dict.fromkeys(NAMES[name] for name in chosen)
         for place, metric, value in measure(samples, problem)
         if metric in chosen
-        for row in rows_at(method, {**settings, **place}, {metric: value}, seed)
+        for row in from_numbers(method, {**settings, **place}, {metric: value}, seed)
     ]
-
-
-def rows_at(
-    method: str, settings: Mapping[str, Any], numbers: Mapping[str, Any], seed: int
-) -> list[Row]:
-    """Return rows at settings whose `x` is a place on a curve."""
-    plain = {name: value for name, value in settings.items() if name != "x"}
-    return from_numbers(method, plain, numbers, seed, settings.get("x"))
 
 
 def parameters(samples: fedmcmc.Samples) -> tuple[list[str], np.ndarray]:
     """Return names and draws ``[num_chains, num_draws, n]`` of up to 200 evenly spaced numbers."""
     names = []
-    for path, leaf in jax.tree_util.tree_leaves_with_path(samples.constrained):
-        site = jax.tree_util.keystr(path, simple=True, separator=".") or "theta"
-        site = "_".join(site.split())
+    for leaf_name, leaf in named_leaves(samples.constrained).items():
+        site = "_".join(leaf_name.split())
         places = [",".join(map(str, place)) for place in np.ndindex(*np.shape(leaf)[2:])]
         names += [f"{site}[{place}]" if place else site for place in places]
     values = flat(samples.constrained, 2)
-    size = values.shape[-1]
-    chosen = np.unique(np.linspace(0, size - 1, min(size, MOST_PARAMETERS)).astype(int))
+    chosen = np.unique(np.linspace(0, len(names) - 1, min(len(names), MOST_PARAMETERS)).astype(int))
     return [names[i] for i in chosen], values[..., chosen]
 
 
@@ -90,8 +81,8 @@ def _mixing(samples: fedmcmc.Samples, problem: Any) -> Numbers:
     names, values = parameters(samples)
     if values.shape[1] < 4 or not np.isfinite(values).all():
         return
-    judged = [mixing(values[..., i : i + 1]) for i in range(len(names))]
-    rhat, ess = np.array([(each.rhat[0], each.ess_bulk[0]) for each in judged]).T
+    columns = [mixing(values[..., i : i + 1]) for i in range(len(names))]  # all, not only some
+    rhat, ess = np.array([(column.rhat[0], column.ess_bulk[0]) for column in columns]).T
     for name, r, e in zip(names, rhat, ess, strict=True):
         yield {"parameter": name}, "rhat", r
         yield {"parameter": name}, "ess", e
@@ -113,8 +104,7 @@ def _scores(samples: fedmcmc.Samples, problem: Any) -> Numbers:
         return
     if confidence.outcome_of(test) is None:
         draws = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), _spaced(samples))
-        terms = jax.jit(lambda x: jax.lax.map(lambda y: posterior.loglikelihood_fn(y, test), x))
-        each = terms(draws)
+        each = jax.lax.map(lambda position: posterior.loglikelihood_fn(position, test), draws)
         yield {}, "nll", np.log(len(each)) - logsumexp(each, axis=0).mean()
         return
     scores = confidence.scores(problem, predictions(samples, problem))
@@ -140,8 +130,8 @@ def _about_mode(samples: fedmcmc.Samples, problem: Any) -> Numbers:
     """Compare with the posterior's mode, which of a Gaussian posterior is the exact mean."""
     if problem.posterior.local is not None:
         return
-    mode = flat(problem.supplies.centre, 0)
-    leaves = (jax.tree.leaves(tree)[0] for tree in (samples.draws, problem.supplies.centre))
+    mode = flat(problem.centre, 0)
+    leaves = (jax.tree.leaves(tree)[0] for tree in (samples.draws, problem.centre))
     num_axes = np.subtract(*map(np.ndim, leaves))  # chains, draws, and any axes of `collect`
     draws = flat(samples.draws, num_axes)
     draws = draws.reshape(len(draws), -1, len(mode))
@@ -164,21 +154,16 @@ def _networks(samples: fedmcmc.Samples, problem: Any) -> Numbers:
     yield from confidence.curves(problem, _spaced(samples), predictions(samples, problem))
 
 
-SCORES = ("accuracy", "brier", "calibration_error", "ece", "negative_log_likelihood", "nll")
-NETWORKS = (
-    *("accuracy_of_mean_network", "draws", "relative_bits", "auc", "accuracy_by_confidence"),
-    *("images_by_confidence", "calibration_gap", "images_in_bin"),
-    *("entropy_quantile", "entropy_density"),
-)
-NAMES: dict[str, Callable[[fedmcmc.Samples, Any], Numbers]] = {
-    **dict.fromkeys(("mean", "sd"), _moments),
-    **dict.fromkeys(("rhat", "ess", "max_rhat", "min_ess"), _mixing),
-    **dict.fromkeys(("bits_up", "bits_down", "rounds", "bits_per_message"), _communication),
-    **dict.fromkeys(SCORES, _scores),
-    **dict.fromkeys(("variance", "mse_of_average"), _about_mode),
-    **dict.fromkeys(NETWORKS, _networks),
+MEASURES: dict[Callable[[fedmcmc.Samples, Any], Numbers], str] = {
+    _moments: "mean sd",
+    _mixing: "rhat ess max_rhat min_ess",
+    _communication: "bits_up bits_down rounds bits_per_message",
+    _scores: "accuracy brier calibration_error ece negative_log_likelihood nll",
+    _about_mode: "variance mse_of_average",
+    _networks: "accuracy_of_mean_network draws relative_bits auc accuracy_by_confidence "
+    "images_by_confidence calibration_gap images_in_bin entropy_quantile entropy_density",
 }
-"""Functions that measure, by the names of their metrics."""
+NAMES = {name: measure for measure, names in MEASURES.items() for name in names.split()}
 DEFAULT = (
     *("mean", "sd", "rhat", "ess", "max_rhat", "min_ess", "bits_up", "bits_down", "rounds"),
     *("nll", "accuracy", "ece", "brier"),
@@ -191,7 +176,7 @@ OF_REFERENCES = ("hpd_error", "variance_error")
 def write(out: Path, samples: fedmcmc.Samples, rows: Sequence[Row]) -> None:
     """Write rows, draws, a figure of traces and a report into the folder `out`."""
     write_rows(out / ROWS, rows)
-    output.save_draws(samples, out / "draws.nc")
+    samples.to_datatree().to_netcdf(out / "draws.nc", engine="h5netcdf")
     names, values = parameters(samples)
     with plots.figure(out / "trace.png", rows=min(3, len(names)), size=(6, 1.8)) as (_, axes):
         for axis, name, column in zip(axes[:, 0], names, np.moveaxis(values, -1, 0), strict=False):
@@ -203,17 +188,17 @@ def write(out: Path, samples: fedmcmc.Samples, rows: Sequence[Row]) -> None:
 
 def table(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Return the metrics of whole runs by method and setting, summarized over seeds."""
-    groups: dict[tuple[str, str], list[Row]] = {}
+    groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
         if row.x is None and "parameter" not in row.settings:
-            groups.setdefault((row.method, setting_text(row.settings)), []).append(row)
-    names = dict.fromkeys(row.metric for matching in groups.values() for row in matching)
+            groups[row.method, setting_text(row.settings)].append(row)
+    names = dict.fromkeys(row.metric for group in groups.values() for row in group)
     lines = []
-    for (method, setting), matching in groups.items():
-        seeds = {row.seed for row in matching}
+    for (method, setting), group in groups.items():
+        seeds = {row.seed for row in group}
         line: dict[str, Any] = {"method": method, "setting": setting, "seeds": len(seeds)}
         for name in names:
-            values = [row.value for row in matching if row.metric == name]
+            values = [row.value for row in group if row.metric == name]
             line[name] = float(OVER_SEEDS.get(name, np.mean)(values)) if values else None
         lines.append(line)
     return lines

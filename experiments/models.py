@@ -20,20 +20,16 @@ from jax.tree_util import Partial
 import fedmcmc
 
 Method = Literal["lax", "patches", "banded"]
-"""How convolutions are computed; all ways give the values of ``"lax"``, up to rounding.
+"""How convolutions are computed, with the same values up to rounding.
 
 ``"lax"``, XLA's convolution, is several times slower on CPU inside of loops (jax-ml/jax#12868).
-``"patches"`` is a product of the patches under the kernel with the kernel as a matrix,
-``"banded"`` one of rows of the image with a matrix that holds the kernel once for every place in
-a row, for narrow images with few channels.
+``"patches"`` multiplies patches by the kernel, ``"banded"`` rows of narrow images by a matrix that
+holds the kernel once for every place in a row.
 """
 
 
 class Mlp(nn.Module):
-    """Dense layers of `widths` and one of `num_outputs`; without widths a linear model.
-
-    Rows of any shape are flattened.
-    """
+    """Dense layers of `widths` and one of `num_outputs`; rows of any shape are flattened."""
 
     widths: tuple[int, ...] = ()
     num_outputs: int = 10
@@ -89,10 +85,7 @@ def _slices(x: Array, axis: int, kernel: int, strides: int) -> list[Array]:
 
 
 class LeNet5(nn.Module):
-    """LeNet-5 for images ``[n, height, width, channels]``, 61706 parameters for 28 x 28 x 1.
-
-    LeCun et al. (1998), with rectifiers and maxima.
-    """
+    """LeNet-5 (LeCun et al. 1998) with rectifiers and maxima: 61706 numbers for MNIST."""
 
     num_outputs: int = 10
     method: Method = "banded"
@@ -131,11 +124,7 @@ def _max_of_four(x: Array) -> Array:
 
 
 class FilterResponseNorm(nn.Module):
-    """Divide each channel of each image by its root mean square, scale and shift it.
-
-    The result is at least a third parameter ``tau`` per channel (the thresholded linear unit).
-    Source: Singh and Krishnan (2020), Filter response normalization layer, eqs. 1-3.
-    """
+    """Scale channels by root mean squares; thresholded (Singh and Krishnan 2020, eqs. 1-3)."""
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -148,10 +137,9 @@ class FilterResponseNorm(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Residual network for small images, with `FilterResponseNorm` and swish.
+    """Residual network of Izmailov et al. (2021), with `FilterResponseNorm` and swish.
 
-    Source: Izmailov et al. (2021), What are Bayesian neural network posteriors really like?, with
-    the depth ``6 * num_blocks + 2``; 274042 parameters for depth 20 and 3 channels.
+    The depth is ``6 * num_blocks + 2``; depth 20 has 274042 parameters for 3 channels.
     """
 
     num_blocks: int = 3
@@ -180,10 +168,7 @@ class ResNet(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """ResNet-18 for small images, pre-activation, with group normalization: 11.2 million numbers.
-
-    A benchmark of Reddi et al. (2021), who replace batch statistics as Hsieh et al. (2020) do.
-    """
+    """ResNet-18 with group normalization of Reddi et al. (2021): 11.2 million numbers."""
 
     num_outputs: int = 100
     width: int = 64
@@ -192,31 +177,26 @@ class ResNet18(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Return ``[n, num_outputs]``."""
-
-        def convolve(x: Array, features: int, size: int, strides: int = 1) -> Array:
-            init = nn.initializers.he_normal()
-            return nn.Conv(features, (size, size), strides, use_bias=False, kernel_init=init)(x)
+        init = nn.initializers.he_normal()
+        conv = functools.partial(nn.Conv, use_bias=False, kernel_init=init)
 
         def activate(x: Array) -> Array:
             return nn.relu(nn.GroupNorm(self.num_groups)(x))
 
-        x = convolve(x, self.width, 3)
+        x = conv(self.width, (3, 3))(x)
         for stage in range(4):
             features = self.width * 2**stage
             for block in range(2):
                 strides = 2 if stage > 0 and block == 0 else 1
                 y = activate(x)
-                skip = convolve(y, features, 1, strides) if strides == 2 else x
-                y = convolve(y, features, 3, strides)
-                x = skip + convolve(activate(y), features, 3)
+                skip = conv(features, (1, 1), 2)(y) if strides == 2 else x
+                y = conv(features, (3, 3), strides)(y)
+                x = skip + conv(features, (3, 3))(activate(y))
         return nn.Dense(self.num_outputs)(jnp.mean(activate(x), axis=(1, 2)))
 
 
 class EmnistCnn(nn.Module):
-    """Two convolutions, a maximum of four and two dense layers: 1.2 million numbers.
-
-    A benchmark of Reddi et al. (2021), without dropout.
-    """
+    """Convolutions and dense layers of Reddi et al. (2021), no dropout: 1.2 million numbers."""
 
     num_outputs: int = 62
 
@@ -237,10 +217,11 @@ def num_classes(data: fedmcmc.FederatedData) -> int:
 
 def column(data: fedmcmc.FederatedData, name: str) -> Any:
     """Return a column of the rows, or raise ``ValueError``."""
-    if not isinstance(data.rows, dict) or name not in data.rows:
-        names = ", ".join(data.rows) if isinstance(data.rows, dict) else "not named"
+    columns = data.rows if isinstance(data.rows, dict) else {}
+    if name not in columns:
+        names = ", ".join(columns) or "not named"
         raise ValueError(f"this model needs the column {name!r}; the columns are {names}.")
-    return data.rows[name]
+    return columns[name]
 
 
 def flat_logprior(position: Any) -> Array:
@@ -383,8 +364,8 @@ def _pair_start(zeros: Array, rng_key: Array) -> dict[str, Array]:
 
 
 def _pair_terms(position: dict[str, Array], rows: dict[str, Array]) -> Array:
-    distance = rows["features"] @ position["gamma"]
-    return jax.nn.log_sigmoid(-rows["sign"] * (distance - position["mu"]))
+    excess = rows["features"] @ position["gamma"] - position["mu"]
+    return jax.nn.log_sigmoid(-rows["sign"] * excess)
 
 
 def trial(treated: Any, risk: Any, pancreatitis: Any = None) -> None:
@@ -400,13 +381,12 @@ def random_effects(
 ) -> fedmcmc.Posterior:
     """Return effects of groups, one client per group, with common slopes.
 
-    Columns are `z` (whose coefficients are the group's own), `x` and `y`; whole numbers `y` are
-    binary outcomes. `marginal_nodes` is the number of nodes of the quadrature over a group's
-    effects (`fedmcmc.marginal`); ``None`` leaves the effects with the clients, for
-    `fedmcmc.fed_gibbs` (with ``centered=1``) and ``lsd(refresh=...)``.
+    Columns are `z` (whose coefficients are the group's own), `x` and `y`, binary if whole numbers.
+    A quadrature of `marginal_nodes` nodes integrates over a group's effects (`fedmcmc.marginal`);
+    ``None`` leaves them with the clients.
     """
     binary = np.issubdtype(np.asarray(column(data, "y")[:1]).dtype, np.integer)
-    model = binary_effects if binary else normal_effects
+    model = functools.partial(effects_of_groups, binary=bool(binary))
     posterior = fedmcmc.from_numpyro(model, example=data, centered=centered)
     return posterior if marginal_nodes is None else fedmcmc.marginal(posterior, marginal_nodes)
 
@@ -420,25 +400,15 @@ def shared_by_groups(z: Array, x: Array) -> tuple[Array, Array, Array]:
     return mu, tau, slopes
 
 
-def _linear_predictor(z: Array, x: Array) -> Array:
+def effects_of_groups(z: Any, x: Any, y: Any = None, binary: bool = False) -> None:
+    """Give one group's rows normal or binary outcomes; a NumPyro model."""
     mu, tau, slopes = shared_by_groups(z, x)
     effect = numpyro.sample("effect", dist.Normal(mu, tau).to_event(1), infer={"local": True})
-    return z @ effect + x @ slopes
-
-
-def normal_effects(z: Any, x: Any, y: Any = None) -> None:
-    """Give one group's rows normal outcomes; a NumPyro model."""
-    eta = _linear_predictor(z, x)
-    sigma = numpyro.sample("sigma", dist.HalfNormal(1))
+    eta = z @ effect + x @ slopes
+    sigma = None if binary else numpyro.sample("sigma", dist.HalfNormal(1))
     with numpyro.plate("rows", len(eta)):
-        numpyro.sample("y", dist.Normal(eta, sigma), obs=y)
-
-
-def binary_effects(z: Any, x: Any, y: Any = None) -> None:
-    """Give one group's rows binary outcomes; a NumPyro model."""
-    eta = _linear_predictor(z, x)
-    with numpyro.plate("rows", len(eta)):
-        numpyro.sample("y", dist.Bernoulli(logits=eta), obs=y)
+        outcome = dist.Bernoulli(logits=eta) if binary else dist.Normal(eta, sigma)
+        numpyro.sample("y", outcome, obs=y)
 
 
 def group_means(data: fedmcmc.FederatedData, marginal_nodes: int | None = None) -> Any:

@@ -1,15 +1,14 @@
 """Files and tables of a run."""
 
-import math
+import json
 import platform
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 import fedmcmc
 
@@ -19,36 +18,27 @@ ROOT = Path(__file__).resolve().parents[1]
 def environment() -> dict[str, Any]:
     """Return versions, device and (in a git checkout) the commit, for a record."""
     packages = ("jax", "jaxlib", "numpy", "numpyro", "hydra-core", "matplotlib")
-    versions = {"python": platform.python_version(), "fedmcmc": fedmcmc.__version__}
-    for name in packages:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            versions[name] = None
-    device = jax.devices()[0]
+    status = _git("status", "--porcelain", "--untracked-files=no", "--", "src", "experiments")
     return {
-        "versions": versions,
-        "device": device.device_kind,
+        "versions": {
+            "python": platform.python_version(),
+            "fedmcmc": fedmcmc.__version__,
+            **{name: version(name) for name in packages},
+        },
+        "device": jax.devices()[0].device_kind,
         "x64": bool(jax.config.jax_enable_x64),
         "matmul_precision": jax.config.jax_default_matmul_precision,
         "git_commit": _git("rev-parse", "HEAD"),
-        "git_dirty": _dirty(),
+        "git_dirty": None if status is None else bool(status),
     }
 
 
 def _git(*arguments: str) -> str | None:
+    command = ["git", "-C", str(ROOT), *arguments]
     try:
-        process = subprocess.run(
-            ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True
-        )
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
-    return process.stdout.strip()
-
-
-def _dirty() -> bool | None:
-    status = _git("status", "--porcelain", "--untracked-files=no", "--", "src", "experiments")
-    return None if status is None else bool(status)
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -59,23 +49,8 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return `value` as JSON gives it back: arrays as lists, numbers not finite as ``None``."""
-    if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
-    if isinstance(value, np.ndarray | np.generic | jax.Array):
-        return plain(np.asarray(value).tolist())
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    raise TypeError(f"a record holds numbers, strings, lists and dicts, got {type(value)}.")
-
-
-def save_draws(samples: fedmcmc.Samples, path: Path, **kwargs: Any) -> None:
-    """Write draws as netCDF, to be read with ``xarray.open_datatree``."""
-    samples.to_datatree(**kwargs).to_netcdf(path, engine="h5netcdf")
+    """Return `value` as JSON gives it back, arrays as lists."""
+    return json.loads(json.dumps(value, default=lambda array: array.tolist()))
 
 
 def format_number(value: Any) -> str:
@@ -90,29 +65,18 @@ def format_number(value: Any) -> str:
     return f"{rounded:,.0f}" if 1e3 <= abs(rounded) < 1e6 else f"{value:.3g}"
 
 
-def text_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Lay out rows with equal keys for a terminal."""
-    columns = list(rows[0])
-    cells = [columns] + [[format_number(row[c]) for c in columns] for row in rows]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
-    lines = ["  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)) for line in cells]
-    lines.insert(1, "  ".join("-" * w for w in widths))
-    return "\n".join(lines)
-
-
 def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Lay out rows with equal keys as a Markdown table."""
-    columns = list(rows[0])
 
-    def line(cells: Iterable[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    def line(cells: Iterable[Any]) -> str:
+        texts = (format_number(cell).replace("|", "\\|") for cell in cells)
+        return f"| {' | '.join(texts)} |"
 
-    lines = [line(columns), "|" + "---|" * len(columns)]
-    return "\n".join([*lines, *(line(format_number(row[c]) for c in columns) for row in rows)])
+    lines = [line(rows[0]), "|" + "---|" * len(rows[0]), *(line(row.values()) for row in rows)]
+    return "\n".join(lines)
 
 
 def relative(path: Path) -> str:
     """Return `path` relative to the working directory where it lies below it."""
-    path = path.resolve()
-    current = Path.cwd().resolve()
+    path, current = path.resolve(), Path.cwd().resolve()
     return str(path.relative_to(current)) if path.is_relative_to(current) else str(path)

@@ -5,6 +5,7 @@
 
 import dataclasses
 import io
+import math
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,11 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
+import matplotlib.style
 import numpy as np
 import yaml
 from matplotlib.axes import Axes
@@ -65,10 +62,7 @@ def entries(path: Path = NOTES / "figures.yaml") -> dict[str, dict[str, Any]]:
     figures = {}
     for name, node in yaml.safe_load(path.read_text())["figures"].items():
         common = {k: v for k, v in node.items() if k not in ("panels", *OF_ENTRY)}
-        panels = []
-        for panel in node.get("panels", [{}]):
-            where = {**common.get("where", {}), **panel.get("where", {})}
-            panels.append({**common, **panel, "where": where})
+        panels = [_merged(common, panel) for panel in node.get("panels", [{}])]
         figures[name] = {**OF_ENTRY, **node, "panels": panels}
     return figures
 
@@ -76,46 +70,40 @@ def entries(path: Path = NOTES / "figures.yaml") -> dict[str, dict[str, Any]]:
 def layers(panel: Mapping[str, Any]) -> list[Layer]:
     """Return the layers of a panel."""
     common = {k: v for k, v in panel.items() if k not in ("layers", "lines", *OF_PANEL)}
-    return [
-        Layer(**{**common, **changes, "where": {**panel["where"], **changes.get("where", {})}})
-        for changes in panel.get("layers", [{}])
-    ]
+    return [Layer(**_merged(common, changes)) for changes in panel.get("layers", [{}])]
+
+
+def _merged(common: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    where = {**common.get("where", {}), **changes.get("where", {})}
+    return {**common, **changes, "where": where}
 
 
 def places(layer: Layer) -> dict[Any, dict[str, float]]:
     """Return metrics by the columns and settings of their rows."""
-    by_place: dict[Any, dict[str, float]] = defaultdict(dict)
+    table: dict[Any, dict[str, float]] = defaultdict(dict)
     for row in tidy.read(layer.study):
-        about = {"method": row.method, "seed": row.seed, "x": row.x, **row.settings}
-        conditions = {name: v if isinstance(v, list) else [v] for name, v in layer.where.items()}
-        if all(about.get(name) in values for name, values in conditions.items()):
+        if row.matches(layer.where):
+            about = dict(row.place)
             index = ",".join(str(about.pop(name)) for name in layer.pivot if name in about)
             metric = f"{row.metric}[{index}]" if index else row.metric
-            by_place[tuple(about.items())][metric] = row.value
-    return by_place
+            table[tuple(about.items())][metric] = row.value
+    return table
 
 
 def series(layer: Layer) -> dict[str, np.ndarray]:
-    """Return columns ``x, y, low, high`` of every series, sorted by x.
-
-    Raises
-    ------
-    LookupError
-        If the study has no such rows.
-    """
+    """Return columns ``x, y, low, high`` of every series, sorted by x; raise if there is none."""
     scale = _number(layer.scale, layer.study)
-    groups: dict[str, list[Any]] = {}
+    groups: dict[str, list[Any]] = defaultdict(list)
     order: dict[str, Any] = {}
     for place, values in places(layer).items():
         about, y = dict(place), values.get(layer.metric)
         x = values.get(layer.x, about.get(layer.x))
         if y is None or x is None:
             continue
-        for name in layer.times:
-            x *= about[name]
+        x *= math.prod(about[name] for name in layer.times)
         heights = [scale * v**layer.power for v in (y, *_limits(layer, values, y))]
         label = _label(layer, about)
-        groups.setdefault(label, []).append([x, *np.where(np.isfinite(heights), heights, np.nan)])
+        groups[label].append([x, *np.where(np.isfinite(heights), heights, np.nan)])
         order[label] = about.get(layer.by[0]) if len(layer.by) == 1 else None
         if layer.x not in values:
             groups[label].sort()
@@ -140,10 +128,11 @@ def _limits(layer: Layer, values: Mapping[str, float], y: float) -> tuple[float,
     """Return limits: two standard errors, one standard deviation, or two metrics."""
     if isinstance(layer.error, list):
         return values[layer.error[0]], values[layer.error[1]]
-    deviation = f"{layer.metric}_sd" if layer.error is None else layer.error
-    width = values.get(deviation, 0.0)
     if layer.error is None:
+        width = values.get(f"{layer.metric}_sd", 0.0)
         width = 2 * values.get(f"{layer.metric} s.e.", width / 2)
+    else:
+        width = values.get(layer.error, 0.0)
     return y - width, y + width
 
 
@@ -171,9 +160,8 @@ def draw(name: str, entry: Mapping[str, Any], folder: Path = FIGURES) -> Path:
             for line in panel.get("lines", ()):
                 _draw_line(axis, panel["study"], **line)
             _label_ticks(axis)
-            legend: dict[str, Any] = {}
-            for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
-                legend.setdefault(label, handle)
+            items, labels = axis.get_legend_handles_labels()
+            legend = {label: items[labels.index(label)] for label in labels}
             handles |= {label: item for label, item in legend.items() if label not in handles}
             if entry["legend"] == "panel":
                 axis.legend(legend.values(), legend, fontsize=7)
@@ -192,31 +180,26 @@ def _draw_layer(axes: Axes, layer: Layer, colors: dict[str, Any]) -> None:
         axes.set_xticks(range(values.shape[1]), next(iter(groups.values()))[:, 0])
         axes.set_yticks(range(len(groups)), list(groups))
         axes.grid(False)
-        plt.colorbar(image, ax=axes, label=layer.label)
+        axes.figure.colorbar(image, ax=axes, label=layer.label)
         return
     for i, (label, points) in enumerate(groups.items()):
         color = layer.colors.get(label) or colors.setdefault(label, f"C{len(colors) % NUM_COLORS}")
         if layer.colormap:
-            color = plt.get_cmap(layer.colormap)(0.9 * i / max(1, len(groups) - 1))
+            color = matplotlib.colormaps[layer.colormap](0.9 * i / max(1, len(groups) - 1))
         x, (y, low, high) = points[:, 0], points[:, 1:].astype(float).T
         low = np.maximum(low, y / 10) if axes.get_yscale() == "log" else low
         style: dict[str, Any] = {"color": color, "label": label}
         errors = np.nan_to_num(np.maximum(0, [y - low, high - y]))
         if layer.kind == "bars":
-            wide = 0.8 / len(groups)
-            middle = np.arange(len(x)) + wide * (i - (len(groups) - 1) / 2)
-            axes.bar(middle, y, wide, yerr=errors if errors.any() else None, **style)
-            axes.set_xticks(range(len(x)), x)
+            axes.bar(x.astype(str), y, **style)
         elif layer.kind == "ellipse":
             _draw_ellipses(axes, layer, label, color)
         else:
             line = layer.style.get(label, "-") if isinstance(layer.style, dict) else layer.style
-            line = "" if layer.kind == "scatter" else line
             if line == "-" and not layer.colormap and label in [*colors][NUM_COLORS:]:
                 line = "--"
-            marker = layer.marker or ("o" if layer.kind == "scatter" else "")
-            style |= {"linestyle": line, "marker": marker, "ms": 4}
-            if marker and errors.any():
+            style |= {"linestyle": line, "marker": layer.marker, "ms": 4}
+            if layer.marker and errors.any():
                 axes.errorbar(x.astype(float), y, errors, **style)
                 continue
             axes.plot(x.astype(float), y, **style)
@@ -237,22 +220,19 @@ def _draw_ellipses(axes: Axes, layer: Layer, label: str, color: Any) -> None:
             axes.add_patch(patch).set_label(label)
 
 
-def _draw_line(
-    axes: Axes, study: str, label: str = "", power: float | None = None, **at: Any
-) -> None:
+def _draw_line(axes: Axes, study: str, label: str = "", power: float = 0, **exact: Any) -> None:
     """Draw an exact value ``x`` or ``y``, or a power of x through the last point drawn."""
     style: dict[str, Any] = {"color": "black", "ls": ":", "lw": 1.2, "label": label or None}
-    if power is not None:
+    if power:
         x, y = np.concatenate([np.asarray(line.get_xydata(), float) for line in axes.lines]).T
         x, last = np.sort(x), y[np.argmax(x)]
         axes.plot(x, last * (x / x[-1]) ** power, **style)
-    for side, expression in at.items():
+    for side, expression in exact.items():
         (axes.axhline if side == "y" else axes.axvline)(_number(expression, study), **style)
 
 
 def _number(expression: Any, study: str) -> float:
-    value = evaluate(str(expression), study)
-    return float(getattr(value, "value", value))
+    return float(evaluate(str(expression), study))
 
 
 def _label_ticks(axes: Axes) -> None:
@@ -269,17 +249,14 @@ def figure(
     path: Path, rows: int = 1, columns: int = 1, size: tuple[float, float] = (4.8, 3.4)
 ) -> Iterator[tuple[Figure, np.ndarray]]:
     """Yield a figure and its axes ``[rows, columns]`` of a `size` in inches; write a small PNG."""
-    with plt.style.context(STYLE):
+    with matplotlib.style.context(STYLE):
         shape = (size[0] * columns, size[1] * rows)
-        fig, axes = plt.subplots(rows, columns, figsize=shape, squeeze=False)
-        try:
-            yield fig, axes
-            buffer = io.BytesIO()
-            fig.savefig(buffer, format="png")
-            image = Image.open(buffer).convert("RGB")  # with a palette it is a third of the size
-            image.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
-        finally:
-            plt.close(fig)
+        fig = Figure(figsize=shape)
+        yield fig, fig.subplots(rows, columns, squeeze=False)
+        buffer = io.BytesIO()
+        fig.savefig(buffer, format="png")
+        image = Image.open(buffer).convert("RGB")  # with a palette it is a third of the size
+        image.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 import functools
 import json
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 
@@ -10,19 +11,6 @@ import fedmcmc
 from experiments import wiring
 from experiments.wiring import ConfigError
 from fedmcmc.hierarchy import MarginalTerms
-
-
-class Problem(NamedTuple):
-    """A model on data, with rows held out (or ``None``), and what kernels may need of them.
-
-    Loaders may add, as `other`, rows of another data set, for predictions out of distribution.
-    """
-
-    posterior: fedmcmc.Posterior
-    data: fedmcmc.FederatedData
-    test: Any
-    supplies: wiring.Supplies
-    other: Any = None
 
 
 def model_node(node: dict[str, Any]) -> dict[str, Any]:
@@ -37,27 +25,26 @@ def model_node(node: dict[str, Any]) -> dict[str, Any]:
     return {"_target_": "fedmcmc.from_numpyro", "model": model}
 
 
-def load(config: dict[str, Any], names: dict[str, str] | None = None) -> Problem:
+def load(config: dict[str, Any], names: Mapping[str, str] | None = None) -> wiring.Supplies:
     """Return data and model of a config; jobs of one process share them, and so their programs."""
-    labels = {name: (names or {}).get(name, name) for name in ("data", "model")}
-    parts = (json.dumps(config[name]) for name in ("data", "model"))
-    return _load(*parts, f"model={labels['model']} does not fit data={labels['data']}")
+    labels = [f"{key}={(names or {}).get(key, key)}" for key in ("model", "data")]
+    parts = (json.dumps(config[key]) for key in ("data", "model"))
+    return _load(*parts, " does not fit ".join(labels))
 
 
 @functools.lru_cache(maxsize=4)
-def _load(data_config: str, model_config: str, misfit: str) -> Problem:
+def _load(data_config: str, model_config: str, misfit: str) -> wiring.Supplies:
     loaded = wiring.build(json.loads(data_config), "data", None)
-    data, test = loaded[:2] if isinstance(loaded, tuple) else (loaded, None)
+    data, *held_out = loaded if isinstance(loaded, tuple) else (loaded,)
     if not isinstance(data, fedmcmc.FederatedData):
         raise ConfigError(f"data must be a fedmcmc.FederatedData, got {type(data).__name__}.")
-    node = json.loads(model_config)
     try:
-        posterior = wiring.build(model_node(node), "model", wiring.Supplies(data))
+        node = model_node(json.loads(model_config))
+        posterior = wiring.build(node, "model", wiring.Supplies(data))
         _check_fit(posterior, data)
     except ConfigError as error:
         raise ConfigError(f"{misfit}: {str(error).removeprefix('model: ')}") from error
-    other_rows = loaded[2] if isinstance(loaded, tuple) and len(loaded) > 2 else None
-    return Problem(posterior, data, test, wiring.Supplies(data, posterior), other_rows)
+    return wiring.Supplies(data, posterior, *held_out)
 
 
 def has_rows(posterior: fedmcmc.Posterior) -> bool:
@@ -67,19 +54,20 @@ def has_rows(posterior: fedmcmc.Posterior) -> bool:
 
 
 def _check_fit(posterior: Any, data: fedmcmc.FederatedData) -> None:
-    """Evaluate shapes of the log likelihood on two rows; nothing is compiled."""
+    """Evaluate the shape of the log likelihood; nothing is compiled."""
     if not isinstance(posterior, fedmcmc.Posterior):
         raise ConfigError(f"it must make a fedmcmc.Posterior, got {type(posterior).__name__}.")
-    start = wiring.start_of(posterior)
+    if posterior.init_fn is None:
+        raise ConfigError("it has no start: give its fedmcmc.Posterior an init_fn.")
     if not has_rows(posterior):
         return
-    rows = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), leaf.dtype), data.rows
-    )
     try:
-        position = jax.eval_shape(start, jax.random.key(0))
-        terms = jax.eval_shape(posterior.loglikelihood_fn, position, rows)
+        position = jax.eval_shape(posterior.init_fn, jax.random.key(0))
+        terms = jax.eval_shape(posterior.loglikelihood_fn, position, data.rows)
     except Exception as error:  # a model may raise anything on rows of another kind
         raise ConfigError(wiring.describe(error)) from error
-    if terms.shape != (2,):
-        raise ConfigError(f"its log likelihood of two rows has shape {terms.shape}, not (2,).")
+    if terms.shape != (data.num_rows,):
+        raise ConfigError(
+            f"its log likelihood must have a term for each of {data.num_rows} rows, got the shape "
+            f"{terms.shape}."
+        )

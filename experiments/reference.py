@@ -10,29 +10,26 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from arviz_stats.base import array_stats
 from jax import Array
 from jax.flatten_util import ravel_pytree
 from numpyro.infer import HMC, MCMC, NUTS
 
+from fedmcmc.diagnostics import worst
+
 MAX_RHAT, MIN_ESS = 1.01, 400.0
-MAX_CHECKED = 256
-"""Number of coordinates, evenly spaced, that diagnostics use."""
+MAX_CHECKED = 256  # coordinates, evenly spaced, that diagnostics use
 
 
 class Reference(NamedTuple):
-    """Draws to compare with, and numbers for rows.
-
-    With the seed of a run, the chains share its noise, chain by chain.
-    """
+    """Draws to compare with, and numbers for rows."""
 
     draws: Any  # leaves [num_chains, num_draws, ...]
     summary: dict[str, float]
-    seed: int = 0
+    seed: int = 0  # chains share the noise of a run with this seed, chain by chain
 
 
 def require_converged(reference: Reference) -> Reference:
-    """Return draws of `run`, or raise `RuntimeError` if diagnostics are bad or not numbers."""
+    """Return the reference, or raise `RuntimeError` if its diagnostics are bad or not numbers."""
     summary = reference.summary
     converged = summary["rhat"] <= MAX_RHAT and summary["ess"] >= MIN_ESS
     if not converged or summary["num_divergent"]:
@@ -58,9 +55,8 @@ def run(
     """Run a kernel of NumPyro from `positions`, leaves ``[num_chains, ...]``.
 
     `num_warmup` counts steps and `thinning` steps per draw; `settings` are arguments of the kernel.
-    `summary` has the largest rank-normalized split R-hat and the smallest bulk effective sample
-    size (Vehtari et al. 2021) of the potential and of `num_checked` coordinates, and means of the
-    acceptance rate and the step size after the warm-up.
+    R-hat and the effective sample size in `summary` are the worst of the potential and of
+    `num_checked` coordinates.
     """
     chains = MCMC(
         kernel(potential_fn=potential_fn, **settings),
@@ -79,14 +75,12 @@ def run(
     draws = jax.tree.map(np.asarray, chains.get_samples(group_by_chain=True))
     values = flat(draws, 2)
     chosen = np.unique(np.linspace(0, values.shape[-1] - 1, MAX_CHECKED).round().astype(int))
-    checked = np.concatenate([potential[..., None], values[..., chosen]], axis=-1)
-    with np.errstate(invalid="ignore", divide="ignore"):  # chains that do not move
-        ess = np.min(array_stats.ess(checked, chain_axis=0, draw_axis=1))
+    rhat, ess = worst([potential, values[..., chosen]])
     summary = {
         "acceptance": float(acceptance.mean()),
         "step_size": float(np.mean(chains.last_state.adapt_state.step_size)),
-        "rhat": largest_rhat(checked),
-        "ess": float(ess),
+        "rhat": rhat,
+        "ess": ess,
         "num_checked": len(chosen),
         "num_divergent": int(diverging.sum()),
     }
@@ -95,12 +89,6 @@ def run(
 
 hmc = partial(run, HMC, trajectory_length=None)
 nuts = partial(run, NUTS)
-
-
-def largest_rhat(values: np.ndarray) -> float:
-    """Return the largest R-hat of ``[num_chains, num_draws, n]``, NaN if a number never moves."""
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return float(np.max(array_stats.rhat(values, chain_axis=0, draw_axis=1)))
 
 
 def flat(tree: Any, num_axes: int) -> np.ndarray:

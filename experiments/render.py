@@ -1,51 +1,38 @@
-"""Pages of results from templates and records: ``python -m experiments.render``.
+"""Pages of results from templates and records: ``python -m experiments.render [paper ...]``.
 
 ``notes/<paper>.md`` is written by a person. In it ``{{ ... }}`` holds a call of one of the
 functions of `Page`. The page goes to ``docs/results/<paper>.md``, an appendix for each study to
 ``docs/results/runs/<paper>/<study>.md``. ``notes/findings.md`` becomes ``docs/findings.md``.
 """
 
-import argparse
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import hydra
 
-from experiments import arguments as command_line
-from experiments import run, tidy
-from experiments.claims import NOTES, Claim, claims_of, evaluate, judge
-from experiments.output import markdown_table, plain
-from experiments.study import CONFIGS, recorded_settings
+from experiments import arguments, run, tidy
+from experiments.claims import NOTES, claims_of, evaluate, judge
+from experiments.output import markdown_table
+from experiments.study import CONFIGS, load, recorded_settings
 
-ROOT = Path(__file__).resolve().parents[1]
-DOCS = ROOT / "docs" / "results"
+DOCS = Path(__file__).resolve().parents[1] / "docs" / "results"
 PLACEHOLDER = re.compile(r"\{\{(.+?)\}\}", re.DOTALL)
 BRACES = re.compile(r"\{([^{}]+?)(?::([^{}:]*))?\}")
-FINDINGS = "findings"
-"""Page of what users should know, from studies of all papers."""
-MAX_LINES, MAX_WORDS = 200, 2_500
-MAX_ROWS = 60
-"""Rows of an appendix; the others are in the file alone."""
+FINDINGS = "findings"  # page of what users should know, from studies of all papers
+MAX_ROWS = 60  # of an appendix; the others are in the file alone
 
 
 class Page:
-    """Functions that a template may call, for one paper.
-
-    Parameters
-    ----------
-    paper
-        Name of the paper's folder of records.
-    root, notes
-        Folders of the records and of the claims.
-    """
+    """Functions that a template may call, for one paper with records in `root`."""
 
     def __init__(self, paper: str, root: Path = tidy.RECORDS, notes: Path = NOTES) -> None:
         self.paper, self.root, self.notes = paper, root, notes
-        path = notes / f"{paper}.claims.yaml"
-        self.claims = {c.id: c for c in claims_of(paper, notes)} if path.exists() else {}
+        has_claims = (notes / f"{paper}.claims.yaml").exists()
+        self.claims = {c.id: c for c in claims_of(paper, notes)} if has_claims else {}
 
     def value(self, study: str, expression: str, form: str = ".3g") -> str:
         """Return a number of a study; raise `ValueError` if it is NaN."""
@@ -55,70 +42,51 @@ class Page:
         return text
 
     def verdict(self, name: str, word: str) -> str:
-        """Return the verdict on a claim, which the prose around it expects to be `word`.
+        """Return the verdict on a claim, or raise `ValueError` if it is not `word`.
 
         A claim of another paper is named ``"<paper>/<claim>"``.
-
-        Raises
-        ------
-        ValueError
-            If it is another.
         """
         paper, _, claim = name.rpartition("/")
-        claims = self.claims
-        if paper:
-            claims = {claim.id: claim for claim in claims_of(paper, self.notes)}
-        actual = judge(claims[claim], self.root)
+        page = Page(paper, self.root, self.notes) if paper else self
+        actual = judge(page.claims[claim], self.root)
         if actual != word:
             raise ValueError(f"The verdict on {name} is {actual!r}, and the page says {word!r}.")
         return f"**{word}**"
 
     def claims_table(self, *names: str) -> str:
         """Return the table of some claims, by default of all that the paper makes."""
-        chosen = [self.claims[name] for name in names]
-        if not names:
-            of_paper = [claim for claim in self.claims.values() if not claim.is_ours]
-            chosen = of_paper or list(self.claims.values())
-        lines = [self._line(claim) for claim in chosen]
+        claims = [self.claims[name] for name in names]
+        lines = []
+        for claim in claims or [c for c in self.claims.values() if not c.is_ours]:
+            study = claim.run(self.root)
+            line = {
+                "where": claim.where,
+                "claim": claim.claim,
+                "verdict": f"**{judge(claim, self.root)}**",
+                "ours": (self._filled(claim.ours, study) if study else "") or "-",
+                "paper": claim.paper or "-",
+                "run": f"[{study.partition('/')[2]}](runs/{study}.md)" if study else "-",
+            }
+            lines.append(line)
         if all(line["paper"] == "-" for line in lines):
             lines = [{k: v for k, v in line.items() if k != "paper"} for line in lines]
         return markdown_table(lines)
 
-    def _line(self, claim: Claim) -> dict[str, str]:
-        study = claim.run(self.root)
-        link = "-"
-        if study:
-            link = f"[{study.partition('/')[2]}](runs/{study}.md)"
-        return {
-            "where": claim.where,
-            "claim": claim.claim,
-            "verdict": f"**{judge(claim, self.root)}**",
-            "ours": _filled(claim.ours, study, self.root) if study and claim.ours else "-",
-            "paper": claim.paper or "-",
-            "run": link,
-        }
+    def _filled(self, text: str, study: str) -> str:
+        """Return a text in which each ``{expression:format}`` is replaced by its value."""
+        return BRACES.sub(lambda match: self.value(study, match[1], match[2] or ".3g"), text)
 
     def table(
         self, study: str, metrics: Mapping[str, str], by: str = "method", **where: Any
     ) -> str:
-        """Return a table with a line per value of `by` and a column per metric.
+        """Return a table with a line per method or value of the setting `by`.
 
-        Parameters
-        ----------
-        study
-            Name of the study.
-        metrics
-            Heading of each metric, by its name.
-        by
-            ``"method"`` or the name of a setting.
-        **where
-            Conditions on the rows.
+        `metrics` maps metrics to the headings of their columns; `where` are conditions on rows.
         """
-        rows = [row for row in tidy.read(study, self.root) if row.matches(where)]
         lines: dict[Any, dict[str, Any]] = {}
-        for row in rows:
-            if row.metric in metrics and row.x is None and row.seed is None:
-                place = row.method if by == "method" else row.settings.get(by)
+        for row in tidy.read(study, self.root):
+            if row.metric in metrics and row.matches({"x": None, "seed": None, **where}):
+                place = dict(row.place).get(by)
                 line = lines.setdefault(place, {by: place, **dict.fromkeys(metrics.values())})
                 line[metrics[row.metric]] = row.value
         if not lines:
@@ -126,182 +94,146 @@ class Page:
         return markdown_table(list(lines.values()))
 
     def figure(self, file: str, takeaway: str) -> str:
-        """Return a figure of ``docs/results/figures`` with what to see in it.
-
-        Raises
-        ------
-        FileNotFoundError
-            If there is no such file.
-        """
+        """Return a figure of ``docs/results/figures`` with what to see in it."""
         if not (DOCS / "figures" / file).is_file():
             raise FileNotFoundError(f"docs/results/figures/{file} does not exist.")
         return f"![{takeaway}](figures/{file})\n\n*{takeaway}*"
 
     def fill(self, template: str) -> str:
-        """Return a template with all calls replaced by what they return.
-
-        Raises
-        ------
-        ValueError
-            If a call fails, with its text and the reason.
-        """
-        functions: dict[str, Callable[..., str]] = {
-            name: getattr(self, name)
-            for name in ("value", "verdict", "claims_table", "table", "figure")
-        }
+        """Return a template with calls replaced by their results; an error has the call's text."""
+        names = ("value", "verdict", "claims_table", "table", "figure")
+        functions = {name: getattr(self, name) for name in names}
 
         def called(match: re.Match[str]) -> str:
             try:
-                return str(eval(match[1].strip(), {"__builtins__": {"dict": dict}, **functions}))
+                return str(eval(match[1].strip(), functions))
             except Exception as error:
                 raise ValueError(f"{self.paper}: {{{{{match[1]}}}}}: {error}") from error
 
         return PLACEHOLDER.sub(called, template)
 
 
-def _filled(text: str, study: str, root: Path) -> str:
-    """Return a text in which each ``{expression:format}`` is replaced by its value."""
-    return BRACES.sub(
-        lambda match: format(evaluate(match[1], study, root), match[2] or ".3g"), text
-    )
+APPENDIX = """\
+# {study}
+
+Appendix of [results on {paper}](../../{paper}.md). The command of the run, with the versions that \
+it used:
+
+```
+{command}
+```
+
+{facts}
+
+## Settings
+
+Names are paths in the config of `experiments.run`, values are this run's.
+
+{settings}
+
+{figures}## Numbers
+
+{num_shown} of {num_rows} numbers. All rows, points of curves among them, are in \
+[{name}.csv](../../../../records/{study}.csv). A method is blank if a number belongs to the whole \
+run, s.e. is the standard error, where one was computed, and nan stands for a value that is not \
+defined, for example because chains diverged.
+
+{numbers}
+"""
 
 
-def appendix(study: str, root: Path = tidy.RECORDS, docs: Path = DOCS) -> str:
+def appendix(study: str) -> str:
     """Return the appendix of a study: how it was run, its settings, figures and first rows."""
-    record, rows = tidy.read_record(study, root), tidy.read(study, root)
-    versions = record["versions"]
+    record, rows = tidy.read_record(study), tidy.read(study)
     facts = {
         "device": record["device"],
         "run time (s)": f"{record['wall_seconds']:,.0f}",
         "commit of fedmcmc": (record["git_commit"] or "unknown")[:10],
-        "fedmcmc": versions["fedmcmc"],
-        "JAX": versions["jax"],
-        "Python": versions["python"],
+        "fedmcmc": record["versions"]["fedmcmc"],
+        "JAX": record["versions"]["jax"],
+        "Python": record["versions"]["python"],
     }
     settings = [{"setting": name, "value": str(v)} for name, v in record["config"].items()]
-    errors = {(row.method, str(row.settings), row.seed, row.metric): row.value for row in rows}
+    table = tidy.by_place(rows)
     summaries = [row for row in rows if row.x is None and not row.metric.endswith(" s.e.")]
     shown = sorted(summaries, key=lambda row: row.seed is not None)[:MAX_ROWS]
-    numbers = [
-        {
+    numbers = []
+    for row in shown:
+        place = {**row.settings, "seed": row.seed}
+        line = {
             "method": row.method,
-            "settings and seed": " ".join(
-                f"{name}={v}"
-                for name, v in {**row.settings, "seed": row.seed}.items()
-                if v is not None
-            ),
+            "settings and seed": " ".join(f"{k}={v}" for k, v in place.items() if v is not None),
             "metric": row.metric,
             "value": row.value,
-            "s.e.": errors.get((row.method, str(row.settings), row.seed, f"{row.metric} s.e.")),
+            "s.e.": table[row.place].get(f"{row.metric} s.e."),
         }
-        for row in shown
-    ]
-    flat = study.replace("/", "-")
-    figures = sorted(path.name for path in (docs / "figures").glob(f"{flat}-*.png"))
+        numbers.append(line)
     paper, _, name = study.partition("/")
-    up = "../../../.."
-    parts = [
-        f"# {study}",
-        f"Appendix of [results on {paper}](../../{paper}.md). The command of the run, with the "
-        "versions that it used:",
-        f"```\n{record['command']}\n```",
-        markdown_table([facts]),
-        "## Settings",
-        "Names are paths in the config of `experiments.run`, values are this run's.",
-        markdown_table(settings),
-        *(["## Figures"] if figures else []),
-        *(
-            f"![{file.removeprefix(flat + '-').removesuffix('.png')}](../../figures/{file})"
-            for file in figures
-        ),
-        "## Numbers",
-        f"{len(shown)} of {len(summaries)} numbers. All rows, points of curves among them, are in "
-        f"[{name}.csv]({up}/records/{paper}/{name}.csv). A method is blank if a number belongs to "
-        "the whole run, s.e. is the standard error, where one was computed, and nan stands for a "
-        "value that is not defined, for example because chains diverged.",
-        markdown_table(numbers) if numbers else "",
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    prefix = f"{paper}-{name}-"
+    files = sorted(path.name for path in (DOCS / "figures").glob(f"{prefix}*.png"))
+    figures = [f"![{f.removeprefix(prefix)[:-4]}](../../figures/{f})" for f in files]
+    return APPENDIX.format(
+        study=study,
+        paper=paper,
+        name=name,
+        command=record["command"],
+        facts=markdown_table([facts]),
+        settings=markdown_table(settings),
+        figures="".join(f"{part}\n\n" for part in ["## Figures", *figures] if figures),
+        num_shown=len(shown),
+        num_rows=len(summaries),
+        numbers=markdown_table(numbers),
+    )
 
 
-def text_of(paper: str, notes: Path = NOTES, root: Path = tidy.RECORDS) -> str:
-    """Return the page of a paper.
-
-    Raises
-    ------
-    ValueError
-        If a placeholder does not resolve or is NaN, a verdict is not the expected one, or the page
-        is longer than 200 lines (that of findings: 2,500 words).
-    """
-    page = Page(paper, root, notes)
+def text_of(paper: str) -> str:
+    """Return the page of a paper, or raise `ValueError` if a verdict is not the expected one."""
+    page = Page(paper)
     for claim in page.claims.values():
         page.verdict(claim.id, claim.expect)
-    text = page.fill((notes / f"{paper}.md").read_text())
-    num, limit, unit = text.count("\n"), MAX_LINES, "lines"
-    if paper == FINDINGS:
-        num, limit, unit = len(text.split()), MAX_WORDS, "words"
-    if num > limit:
-        raise ValueError(f"The page of {paper} has {num:,} {unit}, at most {limit:,}.")
-    return text
+    return page.fill((NOTES / f"{paper}.md").read_text())
 
 
 def check_settings(studies: Sequence[str], root: Path = tidy.RECORDS) -> None:
     """Raise `ValueError` unless ``configs/study`` has the settings of each record."""
     with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
         for name in studies:
-            expected = _plain(_of_study(name))
-            recorded = _plain(tidy.read_record(name, root)["config"])
-            names = sorted({*expected, *recorded})
-            wrong = [n for n in names if expected.get(n) != recorded.get(n)]
+            expected = _compared(_settings_of(name))
+            recorded = _compared(tidy.read_record(name, root)["config"])
+            names = {*expected, *recorded}
+            wrong = sorted(n for n in names if expected.get(n) != recorded.get(n))
             if wrong:
-                raise ValueError(
-                    f"{name}: settings of the record are not those of its study: {wrong}."
-                )
+                raise ValueError(f"{name}: settings recorded are not those of its study: {wrong}.")
 
 
-def _of_study(name: str) -> dict[str, Any]:
+def _settings_of(name: str) -> dict[str, Any]:
     """Return the settings that a run of ``configs/study/<name>.yaml`` records."""
-    line = [f"study={name}"]
-    _, content = command_line.study_of(line)
-    assert content is not None
-    jobs = [job for command in command_line.prepare(line) for job in command_line.jobs(command)]
-    return recorded_settings(content, [run.plain(hydra.compose("config", job)) for job in jobs])
+    commands = arguments.prepare([f"study={name}"])
+    jobs = [job for command in commands for job in arguments.jobs(command)]
+    configs = [run.plain(hydra.compose("config", job)) for job in jobs]
+    return recorded_settings(load(name), configs)
 
 
-def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _compared(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings with numbers as in a record, without those that change no result."""
-    values = json.loads(json.dumps(plain(settings)), parse_float=tidy.rounded)
     of_form = ("placement", *run.SETTINGS_OF_FORM)
+    values = json.loads(
+        json.dumps(settings), parse_float=lambda x: float(f"{float(x):.{tidy.DIGITS}g}")
+    )
     return {name: v for name, v in values.items() if name.partition(".")[0] not in of_form}
 
 
-def path_of(paper: str, docs: Path = DOCS) -> Path:
+def path_of(paper: str) -> Path:
     """Return where the page of a paper is."""
-    return docs.parent / f"{paper}.md" if paper == FINDINGS else docs / f"{paper}.md"
-
-
-def write(paper: str, docs: Path = DOCS, notes: Path = NOTES, root: Path = tidy.RECORDS) -> Path:
-    """Write the page of a paper and the appendices of its studies; return the page's path."""
-    check_settings(tidy.studies(paper, root), root)
-    path = path_of(paper, docs)
-    path.write_text(text_of(paper, notes, root))
-    for study in tidy.studies(paper, root):
-        path_of_study = docs / "runs" / f"{study}.md"
-        path_of_study.parent.mkdir(parents=True, exist_ok=True)
-        path_of_study.write_text(appendix(study, root, docs))
-    return path
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Write the pages of all papers, or of those named."""
-    parser = argparse.ArgumentParser(description="Write docs/results from notes and records.")
-    parser.add_argument("papers", nargs="*", help="names of papers, by default all")
-    papers = parser.parse_args(arguments).papers or sorted(
-        path.stem for path in NOTES.glob("*.md") if path.stem != "README"
-    )
-    for paper in papers:
-        print(write(paper).relative_to(ROOT))
+    return (DOCS.parent if paper == FINDINGS else DOCS) / f"{paper}.md"
 
 
 if __name__ == "__main__":
-    main()
+    for paper in sys.argv[1:] or sorted(path.stem for path in NOTES.glob("*.md")):
+        check_settings(tidy.studies(paper))
+        path_of(paper).write_text(text_of(paper))
+        for name in tidy.studies(paper):
+            path = DOCS / "runs" / f"{name}.md"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(appendix(name))
+        print(path_of(paper))

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import fedmcmc
 from experiments import output
@@ -16,9 +16,8 @@ from experiments.wiring import ConfigError
 from fedmcmc import distributed
 
 FOLDER, FINISHED, SETTINGS = "checkpoints", "checkpoints.done", "settings.json"
-T = TypeVar("T")
+# Files of the results of `once`, in the order of its calls.
 _PARTS: ContextVar[Iterator[Path] | None] = ContextVar("parts", default=None)
-"""Files of the results of `once`, in the order of its calls."""
 
 
 @contextmanager
@@ -43,9 +42,8 @@ def checkpointed(out: Path, settings: Mapping[str, Any], seconds: float | None) 
         ]
         if different:
             raise ConfigError(
-                f"{output.relative(folder)} holds checkpoints of a run with "
-                f"{', '.join(different)}: continue with those settings, or delete that folder to "
-                "start again."
+                f"{output.relative(folder)} holds checkpoints of a run with {', '.join(different)}"
+                ": continue with those settings, or delete that folder to start again."
             )
     elif distributed.is_first():
         folder.mkdir(parents=True, exist_ok=True)
@@ -65,11 +63,11 @@ def checkpointed(out: Path, settings: Mapping[str, Any], seconds: float | None) 
     shutil.rmtree(out / FINISHED)
 
 
-def once(compute: Callable[[], T]) -> T:
+def once(compute: Callable[[], Any]) -> Any:
     """Return ``compute()``, or what an earlier run that was killed stored of it.
 
-    It is for long computations that do not call `fedmcmc.sample`, and return NumPy arrays. They
-    are recognized by their order. Results of another commit, version or device are not used.
+    It is for long computations that do not call `fedmcmc.sample`. They are recognized by their
+    order. Results of another commit, version or device are not used.
     """
     parts = _PARTS.get()
     if parts is None:

@@ -13,9 +13,9 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import hydra
 import jax
@@ -40,78 +40,34 @@ from fedmcmc import distributed
 from fedmcmc.storage import ending_programs
 
 SETTINGS_OF_FORM = ("checkpoint_seconds", "keep_finished", "vmapped")
-"""Settings that change no result."""
+"""Settings that change no result, up to rounding."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RunSettings:
-    """Settings of a run; all but the first six change no result, up to rounding.
-
-    Attributes
-    ----------
-    num_rounds, num_burnin, thinning, num_chains, collect, placement
-        Arguments of `fedmcmc.sample`.
-    seed
-        Seed of the chains alone: data sets have their own, as ``data.seed``.
-    start
-        ``"init"`` draws starts from the model's ``init_fn``, ``"mode"`` starts at the mode, and a
-        target makes a function of a key, such as `experiments.setup.laplace_start`.
-    checkpoint_seconds
-        Seconds between checkpoints; ``None`` writes none.
-    keep_finished
-        If true, a run whose results are there is skipped.
-    vmapped
-        If true, jobs of a sweep that differ in kernels and seeds alone run in one program. Their
-        folders then hold rows and records, and no draws, figures and reports.
-    """
+    """Settings of a run, which ``configs/run/default.yaml`` explains."""
 
     num_rounds: int
     num_burnin: int
     thinning: int
     num_chains: int
     seed: int
-    start: Any = "init"
+    start: Literal["init", "mode"] | Callable[[jax.Array], Any] = "init"
     collect: Any = None
     placement: Any = None
     checkpoint_seconds: float | None = None
     keep_finished: bool = False
     vmapped: bool = True
 
-    def __post_init__(self) -> None:
-        for name in ("num_rounds", "thinning", "num_chains"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        if not 0 <= self.num_burnin <= self.num_rounds - self.thinning:
-            raise ValueError(
-                "num_burnin must leave at least `thinning` of num_rounds, "
-                f"got num_burnin={self.num_burnin}."
-            )
-        if not isinstance(self.start, dict) and self.start not in ("init", "mode"):
-            raise ValueError(f"start must be init, mode or a target, got {self.start}.")
-
 
 class Job(NamedTuple):
-    """One config to run into a folder.
+    """One config to run into the folder `out`."""
 
-    Attributes
-    ----------
-    config
-        Plain containers with the keys of ``configs/config.yaml``.
-    out
-        Folder of the results.
-    names
-        Names of data, model and kernel, for rows and messages.
-    settings
-        Settings of the kernel, and others that were swept, for rows.
-    about
-        Names, command line and arguments, for ``record.json``.
-    """
-
-    config: dict[str, Any]
+    config: dict[str, Any]  # plain containers with the keys of configs/config.yaml
     out: Path
-    names: Mapping[str, str] = {name: name for name in arguments.GROUPS}
-    settings: Mapping[str, Any] = {}
-    about: Mapping[str, Any] = {}
+    names: Mapping[str, str] = {name: name for name in arguments.GROUPS}  # for rows and messages
+    settings: Mapping[str, Any] = {}  # of the kernel, and others that were swept, for rows
+    about: Mapping[str, Any] = {}  # names, command line and arguments, for record.json
 
     @property
     def label(self) -> str:
@@ -123,12 +79,13 @@ def job_of(cfg: DictConfig, hydra_config: Any, out: Path) -> Job:
     """Return the job of a composed config."""
     names = {group: hydra_config.runtime.choices[group] for group in arguments.GROUPS}
     overrides = hydra_config.overrides.task
-    about = {
-        **names,
-        "command": f"python -m experiments.run {shlex.join(arguments.as_typed(sys.argv[1:]))}",
-        "overrides": arguments.as_typed(overrides),
-    }
+    about = {**names, "command": command(sys.argv[1:]), "overrides": arguments.as_typed(overrides)}
     return Job(plain(cfg), out, names, arguments.settings_of(overrides), about)
+
+
+def command(typed: Sequence[str]) -> str:
+    """Return the command line with these arguments, for a record."""
+    return f"python -m experiments.run {shlex.join(arguments.as_typed(typed))}"
 
 
 def plain(cfg: DictConfig) -> dict[str, Any]:
@@ -142,10 +99,12 @@ def check(config: dict[str, Any]) -> RunSettings:
     """Check all names and types in a config, and return the settings of the run."""
     values = {name: value for name, value in config.items() if name not in arguments.OTHERS}
     wiring.check({"_target_": f"{__name__}.RunSettings", **values}, "")
-    try:
-        settings = RunSettings(**values)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    settings = RunSettings(**values)
+    if not 0 <= settings.num_burnin <= settings.num_rounds - settings.thinning:
+        raise ConfigError(
+            "num_burnin must leave at least `thinning` of num_rounds, "
+            f"got num_burnin={settings.num_burnin}."
+        )
     metrics.check_names(config.get("metrics"))
     wiring.check(config["data"], "data", ())
     wiring.check(problems.model_node(config["model"]), "model", ("data", "example"))
@@ -159,11 +118,10 @@ def execute(job: Job) -> list[tidy.Row]:
     settings = check(job.config)
     if settings.keep_finished and distributed.agreed(_is_finished(job)):
         return tidy.read_rows(job.out / metrics.ROWS)
-    problem = problems.load(job.config, job.names)
-    start_time = time.perf_counter()
-    identity = _without(job.config)
+    problem, start_time = problems.load(job.config, job.names), time.perf_counter()
+    identity, seconds = _without(job.config), settings.checkpoint_seconds
     with (
-        restarts.checkpointed(job.out, identity, settings.checkpoint_seconds) as resumed,
+        restarts.checkpointed(job.out, identity, seconds) as resumed,
         ending_programs(),
         tempfile.TemporaryDirectory() as unused,
     ):
@@ -173,8 +131,7 @@ def execute(job: Job) -> list[tidy.Row]:
         samples = sample(job, settings, problem)
         rows = rows_of(job, samples, problem)
         metrics.write(folder, samples, rows)
-        seconds = round(time.perf_counter() - start_time, 2)
-        about = {**job.about, "resumed": resumed, "seconds": seconds}
+        about = {**job.about, "resumed": resumed, "seconds": study.seconds_since(start_time)}
         study.write_record(folder, about, job.config)
     return rows
 
@@ -186,7 +143,7 @@ def start_folder(folder: Path, config: dict[str, Any]) -> None:
     (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
 
 
-def rows_of(job: Job, samples: Any, problem: problems.Problem) -> list[tidy.Row]:
+def rows_of(job: Job, samples: Any, problem: wiring.Supplies) -> list[tidy.Row]:
     """Return the rows of a run, under the config's `method` and `setting` where it has them."""
     config, setting = job.config, job.config.get("setting")
     about: dict[str, Any] = {
@@ -198,25 +155,31 @@ def rows_of(job: Job, samples: Any, problem: problems.Problem) -> list[tidy.Row]
     return rows + comparisons.rows(samples, problem, config, **about)
 
 
-def start_of(settings: RunSettings, problem: problems.Problem) -> Any:
+def start_of(settings: RunSettings, problem: wiring.Supplies) -> Any:
     """Return the start of all chains, or a function that draws it from a key."""
     if settings.start == "init":
         return problem.posterior.init_fn
     if settings.start == "mode":
-        return problem.supplies.centre
-    return wiring.build(settings.start, "start", problem.supplies)
+        return problem.centre
+    return wiring.build(settings.start, "start", problem)
 
 
-def build_kernel(job: Job, problem: problems.Problem) -> fedmcmc.FederatedKernel:
+def build_kernel(job: Job, problem: wiring.Supplies) -> fedmcmc.FederatedKernel:
     """Build the kernel of a job."""
     where = f"kernel={job.names['kernel']}"
-    kernel = wiring.build(job.config["kernel"], where, problem.supplies)
+    kernel = wiring.build(job.config["kernel"], where, problem)
     if not isinstance(kernel, fedmcmc.FederatedKernel):
         raise ConfigError(f"{where} must make a kernel, got {type(kernel).__name__}.")
     return kernel
 
 
-def sample(job: Job, settings: RunSettings, problem: problems.Problem) -> fedmcmc.Samples:
+def counts(settings: RunSettings) -> dict[str, int]:
+    """Return the arguments of `fedmcmc.sample` that are numbers."""
+    names = ("num_rounds", "num_burnin", "thinning", "num_chains")
+    return {name: getattr(settings, name) for name in names}
+
+
+def sample(job: Job, settings: RunSettings, problem: wiring.Supplies) -> fedmcmc.Samples:
     """Build the kernel of a job and sample."""
     kernel = build_kernel(job, problem)
     placement = wiring.build(settings.placement, "placement", None) or fedmcmc.Placement()
@@ -232,10 +195,7 @@ def sample(job: Job, settings: RunSettings, problem: problems.Problem) -> fedmcm
             kernel,
             problem.data,
             position,
-            num_rounds=settings.num_rounds,
-            num_burnin=settings.num_burnin,
-            thinning=settings.thinning,
-            num_chains=settings.num_chains,
+            **counts(settings),
             placement=placement,
             progress=sys.stderr.isatty(),
             collect=collect,
@@ -250,10 +210,8 @@ def _without(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_finished(job: Job) -> bool:
-    try:
-        record = json.loads((job.out / study.RECORD).read_text())
-    except FileNotFoundError:
-        return False
+    path = job.out / study.RECORD
+    record = json.loads(path.read_text()) if path.is_file() else {}
     same = all(record.get(name) == value for name, value in output.environment().items())
     return same and _without(record["config"]) == output.plain(_without(job.config))
 
@@ -267,7 +225,7 @@ def execute_job(job: Job) -> None:
     if distributed.is_first():
         shown = [r for r in rows if r.x is None and "parameter" not in r.settings]
         if shown:
-            print(output.text_table([{"metric": r.metric, "value": r.value} for r in shown]))
+            print(output.markdown_table([{"metric": r.metric, "value": r.value} for r in shown]))
         print(f"Results: {output.relative(job.out)}")
 
 
@@ -279,7 +237,6 @@ def _execute_composed(cfg: DictConfig) -> None:
 def main() -> None:
     """Read the command line and run."""
     distributed.initialize()
-    stop = None
     try:
         _run_commands(sys.argv[0], sys.argv[1:])
     except (ConfigError, DataNotFound) as error:
@@ -288,9 +245,10 @@ def main() -> None:
         stop = SystemExit("error: interrupted; only checkpoints of this run remain.")
     except SystemExit as error:
         stop = error
-    if stop is not None:
-        distributed.leave(stop.code)  # returns if this process is alone
-        raise stop
+    else:
+        return
+    distributed.leave(stop.code)  # returns if this process is alone
+    raise stop
 
 
 def _run_commands(program: str, typed: Sequence[str]) -> None:
@@ -305,30 +263,22 @@ def _run_commands(program: str, typed: Sequence[str]) -> None:
         # By default JAX allows a GPU or TPU to round factors.
         jax.config.update("jax_default_matmul_precision", "highest")
     sweeping.JOBS.clear()
-    start_time = time.perf_counter()
-    commands = arguments.prepare(typed)
+    start_time, commands = time.perf_counter(), arguments.prepare(typed)
     name, content = arguments.study_of(typed)
     if jax.process_count() > 1 and any({"--multirun", "-m"} & {*c} for c in commands):
         raise ConfigError("several processes run one config at a time, not a --multirun.")
-    OmegaConf.register_new_resolver("sweep_name", lambda study: study or "sweep", replace=True)
     OmegaConf.register_new_resolver("point_name", arguments.point_name, replace=True)
-    config_path = str(study.CONFIGS)
-    for command in commands:
-        sys.argv = [program, *command]
-        run_command = hydra.main(version_base="1.3", config_path=config_path, config_name="config")
-        run_command(_execute_composed)()
+    folder = str(study.CONFIGS)
+    decorate = hydra.main(version_base="1.3", config_path=folder, config_name="config")
+    for prepared in commands:
+        sys.argv = [program, *prepared]
+        decorate(_execute_composed)()
     if content and not {"--cfg", "-c", "--help"} & {*typed}:
         folder = Path(os.environ.get("FEDMCMC_RESULTS", "results")) / name
         for out, jobs in sweeping.JOBS.items() or [(folder, [])]:
-            study.finish(
-                name,
-                content,
-                jobs,
-                out,
-                command=f"python -m experiments.run {shlex.join(typed)}",
-                start_time=start_time,
-                checkpoint_seconds=arguments.checkpoint_seconds(typed),
-            )
+            seconds = arguments.last(typed, "checkpoint_seconds")
+            about = {"command": command(typed), "start_time": start_time}
+            study.finish(name, content, jobs, out, checkpoint_seconds=seconds, **about)
 
 
 if __name__ == "__main__":

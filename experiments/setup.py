@@ -1,8 +1,4 @@
-"""Quantities that kernels need before their first round, computed from posterior and data.
-
-Configs name these functions with ``_partial_: true``; `experiments.wiring.Supplies` passes the
-arguments.
-"""
+"""Quantities that kernels need before their first round; `experiments.wiring` passes arguments."""
 
 import functools
 import math
@@ -32,10 +28,7 @@ def mode(centre: Any) -> Any:
 def step_size(
     posterior: Posterior, data: FederatedData, rng_key: Any, reference: Any, fraction: float = 0.1
 ) -> float:
-    """Return a Langevin step: a fraction of one over the largest curvature of any client.
-
-    The curvature of a client's rows is scaled to all rows.
-    """
+    """Return a fraction of one over the largest curvature of any client, scaled to all rows."""
     return fraction / fedmcmc.estimate_smoothness(rng_key, posterior, data, reference).largest
 
 
@@ -89,11 +82,10 @@ def _draw_around(centre: Any, scale: float, rng_key: Array) -> Any:
 
 
 def smoothness(features: np.ndarray, prior_precision: float) -> float:
-    """Return ``lambda_max(X'X) / 4 + prior_precision``, a bound on a potential's curvature.
+    """Return ``lambda_max(X'X) / 4 + prior_precision``, a bound on a logistic model's curvature.
 
-    The curvature of a row is at most 1/4 in logistic and 1/2 in multinomial regression (Bohning
-    1992). The notebooks of Vono et al. (2022) take 1/4 for both, with which a step of one over the
-    bound may be twice too long for ten classes.
+    The notebooks of Vono et al. (2022) use it for multinomial regression too, where 1/4 should be
+    1/2 (Bohning 1992), so that a step of one over it may be twice too long.
     """
     x = np.asarray(features, np.float64)
     return float(np.linalg.eigvalsh(x.T @ x)[-1] / 4 + prior_precision)
@@ -105,15 +97,11 @@ def linear_step(data: FederatedData, prior_precision: float, fraction: float) ->
 
 
 def consensus_tolerance(data: FederatedData, prior_precision: float, fraction: float) -> Array:
-    """Return tolerances of DG-SGLD: fractions of one over the clients' `smoothness`.
-
-    A client has its share of the prior.
-    """
-    bounds = [
-        smoothness(data.client_rows(i)["features"], prior_precision * share)
-        for i, share in enumerate(np.asarray(data.share, np.float64))
-    ]
-    return jnp.asarray(fraction / np.array(bounds), jnp.float32)
+    """Return tolerances of DG-SGLD: fractions of one over the clients' `smoothness`."""
+    precisions = prior_precision * np.asarray(data.share, np.float64)
+    features = [data.client_rows(i)["features"] for i in range(data.num_clients)]
+    bounds = np.array([*map(smoothness, features, precisions)])
+    return jnp.asarray(fraction / bounds, jnp.float32)
 
 
 def consensus_step(data: FederatedData, prior_precision: float, fraction: float) -> Array:
@@ -133,9 +121,9 @@ def adam_start(
     batch_size: int = 64,
     learning_rate: float = 1e-3,
 ) -> Any:
-    """Return an approximate maximum of the log posterior of all rows, or with 0 steps a start.
+    """Return an approximate maximum of the log posterior of all rows, from a draw of ``init_fn``.
 
-    The start is a draw of the model's ``init_fn``. Jobs with the same arguments share the result.
+    Jobs with the same arguments share the result.
     """
     seed = jax.random.key_data(rng_key).tobytes()
     key = (id(posterior), id(data), seed, num_steps, batch_size, learning_rate)
@@ -180,10 +168,7 @@ def adam(
 
 
 def fisher_surrogates(posterior: Posterior, data: FederatedData, start: Any) -> Gaussian:
-    """Return surrogates with each client's gradient and diagonal Fisher information at `start`.
-
-    The information is empirical, so that it is positive and costs one pass over the rows.
-    """
+    """Return surrogates with each client's gradient and diagonal empirical Fisher information."""
     position, unravel = ravel_pytree(start)
 
     def term(position: Array, row: Any) -> Array:

@@ -1,7 +1,5 @@
 """Clients of El Mekkaoui et al. (2021) and Vono et al. (2022), by row numbers or as rows."""
 
-from typing import Any
-
 import jax
 import numpy as np
 
@@ -97,7 +95,7 @@ def letter_pairs(
     pairs_per_client: int,
     num_test: int,
 ) -> tuple[fedmcmc.FederatedData, dict[str, np.ndarray]]:
-    """Draw pairs of utterances, half of them of one letter; clients share no letter.
+    """Draw different pairs of utterances, half of them of one letter; clients share no letter.
 
     The column `features` has squared differences over ``num_components`` times their mean, which
     bounds the curvature of a row by about one third; `sign` is 1 for the same letter, else -1.
@@ -108,37 +106,26 @@ def letter_pairs(
     if min(map(len, letters)) < 2:
         raise ValueError(f"{num_clients} clients do not have two letters each: lower num_clients.")
     counts = [pairs_per_client] * num_clients + [num_test]
-    rng, used = _generator(pair_key), set[tuple[int, int]]()
-    pairs = [
-        _draw_pairs(rng, labels, chosen, num, used)
-        for chosen, num in zip([*letters, np.unique(labels)], counts, strict=True)
-    ]
-    squares = [(projected[pair[:, 0]] - projected[pair[:, 1]]) ** 2 for pair in pairs]
-    scale = projected.shape[1] * np.concatenate(squares[:-1]).mean(axis=0)
-    signs = [np.where(np.arange(num) < num // 2, 1, -1).astype(np.float32) for num in counts]
-    *clients, test = (
-        {"features": (square / scale).astype(np.float32), "sign": sign}
-        for square, sign in zip(squares, signs, strict=True)
-    )
-    return fedmcmc.FederatedData.from_clients(clients), test
-
-
-def _draw_pairs(
-    rng: np.random.Generator, labels: Any, letters: Any, num_pairs: int, used: set[tuple[int, int]]
-) -> np.ndarray:
-    """Draw pairs of rows that are not in `used`, the first half similar, and add them to it."""
-    rows = {letter: np.flatnonzero(labels == letter) for letter in letters}
-    pairs: list[tuple[int, int]] = []
-    while len(pairs) < num_pairs:
-        if len(pairs) < num_pairs // 2:
-            two = rng.choice(rows[rng.choice(letters)], 2, replace=False)
-        else:
-            two = [rng.choice(rows[letter]) for letter in rng.choice(letters, 2, replace=False)]
-        pair = (int(min(two)), int(max(two)))
-        if pair not in used:
-            used.add(pair)
-            pairs.append(pair)
-    return np.array(pairs)
+    rng, pairs = _generator(pair_key), dict[tuple[int, int], int]()  # signs
+    for chosen, num in zip([*letters, np.unique(labels)], counts, strict=True):
+        rows = {letter: np.flatnonzero(labels == letter) for letter in chosen}
+        half, end = len(pairs) + num // 2, len(pairs) + num
+        while len(pairs) < end:
+            sign = 1 if len(pairs) < half else -1
+            if sign == 1:
+                two = rng.choice(rows[rng.choice(chosen)], 2, replace=False)
+            else:
+                two = [rng.choice(rows[letter]) for letter in rng.choice(chosen, 2, replace=False)]
+            pairs.setdefault((int(min(two)), int(max(two))), sign)
+    left, right = np.array(list(pairs)).T
+    squares = (projected[left] - projected[right]) ** 2
+    train, test = slice(-num_test), slice(-num_test, None)
+    features = squares / (squares.shape[1] * squares[train].mean(axis=0))
+    columns = {"features": features, "sign": np.array(list(pairs.values()))}
+    columns = {name: column.astype(np.float32) for name, column in columns.items()}
+    owners = np.repeat(np.arange(num_clients), pairs_per_client)
+    data = fedmcmc.FederatedData.from_arrays({k: x[train] for k, x in columns.items()}, owners)
+    return data, {name: column[test] for name, column in columns.items()}
 
 
 def standardize(features: np.ndarray) -> np.ndarray:
@@ -166,13 +153,14 @@ def skewed_labels(
     pools = [rng.permutation(np.flatnonzero(labels == label)) for label in (0, 1)]
     ones = np.append(np.round(shares * rows_per_client), num_test // 2).astype(int)
     zeros = np.append(np.full(num_clients, rows_per_client), num_test) - ones
+    parts = []
     for pool, counts in zip(pools, (zeros, ones), strict=True):
         if counts.sum() > len(pool):
             raise ValueError(
                 f"clients and test need {counts.sum()} rows of a label that has {len(pool)}: "
                 "lower num_clients or rows_per_client."
             )
-    parts = [np.split(pools[0], np.cumsum(zeros)), np.split(pools[1], np.cumsum(ones))]
-    rows = [rng.permutation(np.concatenate(two)) for two in zip(*parts, strict=True)]
-    clients = [client.astype(np.int32) for client in rows[:num_clients]]
-    return fedmcmc.FederatedData.from_clients(clients), rows[num_clients]
+        parts.append(np.split(pool, np.cumsum(counts))[:-1])
+    *clients, test = (rng.permutation(np.concatenate(two)) for two in zip(*parts, strict=True))
+    data = fedmcmc.FederatedData.from_clients([client.astype(np.int32) for client in clients])
+    return data, test

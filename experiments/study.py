@@ -4,9 +4,9 @@ The run of a study leaves ``rows.csv`` and ``record.json`` in ``results/<paper>/
 ``python -m experiments.tidy results/<paper>/<name>`` copies into ``records``.
 """
 
-import inspect
 import json
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,29 +31,25 @@ class JobRows(NamedTuple):
     rows: list[Row]
 
 
-def load(name: str, special: Sequence[str] = ()) -> dict[str, Any]:
-    """Return a study, checked, with its `special` changed by arguments ``special.name=value``.
+def choices(group: str) -> list[str]:
+    """Return the names of a group's files."""
+    folder = CONFIGS / group
+    files = folder.rglob("*.yaml")
+    return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in files)
 
-    A study has `overrides`, a list of arguments; `grid`, a mapping of names to lists or to a range
-    as on the command line, or several such mappings; `metrics`, a list of names; `methods`, names
-    of kernels in its rows; `references`, a mapping, for `experiments.comparisons`; and `special`, a
-    function that returns further rows. A parameter `jobs` of that function receives a `JobRows` per
-    job. With `extends` a study has all of another one too, whose overrides come first; its
-    entries of `special` replace the other's. ``${values.name}`` stands for an entry of `values`.
-    """
-    config = OmegaConf.create(_read(name))
-    study: Any = OmegaConf.to_container(
-        OmegaConf.merge(config, OmegaConf.from_dotlist(list(special))), resolve=True
-    )
+
+def load(name: str, special: Sequence[str] = ()) -> dict[str, Any]:
+    """Return a study, checked, with its `special` changed by arguments ``special.name=value``."""
+    config = OmegaConf.merge(_read(name), OmegaConf.from_dotlist(list(special)))
+    study: Any = OmegaConf.to_container(config, resolve=True)
     wiring.check(study.get("special"), "special", ("jobs", *wiring.Supplies.NAMES))
     return {key: study.get(key) for key in KEYS}
 
 
 def _read(name: str) -> dict[str, Any]:
-    names = [p.relative_to(CONFIGS / "study") for p in (CONFIGS / "study").rglob("*.yaml")]
-    choices = sorted(path.with_suffix("").as_posix() for path in names)
-    if name not in choices:
-        raise ConfigError(f"study={name} does not exist; the studies are {', '.join(choices)}.")
+    if name not in choices("study"):
+        listed = ", ".join(choices("study"))
+        raise ConfigError(f"study={name} does not exist; the studies are {listed}.")
     study: Any = OmegaConf.to_container(OmegaConf.load(CONFIGS / "study" / f"{name}.yaml"))
     unknown = sorted({*study} - {*KEYS})
     if unknown:
@@ -105,39 +101,37 @@ def finish(
     *,
     command: str,
     start_time: float,
-    checkpoint_seconds: float | None = None,
+    checkpoint_seconds: str | None = None,
 ) -> None:
     """Compute what is special, and write rows and record of a study into the folder `out`."""
     jobs = _renamed(jobs, study["methods"] or {})
     rows = tidy.distinct(row for job in jobs for row in job.rows)
     if study["special"]:
-        node = {**study["special"], "_partial_": True}
-        function = wiring.build(node, "special", None)
-        takes_jobs = "jobs" in inspect.signature(function).parameters
-        settings = recorded_settings(study, [])
+        function = wiring.build({**study["special"], "_partial_": True}, "special", None)
+        keywords = {"jobs": jobs} if wiring.takes(function, ("jobs",)) else {}
+        seconds = None if checkpoint_seconds is None else float(checkpoint_seconds)
         try:
-            with restarts.checkpointed(out, settings, checkpoint_seconds):
-                rows += function(jobs=jobs) if takes_jobs else function()
+            with restarts.checkpointed(out, recorded_settings(study, []), seconds):
+                rows += function(**keywords)
         except ValueError as error:
             raise ConfigError(f"study={name}: {error}") from error
     out.mkdir(parents=True, exist_ok=True)
     rows.sort(key=lambda row: (row.x is not None, row.seed is not None))
     tidy.write_rows(out / "rows.csv", rows)
-    seconds = round(time.perf_counter() - start_time, 2)
-    about = {"study": name, "command": command, "wall_seconds": seconds}
+    about = {"study": name, "command": command, "wall_seconds": seconds_since(start_time)}
     write_record(out, about, recorded_settings(study, [job.config for job in jobs]))
     print(f"{len(rows)} rows in {output.relative(out)}")
 
 
+def seconds_since(start_time: float) -> float:
+    """Return the seconds since a value of `time.perf_counter`, for a record."""
+    return round(time.perf_counter() - start_time, 2)
+
+
 def write_record(folder: Path, about: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     """Write ``record.json``: what is given, versions, devices and commit, and the config."""
-    record = {
-        **about,
-        "processes": jax.process_count(),
-        "devices": jax.device_count(),
-        **output.environment(),
-        "config": config,
-    }
+    devices = {"processes": jax.process_count(), "devices": jax.device_count()}
+    record = {**about, **devices, **output.environment(), "config": config}
     output.write_whole(folder / RECORD, json.dumps(output.plain(record), indent=1) + "\n")
 
 
@@ -153,17 +147,12 @@ def recorded_settings(
 
 
 def _renamed(jobs: Sequence[JobRows], methods: Mapping[str, str]) -> list[JobRows]:
-    """Name methods as the study does; keep settings that differ, and seeds if there are several.
-
-    Those of the config's `setting` are kept too.
-    """
+    """Name methods as the study does; keep seeds and settings that differ, and each `setting`."""
     rows = [row for job in jobs for row in job.rows]
     several = len({row.seed for row in rows}) > 1
-    values: dict[str, set[Any]] = {}
-    for row in rows:
-        for key, value in row.settings.items():
-            values.setdefault(key, set()).add(value)
-    shown = {key: key.rpartition(".")[2] for key, different in values.items() if len(different) > 1}
+    values = {pair for row in rows for pair in row.settings.items()}
+    counts = Counter(key for key, _ in values)
+    shown = {key: key.rpartition(".")[2] for key, count in counts.items() if count > 1}
     shown |= {key: key for job in jobs for key in tidy.pairs(job.config.get("setting") or "")}
     shown["data"] = "data"  # added by metrics
 

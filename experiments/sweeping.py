@@ -5,6 +5,7 @@ run in one call of `fedmcmc.sweep`, where kernels that differ by numbers share a
 run one after another. ``python -m experiments.sweeping FOLDER`` tabulates jobs that ran elsewhere.
 """
 
+import itertools
 import json
 import sys
 import time
@@ -47,8 +48,7 @@ def launch(launcher: Any, job_overrides: Sequence[Sequence[str]]) -> None:
     finished = [job for job in jobs if (job.out / study.RECORD).is_file()]
     out = Path(launcher.config.hydra.sweep.dir)
     in_folder = JOBS.setdefault(out, [])
-    for job in finished:
-        in_folder.append(study.JobRows(job.config, tidy.read_rows(job.out / metrics.ROWS)))
+    in_folder += [study.JobRows(j.config, tidy.read_rows(j.out / metrics.ROWS)) for j in finished]
     rows = tidy.distinct(row for job in in_folder for row in job.rows)
     num = f"{len(finished)} of {len(jobs)} jobs"
     if rows:
@@ -112,13 +112,10 @@ def _fits(group: Sequence[run.Job]) -> bool:
     enabled = config["vmapped"] and not config["keep_finished"]
     plain_placement = config["placement"] in (None, {"_target_": "fedmcmc.Placement"})
     separate = config["checkpoint_seconds"] is not None or config["collect"] is not None
-    if not enabled or not plain_placement or separate:
-        return False
-    seeds: dict[str, list[int]] = {}
-    for job in group:
-        seeds.setdefault(json.dumps(job.config["kernel"]), []).append(job.config["seed"])
-    num = len(next(iter(seeds.values())))
-    return all(sorted(numbers) == list(range(num)) for numbers in seeds.values())
+    points = [(json.dumps(job.config["kernel"]), job.config["seed"]) for job in group]
+    kernels = {kernel for kernel, _ in points}
+    product = itertools.product(kernels, range(len(points) // len(kernels)))
+    return enabled and plain_placement and not separate and sorted(points) == sorted(product)
 
 
 def _run_group(group: Sequence[run.Job]) -> None:
@@ -140,10 +137,7 @@ def _run_group(group: Sequence[run.Job]) -> None:
         problem.data,
         run.start_of(settings, problem),
         num_seeds=1 + max(job.config["seed"] for job in group),
-        num_rounds=settings.num_rounds,
-        num_burnin=settings.num_burnin,
-        thinning=settings.thinning,
-        num_chains=settings.num_chains,
+        **run.counts(settings),
         progress=False,
     )
     for job in group:
@@ -152,7 +146,7 @@ def _run_group(group: Sequence[run.Job]) -> None:
         rows = run.rows_of(job, _samples(dataset, kernel, problem.posterior), problem)
         run.start_folder(job.out, job.config)
         tidy.write_rows(job.out / metrics.ROWS, rows)
-        seconds = round(time.perf_counter() - start_time, 2)
+        seconds = study.seconds_since(start_time)
         about = {**job.about, "jobs_together": len(group), "seconds": seconds}
         study.write_record(job.out, about, job.config)
 
@@ -164,11 +158,8 @@ def _samples(dataset: Any, kernel: fedmcmc.FederatedKernel, posterior: fedmcmc.P
     draws = constrained = jax.tree.unflatten(jax.tree.structure(shapes), leaves)
     if kernel.constrain_fn is not None:
         constrained = jax.vmap(jax.vmap(kernel.constrain_fn))(draws)
-    totals = {
-        "bits_up": dataset["total_bits_up"].values,
-        "bits_down": dataset["total_bits_down"].values,
-        "rounds": dataset["num_rounds"].values,
-    }
+    names = {"bits_up": "total_bits_up", "bits_down": "total_bits_down", "rounds": "num_rounds"}
+    totals = {name: dataset[variable].values for name, variable in names.items()}
     return SimpleNamespace(draws=draws, constrained=constrained, final_draws=None, totals=totals)
 
 

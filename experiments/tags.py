@@ -17,8 +17,8 @@ from jax.tree_util import Partial
 
 import fedmcmc
 from experiments import data as sources
+from experiments import tff
 from experiments.models import column, flat_logprior
-from experiments.tff import ADVICE
 
 NUM_TOPICS, LENGTH = 20, 10
 """Topics of synthetic users, and words of their sentences."""
@@ -26,8 +26,6 @@ MAX_WORDS = 40
 """Words of a sentence that are kept; the others count in its weight alone."""
 CHUNK = 2**16
 """Sentences that are drawn together."""
-
-Columns = dict[str, np.ndarray]
 
 
 def synthetic(
@@ -38,7 +36,7 @@ def synthetic(
     mean_rows: float = 10.0,
     max_rows: int = 100,
     seed: int = 0,
-) -> tuple[fedmcmc.FederatedData, Columns]:
+) -> tuple[fedmcmc.FederatedData, tff.Columns]:
     """Draw users who write about few topics each; other users write the held-out sentences.
 
     Words are drawn from the topic's Zipf-like distribution, and each tag by a logistic model of the
@@ -59,7 +57,7 @@ def synthetic(
             topic += uniform > mixtures[users, t]
         return topic
 
-    def draw_sentences(topic: np.ndarray) -> Columns:
+    def draw_sentences(topic: np.ndarray) -> tff.Columns:
         uniform = rng.random((len(topic), LENGTH))
         words = np.empty(uniform.shape, np.int16)
         for t in range(NUM_TOPICS):
@@ -77,20 +75,20 @@ def synthetic(
     return fedmcmc.FederatedData.from_arrays(train, ids), test
 
 
-def _joined(parts: Sequence[Columns]) -> Columns:
+def _joined(parts: Sequence[tff.Columns]) -> tff.Columns:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def stack_overflow(
     num_words: int = 10_000, num_tags: int = 500, max_rows: int = 1_000, num_test: int = 10_000
-) -> tuple[fedmcmc.FederatedData, Columns]:
+) -> tuple[fedmcmc.FederatedData, tff.Columns]:
     """Read Stack Overflow: sentences of 342,477 users, the most frequent words and tags.
 
     At most `max_rows` sentences are read per user, and `num_test` of the test users.
     """
     parts = ("_train.h5", "_test.h5", ".word_count", ".tag_count")
     files = [f"stackoverflow{part}" for part in parts]
-    paths = sources.require("Stack Overflow", files, f"{ADVICE} use study=fed_ep/tags_small")
+    paths = sources.require("Stack Overflow", files, f"{tff.ADVICE} use study=fed_ep/tags_small")
     words, tags = _most_frequent(paths[2], num_words), _most_frequent(paths[3], num_tags)
     train, ids = _read(paths[0], words, tags, max_rows)
     test, _ = _read(paths[1], words, tags, max_rows, num_test)
@@ -108,24 +106,22 @@ def _most_frequent(path: Path, num: int) -> dict[str, int]:
 
 def _read(
     path: Path, words: dict[str, int], tags: dict[str, int], max_rows: int, num: int | None = None
-) -> tuple[Columns, np.ndarray]:
+) -> tuple[tff.Columns, np.ndarray]:
     """Read the first `num` sentences of a file, and the numbers of their users."""
-    import h5py
-
-    parts: list[Columns] = []
+    parts: list[tff.Columns] = []
     sizes: list[int] = []
-    with h5py.File(path, "r") as file:
-        for name in sorted(file["examples"]):
-            sentences, marks = (file["examples"][name][c][:max_rows] for c in ("tokens", "tags"))
-            parts.append(_encoded(sentences, marks, words, tags))
-            sizes.append(len(sentences))
-            if num is not None and sum(sizes) >= num:
-                break
+    for sentences, marks in tff.clients(path, ("tokens", "tags"), max_rows):
+        parts.append(_encoded(sentences, marks, words, tags))
+        sizes.append(len(sentences))
+        if num is not None and sum(sizes) >= num:
+            break
     ids = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
     return {name: values[:num] for name, values in _joined(parts).items()}, ids[:num]
 
 
-def _encoded(sentences: Any, marks: Any, words: dict[str, int], tags: dict[str, int]) -> Columns:
+def _encoded(
+    sentences: Any, marks: Any, words: dict[str, int], tags: dict[str, int]
+) -> tff.Columns:
     """Return the rows of a user's sentences; its tags are joined by bars in `marks`."""
     split = [sentence.decode().split() for sentence in sentences]
     numbers = np.full((len(split), MAX_WORDS), -1, np.int16)
@@ -144,12 +140,8 @@ def regressions(
     """Return a logistic regression per tag on the mean word, with a flat prior; starts at zero."""
     column(data, "words")
     start = {"kernel": jnp.zeros((num_words, num_tags)), "bias": jnp.zeros(num_tags)}
-    return fedmcmc.Posterior(flat_logprior, _terms, _resample, init_fn=Partial(_start, start))
-
-
-def _start(start: Any, rng_key: Array) -> Any:
-    del rng_key
-    return start
+    init_fn = Partial(lambda start, rng_key: start, start)
+    return fedmcmc.Posterior(flat_logprior, _terms, _resample, init_fn=init_fn)
 
 
 def logits(position: Any, rows: Any) -> Array:

@@ -6,8 +6,8 @@ of `experiments.data`; in each a group ``examples/<client>`` holds a client's ro
 """
 
 import pickle
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -30,14 +30,8 @@ SUPERCLASSES = np.array(
     ]
 )  # fmt: skip
 Columns = dict[str, np.ndarray]
-
-
-class Examples(NamedTuple):
-    """Images ``[n, ...]``, labels ``[n]`` and clients ``[n]`` from zero, sorted by client."""
-
-    x: np.ndarray
-    label: np.ndarray
-    client: np.ndarray
+Examples = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Images ``[n, ...]``, labels ``[n]`` and clients ``[n]`` from zero, sorted by client."""
 
 
 def cifar100(seed: int = 0) -> tuple[fedmcmc.FederatedData, Columns]:
@@ -51,18 +45,18 @@ def cifar100(seed: int = 0) -> tuple[fedmcmc.FederatedData, Columns]:
     published experiments crop again at every visit. Test images are cropped in the middle.
     """
     crop_key, split_key = jax.random.split(jax.random.key(seed))
-    train, test = _cifar100_examples(split_key)
+    (x, label, client), (x_test, label_test, _) = _cifar100_examples(split_key)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(crop_key)))
-    highest = train.x.shape[1] - CROP
-    crops = _crop(train.x, rng.integers(0, highest + 1, (len(train.x), 2)))
+    highest = x.shape[1] - CROP
+    crops = _crop(x, rng.integers(0, highest + 1, (len(x), 2)))
     is_mirrored = rng.random(len(crops)) < 0.5
     crops[is_mirrored] = crops[is_mirrored, :, ::-1]
-    middles = _crop(test.x, np.full((len(test.x), 2), highest // 2))
+    middles = _crop(x_test, np.full((len(x_test), 2), highest // 2))
     rows, held_out = (
-        {"features": sources.standardize_pixels(x, CIFAR100_MOMENTS), "label": label}
-        for x, label in ((crops, train.label), (middles, test.label))
+        {"features": sources.standardize_pixels(pixels, CIFAR100_MOMENTS), "label": labels}
+        for pixels, labels in ((crops, label), (middles, label_test))
     )
-    return fedmcmc.FederatedData.from_arrays(rows, train.client), held_out
+    return fedmcmc.FederatedData.from_arrays(rows, client), held_out
 
 
 def _crop(x: np.ndarray, corners: np.ndarray) -> np.ndarray:
@@ -71,29 +65,24 @@ def _crop(x: np.ndarray, corners: np.ndarray) -> np.ndarray:
 
 
 def _cifar100_examples(rng_key: jax.Array) -> tuple[Examples, Examples]:
-    parts = ("train", "test")
-    paths = [sources.folder() / f"fed_cifar100_{part}.h5" for part in parts]
+    paths = [sources.folder() / f"fed_cifar100_{part}.h5" for part in ("train", "test")]
     if all(path.is_file() for path in paths):
         return read(paths[0], "image"), read(paths[1], "image")
-    paths = [sources.folder() / "cifar-100-python" / part for part in parts]
+    paths = [sources.folder() / "cifar-100-python" / part for part in ("train", "test")]
     if all(path.is_file() for path in paths):
-        (x, label), (x_test, label_test) = map(_read_pickle, paths)
+        # The files of the data set's own page are pickles of arrays and lists of numbers.
+        files = [pickle.loads(path.read_bytes(), encoding="bytes") for path in paths]
+        x, x_test = (sources.planes(file[b"data"]) for file in files)
+        label, label_test = (np.asarray(file[b"fine_labels"], np.int32) for file in files)
     else:
-        files = "fed_cifar100_{train,test}.h5 or cifar-100-python/{train,test}"
+        files = ["fed_cifar100_train.h5", "fed_cifar100_test.h5"]
         features, labels = sources.fetch_openml("CIFAR-100", "active", files, 60_000)
         x, x_test = np.split(sources.planes(features), [50_000])
         label, label_test = np.split(labels, [50_000])
     ids = fedmcmc.partition.pachinko(rng_key, label, SUPERCLASSES[label], len(label) // 100)
     order = np.argsort(ids, kind="stable")
-    train = Examples(x[order], label[order], ids[order])
-    return train, Examples(x_test, label_test, np.zeros(len(label_test), np.int32))
-
-
-def _read_pickle(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    # The files of the data set's own page are pickles of arrays and lists of numbers.
-    with path.open("rb") as file:
-        arrays = pickle.load(file, encoding="bytes")
-    return sources.planes(arrays[b"data"]), np.asarray(arrays[b"fine_labels"], np.int32)
+    test = x_test, label_test, np.zeros(len(label_test), np.int32)
+    return (x[order], label[order], ids[order]), test
 
 
 def emnist62() -> tuple[fedmcmc.FederatedData, Columns]:
@@ -105,17 +94,23 @@ def emnist62() -> tuple[fedmcmc.FederatedData, Columns]:
     files = [f"fed_emnist_{part}.h5" for part in ("train", "test")]
     paths = sources.require("EMNIST by writer", files, f"{ADVICE} use study=fed_ep/mnist_small")
     train, test = (read(path, "pixels") for path in paths)
-    rows, held_out = ({"features": p.x[..., None], "label": p.label} for p in (train, test))
-    return fedmcmc.FederatedData.from_arrays(rows, train.client), held_out
+    rows, held_out = ({"features": x[..., None], "label": label} for x, label, _ in (train, test))
+    return fedmcmc.FederatedData.from_arrays(rows, train[2]), held_out
 
 
 def read(path: Path, column: str) -> Examples:
-    """Read images, labels and clients of one HDF5 file; clients in the order of their names."""
+    """Read images, labels and clients of one file."""
+    x, label = zip(*clients(path, (column, "label")), strict=True)
+    ids = np.repeat(np.arange(len(x), dtype=np.int32), [len(part) for part in x])
+    return np.concatenate(x), np.concatenate([np.ravel(part) for part in label]).astype("i4"), ids
+
+
+def clients(
+    path: Path, columns: Sequence[str], max_rows: int | None = None
+) -> Iterator[list[np.ndarray]]:
+    """Return the first rows of each client's columns, clients in the order of their names."""
     import h5py
 
     with h5py.File(path, "r") as file:
-        clients = [file["examples"][name] for name in sorted(file["examples"])]
-        x = [client[column][()] for client in clients]
-        label = [client["label"][()].reshape(-1) for client in clients]
-    ids = np.repeat(np.arange(len(x), dtype=np.int32), [len(part) for part in x])
-    return Examples(np.concatenate(x), np.concatenate(label).astype(np.int32), ids)
+        for name in sorted(file["examples"]):
+            yield [file["examples"][name][column][:max_rows] for column in columns]

@@ -7,10 +7,10 @@ A study `<paper>/<name>` has ``records/<paper>/<name>.csv`` with one number per 
 """
 
 import csv
-import io
 import json
 import math
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -18,42 +18,42 @@ from pathlib import Path
 from typing import Any
 
 RECORDS = Path(__file__).resolve().parents[1] / "records"
-COLUMNS = ("method", "setting", "seed", "x", "metric", "value")
-DIGITS = 6
-"""Significant digits of the values in a record."""
+DIGITS = 6  # significant digits of the values in a record
+
+Place = tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One number of a run.
-
-    Attributes
-    ----------
-    method
-        Name of the sampler or estimator.
-    settings
-        Settings that differ within the study, such as ``{"num_local_steps": 10}``.
-    seed
-        Repetition, ``None`` for a summary over repetitions.
-    x
-        Place on a curve, such as the number of rounds, ``None`` for a number that is no curve.
-    metric
-        Name of the number. ``"<metric> s.e."`` holds its standard error.
-    value
-        The number, NaN where a chain was lost.
-    """
+    """One number of a run, NaN where a chain was lost."""
 
     method: str
-    metric: str
+    metric: str  # "<metric> s.e." is the standard error of "<metric>"
     value: float
-    settings: Mapping[str, Any]
-    seed: int | None = None
-    x: float | None = None
+    settings: Mapping[str, Any]  # those that differ within the study
+    seed: int | None = None  # None for a summary over repetitions
+    x: float | None = None  # place on a curve, such as a number of rounds
+
+    @property
+    def place(self) -> Place:
+        """Return names and values of all but metric and value."""
+        return (("method", self.method), ("seed", self.seed), ("x", self.x), *self.settings.items())
 
     def matches(self, conditions: Mapping[str, Any]) -> bool:
-        """Return whether all conditions on method, seed, x and settings hold."""
-        values = {"method": self.method, "seed": self.seed, "x": self.x, **self.settings}
-        return all(values.get(name) == value for name, value in conditions.items())
+        """Return whether the place has these values, or one of a list of values."""
+        place = dict(self.place)
+        return all(
+            place.get(name) in (value if isinstance(value, list) else [value])
+            for name, value in conditions.items()
+        )
+
+
+def by_place(rows: Iterable[Row]) -> dict[Place, dict[str, float]]:
+    """Return metrics and values by `Row.place`."""
+    table: dict[Place, dict[str, float]] = defaultdict(dict)
+    for row in rows:
+        table[row.place][row.metric] = row.value
+    return table
 
 
 def from_numbers(
@@ -63,13 +63,14 @@ def from_numbers(
     seed: int | None = None,
     x: float | None = None,
 ) -> list[Row]:
-    """Return a row per metric, and one for its standard error if the number has one.
+    """Return a row per metric, and one for its standard error if its number has an `error`.
 
-    A number with a standard error has attributes as `experiments.claims.Number` has.
+    `x` can be among the settings.
     """
-    rows = []
+    rows, x = [], settings.get("x", x)
+    settings = {name: value for name, value in settings.items() if name != "x"}
     for metric, number in numbers.items():
-        value = math.nan if number is None else float(getattr(number, "value", number))
+        value = math.nan if number is None else float(number)
         rows.append(Row(method, metric, value, settings, seed, x))
         error = getattr(number, "error", 0.0)
         if 0 < error < math.inf:
@@ -92,13 +93,12 @@ def write(study: str, rows: Iterable[Row], record: Mapping[str, Any], root: Path
 
 def write_rows(path: Path, rows: Iterable[Row], digits: int = 17) -> None:
     """Write rows as CSV."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for row in rows:
-        numbers = (_text(row.seed), _text(row.x), row.metric, _text(row.value, digits))
-        writer.writerow((row.method, setting_text(row.settings), *numbers))
-    path.write_text(text.getvalue())
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("method", "setting", "seed", "x", "metric", "value"))
+        for row in rows:
+            numbers = (_text(row.seed), _text(row.x), row.metric, _text(row.value, digits))
+            writer.writerow((row.method, setting_text(row.settings), *numbers))
 
 
 def setting_text(settings: Mapping[str, Any]) -> str:
@@ -106,14 +106,16 @@ def setting_text(settings: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={_text(value)}" for name, value in settings.items())
 
 
-def read(study: str, root: Path = RECORDS) -> tuple[Row, ...]:
-    """Return the rows of a study."""
-    return _read(root / f"{study}.csv")
+def _text(value: Any, digits: int = DIGITS) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
 
 
 @cache
-def _read(path: Path) -> tuple[Row, ...]:
-    return tuple(read_rows(path))
+def read(study: str, root: Path = RECORDS) -> tuple[Row, ...]:
+    """Return the rows of a study."""
+    return tuple(read_rows(root / f"{study}.csv"))
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -132,36 +134,9 @@ def read_rows(path: Path) -> list[Row]:
         ]
 
 
-def take(folder: Path, root: Path = RECORDS) -> str:
-    """Copy rows and record of a study's run into `root`; return the study's name."""
-    record = json.loads((folder / "record.json").read_text())
-    study: str = record["study"]
-    write(study, read_rows(folder / "rows.csv"), record, root)
-    return study
-
-
-def read_record(study: str, root: Path = RECORDS) -> dict[str, Any]:
-    """Return the record of a study."""
-    record: dict[str, Any] = json.loads((root / f"{study}.json").read_text())
-    return record
-
-
-def studies(paper: str = "*", root: Path = RECORDS) -> list[str]:
-    """Return the studies that have a record, as ``<paper>/<name>``."""
-    return sorted(
-        path.relative_to(root).with_suffix("").as_posix() for path in root.glob(f"{paper}/*.csv")
-    )
-
-
-def rounded(text: str) -> float:
-    """Return a number in a text, rounded as in a record."""
-    return float(f"{float(text):.{DIGITS}g}")
-
-
-def _text(value: Any, digits: int = DIGITS) -> str:
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return ""
-    return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
+def pairs(text: str) -> dict[str, Any]:
+    """Return the settings in what `setting_text` returned."""
+    return dict(pair(part) for part in text.split())
 
 
 def pair(part: str) -> tuple[str, Any]:
@@ -174,9 +149,21 @@ def pair(part: str) -> tuple[str, Any]:
     return name, int(text) if text.lstrip("-").replace("_", "").isdigit() else number
 
 
-def pairs(text: str) -> dict[str, Any]:
-    """Return the settings in what `setting_text` returned."""
-    return dict(pair(part) for part in text.split())
+def take(folder: Path, root: Path = RECORDS) -> str:
+    """Copy rows and record of a study's run into `root`; return the study's name."""
+    record = json.loads((folder / "record.json").read_text())
+    write(record["study"], read_rows(folder / "rows.csv"), record, root)
+    return str(record["study"])
+
+
+def read_record(study: str, root: Path = RECORDS) -> dict[str, Any]:
+    """Return the record of a study."""
+    return dict(json.loads((root / f"{study}.json").read_text()))
+
+
+def studies(paper: str = "*", root: Path = RECORDS) -> list[str]:
+    """Return the studies that have a record, as ``<paper>/<name>``."""
+    return sorted(f"{path.parent.name}/{path.stem}" for path in root.glob(f"{paper}/*.csv"))
 
 
 if __name__ == "__main__":

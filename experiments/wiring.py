@@ -1,17 +1,17 @@
 """Builds the functions that a config names by ``_target_``, and checks their settings first.
 
-Values that exist only once data and model are there are passed by name: a function with a required
-parameter ``posterior``, ``data``, ``example``, ``rng_key``, ``position``, ``centre`` or
-``reference`` that its config leaves out receives it (see `Supplies`).
+Values that exist only once data and model are there are passed by name: a function receives those
+of `Supplies` that it requires and its config leaves out.
 """
 
+import contextlib
 import functools
 import inspect
 import sysconfig
 import traceback
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +48,10 @@ class ConfigError(ValueError):
 
 
 class Supplies:
-    """Values that a config leaves out, by the name of the parameter that receives them.
+    """Model and data, and what functions in configs may receive of them, by parameters' names.
 
-    Parameters
-    ----------
-    data
-        `fedmcmc.FederatedData`; also supplied as ``example``.
-    posterior
-        The model; ``None`` while the model itself is built.
+    `posterior` is ``None`` while it is built. `test` has held-out rows, and `other` rows of another
+    data set, for predictions out of distribution; they are ``None`` if there are none.
     """
 
     NAMES = (
@@ -64,16 +60,20 @@ class Supplies:
     )
 
     def __init__(
-        self, data: fedmcmc.FederatedData, posterior: fedmcmc.Posterior | None = None
+        self,
+        data: fedmcmc.FederatedData,
+        posterior: Any = None,
+        test: Any = None,
+        other: Any = None,
     ) -> None:
         self.data = self.example = data
-        self.posterior = posterior
+        self.posterior, self.test, self.other = posterior, test, other
         self.rng_key = jax.random.key(0)  # fixed: setup does not depend on the seed of a run
 
     @functools.cached_property
     def position(self) -> Any:
         """A position to start from."""
-        return start_of(self.posterior)(self.rng_key)
+        return self.posterior.init_fn(self.rng_key)
 
     @functools.cached_property
     def centre(self) -> Any:
@@ -91,13 +91,6 @@ class Supplies:
         """The mode, or in more than 256 dimensions, where it is expensive, the start."""
         expensive = trees.num_elements(self.position) > MODE_DIMENSIONS
         return self.position if expensive else self.centre
-
-
-def start_of(posterior: Any) -> Callable[[Any], Any]:
-    """Return the function that draws a start from a key."""
-    if posterior.init_fn is None:
-        raise ConfigError("The model has no start: give its fedmcmc.Posterior an init_fn.")
-    return posterior.init_fn
 
 
 def locate(path: str, where: str) -> Any:
@@ -138,20 +131,14 @@ def takes(function: Any, names: tuple[str, ...]) -> bool:
 def check(node: Any, where: str, supplied: tuple[str, ...] = Supplies.NAMES) -> None:
     """Check names and types of all arguments in a config, before anything is built.
 
-    Parameters
-    ----------
-    node
-        Plain containers, without interpolations.
-    where
-        Key of the node in the config, for messages.
-    supplied
-        Names of parameters that may be left out.
+    `where` is the key of the node in the config, for messages, and `supplied` has the names of
+    parameters that may be left out.
     """
     if isinstance(node, list):
         node = dict(enumerate(node))
     if not isinstance(node, Mapping):
         return
-    keywords = {key: value for key, value in node.items() if key not in HYDRA_KEYS}
+    keywords = _keywords(node)
     for key, value in keywords.items():
         check(value, _join(where, key), supplied)
     if "_target_" not in node:
@@ -160,8 +147,7 @@ def check(node: Any, where: str, supplied: tuple[str, ...] = Supplies.NAMES) -> 
     check(positional, where, supplied)
     if not isinstance(target, str) or target == "???":
         raise ConfigError(f"{where}._target_ must be an import path, got {target}.")
-    function = locate(target, where)
-    parameters = _parameters(function)
+    parameters = _parameters(locate(target, where))
     if parameters is None:
         return
     named = {n: p for n, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
@@ -172,16 +158,20 @@ def check(node: Any, where: str, supplied: tuple[str, ...] = Supplies.NAMES) -> 
             f"{_join(where, key)}={keywords[key]}: {target} has no argument {key!r}, "
             f"its arguments are {options or 'none'}."
         )
-    hints, missing = _hints(function), []
+    missing = []
     for name, parameter in list(named.items())[len(positional) :]:
         argument, label = keywords.get(name), _join(where, name)
         optional = parameter.default is not parameter.empty or name in supplied
         if argument == "???" or (argument is None and not optional and not node.get("_partial_")):
             missing.append(label + _example(label))
-        elif name in keywords and name in hints:
-            _check_type(label, argument, hints[name])
+        elif name in keywords:
+            _check_type(label, argument, parameter.annotation)
     if missing:
         raise ConfigError(f"{where}={target} needs {', '.join(missing)}.")
+
+
+def _keywords(node: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in node.items() if key not in HYDRA_KEYS}
 
 
 def _example(where: str) -> str:
@@ -195,58 +185,47 @@ def _join(where: str, key: Any) -> str:
 
 
 def _parameters(function: Any) -> Mapping[str, inspect.Parameter] | None:
-    try:
-        return inspect.signature(function).parameters
-    except (TypeError, ValueError):  # functions in C have none
-        return None
+    names = {"optax": optax, "fedmcmc": fedmcmc}
+    for options in ({"eval_str": True, "locals": names}, {}):
+        with contextlib.suppress(Exception):  # functions in C have no signature
+            return inspect.signature(function, **options).parameters
+    return None
 
 
-def _hints(function: Any) -> dict[str, Any]:
-    called = function.__init__ if inspect.isclass(function) else function
-    try:
-        return typing.get_type_hints(called, localns={"optax": optax, "fedmcmc": fedmcmc})
-    except Exception:  # annotations that cannot be evaluated are not checked
-        return {}
-
-
-def _check_type(where: str, value: Any, hint: Any) -> None:
+def _check_type(where: str, value: Any, annotation: Any) -> None:
     """Raise if a plain value has a type that an annotation of plain types excludes."""
-    if not isinstance(value, bool | int | float | str) and value is not None:
+    unknown = annotation is inspect.Parameter.empty or isinstance(annotation, str)
+    if unknown or not isinstance(value, bool | int | float | str | None):
         return
     if isinstance(value, str) and value.startswith("$"):  # filled in later; see `study.load`
         return
-    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    options = typing.get_args(hint) if union else (hint,)
-    if not any(_admits(option, value) for option in options):
-        expected = " or ".join(dict.fromkeys(map(_in_words, options)))
-        raise ConfigError(f"{where} must be {expected}{_example(where)}, got {value!r}.")
+    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    options = typing.get_args(annotation) if union else (annotation,)
+    expected = [_in_words(option, value) for option in options]
+    if all(expected):
+        listed = " or ".join(dict.fromkeys(expected))
+        raise ConfigError(f"{where} must be {listed}{_example(where)}, got {value!r}.")
 
 
-def _admits(option: Any, value: Any) -> bool:
-    if typing.get_origin(option) is typing.Literal:
-        return value in typing.get_args(option)
-    if option is Any or isinstance(option, typing.TypeVar):
-        return True
+def _in_words(option: Any, value: Any) -> str:
+    """Return what an option of an annotation admits, or nothing if it admits the value."""
+    literals = typing.get_args(option) if typing.get_origin(option) is typing.Literal else ()
+    words, kinds = PLAIN.get(option, ("", ()))
+    is_any = option is Any or isinstance(option, typing.TypeVar)
+    if is_any or value in literals or type(value) in kinds:
+        return ""
     # Functions, optimizers and the like are built from a target.
-    return option in PLAIN and type(value) in PLAIN[option][1]
-
-
-def _in_words(option: Any) -> str:
-    if typing.get_origin(option) is typing.Literal:
-        return " or ".join(map(repr, typing.get_args(option)))
-    if option in PLAIN:
-        return PLAIN[option][0]
     name = getattr(option, "__name__", str(option))
     name = "a function" if name == "Callable" else name
-    return f"{{_target_: ...}} that builds {name}" if callable(option) else name
+    target = f"{{_target_: ...}} that builds {name}" if callable(option) else name
+    return words or " or ".join(map(repr, literals)) or target
 
 
 def build(node: Any, where: str, supplies: Supplies | None) -> Any:
     """Build what a config names; hand every function the supplied values that it needs.
 
-    Without `supplies` nothing is handed over. A function with ``_partial_: true`` is called where
-    it needs supplied values, and returned with its arguments otherwise. With ``_recursive_: false``
-    it receives configs.
+    A function with ``_partial_: true`` is called if it needs supplied values, and returned with
+    its arguments otherwise. With ``_recursive_: false`` it receives configs.
     """
     try:
         return _build(node, supplies)
@@ -261,19 +240,19 @@ def _build(node: Any, supplies: Supplies | None) -> Any:
         return [_build(item, supplies) for item in node]
     if not isinstance(node, Mapping):
         return node
-    keywords = {key: value for key, value in node.items() if key not in HYDRA_KEYS}
+    keywords = _keywords(node)
     if node.get("_recursive_", True):
         keywords = {key: _build(value, supplies) for key, value in keywords.items()}
     if "_target_" not in node:
         return keywords
     function = locate(node["_target_"], "_target_")
     positional = _build(node.get("_args_", []), supplies)
-    needed = [
+    missing = [
         name
         for name, parameter in list((_parameters(function) or {}).items())[len(positional) :]
         if name in Supplies.NAMES and parameter.default is parameter.empty
+        if keywords.get(name) is None and supplies is not None
     ]
-    missing = [name for name in needed if keywords.get(name) is None and supplies is not None]
     keywords |= {name: getattr(supplies, name) for name in missing}
     if node.get("_partial_") and not missing:
         return functools.partial(function, *positional, **keywords)

@@ -25,12 +25,11 @@ Settings = Mapping[str, Any]
 
 
 class Round(NamedTuple):
-    """A round ``theta' = on_position theta + shift + N(0, of_momenta + of_gradients)``."""
+    """A round ``theta' = on_position theta + shift + N(0, noise)``."""
 
     on_position: np.ndarray
     shift: np.ndarray
-    of_momenta: np.ndarray
-    of_gradients: np.ndarray
+    noise: np.ndarray
 
 
 class Clients(NamedTuple):
@@ -77,19 +76,17 @@ class Clients(NamedTuple):
             step * np.sin(n * angle) / np.sin(angle) for n in range(1, 1 + length)
         )
         of_noise = (step * moved / 2) ** 2 + sum((step * kick) ** 2 for kick in after_kicks)
+        of_noise = noise**2 * self.weights[:, None] * of_noise
         rotation = np.cos(length * angle)
-        momenta, gradients, power = np.zeros(()), np.zeros(()), np.ones_like(rotation)
+        total, power = np.zeros(()), np.ones_like(rotation)
         for num in range(1, 1 + max(local_steps)):
             shared = self.matrix(power * moved)
-            momenta = momenta + rho * shared @ shared.swapaxes(-1, -2)
-            if rho < 1:
-                momenta = momenta + (1 - rho) * self.matrix((power * moved) ** 2)
-            if noise:
-                variance = noise**2 * self.weights[:, None] * power**2 * of_noise
-                gradients = gradients + self.matrix(variance)
+            total = total + rho * shared @ shared.swapaxes(-1, -2)
+            if noise or rho < 1:
+                total = total + self.matrix(power**2 * ((1 - rho) * moved**2 + of_noise))
             power = power * rotation
             if num in local_steps:
-                yield Round(self.matrix(power), self.vector(1 - power), momenta, gradients)
+                yield Round(self.matrix(power), self.vector(1 - power), total)
 
 
 def moments(rounds: Iterable[Round], start: np.ndarray) -> Iterator[tuple[Any, Any]]:
@@ -98,15 +95,14 @@ def moments(rounds: Iterable[Round], start: np.ndarray) -> Iterator[tuple[Any, A
     for affine in rounds:
         mean = (affine.on_position @ mean[..., None])[..., 0] + affine.shift
         covariance = affine.on_position @ covariance @ affine.on_position.swapaxes(-1, -2)
-        covariance = covariance + affine.of_momenta + affine.of_gradients
+        covariance = covariance + affine.noise
         yield mean, np.diagonal(covariance, axis1=-2, axis2=-1)
 
 
 def stationary(affine: Round) -> tuple[np.ndarray, np.ndarray]:
     """Return mean and variance of every coordinate in the long run."""
     mean = np.linalg.solve(np.eye(len(affine.shift)) - affine.on_position, affine.shift)
-    noise = affine.of_momenta + affine.of_gradients
-    return mean, np.diagonal(solve_discrete_lyapunov(affine.on_position, noise))
+    return mean, np.diagonal(solve_discrete_lyapunov(affine.on_position, affine.noise))
 
 
 def sample(seed: int, *arguments: Any, **settings: Any) -> fedmcmc.Samples:
@@ -210,8 +206,7 @@ def over_local_steps(
     fixed = steps[[fewest(local_steps[0], level, noisy, steps)[1]]]
     runs: list[Any] = [(name, {}, case, steps) for name, case in cases.items()]
     runs += [(f"{name}, one step size", {}, case, fixed) for name, case in cases.items()]
-    noisy_cases = [({"gradient_noise": noise}, {"noise": noise}) for noise in noises]
-    runs += [("noisy gradients", place, case, steps) for place, case in noisy_cases]
+    runs += [("noisy gradients", {"gradient_noise": x}, {"noise": x}, steps) for x in noises]
     for name, place, case, tried in runs:
         metric = "rounds_by_noise" if place else "rounds"
         rounds = [fewest(num, level, case, tried)[0] for num in local_steps]

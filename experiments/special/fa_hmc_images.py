@@ -1,7 +1,7 @@
 """Liang et al. (2024), 5.3 to 5.5: scores of the predictions of FA-HMC and FA-LD on images.
 
 Draws of networks are too large to keep. One compiled program for all step sizes and chains of a
-setting keeps predictions instead.
+setting averages predictions instead.
 """
 
 import itertools
@@ -18,6 +18,7 @@ from scipy import stats
 
 import fedmcmc
 from experiments.claims import Number
+from experiments.confidence import class_probabilities
 from experiments.loaders import Loaded
 from experiments.models import num_classes
 from experiments.restarts import once
@@ -31,41 +32,26 @@ LEVEL = 0.05  # of Welch's test
 
 
 class Score(NamedTuple):
-    """Score of a setting, with the sign at which larger is better, at its best step size.
+    """Score of a setting, with the sign at which larger is better, at its best step size."""
 
-    `chains` has the score of the average prediction of the samples so far, ``[num_chains,
-    num_samples]``, and `later` the score of the later samples alone. `step_size` is a multiple of
-    the largest stable step, and `at_end` whether it is an end of the grid.
-    """
-
-    step_size: float
-    at_end: bool
-    chains: np.ndarray
-    later: Any = None
+    step_size: float  # a multiple of the largest stable step
+    at_end: bool  # whether it is an end of the grid
+    chains: np.ndarray  # [num_chains, num_samples], of the average prediction so far
+    later: Any = None  # the same of the later samples alone
 
     @property
-    def curve(self) -> np.ndarray:
-        """Mean over chains after every sample."""
-        return self.chains.mean(axis=0)
-
-    @property
-    def errors(self) -> np.ndarray:
-        """Standard errors of `curve`, NaN for one chain."""
-        return self.chains.std(axis=0) / (math.sqrt(len(self.chains) - 1) or math.nan)
+    def means(self) -> list[Number]:
+        """Means over chains after every sample; errors are NaN for one chain."""
+        errors = self.chains.std(axis=0) / (math.sqrt(len(self.chains) - 1) or math.nan)
+        return [Number(*pair) for pair in zip(self.chains.mean(axis=0), errors, strict=True)]
 
 
 class Gain(NamedTuple):
-    """Share of another score by which a score is better.
+    """Share of another score by which a score is better; NaN if it cannot be judged."""
 
-    `rank` is 2 if it is significantly better, 1 if only the average of all samples is, 0 if the
-    difference is not significant, -1 or -2 if it is worse. Rank and `share` are NaN if the gain
-    cannot be judged. Twice the error of `share` is half of the interval of Welch's test. `at_half`
-    is the lead after half of the samples if it is significant but has shrunk since.
-    """
-
-    rank: float
-    share: Number
-    at_half: float | None = None
+    rank: float  # 2: significantly better; 1: only in all samples; 0: no difference; -1, -2: worse
+    share: Number  # twice its error is half of the interval of Welch's test
+    at_half: float | None = None  # share after half of the samples, if significant and now smaller
 
 
 def rows(
@@ -88,8 +74,7 @@ def rows(
     Values of ``L``, `leapfrog_steps`, are compared at one ``T``, and values of ``T``,
     `local_steps`, at one ``L``. Ascending `step_sizes` are multiples of ``2 / sqrt(lambda)``, above
     which leapfrog steps are unstable: ``lambda`` is the largest curvature of any client's weighted
-    loss at the first chain's start. Larger steps can be stable if the curvature falls on the way
-    from there.
+    loss at the first chain's start.
     """
     federation, test = data
     posterior = model(federation)
@@ -105,10 +90,6 @@ def rows(
     classes = jnp.arange(num_classes(federation))
     arguments = posterior, federation, test, classes, chain_keys, starts, steps
     sizes = dict(num_rounds=num_rounds, thinning=thinning, num_bins=num_bins)
-
-    def run(settings: dict[str, int]) -> Any:
-        return jax.device_get(sweep(partial(kernel, **settings), *arguments, **sizes))
-
     sweeps = {
         "L": {num: (num, at_local_steps) for num in leapfrog_steps},
         "T": {num: (at_leapfrog_steps, num) for num in local_steps},
@@ -117,12 +98,12 @@ def rows(
     places = dict.fromkeys(place for sweep_ in sweeps.values() for place in sweep_.values())
     for place in places:
         settings = _settings(place)
-        scores, later = once(partial(run, settings))
+        both = once(partial(sweep, partial(kernel, **settings), *arguments, **sizes))
         for name in SIGNS:
-            score = _best(name, scores, step_sizes)._replace(later=_best(name, later, step_sizes))
-            results[name, place] = score
+            score, later = (_best(name, scores, step_sizes) for scores in both)
+            results[name, place] = score._replace(later=later)
             table += _rows(settings, name, score, thinning)
-            table += _rows({**settings, "samples": "later"}, name, score.later, thinning)
+            table += _rows({**settings, "samples": "later"}, name, later, thinning)
     for name, samples in itertools.product(SIGNS, ({}, {"samples": "later"})):
         scores = {p: results[name, p].later if samples else results[name, p] for p in places}
         for settings, gain in _gains(sweeps, scores):
@@ -136,9 +117,9 @@ def _settings(place: Place) -> dict[str, int]:
     return dict(zip(NAMES.values(), place, strict=True))
 
 
-def _best(name: str, scores: Mapping[str, np.ndarray], multiples: Sequence[float]) -> Score:
+def _best(name: str, scores: Mapping[str, Array], multiples: Sequence[float]) -> Score:
     """Return a score at the step size whose last mean over chains is best."""
-    chains = SIGNS[name] * scores[name].astype(np.float64)
+    chains = SIGNS[name] * np.asarray(scores[name], np.float64)
     final = chains[:, :, -1].mean(axis=1)
     best = int(np.argmax(np.where(np.isfinite(final), final, -np.inf)))
     return Score(multiples[best], best in (0, len(multiples) - 1), chains[best])
@@ -147,7 +128,7 @@ def _best(name: str, scores: Mapping[str, np.ndarray], multiples: Sequence[float
 def _rows(settings: dict[str, Any], name: str, score: Score, thinning: int) -> list[Row]:
     """Return rows of a score, its step size, and its curve over rounds."""
     method = "FA-LD" if settings["num_integration_steps"] == 1 else "FA-HMC"
-    means = [Number(*pair) for pair in zip(SIGNS[name] * score.curve, score.errors, strict=True)]
+    means = [SIGNS[name] * mean for mean in score.means]
     numbers = {name: means[-1], f"{name}_step_size": score.step_size}
     table = from_numbers(method, settings, numbers)
     for num, mean in enumerate(means, start=1):
@@ -158,28 +139,25 @@ def _rows(settings: dict[str, Any], name: str, score: Score, thinning: int) -> l
 def compare(ours: Score, theirs: Score, tried: int = 1) -> Gain:
     """Return the gain of a score, the best of `tried` ones, over another.
 
-    It cannot be judged with one chain, or if a best step size is an end of the grid: another one
-    outside may be better.
+    It cannot be judged with one chain, or if a best step size is an end of the grid.
     """
-    leads, size = ours.curve - theirs.curve, abs(theirs.curve[-1])
-    variances = np.array([score.errors[-1] ** 2 for score in (ours, theirs)])
-    half_width = 0.0
-    if variances.any():
+    pairs = [*zip(ours.means, theirs.means, strict=True)]
+    shares = [(our - their) / abs(pairs[-1][1].value) for our, their in pairs]
+    value, error, half_width = shares[-1].value, shares[-1].error, 0.0
+    if error:
+        variances = np.array([mean.error**2 for mean in pairs[-1]])
         freedom = variances.sum() ** 2 * (len(ours.chains) - 1) / (variances**2).sum()
-        quantile = stats.t.ppf(1 - LEVEL / (2 * tried), freedom)
-        half_width = quantile * math.sqrt(variances.sum())
-    share = Number(leads[-1] / size, half_width / size / 2)
+        half_width = stats.t.ppf(1 - LEVEL / (2 * tried), freedom) * error
+    share = Number(value, half_width / 2)
     if ours.at_end or theirs.at_end or not half_width >= 0:
         return Gain(math.nan, Number(math.nan, share.error))
-    if not abs(leads[-1]) > half_width:
-        return Gain(0, share)
-    rank = 2 * np.sign(leads[-1])
-    if ours.later is None:
+    rank = 2 * np.sign(value) if abs(value) > half_width else 0
+    if not rank or ours.later is None:
         return Gain(rank, share)
     if compare(ours.later, theirs.later, tried).rank != rank:
         rank = rank / 2
-    half = leads[max(len(leads) // 2 - 1, 0)]
-    return Gain(rank, share, half / size if abs(leads[-1]) < abs(half) else None)
+    half = shares[max(len(shares) // 2 - 1, 0)].value
+    return Gain(rank, share, half if abs(value) < abs(half) else None)
 
 
 def _gains(
@@ -192,7 +170,7 @@ def _gains(
     """
     for varied, places in sweeps.items():
         scores = {value: results[place] for value, place in places.items()}
-        final = {value: score.curve[-1] for value, score in scores.items()}
+        final = {value: score.means[-1].value for value, score in scores.items()}
         values = sorted((v for v in final if np.isfinite(final[v])), key=lambda v: -final[v])
         above = [value for value in values if value > 1]
         if not above or 1 not in values:
@@ -235,9 +213,7 @@ def sweep(
     """Run a kernel at all step sizes, and score its average predictions after every sample.
 
     Chains of all step sizes have the same `keys` and `starts`, one per chain. They are the chains
-    of `fedmcmc.sample` if ``keys[c] = fold_in(rng_key, c)``. Predictions of all samples and their
-    sums are in memory: each has ``num_step_sizes * num_chains * num_samples * num_test *
-    num_classes`` numbers.
+    of `fedmcmc.sample` if ``keys[c] = fold_in(rng_key, c)``.
 
     Returns
     -------
@@ -246,40 +222,40 @@ def sweep(
         sample ``m / 2``, rounded down, where ``m`` is the largest power of two up to their number.
         They are ``[num_step_sizes, num_chains, num_samples]``, NaN where a chain has diverged.
     """
-    num_samples = num_rounds // thinning
-    ends = jnp.arange(1, 1 + num_samples)
-    middles = jnp.asarray([2 ** (num.bit_length() - 1) // 2 for num in range(1, 1 + num_samples)])
-
+    ends = range(1, 1 + num_rounds // thinning)
+    begins = [2 ** (num.bit_length() - 1) // 2 for num in ends]
     ece = partial(metrics.expected_calibration_error, num_bins=num_bins)
     functions = (metrics.accuracy, metrics.brier_score, ece, metrics.negative_log_likelihood)
+    settings = dict(thinning=thinning, ahead_bytes=rounds.PREPARED_BYTES // len(keys))
+    terms = posterior.loglikelihood_fn
 
     def predict(state: Any, _: Any) -> Array:
-        """Return probabilities of the classes, ``[num_test, num_classes]``."""
+        return class_probabilities(classes, terms, state.broadcast.position, test)
 
-        def term(label: Array) -> Array:
-            held_out = {**test, "label": jnp.full_like(test["label"], label)}
-            return posterior.loglikelihood_fn(state.broadcast.position, held_out)
-
-        return jnp.exp(jax.vmap(term, out_axes=1)(classes))
-
-    def score(sums: Array, begin: Array, end: Array) -> dict[str, Array]:
-        mean = (sums[end] - sums[begin]) / (end - begin)
+    def score(mean: Array) -> dict[str, Array]:
         values = [function(mean, test["label"]) for function in functions]
         finite = jnp.isfinite(mean).all()
         return {n: jnp.where(finite, x, jnp.nan) for n, x in zip(SIGNS, values, strict=True)}
 
     def run(key: Array, start: Any, step_size: Array) -> Any:
         kernel = make_kernel(posterior, step_size=step_size)
+
+        def add(carry: Any, place: tuple[Array, Array]) -> tuple[Any, Any]:
+            """Add the next sample to sums of all, of the first 2^k, and of the first 2^(k - 1)."""
+            (state, total, power, half), (begin, end) = carry, place
+            state, records = rounds.run_rounds(
+                kernel, data, key, state, thinning, collect=predict, **settings
+            )
+            total = total + records.draws[0]
+            is_power = jnp.maximum(2 * begin, 1) == end
+            half, power = jnp.where(is_power, power, half), jnp.where(is_power, total, power)
+            scores = score(total / end), score((total - half) / (end - begin))
+            return (state, total, power, half), scores
+
         state = kernel.init(fedmcmc.random.init_key(key), start, data)
-        settings = dict(thinning=thinning, ahead_bytes=rounds.PREPARED_BYTES // len(keys))
-        _, records = rounds.run_rounds(
-            kernel, data, key, state, num_rounds, collect=predict, **settings
-        )
-        sums = jnp.cumsum(jnp.pad(records.draws, ((1, 0), (0, 0), (0, 0))), axis=0)
-        return tuple(
-            jax.lax.map(lambda places: score(sums, *places), (begins, ends))
-            for begins in (jnp.zeros_like(ends), middles)
-        )
+        none = jnp.zeros((len(test["label"]), len(classes)))
+        places = jnp.asarray(begins), jnp.asarray(ends)
+        return jax.lax.scan(add, (state, none, none, none), places)[1]
 
     # Step sizes inside: random numbers are then drawn once for all of them.
     over_steps = jax.vmap(run, in_axes=(None, None, 0))

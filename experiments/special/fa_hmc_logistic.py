@@ -41,26 +41,24 @@ class Histograms:
 
     def __init__(self, reference: np.ndarray) -> None:
         self.reference, self.low, self.high = reference, reference.min(0), reference.max(0)
-        self.shares = self.counts(reference[None])[0] / len(reference)
+        self.shares = self.counts(reference) / len(reference)
 
     def counts(self, draws: np.ndarray) -> np.ndarray:
-        """Return numbers of draws ``[num_chains, num_draws, d]`` per chain, coordinate and bin."""
+        """Return numbers of draws ``[num_draws, d]`` per coordinate and bin."""
         width = np.where(self.high > self.low, self.high - self.low, 1)
-        shape = self.low.size, NUM_BINS + 1
-        offsets = np.arange(0, math.prod(shape), NUM_BINS + 1)
-        counts = []
-        for chain in draws:
-            inside = (chain >= self.low) & (chain <= self.high)
-            place = np.where(inside, (chain - self.low) / width * NUM_BINS, 0).astype(int)
-            place = np.where(inside, np.minimum(place, NUM_BINS - 1), NUM_BINS) + offsets
-            counts.append(np.bincount(place.ravel(), minlength=math.prod(shape)).reshape(shape))
-        return np.stack(counts)
+        size = self.low.size * (NUM_BINS + 1)
+        inside = (draws >= self.low) & (draws <= self.high)
+        place = np.where(inside, (draws - self.low) / width * NUM_BINS, 0).astype(int)
+        place = np.where(inside, np.minimum(place, NUM_BINS - 1), NUM_BINS)
+        place += np.arange(0, size, NUM_BINS + 1)
+        return np.bincount(place.ravel(), minlength=size).reshape(-1, NUM_BINS + 1)
 
-    def errors(self, counts: np.ndarray, num_draws: int) -> np.ndarray:
-        """Return the marginal error of all chains, then the errors with one chain left out."""
-        num, total = len(counts), counts.sum(0)
-        parts = [total / num, *((total - part) / (num - 1) for part in counts if num > 1)]
-        return np.array([np.abs(p / num_draws - self.shares).sum(1).mean() / 2 for p in parts])
+    def errors(self, draws: np.ndarray) -> np.ndarray:
+        """Return the marginal error of chains ``[num_chains, num_draws, d]``, then without each."""
+        shares, num = np.stack([self.counts(chain) / draws.shape[1] for chain in draws]), len(draws)
+        total = shares.sum(0)
+        means = [total / num, *((total - part) / (num - 1) for part in shares if num > 1)]
+        return np.array([np.abs(mean - self.shares).sum(1).mean() / 2 for mean in means])
 
     def perfect(self, seed: int, *, num_chains: int, num_rounds: int, num_burnin: int) -> float:
         """Return the marginal error of as many independent draws of the posterior."""
@@ -88,9 +86,8 @@ class Regression:
         self.scale = 1 / math.sqrt(pooled.largest)
         self.expansions = fedmcmc.surrogates.taylor(posterior, self.data, mode)
         curvatures = np.linalg.eigvalsh(np.asarray(self.expansions.precision, float).sum(0))
-        low, high = prior_precision + curvatures[[0, -1]]
-        numbers = {"smallest_curvature": low, "largest_curvature": high}
-        self.rows = numbers_of("posterior", {}, numbers)
+        ends = zip(("smallest", "largest"), prior_precision + curvatures[[0, -1]], strict=True)
+        self.rows = numbers_of("posterior", {}, {f"{end}_curvature": x for end, x in ends})
         if reference is None:
             return
         potential_fn = Partial(setup.potential, posterior, self.data.rows)
@@ -99,10 +96,10 @@ class Regression:
         self.rows += numbers_of("NUTS", {}, exact.summary)
         self.histograms = Histograms(np.asarray(exact.draws).reshape(-1, start.size))
 
-    def kernel(self, step: float, **settings: Any) -> fedmcmc.FederatedKernel:
+    def kernel(self, step: float, num_integration_steps: int, **settings: Any) -> Any:
         """Return FA-HMC, or with one leapfrog step FA-LD."""
-        step_size = step * self.scale
-        return fedmcmc.fa_hmc(self.posterior, step_size=step_size, gradients="reuse", **settings)
+        steps = {"step_size": step * self.scale, "num_integration_steps": num_integration_steps}
+        return fedmcmc.fa_hmc(self.posterior, **steps, gradients="reuse", **settings)
 
     def error(self, chains: Settings, kernel: Any) -> Number:
         """Return the marginal error of chains from zero, NaN if one was lost."""
@@ -110,7 +107,7 @@ class Regression:
             draws = sample(self.seed + 1, kernel, self.data, self.start, **chains).draws
         except fedmcmc.NonFiniteError:
             return Number(math.nan)
-        return _number(self.histograms.errors(self.histograms.counts(draws), draws.shape[1]))
+        return _number(self.histograms.errors(draws))
 
 
 def _length(step: float) -> int:
@@ -119,7 +116,6 @@ def _length(step: float) -> int:
 
 
 def _best(errors: Mapping[Any, Number]) -> Any:
-    """Return the setting with the smallest error."""
     return min(errors, key=lambda key: np.nan_to_num(errors[key].value, nan=math.inf))
 
 
@@ -137,8 +133,7 @@ def rows(
     for num in rounds["local_steps"]:
         of_gradients = limits["num_gradients"] // (num * kernel["num_integration_steps"])
         num_rounds = min(limits["num_rounds"], of_gradients)
-        sizes = {"num_chains": rounds["num_chains"]}
-        sizes["num_rounds"] = math.ceil(num_rounds / NUM_PARTS)
+        sizes = {"num_chains": rounds["num_chains"], "num_rounds": -(-num_rounds // NUM_PARTS)}
         parts = _parts(model, model.kernel(num_local_steps=num, **kernel), sizes)
         marks, curves = error_curve(parts, model.histograms, num_rounds, levels[-1])
         for level in levels:
@@ -146,7 +141,7 @@ def rows(
             if math.isfinite(reached.value):
                 place = {"target_error": level, "num_local_steps": num}
                 table += numbers_of("FA-HMC", place, {"rounds_to_error": reached})
-        table += _curve(num, marks, curves[:, 0])
+        table += _curve(num, dict(zip(marks, curves[:, 0], strict=True)))
     return table
 
 
@@ -158,20 +153,19 @@ def _over_step_sizes(
     table = numbers_of("perfect sampler", {}, {"marginal_error": perfect})
     for kind, noise in (("exact", 0.0), ("noisy", kernel["gradient_noise"])):
         errors: dict[str, dict[float, Number]] = {"FA-LD": {}, "FA-HMC": {}}
+        settings = {**kernel, "gradient_noise": noise}
         for step in steps:
             place = {"gradients": kind, "step_size": step * model.scale}
-            longer = [n for n in (leapfrogs if noise else [_length(step)]) if n > 1]
-            for name, lengths in (("FA-LD", [1]), ("FA-HMC", longer)):
-                tried = {}
-                for length in lengths:
-                    settings = {**kernel, "gradient_noise": noise, "num_integration_steps": length}
-                    tried[length] = model.error(chains, model.kernel(step, **settings))
+            lengths = leapfrogs if noise else [_length(step)]
+            for name, choices in (("FA-LD", {1}), ("FA-HMC", {*lengths} - {1})):
+                kernels = {n: model.kernel(step, n, **settings) for n in sorted(choices)}
+                tried = {n: model.error(chains, kernel) for n, kernel in kernels.items()}
                 if tried:
                     best = _best(tried)
                     errors[name][step] = tried[best]
-                    settings = {**place, "num_integration_steps": best}
-                    table += numbers_of(name, settings, {"marginal_error": tried[best]})
-            if longer:
+                    of_best = {**place, "num_integration_steps": best}
+                    table += numbers_of(name, of_best, {"marginal_error": tried[best]})
+            if step in errors["FA-HMC"]:
                 gain = 1 - errors["FA-HMC"][step] / errors["FA-LD"][step]
                 table += numbers_of("FA-HMC", place, {"gain": gain})
         table += _compared({"gradients": kind}, errors, steps)
@@ -181,16 +175,15 @@ def _over_step_sizes(
 def _compared(place: Settings, errors: Mapping[str, Any], steps: list[float]) -> list[Row]:
     """Return the gain at the best step sizes, and how many step sizes are good."""
     theirs, ours = (of[_best(of)] for of in errors.values())
-    limit, table = GOOD * min(ours, theirs).value, []
+    limit, num, table = GOOD * min(ours, theirs).value, len(steps) // 2, []
     for method, of in errors.items():
         good = np.array([of.get(step, math.inf) <= limit for step in steps])
         # Good step sizes in a row around the best.
         groups, _ = ndimage.label(good)
         around = np.array(steps)[good & (groups == groups[steps.index(_best(of))])]
-        numbers = {"num_good_steps": len(around)}
-        numbers["good_step_range"] = around[-1] / around[0] if len(around) else 0
+        extent = around[-1] / around[0] if len(around) else 0
+        numbers = {"num_good_steps": len(around), "good_step_range": extent}
         table += numbers_of(method, place, numbers)
-    num = len(steps) // 2
     numbers = {"best_gain": 1 - ours / theirs, "num_small_steps": num}
     numbers["num_good_small_steps"] = good[:num].sum()  # of FA-HMC, the last method
     return table + numbers_of("FA-HMC", place, numbers)
@@ -208,7 +201,7 @@ def drift(
         if name.startswith("FA-HMC") and length == 1:
             continue  # the same chains as FA-LD's
         settings = {"num_local_steps": num_local_steps, "control_variate": "variate" in name}
-        kernel = model.kernel(step, num_integration_steps=length, **settings)
+        kernel = model.kernel(step, length, **settings)
         errors[name][step] = error = model.error(chains, kernel)
         place = {"step_size": step * model.scale, "num_integration_steps": length}
         table += numbers_of(name, place, {"marginal_error": error})
@@ -217,20 +210,19 @@ def drift(
             num_reference = len(model.histograms.reference)
             ratios.append(_expected(model.seed, law, num_reference, **chains) / error.value)
     best = {name: errors[name][_best(errors[name])] for name in METHODS}
-    for base, over in zip(METHODS, ("FA-LD", "corrected_FA-LD"), strict=False):
-        for name in METHODS:
-            if name != base:
-                gain = {"best_gain": 1 - best[name] / best[base]}
-                table += numbers_of(name, {"over": over}, gain)
+    bases = zip(METHODS[:2], ("FA-LD", "corrected_FA-LD"), strict=True)
+    for (base, over), name in product(bases, METHODS):
+        if name != base:
+            gain = {"best_gain": 1 - best[name] / best[base]}
+            table += numbers_of(name, {"over": over}, gain)
     perfect = model.histograms.perfect(model.seed + 3, **chains)
     table += numbers_of("perfect sampler", {}, {"marginal_error": perfect})
     step = _best(errors["FA-HMC"])
     plain, corrected = (errors[name][step].value - perfect for name in METHODS[2:])
     table += numbers_of("FA-HMC", {}, {"share_of_drift": 1 - corrected / plain})
-    if ratios:
-        numbers = {"smallest_predicted_over_measured": np.nanmin(ratios)}
-        numbers["largest_predicted_over_measured"] = np.nanmax(ratios)
-        table += numbers_of("predict_bias", {}, numbers)
+    for end, of in (("smallest", np.nanmin), ("largest", np.nanmax)):
+        if ratios:
+            table += numbers_of("predict_bias", {}, {f"{end}_predicted_over_measured": of(ratios)})
     return table
 
 
@@ -253,16 +245,15 @@ def _expected(
     return float(np.mean(errors))
 
 
-def _curve(num_local_steps: int, marks: Sequence[int], errors: Sequence[float]) -> list[Row]:
+def _curve(num_local_steps: int, errors: Mapping[int, float]) -> list[Row]:
     place, metric = {"num_local_steps": num_local_steps}, "marginal_error_by_round"
-    pairs = zip(marks, errors, strict=True)
-    return [Row("FA-HMC", metric, float(error), place, x=float(num)) for num, error in pairs]
+    return [Row("FA-HMC", metric, float(y), place, x=float(x)) for x, y in errors.items()]
 
 
 def _marks(num_rounds: int) -> list[int]:
-    """Return rounds that grow by about a twenty-fourth of a factor e, from 2 to the last one."""
-    grid = np.geomspace(2, num_rounds, 1 + int(24 * np.log(num_rounds)))
-    return sorted({int(num) for num in [*grid, num_rounds]})
+    """Return 1 and rounds that grow by about a twenty-fourth of a factor e, to the last one."""
+    grid = np.geomspace(min(2, num_rounds), num_rounds, 1 + int(24 * np.log(num_rounds)))
+    return sorted({int(num) for num in [1, *grid, num_rounds]})
 
 
 def _parts(model: Regression, kernel: Any, sizes: Settings) -> Iterator[np.ndarray]:
@@ -282,16 +273,11 @@ def error_curve(
     Errors ``[num_rounds, 1 + num_chains]`` are of all chains, then of all but one chain. The
     curve ends where none is above `enough`. The parts of a run are ``[num_chains, num_draws, d]``.
     """
-    draws, begin, end = next(parts), 0, 0
-    counts, errors, marks = np.zeros(()), [], _marks(num_rounds)
+    draws, errors, marks = next(parts), [], _marks(num_rounds)[1:]  # none of the first half
     for mark in marks:
         while draws.shape[1] < mark:
             draws = np.concatenate([draws, next(parts)], axis=1)
-        half = mark // 2
-        counts = counts + histograms.counts(draws[:, end:mark])
-        counts -= histograms.counts(draws[:, begin:half])
-        begin, end = half, mark
-        errors.append(histograms.errors(counts, mark - half))
+        errors.append(histograms.errors(draws[:, mark // 2 : mark]))
         if errors[-1].max() <= enough:
             break
     return marks[: len(errors)], np.array(errors)
@@ -300,10 +286,9 @@ def error_curve(
 def _crossing(rounds: Sequence[int], errors: np.ndarray, level: float) -> float:
     """Return where errors fall to a level, on straight lines between logarithms, or NaN."""
     i = int(np.argmax(np.append(errors, 0.0) <= level))
-    if i == 0 or i == len(errors) or errors[i] <= 0:
-        return float(rounds[i]) if i < len(errors) else math.nan
-    share = math.log(errors[i - 1] / level) / math.log(errors[i - 1] / errors[i])
-    return rounds[i - 1] * (rounds[i] / rounds[i - 1]) ** share
+    around = slice(max(i - 1, 0), i + 1)
+    places = -np.log(errors[around]), np.log(rounds[around])
+    return math.exp(np.interp(-math.log(level), *places, right=math.nan))
 
 
 def exact_rounds(
@@ -336,10 +321,9 @@ def exact_rounds(
         return float(np.abs(bins - exact_shares).sum(1).mean() / 2)
 
     settings = local_steps, kernel["step"] * math.sqrt(smallest), kernel["num_integration_steps"]
-    steps = clients.rounds(*settings, noise=kernel["gradient_noise"])
-    for num, affine in zip(local_steps, steps, strict=True):
+    noisy, exact = (clients.rounds(*settings, noise=x) for x in (kernel["gradient_noise"], 0.0))
+    for num, affine, noiseless in zip(local_steps, noisy, exact, strict=True):
         long_run, past, total = error(shares(*stationary(affine))), [], np.zeros(())
-        noiseless = affine._replace(of_gradients=np.zeros(()))
         numbers = {"error_in_long_run": long_run}
         numbers["error_in_long_run_exact_gradients"] = error(shares(*stationary(noiseless)))
         table += numbers_of("FA-HMC", {"num_local_steps": num}, numbers)
@@ -375,14 +359,13 @@ def _saved(curves: Mapping[int, list[float]], levels: Sequence[float]) -> list[R
         numbers["smallest_best_local_steps"] = min(arrivals, key=lambda num: arrivals[num])
         table += numbers_of("FA-HMC", {"target_error": level}, numbers)
     for num, errors in curves.items():
-        marks = [1, *(_marks(len(errors)) if len(errors) > 1 else [])]
-        table += _curve(num, marks, [errors[mark - 1] for mark in marks])
+        table += _curve(num, {mark: errors[mark - 1] for mark in _marks(len(errors))})
         # Between two rounds of this number only the rounds of one local step grow.
-        ratios = np.array([rounds_to(1, error) / i for i, error in enumerate(errors, start=1)])
-        finite = np.where(np.isfinite(ratios), ratios, 0)
-        if num > 1 and finite.any():
-            i = int(finite.argmax())
+        ratios = [rounds_to(1, error) / i for i, error in enumerate(errors, start=1)]
+        saved = np.nan_to_num(ratios, posinf=0)
+        if num > 1 and saved.any():
+            i = int(saved.argmax())
             others_as_fast = sum(rounds_to(n, errors[i]) <= i + 1 for n in curves) - 1
-            numbers = {"most_times_fewer_rounds": finite[i], "others_as_fast": others_as_fast}
+            numbers = {"most_times_fewer_rounds": saved[i], "others_as_fast": others_as_fast}
             table += numbers_of("FA-HMC", {"num_local_steps": num}, numbers)
     return table

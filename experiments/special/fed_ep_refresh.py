@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,9 +19,6 @@ from experiments.claims import Number
 from experiments.reference import nuts, require_converged
 from experiments.tidy import Row, from_numbers
 from fedmcmc import inference, surrogates
-
-Moments = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-"""Means and standard deviations, and Monte Carlo errors of both, each ``[dim]``."""
 
 
 def rows(
@@ -46,34 +44,27 @@ def rows(
     exact = _run_nuts(seed + 1, posterior, clients, start, num_reference_draws)
     mode = surrogates.mode(posterior, clients, start).position
     options: dict[str, Any] = dict(position=start, prior_fraction=1.0, check="ignore")
+    laplace = surrogates.laplace(jax.random.key(0), posterior, clients, **options)
     gaussians = {
         "none (DSGLD)": None,
         "Taylor at the common mode": surrogates.taylor(posterior, clients, mode),
-        "Laplace, each client's own": surrogates.laplace(
-            jax.random.key(0), posterior, clients, **options
-        ),
+        "Laplace, each client's own": laplace,
         **_fit_sites(seed + 2, posterior, clients, start, **fed_ep),
     }
     kernels = {("one machine (SGLD)", 1): fedmcmc.sgld(posterior, step_size=step_size)}
     for (method, gaussian), steps in itertools.product(gaussians.items(), local_steps):
-        sizes: dict[str, Any] = dict(step_size=step_size, num_local_steps=steps)
-        kernels[method, steps] = (
-            fedmcmc.dsgld(posterior, **sizes)
-            if gaussian is None
-            else fedmcmc.fsgld(posterior, gaussian, **sizes)
-        )
+        build: Any = fedmcmc.dsgld
+        if gaussian is not None:
+            build = partial(fedmcmc.fsgld, surrogates=gaussian)
+        kernels[method, steps] = build(posterior, step_size=step_size, num_local_steps=steps)
+    lengths: dict[str, Any] = dict(num_chains=num_chains, progress=False)
     tidy_rows = []
     for (method, steps), kernel in kernels.items():
-        counts: dict[str, Any] = dict(
-            num_rounds=num_updates // steps,
-            num_burnin=-(-num_burnin_updates // steps),
-            thinning=max(100 // steps, 1),
-            num_chains=num_chains,
-            progress=False,
-        )
+        lengths |= dict(num_rounds=num_updates // steps, thinning=max(100 // steps, 1))
+        lengths["num_burnin"] = -(-num_burnin_updates // steps)
         numbers: dict[str, Any] = {"mean_error": None, "sd_error": None}
         with contextlib.suppress(fedmcmc.NonFiniteError):
-            samples = fedmcmc.sample(jax.random.key(seed + 3), kernel, clients, start, **counts)
+            samples = fedmcmc.sample(jax.random.key(seed + 3), kernel, clients, start, **lengths)
             draws = np.asarray(samples.draws, np.float64)
             if np.abs(draws).max() <= 100 * prior_scale:  # else it diverged
                 numbers = _errors(draws, exact)
@@ -94,23 +85,22 @@ def breast_cancer(
     scores = x @ np.linalg.svd(x, full_matrices=False).Vh[:num_components].T
     chosen = np.random.default_rng(seed).permutation(len(x))[:num_rows]
     features = np.append(scores[chosen] / scores.std(axis=0), np.ones((num_rows, 1)), axis=1)
-    columns = {
-        "features": features.astype(np.float32),
-        "label": raw.target[chosen].astype(np.int32),
-    }
+    columns = {"features": features.astype("f4"), "label": raw.target[chosen].astype("i4")}
     key = jax.random.key(seed)
     ids = fedmcmc.partition.dominant_label(key, columns["label"], num_clients, proportion)
     return fedmcmc.FederatedData.from_arrays(columns, ids)
 
 
-def _run_nuts(seed: int, posterior: Any, clients: Any, start: Any, num_draws: int) -> Moments:
-    """Return the moments of NUTS on the rows of all clients."""
+def _run_nuts(
+    seed: int, posterior: Any, clients: Any, start: Any, num_draws: int
+) -> list[np.ndarray]:
+    """Return means and sds of NUTS on all rows, and Monte Carlo errors of both, each ``[dim]``."""
     potential_fn = Partial(setup.potential, posterior, clients.rows)
     counts = dict(num_warmup=1000, num_draws=num_draws)
     chains = nuts(jax.random.key(seed), potential_fn, jnp.tile(start, (4, 1)), **counts)
     draws = np.asarray(require_converged(chains).draws, np.float64)
     sd, ess = draws.std(axis=(0, 1)), effective_sample_size(draws)
-    return draws.mean(axis=(0, 1)), sd, sd / ess**0.5, sd / (2 * ess) ** 0.5
+    return [draws.mean(axis=(0, 1)), sd, sd / ess**0.5, sd / (2 * ess) ** 0.5]
 
 
 def _fit_sites(
@@ -134,8 +124,8 @@ def _fit_sites(
     state, position, num_done = None, start, 0
     for num in sorted({1, *rounds}):
         common: dict[str, Any] = dict(state=state, num_rounds=num - num_done, progress=False)
-        samples = fedmcmc.sample(jax.random.key(seed), kernel, clients, position, **common)
-        state, position, num_done = samples.state, None, num
+        state = fedmcmc.sample(jax.random.key(seed), kernel, clients, position, **common).state
+        position, num_done = None, num
         kernel = fedmcmc.fed_ep(posterior, damping=damping, **moments)
         if num in rounds:
             name = f"FedEP, {num} round{'s' if num > 1 else ''}"
@@ -143,19 +133,13 @@ def _fit_sites(
     return sites
 
 
-def _errors(draws: np.ndarray, exact: Moments) -> dict[str, Number]:
+def _errors(draws: np.ndarray, exact: Sequence[np.ndarray]) -> dict[str, Number]:
     """Return errors of the draws ``[num_chains, num_draws, dim]`` of independent chains."""
-    exact_mean, exact_sd, *exact_errors = exact
     mean, sd = draws.mean(axis=(0, 1)), draws.std(axis=(0, 1))
     averages = draws.mean(axis=1), np.square(draws - mean).mean(axis=1) / (2 * sd)
-    errors = [np.std(a, axis=0, ddof=1) / len(draws) ** 0.5 for a in averages]
-    differences = (mean - exact_mean) / exact_sd, sd / exact_sd - 1
-    combined = [np.hypot(*pair) for pair in zip(errors, exact_errors, strict=True)]
-    return {
-        f"{name}_error": Number(_rms(difference), _rms(error / exact_sd))
-        for name, difference, error in zip(("mean", "sd"), differences, combined, strict=True)
-    }
-
-
-def _rms(values: np.ndarray) -> float:
-    return float(np.sqrt(np.mean(values**2)))
+    errors = {}
+    for i, (name, moment) in enumerate((("mean_error", mean), ("sd_error", sd))):
+        error = averages[i].std(axis=0, ddof=1) / len(draws) ** 0.5
+        gaps = moment - exact[i], np.hypot(error, exact[2 + i])
+        errors[name] = Number(*(float(np.mean((gap / exact[1]) ** 2) ** 0.5) for gap in gaps))
+    return errors

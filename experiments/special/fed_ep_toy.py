@@ -48,8 +48,7 @@ def rows(
     tidy_rows = _describe(figure)
     for method, kernel in kernels().items():
         distances = _distances(kernel, pairs, num_rounds)
-        numbers = {"distance": mean_with_error(list(distances[:, -1]))}
-        tidy_rows += from_numbers(method, {}, numbers)
+        tidy_rows += from_numbers(method, {}, {"distance": mean_with_error(distances[:, -1])})
         for i, distance in enumerate(distances.mean(axis=0)):
             tidy_rows.append(Row(method, "distance_by_round", distance, {}, x=i + 1.0))
         path = means_by_round(kernel, figure, num_rounds)[0, :10]
@@ -58,7 +57,16 @@ def rows(
     for structure in ("scaled_identity", "diagonal"):
         settings = {"structure": structure, "dim": 1000}
         tidy_rows.append(Row("FedEP", "numbers_sent", _count_numbers_sent(**settings), settings))
-    return tidy_rows + _in_double_precision(pairs, scale, num_rounds)
+    # In double precision, and with the released code's covariances, divided by `scale`.
+    divided = pairs._replace(covariances=pairs.covariances / scale)
+    cases = (("FedEP", "as_in_text", pairs), (IDENTITY, "as_in_text", pairs))
+    with jax.enable_x64(True):
+        for method, kind, clients in (*cases, (IDENTITY, "divided", divided)):
+            distances = _distances(kernels()[method], clients, num_rounds).mean(axis=0)
+            for num in (10, num_rounds):
+                numbers = {"distance_in_double_precision": distances[num - 1]}
+                tidy_rows += from_numbers(method, {"covariances": kind}, numbers, x=float(num))
+    return tidy_rows
 
 
 def draw_pairs(seed: int, num: int, degrees: int, scale: float) -> Pairs:
@@ -121,20 +129,6 @@ def _run_all(kernel: Any, template: Any, columns: dict[str, jax.Array], num_roun
 def _distances(kernel: fedmcmc.FederatedKernel, pairs: Pairs, num_rounds: int) -> np.ndarray:
     means = means_by_round(kernel, pairs, num_rounds)
     return np.linalg.norm(means - pairs.exact[:, None], axis=-1)
-
-
-def _in_double_precision(pairs: Pairs, scale: float, num_rounds: int) -> list[Row]:
-    """Return distances of FedEP, also with the released code's covariances, divided by `scale`."""
-    divided = pairs._replace(covariances=pairs.covariances / scale)
-    cases = (("FedEP", "as_in_text", pairs), (IDENTITY, "as_in_text", pairs))
-    tidy_rows, metric = [], "distance_in_double_precision"
-    with jax.enable_x64(True):
-        for method, kind, clients in (*cases, (IDENTITY, "divided", divided)):
-            distances = _distances(kernels()[method], clients, num_rounds).mean(axis=0)
-            for num in (num for num in (5, 10, 50, 100) if num <= num_rounds):
-                settings = {"covariances": kind}
-                tidy_rows.append(Row(method, metric, distances[num - 1], settings, x=float(num)))
-    return tidy_rows
 
 
 def _describe(figure: Pairs) -> list[Row]:

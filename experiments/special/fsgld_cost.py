@@ -23,16 +23,19 @@ def rows(
     result: list[Row] = []
     for kind, dim in itertools.product(("diagonal", "dense"), dims):
         prior = fedmcmc.Gaussian.from_moments(jnp.ones(dim), variance=jnp.ones(dim))
-        of_prior = _operations(_plus_prior, prior, jnp.zeros(dim), jnp.zeros(dim))
+        of_prior = _operations(lambda p, x, y: y + p.grad_log(x), prior, *jnp.zeros((2, dim)))
         extra = []
         for num in num_clients:
             rng = np.random.default_rng(seed)
             features = rng.standard_normal((num, rows_per_client, dim), np.float32)
             label = np.zeros(rows_per_client, np.float32)
             data = fedmcmc.FederatedData.from_clients([{"x": x, "y": label} for x in features])
+            spread = {"variance": jnp.ones((num, dim))}
+            if kind == "dense":
+                spread = {"covariance": jnp.broadcast_to(jnp.eye(dim), (num, dim, dim))}
+            surrogates = fedmcmc.Gaussian.from_moments(jnp.ones((num, dim)), **spread)
             of_step = {size: _of_step(fedmcmc.minibatch(size), data) for size in batch_sizes}
-            plain = fedmcmc.minibatch(batch_sizes[0])
-            conducive = fedmcmc.conducive(plain, _gaussians(kind, dim, num))
+            conducive = fedmcmc.conducive(fedmcmc.minibatch(batch_sizes[0]), surrogates)
             extra.append(_of_step(conducive, data) - of_step[batch_sizes[0]])
         settings = {"surrogates": kind, "dim": dim}
         numbers = {
@@ -54,15 +57,11 @@ def _of_step(estimator: fedmcmc.GradientEstimator, data: fedmcmc.FederatedData) 
     context, _ = estimator.start(_loglikelihood_fn, broadcast, (), client)
 
     # The estimator is an argument: else its surrogates are constants of the program.
-    def step(estimator: Any, draw: Any, theta: Any, context: Any, client: Any) -> Any:
-        return estimator.estimate(_loglikelihood_fn, draw, theta, context, client)
+    def step(estimator: Any, *arguments: Any) -> Any:
+        return estimator.estimate(_loglikelihood_fn, *arguments)
 
     draw = jax.tree.map(lambda leaf: leaf[0], draws)
     return _operations(step, estimator, draw, theta, context, client)
-
-
-def _plus_prior(prior: fedmcmc.Gaussian, theta: jax.Array, gradient: jax.Array) -> jax.Array:
-    return gradient + prior.grad_log(theta)
 
 
 def _operations(function: Callable[..., Any], *arguments: Any) -> int:
@@ -74,11 +73,3 @@ def _operations(function: Callable[..., Any], *arguments: Any) -> int:
 def _loglikelihood_fn(theta: jax.Array, rows: dict[str, jax.Array]) -> jax.Array:
     logits = rows["x"] @ theta
     return rows["y"] * logits - jax.nn.softplus(logits)
-
-
-def _gaussians(kind: str, dim: int, num_clients: int) -> fedmcmc.Gaussian:
-    """Return one per client: their numbers do not change the count."""
-    moments = {"variance": jnp.full((num_clients, dim), 2.0)}
-    if kind == "dense":
-        moments = {"covariance": jnp.broadcast_to(jnp.eye(dim), (num_clients, dim, dim))}
-    return fedmcmc.Gaussian.from_moments(jnp.ones((num_clients, dim)), **moments)

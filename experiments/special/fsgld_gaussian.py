@@ -5,6 +5,7 @@ noise with the same factor at every shard, and means and covariances follow line
 (``docs/laws.md``).
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,13 +24,13 @@ from experiments.tidy import Row, from_numbers
 class RelayLaw(NamedTuple):
     """Stationary distribution of a relay between shards that are visited equally often.
 
-    A local step has a `factor`, a `shift` ``[num_clients, d]`` and a mean covariance `noise`
-    ``[d, d]``; a visit has `num_local_steps`.
+    A local step has a `factor`, a `shift` ``[num_clients, d]`` and noise of variance `noise`; a
+    visit has `num_local_steps`. Variances and covariances are averages over coordinates.
     """
 
     factor: float
     shift: np.ndarray
-    noise: np.ndarray
+    noise: float
     num_local_steps: int
 
     @property
@@ -37,46 +38,50 @@ class RelayLaw(NamedTuple):
         """Mean ``[d]`` of every state."""
         return self.shift.mean(axis=0) / (1 - self.factor)
 
-    def pull(self, steps: int) -> float:
+    def pull(self, steps: Any) -> Any:
         """Return what a shift has become after some local steps."""
         return (1 - self.factor**steps) / (1 - self.factor)
 
-    def covariance(self, s: int, t: int) -> np.ndarray:
+    def covariance(self, s: Any, t: Any) -> Any:
         """Return the covariance of the states of a visit after `s` and `t` >= `s` steps."""
-        e, num = self.factor, self.num_local_steps
-        between = np.cov(self.shift.T, bias=True)
+        e, num, between = self.factor, self.num_local_steps, self.shift.var(axis=0).mean()
 
-        def noise(steps: int) -> np.ndarray:
+        def noise(steps: Any) -> Any:
             return (1 - e ** (2 * steps)) / (1 - e**2) * self.noise
 
         handed_on = (self.pull(num) ** 2 * between + noise(num)) / (1 - e ** (2 * num))
         from_start = e ** (s + t) * handed_on + e ** (t - s) * noise(s)
-        return np.asarray(from_start + self.pull(s) * self.pull(t) * between)
+        return from_start + self.pull(s) * self.pull(t) * between
 
-    def variance(self, times: Sequence[int]) -> float:
-        """Return the mean variance per coordinate of the states after these local steps."""
-        return float(np.mean([np.diag(self.covariance(t, t)) for t in times]))
+    def variance(self, times: Sequence[int] = ()) -> float:
+        """Return the variance of the states after these local steps, by default after a visit."""
+        t = np.array(times or [self.num_local_steps])
+        return float(self.covariance(t, t).mean())
 
     def average(self, times: Sequence[int], rounds_apart: int, num_rounds: int) -> np.ndarray:
-        """Return the covariances of averages over ``1 .. num_rounds`` kept rounds.
+        """Return the variances of averages over ``1 .. num_rounds`` kept rounds.
 
         Kept rounds are `rounds_apart` from each other; their states after `times` steps count.
         """
-        pairs = [self.covariance(min(s, t), max(s, t)) for s in times for t in times]
-        onward = np.mean([self.covariance(t, self.num_local_steps) for t in times], axis=0)
-        visit = self.factor**self.num_local_steps
-        onward *= np.mean([self.factor**t for t in times]) * visit ** (rounds_apart - 1)
-        length, ratio = np.arange(1, num_rounds + 1)[:, None, None], visit**rounds_apart
-        # the sum over lags k of (length - k) ratio^(k - 1)
-        weight = (length * (1 - ratio) - (1 - ratio**length)) / (1 - ratio) ** 2
-        return np.asarray((length * np.mean(pairs, axis=0) + 2 * weight * onward) / length**2)
+        t, visit = np.array(times), self.factor**self.num_local_steps
+        onward = self.covariance(t, self.num_local_steps).mean() * (self.factor**t).mean()
+        covariances = onward * visit ** (rounds_apart * np.arange(num_rounds) - 1.0)
+        covariances[0] = self.covariance(np.minimum.outer(t, t), np.maximum.outer(t, t)).mean()
+        return average_variances(covariances)
+
+
+def average_variances(autocovariances: np.ndarray) -> np.ndarray:
+    """Return the variances of averages of ``1 .. n`` states; autocovariances are by lag."""
+    num = np.arange(1, 1 + len(autocovariances))
+    # The inner sums are over lags k, of (num - k) times the autocovariance.
+    return (2 * autocovariances.cumsum().cumsum() - num * autocovariances[0]) / num**2
 
 
 def relay_law(
     shards: np.ndarray,
     *,
     step_size: float,
-    batch_size: int,
+    batch_size: float,
     num_local_steps: int,
     alpha: float,
     surrogate_means: np.ndarray | None = None,
@@ -84,18 +89,16 @@ def relay_law(
     """Return the distribution of FSGLD, or with `alpha` zero DSGLD, for rows ``N(theta, I)``.
 
     The prior is ``N(0, I)``; `shards` are ``[num_clients, rows, d]``, `surrogate_means`
-    ``[num_clients, d]``, by default the means of the shards.
+    ``[num_clients, d]``, by default the means of the shards. Full gradients are minibatches of
+    infinite size.
     """
-    num_clients, num_rows, dim = shards.shape
+    num_clients, num_rows, _ = shards.shape
     means = shards.mean(axis=1)
     centers = means if surrogate_means is None else surrogate_means
     pull = num_rows * (num_clients * means + alpha * (centers.sum(axis=0) - num_clients * centers))
-    centered = shards - means[:, None]
-    scatter = np.einsum("sni,snj->ij", centered, centered) / num_clients
-    gradient_noise = num_rows / batch_size * (step_size * num_clients) ** 2 * scatter
-    factor = 1 - step_size * (1 + num_rows * num_clients)
-    noise = 2 * step_size * np.eye(dim) + gradient_noise
-    return RelayLaw(factor, step_size * pull, noise, num_local_steps)
+    total = num_rows * num_clients
+    noise = 2 * step_size + (step_size * total) ** 2 * shards.var(axis=1).mean() / batch_size
+    return RelayLaw(1 - step_size * (1 + total), step_size * pull, noise, num_local_steps)
 
 
 def rows(jobs: Sequence[JobRows], grid_points: int) -> list[Row]:
@@ -109,8 +112,7 @@ def rows(jobs: Sequence[JobRows], grid_points: int) -> list[Row]:
     shards = np.asarray(data.rows["y"], np.float64).reshape(shape)
     result = [row for job in jobs for row in _exact(job, shards)]
     result += _bounds(shards, jobs[0].config["data"]["spread"], grid_points)
-    longest = max((_kernel(job) for job in jobs), key=lambda kernel: kernel["num_local_steps"])
-    return result + _widths(shards, longest) + _coin()
+    return result + _widths(shards, _kernel(jobs[0])) + _coin()
 
 
 def _kernel(job: JobRows) -> dict[str, Any]:
@@ -126,8 +128,7 @@ def _exact(job: JobRows, shards: np.ndarray) -> list[Row]:
     num_kept = (config["num_rounds"] - config["num_burnin"]) // config["thinning"]
     precision = 1 + shards.shape[0] * shards.shape[1]
     variance, bias = law.variance(times), law.mean - shards.sum(axis=(0, 1)) / precision
-    of_average = law.average(times, config["thinning"], num_kept)
-    error = bias @ bias + np.trace(of_average, axis1=1, axis2=2)
+    error = bias @ bias + len(bias) * law.average(times, config["thinning"], num_kept)
     numbers = {
         "variance_ratio": variance * precision,
         "variance_over_shard_means": variance / shards.mean(axis=1).var(axis=0).mean(),
@@ -164,18 +165,17 @@ def _bounds(shards: np.ndarray, spread: float, grid_points: int) -> list[Row]:
 def _widths(shards: np.ndarray, kernel: dict[str, Any]) -> list[Row]:
     """Return exact variances over the posterior's, of one machine and of FSGLD elsewhere."""
     pooled = shards.reshape(1, -1, shards.shape[-1])
-    without_noise = np.broadcast_to(pooled.mean(axis=1, keepdims=True), pooled.shape)
 
     def ratio(shards: np.ndarray, alpha: float, **changed: Any) -> float:
         law = relay_law(shards, alpha=alpha, **kernel | changed)
-        return law.variance([law.num_local_steps]) * (1 + pooled.shape[1])
+        return law.variance() * (1 + pooled.shape[1])
 
-    of_one = {"exact_variance_ratio": ratio(pooled, 0.0, num_local_steps=1)}
-    of_all = {"exact_variance_ratio_of_all_rows": ratio(without_noise, 0.0, num_local_steps=1)}
-    result = from_numbers("SGLD on one machine", {"batch_size": kernel["batch_size"]}, of_one)
+    size = kernel["batch_size"]
+    of_one = {"exact_variance_ratio": ratio(pooled, 0.0)}
+    of_all = {"exact_variance_ratio_of_all_rows": ratio(pooled, 0.0, batch_size=math.inf)}
+    result = from_numbers("SGLD on one machine", {"batch_size": size}, of_one)
     result += from_numbers("SGLD on one machine", {}, of_all)
-    step_size, batch_size = kernel["step_size"] / 100, 20 * kernel["batch_size"]
-    for changed in ({"step_size": step_size}, {"batch_size": batch_size}):
+    for changed in ({"step_size": kernel["step_size"] / 100}, {"batch_size": 20 * size}):
         number = {"exact_variance_ratio": ratio(shards, 1.0, **changed)}
         result += from_numbers("FSGLD", changed, number)
     return result
@@ -224,19 +224,17 @@ def vary_alpha(
     # With ``n - 1``, because a visit does not see the mean of the errors.
     offsets = noise * means.std(axis=0, ddof=1)
 
-    def variances(alpha: float, error: float) -> np.ndarray:
-        laws = [
-            relay_law(shards, alpha=alpha, surrogate_means=means + error * offset, **kernel)
-            for offset in offsets
-        ]
-        return np.array([precision * law.variance([law.num_local_steps]) for law in laws])
+    def variances(alpha: float, error: float) -> Any:
+        centers = means + error * (offsets if error else offsets[:1])
+        laws = [relay_law(shards, alpha=alpha, surrogate_means=c, **kernel) for c in centers]
+        return precision * np.array([law.variance() for law in laws])
 
     result: list[Row] = []
     for error in errors:
         for alpha in alphas:
             each = variances(alpha, error)
             numbers = {
-                "variance_ratio": claims.mean(list(each)) if error else each[0],
+                "variance_ratio": claims.mean(each),
                 "variance_ratio_of_first_draw": each[0],
             }
             result += from_numbers("FSGLD", {"surrogate_error": error, "alpha": alpha}, numbers)
@@ -244,9 +242,9 @@ def vary_alpha(
         points = [0.0, 0.5, 1.0]
         curvature, slope, _ = np.polyfit(points, [variances(x, error) for x in points], 2)
         best = -slope.mean() / (2 * curvature.mean())
-        remaining = claims.mean(list(slope + 2 * best * curvature)) / (2 * curvature.mean())
+        remaining: Any = (slope + 2 * best * curvature) / (2 * curvature.mean())
         optimum = {
-            "best_alpha": claims.Number(best, remaining.error if error else 0.0),
+            "best_alpha": claims.Number(best, claims.mean(remaining).error),
             "best_alpha_in_theory": 1 / (1 + error**2),
         }
         result += from_numbers("FSGLD", {"surrogate_error": error}, optimum)

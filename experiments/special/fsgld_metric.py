@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from typing import Any
 
 import jax
@@ -12,14 +13,14 @@ from jax import Array
 from numpyro import distributions as dist
 
 import fedmcmc
-from experiments import claims, models, shards
 from experiments import data as tables
+from experiments import models, shards
 from experiments.special import fsgld_repetitions as repetitions
 from experiments.special.fsgld_repetitions import GAIN
 from experiments.tidy import Row, from_numbers
 
 PAIRS = ("learning", "held_out")
-METHODS = ("DSGLD", "FSGLD")
+METHODS = ("FSGLD", "DSGLD")
 
 
 def rows(
@@ -36,8 +37,7 @@ def rows(
 ) -> list[Row]:
     """Return log likelihoods per pair under DSGLD, FSGLD and NUTS on pooled pairs.
 
-    `surrogates` is as in `fsgld_repetitions.run`. NUTS has as many warm-up steps as draws; with
-    zero it is left out. Curves include burn-in.
+    NUTS has as many warm-up steps as draws; with zero it is left out. Curves include burn-in.
     """
     pair_key, fit_key, run_key, reference_key = jax.random.split(jax.random.key(seed), 4)
     table, sizes = tables.isolet(), dict(data)
@@ -46,26 +46,20 @@ def rows(
     drawn = [shards.letter_pairs(key, projected, table.labels, **sizes) for key in keys]
     clients, tests = zip(*drawn, strict=True)
     posterior = models.pair_metric(clients[0], prior_scale)
-    starts = [jax.tree.map(jnp.zeros_like, posterior.init_fn(fit_key))] * num_repetitions
+    starts = jax.tree.map(jnp.zeros_like, jax.vmap(posterior.init_fn)(keys))
     settings = dict(kernel, num_rounds=num_rounds, thinning=thinning)
     runs = repetitions.run(posterior, surrogates, clients, starts, fit_key, run_key, **settings)
     draws = {method: chains for method, (chains, _) in runs.items()}
     learning = repetitions.stack([client.rows for client in clients])
     pairs = dict(zip(PAIRS, (learning, repetitions.stack(tests)), strict=True))
+    burnin = num_burnin // thinning
+    curves = {method: _curves(posterior, x, pairs, burnin) for method, x in draws.items()}
     if num_reference_draws:
         sizes = dict(num_warmup=num_reference_draws, num_samples=num_reference_draws)
         draws["NUTS"] = _nuts(reference_key, posterior, prior_scale, learning, sizes)
-    burnin = num_burnin // thinning
-    curves = {m: _curves(posterior, d, pairs, burnin * (m != "NUTS")) for m, d in draws.items()}
+        curves["NUTS"] = _curves(posterior, draws["NUTS"], pairs, 0)
     samples = thinning * kernel["num_local_steps"] * (1 + np.arange(num_rounds // thinning))
-    result = _finals(draws, curves, burnin)
-    curves[GAIN] = {m: curve - curves["DSGLD"][m] for m, curve in curves["FSGLD"].items()}
-    result += _by_sample(curves, samples)
-    for name in PAIRS:
-        result += _smaller_bars(name, curves, burnin)
-        if thinning == 1 and not num_burnin:
-            result += _climbing(name, curves, samples)
-    return result
+    return _finals(draws, curves, burnin) + _over_samples(curves, samples, burnin)
 
 
 def taylor_at_mode(posterior: Any, data: Any, position: Any, **_: Any) -> fedmcmc.Gaussian:
@@ -87,7 +81,7 @@ def _nuts(rng_key: Array, posterior: Any, prior_scale: float, pairs: Any, sizes:
     mcmc = numpyro.infer.MCMC(kernel, **sizes, progress_bar=False, jit_model_args=True)
     draws = []
     for i, key in enumerate(jax.random.split(rng_key, len(pairs["sign"]))):
-        mcmc.run(key, jax.tree.map(lambda column, i=i: column[i], pairs))
+        mcmc.run(key, jax.tree.map(itemgetter(i), pairs))
         draws.append(mcmc.get_samples())
     return repetitions.stack(draws)
 
@@ -121,68 +115,55 @@ def _finals(draws: Mapping[str, Any], curves: Mapping[str, Any], burnin: int) ->
             metric: curve[:, -1] if "predictive" in metric else curve[:, start:].mean(axis=1)
             for metric, curve in scores.items()
         }
-    if "NUTS" in draws:
-        flat = {method: np.dstack([each["gamma"], each["mu"]]) for method, each in draws.items()}
-        exact, sd = flat["NUTS"].mean(axis=1), flat["NUTS"].std(axis=1)
-        for method in METHODS:
-            error = np.abs(flat[method][:, burnin:].mean(axis=1) - exact) / sd
-            numbers[method]["worst_error_of_mean"] = error.max(axis=1)
+    if "NUTS" not in draws:
+        return repetitions.finals({}, numbers)[0]
+    flat = {method: np.dstack([each["gamma"], each["mu"]]) for method, each in draws.items()}
+    exact, sd = flat["NUTS"].mean(axis=1), flat["NUTS"].std(axis=1)
+    metrics = {f"{pairs}_gap": f"{pairs}_log_likelihood" for pairs in PAIRS}
+    for method in METHODS:
+        error = np.abs(flat[method][:, burnin:].mean(axis=1) - exact) / sd
+        numbers[method]["worst_error_of_mean"] = error.max(axis=1)
+        for gap, metric in metrics.items():
+            numbers[method][f"{gap}_to_nuts"] = numbers[method][metric] - numbers["NUTS"][metric]
     result, values = repetitions.finals({}, numbers)
-    for pairs in PAIRS if "NUTS" in draws else ():
-        metric = f"{pairs}_log_likelihood"
-        reference = values["NUTS"][metric] + 0 * values[GAIN][metric]  # where no chain was lost
-        gaps = {method: values[method][metric] - reference for method in METHODS}
-        for method, gap in gaps.items():
-            gap_to_nuts = {f"mean_{pairs}_gap_to_nuts": claims.mean(list(gap))}
-            result += from_numbers(method, {}, gap_to_nuts)
-        ratio = f"{pairs}_gap_sd_ratio"
-        result += repetitions.sd_ratio(ratio, {}, gaps["FSGLD"], gaps["DSGLD"])
+    for gap in metrics:
+        both = (values[method][f"{gap}_to_nuts"] for method in METHODS)
+        result += repetitions.sd_ratio(f"{gap}_sd_ratio", {}, *both)
     return result
 
 
-def _finite(curve: np.ndarray) -> np.ndarray:
-    """Return the curves of chains that were not lost."""
-    return curve[np.isfinite(curve).all(axis=1)]
-
-
-def _by_sample(curves: Mapping[str, Any], samples: np.ndarray) -> list[Row]:
-    """Return means and deviations of curves over repetitions, by number of samples."""
-    result: list[Row] = []
-    for method, scores in curves.items():
+def _over_samples(curves: Mapping[str, Any], samples: np.ndarray, burnin: int) -> list[Row]:
+    """Return means and deviations of curves over repetitions, and how they differ."""
+    fsgld, dsgld = (curves[method] for method in METHODS)
+    gain = {metric: curve - dsgld[metric] for metric, curve in fsgld.items()}
+    result, means = list[Row](), dict[tuple[str, str], np.ndarray]()
+    for method, scores in {"FSGLD": fsgld, "DSGLD": dsgld, GAIN: gain}.items():
         for metric, curve in scores.items():
-            name, left = f"{metric}_by_sample", _finite(curve)
-            if method == "NUTS":
-                level = curve[:, -1] if "predictive" in metric else curve
-                result += from_numbers(method, {}, {f"{name}_level": level.mean()})
-            elif len(left):
-                sd = left.std(axis=0, ddof=min(1, len(left) - 1))
-                spread = {f"{name}_sd": sd}
-                if method == GAIN:
-                    spread = {f"{name} s.e.": sd / math.sqrt(len(left))}
-                # Averages have no points before the end of burn-in.
-                x = samples[-left.shape[1] :]
-                result += repetitions.by_x(method, {}, x, {name: left.mean(axis=0), **spread})
-    return result
-
-
-def _smaller_bars(pairs: str, curves: Mapping[str, Any], burnin: int) -> list[Row]:
-    """Return the share of points after burn-in at which FSGLD has the smaller deviation."""
-    dsgld, fsgld = (curves[method][f"{pairs}_log_likelihood"] for method in METHODS)
-    if not np.isfinite(dsgld + fsgld).all():
-        return []
-    chosen = repetitions.points(dsgld.shape[1])
-    smaller = (fsgld.std(axis=0) < dsgld.std(axis=0))[chosen[chosen >= burnin]]
-    return from_numbers("FSGLD / DSGLD", {}, {f"{pairs}_smaller_bars_share": smaller.mean()})
-
-
-def _climbing(pairs: str, curves: Mapping[str, Any], samples: np.ndarray) -> list[Row]:
-    """Return when mean curves reach DSGLD's mean of its second half, and the lead until then."""
-    metric = f"{pairs}_log_likelihood"
-    means = {m: _finite(curves[m][metric]).mean(axis=0) for m in (*METHODS, GAIN)}
-    level = means["DSGLD"][len(samples) // 2 :].mean()
-    reached = {m: min(samples[means[m] > level], default=math.inf) for m in METHODS}
-    lead = means[GAIN][samples <= max(reached.values())].mean()
-    result = from_numbers(GAIN, {}, {f"{pairs}_mean_lead_while_climbing": lead})
-    for method, place in reached.items():
-        result += from_numbers(method, {}, {f"{pairs}_samples_to_level_of_dsgld": place})
+            left = curve[np.isfinite(curve).all(axis=1)]
+            if not len(left):
+                continue
+            mean, sd = left.mean(axis=0), left.std(axis=0, ddof=min(1, len(left) - 1))
+            name = f"{metric}_by_sample"
+            error = {f"{name} s.e.": sd / math.sqrt(len(left))}
+            spread = error if method == GAIN else {f"{name}_sd": sd}
+            # Averages have no points before the end of burn-in.
+            x = samples[-left.shape[1] :]
+            result += repetitions.by_x(method, {}, x, {name: mean, **spread})
+            means[method, metric] = mean
+    chosen = repetitions.points(len(samples))
+    for pairs in PAIRS:
+        metric = f"{pairs}_log_likelihood"
+        if np.isfinite(gain[metric]).all():
+            smaller = fsgld[metric].std(axis=0) < dsgld[metric].std(axis=0)
+            share = {f"{pairs}_smaller_bars_share": smaller[chosen[chosen >= burnin]].mean()}
+            result += from_numbers("FSGLD / DSGLD", {}, share)
+        if burnin or (GAIN, metric) not in means:
+            continue
+        # Samples until mean curves reach the mean of DSGLD's second half, and the lead until then.
+        level = means["DSGLD", metric][len(samples) // 2 :].mean()
+        reached = [min(samples[means[m, metric] > level], default=math.inf) for m in METHODS]
+        lead = means[GAIN, metric][samples <= max(reached)].mean()
+        result += from_numbers(GAIN, {}, {f"{pairs}_mean_lead_while_climbing": lead})
+        for method, place in zip(METHODS, reached, strict=True):
+            result += from_numbers(method, {}, {f"{pairs}_samples_to_level_of_dsgld": place})
     return result

@@ -41,10 +41,9 @@ def rows(
 ) -> list[Row]:
     """Return scores of DSGLD, FSGLD and (if `pooled`) SGLD on all rows, by kind of shards.
 
-    The label `positive` of the table counts as 1. `concentrations` holds this argument of
-    `experiments.shards.skewed_labels` by kind of shards, `data` its other ones. Scores use
-    `num_evaluated` rows per shard. `surrogates` is as in `fsgld_repetitions.run`. Chains start
-    where Adam arrives on all rows after `num_warm_steps`.
+    The label `positive` of the table counts as 1. `concentrations`, by kind of shards, and `data`
+    are arguments of `experiments.shards.skewed_labels`. Scores use `num_evaluated` rows per shard.
+    Chains start where Adam arrives on all rows after `num_warm_steps`.
     """
     features, labels = getattr(tables, table)()
     labels = (labels == positive).astype(np.int32)
@@ -61,22 +60,19 @@ def rows(
         draw = partial(shards.skewed_labels, labels=labels, concentration=concentration, **data)
         drawn = map(draw, jax.random.split(shard_key, num_repetitions))
         clients, tests = zip(*drawn, strict=True)
-        starts = [start(k) for k in jax.random.split(start_key, num_repetitions)]
-        by_client = jnp.stack([client.rows.reshape(data["num_clients"], -1) for client in clients])
+        starts = jax.vmap(start)(jax.random.split(start_key, num_repetitions))
+        all_rows = jnp.stack([client.rows for client in clients])
         if num_warm_steps:
             keys = jax.random.split(jax.random.fold_in(start_key, 1), num_repetitions)
             adam = partial(setup.adam, num_warm_steps, kernel["batch_size"])
             train = jax.jit(jax.vmap(adam, (0, None, 0, 0, None)))
-            all_rows = by_client.reshape(num_repetitions, -1)
-            warm = train(keys, posterior, all_rows, repetitions.stack(starts), warm_learning_rate)
-            starts = [jax.tree.map(lambda x, i=i: x[i], warm) for i in range(num_repetitions)]
+            starts = train(keys, posterior, all_rows, starts, warm_learning_rate)
         runs = repetitions.run(posterior, surrogates, clients, starts, fit_key, run_key, **settings)
+        by_client = all_rows.reshape(num_repetitions, data["num_clients"], -1)
         scored = (by_client[..., :num_evaluated], jnp.stack(tests))
-        curves = {
-            method: {m: np.asarray(c, float) for m, c in _curves(posterior, *scored, *both).items()}
-            for method, both in runs.items()
-        }
+        curves = {method: _curves(posterior, *scored, *both) for method, both in runs.items()}
         curves.get("pooled SGLD", {}).pop(VISITED, None)
+        curves = jax.tree.map(lambda curve: np.asarray(curve, float), curves)
         result += _rows_of(curves, {"split": split}, steps, num_burnin // thinning)
     return result
 
@@ -92,11 +88,9 @@ def _network(
     draw = jax.nn.initializers.variance_scaling(2.0, "fan_in", "normal")
 
     def start(rng_key: Array) -> Any:
-        position = {}
-        keys = jax.random.split(rng_key, len(layers))
-        for (name, layer), key in zip(layers.items(), keys, strict=True):
-            bias = jnp.zeros(layer["bias"].shape)
-            position[name] = {"bias": bias, "kernel": draw(key, layer["kernel"].shape)}
+        position = jax.tree.map(jnp.zeros_like, layers)
+        for name, key in zip(layers, jax.random.split(rng_key, len(layers)), strict=True):
+            position[name]["kernel"] = draw(key, layers[name]["kernel"].shape)
         return position
 
     return fedmcmc.Posterior(network.logprior_fn, terms), start
@@ -141,21 +135,22 @@ def _curves(posterior: Any, evaluated: Array, test: Array, draws: Any, visited: 
     """Return scores of rounds, ``[num_repetitions, num_rounds]``, means of four local states."""
     labels = posterior.loglikelihood_fn.args[1]["label"]
 
-    def of_draw(position: Any, client: Array, evaluated: Array, test: Array) -> dict[str, Array]:
-        terms = posterior.loglikelihood_fn(position, test)
-        of_one = jnp.where(labels[test] == 1, jnp.exp(terms), 1 - jnp.exp(terms))
-        return {
-            TEST: terms.mean(),
-            VISITED: posterior.loglikelihood_fn(position, evaluated[client]).mean(),
-            "accuracy": (terms > jnp.log(0.5)).mean(),
-            "share_ignoring_input": of_one.std() < 1e-3,
-        }
-
     def of_repetition(each: Any) -> dict[str, Array]:
-        draws, visited, *scored = each
-        of_four = jax.vmap(of_draw, (0, None, None, None))
-        of_rounds = jax.lax.map(lambda x: of_four(*x, *scored), (draws, visited))
-        return {metric: values.mean(axis=1) for metric, values in of_rounds.items()}
+        draws, visited, evaluated, test = each
+
+        def of_draw(position: Any, rows_: Array) -> dict[str, Array]:
+            terms = posterior.loglikelihood_fn(position, test)
+            of_one = jnp.where(labels[test] == 1, jnp.exp(terms), 1 - jnp.exp(terms))
+            return {
+                TEST: terms.mean(),
+                VISITED: posterior.loglikelihood_fn(position, rows_).mean(),
+                "accuracy": (terms > jnp.log(0.5)).mean(),
+                "share_ignoring_input": of_one.std() < 1e-3,
+            }
+
+        of_four = jax.vmap(of_draw, (0, None))
+        scores = jax.lax.map(lambda each: of_four(*each), (draws, evaluated[visited]))
+        return {metric: values.mean(axis=1) for metric, values in scores.items()}
 
     return jax.lax.map(of_repetition, (draws, visited, evaluated, test))
 
@@ -164,13 +159,12 @@ def _rows_of(
     curves: Mapping[str, Any], settings: Mapping[str, str], steps: np.ndarray, burnin: int
 ) -> list[Row]:
     """Return the rows of one kind of shards; chains that were lost are counted and left out."""
-    numbers = {
-        method: {metric: curve[:, burnin:].mean(axis=1) for metric, curve in scores.items()}
-        for method, scores in curves.items()
-    }
-    for each in numbers.values():
+    numbers = {}
+    for method, scores in curves.items():
+        each = {metric: curve[:, burnin:].mean(axis=1) for metric, curve in scores.items()}
         if VISITED in each:
             each["visited_minus_test_log_likelihood"] = each[VISITED] - each[TEST]
+        numbers[method] = each
     result, values = repetitions.finals(settings, numbers)
     chosen = repetitions.points(len(steps))
     quarter = len(chosen) // 4

@@ -1,6 +1,7 @@
 """Repetitions of DSGLD and FSGLD with other data each time, in one program, and their rows."""
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import jax
@@ -26,7 +27,7 @@ def run(
     posterior: fedmcmc.Posterior,
     surrogates: Callable[..., fedmcmc.Gaussian],
     clients: Sequence[fedmcmc.FederatedData],
-    starts: Sequence[Any],
+    starts: Any,
     fit_key: Array,
     run_key: Array,
     num_rounds: int,
@@ -37,13 +38,15 @@ def run(
 ) -> dict[str, tuple[Any, Array]]:
     """Return draws ``[num_repetitions, num_draws, ...]`` and the clients visited, by method.
 
-    `surrogates` makes them of a key, the posterior, data and a start. `kernel` are arguments of
-    `fedmcmc.dsgld`. With `pooled` there is SGLD on all rows too.
+    `surrogates` makes them of a key, the posterior, data and a start; `starts` has leaves
+    ``[num_repetitions, ...]``. `kernel` are arguments of `fedmcmc.dsgld`. With `pooled` there is
+    SGLD on all rows too.
     """
     fit_keys, keys = (jax.random.split(key, len(clients)) for key in (fit_key, run_key))
     fitted = [
-        surrogates(rng_key=key, posterior=posterior, data=client, position=start)
-        for key, client, start in zip(fit_keys, clients, starts, strict=True)
+        surrogates(rng_key=fit_keys[i], posterior=posterior, data=data, position=start)
+        for i, data in enumerate(clients)
+        for start in [jax.tree.map(itemgetter(i), starts)]
     ]
 
     def relay(posterior: Any, rng_key: Array, position: Any, data: Any, surrogates: Any) -> Any:
@@ -61,15 +64,11 @@ def run(
         return records.draws, jax.vmap(client_of)(jnp.arange(thinning - 1, num_rounds, thinning))
 
     relays = jax.jit(jax.vmap(relay, in_axes=(None, 0, 0, 0, 0)))
-    arguments, data = (posterior, keys, stack(starts)), stack(clients)
-    result = {
-        "DSGLD": relays(*arguments, data, None),
-        "FSGLD": relays(*arguments, data, stack(fitted)),
-    }
+    federated = stack(clients)
+    methods = {"DSGLD": (federated, None), "FSGLD": (federated, stack(fitted))}
     if pooled:
-        all_rows = stack([client.pooled() for client in clients])
-        result["pooled SGLD"] = relays(*arguments, all_rows, None)
-    return result
+        methods["pooled SGLD"] = (stack([data.pooled() for data in clients]), None)
+    return {name: relays(posterior, keys, starts, *both) for name, both in methods.items()}
 
 
 def points(num: int) -> np.ndarray:
@@ -100,9 +99,9 @@ def finals(
         lost = ~np.isfinite(sum(scores.values()))
         values[method] = {metric: np.where(lost, np.nan, each) for metric, each in scores.items()}
         rows += from_numbers(method, settings, {"diverged": lost.sum()})
-        for metric, each in values[method].items():
-            for seed, value in enumerate(each):
-                rows += from_numbers(method, settings, {metric: value}, seed=seed)
+        for seed in range(len(lost)):
+            of_seed = {metric: each[seed] for metric, each in values[method].items()}
+            rows += from_numbers(method, settings, of_seed, seed)
     values[GAIN] = {m: each - values["DSGLD"][m] for m, each in values["FSGLD"].items()}
     for method, scores in values.items():
         means = {f"mean_{metric}": claims.mean(list(each)) for metric, each in scores.items()}

@@ -6,6 +6,7 @@ solve linear equations. Two means are simulated: of the quantizer's variance, ov
 of messages that are taken as independent of their length, and over minibatches.
 """
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ import numpy as np
 
 import fedmcmc
 from experiments import claims, loaders, models
+from experiments.special.fsgld_gaussian import average_variances
 from experiments.special.fsgld_repetitions import by_x
 from experiments.tidy import Row, from_numbers
 from fedmcmc.compression import bound_bits
@@ -42,8 +44,7 @@ def stationary_variance(data: fedmcmc.FederatedData, batch_size: int, law: Law) 
     ``E |x'|^2 = (1 - g L)^2 E |x|^2 + 2 g d + g^2 sum_i (E |H_i - E H_i|^2 + E q(H_i))``.
     Messages are ``N_i (mean of the minibatch - theta)``, which depend on ``x`` so little that the
     quantizer's variance ``q`` is taken at ``x = 0``. Partial participation multiplies a message's
-    second moment by one over its probability. Minibatches have `batch_size` rows, drawn with
-    replacement.
+    second moment by one over its probability. Minibatches are drawn with replacement.
     """
     rng, share, dim = np.random.default_rng(law.seed), law.participation, data.rows["y"].shape[1]
     mean = np.asarray(data.rows["y"]).mean(axis=0, dtype=np.float64)
@@ -51,12 +52,12 @@ def stationary_variance(data: fedmcmc.FederatedData, batch_size: int, law: Law) 
     for i in range(data.num_clients):
         y = np.asarray(data.client_rows(i)["y"], np.float64)
         size, num = len(y), min(batch_size, len(y))
-        distance = size**2 * float(((y.mean(axis=0) - mean) ** 2).sum())
-        noise += (1 / share - 1) * distance + size**2 / num * y.var(axis=0).sum() / share
         growth += law.step_size**2 * (1 / share - 1) * size**2
+        distance = size**2 * ((y.mean(axis=0) - mean) ** 2).sum()
         index = rng.integers(0, size, (NUM_DIRECTIONS // 10, num))
-        messages = size * (y[index].mean(axis=1) - mean)
-        noise += quantizer_variance(messages, law.num_levels).mean() / share
+        quantized = quantizer_variance(size * (y[index].mean(axis=1) - mean), law.num_levels)
+        added = size**2 / num * y.var(axis=0).sum() + quantized.mean()
+        noise += (distance + added) / share - distance
     return float((2 * law.step_size + law.step_size**2 * noise / dim) / (1 - growth))
 
 
@@ -128,10 +129,9 @@ def rows(
     """Return errors of QLSD (with the fewest and most bits), QLSD* and LSD*, and of a budget.
 
     The draws of a run are too many to keep: each algorithm leaves errors of its running averages.
-    Clients come from `experiments.loaders.gaussian`. Step sizes are in units of one over the
-    number of rows, below 2 for stable chains; compressors have ``2**p`` levels for `p` in `bits`.
-    In Figure S2 a client sends `budget` bits, with `budget_levels` numbers of levels from 1 to
-    10,000 and step sizes from the largest to the smallest.
+    Step sizes are in units of one over the number of rows, below 2 for stable chains; compressors
+    have ``2**p`` levels for `p` in `bits`. In Figure S2 a client sends `budget` bits, with
+    `budget_levels` numbers of levels from 1 to 10,000 and step sizes from large to small.
     """
     data, _ = loaders.gaussian(num_clients, dim)
     posterior = models.gaussian(data, 0.0)
@@ -160,7 +160,6 @@ def rows(
     for i, x in enumerate(client_rows, start=1):
         table += from_numbers("data", {"client": i}, {"rows": len(x)})
     table += from_numbers("posterior", {}, {"variance": unit})
-    table += from_numbers("all", {}, {"dim": dim})
 
     # Figure 1
     algorithms = [("QLSD", p) for p in dict.fromkeys((bits[0], bits[-1]))]
@@ -174,13 +173,16 @@ def rows(
         points = np.unique(np.geomspace(1, away.shape[1], 40).astype(int))
         averages = np.cumsum(away, axis=1)[:, points - 1] / points[:, None]
         squares = np.cumsum((away**2).sum(-1), axis=1)[:, points - 1] / points
-        error = [claims.mean(list(x)) for x in (averages**2).sum(-1).T]
-        square = [claims.mean(list(x)) for x in squares.T]
+        at_rounds = {
+            "squared_error_by_round": _means((averages**2).sum(-1)),
+            "squared_distance_by_round": _means(squares),
+            "bits_by_round": points * thinning * counted,
+        }
+        error, square, sent = at_rounds.values()
         bound = float(bound_bits(dim, levels, base="natural")) if levels else 32 * dim
         numbers = {
             "variance_over_posterior": square[-1] / (dim * unit),
             "squared_error": error[-1],
-            "bits_per_message": counted,
             "times_fewer_bits": 32 * dim / counted,
             "times_fewer_bits_by_bound_ln": 32 * dim / bound,
         }
@@ -188,14 +190,9 @@ def rows(
             released = stationary_variance(data, 1, Law(RELEASED_STEP * unit, levels))
             numbers["variance_over_posterior_at_released_settings"] = released / unit
         table += from_numbers(method, place, numbers)
-        at_rounds = {
-            "squared_error_by_round": error,
-            "squared_distance_by_round": square,
-            "bits_by_round": points * thinning * counted,
-        }
         table += by_x(method, place, points * thinning, at_rounds)
-        curves[method].append((at_rounds["bits_by_round"], error))
-    ratios = (_least_ratio(a, b) for a in curves["QLSD"] for b in curves["QLSD*"])
+        curves[method].append((sent, error))
+    ratios = [x for a in curves["QLSD"] for b in curves["QLSD*"] for x in _ratios(a, b)]
     smallest = {"least_error_over_qlsd_star_at_same_bits": min(ratios, key=float)}
     table += from_numbers("QLSD", {}, smallest)
 
@@ -212,8 +209,8 @@ def rows(
             errors.append(claims.mean(list((away.mean(axis=1) ** 2).sum(-1))))
             # Squared lengths of Gaussian states, relative to the posterior's
             ratio = centered_variance(data.sizes, dim, Law(factor * unit, levels)) / unit
-            noise = average_error(2 * ratio**2 / dim, (1 - factor) ** 2, num)
-            squares.append((ratio - 1) ** 2 + noise)
+            covariances = 2 * ratio**2 / dim * (1 - factor) ** (2 * np.arange(num))
+            squares.append((ratio - 1) ** 2 + average_variances(covariances)[-1])
             place = {"levels": levels, "step_factor": float(factor)}
             table += from_numbers("QLSD*", place, {"budget_squared_error": errors[-1]})
         numbers = {
@@ -224,28 +221,21 @@ def rows(
     return table
 
 
-def _least_ratio(plain: Any, star: Any) -> claims.Number:
-    """Return the least ratio of errors at the same bits; a curve has bits and errors."""
-    (x, error, relative), (star_x, star_error, star_relative) = (
-        (np.log(bits), *np.array([[np.log(e.value), e.error / e.value] for e in curve]).T)
-        for bits, curve in (plain, star)
-    )
-    both = (x >= star_x[0]) & (x <= star_x[-1])
-    log_ratio = error[both] - np.interp(x[both], star_x, star_error)
-    index = log_ratio.argmin()
-    star_relative = np.interp(x[both], star_x, star_relative)
-    ratio = float(np.exp(log_ratio[index]))
-    return claims.Number(ratio, ratio * float(np.hypot(relative[both], star_relative)[index]))
+def _means(values: np.ndarray) -> list[claims.Number]:
+    """Return means over chains ``[num_chains, n]``."""
+    return [claims.mean(list(x)) for x in values.T]
 
 
-def average_error(variance: float, contraction: float, num: int) -> float:
-    """Return the variance of the average of `num` states of a stationary chain.
-
-    Its autocorrelation at lag k is ``contraction**k``.
-    """
-    c = contraction
-    pairs = c * (num * (1 - c) - (1 - c**num)) / (1 - c) ** 2  # sum of (num - k) c^k over k
-    return variance * (num + 2 * pairs) / num**2
+def _ratios(plain: Any, star: Any) -> list[claims.Number]:
+    """Return ratios of errors where both curves, of bits and errors, have the same bits."""
+    bits, errors = star
+    logs = np.array([[np.log(e.value), e.error / e.value] for e in errors]).T
+    ratios = []
+    for x, error in zip(*plain, strict=True):
+        if bits[0] <= x <= bits[-1]:
+            log, relative = (np.interp(np.log(x), np.log(bits), y) for y in logs)
+            ratios.append(error / claims.Number(math.exp(log), math.exp(log) * relative))
+    return ratios
 
 
 def vary_settings(
@@ -264,28 +254,26 @@ def vary_settings(
 ) -> list[Row]:
     """Return how squared 2-Wasserstein distances from the posterior depend on each setting alone.
 
-    Clients come from `experiments.loaders.gaussian`, with standard deviations `spreads` of their
-    means. Step sizes are in units of one over the number of rows. `row_factors`, `step_factors`,
-    `level_factors` and `batch_factors` are multiples of the other settings. Minibatches vary with
-    the most levels, since the noise of few levels would hide theirs.
+    `spreads` are standard deviations of the clients' means. Step sizes are in units of one over the
+    number of rows; `row_factors`, `step_factors`, `level_factors` and `batch_factors` are multiples
+    of the other settings. Minibatches vary with the most levels, since the noise of few levels
+    would hide theirs.
     """
     usual = {"rows": 1, "step": 1.0, "levels": 1, "batch": 1, "participation": 1.0, "spread": 5.0}
 
     def distances(**changed: Any) -> dict[str, float]:
-        settings = usual | changed
-        data, _ = loaders.gaussian(
-            num_clients, dim, spread=settings["spread"], times=int(settings["rows"])
-        )
+        settings: dict[str, Any] = usual | changed
+        data, _ = loaders.gaussian(num_clients, dim, settings["spread"], settings["rows"])
         step_size = settings["step"] * step_size_factor / data.num_rows
-        law = Law(step_size, levels * int(settings["levels"]), settings["participation"], seed)
+        law = Law(step_size, levels * settings["levels"], settings["participation"], seed)
         variances = {
-            "QLSD": stationary_variance(data, batch_rows * int(settings["batch"]), law),
+            "QLSD": stationary_variance(data, batch_rows * settings["batch"], law),
             "QLSD*": centered_variance(data.sizes, dim, law),
             "QLSD++": memory_variance(data.sizes, dim, law),
         }
         return {k: dim * (v**0.5 - data.num_rows**-0.5) ** 2 for k, v in variances.items()}
 
-    grid = {
+    grid: dict[str, Sequence[Any]] = {
         "rows": row_factors,
         "step": step_factors,
         "levels": level_factors,
@@ -293,11 +281,11 @@ def vary_settings(
         "participation": participations,
         "spread": spreads,
     }
-    fine = {"levels": level_factors[-1]}
+    fine: dict[str, Any] = {"levels": level_factors[-1]}
     table: list[Row] = []
     for varied, values in grid.items():
         shared = fine if varied == "batch" else {}
-        curves = [distances(**shared, **{varied: value}) for value in values]
+        curves = [distances(**shared | {varied: value}) for value in values]
         for name in curves[0]:
             squared = [curve[name] for curve in curves]
             for value, distance in zip(values, squared, strict=True):
@@ -306,8 +294,10 @@ def vary_settings(
             table += from_numbers(name, {"varied": varied}, {"power": _power(values, squared)})
     sources = {"compression": {"levels": 1}, "participation": {"participation": participations[0]}}
     for source, coarse in sources.items():
-        curves = [[distances(**fine | x, spread=y)["QLSD"] for y in spreads] for x in (coarse, {})]
-        added = np.subtract(*curves)
+        added = [
+            distances(**fine | coarse, spread=x)["QLSD"] - distances(**fine, spread=x)["QLSD"]
+            for x in spreads
+        ]
         power = {"power_of_added_distance": _power(spreads, added)}
         table += from_numbers("QLSD", {"source": source}, power)
     return table

@@ -1,5 +1,6 @@
 """Networks' starts, surrogates and potentials against numpy, on multinomial regression."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -37,7 +38,7 @@ def test_surrogates_have_each_clients_gradient_and_fisher_information():
 
 def test_potential_in_blocks_is_minus_the_log_posterior(monkeypatch):
     monkeypatch.setattr(confidence, "ROWS_OF_POTENTIAL", 5)
-    found = jax.jit(confidence.potential(POSTERIOR, DATA.pooled().rows))(START)
+    found = jax.jit(partial(confidence.potential, POSTERIOR, DATA.pooled().rows))(START)
     np.testing.assert_allclose(found, setup.potential(POSTERIOR, DATA.rows, START), rtol=1e-5)
 
 

@@ -7,7 +7,7 @@ import pytest
 from sklearn import metrics
 
 from experiments import tags
-from experiments.special import fed_ep_tags, fed_ep_toy
+from experiments.special import fed_ep_runs, fed_ep_toy
 
 
 @pytest.mark.parametrize("method", ["FedEP", "FedEP, scaled identity"])
@@ -56,9 +56,9 @@ def test_rates_of_tags_are_those_of_scikit_learn():
     terms = (true * logits - np.logaddexp(0, logits)).sum(axis=1)
     found = tags.regressions(data, 9, 4).loglikelihood_fn(position, test)
     np.testing.assert_allclose(found, terms, rtol=1e-4)
-    counts = fed_ep_tags.count_outcomes(jax.random.key(0), test, 999, position, 0)["counts"]
+    counts = fed_ep_runs.count_outcomes(jax.random.key(0), test, 999, position, 0)["counts"]
     for average in ("micro", "macro"):
         expected = metrics.f1_score(true, logits > 0, average=average, zero_division=0.0)
-        assert fed_ep_tags.rates(np.asarray(counts))[f"{average}_f1"] == pytest.approx(
+        assert fed_ep_runs.rates(np.asarray(counts))[f"{average}_f1"] == pytest.approx(
             100 * expected
         )

@@ -5,7 +5,7 @@ import pytest
 
 import fedmcmc
 from experiments import loaders, models, study, wiring
-from experiments.special import fed_ep_images, fed_ep_runs
+from experiments.special import fed_ep_runs
 from experiments.study import CONFIGS
 
 RNG = np.random.default_rng(0)
@@ -49,7 +49,7 @@ def test_the_first_seed_is_the_same_with_sites_on_the_host(monkeypatch):
     found = []
     for limit in (fed_ep_runs.CLIENT_BYTES, 0):
         monkeypatch.setattr(fed_ep_runs, "CLIENT_BYTES", limit)
-        rows = fed_ep_images.rows(**own)
+        rows = fed_ep_runs.images(**own)
         found.append([row.value for row in rows if row.seed == 0])
     np.testing.assert_allclose(*found, rtol=1e-5)
 
@@ -59,7 +59,7 @@ def test_losses_are_finite_where_a_probability_rounds_to_zero():
         "features": np.array([[0.0, 200.0], [200.0, 0.0]], np.float32),
         "label": np.zeros(2, int),
     }
-    scores = fed_ep_images._scores(lambda scale, batch: scale * batch["features"], rows, 1.0, 0)
+    scores = fed_ep_runs._scores(lambda scale, batch: scale * batch["features"], rows, 1.0, 0)
     assert float(scores["accuracy"]) == 0.5 and float(scores["loss"]) == pytest.approx(100.0)
 
 

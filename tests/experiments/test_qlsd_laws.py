@@ -11,7 +11,7 @@ from tests.oracles import laws_quantised
 pytest.importorskip("hydra")
 
 from experiments import claims, comparisons, loaders, models, tidy
-from experiments.special import qlsd_gaussian
+from experiments.special import fsgld_gaussian, qlsd_gaussian
 
 RNG = np.random.default_rng(8)
 
@@ -20,9 +20,9 @@ def test_errors_of_averages_are_sums_of_covariances():
     vectors = RNG.normal(size=(7, 4))
     expected = laws_quantised.variance(vectors, 2).sum(axis=1)
     np.testing.assert_allclose(qlsd_gaussian.quantizer_variance(vectors, 2), expected, rtol=1e-10)
-    for num in (1, 2, 50):
+    for num, found in enumerate(fsgld_gaussian.average_variances(1.7 * 0.6 ** np.arange(50)), 1):
         lags = np.abs(np.subtract.outer(range(num), range(num)))
-        assert qlsd_gaussian.average_error(1.7, 0.6, num) == pytest.approx(1.7 * (0.6**lags).mean())
+        assert found == pytest.approx(1.7 * (0.6**lags).mean())
 
 
 @pytest.mark.parametrize("bits", [4, 8, 16])

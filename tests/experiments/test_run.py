@@ -308,7 +308,7 @@ def test_every_kernel_is_built(name):
         problem = ("data=funnel", "model=group_means", "model.marginal_nodes=null", *TINY)
     config = compose(*problem, f"kernel={name}")
     run.check(config)
-    kernel = wiring.build(config["kernel"], "kernel", problems.load(config).supplies)
+    kernel = wiring.build(config["kernel"], "kernel", problems.load(config))
     assert isinstance(kernel, run.fedmcmc.FederatedKernel)
     assert config["kernel"]["_target_"] == f"fedmcmc.{name}"
 

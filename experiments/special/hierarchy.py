@@ -1,9 +1,10 @@
-"""Random effects of real groups: every method beside NUTS on pooled rows."""
+"""Random effects: real groups, compared with NUTS on pooled rows, and few groups, with a grid."""
 
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,24 +12,21 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS
+from scipy.stats import norm
 
 import fedmcmc
 from experiments import loaders, models
+from experiments.reference import flat
 from experiments.tidy import Row, from_numbers
-from fedmcmc import hierarchy
+from fedmcmc import hierarchy, rounds
 from fedmcmc.diagnostics import mixing
 from fedmcmc.pytrees import trees
 
-SLOPES = {
-    "radon": ("floor", "uranium"),
-    "exam": ("girl",),
-    "schools": ("status", "minority", "catholic"),
-    "contraception": ("urban", "age", "age2", "one_child", "two_children", "more_children"),
-    "immunization": ("two_years", "mother25", "rural", "indigenous"),
-}
-"""Names of the columns of `x` in each data set."""
 LIMITS = (0.1, 0.1, 0.15)
 """Errors of means, of standard deviations and of effects below which a method is close."""
+FURTHEST = 50.0
+"""A chain whose ``log tau`` or `mu` went further has diverged."""
+THINNING = 5
 
 
 class Draws(NamedTuple):
@@ -42,11 +40,11 @@ class Draws(NamedTuple):
     rounds: int = 0
     bits: float = 0.0
     ess: float | None = None
-    verdict: str = ""
+    has_failed: bool | None = None
 
 
-def rows(
-    data: str,
+def groups(
+    data: Literal["radon", "exam", "schools", "contraception", "immunization"],
     methods: Sequence[str],
     num_reference: int,
     num_draws: int,
@@ -57,29 +55,23 @@ def rows(
     nodes: Sequence[int] = (),
     most_nodes: int = 25,
 ) -> list[Row]:
-    """Return rows of the data, of pooled NUTS, of all methods, and of errors of quadrature.
+    """Return rows of the data, of pooled NUTS, of some of `METHODS`, and of errors of quadrature.
 
-    `data` and `methods` are names in `SLOPES` and `METHODS`. Pooled NUTS has four chains of
-    `num_reference` draws, `fedmcmc.fit` has `num_draws` weighted draws, and kernels have chains
-    whose `num_rounds` include burn-in. Errors of the quadrature with `nodes` are differences to
-    `most_nodes`.
+    Pooled NUTS has four chains of `num_reference` draws, `fedmcmc.fit` has `num_draws` weighted
+    draws, and kernels have chains whose `num_rounds` include burn-in. Errors of the quadrature with
+    `nodes` are differences to `most_nodes`.
     """
-    if data not in SLOPES or not {*methods} <= {*METHODS}:
-        raise ValueError(f"data must be one of {[*SLOPES]} and methods some of {[*METHODS]}.")
+    if not {*methods} <= {*METHODS}:
+        raise ValueError(f"methods must be some of {[*METHODS]}.")
     lengths = {"num_chains": num_chains, "num_rounds": num_rounds, "num_burnin": num_burnin}
     bench = Bench(getattr(loaders, data)()[0], jax.random.key(seed + 1), num_draws, lengths)
-    num_effects = bench.data.rows["z"].shape[1]
-    names = [f"{site}[{i}]" for site in ("mu", "tau") for i in range(num_effects)]
-    names += [*SLOPES[data], *(() if bench.binary else ("sigma",))]
     exact, summary = bench.pooled(jax.random.key(seed), num_reference)
     counts = {"num_rows": bench.data.num_rows, "num_clients": bench.data.num_clients}
     table = from_numbers("data", {}, counts) + from_numbers("pooled NUTS", {}, summary)
-    means, sds = exact.shared.mean((0, 1)), exact.shared.std((0, 1))
-    for name, mean, sd in zip(names, means, sds, strict=True):
-        table += from_numbers("pooled NUTS", {"parameter": name}, {"mean": mean, "sd": sd})
     for method in methods:
-        table += _of_method(method, bench, exact, names)
-    return table + (_quadrature(bench.data, nodes, most_nodes, means) if nodes else [])
+        table += _compare(method, bench, exact)
+    mean = exact.shared.mean((0, 1))
+    return table + (_quadrature(bench.data, nodes, most_nodes, mean) if nodes else [])
 
 
 class Bench:
@@ -94,6 +86,9 @@ class Bench:
         self.white = fedmcmc.whiten(self.marginal, data, surrogates=False)
         assert self.white.posterior.position_fn is not None
         self.mode = self.white.posterior.position_fn(self.white.position)
+        sizes = {"mu": data.rows["z"].shape[1], "tau": data.rows["z"].shape[1]}
+        sizes |= {"slopes": data.rows["x"].shape[1], "sigma": 0 if self.binary else 1}
+        self.names = [f"{site}[{i}]" for site, size in sizes.items() for i in range(size)]
         group = np.repeat(np.arange(data.num_clients), np.asarray(data.sizes))
         self.plate_data = fedmcmc.FederatedData.from_arrays({**data.rows, "group": group}, group)
 
@@ -142,29 +137,17 @@ class Bench:
         posterior = self.centered if centered else self.posterior
         refresh = refresh or hierarchy.independence(num_tries=2)
         settings = {"step_size": step_size, "refresh": refresh, "metric": self.white.metric}
-        return self.sample(fedmcmc.lsd(posterior, **settings))
+        return self.sample(fedmcmc.lsd(posterior, **settings), self.mode)
 
-    def gibbs(self, recenter: bool = False) -> Draws:
+    def gibbs(self, **settings: Any) -> Draws:
         """Sample by Gibbs steps: the server draws `mu` and `tau` given sums over the effects."""
-        adapt = self.lengths["num_burnin"] if recenter else 0
         refresh = hierarchy.independence(num_tries=2)
-        settings: dict[str, Any] = {"refresh": refresh, "num_adapt": adapt}
-        return self.sample(fedmcmc.fed_gibbs(self.centered, recenter=recenter, **settings))
+        kernel = fedmcmc.fed_gibbs(self.centered, refresh=refresh, **settings)
+        return self.sample(kernel, self.mode)
 
-    def mala_on_marginal(self) -> Draws:
-        """Sample shared parameters by MALA."""
-        kernel = fedmcmc.mala(self.marginal, self.mode, metric=self.white.metric)
-        return self.sample(kernel, local=False)
-
-    def lsd_on_marginal(self) -> Draws:
-        """Sample shared parameters by Langevin dynamics."""
-        kernel = fedmcmc.lsd(self.white.posterior, step_size=0.1)
-        return self.sample(kernel, self.white.position, local=False)
-
-    def sample(self, kernel: Any, start: Any = None, local: bool = True) -> Draws:
-        """Sample by a kernel, by default from the mode; with `local` it draws effects as well."""
+    def sample(self, kernel: Any, start: Any, local: bool = True) -> Draws:
+        """Sample by a kernel, which with `local` draws effects as well."""
         settings = {**self.lengths, "record": fedmcmc.Record(local=local), "progress": False}
-        start = self.mode if start is None else start
         samples = fedmcmc.sample(self.key, kernel, self.data, start, **settings)
         effects = _by_group(samples.constrained_local["effect"]) if local else None
         bits = float(np.sum(samples.totals["bits_up"] + samples.totals["bits_down"]))
@@ -174,10 +157,14 @@ class Bench:
 METHODS: dict[str, Callable[[Bench], Draws]] = {
     "fit": Bench.fit,
     "Gaussian at the mode": lambda b: b.fit(effort="approximate"),
-    "mala on marginal": Bench.mala_on_marginal,
-    "lsd on marginal": Bench.lsd_on_marginal,
+    "mala on marginal": lambda b: b.sample(
+        fedmcmc.mala(b.marginal, b.mode, metric=b.white.metric), b.mode, local=False
+    ),
+    "lsd on marginal": lambda b: b.sample(
+        fedmcmc.lsd(b.white.posterior, step_size=0.1), b.white.position, local=False
+    ),
     "fed_gibbs": Bench.gibbs,
-    "fed_gibbs, recentered": lambda b: b.gibbs(recenter=True),
+    "fed_gibbs, recentered": lambda b: b.gibbs(recenter=True, num_adapt=b.lengths["num_burnin"]),
     "lsd": Bench.joint,
     "lsd, small steps": lambda b: b.joint(step_size=0.02),
     "lsd, centered": lambda b: b.joint(centered=True),
@@ -186,12 +173,12 @@ METHODS: dict[str, Callable[[Bench], Draws]] = {
 }
 
 
-def _of_method(method: str, bench: Bench, exact: Draws, names: Sequence[str]) -> list[Row]:
+def _compare(method: str, bench: Bench, exact: Draws) -> list[Row]:
     """Return the rows of a method; one that diverged has its seconds alone.
 
-    Errors of means are in posterior sds, the largest of parameters. Megabits are of all chains and
-    clients, `ess` is the smallest of the shared parameters, ``ess_per_1000_rounds`` that per kept
-    round of a chain, and ``error_over_limit`` the largest error divided by its limit.
+    Errors of means are in posterior sds, the largest of parameters. Megabits are summed over chains
+    and clients, `ess` is the smallest of the shared parameters, and ``error_over_limit`` the
+    largest error divided by its limit.
     """
     start, table = time.perf_counter(), []
     with warnings.catch_warnings():
@@ -200,23 +187,24 @@ def _of_method(method: str, bench: Bench, exact: Draws, names: Sequence[str]) ->
             drawn = METHODS[method](bench)
         except fedmcmc.NonFiniteError:
             return [Row(method, "seconds", time.perf_counter() - start, {})]
-    flat, ess = drawn.shared, np.full(len(names), drawn.ess or np.nan)
+    shared, ess = drawn.shared, np.full(drawn.shared.shape[-1], drawn.ess or np.nan)
+    numbers: dict[str, Any] = {"rounds": drawn.rounds, "megabits": drawn.bits / 1e6}
     if drawn.ess is None:
-        ess = _smaller_ess(flat)
-        slowest = {"slowest": names[int(np.nanargmin(ess))]}
-        per_round = 1000 * np.nanmin(ess) / flat[..., 0].size
+        ess = _smaller_ess(shared)
+        slowest = {"slowest": bench.names[int(np.nanargmin(ess))]}
+        per_round = 1000 * np.nanmin(ess) / shared[..., 0].size
         table += from_numbers(method, slowest, {"ess_per_1000_rounds": per_round})
-        table += from_numbers(method, {}, {"r_hat": np.nanmax(mixing(flat).rhat)})
+        numbers["r_hat"] = np.nanmax(mixing(shared).rhat)
+    if drawn.has_failed is not None:
+        numbers["verdict_failed"] = drawn.has_failed
     exact_mean, exact_sd = exact.shared.mean((0, 1)), exact.shared.std((0, 1))
-    gaps, ratios = np.abs(flat.mean((0, 1)) - exact_mean) / exact_sd, flat.std((0, 1)) / exact_sd
-    worst = int(np.argmax(gaps))
+    gaps = np.abs(shared.mean((0, 1)) - exact_mean) / exact_sd
+    ratios, worst = shared.std((0, 1)) / exact_sd, int(np.argmax(gaps))
     errors = {"error_of_means": gaps[worst], "error_of_sds": np.abs(ratios - 1).max()}
     if drawn.effects is not None and exact.effects is not None:
         distances = np.abs(drawn.effects.mean(0) - exact.effects.mean(0)) / exact.effects.std(0)
         errors["error_of_effects"] = distances.max()
-    numbers = {
-        "rounds": drawn.rounds,
-        "megabits": drawn.bits / 1e6,
+    numbers |= {
         "ess": np.nanmin(ess),
         "error_of_means s.e.": np.sqrt(1 / ess[worst] + 1 / _smaller_ess(exact.shared)[worst]),
         "smallest_sd_ratio": ratios.min(),
@@ -225,26 +213,14 @@ def _of_method(method: str, bench: Bench, exact: Draws, names: Sequence[str]) ->
         "error_over_limit": max(e / m for e, m in zip(errors.values(), LIMITS, strict=False)),
         "seconds": time.perf_counter() - start,
     }
-    table += from_numbers(method, {}, numbers)
-    return table + verdict_rows(method, drawn.verdict)
-
-
-def verdict_rows(method: str, verdict: str) -> list[Row]:
-    """Return a row such as ``verdict_exact`` for a verdict of `fedmcmc.fit`, none without one."""
-    word, _, correction = verdict.partition(":")[0].partition(" ")
-    settings = {"correction": correction.strip("()")} if correction else {}
-    return [Row(method, f"verdict_{word}", 1.0, settings)] if word else []
+    return table + from_numbers(method, {}, numbers)
 
 
 def _by_column(drawn: Mapping[str, Any]) -> np.ndarray:
     """Return draws ``[chains, draws, d]`` of shared parameters, `tau` and `sigma` in logarithms."""
-    columns = []
-    for site in ("mu", "tau", "slopes", "sigma"):
-        if site in drawn:
-            leaf = np.asarray(drawn[site], np.float64)
-            flat = leaf.reshape(*leaf.shape[:2], -1)
-            columns.append(np.log(flat) if site in ("tau", "sigma") else flat)
-    return np.concatenate(columns, -1)
+    sites = [site for site in ("mu", "tau", "slopes", "sigma") if site in drawn]
+    values = {site: np.asarray(drawn[site], np.float64) for site in sites}
+    return flat([np.log(v) if s in ("tau", "sigma") else v for s, v in values.items()], 2)
 
 
 def _by_group(drawn: Any) -> np.ndarray:
@@ -261,30 +237,105 @@ def _smaller_ess(draws: np.ndarray) -> np.ndarray:
 def _of_fit(fitted: Any, effects: Any, unweighted: float | None) -> Draws:
     report, ess = fitted.report, fitted.corrected.ess if fitted.corrected else unweighted
     shared, bits = _by_column(fitted.samples.constrained), report.bits_up + report.bits_down
-    return Draws(shared, _by_group(effects), report.rounds, bits, ess, fitted.verdict)
+    has_failed = fitted.verdict.kind == "failed"
+    return Draws(shared, _by_group(effects), report.rounds, bits, ess, has_failed)
 
 
-def _quadrature(data: Any, nodes: Sequence[int], most_nodes: int, place: np.ndarray) -> list[Row]:
+def _quadrature(data: Any, nodes: Sequence[int], most_nodes: int, mean: np.ndarray) -> list[Row]:
     """Return errors of the log likelihood and of its gradient near the posterior mean, float64."""
     table: list[Row] = []
     with jax.enable_x64(True):
-        columns = {n: np.asarray(c, c.dtype.name.replace("32", "64")) for n, c in data.rows.items()}
-        groups = np.repeat(np.arange(data.num_clients), np.asarray(data.sizes))
-        data = fedmcmc.FederatedData.from_arrays(columns, groups)
-        num = columns["z"].shape[1]
-        parts = jnp.split(jnp.asarray(place)[None], (num, 2 * num), axis=1)
+        num = data.rows["z"].shape[1]
+        parts = jnp.split(jnp.asarray(mean)[None], (num, 2 * num), axis=1)
         position = dict(zip(("mu", "tau", "slopes"), parts, strict=True))
 
-        def potential(at: Any, num_nodes: int) -> Any:
+        def potential(point: Any, num_nodes: int) -> Any:
             posterior = models.random_effects(data, marginal_nodes=num_nodes)
-            return fedmcmc.metrics.potential(posterior, data, at)[0]
+            return fedmcmc.metrics.potential(posterior, data, point)[0]
 
         with_slope = jax.value_and_grad(potential)
         value, slope = with_slope(position, most_nodes)
         for num_nodes in nodes:
             estimate, estimated_slope = with_slope(position, num_nodes)
             gap = trees.ravel(estimated_slope) - trees.ravel(slope)
-            numbers = {"error_of_log_likelihood": value - estimate}
-            numbers["error_of_gradient"] = np.abs(gap).max()
-            table += from_numbers("quadrature", {"nodes": num_nodes}, numbers)
+            errors = {"error_of_log_likelihood": value - estimate}
+            errors["error_of_gradient"] = np.abs(gap).max()
+            table += from_numbers("quadrature", {"nodes": num_nodes}, errors)
     return table
+
+
+def funnel(
+    num_hospitals: int,
+    rows_per_hospital: int,
+    spread: float,
+    step_sizes: Sequence[float],
+    num_chains: int,
+    num_rounds: int,
+    num_burnin: int,
+    seed: int,
+) -> list[Row]:
+    """Compare the moments of all methods with a grid's.
+
+    Langevin dynamics has every step size in `step_sizes` and no metric; `spread` is the standard
+    deviation of the hospitals' effects, and rounds include burn-in.
+    """
+    data, _ = loaders.funnel(num_hospitals, rows_per_hospital, spread, seed)
+    build = partial(fedmcmc.from_numpyro, models.means_of_groups, example=data)
+    centered, shifted = build(centered=1.0), build(centered=0.0)
+    draw = hierarchy.conjugate()  # exact draws of the effects, so that nothing else is off
+    kernels: dict[tuple[str, float | None], Any] = {
+        (name, step): fedmcmc.lsd(posterior, step_size=step, refresh=draw)
+        for name, posterior in (("lsd, centered", centered), ("lsd", shifted))
+        for step in step_sizes
+    }
+    gibbs, largest = partial(fedmcmc.fed_gibbs, centered, refresh=draw), step_sizes[-1]
+    kernels["fed_gibbs", None] = gibbs()
+    kernels["fed_gibbs, half absent", None] = gibbs(participation=fedmcmc.bernoulli(0.5))
+    kernels["lsd on marginal", largest] = fedmcmc.lsd(fedmcmc.marginal(shifted), step_size=largest)
+    mean, sd = exact([np.asarray(data.client_rows(i)["y"]) for i in range(num_hospitals)])
+    table, key = [], jax.random.key(seed)
+    start = {"mu": jnp.zeros(()), "tau": jnp.log(jnp.asarray(0.5))}
+
+    def sample(kernel: Any, chain_key: Any) -> Any:
+        state = kernel.init(chain_key, start, data)
+        run = partial(rounds.run_rounds, thinning=THINNING)
+        return run(kernel, data, chain_key, state, num_rounds)[1].draws
+
+    for (method, step), kernel in kernels.items():
+        chains = jax.jit(jax.vmap(partial(sample, kernel)))  # one that diverges stops no other
+        draws = chains(jax.random.split(key, num_chains))
+        settings = {} if step is None else {"step_size": step}
+        errors = _errors(draws, num_burnin // THINNING, mean, sd)
+        table += from_numbers(method, settings, errors)
+    fitted = fedmcmc.fit(shifted, data, rng_key=key, progress=False)
+    return table + from_numbers("fit", {}, _errors(fitted.samples.draws, 0, mean, sd))
+
+
+def exact(hospitals: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Return means and sds of `mu` and ``log tau`` on a grid, effects integrated out."""
+    mu, log_tau = np.meshgrid(np.linspace(-3, 3, 801), np.linspace(-14, 3, 1701), indexing="ij")
+    tau = np.exp(log_tau)
+    log_p = -(mu**2) / 2 - tau**2 / 2 + log_tau
+    for y in hospitals:
+        log_p += norm.logpdf(y.astype(float).mean(), mu, np.sqrt(tau**2 + 1 / len(y)))
+    p = np.exp(log_p - log_p.max())
+    p /= p.sum()
+    values = np.stack([mu, log_tau])
+    mean = (p * values).sum((1, 2))
+    return mean, np.sqrt((p * values**2).sum((1, 2)) - mean**2)
+
+
+def _errors(draws: Any, num_burnin: int, mean: np.ndarray, sd: np.ndarray) -> dict[str, float]:
+    """Return the share of chains that diverged, and errors of the moments of the other chains.
+
+    Errors of means are in standard deviations; standard deviations are ratios. All are NaN if all
+    chains diverged.
+    """
+    drawn = np.stack([draws["mu"], draws["tau"]], axis=-1).astype(np.float64)[:, num_burnin:]
+    finite = (np.isfinite(drawn) & (np.abs(drawn) < FURTHEST)).all((1, 2))
+    errors: dict[str, float] = {"diverged": 1 - finite.mean()}
+    chains = drawn[finite] if finite.any() else np.full((1, 1, 2), np.nan)
+    gaps, ratios = (chains.mean((0, 1)) - mean) / sd, chains.std((0, 1)) / sd
+    for name, gap, ratio in zip(("mu", "log_tau"), gaps, ratios, strict=True):
+        errors |= {f"error_of_mean_{name}": gap, f"sd_ratio_{name}": ratio}
+    return errors
