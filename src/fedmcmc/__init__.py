@@ -1,4 +1,14 @@
-"""Bayesian federated learning by sampling: composable kernels for JAX."""
+"""Bayesian federated learning by sampling: composable kernels for JAX.
+
+::
+
+    model      ->  kernel               ->  round   ->  run   ->  draws
+    interop        kernels, transforms      rounds      runs      Samples
+
+Build a model (`from_numpyro`, `Posterior`) and a kernel (`qlsd_pp`, `fa_hmc`, `fsgld`, `fed_ep`),
+change the kernel with transforms (`compress`, `faults`, `share_momentum`), and run it (`sample`).
+`fit` does all of this for a model and data. docs/design.md describes the other packages.
+"""
 
 from importlib.metadata import PackageNotFoundError as _PackageNotFoundError
 from importlib.metadata import version as _version

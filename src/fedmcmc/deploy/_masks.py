@@ -32,10 +32,6 @@ APART = {"PerClient"}
 """Parts of kernels in which a server could choose other numbers for each site."""
 MASKS = "masks"
 """The file of a site's rules in its folder."""
-ANEW = (
-    "Bring back the file, or agree with the other owners on a new study, of another name, and give "
-    "its site another folder."
-)
 STAGES = OPEN, CONFIRM, SEAL = ("open", "confirm", "seal")
 """What a server asks for, in this order, to make a session."""
 

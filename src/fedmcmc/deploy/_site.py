@@ -37,7 +37,8 @@ from fedmcmc.deploy._frames import (
     unpack,
 )
 from fedmcmc.deploy._limits import MOST_BYTES, Limits, Outflow, numbers_per_message
-from fedmcmc.deploy._masks import ANEW, MASKS, STAGES, SiteMasks
+from fedmcmc.deploy._masks import MASKS, STAGES, SiteMasks
+from fedmcmc.deploy._private import NEW_STUDY_ADVICE
 from fedmcmc.deploy._programs import chain_of, first_states, select, stacked, steps
 from fedmcmc.deploy._secret import SiteSecret
 from fedmcmc.deploy._shapes import Shapes, max_num_bytes, shapes_of_run
@@ -206,7 +207,7 @@ class Site:
             raise Refused(
                 f"By its log {self.name} has answered under masks in the study "
                 f"{self.study.name!r}, {logged} questions, and its folder {self.disk.folder} knows "
-                f"of {known or 0}, as after a backup was restored. {ANEW}"
+                f"of {known or 0}, as after a backup was restored. {NEW_STUDY_ADVICE}"
             )
 
     @property
