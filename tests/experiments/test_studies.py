@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-pytest.importorskip("hydra")
-
 from experiments import run, tidy
 
 FILES = sorted((Path(__file__).parent / "studies").glob("*.yaml"))
