@@ -82,12 +82,8 @@ def test_the_variance_with_minibatches_is_that_of_chains():
     y = RNG.normal(size=(3, 10, 2)).astype(np.float32)
     data = fedmcmc.FederatedData.from_clients([{"y": own} for own in y])
     law = qlsd_gaussian.Law(0.2 / 30, 4)
-    kernel = fedmcmc.qlsd(
-        models.gaussian(data, 0.0),
-        step_size=law.step_size,
-        batch_size=1,
-        compressor=fedmcmc.quantize(law.num_levels),
-    )
+    settings = dict(step_size=law.step_size, compressor=fedmcmc.quantize(law.num_levels))
+    kernel = fedmcmc.qlsd(models.gaussian(data, 0.0), batch_size=1, **settings)
     counts = dict(num_rounds=300, num_burnin=60, thinning=20, num_chains=300, progress=False)
     samples = fedmcmc.sample(jax.random.key(0), kernel, data, jnp.zeros(2), **counts)
     variance = ((samples.draws - y.mean(axis=(0, 1))) ** 2).mean()
@@ -184,9 +180,8 @@ def test_a_gap_is_that_of_quantiles_of_all_chains():
 
 
 def test_errors_of_the_draws_so_far_are_marginal_errors():
-    rng = np.random.default_rng(0)
-    reference = rng.normal(size=(500, 3)).astype(np.float32)
-    draws = (0.3 + 1.2 * rng.normal(size=(2, 80, 3))).astype(np.float32)
+    reference = RNG.normal(size=(500, 3)).astype(np.float32)
+    draws = (0.3 + 1.2 * RNG.normal(size=(2, 80, 3))).astype(np.float32)
     draws[:, 3, 0], draws[:, 5, 1] = reference[:, 0].max(), 40
     parts = (draws[:, start : start + 10] for start in range(0, 80, 10))
     marks, errors = error_curve(parts, Histograms(reference), 75, 0.0)
@@ -198,14 +193,13 @@ def test_errors_of_the_draws_so_far_are_marginal_errors():
 
 
 def test_a_gain_is_judged_by_welchs_test():
-    better, worse = (
-        fa_hmc_images.Score(1.0, False, -np.array([[a], [a + 0.1]])) for a in (0.1, 0.9)
-    )
-    gain = fa_hmc_images.compare(better, worse)
+    score, compare = fa_hmc_images.Score, fa_hmc_images.compare
+    better, worse = (score(1.0, False, -np.array([[a], [a + 0.1]])) for a in (0.1, 0.9))
+    gain = compare(better, worse)
     assert gain.rank == 2 and gain.share.value == pytest.approx(0.8 / 0.95)
     assert 2 * gain.share.error == pytest.approx(4.302653 * 0.005**0.5 / 0.95)
-    assert fa_hmc_images.compare(worse, better).rank == -2
-    assert np.isnan(fa_hmc_images.compare(better._replace(at_end=True), worse).rank)
+    assert compare(worse, better).rank == -2
+    assert np.isnan(compare(better._replace(at_end=True), worse).rank)
 
 
 def test_an_interval_of_ratios_inverts_the_test_of_pitman_and_morgan():

@@ -62,9 +62,7 @@ def test_records_have_the_settings_of_their_files():
     ("study", "name", "wrong"),
     [
         ("fsgld/metric", "prior_scale", 1.0),
-        ("fsgld/gaussian", "kernel.step_size", 1.0),
         ("fsgld/gaussian", "num_rounds", [220_000, 22_000, 2_200]),
-        ("fsgld/gaussian", "grid_points", 5),
         ("fsgld/alpha", "kernel", {"step_size": 1.0}),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 from experiments import arguments, output, restarts, run, study, tidy
 from experiments.wiring import ConfigError
 from tests.experiments.test_run import LSD, PROBLEM, ROOT, compose
-from tests.support.kills import Cut, kill_until_done
+from tests.support.kills import Cut
 from tests.support.processes import environment
 
 LONG = (*PROBLEM, *LSD, "num_rounds=2_000", "num_burnin=200", "thinning=10")
@@ -76,27 +76,6 @@ def test_one_device_eight_and_two_processes_give_the_same_rows(tmp_path):
         records.append((record["processes"], record["devices"]))
         rows.append(tidy.read_rows(out / "rows.csv"))
     assert records == [(1, 1), (1, 8), (2, 2)] and rows[0] == rows[1] == rows[2]
-
-
-@pytest.mark.slow
-def test_a_killed_run_continues_to_the_same_rows(tmp_path):
-    command = [sys.executable, "-m", "experiments.run", *LONG, "num_rounds=20_000"]
-    rows = []
-    for name, num_kills, more in (("whole", 0, ()), ("cut", 6, ("checkpoint_seconds=0.1",))):
-        out = tmp_path / name
-        out.mkdir()
-        kills = kill_until_done(
-            [*command, f"hydra.run.dir={out}", *more],
-            environment(),
-            is_ready=(out / "config.yaml").exists,
-            done=out / study.RECORD,
-            before=lambda out=out: (out / "config.yaml").unlink(missing_ok=True),
-            num_kills=num_kills,
-            longest=3.0,
-            seed=5,
-        )
-        rows.append(tidy.read_rows(out / "rows.csv"))
-    assert kills >= 3 and rows[0] == rows[1]
 
 
 def test_several_processes_refuse_a_multirun(monkeypatch):

@@ -96,7 +96,7 @@ def test_data_and_model_by_import_path(call, tmp_path, model):
 @pytest.mark.usefixtures("my_models")
 def test_commands_of_the_readme_are_checked():
     lines = re.findall(r"^python -m experiments.run (.*)", README.replace("\\\n", ""), re.MULTILINE)
-    assert len(lines) == 5
+    assert len(lines) == 6
     lines += [f"{lines[0]} run={name}" for name in arguments.choices("run")]
     for line in lines:
         run.check(compose(*shlex.split(line, comments=True)))
