@@ -58,16 +58,15 @@ def test_long_computations_are_stored(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_one_device_eight_and_two_processes_give_the_same_rows(tmp_path):
-    one_at_a_time = "_target_: fedmcmc.Placement, clients_at_a_time: 1"
-    spread = f"{one_at_a_time}, mesh: {{_target_: fedmcmc.distributed.mesh}}"
+    mesh = "placement.mesh={_target_: fedmcmc.distributed.mesh}"
     rows, records = [], []
-    for name, devices, launcher, placement in (
-        ("one", 1, (), one_at_a_time),
-        ("eight", 8, (), spread),
-        ("two", 1, ("-m", "fedmcmc.launch", "-n", "2"), one_at_a_time),
+    for name, devices, launcher, more in (
+        ("one", 1, (), ()),
+        ("eight", 8, (), (mesh,)),
+        ("two", 1, ("-m", "fedmcmc.launch", "-n", "2"), ()),
     ):
         out = tmp_path / name
-        changed = ("data.num_clients=8", "num_chains=4", f"placement={{{placement}}}")
+        changed = ("data.num_clients=8", "num_chains=4", "placement.clients_at_a_time=1", *more)
         given = [*dict(a.split("=", 1) for a in (*LONG, *changed)).items()]
         command = [sys.executable, *launcher, "-m", "experiments.run", f"hydra.run.dir={out}"]
         command += map("=".join, given)
