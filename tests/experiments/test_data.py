@@ -2,16 +2,19 @@
 
 import gzip
 import hashlib
+import io
 import pickle
 import struct
 
 import h5py
+import jax
 import numpy as np
 import pytest
 
-from experiments import data, shards, tff
+from experiments import data, loaders, shards, tags, tff
 
 RNG = np.random.default_rng(0)
+MEAN, DEVIATION = map(np.array, tff.CIFAR100_MOMENTS)
 
 
 @pytest.fixture
@@ -44,6 +47,20 @@ def same(loaded, *expected):
     assert loaded.x_train.dtype == np.uint8 and loaded.y_test.dtype == np.int32
 
 
+def write(path, clients):
+    with h5py.File(path, "w") as file:
+        for name, columns in clients.items():
+            for column, values in columns.items():
+                file.create_dataset(f"examples/{name}/{column}", data=values)
+
+
+def or_skip(load):
+    try:
+        return load()
+    except data.DataNotFound as error:
+        pytest.skip(str(error))
+
+
 def test_tables_in_the_folder(folder):
     x = np.arange(10).reshape(5, 2)
     for first in (0, 1):
@@ -58,13 +75,11 @@ def test_tables_in_the_folder(folder):
 
 
 def test_images_in_the_folder(folder):
-    arrays = pixels(6, 28, 28), pixels(6) % 10, pixels(2, 28, 28), pixels(2) % 10
-    named = dict(zip(data.Images._fields, arrays, strict=True))
-    np.savez(folder / "mnist.npz", **named)
+    arrays = x, y, x_test, y_test = pixels(6, 28, 28), pixels(6), pixels(2, 28, 28), pixels(2)
+    np.savez(folder / "mnist.npz", **dict(zip(data.Images._fields, arrays, strict=True)))
     for i, part in enumerate((slice(0, 4), slice(4, 6))):
-        train = {name: named[name][part] for name in ("x_train", "y_train")}
-        np.savez(folder / f"fashion_mnist_train_{i}.npz", **train)
-    np.savez(folder / "fashion_mnist_test.npz", x_test=arrays[2], y_test=arrays[3])
+        np.savez(folder / f"fashion_mnist_train_{i}.npz", x_train=x[part], y_train=y[part])
+    np.savez(folder / "fashion_mnist_test.npz", x_test=x_test, y_test=y_test)
     for load in (data.mnist, data.fashion_mnist):
         same(load(), *arrays)
 
@@ -77,13 +92,11 @@ def test_residuals_and_jpeg_are_decoded(folder):
         np.savez(folder / f"{name}.npz", x_resid=residuals(pictures[part]), y=labels[part])
     same(data.cifar10(jpeg_test=False), pictures[:6], labels[:6], pictures[6:], labels[6:])
     pillow = pytest.importorskip("PIL.Image")
-    files = []
+    file, offset = io.BytesIO(), [0]
     for level in (10, 200):
-        path = folder / f"{level}.jpg"
-        pillow.fromarray(np.full((32, 32, 3), level, np.uint8)).save(path, quality=75)
-        files.append(path.read_bytes())
-    offset = np.cumsum([0, *(len(file) for file in files)])
-    code = np.frombuffer(b"".join(files), np.uint8)
+        pillow.fromarray(np.full((32, 32, 3), level, np.uint8)).save(file, "jpeg", quality=75)
+        offset.append(file.tell())
+    code = np.frombuffer(file.getvalue(), np.uint8)
     np.savez(folder / "cifar10_test_jpeg.npz", jpeg=code, offset=offset, y=np.array([3, 4]))
     lossy = data.cifar10()
     assert lossy.y_test.tolist() == [3, 4]
@@ -132,30 +145,33 @@ def test_one_line_tells_how_to_get_a_missing_data_set(folder, load):
     assert "FEDMCMC_DATA" in message and str(folder) in message and "no route to host" in message
 
 
-def test_digits_come_from_the_pools_of_the_notebook():
+def test_digits_of_clients_are_those_of_the_notebook():
     labels = np.random.default_rng(3).integers(0, 10, 20_000)
     clients = shards.femnist_star(labels, 10, 1994, shared_seed=True)
     assert [len(rows) for rows in clients] == [74, 54, 95, 96, 50, 83, 44, 82, 24, 25]
-    order, size = np.argsort(labels, kind="stable"), 20_000 // 260
-    rng = np.random.RandomState(1994)
-    groups = [rng.choice(26, 20, replace=False) for _ in range(10)]
-    more = [rng.choice(g, 6, replace=False) for g in groups]
-    places = np.random.RandomState(1994).permutation(26 * size)
-    for c, rows in enumerate(clients):
-        pool = []
-        for group in [*groups[c], *more[c]]:
-            begin = (group * 10 + rng.choice(10)) * size
-            pool += order[begin : begin + size].tolist()
-        np.testing.assert_array_equal(rows, np.array(pool)[places[: len(rows)]])
+    assert clients[0][:3].tolist() == [13000, 2341, 1327]
+    assert clients[9][:3].tolist() == [1033, 8098, 914]
     with pytest.raises(ValueError, match="a client needs 74 images and its pool has 52"):
         shards.femnist_star(labels[:60], 1, 1994)
 
 
-def write(path, clients):
-    with h5py.File(path, "w") as file:
-        for name, columns in clients.items():
-            for column, values in columns.items():
-                file.create_dataset(f"examples/{name}/{column}", data=values)
+def test_clients_are_those_of_the_notebooks():
+    data, _ = loaders.gaussian()
+    assert data.sizes.tolist()[:4] == [192, 109, 44, 90] and data.num_rows == 2042
+    data, test = loaders.synthetic(shared_seed=True)
+    assert data.num_rows == 555 and len(test["label"]) == 72
+
+
+def test_shards_share_no_letter_and_no_row():
+    key, labels = jax.random.key(2), np.repeat(np.arange(26), 20)
+    codes = np.stack([labels, np.arange(520) / 1e6], axis=1).astype(float)
+    sizes = dict(num_clients=10, pairs_per_client=40, num_test=60)
+    data, test = shards.letter_pairs(key, codes, labels, **sizes)
+    for pairs in (data.rows, test):
+        np.testing.assert_array_equal(pairs["features"][:, 0] == 0, pairs["sign"] == 1)
+    sizes = dict(num_clients=10, rows_per_client=20, num_test=30, concentration=0.5)
+    data, test = shards.skewed_labels(key, labels % 2, **sizes)
+    assert len({*np.asarray(data.rows), *test}) == 230 and (labels[test] % 2).mean() == 0.5
 
 
 def test_cifar100_as_tensorflow_federated_splits_it(folder):
@@ -166,15 +182,11 @@ def test_cifar100_as_tensorflow_federated_splits_it(folder):
     rows, test = tff.cifar100(seed=1)
     assert rows.sizes.tolist() == [3, 2] and rows.rows["label"].tolist() == [0, 1, 2, 0, 1]
     assert rows.rows["features"].shape == (5, 24, 24, 3)
-    mean, deviation = (np.array(m) for m in tff.CIFAR100_MOMENTS)
-    back = np.asarray(rows.rows["features"]) * deviation + mean
-    # A crop of the picture, mirrored or not.
-    first = x["a"][0] / 255
+    first, found = x["a"][0] / 255, np.asarray(rows.rows["features"])[0] * DEVIATION + MEAN
     crops = [first[i : i + 24, j : j + 24] for i in range(9) for j in range(9)]
-    crops += [crop[:, ::-1] for crop in crops]
-    assert min(np.abs(back[0] - crop).max() for crop in crops) < 1e-5
-    held_out = test["features"][0] * deviation + mean
-    np.testing.assert_allclose(held_out, first[4:28, 4:28], atol=1e-5)
+    crops += [crop[:, ::-1] for crop in crops]  # mirrored
+    assert min(np.abs(found - crop).max() for crop in crops) < 1e-5
+    np.testing.assert_allclose(test["features"][0] * DEVIATION + MEAN, first[4:28, 4:28], atol=1e-5)
 
 
 def test_cifar100_is_split_by_us_where_only_the_images_are_there(folder):
@@ -189,9 +201,9 @@ def test_cifar100_is_split_by_us_where_only_the_images_are_there(folder):
     rows, test = tff.cifar100()
     assert rows.sizes.tolist() == [100] * 4
     np.testing.assert_array_equal(np.bincount(rows.rows["label"]), 4)
-    mean, deviation = (np.array(moment)[1] for moment in tff.CIFAR100_MOMENTS)
     green = planes[7, 1024:2048].reshape(32, 32)[4:28, 4:28] / 255
-    np.testing.assert_allclose(test["features"][7, ..., 1], (green - mean) / deviation, atol=1e-5)
+    found = test["features"][7, ..., 1] * DEVIATION[1] + MEAN[1]
+    np.testing.assert_allclose(found, green, atol=1e-5)
     assert np.bincount(tff.SUPERCLASSES).tolist() == [5] * 20
 
 
@@ -205,6 +217,23 @@ def test_writers_of_emnist(folder):
     assert rows.rows["features"].shape == (4, 28, 28, 1)
     assert rows.sizes.tolist() == [2, 2]
     assert test["label"].tolist() == [61, 3, 61, 3]
+
+
+def test_sentences_of_stack_overflow(folder):
+    sentences = np.array([b"how to jax in jax", b"who knows", b"to be or not to be"])
+    marks = np.array([b"jax|python", b"", b"literature|python"])
+    columns = {"tokens": sentences, "tags": marks}
+    clients = {"u1": columns, "u0": {name: column[:1] for name, column in columns.items()}}
+    for part in ("train", "test"):
+        write(folder / f"stackoverflow_{part}.h5", clients)
+    (folder / "stackoverflow.word_count").write_text("rare 1\nto 9\njax 8\nbe 7\n")
+    (folder / "stackoverflow.tag_count").write_text('{"python": 5, "jax": 4, "x": 1}')
+    loaded, _ = tags.stack_overflow(num_words=3, num_tags=2, max_rows=2, num_test=2)
+    rows = loaded.rows
+    assert loaded.sizes.tolist() == [1, 2]  # two of the three sentences of the second user
+    assert np.asarray(rows["words"])[0, :4].tolist() == [0, 1, 1, -1]  # to jax jax
+    np.testing.assert_allclose(rows["weight"], [1 / 5, 1 / 5, 1 / 2])
+    assert tags.unpack(rows, 2).tolist() == [[1, 1], [1, 1], [0, 0]]
 
 
 MD5_OF_IDX = {
@@ -238,10 +267,3 @@ def test_real_tables_are_those_of_their_authors():
     assert np.bincount(isolet.labels)[5] == 298 and isolet.labels.max() == 25
     assert abs(np.mean(covtype.labels == 2) - 0.4876) < 0.001  # lodgepole pine
     np.testing.assert_array_equal(covtype.features[:, 10:14].sum(axis=1), 1)
-
-
-def or_skip(load):
-    try:
-        return load()
-    except data.DataNotFound as error:
-        pytest.skip(str(error))

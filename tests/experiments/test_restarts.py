@@ -2,29 +2,24 @@
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-pytest.importorskip("hydra")
-
 from experiments import arguments, output, restarts, run, study, tidy
 from experiments.wiring import ConfigError
-from tests.experiments.test_run import PROBLEM, compose
-from tests.support.kills import Cut, kill_until_done
+from tests.experiments.test_run import LSD, PROBLEM, ROOT, compose
+from tests.support.kills import Cut
 from tests.support.processes import environment
 
-ROOT = Path(__file__).resolve().parents[2]
-LSD = ("kernel=lsd", "kernel.step_size=1e-3", "num_rounds=2_000", "num_burnin=200", "thinning=10")
+LONG = (*PROBLEM, *LSD, "num_rounds=2_000", "num_burnin=200", "thinning=10")
 
 
 def test_a_run_that_was_cut_continues(tmp_path, monkeypatch):
     cut = Cut(monkeypatch)
-    config = compose(*PROBLEM, *LSD)
+    config = compose(*LONG)
     rows, num_rounds = run.execute(run.Job(config, tmp_path / "whole")), cut.rounds
     config["checkpoint_seconds"], out = 0.0, tmp_path / "cut"
     cut.left, cut.rounds = 1, 0
@@ -61,54 +56,30 @@ def test_long_computations_are_stored(tmp_path, monkeypatch):
     assert calls == [0, 1, 2, 0, 1, 2]
 
 
-def call(out, *given, launcher=(), devices=1):
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
-    command = [sys.executable, *launcher, "-m", "experiments.run", f"hydra.run.dir={out}", *given]
-    env = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    subprocess.run(command, cwd=ROOT, env=env, timeout=1500, check=True)
-    return json.loads((out / study.RECORD).read_text())
-
-
 @pytest.mark.slow
 def test_one_device_eight_and_two_processes_give_the_same_rows(tmp_path):
-    given = (*PROBLEM, "data.num_clients=8", *LSD, "num_chains=4")
-    one_at_a_time = "placement={_target_: fedmcmc.Placement, clients_at_a_time: 1}"
-    mesh = "mesh: {_target_: fedmcmc.distributed.mesh}"
-    call(tmp_path / "one", *given, one_at_a_time)
-    spread = f"{one_at_a_time[:-1]}, {mesh}}}"
-    assert call(tmp_path / "eight", *given, spread, devices=8)["devices"] == 8
-    launcher = ("-m", "fedmcmc.launch", "-n", "2")
-    record = call(tmp_path / "two", *given, one_at_a_time, launcher=launcher)
-    assert (record["processes"], record["devices"]) == (2, 2)
-    folders = (tmp_path / name for name in ("one", "eight", "two"))
-    one, *others = (tidy.read_rows(folder / "rows.csv") for folder in folders)
-    assert all(other == one for other in others)
-
-
-@pytest.mark.slow
-def test_a_killed_run_continues_to_the_same_rows(tmp_path):
-    command = [sys.executable, "-m", "experiments.run", *PROBLEM, *LSD, "num_rounds=20_000"]
-    rows = []
-    for name, num_kills, more in (("whole", 0, ()), ("cut", 6, ("checkpoint_seconds=0.1",))):
+    mesh = "placement.mesh={_target_: fedmcmc.distributed.mesh}"
+    rows, records = [], []
+    for name, devices, launcher, more in (
+        ("one", 1, (), ()),
+        ("eight", 8, (), (mesh,)),
+        ("two", 1, ("-m", "fedmcmc.launch", "-n", "2"), ()),
+    ):
         out = tmp_path / name
-        out.mkdir()
-        kills = kill_until_done(
-            [*command, f"hydra.run.dir={out}", *more],
-            environment(),
-            is_ready=(out / "config.yaml").exists,
-            done=out / study.RECORD,
-            before=lambda out=out: (out / "config.yaml").unlink(missing_ok=True),
-            num_kills=num_kills,
-            longest=3.0,
-            seed=5,
-        )
+        changed = ("data.num_clients=8", "num_chains=4", "placement.clients_at_a_time=1", *more)
+        given = [*dict(a.split("=", 1) for a in (*LONG, *changed)).items()]
+        command = [sys.executable, *launcher, "-m", "experiments.run", f"hydra.run.dir={out}"]
+        command += map("=".join, given)
+        subprocess.run(command, cwd=ROOT, env=environment(devices), timeout=1500, check=True)
+        record = json.loads((out / study.RECORD).read_text())
+        records.append((record["processes"], record["devices"]))
         rows.append(tidy.read_rows(out / "rows.csv"))
-    assert kills >= 3 and rows[0] == rows[1]
+    assert records == [(1, 1), (1, 8), (2, 2)] and rows[0] == rows[1] == rows[2]
 
 
 def test_several_processes_refuse_a_multirun(monkeypatch):
     monkeypatch.setattr(run.jax, "process_count", lambda: 2)
-    monkeypatch.setattr(sys, "argv", ["run", *PROBLEM, *LSD, "--multirun"])
+    monkeypatch.setattr(sys, "argv", ["run", *LONG, "--multirun"])
     with pytest.raises(SystemExit, match="one config at a time"):
         run.main()
 
