@@ -302,7 +302,7 @@ def test_a_scalar_site_with_a_latent_scale_is_no_effect_per_client():
 def test_a_posterior_refuses_other_columns_than_those_of_its_example():
     posterior = from_numpyro(normal, example={"x": np.zeros(3), "y": np.zeros(3)})
     data = fedmcmc.FederatedData.from_clients([{"x": np.zeros(3)}])
-    with pytest.raises(ValueError, match="of rows like those of example"):
+    with pytest.raises(ValueError, match="rows with the structure of example"):
         kernel = fedmcmc.lsd(posterior, step_size=0.1)
         fedmcmc.sample(jax.random.key(0), kernel, data, {"slope": 0.0}, num_rounds=1)
 

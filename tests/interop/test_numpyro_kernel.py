@@ -174,7 +174,7 @@ def test_start_of_each_chain_from_init_params(data, kernel):
     for tree in (state.z, state.federated.broadcast.position):
         for name, leaf in start.items():
             np.testing.assert_array_equal(tree[name], leaf)
-    with pytest.raises(ValueError, match="init_params holds the unconstrained latent sites"):
+    with pytest.raises(ValueError, match="init_params must hold the unconstrained latent sites"):
         kernel.init(jax.random.key(0), 0, {"b": jnp.zeros(2)}, (data,), {})
 
 

@@ -255,7 +255,7 @@ def test_outcomes_of_few_digits_are_told():
 
     far = ROWS | {"y": ROWS["y"] - 123_456}
     data = fedmcmc.FederatedData.from_clients([ROWS, far])
-    with pytest.warns(UserWarning, match=r"'y' .* up to 1\.23e\+05 .* by 0\.0078") as said:
+    with pytest.warns(UserWarning, match=r"'y' .* up to 1\.23e\+05.* is 0\.0078") as said:
         from_numpyro(marked, example=data)
     assert [warning.filename for warning in said] == [__file__]
     with warnings.catch_warnings():

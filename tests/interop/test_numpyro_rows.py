@@ -13,7 +13,7 @@ from scipy import stats
 
 import fedmcmc
 from fedmcmc import from_numpyro
-from fedmcmc.interop._numpyro_batches import BATCH, batches_of
+from fedmcmc.interop._numpyro_batches import BATCH_SIZE, batches_of
 
 
 def regression(column_fn, outcome_fn=lambda y: y):
@@ -287,7 +287,7 @@ def test_batches_hold_several_rows_of_a_rare_level_and_each_row_once():
     arm = np.zeros(5000, int)
     arm[[17, 4000]] = 3
     batches = batches_of({"arm": arm, "x": np.arange(5000.0)}, None)
-    assert all(len(batch.numbers) == BATCH for batch in batches)
+    assert all(len(batch.numbers) == BATCH_SIZE for batch in batches)
     for batch in batches:
         real = batch.numbers[batch.numbers >= 0]
         assert len(np.unique(real)) == len(real)

@@ -1,4 +1,4 @@
-"""Checks of how a NumPyro model uses the columns and clients of a `FederatedData`."""
+"""Checks of a NumPyro model's use of the columns and clients of a `FederatedData`."""
 
 import inspect
 from collections.abc import Callable
@@ -9,33 +9,35 @@ import jax
 from fedmcmc._types import ArrayTree
 from fedmcmc.data import FederatedData, values_of, warn_caller
 from fedmcmc.interop import _numpyro_trace as tracing
-from fedmcmc.interop._dependence import Tracer
+from fedmcmc.interop._dependence import NO_FLAGS, output_flags
 from fedmcmc.interop._numpyro_inputs import position_shapes
 from fedmcmc.interop._numpyro_structure import Structure
 
 ORDINAL = "Ordered"
-"""Beginning of the names of ordinal distributions."""
+"""Prefix of the names of ordinal distributions."""
+MAX_LEVELS_SHOWN = 5
 
 
 def refuse_columns_as_clients(model: Callable[..., Any], data: FederatedData) -> None:
-    """Raise `TypeError` if the clients of the data are called as the arguments of the model.
+    """Raise `TypeError` if the labels of the clients are names of the model's arguments.
 
-    A dictionary of columns was then taken for one of clients, whose rows are one array each.
+    A dictionary of columns was then interpreted as a dictionary of clients with one array each.
     """
     rows, labels = values_of(data.rows), data.labels
     if len(jax.tree.leaves(rows)) != 1 or rows is not jax.tree.leaves(rows)[0]:
         return
     try:
         arguments = inspect.signature(model).parameters
-    except (TypeError, ValueError):  # of a callable that does not say
+    except (TypeError, ValueError):  # a callable without a signature
         return
     shared = [label for label in labels if label in arguments]
     if len(shared) > 1 and len(shared) in (len(labels), len(arguments)):
         raise TypeError(
             f"The clients of the data are {', '.join(map(repr, labels))}, which are arguments of "
-            f"the model: a dictionary of columns was taken for one of clients. For one client "
-            f"pass it in a list, FederatedData.from_clients([columns]); for several pass one "
-            f"dictionary of columns each, or FederatedData.from_dataframe(table, client=...)."
+            f"the model: a dictionary of columns was interpreted as a dictionary of clients. For "
+            f"one client pass the dictionary in a list, FederatedData.from_clients([columns]); for "
+            f"several clients pass one dictionary of columns per client, or use "
+            f"FederatedData.from_dataframe(table, client=...)."
         )
 
 
@@ -62,17 +64,18 @@ def warn_of_unordered_outcomes(
             if type(tracing.bare(trace[name]["fn"])).__name__.startswith(ORDINAL)
         }
 
-    shapes = position_shapes(structure.every)
-    closed, outputs = jax.make_jaxpr(ordinal_values, return_shape=True)(shapes, rows)
-    labels: list[Any] = [(("position", i), frozenset()) for i in range(len(shapes))]
-    labels += [(("rows", i), frozenset({i})) for i in range(len(names))]
-    for site, node in zip(sorted(outputs), Tracer().outputs(closed, labels), strict=True):
-        for column in sorted(node.flags & unordered.keys()):
+    arguments = (position_shapes(structure.latent_shapes), rows)
+    treedef = jax.tree.structure(rows)
+    column_flags = jax.tree.unflatten(treedef, [frozenset({i}) for i in range(len(names))])
+    flags = output_flags(ordinal_values, arguments, (NO_FLAGS, column_flags))
+    for site, reached in sorted(flags.items()):
+        for column in sorted(reached & unordered.keys()):
             name = unordered[column]
-            levels = data.coding[name]
-            shown = ", ".join([*map(repr, levels[:5]), *["..."] * (len(levels) > 5)])
+            levels = [repr(level) for level in data.coding[name]]
+            ellipsis = ["..."] if len(levels) > MAX_LEVELS_SHOWN else []
             warn_caller(
                 f"Site {site!r} has an ordinal distribution, and its outcome {name!r} is text in "
-                f"alphabetical order: {shown}. Declare the order of the levels before the data are "
-                f"made, as by pd.Categorical(column, categories=[...], ordered=True)."
+                f"alphabetical order: {', '.join(levels[:MAX_LEVELS_SHOWN] + ellipsis)}. Declare "
+                f"the order of the levels before you create the data, for example with "
+                f"pd.Categorical(column, categories=[...], ordered=True)."
             )

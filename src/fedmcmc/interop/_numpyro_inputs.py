@@ -8,26 +8,26 @@ import jax.numpy as jnp
 from fedmcmc._types import ArrayTree
 
 COUNTS = (11, 13)
-"""Numbers of rows to trace with; any two that no model writes down."""
+"""Two numbers of rows for traces, chosen so that no model is likely to use them as constants."""
 ROWS, PARAMS, LOCAL = "rows", "params", "local"
-"""Flags of what depends on rows, on `numpyro.param` and on local sites."""
+"""Flags of values that depend on rows, on a `numpyro.param` and on local sites."""
 
 
 def position_shapes(shapes: dict[str, tuple[int, ...]]) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the shapes of a position from those of its sites."""
+    """Return the shapes and dtypes of a position from the shapes of its sites."""
     dtype = jnp.result_type(float)
     return {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape in shapes.items()}
 
 
 def row_shapes(rows: ArrayTree, count: int) -> ArrayTree:
-    """Return the shapes of `count` rows."""
+    """Return the shapes and dtypes of `count` rows."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), rows)
 
 
 def labels_of(*groups: ArrayTree, local: tuple[str, ...] = ()) -> list[tuple[Any, frozenset]]:
-    """Label the flat inputs: a position, parameters and rows.
+    """Return labels and flags of the flat inputs: a position, parameters and rows.
 
-    Rows flag all that they reach, each leaf by its index too.
+    Each leaf of rows has two flags, `ROWS` and its own index.
     """
     labels = []
     for group, tree in zip(("position", PARAMS, ROWS), groups, strict=True):
