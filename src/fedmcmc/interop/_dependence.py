@@ -105,21 +105,18 @@ def called_jaxpr(eqn: Any) -> tuple[Any, Sequence[Any]] | None:
 
 
 def output_flags(fn: Callable[..., Any], arguments: tuple[Any, ...], flags: Any) -> Any:
-    """Return the flags that each output of `fn` depends on, a tree like the outputs.
+    """Return the flags that each output of `fn` depends on, in a tree like the outputs.
 
-    Parameters
-    ----------
-    fn
-        Function of `arguments`.
-    arguments
-        Trees of arrays or of their shapes.
-    flags
-        Flags of the inputs, sets in a tree prefix of `arguments`.
+    `flags` are the flags of the inputs, sets in a tree prefix of `arguments`.
     """
     closed, shapes = jax.make_jaxpr(fn, return_shape=True)(*arguments)
     flat_flags = jax.tree.leaves(jax.tree.broadcast(flags, arguments))
-    nodes = Tracer().outputs(closed, list(enumerate(flat_flags)))
-    return jax.tree.unflatten(jax.tree.structure(shapes), [node.flags for node in nodes])
+    return jax.tree.unflatten(jax.tree.structure(shapes), propagate_flags(closed, flat_flags))
+
+
+def propagate_flags(closed: Any, flags: Sequence[frozenset]) -> list[frozenset]:
+    """Return the flags of each output of a closed jaxpr, given the flags of each input."""
+    return [node.flags for node in Tracer().outputs(closed, list(enumerate(flags)))]
 
 
 def _describe(params: dict[str, Any]) -> str:

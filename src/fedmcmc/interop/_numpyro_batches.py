@@ -21,15 +21,7 @@ MAX_ROWS = 100_000
 
 
 class Batch(NamedTuple):
-    """Rows that are evaluated together.
-
-    Attributes
-    ----------
-    rows
-        Leaves ``[BATCH_SIZE, ...]``.
-    numbers
-        ``[BATCH_SIZE]`` int, the number of each row among all rows; -1 for a made-up row.
-    """
+    """Rows, ``[BATCH_SIZE, ...]``, and the number of each among all rows, -1 if it is made up."""
 
     rows: ArrayTree
     numbers: np.ndarray
@@ -38,14 +30,8 @@ class Batch(NamedTuple):
 def batches_of(rows: ArrayTree, data: FederatedData | None, is_real: bool = True) -> list[Batch]:
     """Return batches of rows, then made-up batches.
 
-    Parameters
-    ----------
-    rows
-        Leaves ``[num_rows, ...]``.
-    data
-        Data with these rows, if any; some batches then hold consecutive rows of a client.
-    is_real
-        If false, all batches are made up from the shapes of `rows`.
+    If `data` are given, some batches hold consecutive rows of a client. If not `is_real`, all
+    batches are made up from the shapes of `rows`.
     """
     rng = np.random.default_rng(0)
     no_numbers = np.full(BATCH_SIZE, -1)

@@ -30,17 +30,7 @@ _ATTRIBUTE = "_fedmcmc_programs"
 
 
 class Built(NamedTuple):
-    """Functions that were built from a model for rows of one structure.
-
-    Attributes
-    ----------
-    posterior
-        Posterior without `init_fn`, which depends on the rows.
-    start_fn
-        Compiled ``(rng_key, rows) -> position``.
-    compiled
-        Compiled programs of checks, by name.
-    """
+    """Posterior without `init_fn`, compiled ``(rng_key, rows) -> position``, compiled checks."""
 
     posterior: Posterior
     start_fn: Callable[..., Any]
@@ -127,18 +117,7 @@ def cached_build(
 ) -> Built:
     """Return the result of `build`, or its earlier result for the same program.
 
-    Parameters
-    ----------
-    recipe
-        Arguments of `from_numpyro`.
-    model
-        Model with its local sites reparametrized.
-    structure, inner
-        Sites of the model.
-    rows
-        Rows of the example.
-    build
-        Function that is called if the program is new.
+    `model` has its local sites reparametrized, unlike ``recipe.model``.
     """
     owner = _function_of(recipe.model)
     key = None if owner is None else _program_key(recipe, model, structure, inner, rows)

@@ -51,17 +51,7 @@ def has_traced_mask(site: dict[str, Any]) -> bool:
 def sites_masked_out(
     model: Callable[..., Any], shapes: ArrayTree, names: tuple[str, ...]
 ) -> set[str]:
-    """Return the sites that are partly masked out by masks that do not depend on the rows.
-
-    Parameters
-    ----------
-    model
-        NumPyro model.
-    shapes
-        Shapes of its rows.
-    names
-        Latent sites with masks.
-    """
+    """Return the sites that are partly masked out by masks that do not depend on the rows."""
 
     def are_unmasked(rows: ArrayTree) -> list[jax.Array]:
         trace = tracing.start_trace(model, rows)

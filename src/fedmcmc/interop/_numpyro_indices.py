@@ -18,7 +18,7 @@ from jax import Array
 
 from fedmcmc._types import ArrayTree, Posterior
 from fedmcmc.data import warn_caller
-from fedmcmc.interop._dependence import NO_FLAGS, called_jaxpr
+from fedmcmc.interop._dependence import NO_FLAGS, called_jaxpr, propagate_flags
 
 SUBSTITUTES = (0.7391, -1.3173, 2.1137)
 """Numbers that replace an element outside its array; integers are replaced by 0, 1 and 2."""
@@ -36,20 +36,10 @@ LookupId = tuple[int, ...]
 
 @dataclass(frozen=True)
 class BadIndex:
-    """Row with an index outside an axis.
+    """Row with an index outside an axis of some length, and the number of such rows.
 
-    Attributes
-    ----------
-    row
-        Number of the row.
-    columns
-        Values in this row of the columns that the index is computed from, by name.
-    index
-        Index, or ``None`` if a loop computes it.
-    length
-        Length of the axis.
-    num_bad
-        Number of such rows.
+    `columns` are the values in this row that the index is computed from, by name. `index` is
+    ``None`` if a loop computes it.
     """
 
     row: int
@@ -77,14 +67,7 @@ class BadIndex:
 def find_bad_index(terms_fn: TermsFn, position: ArrayTree, rows: ArrayTree) -> BadIndex | None:
     """Return the first row with an index outside its axis that changes the row's term.
 
-    Parameters
-    ----------
-    terms_fn
-        Log likelihood of each row.
-    position
-        Shapes of a position.
-    rows
-        All rows, leaves ``[num_rows, ...]``.
+    `position` may be shapes; `rows` are all rows, leaves ``[num_rows, ...]``.
     """
     closed = jax.make_jaxpr(terms_fn)(position, rows)
     shapes, leaves = jax.tree.leaves(position), jax.tree.leaves(rows)
@@ -194,16 +177,8 @@ class _Value:
 class _Lookup:
     """Lookup of elements of an array at indices that are computed from columns.
 
-    Attributes
-    ----------
-    id
-        Identity of the lookup within the function.
-    columns
-        Columns that the indices are computed from.
-    lengths
-        Lengths of the axes.
-    counts, indices
-        Number of indices outside each axis, and one such index per axis; ``None`` in a loop.
+    `counts` and `indices` are the number of indices outside each axis and one of these indices;
+    ``None`` in a loop.
     """
 
     id: LookupId
@@ -216,22 +191,9 @@ class _Lookup:
 class _Walk:
     """Evaluation of a jaxpr that lists lookups and replaces elements outside of their arrays.
 
-    Parameters
-    ----------
-    substitute
-        Index of the number in `SUBSTITUTES` that replaces elements, ``[]`` int.
-    target
-        Lookup whose elements are replaced. By default elements of all lookups but `counted` are:
-        lookups in loops, and lookups at indices that loops return.
-    counted
-        Lookups whose indices outside are counted without evaluating loops.
-
-    Attributes
-    ----------
-    lookups
-        Lookups that were evaluated.
-    has_hidden
-        If true, there are lookups in loops that were not evaluated.
+    `substitute` is the index of the replacement in `SUBSTITUTES`. Elements of the lookup `target`
+    are replaced, by default elements of all lookups but `counted`: these are in loops, or their
+    indices come from loops. `has_hidden` becomes true if loops with lookups are not evaluated.
     """
 
     def __init__(
@@ -387,26 +349,11 @@ def _loop_labels(
     """Return the columns of a loop body's inputs after any number of iterations."""
     body_labels, end = list(labels), num_consts + num_carried
     while True:
-        out = _output_labels(closed.jaxpr, body_labels)[:num_carried]
+        out = propagate_flags(closed, body_labels)[:num_carried]
         carried = [a | b for a, b in zip(body_labels[num_consts:end], out, strict=True)]
         if carried == body_labels[num_consts:end]:
             return body_labels
         body_labels[num_consts:end] = carried
-
-
-def _output_labels(jaxpr: Any, labels: Sequence[Columns]) -> list[Columns]:
-    by_variable: dict[Any, Columns] = dict(zip(jaxpr.invars, labels, strict=True))
-
-    def read(atom: Any) -> Columns:
-        return NO_FLAGS if hasattr(atom, "val") else by_variable.get(atom, NO_FLAGS)
-
-    for eqn in jaxpr.eqns:
-        inputs = [read(atom) for atom in eqn.invars]
-        called = called_jaxpr(eqn)
-        union = NO_FLAGS.union(*inputs)
-        out = [union] * len(eqn.outvars) if called is None else _output_labels(called[0], inputs)
-        by_variable.update(zip(eqn.outvars, out, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
 
 
 def _is_zero(value: Any) -> bool:

@@ -24,17 +24,17 @@ def row_shapes(rows: ArrayTree, count: int) -> ArrayTree:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), rows)
 
 
-def labels_of(*groups: ArrayTree, local: tuple[str, ...] = ()) -> list[tuple[Any, frozenset]]:
-    """Return labels and flags of the flat inputs: a position, parameters and rows.
+def labels_of(
+    position: dict[str, Any], params: ArrayTree, rows: ArrayTree, local: tuple[str, ...] = ()
+) -> list[tuple[Any, frozenset]]:
+    """Return labels and flags of the flat inputs of a trace.
 
     Each leaf of rows has two flags, `ROWS` and its own index.
     """
-    labels = []
-    for group, tree in zip(("position", PARAMS, ROWS), groups, strict=True):
-        names = sorted(tree) if group == "position" and local else ()
-        for i, _ in enumerate(jax.tree.leaves(tree)):
-            flags = {ROWS: (ROWS, i), PARAMS: (PARAMS,)}.get(group, ())
-            if names and names[i] in local:
-                flags = (LOCAL,)
-            labels.append(((group, i), frozenset(flags)))
+    labels: list[tuple[Any, frozenset]] = [
+        (("position", name), frozenset({LOCAL} if name in local else ()))
+        for name in sorted(position)
+    ]
+    labels += [((PARAMS, i), frozenset({PARAMS})) for i, _ in enumerate(jax.tree.leaves(params))]
+    labels += [((ROWS, i), frozenset({ROWS, i})) for i, _ in enumerate(jax.tree.leaves(rows))]
     return labels

@@ -125,28 +125,20 @@ class FederatedMCMCKernel(MCMCKernel):
 
     Examples
     --------
-    >>> import jax, numpyro
+    >>> import fedmcmc, jax, numpy as np, numpyro
     >>> import numpyro.distributions as dist
-    >>> import numpy as np
-    >>> import fedmcmc
     >>> def model(x):
     ...     mean = numpyro.sample("mean", dist.Normal(0, 10))
     ...     with numpyro.plate("rows", x.shape[0]):
     ...         numpyro.sample("x", dist.Normal(mean, 1), obs=x)
     >>> def kernel_fn(posterior):
     ...     return fedmcmc.dsgld(posterior, step_size=0.01, num_local_steps=1)
+    >>> kernel = FederatedMCMCKernel(model, kernel_fn)
+    >>> mcmc = numpyro.infer.MCMC(kernel, num_warmup=10, num_samples=20, progress_bar=False)
     >>> data = fedmcmc.FederatedData.from_clients([np.ones(3), np.zeros(5)])
-    >>> mcmc = numpyro.infer.MCMC(
-    ...     FederatedMCMCKernel(model, kernel_fn),
-    ...     num_warmup=10,
-    ...     num_samples=20,
-    ...     num_chains=2,
-    ...     chain_method="vectorized",
-    ...     progress_bar=False,
-    ... )
     >>> mcmc.run(jax.random.key(0), data)
-    >>> mcmc.get_samples(group_by_chain=True)["mean"].shape
-    (2, 20)
+    >>> mcmc.get_samples()["mean"].shape
+    (20,)
     >>> int(mcmc.get_extra_fields()["bits_up"][0])
     32
     """
@@ -225,7 +217,7 @@ class FederatedMCMCKernel(MCMCKernel):
                     "on a whitened posterior: use fedmcmc.sample."
                 )
             self._structure = structure
-        self._sample_fn = self._step
+        self._sample_fn = self._step  # NumPyro initializes a kernel again if this is None
 
     def _start(
         self, rng_key: Array, init_params: ArrayTree | None, data: FederatedData

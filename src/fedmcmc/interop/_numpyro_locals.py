@@ -32,19 +32,8 @@ def local_sites(
 ) -> tuple[tuple[str, ...], int]:
     """Return the local sites, clients' sites first, and the number of clients' sites.
 
-    Parameters
-    ----------
-    facts
-        Facts about each site.
-    names
-        Argument `local` of `from_numpyro`.
-    has_groups
-        If true, the data have groups of rows within clients; ``None`` if unknown.
-
-    Raises
-    ------
-    ValueError
-        If a name is not that of a latent site, or if there are not two levels with sites each.
+    `names` is the argument `local` of `from_numpyro`. `has_groups` is true if the data have groups
+    of rows within clients, ``None`` if this is unknown.
     """
     if names is None:
         levels = _marked_sites(facts, has_groups)
@@ -132,13 +121,7 @@ def reparametrized(
     local: tuple[str, ...],
     centered: float | Mapping[str, float],
 ) -> tuple[Callable[..., Any], tuple[str, ...]]:
-    """Return the model with its local location-scale sites reparametrized, and its local sites.
-
-    Raises
-    ------
-    ValueError
-        If `centered` is not in ``[0, 1]``, or names a site that is not local.
-    """
+    """Return the model with its local location-scale sites reparametrized, and its local sites."""
     if isinstance(centered, str):
         raise ValueError(
             "centered must be a number, or numbers by site. The best numbers depend on the data: "

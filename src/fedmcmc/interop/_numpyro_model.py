@@ -18,11 +18,9 @@ from fedmcmc.interop._numpyro_cache import Built, cached_build, recipe_of, with_
 from fedmcmc.interop._numpyro_checks import (
     check_arguments,
     check_support,
+    refuse_columns_as_clients,
     warn_of_group_effects,
     warn_of_large_outcomes,
-)
-from fedmcmc.interop._numpyro_columns import (
-    refuse_columns_as_clients,
     warn_of_unordered_outcomes,
 )
 from fedmcmc.interop._numpyro_indices import check_indices
@@ -62,19 +60,16 @@ def from_numpyro(
     Parameters
     ----------
     model
-        NumPyro model. It receives rows as keyword arguments if they are a dict, as positional
-        arguments if they are a tuple or list, otherwise as one argument, and must run on any number
-        of rows. Bind other arguments with `functools.partial`.
+        NumPyro model that runs on any number of rows. It receives rows as keyword arguments if they
+        are a dict, as positional arguments if they are a tuple or list, otherwise as one argument.
+        Bind other arguments with `functools.partial`.
     example
         One client's rows, leaves ``[n, ...]``, or their `jax.ShapeDtypeStruct`. A `FederatedData`
         stands for the rows of its client 0; checks use all clients.
     local
         Latent sites with one value per group of rows (a client, or a group of the data's
-        ``groups=``); each value stays with its owner. By default the sites with
-        ``infer={"local": True}`` and those in a plate of size one named `client`, `clients` or
-        `group`. ``{"client": [...], "group": [...]}`` gives two levels: sites with one value per
-        client and sites with one value per group, whose priors may depend on the former. See
-        docs/hierarchies.md.
+        ``groups=``), which stays with its owner. By default the sites that the model marks, see
+        docs/hierarchies.md. ``{"client": [...], "group": [...]}`` gives two levels.
     centered
         Parametrization of local location-scale sites, from 0 (a standard variable that is shifted
         and scaled) to 1 (as written): a number, or numbers by site.
@@ -89,26 +84,25 @@ def from_numpyro(
     Returns
     -------
     Posterior
-        Positions are dicts from latent site to unconstrained float array; clients share the value
+        Posterior over dicts from latent site to unconstrained float array. Clients share the value
         of each site that is not local.
 
-        - `logprior_fn`: log densities of the latent sites, the log Jacobians of their
-          transformations, and observed sites and factors that do not depend on the rows.
+        - `logprior_fn`: log densities and log Jacobians of the latent sites, and observed sites and
+          factors that do not depend on the rows.
         - `loglikelihood_fn`: the other observed sites and factors, one term per row. A model with
           local sites has `local` in its place.
-        - `constrain_fn`: latent sites in their own space and deterministic sites that do not
-          depend on the rows.
-        - `resample_fn`: draws of the observed sites in the place of the rows. ``None`` if a draw
-          would not have the distribution of the observation; `why_no_resample` holds the reason.
+        - `constrain_fn`: latent sites in their constrained space, and deterministic sites that do
+          not depend on the rows.
+        - `resample_fn`: draws of the observed sites. ``None`` if a draw would not have the
+          distribution of the observation; `why_no_resample` holds the reason.
 
         Scales and masks count as in `numpyro.infer.util.potential_energy`.
 
     Raises
     ------
     ValueError
-        If a site cannot be part of a posterior over independent rows, or if the model does not run
-        on other numbers of rows, or if a check of `check_rows` fails. The message names the site,
-        the client and the row.
+        If a site cannot be part of a posterior over independent rows, or a check fails. The message
+        names the site, and the client and the row where they are known.
     TypeError
         If the keys of the rows, or the clients of the data, do not match the model's arguments.
 
@@ -121,7 +115,7 @@ def from_numpyro(
 
     Examples
     --------
-    >>> import jax, numpyro
+    >>> import numpyro
     >>> import numpyro.distributions as dist
     >>> import numpy as np
     >>> def model(x, y):
@@ -321,6 +315,26 @@ def _build(
     def log_density(position: Position, start_rows: ArrayTree) -> Array:
         return logprior_fn(position) + jnp.sum(row_terms(position, zeros, start_rows))
 
+    def latent_fns(
+        trace_fn: Callable[[Any, Position], tracing.Trace],
+        shapes: dict[str, tuple[int, ...]],
+        prior: tuple[str, ...],
+        names: tuple[str, ...],
+    ) -> tuple[Callable[..., Array], Callable[..., dict[str, Any]]]:
+        """Return the log prior of latents, and the map to their values under `names`."""
+
+        @traced_once
+        def latent_logprior_fn(position: ArrayTree, latent: Position) -> Array:
+            return total(trace_fn(position, latent), prior)
+
+        @traced_once
+        def latent_constrain_fn(position: ArrayTree, latent: Position) -> dict[str, Any]:
+            sites = trace_fn(position, latent)
+            return {name: sites[name]["value"] for name in names}
+
+        vars(latent_logprior_fn)["sites"] = _listed(shapes)
+        return latent_logprior_fn, latent_constrain_fn
+
     def local_of(
         level: Structure, split: Callable[[ArrayTree], tuple[Position, Position]]
     ) -> Local:
@@ -330,13 +344,12 @@ def _build(
             shared, client_latent = split(position)
             return trace(shared, any_row, {**client_latent, **latent})
 
-        @traced_once
-        def local_logprior_fn(position: ArrayTree, latent: Position) -> Array:
-            return total(local_trace(position, latent), level.local_prior)
-
-        vars(local_logprior_fn).update(
-            sites=_listed(level.local_shapes), distributions=level.distributions
+        shapes = level.local_shapes
+        names = _constrained_names(level)
+        local_logprior_fn, local_constrain_fn = latent_fns(
+            local_trace, shapes, level.local_prior, names
         )
+        vars(local_logprior_fn)["distributions"] = level.distributions
 
         def local_loglikelihood_fn(
             position: ArrayTree, latents: Position, batch: ArrayTree
@@ -350,50 +363,28 @@ def _build(
             return jax.vmap(term)(latents, batch)
 
         vars(local_loglikelihood_fn)["weighted_fn"] = weighted_fn
-
-        @traced_once
-        def local_constrain_fn(position: ArrayTree, latent: Position) -> dict[str, Any]:
-            sites = local_trace(position, latent)
-            return {name: sites[name]["value"] for name in _constrained_names(level)}
-
-        like = Shapes(position_shapes(level.local_shapes))
         return Local(
             local_logprior_fn,
             local_loglikelihood_fn,
-            like,
+            Shapes(position_shapes(shapes)),
             local_constrain_fn,
             prior_spread_fn=spread_fns[1],
         )
 
     def client_of(inner: Structure) -> ClientLatent:
         """Return the functions of the sites with one value per client."""
-        shapes = {
-            name: shape
-            for name, shape in structure.local_shapes.items()
-            if name not in inner.local_shapes
-        }
         group_zeros = {name: zeros[name] for name in inner.local_shapes}
-        prior_names = tuple(x for x in structure.local_prior if x not in inner.local_prior)
-        group_names = _constrained_names(inner)
+
+        def client_trace(position: Position, latent: Position) -> tracing.Trace:
+            return trace(position, any_row, {**group_zeros, **latent})
+
+        local_shapes, group_names = structure.local_shapes, _constrained_names(inner)
+        shapes = {name: x for name, x in local_shapes.items() if name not in inner.local_shapes}
+        prior = tuple(x for x in structure.local_prior if x not in inner.local_prior)
         names = tuple(x for x in _constrained_names(structure) if x not in group_names)
-
-        @traced_once
-        def client_logprior_fn(position: Position, latent: Position) -> Array:
-            return total(trace(position, any_row, {**group_zeros, **latent}), prior_names)
-
-        vars(client_logprior_fn)["sites"] = _listed(shapes)
-
-        @traced_once
-        def client_constrain_fn(position: Position, latent: Position) -> dict[str, Any]:
-            sites = trace(position, any_row, {**group_zeros, **latent})
-            return {name: sites[name]["value"] for name in names}
-
-        return ClientLatent(
-            client_logprior_fn,
-            Shapes(position_shapes(shapes)),
-            client_constrain_fn,
-            prior_spread_fn=spread_fns[0],
-        )
+        logprior_fn, constrain_fn = latent_fns(client_trace, shapes, prior, names)
+        like = Shapes(position_shapes(shapes))
+        return ClientLatent(logprior_fn, like, constrain_fn, prior_spread_fn=spread_fns[0])
 
     local = None
     if inner is not None:

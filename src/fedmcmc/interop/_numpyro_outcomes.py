@@ -106,22 +106,10 @@ def find_outcomes(
 ) -> tuple[Outcomes | None, str]:
     """Return observed sites in an order in which they can be drawn, and the leaf of each.
 
-    Parameters
-    ----------
-    model, rows, shapes
-        NumPyro model, its rows, and the unconstrained shapes of its latent sites.
-    values, why_not
-        Nodes and `why_not_drawable` of all sites, traced on ``COUNTS[0]`` rows with `tracer`.
-    observed
-        Names of the observed sites.
-
-    Returns
-    -------
-    tuple
-        Sites with their leaves and an empty string; ``None`` and the reason, a clause, if outcomes
-        cannot be drawn.
+    If outcomes cannot be drawn, return ``None`` and the reason, a clause. `values` and `why_not`
+    are nodes and `why_not_drawable` of all sites, traced on ``COUNTS[0]`` rows with `tracer`.
     """
-    leaf_ids = {node: i for i, node in enumerate(tracer.inputs(labels_of((), (), rows)))}
+    leaf_ids = {node: i for i, node in enumerate(tracer.inputs(labels_of({}, (), rows)))}
     leaf_of: dict[str, int] = {}
     for name in observed:
         if why_not[name]:

@@ -61,21 +61,7 @@ def check_terms(
 ) -> None:
     """Raise if a row's term depends on other rows of its batch; warn of invalid parameters.
 
-    Parameters
-    ----------
-    model, structure
-        NumPyro model and its structure.
-    rows, data
-        All rows, and the data that they belong to, if any.
-    is_real
-        If false, `rows` only have the shapes of rows.
-    compiled
-        Programs of earlier calls; this function adds its own.
-
-    Raises
-    ------
-    ValueError
-        With the row, its term alone and its term in a batch.
+    If not `is_real`, `rows` only have the shapes of rows. Programs in `compiled` are reused.
     """
 
     @jax.jit

@@ -107,19 +107,7 @@ def find_structure(
 ) -> Structure:
     """Return the roles of the sites of `model`, or raise if a site does not fit.
 
-    Parameters
-    ----------
-    model, rows
-        NumPyro model, and the rows of an example.
-    facts
-        Facts about its sites, from `facts_of`.
-    local
-        Latent sites with one value per group.
-
-    Raises
-    ------
-    ValueError
-        If a site does not fit; the message names it.
+    `facts` are the facts about its sites on `rows`; `local` are the sites with one value per group.
     """
     _check_sites(facts)
     fewer, more = (_facts_at(model, rows, count, facts, local) for count in COUNTS)
@@ -190,7 +178,7 @@ def _outputs(
 
     arguments = (position_shapes(shapes), params, row_shapes(rows, count))
     closed, (values, log_probs) = jax.make_jaxpr(run, return_shape=True)(*arguments)
-    nodes = iter(tracer.outputs(closed, labels_of(*arguments, local=local)))
+    nodes = iter(tracer.outputs(closed, labels_of(*arguments, local)))
     value = {name: [next(nodes) for _ in jax.tree.leaves(v)] for name, v in values.items()}
     log_prob = {name: next(nodes) for name in log_probs}
     shape = {name: struct.shape for name, struct in log_probs.items()}
