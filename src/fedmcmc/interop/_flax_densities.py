@@ -81,9 +81,9 @@ class Likelihood(NamedTuple):
     Attributes
     ----------
     term
-        ``(outputs, outcome, *numbers) -> [n, ...]``, log densities.
+        ``(outputs, outcome, *scales) -> [n, ...]``, log densities.
     draw
-        ``(rng_key, outputs, shape, *numbers) -> outcome``.
+        ``(rng_key, outputs, shape, *scales) -> outcome``.
     mean
         ``outputs -> outputs``.
     check

@@ -21,7 +21,6 @@ from numpyro.primitives import Messenger
 from fedmcmc._types import ArrayTree, Posterior, refuse_unstorable
 from fedmcmc.interop import _numpyro_trace as tracing
 from fedmcmc.interop._dependence import NO_FLAGS, Tracer
-from fedmcmc.interop._numpyro_inputs import COUNTS, position_shapes, row_shapes
 from fedmcmc.interop._numpyro_structure import Structure
 
 MAX_PROGRAMS = 8
@@ -213,7 +212,10 @@ def _program_key(
                 classes.append((name, type(fn)))
         return values, parameters
 
-    shapes = position_shapes(structure.latent_shapes), row_shapes(rows, COUNTS[0])
+    shapes = (
+        tracing.position_shapes(structure.latent_shapes),
+        tracing.row_shapes(rows, tracing.COUNTS[0]),
+    )
     closed = jax.make_jaxpr(run)(*shapes)
     tracer = Tracer()
     labels: list[Any] = [((i, str(x)), NO_FLAGS) for i, x in enumerate(closed.in_avals)]

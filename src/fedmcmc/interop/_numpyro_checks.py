@@ -14,7 +14,6 @@ from fedmcmc._types import ArrayTree
 from fedmcmc.data import FederatedData, values_of, warn_caller
 from fedmcmc.interop import _numpyro_trace as tracing
 from fedmcmc.interop._dependence import NO_FLAGS, output_flags
-from fedmcmc.interop._numpyro_inputs import position_shapes
 from fedmcmc.interop._numpyro_structure import Structure
 from fedmcmc.interop._rows import describe_row
 
@@ -91,7 +90,7 @@ def check_support(
     Masked sites and supports that depend on the latent sites are not checked. Programs in
     `compiled` are reused.
     """
-    shapes = position_shapes(structure.latent_shapes)
+    shapes = tracing.position_shapes(structure.latent_shapes)
 
     def tables_at(position: ArrayTree, rows: ArrayTree) -> dict[str, tuple[Array, Array]]:
         trace = tracing.trace_at(model, rows, position)
@@ -157,7 +156,7 @@ def warn_of_group_effects(
         by_site = {name: getattr(trace[name]["fn"], "scale", None) for name in scalars}
         return {name: jnp.asarray(scale) for name, scale in by_site.items() if scale is not None}
 
-    shapes = position_shapes(structure.latent_shapes)
+    shapes = tracing.position_shapes(structure.latent_shapes)
     site_flags = {name: frozenset({name}) for name in shapes}
     flags = output_flags(scales, (shapes, rows), (site_flags, NO_FLAGS))
     unmarked = {name: reached - {name} for name, reached in flags.items() if reached - {name}}
@@ -179,7 +178,7 @@ def warn_of_large_outcomes(
     compiled: dict[str, Callable[..., Any]],
 ) -> None:
     """Warn if outcomes in single precision are so large that too few digits distinguish groups."""
-    shapes = position_shapes(structure.latent_shapes)
+    shapes = tracing.position_shapes(structure.latent_shapes)
     zeros = {name: jnp.zeros(shape.shape, shape.dtype) for name, shape in shapes.items()}
 
     def largest_outcomes(rows: ArrayTree) -> dict[str, Array]:
@@ -229,7 +228,7 @@ def warn_of_unordered_outcomes(
             if type(tracing.bare(trace[name]["fn"])).__name__.startswith(ORDINAL)
         }
 
-    arguments = (position_shapes(structure.latent_shapes), rows)
+    arguments = (tracing.position_shapes(structure.latent_shapes), rows)
     treedef = jax.tree.structure(rows)
     column_flags = jax.tree.unflatten(treedef, [frozenset({i}) for i in range(len(names))])
     flags = output_flags(ordinal_values, arguments, (NO_FLAGS, column_flags))

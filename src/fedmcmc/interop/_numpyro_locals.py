@@ -14,7 +14,6 @@ from numpyro.infer.reparam import LocScaleReparam
 from fedmcmc._types import ArrayTree
 from fedmcmc.interop import _numpyro_trace as tracing
 from fedmcmc.interop._dependence import NO_FLAGS, output_flags
-from fedmcmc.interop._numpyro_inputs import position_shapes
 from fedmcmc.interop._numpyro_structure import Facts, Structure
 
 LOCAL_PLATES = ("client", "clients", "group")
@@ -165,7 +164,7 @@ def prior_spread(
             fns = [tracing.bare(trace[name]["fn"]) for name in names]
             return [getattr(fn, x) for fn in fns for x in sorted(fn.arg_constraints) if x != "loc"]
 
-        shapes = position_shapes(structure.latent_shapes)
+        shapes = tracing.position_shapes(structure.latent_shapes)
         flags = output_flags(parameters, (shapes,), ({name: frozenset({name}) for name in shapes},))
         reached = NO_FLAGS.union(*jax.tree.leaves(flags))
         return tuple(name for name in structure.shared_shapes if name in reached)

@@ -24,7 +24,6 @@ from fedmcmc.interop._numpyro_checks import (
     warn_of_unordered_outcomes,
 )
 from fedmcmc.interop._numpyro_indices import check_indices
-from fedmcmc.interop._numpyro_inputs import position_shapes
 from fedmcmc.interop._numpyro_locals import (
     DECENTERED,
     local_sites,
@@ -44,6 +43,7 @@ MAX_START_ROWS = 256
 MAX_STARTS = 100
 
 Position = dict[str, Any]
+SpreadFn = Callable[[Array], dict[str, Array]]
 
 
 def from_numpyro(
@@ -150,7 +150,7 @@ def from_numpyro(
             model, facts = shifted, facts_of(shifted, rows)
             structure, inner = _structures(model, rows, facts, sites, num_client_sites)
     except (TypeError, jax.errors.JAXTypeError) as error:
-        error.add_note(f"from_numpyro called the model with {_arguments(rows)}, traced by JAX.")
+        error.add_note(f"from_numpyro called the model with {_describe_call(rows)}, traced by JAX.")
         raise
     except ValueError as error:
         for name in absent:
@@ -177,7 +177,7 @@ def from_numpyro(
             posterior.logprior_fn.unmarked_local = unmarked  # type: ignore[attr-defined]
         check_terms(model, structure, all_rows, data, is_real, built.compiled)
         if is_real:
-            shapes = position_shapes(structure.shared_shapes)
+            shapes = tracing.position_shapes(structure.shared_shapes)
             check_indices(posterior, all_rows, partial(describe_row, data=data), shapes)
     return posterior
 
@@ -199,15 +199,12 @@ def _structures(
     return structure, find_structure(model, rows, facts, sites[num_client_sites:])
 
 
-def _arguments(rows: ArrayTree) -> str:
+def _describe_call(rows: ArrayTree) -> str:
     if isinstance(rows, dict):
         return f"keyword arguments {list(rows)}"
     if isinstance(rows, (tuple, list)):
         return f"{len(rows)} positional arguments"
     return "one positional argument"
-
-
-SpreadFn = Callable[[Array], dict[str, Array]]
 
 
 def _spreads(
@@ -283,7 +280,7 @@ def _build(
             sites = trace(position, batch)
             weighted.extend(x for x in structure.likelihood if not tracing.has_unit_scale(sites[x]))
 
-        jax.eval_shape(run, position_shapes(structure.shared_shapes), any_row)
+        jax.eval_shape(run, tracing.position_shapes(structure.shared_shapes), any_row)
         return tuple(weighted)
 
     vars(loglikelihood_fn)["weighted_fn"] = weighted_fn
@@ -366,7 +363,7 @@ def _build(
         return Local(
             local_logprior_fn,
             local_loglikelihood_fn,
-            Shapes(position_shapes(shapes)),
+            Shapes(tracing.position_shapes(shapes)),
             local_constrain_fn,
             prior_spread_fn=spread_fns[1],
         )
@@ -383,7 +380,7 @@ def _build(
         prior = tuple(x for x in structure.local_prior if x not in inner.local_prior)
         names = tuple(x for x in _constrained_names(structure) if x not in group_names)
         logprior_fn, constrain_fn = latent_fns(client_trace, shapes, prior, names)
-        like = Shapes(position_shapes(shapes))
+        like = Shapes(tracing.position_shapes(shapes))
         return ClientLatent(logprior_fn, like, constrain_fn, prior_spread_fn=spread_fns[0])
 
     local = None

@@ -11,7 +11,7 @@ from numpyro import distributions as dist
 from fedmcmc._types import ArrayTree
 from fedmcmc.interop import _numpyro_trace as tracing
 from fedmcmc.interop._dependence import Node, Tracer
-from fedmcmc.interop._numpyro_inputs import COUNTS, labels_of, position_shapes, row_shapes
+from fedmcmc.interop._numpyro_trace import COUNTS
 
 _CENSORED = (
     dist.LeftCensoredDistribution,
@@ -109,7 +109,7 @@ def find_outcomes(
     If outcomes cannot be drawn, return ``None`` and the reason, a clause. `values` and `why_not`
     are nodes and `why_not_drawable` of all sites, traced on ``COUNTS[0]`` rows with `tracer`.
     """
-    leaf_ids = {node: i for i, node in enumerate(tracer.inputs(labels_of({}, (), rows)))}
+    leaf_ids = {node: i for i, node in enumerate(tracer.inputs(tracing.labels_of({}, (), rows)))}
     leaf_of: dict[str, int] = {}
     for name in observed:
         if why_not[name]:
@@ -130,7 +130,7 @@ def find_outcomes(
             draws[site_name] = value, _mask_of(trace[site_name]["fn"])
         return draws
 
-    position, batch = position_shapes(shapes), row_shapes(rows, COUNTS[0])
+    position, batch = tracing.position_shapes(shapes), tracing.row_shapes(rows, COUNTS[0])
     # An error here only means that outcomes cannot be drawn; the model may still be fitted.
     try:
         closed, draws = jax.make_jaxpr(draw, return_shape=True)(position, batch)
@@ -147,7 +147,7 @@ def find_outcomes(
                 f"a draw of site {name!r} on {COUNTS[0]} rows has shape {draws[name][0].shape}, "
                 f"and the observed value has shape {leaves[leaf].shape}"
             )
-    nodes = iter(tracer.outputs(closed, labels_of(position, (), batch)))
+    nodes = iter(tracer.outputs(closed, tracing.labels_of(position, (), batch)))
     dependencies: dict[str, frozenset[Any]] = {}
     for name in sorted(draws):  # the order of the leaves of a dict
         draw_flags, *mask_flags = (next(nodes).flags for _ in jax.tree.leaves(draws[name]))

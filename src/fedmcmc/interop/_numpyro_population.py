@@ -11,7 +11,6 @@ from numpyro import distributions as dist
 from fedmcmc._types import ArrayTree, LatentSums, Population, Static
 from fedmcmc.interop import _numpyro_trace as tracing
 from fedmcmc.interop._dependence import NO_FLAGS, output_flags
-from fedmcmc.interop._numpyro_inputs import position_shapes
 from fedmcmc.interop._numpyro_structure import Structure
 
 Position = dict[str, Any]
@@ -30,8 +29,8 @@ def population_of(
     ``(position, latent, rows) -> [num_rows]``, the log likelihood of each row.
     """
     shared, local = (
-        position_shapes(structure.shared_shapes),
-        position_shapes(structure.local_shapes),
+        tracing.position_shapes(structure.shared_shapes),
+        tracing.position_shapes(structure.local_shapes),
     )
     if set(structure.local_prior) != set(structure.local_shapes):
         return None  # a Jacobian, or a factor

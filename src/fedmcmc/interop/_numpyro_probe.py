@@ -14,7 +14,6 @@ from fedmcmc._types import ArrayTree
 from fedmcmc.data import FederatedData, warn_caller
 from fedmcmc.interop import _numpyro_trace as tracing
 from fedmcmc.interop._numpyro_batches import BATCH_SIZE, Batch, batches_of
-from fedmcmc.interop._numpyro_inputs import position_shapes, row_shapes
 from fedmcmc.interop._numpyro_structure import SURVIVAL_ADVICE, Structure
 from fedmcmc.interop._rows import ROW_TOLERANCE, describe_row
 
@@ -156,8 +155,8 @@ def _check_one_row(
             lambda position, rows: tracing.row_terms(
                 tracing.trace_at(model, rows, position), structure.likelihood
             ),
-            position_shapes(structure.latent_shapes),
-            row_shapes(rows, 1),
+            tracing.position_shapes(structure.latent_shapes),
+            tracing.row_shapes(rows, 1),
         )
     except Exception:
         raise ValueError(

@@ -22,15 +22,8 @@ from fedmcmc.interop._numpyro_improper import (
     nonfinite_parameters,
     sites_masked_out,
 )
-from fedmcmc.interop._numpyro_inputs import (
-    COUNTS,
-    LOCAL,
-    PARAMS,
-    labels_of,
-    position_shapes,
-    row_shapes,
-)
 from fedmcmc.interop._numpyro_outcomes import find_outcomes, why_not_drawable
+from fedmcmc.interop._numpyro_trace import COUNTS, LOCAL, PARAMS
 
 SURVIVAL_ADVICE = (
     " A Cox partial likelihood is such a factor: its risk sets compare each row with the others. "
@@ -176,9 +169,9 @@ def _outputs(
                     factors.add(name)
         return values, log_probs
 
-    arguments = (position_shapes(shapes), params, row_shapes(rows, count))
+    arguments = (tracing.position_shapes(shapes), params, tracing.row_shapes(rows, count))
     closed, (values, log_probs) = jax.make_jaxpr(run, return_shape=True)(*arguments)
-    nodes = iter(tracer.outputs(closed, labels_of(*arguments, local)))
+    nodes = iter(tracer.outputs(closed, tracing.labels_of(*arguments, local)))
     value = {name: [next(nodes) for _ in jax.tree.leaves(v)] for name, v in values.items()}
     log_prob = {name: next(nodes) for name in log_probs}
     shape = {name: struct.shape for name, struct in log_probs.items()}
@@ -353,7 +346,7 @@ def _facts_at(
     """Return facts about the model on `count` rows, after comparing its sites with `facts`."""
     num_rows = jax.tree.leaves(rows)[0].shape[0]
     try:
-        facts_at_count = facts_of(model, row_shapes(rows, count))
+        facts_at_count = facts_of(model, tracing.row_shapes(rows, count))
     except Exception as error:
         plates = [name for name, site in facts.items() if site.get("size") == num_rows]
         inside = [n for n, s in facts.items() if s["latent"] and set(s["plates"]) & set(plates)]

@@ -15,6 +15,10 @@ from numpyro.distributions import biject_to
 
 from fedmcmc._types import ArrayTree
 
+COUNTS = (11, 13)
+"""Two numbers of rows for traces, chosen so that no model is likely to use them as constants."""
+ROWS, PARAMS, LOCAL = "rows", "params", "local"
+"""Flags of values that depend on rows, on a `numpyro.param` and on local sites."""
 Trace = dict[str, dict[str, Any]]
 
 
@@ -201,3 +205,30 @@ def draw_site(rng_key: Array, site: dict[str, Any]) -> Array:
     if batch_shape != fn.batch_shape:
         fn = fn.expand(batch_shape)
     return fn.sample(rng_key)
+
+
+def position_shapes(shapes: dict[str, tuple[int, ...]]) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the shapes and dtypes of a position from the shapes of its sites."""
+    dtype = jnp.result_type(float)
+    return {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape in shapes.items()}
+
+
+def row_shapes(rows: ArrayTree, count: int) -> ArrayTree:
+    """Return the shapes and dtypes of `count` rows."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), rows)
+
+
+def labels_of(
+    position: dict[str, Any], params: ArrayTree, rows: ArrayTree, local: tuple[str, ...] = ()
+) -> list[tuple[Any, frozenset]]:
+    """Return labels and flags of the flat inputs of a trace.
+
+    Each leaf of rows has two flags, `ROWS` and its own index.
+    """
+    labels: list[tuple[Any, frozenset]] = [
+        (("position", name), frozenset({LOCAL} if name in local else ()))
+        for name in sorted(position)
+    ]
+    labels += [((PARAMS, i), frozenset({PARAMS})) for i, _ in enumerate(jax.tree.leaves(params))]
+    labels += [((ROWS, i), frozenset({ROWS, i})) for i, _ in enumerate(jax.tree.leaves(rows))]
+    return labels

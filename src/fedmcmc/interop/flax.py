@@ -118,11 +118,11 @@ def from_flax(
     position, outputs = check_call(network, shapes, columns.arguments(rows))
     if not callable(likelihood):
         check_name(likelihood)
-    numbers: tuple[Array, ...] = ()
+    scales: tuple[Array, ...] = ()
     if likelihood == "gaussian":
         if noise_scale is None:
             raise ValueError("likelihood='gaussian' needs a noise_scale.")
-        numbers = (positive(noise_scale, rows[outcome].shape[1:], "noise_scale"),)
+        scales = (positive(noise_scale, rows[outcome].shape[1:], "noise_scale"),)
     elif noise_scale is not None:
         raise ValueError(f"noise_scale belongs to likelihood='gaussian', not {likelihood!r}.")
     setup = Static(Setup(network, columns))
@@ -130,8 +130,8 @@ def from_flax(
         terms, draw = Partial(_custom_terms, setup, as_functions(likelihood)), None
     else:
         LIKELIHOODS[likelihood].check(outputs, rows[outcome])
-        terms = Partial(_terms, setup, Static(likelihood), numbers)
-        draw = Partial(_resample, setup, Static(likelihood), numbers)
+        terms = Partial(_terms, setup, Static(likelihood), scales)
+        draw = Partial(_resample, setup, Static(likelihood), scales)
     posterior = Posterior(
         logprior_fn=Partial(logprior, prior_scales(prior_scale, position)),
         loglikelihood_fn=terms,
@@ -184,13 +184,13 @@ def predictive(
 def _terms(
     setup: Static[Setup],
     name: Static[Name],
-    numbers: tuple[Array, ...],
+    scales: tuple[Array, ...],
     position: ArrayTree,
     batch: Any,
 ) -> Array:
     outputs = setup.value.real_outputs(position, batch)
     outcome = batch[setup.value.columns.outcome]
-    terms = LIKELIHOODS[name.value].term(outputs, outcome, *numbers)
+    terms = LIKELIHOODS[name.value].term(outputs, outcome, *scales)
     return jnp.sum(terms, axis=tuple(range(1, terms.ndim)))
 
 
@@ -203,7 +203,7 @@ def _custom_terms(
 def _resample(
     setup: Static[Setup],
     name: Static[Name],
-    numbers: tuple[Array, ...],
+    scales: tuple[Array, ...],
     rng_key: Array,
     position: ArrayTree,
     batch: Any,
@@ -211,7 +211,7 @@ def _resample(
     columns = setup.value.columns
     outputs = setup.value.real_outputs(position, batch)
     shape = batch[columns.outcome].shape
-    outcome = LIKELIHOODS[name.value].draw(rng_key, outputs, shape, *numbers)
+    outcome = LIKELIHOODS[name.value].draw(rng_key, outputs, shape, *scales)
     return columns.replace_outcome(batch, outcome)
 
 
