@@ -94,7 +94,7 @@ class Tracer:
 
 
 def called_jaxpr(eqn: Any) -> tuple[Any, Sequence[Any]] | None:
-    """Return the jaxpr and the constants of a function that is only called, otherwise ``None``."""
+    """Return the jaxpr and the constants of a call, such as `jit`; ``None`` for other equations."""
     if eqn.primitive.name not in _CALLS:
         return None
     for value in eqn.params.values():

@@ -25,7 +25,7 @@ def logprior(scales: ArrayTree, position: ArrayTree) -> Array:
 
 
 def _normal(x: Array, scale: Array) -> Array:
-    # All entries of a scale that broadcasts count equally often, so their mean is exact.
+    # All entries of a scale that broadcasts count equally often, so a mean replaces their sum.
     constant = x.size * (0.5 * math.log(2 * math.pi) + jnp.mean(jnp.log(scale)))
     return -0.5 * jnp.sum((x / scale) ** 2) - constant.astype(x.dtype)
 

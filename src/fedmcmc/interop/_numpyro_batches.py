@@ -50,8 +50,8 @@ def batches_of(rows: ArrayTree, data: FederatedData | None, is_real: bool = True
     batches = []
     for numbers, batch_places in zip(chosen, np.split(places, ends), strict=True):
 
-        def fill(real: np.ndarray, made: np.ndarray, places: np.ndarray = batch_places) -> Any:
-            return np.concatenate([real[places], made[len(places) :]])
+        def fill(real: np.ndarray, filler: np.ndarray, places: np.ndarray = batch_places) -> Any:
+            return np.concatenate([real[places], filler[len(places) :]])
 
         batches.append(
             Batch(

@@ -29,7 +29,7 @@ _ATTRIBUTE = "_fedmcmc_programs"
 
 
 class Built(NamedTuple):
-    """Posterior without `init_fn`, compiled ``(rng_key, rows) -> position``, compiled checks."""
+    """Posterior without `init_fn`, compiled ``(rng_key, rows) -> start``, and compiled checks."""
 
     posterior: Posterior
     start_fn: Callable[..., Any]
@@ -148,13 +148,12 @@ def _is_same_call(built: Built, recipe: Recipe) -> bool:
 def with_starts(built: Built, rows: ArrayTree) -> Posterior:
     """Return the posterior with an `init_fn` that checks starts with `rows`."""
     logprior_fn: Any = built.posterior.logprior_fn
-    start_fn = functools.partial(_start, built.start_fn, rows)
-    init_fn = ModelFunction(start_fn, logprior_fn._origin, ("init_fn",))
+
+    def start(rng_key: Any) -> Any:
+        return built.start_fn(rng_key, rows)
+
+    init_fn = ModelFunction(start, logprior_fn._origin, ("init_fn",))
     return built.posterior._replace(init_fn=init_fn)
-
-
-def _start(start_fn: Callable[..., Any], rows: ArrayTree, rng_key: Any) -> Any:
-    return start_fn(rng_key, rows)
 
 
 def _with_origin(built: Built, recipe: Recipe) -> Built:
@@ -191,7 +190,7 @@ def _program_key(
     inner: Structure | None,
     rows: ArrayTree,
 ) -> Hashable:
-    """Return a digest of the traced model with the classes of its distributions.
+    """Return a key of the traced model: a digest, and the classes of its distributions.
 
     Constants are part of the program: a variable of a closure, a global, a default or an argument
     of `functools.partial` changes the digest if the model's densities depend on it. ``None`` if the

@@ -27,11 +27,11 @@ from fedmcmc.runs import as_consortium
 def centering(posterior: Posterior, data: Any, position: ArrayTree) -> dict[str, float]:
     """Return the best parametrization of local sites, for ``from_numpyro(..., centered=)``.
 
-    The number of a site is near one (written as it is) if the rows of its groups determine their
-    effects well compared with the population, and near zero (a standard variable that is shifted
-    and scaled) if they do not. It minimizes the dependence between the population's location and
-    the latents that a kernel moves, and with it the error of `fedmcmc.lsd` with ``refresh=``. It
-    makes no difference to `fedmcmc.marginal` and `fedmcmc.fit`; `fedmcmc.fed_gibbs` needs
+    A site's number is near one (no reparametrization) if the rows of its groups determine their
+    effects well compared with the population, otherwise near zero (a standard variable that is
+    shifted and scaled). It minimizes the dependence between the population's location and the
+    latents that a kernel moves, and with it the error of `fedmcmc.lsd` with ``refresh=``. It makes
+    no difference to `fedmcmc.marginal` and `fedmcmc.fit`; `fedmcmc.fed_gibbs` needs
     ``centered=1.0``.
 
     Parameters

@@ -16,6 +16,7 @@ from fedmcmc.interop import _numpyro_trace as tracing
 from fedmcmc.interop._dependence import NO_FLAGS, output_flags
 from fedmcmc.interop._numpyro_structure import Structure
 from fedmcmc.interop._rows import describe_row
+from fedmcmc.pytrees import trees
 
 ORDINAL = "Ordered"
 """Prefix of the names of ordinal distributions."""
@@ -27,7 +28,7 @@ MAX_FLOAT32_OUTCOME = 1e4
 def refuse_columns_as_clients(model: Callable[..., Any], data: FederatedData) -> None:
     """Raise `TypeError` if the labels of the clients are names of the model's arguments.
 
-    A dictionary of columns was then interpreted as a dictionary of clients with one array each.
+    Such labels mean that a dictionary of columns was interpreted as a dictionary of clients.
     """
     rows, labels = values_of(data.rows), data.labels
     if len(jax.tree.leaves(rows)) != 1 or rows is not jax.tree.leaves(rows)[0]:
@@ -48,9 +49,9 @@ def refuse_columns_as_clients(model: Callable[..., Any], data: FederatedData) ->
 
 
 def check_arguments(model: Callable[..., Any], rows: ArrayTree) -> tuple[str, ...]:
-    """Return the model's arguments with a default that are no keys of `rows`, a dict.
+    """Return the names of the model's arguments that `rows`, a dict, lack and that have a default.
 
-    Raise if a key is no argument, or if an argument without a default is no key.
+    Raise if the rows lack an argument without a default, or have a key that is no argument.
     """
     if not isinstance(rows, dict):
         return ()
@@ -101,7 +102,7 @@ def check_support(
     fixed = [name for name, pair in flags.items() if not pair[0] | pair[1]]
     if not fixed:
         return
-    zeros = {name: jnp.zeros(shape.shape, shape.dtype) for name, shape in shapes.items()}
+    zeros = trees.zeros_like(shapes)
 
     def fixed_tables(rows: ArrayTree) -> dict[str, tuple[Array, Array]]:
         tables = tables_at(zeros, rows)
@@ -124,7 +125,7 @@ def _outside(site: dict[str, Any], axis: int) -> tuple[Array, Array] | None:
     fn, value = site["fn"], jnp.asarray(site["value"])
     if tracing.is_factor(site) or tracing.is_masked(fn):
         return None
-    # The bounds of an interval may lie outside, as for a time between 0 and 1.
+    # A censoring interval may start outside the support, such as a positive time between 0 and 1.
     if isinstance(tracing.bare(fn), dist.IntervalCensoredDistribution):
         return None
     try:
@@ -178,8 +179,7 @@ def warn_of_large_outcomes(
     compiled: dict[str, Callable[..., Any]],
 ) -> None:
     """Warn if outcomes in single precision are so large that too few digits distinguish groups."""
-    shapes = tracing.position_shapes(structure.latent_shapes)
-    zeros = {name: jnp.zeros(shape.shape, shape.dtype) for name, shape in shapes.items()}
+    zeros = trees.zeros_like(tracing.position_shapes(structure.latent_shapes))
 
     def largest_outcomes(rows: ArrayTree) -> dict[str, Array]:
         trace = tracing.trace_at(model, rows, zeros)

@@ -12,6 +12,7 @@ from numpyro.distributions import constraints
 from fedmcmc._types import ArrayTree
 from fedmcmc.interop import _numpyro_trace as tracing
 from fedmcmc.interop._dependence import output_flags
+from fedmcmc.pytrees import trees
 
 _BOUNDED = tuple(
     type(support)
@@ -60,8 +61,7 @@ def sites_masked_out(
         ]
 
     flags = output_flags(are_unmasked, (shapes,), (frozenset({"rows"}),))
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    unmasked = jax.jit(are_unmasked)(zeros)
+    unmasked = jax.jit(are_unmasked)(trees.zeros_like(shapes))
     return {
         name
         for name, reached, is_unmasked in zip(names, flags, unmasked, strict=True)

@@ -7,7 +7,7 @@ does not change (as within ``jnp.where(k < 3, v[k], 0)``), the index does no har
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
@@ -49,7 +49,7 @@ class BadIndex:
     num_bad: int
 
     def describe(self, row: str) -> str:
-        """Return an error message; `row` is the position of the row in words."""
+        """Return an error message; `row` is a description of the row."""
         columns = ", ".join(f"{name} = {value}" for name, value in self.columns.items())
         index = "an index" if self.index is None else f"index {self.index}"
         count = f" {self.num_bad} rows have this problem." if self.num_bad > 1 else ""
@@ -101,13 +101,13 @@ def find_bad_index(terms_fn: TermsFn, position: ArrayTree, rows: ArrayTree) -> B
             row = int(is_changed.argmax())
             axis = 0 if culprit.counts is None else int(culprit.counts.argmax())
             columns = {names[i]: np.asarray(leaves[i])[row] for i in sorted(culprit.columns)}
-            bad = BadIndex(row, columns, None, culprit.lengths[axis], int(is_changed.sum()))
             if len(leaves[0]) > 1:
                 single = jax.tree.map(itemgetter(slice(row, row + 1)), rows)
                 bad_alone = find_bad_index(terms_fn, position, single)
-                return replace(bad, index=None if bad_alone is None else bad_alone.index)
-            index = None if culprit.counts is None else int(culprit.indices[axis])
-            return replace(bad, index=index)
+                index = None if bad_alone is None else bad_alone.index
+            else:
+                index = None if culprit.counts is None else int(culprit.indices[axis])
+            return BadIndex(row, columns, index, culprit.lengths[axis], int(is_changed.sum()))
     return None
 
 
@@ -135,12 +135,11 @@ def _changed_rows(
         return jnp.asarray(result.value), [(x.counts, x.indices) for x in new]
 
     results = [terms(point, leaves, jnp.asarray(i)) for i in range(len(SUBSTITUTES))]
-    reference, *variants = (np.asarray(result[0]) for result in results)
-    is_changed = np.zeros(reference.shape, bool)
-    for variant in variants:
-        with np.errstate(invalid="ignore"):
-            is_changed |= np.abs(reference - variant) > TOLERANCE * (1 + np.abs(reference))
-        is_changed |= np.isfinite(reference) != np.isfinite(variant)
+    values = np.stack([result[0] for result in results])
+    is_finite = np.isfinite(values)
+    with np.errstate(invalid="ignore"):
+        is_far = np.abs(values - values[0]) > TOLERANCE * (1 + np.abs(values[0]))
+    is_changed = (is_far | (is_finite != is_finite[0])).any(axis=0)
     if target is not None:
         return is_changed, target
     new = [x for x in walks[0].lookups if x.id not in counted_ids]
@@ -192,8 +191,9 @@ class _Walk:
     """Evaluation of a jaxpr that lists lookups and replaces elements outside of their arrays.
 
     `substitute` is the index of the replacement in `SUBSTITUTES`. Elements of the lookup `target`
-    are replaced, by default elements of all lookups but `counted`: these are in loops, or their
-    indices come from loops. `has_hidden` becomes true if loops with lookups are not evaluated.
+    are replaced. By default elements of all lookups except for `counted` are replaced: lookups in
+    loops, and lookups at indices that loops compute. `has_hidden` becomes true if the walk skips a
+    loop with lookups.
     """
 
     def __init__(
@@ -279,27 +279,21 @@ class _Walk:
         labels = [x.columns for x in inputs]
         self.depth += 1
         if eqn.primitive.name == "cond":
-
-            def branch(closed: Any) -> Callable[..., list[Any]]:
-                return lambda *args: self.values_of(closed, args, labels[1:])
-
-            branches = [branch(closed) for closed in params["branches"]]
+            branches = [self.function_of(closed, labels[1:]) for closed in params["branches"]]
             results = jax.lax.switch(values[0], branches, *values[1:])
         elif eqn.primitive.name == "scan":
-            consts, carried = params["num_consts"], params["num_carry"]
-            split = consts + carried
-            body_labels = _loop_labels(params["jaxpr"], labels, consts, carried)
+            num_consts, num_carried = params["num_consts"], params["num_carry"]
+            consts, inputs_per_step = values[:num_consts], values[num_consts + num_carried :]
+            body_labels = _loop_labels(params["jaxpr"], labels, num_consts, num_carried)
+            body = self.function_of(params["jaxpr"], body_labels)
 
-            def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
-                out = self.values_of(params["jaxpr"], [*values[:consts], *carry, *xs], body_labels)
-                return out[:carried], out[carried:]
+            def step(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
+                out = body(*consts, *carry, *xs)
+                return out[:num_carried], out[num_carried:]
 
+            start = values[num_consts : num_consts + num_carried]
             final, stacked = jax.lax.scan(
-                body,
-                values[consts:split],
-                values[split:],
-                length=params["length"],
-                reverse=params["reverse"],
+                step, start, inputs_per_step, length=params["length"], reverse=params["reverse"]
             )
             results = [*final, *stacked]
         else:
@@ -310,22 +304,25 @@ class _Walk:
                 params["body_jaxpr"], labels[num_test:], num_body, len(start)
             )
             test_labels = [*labels[:num_test], *body_labels[num_body:]]
+            test = self.function_of(params["cond_jaxpr"], test_labels)
+            body = self.function_of(params["body_jaxpr"], body_labels)
             results = jax.lax.while_loop(
-                lambda state: self.values_of(
-                    params["cond_jaxpr"], [*test_consts, *state], test_labels
-                )[0],
-                lambda state: self.values_of(
-                    params["body_jaxpr"], [*body_consts, *state], body_labels
-                ),
+                lambda state: test(*test_consts, *state)[0],
+                lambda state: body(*body_consts, *state),
                 start,
             )
         self.depth -= 1
         return [_Value(value, columns) for value in results]
 
-    def values_of(self, closed: Any, values: Sequence[Any], labels: Sequence[Columns]) -> list[Any]:
-        inputs = [_Value(*pair) for pair in zip(values, labels, strict=True)]
-        outputs = self.evaluate(closed.jaxpr, closed.consts, inputs)
-        return [jnp.asarray(x.value) for x in outputs]
+    def function_of(self, closed: Any, labels: Sequence[Columns]) -> Callable[..., list[Any]]:
+        """Return a closed jaxpr as a function whose inputs depend on the columns `labels`."""
+
+        def evaluate(*values: Any) -> list[Any]:
+            inputs = [_Value(*pair) for pair in zip(values, labels, strict=True)]
+            outputs = self.evaluate(closed.jaxpr, closed.consts, inputs)
+            return [jnp.asarray(x.value) for x in outputs]
+
+        return evaluate
 
 
 def _bind(eqn: Any, values: list[Any]) -> list[Any]:
@@ -414,7 +411,7 @@ def check_indices(
     rows
         All rows, leaves ``[num_rows, ...]``.
     place_fn
-        Function from the number of a row to its position in words.
+        Function from the number of a row to its description.
     position
         Shapes of a position, by default the shapes of ``posterior.init_fn``. Without either,
         nothing is checked.

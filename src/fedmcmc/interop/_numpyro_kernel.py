@@ -107,8 +107,8 @@ class FederatedMCMCKernel(MCMCKernel):
     init_radius, check_rows
         Arguments of `fedmcmc.from_numpyro`.
     surrogates
-        One `fedmcmc.Gaussian` per client over the unconstrained sites. The run warns before it
-        starts if `fedmcmc.predict_bias` finds with them that the kernel is too biased.
+        Gaussian approximations of the clients over the unconstrained sites, one per client. If
+        given, the run warns before it starts if `fedmcmc.predict_bias` finds a large bias.
 
     Raises
     ------

@@ -65,7 +65,8 @@ def _marked_sites(facts: Facts, has_groups: bool | None) -> dict[str, list[str]]
 
     ``infer={"local": True}`` and ``"group"`` mark a site of a group of rows, and so does a plate of
     size one with a name in `LOCAL_PLATES`. ``infer={"local": "client"}`` marks a site of a client
-    with groups. A client's plate also does if the data have groups and the model a group's plate.
+    with groups. If the data have groups and the model has a plate `group`, the plates `client` and
+    `clients` also mark sites of a client.
     """
     levels: dict[str, list[str]] = {level: [] for level in LEVELS}
     latent = {name: site for name, site in facts.items() if site["latent"]}
@@ -150,10 +151,10 @@ def reparametrized(
 def prior_spread(
     model: Callable[..., Any], structure: Structure, rows: ArrayTree, local: Iterable[str]
 ) -> Callable[[Array], dict[str, Array]]:
-    """Return ``rng_key -> dict``, prior draws of the shared sites that set the spread of sites.
+    """Return ``rng_key -> dict``, prior draws of the shared sites behind the spread of `local`.
 
-    These are the shared sites on which the parameters of the `local` sites' distributions depend,
-    except for locations. `model` and `structure` belong to the model before reparametrization.
+    A shared site is behind the spread if a parameter of a local site's distribution other than the
+    location depends on it. `model` and `structure` belong to the model before reparametrization.
     """
     names = tuple(local)
 

@@ -142,7 +142,7 @@ def from_numpyro(
     try:
         facts = facts_of(model, rows)
         sites, num_client_sites = local_sites(facts, local, has_groups)
-        # Check the model as it is written, so that errors name the user's sites.
+        # Check the model before it is reparametrized, so that errors name the user's sites.
         structure, inner = _structures(model, rows, facts, sites, num_client_sites)
         spread_fns = _spreads(model, structure, inner, jax.tree.map(lambda leaf: leaf[:1], rows))
         shifted, sites = reparametrized(model, facts, sites, centered)

@@ -18,6 +18,7 @@ _CENSORED = (
     dist.RightCensoredDistribution,
     dist.IntervalCensoredDistribution,
 )
+_WRAPPERS = (dist.ExpandedDistribution, dist.Independent, dist.MaskedDistribution)
 Outcomes = tuple[tuple[str, int], ...]
 
 
@@ -62,16 +63,15 @@ def _samples_its_density(cls: type) -> bool:
 
 
 def _without_masks(fn: Any) -> Any:
-    fn = tracing.bare(fn)
-    while isinstance(fn, dist.MaskedDistribution):
-        fn = tracing.bare(fn.base_dist)
+    while isinstance(fn, _WRAPPERS):
+        fn = fn.base_dist
     return fn
 
 
 def _mask_of(fn: Any) -> Array | None:
     """Return the mask of a value's entries, true where an entry counts, or ``None`` for no mask."""
     mask = None
-    while isinstance(fn, dist.ExpandedDistribution | dist.Independent | dist.MaskedDistribution):
+    while isinstance(fn, _WRAPPERS):
         if isinstance(fn, dist.MaskedDistribution) and fn._mask is not True:
             layer_mask = jnp.asarray(fn._mask)
             if layer_mask.ndim:
@@ -84,8 +84,16 @@ def _mask_of(fn: Any) -> Array | None:
 def draw_site(rng_key: Array, site: dict[str, Any]) -> Array:
     """Draw a value for an observed site in the shape of its value; masked entries do not change."""
     value, mask = jnp.asarray(site["value"]), _mask_of(site["fn"])
-    draw = as_recorded(tracing.draw_site(rng_key, site), value.dtype)
+    draw = as_recorded(_draw(rng_key, site), value.dtype)
     return draw if mask is None else jnp.where(mask, draw, value)
+
+
+def _draw(rng_key: Array, site: dict[str, Any]) -> Array:
+    fn, shape = site["fn"], jnp.shape(site["value"])
+    batch_shape = shape[: len(shape) - fn.event_dim]
+    if batch_shape != fn.batch_shape:
+        fn = fn.expand(batch_shape)
+    return fn.sample(rng_key)
 
 
 def as_recorded(draw: Array, dtype: Any) -> Array:
@@ -126,8 +134,8 @@ def find_outcomes(
         nonlocal site_name
         trace, draws = tracing.trace_at(model, rows, position), {}
         for site_name in leaf_of:
-            value = tracing.draw_site(jax.random.key(0), trace[site_name])
-            draws[site_name] = value, _mask_of(trace[site_name]["fn"])
+            site = trace[site_name]
+            draws[site_name] = _draw(jax.random.key(0), site), _mask_of(site["fn"])
         return draws
 
     position, batch = tracing.position_shapes(shapes), tracing.row_shapes(rows, COUNTS[0])

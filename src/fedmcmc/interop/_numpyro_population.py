@@ -12,6 +12,7 @@ from fedmcmc._types import ArrayTree, LatentSums, Population, Static
 from fedmcmc.interop import _numpyro_trace as tracing
 from fedmcmc.interop._dependence import NO_FLAGS, output_flags
 from fedmcmc.interop._numpyro_structure import Structure
+from fedmcmc.pytrees import trees
 
 Position = dict[str, Any]
 TraceFn = Callable[[Position, Position], tracing.Trace]
@@ -28,10 +29,8 @@ def population_of(
     ``None`` also if their distribution depends on a local site, or on no shared site. `terms_fn` is
     ``(position, latent, rows) -> [num_rows]``, the log likelihood of each row.
     """
-    shared, local = (
-        tracing.position_shapes(structure.shared_shapes),
-        tracing.position_shapes(structure.local_shapes),
-    )
+    shared = tracing.position_shapes(structure.shared_shapes)
+    local = tracing.position_shapes(structure.local_shapes)
     if set(structure.local_prior) != set(structure.local_shapes):
         return None  # a Jacobian, or a factor
     is_normal = True
@@ -51,7 +50,7 @@ def population_of(
     flags = output_flags(parameters, (shared, local), (_SHARED, _LOCAL))
     if not is_normal or NO_FLAGS.union(*jax.tree.leaves(flags)) != _SHARED:
         return None
-    zeros = {name: jnp.zeros(like.shape, like.dtype) for name, like in local.items()}
+    zeros = trees.zeros_like(local)
 
     def origin_fn(position: Position) -> Position:
         return {name: loc for name, (loc, _) in parameters(position, zeros).items()}

@@ -1,6 +1,7 @@
 """Evaluation of a NumPyro model on a few rows: independence of terms, and valid parameters."""
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any, NamedTuple
 
 import jax
@@ -86,19 +87,15 @@ def check_terms(
     except Exception as error:
         _check_one_row(model, structure, rows, error)
         raise
-    positions = [initial, *(_draw_position(structure, rng, scale) for scale in SCALES[1:])]
-    for position in positions:
-        for batch in batches:
-            _check_independent(evaluate_once, position, batch, data, structure)
+    points = [initial, *(_draw_position(structure, rng, scale) for scale in SCALES[1:])]
     # The coefficient of an outcome in the thousands may only matter at the scale of its prior.
     wide_position, wide_latent = (
         {name: _scaled(x, sds.get(name)) for name, x in tree.items()}
         for tree in _draw_position(structure, rng, 1.0)
     )
-    for batch in batches:
-        _check_independent(
-            evaluate_once, (wide_position, wide_latent), batch, data, structure, only_finite=True
-        )
+    checks = [(point, False) for point in points] + [((wide_position, wide_latent), True)]
+    for (point, only_finite), batch in product(checks, batches):
+        _check_independent(evaluate_once, point, batch, data, structure, only_finite)
     if is_real:
         # Made-up rows may have values that a column cannot have.
         is_row = batches[0].numbers >= 0
@@ -106,8 +103,8 @@ def check_terms(
         invalid = [evaluate_once(*_draw_position(structure, rng, 1.0), real_rows).invalid]
         if invalid[0]:
             for _ in range(NUM_POSITIONS):
-                point = _draw_position(structure, rng, 1.0)
-                invalid.append(evaluate_once(*point, real_rows).invalid)
+                position, latent = _draw_position(structure, rng, 1.0)
+                invalid.append(evaluate_once(position, latent, real_rows).invalid)
             _warn_of_parameters(model, invalid, real_rows)
 
 
@@ -172,7 +169,7 @@ def _check_independent(
     batch: Batch,
     data: FederatedData | None,
     structure: Structure,
-    only_finite: bool = False,
+    only_finite: bool,
 ) -> None:
     """Raise if a row's term alone differs from its term in the batch.
 

@@ -198,15 +198,6 @@ def is_factor(site: dict[str, Any]) -> bool:
     return any(isinstance(fn, dist.Unit) for fn in layers(site["fn"]))
 
 
-def draw_site(rng_key: Array, site: dict[str, Any]) -> Array:
-    """Draw a value for an observed site, in the shape of its value."""
-    fn, shape = site["fn"], jnp.shape(site["value"])
-    batch_shape = shape[: len(shape) - fn.event_dim]
-    if batch_shape != fn.batch_shape:
-        fn = fn.expand(batch_shape)
-    return fn.sample(rng_key)
-
-
 def position_shapes(shapes: dict[str, tuple[int, ...]]) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the shapes and dtypes of a position from the shapes of its sites."""
     dtype = jnp.result_type(float)

@@ -1,4 +1,4 @@
-"""Rows of an example, with which a model is traced and checked."""
+"""Rows of an example, for traces and checks of a model."""
 
 from typing import Any
 
@@ -56,7 +56,7 @@ def checked_rows(rows: ArrayTree, description: str) -> Any:
 
 
 def describe_row(row: int, data: FederatedData | None) -> str:
-    """Return the position of a row in words, from its number among all rows."""
+    """Return a description of a row, such as "row 3 of client 'Bern'", from its number."""
     if data is None:
         return f"row {row} of example"
     client = int(np.searchsorted(np.asarray(data.start), row, side="right")) - 1
