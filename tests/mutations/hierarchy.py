@@ -227,8 +227,8 @@ MUTATIONS = {
     ),
     "a spread of rounded sums may be negative": (
         "interop/_numpyro_population.py",
-        "jnp.maximum(second - first**2 / num, lowest)",
-        "second - first**2 / num",
+        "jnp.maximum(squares - total**2 / num, lowest)",
+        "squares - total**2 / num",
         NEGATIVE,
     ),
     "changes of sums are weighted by one over a probability": (
