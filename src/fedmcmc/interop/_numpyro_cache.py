@@ -39,20 +39,20 @@ class Built(NamedTuple):
 class Recipe(NamedTuple):
     """Arguments of `from_numpyro` from which a posterior was built, with shapes for rows."""
 
+    builder: Callable[..., Posterior]  # `from_numpyro` itself
     model: Callable[..., Any]
     shapes: ArrayTree
     options: tuple[tuple[str, Any], ...]
 
     def posterior(self) -> Posterior:
         """Build the posterior again, with made-up rows to check starts."""
-        from fedmcmc.interop._numpyro_model import from_numpyro
 
         def made_up(leaf: Any) -> np.ndarray:
             is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
             return np.full((2, *leaf.shape[1:]), 0.5 if is_float else 1).astype(leaf.dtype)
 
         rows = jax.tree.map(made_up, self.shapes)
-        return from_numpyro(self.model, example=rows, check_rows=False, **dict(self.options))
+        return self.builder(self.model, example=rows, check_rows=False, **dict(self.options))
 
 
 class Origin:
@@ -233,10 +233,15 @@ def _is_array(x: Any) -> bool:
 
 
 def recipe_of(
-    model: Callable[..., Any], rows: ArrayTree, local: Any, centered: Any, init_radius: float
+    builder: Callable[..., Posterior],
+    model: Callable[..., Any],
+    rows: ArrayTree,
+    local: Any,
+    centered: Any,
+    init_radius: float,
 ) -> Recipe:
     """Return the recipe of a call of `from_numpyro`."""
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype), rows)
     arguments = dict(local=local, centered=centered, init_radius=float(init_radius))
     options = tuple((name, copy.deepcopy(value)) for name, value in arguments.items())
-    return Recipe(model, shapes, options)
+    return Recipe(builder, model, shapes, options)

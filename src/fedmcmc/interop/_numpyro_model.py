@@ -137,7 +137,7 @@ def from_numpyro(
     rows = checked_rows(client_rows(example), "one client's rows")
     data = example if isinstance(example, FederatedData) else None
     has_groups = None if data is None else data.rows is not values_of(data.rows)
-    recipe = recipe_of(model, rows, local, centered, init_radius)
+    recipe = recipe_of(from_numpyro, model, rows, local, centered, init_radius)
     absent = check_arguments(model, rows)
     try:
         facts = facts_of(model, rows)
