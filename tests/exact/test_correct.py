@@ -195,7 +195,7 @@ def test_moments_quantiles_and_resampling():
     np.testing.assert_allclose(drawn.mean(0), corrected.mean(), atol=1e-2)
     few = corrected.resample(KEY, 100, replace=False)
     assert len(np.unique(few[:, 0])) == 100
-    with pytest.raises(ValueError, match="Without replacement there are 4000 draws"):
+    with pytest.raises(ValueError, match="num must be at most 4000 without replacement"):
         corrected.resample(KEY, 5000, replace=False)
     tree = corrected.to_datatree()
     assert tree["posterior"]["theta"].shape == (1, 4000, 3)
@@ -214,14 +214,14 @@ def test_bad_input_is_said():
         correct(KEY, approximation(), num_draws=50)
     with pytest.raises(TypeError, match=r"must be a fedmcmc\.Gaussian, a Mixture or Samples"):
         correct(KEY, 3)
-    with pytest.raises(ValueError, match="has 3 dimensions, and centre 2"):
+    with pytest.raises(ValueError, match="has 3 dimensions, but centre has 2"):
         correct(KEY, approximation(), centre=jnp.zeros(2))
     nowhere = posterior._replace(
         loglikelihood_fn=lambda x, rows: (
             jnp.where(jnp.abs(x[0] - EXACT.mean[0]) < 1e-5, 0.0, -jnp.inf) + 0 * rows["x"][:, 0]
         )
     )
-    with pytest.raises(ValueError, match="zero or not a number at all draws"):
+    with pytest.raises(ValueError, match="zero or not a number at all 4000 draws"):
         fedmcmc.correct(KEY, nowhere, data, approximation())
     broken = posterior._replace(
         loglikelihood_fn=lambda x, rows: jnp.log(x[0] - EXACT.mean[0] + 0.3) + 0 * rows["x"][:, 0]

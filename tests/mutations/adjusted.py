@@ -176,20 +176,20 @@ MUTATIONS = {
     ),
     "states resampled without their weights": (
         TEMPERED,
-        "first + _systematic(np.exp(own - logsumexp(own)), num_seeds, rng)",
-        "first + _systematic(np.full(num, 1 / num), num_seeds, rng)",
+        "start + _resample(np.exp(island - logsumexp(island)), num_seeds, rng)",
+        "start + _resample(np.full(num, 1 / num), num_seeds, rng)",
         MODES,
     ),
     "moves to the posterior at every temperature": (
         TEMPERED,
-        "log_ratio = tried.log_density(power) - now.log_density(power)",
-        "log_ratio = tried.log_density(1.0) - now.log_density(1.0)",
+        "log_ratio = proposed.log_density(power) - current.log_density(power)",
+        "log_ratio = proposed.log_density(1.0) - current.log_density(1.0)",
         MODES,
     ),
     "moves that are always made": (
         TEMPERED,
-        "taken = np.log(rng.random(num)) < log_ratio",
-        "taken = np.isfinite(log_ratio)",
+        "accept = np.log(rng.random(num)) < log_ratio",
+        "accept = np.isfinite(log_ratio)",
         NEAR,
     ),
     "an evidence of the last temperature alone": (
