@@ -196,12 +196,11 @@ def test_chains_that_are_far_apart_leave_the_gaussian_at_the_mode(monkeypatch):
         samples = dataclasses.replace(found, draws=draws)
         return Chains(samples, 50, 1.5, 90.0, MonteCarloErrors(0.3, 0.3), "HMC", "")
 
-    monkeypatch.setattr("fedmcmc.fitting._runner.run_chains", apart)
-    monkeypatch.setattr("fedmcmc.fitting._runner.StageRunner.weights_may_do", lambda self: False)
-    monkeypatch.setattr("fedmcmc.fitting._decisions.TEMPERED_DIMENSIONS", 0)
+    monkeypatch.setattr("fedmcmc.fitting._stages.run_chains", apart)
+    without_weights_and_tempering(monkeypatch)
     with pytest.warns(fedmcmc.SamplingWarning, match="failed: chains did not agree"):
         fitted = fit(CURVED, CURVED_DATA, position=jnp.zeros(2), num_draws=500, effort="exact")
-    assert "the draws are of the Gaussian at the mode" in fitted.verdict
+    assert "the draws are from the Gaussian at the mode" in fitted.verdict
     assert fitted.samples.draws.shape == (1, 500, 2)
     mean, covariance = fedmcmc.gaussian.moments_of(fitted.gaussian)
     gaps = fitted.samples.draws[0].mean(0) - mean
@@ -275,7 +274,7 @@ def test_patience_is_asked_for():
 
 @pytest.mark.slow
 def test_chains_of_many_parameters_are_left_to_who_insists(monkeypatch):
-    monkeypatch.setattr("fedmcmc.fitting._decisions.MANY_PARAMETERS", 1)
+    monkeypatch.setattr("fedmcmc.fitting._decisions.MAX_PARAMETERS", 1)
     with pytest.warns(fedmcmc.SamplingWarning, match=r'2 parameters: effort="exact" would run'):
         fitted = fit(CURVED, CURVED_DATA, position=jnp.zeros(2), num_draws=2000)
     assert fitted.verdict.startswith(("approximate", "doubtful"))
@@ -283,8 +282,8 @@ def test_chains_of_many_parameters_are_left_to_who_insists(monkeypatch):
 
 
 def without_weights_and_tempering(monkeypatch):
-    monkeypatch.setattr("fedmcmc.fitting._runner.StageRunner.weights_may_do", lambda self: False)
-    monkeypatch.setattr("fedmcmc.fitting._decisions.TEMPERED_DIMENSIONS", 0)
+    monkeypatch.setattr("fedmcmc.fitting._decisions.WEIGHTING", ())
+    monkeypatch.setattr("fedmcmc.fitting._decisions.MAX_TEMPERED_PARAMETERS", 0)
 
 
 @pytest.mark.slow
@@ -473,17 +472,17 @@ def test_a_parameter_that_no_row_depends_on_is_said(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr("fedmcmc.fitting._fit.decide", stopped)  # before what takes long
         with (
-            pytest.warns(fedmcmc.DiagnosisWarning, match="No row says anything of effect"),
+            pytest.warns(fedmcmc.DiagnosisWarning, match="No row depends on effect"),
             pytest.raises(KeyboardInterrupt),
         ):
             fit(compares_codes_with_a_label, data)
-    with pytest.warns(fedmcmc.DiagnosisWarning, match=r"No row says anything of effect.*arm == 0"):
+    with pytest.warns(fedmcmc.DiagnosisWarning, match=r"No row depends on effect.*arm == 0"):
         fitted = fit(compares_codes_with_a_label, data)
     (said,) = fitted.report.warnings
     assert fitted.samples.warnings == (said,)
     assert f"Warning: {said}" in str(fitted)
     page = fitted.report.save(tmp_path / "fit.html").read_text()
-    assert "Read the warning below" in page and "No row says anything of effect" in page
+    assert "Read the warning below" in page and "No row depends on effect" in page
 
 
 @pytest.mark.slow

@@ -77,9 +77,9 @@ def test_clients_draw_what_is_too_much_to_integrate_out(size):
 def test_what_gibbs_sampling_does_not_take_is_refused():
     data = fedmcmc.FederatedData.from_clients(clients())
     standard = fedmcmc.from_numpyro(model, example=data)
-    with pytest.raises(ValueError, match="4 numbers per group, too many"):
+    with pytest.raises(ValueError, match="4 effects per group, too many"):
         fit(standard)
-    with pytest.raises(ValueError, match="no Gaussian to stop at"):
+    with pytest.raises(ValueError, match="no Gaussian approximation"):
         fit(model, effort="approximate")
     with pytest.raises(ValueError, match="max_rounds must be above 400"):
         fit(model, max_rounds=100)

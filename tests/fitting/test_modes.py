@@ -78,7 +78,7 @@ def test_the_mode_of_a_gaussian_and_its_curvature():
     consortium = SimulatedConsortium(FEDERATION.data)
     search = find_modes(KEY, FEDERATION.posterior, consortium, position=jnp.zeros(3))
     (mode,) = search.modes
-    assert search.found and search.num_starts == 8
+    assert search.has_mode and search.num_starts == 8
     sds = np.sqrt(np.diag(EXACT.covariance))
     assert (np.abs(mode.flat - EXACT.mean) / sds).max() < 1e-3
     np.testing.assert_allclose(mode.covariance, EXACT.covariance, rtol=1e-4, atol=1e-6)
@@ -138,14 +138,14 @@ def test_a_ridge_is_no_mode_or_its_weights_say_so():
     separated.append({"x": np.array([1.0, 2.0]), "s": np.array([1.0, 1.0])})
     data = fedmcmc.FederatedData.from_clients(separated)
     search = find_modes(KEY, flat, as_consortium(data), position=jnp.zeros(2))
-    if search.found:
+    if search.has_mode:
         with pytest.warns(fedmcmc.SamplingWarning):
             corrected = fedmcmc.correct(KEY, flat, data, search.mixture(), centre=search.centre)
         assert corrected.verdict.kind != "passed" and corrected.rounds[0].khat > 0.7
     saddle = fedmcmc.Posterior(
         lambda x: jnp.zeros(()), lambda x, rows: 0 * rows["x"] + x[0] ** 2 / 8 - x[1] ** 2 / 8
     )
-    assert not find_modes(KEY, saddle, as_consortium(data), position=jnp.zeros(2)).found
+    assert not find_modes(KEY, saddle, as_consortium(data), position=jnp.zeros(2)).has_mode
 
 
 def test_starts_that_have_no_density_are_left_out():
@@ -155,7 +155,7 @@ def test_starts_that_have_no_density_are_left_out():
     posterior = fedmcmc.Posterior(lambda x: -0.5 * jnp.sum(x**2), half)
     data = fedmcmc.FederatedData.from_clients([jnp.full(3, 4.0), jnp.full(5, 4.0)])
     search = find_modes(KEY, posterior, as_consortium(data), position=jnp.zeros(1))
-    assert search.found and abs(search.modes[0].flat[0] - 32 / 9) < 1e-3
+    assert search.has_mode and abs(search.modes[0].flat[0] - 32 / 9) < 1e-3
     nowhere = posterior._replace(loglikelihood_fn=lambda x, rows: jnp.full(len(rows), -jnp.inf))
     with pytest.raises(ValueError, match="finite at none of 32 starts"):
         find_modes(KEY, nowhere, as_consortium(data), position=jnp.zeros(1))
@@ -180,7 +180,7 @@ def test_a_start_near_the_origin_has_a_gradient():
     )
     posterior = fedmcmc.from_numpyro(model, example=data)
     search = find_modes(KEY, posterior, as_consortium(data))
-    assert search.found and search.rounds < 20
+    assert search.has_mode and search.rounds < 20
     expected = fedmcmc.surrogates.mode(posterior, data, search.centre).position["b"]
     np.testing.assert_allclose(search.centre["b"], expected, atol=2e-3)
 
@@ -193,7 +193,7 @@ def test_many_dimensions_go_by_gradients():
     )
     data = fedmcmc.FederatedData.from_clients([rows[:30], rows[30:]])
     search = find_modes(KEY, posterior, as_consortium(data), position=jnp.zeros(300))
-    assert search.found
+    assert search.has_mode
     np.testing.assert_allclose(search.modes[0].flat, np.asarray(rows.sum(0)) / 41, atol=1e-3)
     np.testing.assert_allclose(np.diag(search.modes[0].covariance), 1 / 41, rtol=1e-4)
 
@@ -206,6 +206,6 @@ def test_a_mode_far_from_zero_is_reached():
     y = np.float32(1e5 + np.random.default_rng(0).normal(size=20))
     data = fedmcmc.FederatedData.from_clients([y[:10], y[10:]])
     found = find_modes(KEY, posterior, SimulatedConsortium(data), position=jnp.zeros(()))
-    assert found.found
+    assert found.has_mode
     np.testing.assert_allclose(found.modes[0].flat, y.mean(dtype=float), atol=0.02)
     np.testing.assert_allclose(found.modes[0].covariance, 1 / 20, rtol=1e-3)

@@ -10,7 +10,7 @@ import pytest
 import fedmcmc
 from fedmcmc.diagnostics import Verdict
 from fedmcmc.fitting import find_modes
-from fedmcmc.fitting._predicted import predicted_tail, tail_index
+from fedmcmc.fitting._predicted import predict_tail, tail_index
 from fedmcmc.gaussian import moments_of
 from fedmcmc.runs import SimulatedConsortium
 from tests.fitting.test_modes import FEDERATION
@@ -50,7 +50,7 @@ def predicted(precision):
     search = find_modes(
         jax.random.key(0), posterior, consortium, position=jnp.zeros(len(precision))
     )
-    return predicted_tail(jax.random.key(1), posterior, consortium, search), search
+    return predict_tail(jax.random.key(1), posterior, consortium, search), search
 
 
 def test_variances_without_correlations_are_too_narrow(diagonal):
@@ -97,7 +97,7 @@ def test_no_draw_is_weighted_where_that_is_hopeless(diagonal):
 @pytest.mark.slow
 def test_what_fed_ep_proposes_is_predicted_before_it_is_weighted(monkeypatch):
     """Of half of the curvature's variance: a tail index of a half."""
-    real, calls = fedmcmc.fitting._runner.correct, []
+    real, calls = fedmcmc.fitting._stages.correct, []
 
     def failing_first(*args, **settings):
         calls.append(args)
@@ -108,8 +108,8 @@ def test_what_fed_ep_proposes_is_predicted_before_it_is_weighted(monkeypatch):
         mean, covariance = moments_of(approximation)
         return mean, covariance / 2
 
-    monkeypatch.setattr("fedmcmc.fitting._runner.correct", failing_first)
-    monkeypatch.setattr("fedmcmc.fitting._runner.moments_of", narrow)
+    monkeypatch.setattr("fedmcmc.fitting._stages.correct", failing_first)
+    monkeypatch.setattr("fedmcmc.fitting._stages.moments_of", narrow)
     told = fedmcmc.fit(
         FEDERATION.posterior,
         fedmcmc.FederatedData.from_arrays(

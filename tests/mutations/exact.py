@@ -44,8 +44,8 @@ MUTATIONS = {
     ),
     "the dithers of one client alone subtracted": (
         CORRECT,
-        "return total + dither_of(asked, client, num), None",
-        "return total + dither_of(asked, 0, num), None",
+        "return total + dither_of(content, client, num), None",
+        "return total + dither_of(content, 0, num), None",
         DITHERED,
     ),
     "the mean factor of dithered errors left in the evidence": (
@@ -68,8 +68,8 @@ MUTATIONS = {
     ),
     "a predicted tail in units of the variances": (
         "fitting/_predicted.py",
-        "return scales * (ahead.gradient - behind.gradient) / APART",
-        "return scales**2 * (ahead.gradient - behind.gradient) / APART",
+        "return scales * (ahead.gradient - behind.gradient) / DIFFERENCE_SDS",
+        "return scales**2 * (ahead.gradient - behind.gradient) / DIFFERENCE_SDS",
         PREDICTED,
     ),
     "clients answer in the first row of the table": (

@@ -262,7 +262,7 @@ class _States:
         return _States(self.points[index], self.log_target[index], self.log_start[index])
 
     def where(self, mask: np.ndarray, alternative: "_States") -> "_States":
-        """Return these states where `mask` is true, else those of `alternative`."""
+        """Return these states where `mask` is true, else `alternative`."""
         return _States(
             np.where(mask[:, None], self.points, alternative.points),
             np.where(mask, self.log_target, alternative.log_target),
