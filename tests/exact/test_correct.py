@@ -135,7 +135,7 @@ def test_faults_and_many_points_change_nothing(monkeypatch):
     recipe = correct(KEY, approximation(shift=0.5), num_draws=200)
     np.testing.assert_allclose(recipe.log_weights, plain.log_weights, atol=1e-3)
     assert recipe.totals["bits_down"] < plain.totals["bits_down"]
-    monkeypatch.setattr("fedmcmc.exact._correct.MOST_POINTS", 1000)
+    monkeypatch.setattr("fedmcmc.exact._correct.MAX_POINTS", 1000)
     parts = correct(KEY, approximation(shift=0.5), num_draws=2500)
     assert parts.totals["rounds"] == 3 and z_of(parts) < LIMIT
 

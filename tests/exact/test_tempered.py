@@ -7,7 +7,7 @@ import pytest
 from jax.scipy.stats import norm
 
 import fedmcmc
-from fedmcmc.exact._tempered import _next_power, _resample
+from fedmcmc.exact._tempered import _choose_power, _resample
 from fedmcmc.runs import SimulatedConsortium
 from tests.exact.test_correct import EXACT, FEDERATION, ROOT, approximation, log_evidence
 from tests.oracles.federations import LIMIT, z_scores
@@ -114,10 +114,10 @@ def test_draws_are_in_the_users_coordinates():
 def test_the_next_power_leaves_half_of_the_states_effective():
     log_ratio = np.random.default_rng(0).normal(scale=20, size=1000)
     log_ratio[::4] = -np.inf
-    power = _next_power(0.1, log_ratio)
+    power = _choose_power(0.1, log_ratio)
     weights = np.exp((power - 0.1) * log_ratio)
     assert abs(weights.sum() ** 2 / (weights**2).sum() / 750 - 0.5) < 1e-6
-    assert _next_power(0.1, 0.001 * log_ratio) == 1.0
+    assert _choose_power(0.1, 0.001 * log_ratio) == 1.0
 
 
 def test_systematic_resampling_takes_each_as_often_as_its_weight():

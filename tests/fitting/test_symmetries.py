@@ -9,7 +9,7 @@ import pytest
 
 import fedmcmc
 from fedmcmc.fitting import find_modes
-from fedmcmc.fitting._symmetries import Images, candidate_symmetries
+from fedmcmc.fitting._symmetries import Images, list_symmetries
 from fedmcmc.runs import SimulatedConsortium
 
 KEY = jax.random.key(2)
@@ -23,10 +23,10 @@ def test_common_axes_and_scalars_with_a_common_stem_are_exchanged():
         "mu_1": np.array(1.0),
         "mu_2": np.array(2.0),
     }
-    found = {(each.kind, each.members) for each in candidate_symmetries(values)}
+    found = {(each.kind, each.members) for each in list_symmetries(values)}
     assert ("permute", (("m", 0), ("w", 0))) in found and ("permute", (("w", 1),)) in found
     assert ("permute", ((("mu_1", "mu_2"), None),)) in found
-    swap = next(x for x in candidate_symmetries(values) if x.members == ((("mu_1", "mu_2"), None),))
+    swap = next(x for x in list_symmetries(values) if x.members == ((("mu_1", "mu_2"), None),))
     image = swap.example(values)
     assert image["mu_1"] == 2 and image["mu_2"] == 1 and image["m"] is values["m"]
 
@@ -36,7 +36,7 @@ def test_all_orders_of_components_are_images_of_one():
     images = Images(fedmcmc.Posterior(lambda x: 0.0, lambda x, rows: rows), position)
     (both,) = (
         each
-        for each in candidate_symmetries(images.values)
+        for each in list_symmetries(images.values)
         if each.kind == "permute" and len(each.members) == 2
     )
     found, complete = images.closure([both])

@@ -40,7 +40,7 @@ MIN_ESS = 400
 """Smallest number of effective draws to pass; at most a tenth of the draws."""
 RECIPE_BYTES = 2**20
 """Size of a message of points above which clients draw the points themselves, from a recipe."""
-MOST_POINTS = 2**15
+MAX_POINTS = 2**15
 """Largest number of points per message."""
 MAX_INVALID_SHARE = 0.01
 """Largest tolerated share of draws whose log density is NaN or infinite."""
@@ -75,14 +75,14 @@ def correct(
     rng_key
         Random key.
     posterior
-        Model. For `fedmcmc.whiten`: the whitened posterior, with an approximation in whitened
-        coordinates.
+        Model.
     data
         A `FederatedData`, or a consortium of remote clients.
     approximation
-        Approximation of the whole posterior, prior included: a `Gaussian` (``surrogates.sum()``
-        times the prior's expansion, or the approximation in FedEP's ``samples.state.server``), a
-        `fedmcmc.Mixture`, or `Samples`, whose mean and covariance define a Gaussian.
+        Approximation of the whole posterior, prior included, in the coordinates of `posterior`: a
+        `Gaussian` (``surrogates.sum()`` times the prior's expansion, or the approximation in
+        FedEP's ``samples.state.server``), a `fedmcmc.Mixture`, or `Samples`, whose moments define a
+        Gaussian.
     num_draws
         Number of draws per round, at least 100.
     max_rounds
@@ -97,10 +97,9 @@ def correct(
         there. Default: the approximation's mean, or for a mixture the mean of its first part, as a
         vector.
     dither
-        Resolution, in nats, to which clients round log likelihoods after adding uniform noise that
-        the server subtracts. The error does not depend on the draw, so weights stay correct. It
-        costs a share of about ``num_clients * dither**2 / 12`` of the effective draws. Default: no
-        rounding.
+        Resolution, in nats, to which clients round log likelihoods to save bits. Weights stay
+        correct; a share of about ``num_clients * dither**2 / 12`` of the effective draws is lost.
+        Default: no rounding.
 
     Returns
     -------
@@ -126,12 +125,9 @@ def correct(
     Notes
     -----
     No diagnostic detects a mode that no draw reaches: an approximation that covers one of two modes
-    has constant weights. The method works for up to about a tenth as many parameters as rows.
-
-    Without secure sums the server can learn about the rows of a client that has few.
-
-    If `fedmcmc.compress` rounds the messages, the evidence is too large by half the variance of the
-    sum's rounding error. `dither` avoids this bias.
+    has constant weights. Without secure sums the server can learn about the rows of a client that
+    has few. If `fedmcmc.compress` rounds the messages, the evidence is too large by half the
+    variance of the sum's rounding error; `dither` avoids this bias.
 
     Examples
     --------
@@ -155,7 +151,7 @@ def correct(
     max_rounds = positive_integer(max_rounds, "max_rounds")
     if not 0 <= tail < 1 or not degrees > 0:
         raise ValueError(f"tail must lie in [0, 1) and degrees be positive, got {tail}, {degrees}.")
-    proposal, centre = first_proposal(approximation, centre, tail, degrees)
+    proposal, centre = make_proposal(approximation, centre, tail, degrees)
     if dither is not None and not 0 < dither < np.inf:
         raise ValueError(f"dither must be a positive number of nats, got {dither!r}.")
     target = Target(as_functions(posterior), as_consortium(data), centre, dither)
@@ -166,38 +162,36 @@ def correct(
         batch = target.weigh(jax.random.fold_in(key, number), proposal, num_draws)
         batches.append(batch)
         log_weights, khat = psis(batch.log_ratios)
-        ess = _ess(log_weights)
+        ess = _effective_draws(log_weights)
         rounds.append(Round(khat, ess, *batch.cost))
         passed = khat < threshold(num_draws) and ess >= min_ess
         if passed or number + 1 == max_rounds or not adapt:
             break
-        proposal = _adapted_proposal(batches, proposal)
+        proposal = _adapt_proposal(batches, proposal)
     errors = errors_of_weighted(batch.points, np.exp(log_weights))
-    verdict = _verdict(rounds, num_draws, passed, min_ess, errors)
+    verdict = _judge(rounds, num_draws, passed, min_ess, errors)
     if verdict.kind == VerdictKind.FAILED or len(rounds) > 1:
         warnings.warn(f"correct: {verdict}", SamplingWarning, stacklevel=3)
-    unsmoothed = batch.log_ratios - logsumexp(batch.log_ratios)
-    exchanges, up, down = np.array([x.cost for x in batches]).sum(0)
-    has_evidence = not posterior.improper
-    return Corrected(
-        draws=target.in_users_coordinates(batch.points),
-        log_weights=log_weights,
-        khat=khat,
-        ess=ess,
-        log_evidence=float(
+    log_evidence = log_evidence_sd = np.nan
+    if not posterior.improper:
+        log_evidence = float(
             logsumexp(batch.log_ratios)
             - np.log(num_draws)
             + batch.log_density_at_centre
             - target.log_mean_error
         )
-        if has_evidence
-        else np.nan,
-        log_evidence_sd=float(np.sqrt(max(1 / _ess(unsmoothed) - 1 / num_draws, 0.0)))
-        if has_evidence
-        else np.nan,
+        unsmoothed_ess = _effective_draws(batch.log_ratios - logsumexp(batch.log_ratios))
+        log_evidence_sd = float(np.sqrt(max(1 / unsmoothed_ess - 1 / num_draws, 0.0)))
+    return Corrected(
+        draws=target.in_users_coordinates(batch.points),
+        log_weights=log_weights,
+        khat=khat,
+        ess=ess,
+        log_evidence=log_evidence,
+        log_evidence_sd=log_evidence_sd,
         proposal=proposal,
         rounds=tuple(rounds),
-        totals={"rounds": int(exchanges), "bits_up": float(up), "bits_down": float(down)},
+        totals=dict(zip(("rounds", "bits_up", "bits_down"), _sum_costs(batches), strict=True)),
         verdict=verdict,
         constrain_fn=posterior.constrain_fn,
         log_ratios=batch.log_ratios,
@@ -244,26 +238,22 @@ class Target:
         """Draw from `proposal` and weight the draws."""
         parts = [
             self._weigh(jax.random.fold_in(rng_key, start), proposal, size)
-            for start in range(0, num_draws, MOST_POINTS)
-            for size in [min(MOST_POINTS, num_draws - start)]
+            for start in range(0, num_draws, MAX_POINTS)
+            for size in [min(MAX_POINTS, num_draws - start)]
         ]
-        points, log_target, log_ratios, at_centre, cost = zip(*parts, strict=True)
-        exchanges, up, down = np.array(cost).sum(0)
         return _Weighted(
-            np.concatenate(points),
-            np.concatenate(log_target),
-            np.concatenate(log_ratios),
-            at_centre[0],
+            np.concatenate([x.points for x in parts]),
+            np.concatenate([x.log_target for x in parts]),
+            np.concatenate([x.log_ratios for x in parts]),
+            parts[0].log_density_at_centre,
             proposal,
-            (int(exchanges), float(up), float(down)),
+            _sum_costs(parts),
         )
 
-    def _weigh(
-        self, rng_key: Array, proposal: Mixture, num: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float, tuple[int, float, float]]:
+    def _weigh(self, rng_key: Array, proposal: Mixture, num: int) -> _Weighted:
         words = jax.random.bits(rng_key, (2,), jnp.uint32)
         recipe = Recipe(words, proposal, self.centre, num)
-        points, flat, prior, prior_at_centre = _drawn(recipe, self.posterior)
+        points, flat, prior, prior_at_centre = _draw_points(recipe, self.posterior)
         by_recipe = num * flat.shape[1] * flat.dtype.itemsize > RECIPE_BYTES
         content: Any = recipe if by_recipe else Points(points, self.centre)
         if self.dither is not None:
@@ -282,7 +272,7 @@ class Target:
         value = np.array(answer.value, np.float64)
         if isinstance(content, Dithered):
             num_clients = self.consortium.federation.num_clients
-            added = np.asarray(_dithers(content, jnp.arange(num_clients), num=num), np.float64)
+            added = np.asarray(_sum_dithers(content, jnp.arange(num_clients), num=num), np.float64)
             value -= float(content.step) * added
         value[value < BELOW] = -np.inf
         log_target = value + np.asarray(prior, np.float64)
@@ -290,13 +280,8 @@ class Target:
         at_centre = self.log_density_at_centre(answer, prior_at_centre)
         self._exclude_invalid(int(answer.invalid.value), log_target, points64)
         log_ratios = log_target - proposal.in_strata(num).log_density(points64)
-        return (
-            points64,
-            log_target,
-            log_ratios,
-            at_centre,
-            (reply.rounds, reply.bits_up, reply.bits_down),
-        )
+        cost = (reply.rounds, reply.bits_up, reply.bits_down)
+        return _Weighted(points64, log_target, log_ratios, at_centre, proposal, cost)
 
     def log_density_at_centre(self, answer: Evaluated, prior_at_centre: Array) -> float:
         """Return the log density at the center, or raise `ValueError` if it is not finite."""
@@ -348,7 +333,7 @@ class Target:
 
 
 @compiled(static_argnames=("num",))
-def _dithers(content: Dithered, clients: Array, *, num: int) -> Array:
+def _sum_dithers(content: Dithered, clients: Array, *, num: int) -> Array:
     """Return the sum of the noise that the clients added, in units of the step, ``[num]``."""
 
     def add(total: Array, client: Array) -> tuple[Array, None]:
@@ -358,7 +343,7 @@ def _dithers(content: Dithered, clients: Array, *, num: int) -> Array:
 
 
 @compiled
-def _drawn(recipe: Recipe, posterior: Posterior) -> tuple[ArrayTree, Array, Array, Array]:
+def _draw_points(recipe: Recipe, posterior: Posterior) -> tuple[ArrayTree, Array, Array, Array]:
     """Return points as positions and raveled, relative log priors, and the log prior there."""
     points = recipe.draw()
     at_centre = posterior.logprior_fn(recipe.centre)
@@ -366,7 +351,7 @@ def _drawn(recipe: Recipe, posterior: Posterior) -> tuple[ArrayTree, Array, Arra
     return points, jax.vmap(trees.ravel)(points), prior, at_centre
 
 
-def first_proposal(
+def make_proposal(
     approximation: Any, centre: ArrayTree | None, tail: float = 0.2, degrees: float = 5.0
 ) -> tuple[Mixture, ArrayTree]:
     """Return the first proposal and the center of differences, by default the proposal's mean."""
@@ -410,7 +395,7 @@ def _as_mixture(approximation: Any, tail: float, degrees: float) -> tuple[Mixtur
     return proposal, trees.cast_like(trees.unravel(jnp.asarray(mean), like), like)
 
 
-def _adapted_proposal(batches: list[_Weighted], proposal: Mixture) -> Mixture:
+def _adapt_proposal(batches: list[_Weighted], proposal: Mixture) -> Mixture:
     """Return the next proposal, from the weighted moments of all draws so far.
 
     Each weight is the ratio of the target to the mixture of all proposals.
@@ -422,7 +407,7 @@ def _adapted_proposal(batches: list[_Weighted], proposal: Mixture) -> Mixture:
     weights = np.exp(log_weights)
     mean = weights @ points
     factor = np.asarray(proposal.factors[0], np.float64)
-    trust = min(1.0, _ess(log_weights) / (ESS_PER_DIMENSION * points.shape[1]))
+    trust = min(1.0, _effective_draws(log_weights) / (ESS_PER_DIMENSION * points.shape[1]))
     gaps = points - mean
     if factor.ndim == 1:
         scale = trust * (weights @ gaps**2) + (1 - trust) * factor**2
@@ -437,11 +422,16 @@ def _adapted_proposal(batches: list[_Weighted], proposal: Mixture) -> Mixture:
     )
 
 
-def _ess(log_weights: np.ndarray) -> float:
+def _sum_costs(batches: list[_Weighted]) -> tuple[int, float, float]:
+    exchanges, up, down = np.array([x.cost for x in batches]).sum(0)
+    return int(exchanges), float(up), float(down)
+
+
+def _effective_draws(log_weights: np.ndarray) -> float:
     return float(np.exp(-logsumexp(2 * log_weights)))
 
 
-def _verdict(
+def _judge(
     rounds: list[Round],
     num_draws: int,
     passed: bool,

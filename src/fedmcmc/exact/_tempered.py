@@ -25,7 +25,7 @@ from fedmcmc._types import (
     mapped,
 )
 from fedmcmc.diagnostics import SamplingWarning
-from fedmcmc.exact._correct import Target, first_proposal
+from fedmcmc.exact._correct import Target, make_proposal
 from fedmcmc.gaussian import Gaussian, Mixture
 from fedmcmc.kernels import BELOW, Evaluated, Points
 from fedmcmc.pytrees import in_single_precision, trees
@@ -183,7 +183,7 @@ def tempered(
     length = positive_integer(length, "length")
     if num_seeds < 2 or length < 2:
         raise ValueError(f"num_seeds and length must be at least 2, got {num_seeds} and {length}.")
-    proposal, centre = first_proposal(approximation, centre)
+    proposal, centre = make_proposal(approximation, centre)
     num_islands = positive_integer(num_islands, "num_islands")
     path = _Path(Target(as_functions(posterior), as_consortium(data), centre), proposal)
     words = np.asarray(jax.random.bits(as_key(rng_key), (4,), jnp.uint32))
@@ -208,14 +208,14 @@ def tempered(
                 f"After {MAX_TEMPERATURES} temperatures the power of the posterior is only "
                 f"{powers[-1]:.3g}: pass an approximation that is closer to the posterior."
             )
-        power = _next_power(powers[-1], states.log_ratio)
+        power = _choose_power(powers[-1], states.log_ratio)
         log_weights = ((power - powers[-1]) * states.log_ratio).reshape(num_islands, num)
         total = logsumexp(log_weights)
         log_evidence += logsumexp(log_weights, axis=1) - np.log(num)
         chain_weights = np.exp(log_weights - total).reshape(-1, chain_length).mean(1)
         chain_weights /= chain_weights.mean()
         variance += chain_weights.var(ddof=1) / len(chain_weights)
-        root = _root_of_covariance(states.points, np.exp(log_weights - total).ravel())
+        root = _factorize_covariance(states.points, np.exp(log_weights - total).ravel())
         seeds = [
             start + _resample(np.exp(island - logsumexp(island)), num_seeds, rng)
             for start, island in zip(range(0, num_islands * num, num), log_weights, strict=True)
@@ -286,7 +286,7 @@ class _Path:
         positions = trees.cast_like(jax.vmap(lambda x: trees.unravel(x, centre))(flat), centre)
         reply = self.target.consortium.ask(self.target.question, Points(positions, centre))
         answer: Evaluated = reply.value
-        prior, prior_at_centre = _priors(self.target.posterior, positions, centre)
+        prior, prior_at_centre = _evaluate_priors(self.target.posterior, positions, centre)
         value = np.asarray(answer.value, np.float64)
         log_target = np.where(value < BELOW, -np.inf, value + np.asarray(prior, np.float64))
         log_target[~(log_target < np.inf)] = -np.inf  # also replaces NaN
@@ -341,12 +341,14 @@ class _Path:
 
 
 @compiled
-def _priors(posterior: Posterior, points: ArrayTree, centre: ArrayTree) -> tuple[Array, Array]:
+def _evaluate_priors(
+    posterior: Posterior, points: ArrayTree, centre: ArrayTree
+) -> tuple[Array, Array]:
     at_centre = posterior.logprior_fn(centre)
     return jax.vmap(lambda point: posterior.logprior_fn(point) - at_centre)(points), at_centre
 
 
-def _next_power(power: float, log_ratio: np.ndarray) -> float:
+def _choose_power(power: float, log_ratio: np.ndarray) -> float:
     """Return the largest power at which half of the states of positive weight stay effective."""
     min_ess = EFFECTIVE_SHARE * np.isfinite(log_ratio).sum()
 
@@ -363,7 +365,7 @@ def _next_power(power: float, log_ratio: np.ndarray) -> float:
     return high
 
 
-def _root_of_covariance(points: np.ndarray, weights: np.ndarray) -> np.ndarray:
+def _factorize_covariance(points: np.ndarray, weights: np.ndarray) -> np.ndarray:
     gaps = points - weights @ points
     covariance = (gaps.T * weights) @ gaps
     ridge = 1e-10 * np.trace(covariance) / len(covariance)

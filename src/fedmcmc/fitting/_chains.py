@@ -99,12 +99,12 @@ def run_chains(
     """
     start_key, init_key, run_key = jax.random.split(rng_key, 3)
     centre, size = search.centre, trees.num_elements(search.centre)
-    starts, metric = _starts(start_key, search, corrected)
-    metric = _well_conditioned(metric)
+    starts, metric = _draw_starts(start_key, search, corrected)
+    metric = _shrink_correlations(metric)
     max_steps = 1 if size <= 30 else 3 if size <= 300 else 5
     target = 0.57 if max_steps == 1 else 0.8
     step_size = float(hmc_step_size(size, target, max_steps))
-    kernel = _kernel(posterior, centre, step_size, max_steps, metric)
+    kernel = _build_kernel(posterior, centre, step_size, max_steps, metric)
     keys = jax.random.split(init_key, NUM_CHAINS)
     positions = jax.vmap(lambda x: trees.cast_like(trees.unravel(x, centre), centre))(
         jnp.asarray(np.repeat(starts, NUM_CHAINS // NUM_STARTS, axis=0), trees.ravel(centre).dtype)
@@ -145,8 +145,8 @@ def run_chains(
         gap = float(np.mean(samples.info["acceptance"][:, length // 2 :])) - target
         step_size = step_size * float(np.exp(np.clip(2 * gap / np.sqrt(number + 1), -1, 1)))
         if number % 2:
-            metric = _updated_metric(metric, [x.draws for x in adaptation[-2:]])
-        kernel = _kernel(posterior, centre, step_size, max_steps, metric)
+            metric = _update_metric(metric, [x.draws for x in adaptation[-2:]])
+        kernel = _build_kernel(posterior, centre, step_size, max_steps, metric)
         # New trajectories: a change within a trajectory would make it irreversible.
         state = start_chains(kernel, samples.state.broadcast.position, jnp.int32(num_rounds))
     segments: list[Samples] = []
@@ -160,13 +160,13 @@ def run_chains(
             raise KeyboardInterrupt
         num_rounds, state = num_rounds + samples.num_draws, samples.state
         segments.append(samples)
-        rhat, ess, errors = judge_chains(_joined([x.draws for x in segments]))
+        rhat, ess, errors = judge_chains(_join([x.draws for x in segments]))
         aborted = num_rounds >= EARLY_ABORT_ROUNDS and rhat > EARLY_ABORT_RHAT
         if interrupted or aborted or is_converged(rhat, ess, errors):
             break
     samples = replace(
         segments[-1],
-        draws=_joined([x.draws for x in segments]),
+        draws=_join([x.draws for x in segments]),
         info={
             name: np.concatenate([x.info[name] for x in segments], 1) for name in segments[-1].info
         },
@@ -198,7 +198,7 @@ def is_converged(rhat: float, ess: float, errors: MonteCarloErrors) -> bool:
     return rhat < RHAT and ess >= ESS and errors.are_small
 
 
-def _kernel(
+def _build_kernel(
     posterior: Posterior, centre: ArrayTree, step_size: float, max_steps: int, metric: np.ndarray
 ) -> Any:
     covariance: ArrayTree = jnp.asarray(metric, jnp.result_type(float))
@@ -213,7 +213,7 @@ def _kernel(
     )
 
 
-def _starts(
+def _draw_starts(
     rng_key: Array, search: Search, corrected: Corrected | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return starts of chains, ``[8, d]``, and a covariance for the initial metric.
@@ -241,7 +241,7 @@ def _starts(
     return flat[np.asarray(index)], metric
 
 
-def _well_conditioned(metric: np.ndarray) -> np.ndarray:
+def _shrink_correlations(metric: np.ndarray) -> np.ndarray:
     """Return the metric with correlations shrunk until float32 can factorize it."""
     if metric.ndim == 1:
         return metric
@@ -253,7 +253,7 @@ def _well_conditioned(metric: np.ndarray) -> np.ndarray:
     return np.asarray(shrunk * np.outer(scale, scale))
 
 
-def _updated_metric(metric: np.ndarray, draws: list[ArrayTree]) -> np.ndarray:
+def _update_metric(metric: np.ndarray, draws: list[ArrayTree]) -> np.ndarray:
     """Return a weighted mean of the covariance of draws and the previous metric.
 
     A matrix is replaced completely only with ten independent draws per dimension: with fewer, the
@@ -271,5 +271,5 @@ def _updated_metric(metric: np.ndarray, draws: list[ArrayTree]) -> np.ndarray:
     return updated
 
 
-def _joined(parts: list[ArrayTree]) -> ArrayTree:
+def _join(parts: list[ArrayTree]) -> ArrayTree:
     return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *parts)

@@ -30,15 +30,15 @@ MAX_TEMPERED_PARAMETERS = 50
 def decide(problem: Problem, results: Results) -> tuple[Verdict, Results]:
     """Run the stages that are needed after the search for modes, and return the verdict."""
     if problem.effort == "approximate":
-        return _approximate(results, "as requested"), results
+        return _judge_approximation(results, "as requested"), results
     results = run_steps(problem, WEIGHTING, results)
     if results.correction_is(VerdictKind.PASSED):
-        return _by_importance(results)
-    reason = _reason_to_stop(problem, results)
+        return _judge_weights(results)
+    reason = _find_reason_to_stop(problem, results)
     if reason:
         if results.correction_is(VerdictKind.DOUBTFUL):
-            return _by_importance(results, reason)
-        return _approximate(results, reason), results
+            return _judge_weights(results, reason)
+        return _judge_approximation(results, reason), results
     if len(results.search.modes) > 1:  # chains do not move between modes
         return _temper(problem, results)
     results = run_steps(problem, CHAINS, results)
@@ -46,12 +46,12 @@ def decide(problem: Problem, results: Results) -> tuple[Verdict, Results]:
     assert chains is not None
     details = f"{chains.num_rounds:,} rounds of {chains.samples.num_chains} chains"
     if chains.agree:
-        return _passed(problem, results, "MCMC", details=details, **chains.figures)
+        return _judge_passed(problem, results, "MCMC", details=details, **chains.figures)
     failure = f"chains did not agree (R-hat {chains.rhat:.3f}, {chains.ess:,.0f} effective draws)"
     if results.search.has_mode and results.size <= MAX_TEMPERED_PARAMETERS:
         return _temper(problem, results, failure)
     if results.correction_is(VerdictKind.DOUBTFUL):
-        return _by_importance(replace(results, chains=None), failure)
+        return _judge_weights(replace(results, chains=None), failure)
     remedy = "raise max_rounds, or" if chains.num_rounds >= problem.max_rounds else "try to"
     reason = f"{failure} ({REQUIREMENTS}): {remedy} reparametrize the model"
     figures = chains.figures
@@ -59,11 +59,11 @@ def decide(problem: Problem, results: Results) -> tuple[Verdict, Results]:
         # The curvature at the mode describes the posterior better than chains that are far apart.
         results, figures = replace(results, chains=None), {}
         reason += "; the draws are from the Gaussian at the mode"
-    verdict = _verdict(results, VerdictKind.FAILED, reason=reason, details=details, **figures)
+    verdict = _make_verdict(results, VerdictKind.FAILED, reason=reason, details=details, **figures)
     return verdict, results
 
 
-def _reason_to_stop(problem: Problem, results: Results) -> str:
+def _find_reason_to_stop(problem: Problem, results: Results) -> str:
     """Return the reason to run no chains unless ``effort="exact"``, or ""."""
     if problem.effort != "auto":
         return ""
@@ -101,33 +101,34 @@ def _temper(problem: Problem, results: Results, failure: str = "") -> tuple[Verd
         if chains is not None and chains.errors.excess < errors.excess:
             results = replace(results, chains=chains, tempered=None)  # the smaller error
             figures = chains.figures
-        return _verdict(results, VerdictKind.FAILED, reason=reason, **figures), results
+        return _make_verdict(results, VerdictKind.FAILED, reason=reason, **figures), results
     if problem.posterior.improper:
         reason = (
             f"the prior of {join_names(problem.posterior.improper)} is improper, and tempering "
             f"cannot detect an improper posterior: use a proper prior"
         )
-        return _verdict(results, VerdictKind.DOUBTFUL, "SMC", reason=reason, **figures), results
-    return _passed(problem, results, "SMC", **figures)
+        verdict = _make_verdict(results, VerdictKind.DOUBTFUL, "SMC", reason=reason, **figures)
+        return verdict, results
+    return _judge_passed(problem, results, "SMC", **figures)
 
 
-def _passed(
+def _judge_passed(
     problem: Problem, results: Results, method: str, **parts: Any
 ) -> tuple[Verdict, Results]:
     """Return the verdict on draws that passed, unless the posterior does not fall far out."""
     results = run_steps(problem, FAR_OUT, results)
     name = results.flat_coordinate
     if not name:
-        return _verdict(results, VerdictKind.PASSED, method, **parts), results
+        return _make_verdict(results, VerdictKind.PASSED, method, **parts), results
     reason = f"the log posterior does not fall along {name}: use a proper prior"
-    return _verdict(results, VerdictKind.DOUBTFUL, method, reason=reason, **parts), results
+    return _make_verdict(results, VerdictKind.DOUBTFUL, method, reason=reason, **parts), results
 
 
-def _by_importance(results: Results, reason: str = "") -> tuple[Verdict, Results]:
+def _judge_weights(results: Results, reason: str = "") -> tuple[Verdict, Results]:
     corrected = results.corrected
     assert corrected is not None
     results, verdict = replace(results, evidence=corrected), corrected.verdict
-    combined = _verdict(
+    combined = _make_verdict(
         results,
         verdict.kind,
         "importance",
@@ -140,7 +141,7 @@ def _by_importance(results: Results, reason: str = "") -> tuple[Verdict, Results
     return combined, results
 
 
-def _approximate(results: Results, why: str) -> Verdict:
+def _judge_approximation(results: Results, why: str) -> Verdict:
     num = len(results.search.modes)
     draws = f"Gaussian{'s' * (num > 1)} at {num} mode{'s' * (num > 1)}"
     if not results.search.has_mode:
@@ -154,10 +155,10 @@ def _approximate(results: Results, why: str) -> Verdict:
             f"(required: at most {MAX_KHAT:g})"
         )
     reason = f"{draws}, {check}; {why}"
-    return _verdict(results, VerdictKind.APPROXIMATE, reason=reason, k_hat=k_hat)
+    return _make_verdict(results, VerdictKind.APPROXIMATE, reason=reason, k_hat=k_hat)
 
 
-def _verdict(results: Results, kind: VerdictKind, method: str = "", **parts: Any) -> Verdict:
+def _make_verdict(results: Results, kind: VerdictKind, method: str = "", **parts: Any) -> Verdict:
     """Return a verdict with the costs so far; caveats turn ``passed`` into ``doubtful``."""
     details = "; ".join(x for x in (parts.pop("details", ""), _summarize(results)) if x)
     caveats = results.search.caveats + results.caveats

@@ -121,11 +121,11 @@ def make_report(
             "log evidence": f"{log_evidence:.4f} (sd {sd:.2g})" if sd >= 0 else no_evidence,
             **versions(),
         },
-        partial(_figures, samples, weighted),
+        partial(_draw_figures, samples, weighted),
     )
 
 
-def _figures(samples: Samples, corrected: Corrected | None) -> list[Figure]:
+def _draw_figures(samples: Samples, corrected: Corrected | None) -> list[Figure]:
     """Return a forest plot, and traces or weights."""
     has_chains = samples.num_chains > 1
     figures = figures_of(samples.constrained, with_traces=has_chains)

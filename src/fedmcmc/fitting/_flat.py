@@ -38,8 +38,8 @@ def refuse_flat_directions(posterior: Posterior, ledger: Ledger, search: Search)
     without curvature at the highest mode. The initial step is a conditional sd at that mode, but at
     most 1.
     """
-    name = _flat_direction(
-        posterior, ledger, search.centre, search.modes[0].flat, _directions(posterior, search)
+    name = _find_flat_direction(
+        posterior, ledger, search.centre, search.modes[0].flat, _list_directions(posterior, search)
     )
     if name:
         names = ", ".join(posterior.improper)
@@ -50,20 +50,20 @@ def refuse_flat_directions(posterior: Posterior, ledger: Ledger, search: Search)
         )
 
 
-def flat_coordinate(
+def find_flat_coordinate(
     posterior: Posterior, ledger: Ledger, centre: ArrayTree, draws: np.ndarray
 ) -> str:
     """Return the name of a coordinate along which the log posterior does not fall, else "".
 
     Distances start at the median of the draws ``[num, d]`` and extend far beyond the draws.
     """
-    units, far = _units(draws.var(0))
+    units, far = _choose_units(draws.var(0))
     indices = list(range(min(draws.shape[1], MAX_COORDINATES)))
-    directions = _axes(indices, trees.element_names(centre), units, far)
-    return _flat_direction(posterior, ledger, centre, np.median(draws, axis=0), directions)
+    directions = _list_axis_directions(indices, trees.element_names(centre), units, far)
+    return _find_flat_direction(posterior, ledger, centre, np.median(draws, axis=0), directions)
 
 
-def _flat_direction(
+def _find_flat_direction(
     posterior: Posterior,
     ledger: Ledger,
     centre: ArrayTree,
@@ -95,7 +95,7 @@ def _is_flat(values: np.ndarray) -> bool:
     return len(decreases) == WINDOW and bool((decreases < MIN_DECREASE).all())
 
 
-def _directions(posterior: Posterior, search: Search) -> list[Direction]:
+def _list_directions(posterior: Posterior, search: Search) -> list[Direction]:
     if not posterior.improper:
         return []
     mode = search.modes[0]
@@ -103,10 +103,10 @@ def _directions(posterior: Posterior, search: Search) -> list[Direction]:
     if mode.covariance.ndim == 2:
         conditional = 1 / np.diag(np.linalg.pinv(mode.covariance))
         variances = np.minimum(variances, conditional)
-    units, far = _units(variances)
+    units, far = _choose_units(variances)
     names = trees.element_names(search.centre)
-    indices = _improper_coordinates(posterior, search.centre)[:MAX_COORDINATES]
-    directions = _axes(indices, names, units, far)
+    indices = _list_improper_coordinates(posterior, search.centre)[:MAX_COORDINATES]
+    directions = _list_axis_directions(indices, names, units, far)
     for vector in mode.flat_along.T:
         largest = np.argmax(np.abs(vector))
         vector = vector / vector[largest]
@@ -124,14 +124,14 @@ def _directions(posterior: Posterior, search: Search) -> list[Direction]:
     return directions
 
 
-def _units(variances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _choose_units(variances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return initial steps along coordinates, and largest distances in multiples of these steps."""
     sds = np.sqrt(np.maximum(variances, 1e-30))
     units = np.minimum(sds, 1.0)
     return units, MAX_DISTANCE * np.maximum(sds, 1.0) / units
 
 
-def _axes(
+def _list_axis_directions(
     indices: list[int], names: list[str], units: np.ndarray, far: np.ndarray
 ) -> list[Direction]:
     """Return the positive and the negative direction of each coordinate."""
@@ -143,7 +143,7 @@ def _axes(
     return directions
 
 
-def _improper_coordinates(posterior: Posterior, centre: ArrayTree) -> list[int]:
+def _list_improper_coordinates(posterior: Posterior, centre: ArrayTree) -> list[int]:
     indices: list[int] = []
     start = 0
     for name, leaf in named_leaves(centre).items():

@@ -66,7 +66,7 @@ def check_gibbs(posterior: Posterior, effort: str, max_rounds: int) -> None:
         )
 
 
-def _gibbs_kernel(posterior: Posterior) -> FederatedKernel:
+def _build_kernel(posterior: Posterior) -> FederatedKernel:
     """Return the Gibbs sampler with a refresh that suits the number of effects per group."""
     local: Any = posterior.local
     is_small = trees.num_elements(local.like.tree) <= MAX_INDEPENDENCE_SIZE
@@ -96,7 +96,7 @@ def fit_by_gibbs(
         max_rounds=max_rounds,
         progress=progress,
     )
-    verdict = _verdict(chains, stage, max_rounds)
+    verdict = _judge(chains, stage, max_rounds)
     samples = replace(
         chains.samples,
         constrain_fn=posterior.constrain_fn,
@@ -124,11 +124,11 @@ def _run_gibbs(
             warnings.simplefilter("ignore", SamplingWarning)
             samples = consortium.sample(
                 rng_key,
-                as_functions(_gibbs_kernel(posterior)),
+                as_functions(_build_kernel(posterior)),
                 position=posterior.init_fn if position is None else position,
                 num_burnin=NUM_ADAPT,
                 num_chains=NUM_CHAINS,
-                until=_agreement(),
+                until=_stop_on_agreement(),
                 max_rounds=max_rounds,
                 progress=False,
             )
@@ -157,7 +157,7 @@ def _run_gibbs(
     return chains, stage
 
 
-def _verdict(chains: Chains, stage: Stage, max_rounds: int) -> Verdict:
+def _judge(chains: Chains, stage: Stage, max_rounds: int) -> Verdict:
     cost = f"{stage.rounds:,} rounds, {(stage.bits_up + stage.bits_down) / 1e6:,.1f} Mbit"
     details = f"{NUM_CHAINS} chains of Gibbs sampling, {cost}"
     if chains.agree:
@@ -167,7 +167,7 @@ def _verdict(chains: Chains, stage: Stage, max_rounds: int) -> Verdict:
     return Verdict(VerdictKind.FAILED, reason=reason, details=details, **chains.figures)
 
 
-def _agreement() -> StoppingRule:
+def _stop_on_agreement() -> StoppingRule:
     """Return the rule that stops the chains as soon as they agree."""
 
     def check(draws: ArrayTree) -> StopDecision:

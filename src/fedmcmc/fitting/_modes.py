@@ -11,7 +11,7 @@ from jax import Array
 
 from fedmcmc._types import ArrayTree, Posterior, as_functions, compiled
 from fedmcmc.fitting._lockstep import lockstep
-from fedmcmc.fitting._symmetries import MAX_IMAGES, Images, candidate_symmetries
+from fedmcmc.fitting._symmetries import MAX_IMAGES, Images, list_symmetries
 from fedmcmc.gaussian import Mixture
 from fedmcmc.kernels import BELOW, Points, evaluations
 from fedmcmc.pytrees import trees
@@ -166,7 +166,7 @@ def find_modes(
     """
     posterior = as_functions(posterior)
     ledger = Ledger(consortium)
-    candidates = _candidates(rng_key, posterior, position)
+    candidates = _draw_candidates(rng_key, posterior, position)
     values = np.asarray(ledger.ask(evaluations(posterior), Points(candidates)).value, np.float64)
     prior = np.asarray(log_priors(posterior, candidates), np.float64)
     valid = np.flatnonzero((values > BELOW) & np.isfinite(values) & np.isfinite(prior))
@@ -182,7 +182,7 @@ def find_modes(
             f"pass position=, a position where it is finite. {SITE_LOGS}"
         )
     flat = np.asarray(jax.vmap(trees.ravel)(candidates), np.float64)
-    starts = _padded(flat[valid[:num_starts]], num_starts)
+    starts = _pad(flat[valid[:num_starts]], num_starts)
     size = flat.shape[1]
     by_newton = size <= NEWTON_DIMENSIONS
     climb = partial(newton, least_gain=MIN_GAIN) if by_newton else lbfgs
@@ -197,21 +197,21 @@ def find_modes(
     while by_newton and num_used < len(valid) and _may_miss_modes(results, num_draws):
         starts = flat[valid[num_used : num_used + num_starts]]
         num_used += len(starts)
-        results += lockstep(evaluate, _padded(starts, num_starts), climb, max_evaluations)[0]
+        results += lockstep(evaluate, _pad(starts, num_starts), climb, max_evaluations)[0]
     if not by_newton:  # one curvature only, because it takes d**2 / 2 numbers
         highest = min(results, key=lambda result: result.value)
         structure: Structure = "dense" if size <= DENSE_DIMENSIONS else "diagonal"
         results = Objective(posterior, ledger, centre, structure)(highest.point[None])
-    modes = _distinct_modes([_mode_of(result) for result in results], num_draws)
+    modes = _select_distinct([_as_mode(result) for result in results], num_draws)
     num_symmetric = 1
     caveats: tuple[str, ...] = ()
     if by_newton and modes[0].is_maximum and posterior.position_fn is None:
-        images, complete = _images_of(modes[0], posterior, ledger, centre, len(modes) > 1)
+        images, complete = _find_images(modes[0], posterior, ledger, centre, len(modes) > 1)
         if len(images):
-            starts = _padded(images, num_starts)
+            starts = _pad(images, num_starts)
             for batch in starts.reshape(-1, num_starts, size):
                 results += lockstep(evaluate, batch, climb, max_evaluations)[0]
-            modes = _distinct_modes([_mode_of(result) for result in results], num_draws)
+            modes = _select_distinct([_as_mode(result) for result in results], num_draws)
             gaps = [modes[0].log_density - mode.log_density for mode in modes]
             num_symmetric = sum(gap < MAX_SYMMETRIC_GAP for gap in gaps)
         if not complete:
@@ -223,15 +223,12 @@ def find_modes(
     if evaluate.untold is not None and evaluate.untold.any():
         names = trees.element_names(centre)
         unidentified = tuple(names[i] for i in np.flatnonzero(evaluate.untold))
-    highest_mode, cost = (
-        _as_position(modes[0].flat, centre),
-        (ledger.rounds, ledger.up, ledger.down),
-    )
+    centre, cost = _as_position(modes[0].flat, centre), (ledger.rounds, ledger.up, ledger.down)
     num_used = min(num_used, len(valid))
-    return Search(tuple(modes), num_used, highest_mode, *cost, unidentified, num_symmetric, caveats)
+    return Search(tuple(modes), num_used, centre, *cost, unidentified, num_symmetric, caveats)
 
 
-def _padded(starts: np.ndarray, multiple: int) -> np.ndarray:
+def _pad(starts: np.ndarray, multiple: int) -> np.ndarray:
     """Return starts ``[num, d]`` padded with copies of one start to a multiple of a number."""
     return np.concatenate([starts, np.repeat(starts[:1], -len(starts) % multiple, axis=0)])
 
@@ -241,15 +238,15 @@ def _may_miss_modes(results: list[Expansion], num_draws: int) -> bool:
 
     This share estimates the probability that another start reaches a new mode (Good and Turing).
     """
-    maxima = [mode for mode in map(_mode_of, results) if mode.is_maximum]
-    modes = _distinct_modes(maxima, num_draws) if maxima else []
+    maxima = [mode for mode in map(_as_mode, results) if mode.is_maximum]
+    modes = _select_distinct(maxima, num_draws) if maxima else []
     if len(modes) < 2:
         return False
-    counts = [sum(_distance(mode, x) < MIN_DISTANCE for x in maxima) for mode in modes]
+    counts = [sum(_mahalanobis_distance(mode, x) < MIN_DISTANCE for x in maxima) for mode in modes]
     return counts.count(1) > 0.1 * len(maxima)
 
 
-def _images_of(
+def _find_images(
     mode: Mode, posterior: Posterior, ledger: Ledger, centre: ArrayTree, multimodal: bool
 ) -> tuple[np.ndarray, bool]:
     """Return candidates for symmetric modes, ``[num, d]``, and true if no candidate is missing.
@@ -258,12 +255,14 @@ def _images_of(
     """
     no_images = np.zeros((0, len(mode.flat)))
     images = Images(posterior, _as_position(mode.flat, centre))
-    symmetries = candidate_symmetries(images.values)
+    symmetries = list_symmetries(images.values)
     if not symmetries:
         return no_images, True
     flat = images.flat([images.values, *(x.example(images.values) for x in symmetries)])
     max_gap = MAX_START_GAP if multimodal else MAX_SYMMETRIC_GAP
-    distant = np.array([_distance(replace(mode, flat=x), mode) >= MIN_DISTANCE for x in flat[1:]])
+    distant = np.array(
+        [_mahalanobis_distance(replace(mode, flat=x), mode) >= MIN_DISTANCE for x in flat[1:]]
+    )
     prior = np.asarray(log_priors(posterior, as_positions(flat, centre)), np.float64)
     plausible = distant & np.isfinite(flat[1:]).all(1) & (prior[1:] > prior[0] - max_gap)
     chosen = np.flatnonzero(plausible)[: NUM_CANDIDATES - 1]
@@ -302,7 +301,7 @@ def as_positions(flat: np.ndarray, centre: ArrayTree) -> ArrayTree:
     return jax.tree.unflatten(treedef, parts)
 
 
-def _candidates(rng_key: Array, posterior: Posterior, position: ArrayTree | None) -> ArrayTree:
+def _draw_candidates(rng_key: Array, posterior: Posterior, position: ArrayTree | None) -> ArrayTree:
     """Return candidates for a start, leaves ``[num, *event]``, the most promising one in front."""
     keys = jax.random.split(rng_key, NUM_CANDIDATES - 1)
     if position is not None:
@@ -327,7 +326,7 @@ def log_priors(posterior: Posterior, positions: ArrayTree) -> Array:
     return jax.vmap(posterior.logprior_fn)(positions)
 
 
-def _mode_of(result: Expansion) -> Mode:
+def _as_mode(result: Expansion) -> Mode:
     assert result.covariance is not None
     # In the quadratic region the final Newton step needs no further exchange.
     is_quadratic = result.gain < 0.1 and not result.clipped
@@ -336,7 +335,7 @@ def _mode_of(result: Expansion) -> Mode:
     return Mode(point, value, result.covariance, result.gain, result.clipped, result.flat_along)
 
 
-def _distinct_modes(candidates: list[Mode], num_draws: int) -> list[Mode]:
+def _select_distinct(candidates: list[Mode], num_draws: int) -> list[Mode]:
     """Return maxima of non-negligible mass that are distant from each other, the highest in front.
 
     The highest candidate is always included.
@@ -345,13 +344,13 @@ def _distinct_modes(candidates: list[Mode], num_draws: int) -> list[Mode]:
     modes = candidates[:1]
     lowest = modes[0].log_density - 2 * np.log(NUM_STARTS * num_draws)
     for mode in candidates[1:]:
-        is_near = any(_distance(mode, x) < MIN_DISTANCE for x in modes)
+        is_near = any(_mahalanobis_distance(mode, x) < MIN_DISTANCE for x in modes)
         if mode.is_maximum and mode.log_density > lowest and not is_near:
             modes.append(mode)
     return modes
 
 
-def _distance(mode: Mode, reference: Mode) -> float:
+def _mahalanobis_distance(mode: Mode, reference: Mode) -> float:
     """Return the Mahalanobis distance by the covariance of the reference."""
     gap = mode.flat - reference.flat
     if reference.covariance.ndim == 1:

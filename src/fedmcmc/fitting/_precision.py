@@ -61,16 +61,18 @@ def check_precision(
     posterior, ledger = as_functions(posterior), Ledger(consortium)
     centre = trees.as_floats(centre, "centre")
     covariance = np.asarray(covariance, np.float64)
-    noise = _scatter(posterior, ledger, centre, _steps(covariance, LENGTHS))
+    noise = _measure_scatter(posterior, ledger, centre, _draw_steps(covariance, LENGTHS))
     if noise > max_noise:
-        nearby = _scatter(posterior, ledger, centre, _short_steps(centre, covariance))
+        nearby = _measure_scatter(posterior, ledger, centre, _draw_short_steps(centre, covariance))
         # A large constant that absorbs all digits leaves no scatter between such close points.
-        noise = np.nanmax([nearby, min(noise, _term_noise(posterior, ledger, centre))])
-    message = _spacing_message(centre, covariance) or _noise_message(noise, centre, max_noise)
+        noise = np.nanmax([nearby, min(noise, _estimate_term_noise(posterior, ledger, centre))])
+    message = _explain_spacing(centre, covariance) or _explain_noise(noise, centre, max_noise)
     return PrecisionCheck(noise, not message, message, ledger.rounds, ledger.up, ledger.down)
 
 
-def _scatter(posterior: Posterior, ledger: Ledger, centre: ArrayTree, steps: np.ndarray) -> float:
+def _measure_scatter(
+    posterior: Posterior, ledger: Ledger, centre: ArrayTree, steps: np.ndarray
+) -> float:
     """Return the sd of log likelihoods around Hermite's rule, at `steps` ``[num, d]``."""
     flat = trees.ravel(centre)
     structure: Structure = "dense" if flat.shape[0] <= NEWTON_DIMENSIONS else "none"
@@ -92,7 +94,7 @@ def _scatter(posterior: Posterior, ledger: Ledger, centre: ArrayTree, steps: np.
     return float(error.std(ddof=1)) if len(error) > 2 else np.nan
 
 
-def _steps(covariance: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+def _draw_steps(covariance: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return steps of these Mahalanobis lengths in random directions, ``[num, d]``."""
     size = covariance.shape[0]
     directions = np.random.default_rng(SEED).normal(size=(len(lengths), size))
@@ -103,14 +105,14 @@ def _steps(covariance: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return np.asarray(directions @ (np.sqrt(np.maximum(values, 0))[:, None] * vectors.T))
 
 
-def _short_steps(centre: ArrayTree, covariance: np.ndarray) -> np.ndarray:
+def _draw_short_steps(centre: ArrayTree, covariance: np.ndarray) -> np.ndarray:
     flat = np.asarray(trees.ravel(centre), np.float64)
     sds = np.sqrt(covariance if covariance.ndim == 1 else np.diagonal(covariance))
     limit = np.minimum(SHORT_STEP * np.maximum(np.abs(flat), 1), LENGTHS[0] * sds)
     return np.random.default_rng(SEED).uniform(-limit, limit, (NUM_POINTS - 1, len(flat)))
 
 
-def _term_noise(posterior: Posterior, ledger: Ledger, centre: ArrayTree) -> float:
+def _estimate_term_noise(posterior: Posterior, ledger: Ledger, centre: ArrayTree) -> float:
     """Return the rounding error of the sum if all rows had equal terms."""
     position = jax.tree.map(lambda leaf: leaf[None], centre)
     total = float(ledger.ask(evaluations(posterior), Points(position)).value[0])
@@ -118,7 +120,7 @@ def _term_noise(posterior: Posterior, ledger: Ledger, centre: ArrayTree) -> floa
     return epsilon / 2 * abs(total) / np.sqrt(ledger.consortium.federation.num_rows)
 
 
-def _noise_message(noise: float, centre: ArrayTree, max_noise: float) -> str:
+def _explain_noise(noise: float, centre: ArrayTree, max_noise: float) -> str:
     if not noise > max_noise:
         return ""
     return (
@@ -128,7 +130,7 @@ def _noise_message(noise: float, centre: ArrayTree, max_noise: float) -> str:
     )
 
 
-def _spacing_message(centre: ArrayTree, covariance: np.ndarray) -> str:
+def _explain_spacing(centre: ArrayTree, covariance: np.ndarray) -> str:
     """Return a message if neighboring floats of a parameter differ by more than a posterior sd."""
     flat = np.asarray(trees.ravel(centre))
     sds = np.sqrt(covariance if covariance.ndim == 1 else np.diagonal(covariance))

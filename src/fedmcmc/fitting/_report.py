@@ -124,7 +124,7 @@ class Report:
 
     def __str__(self) -> str:
         """Return the verdict and the stages as a table."""
-        rows = [HEADER, *(_cells(stage) for stage in self.stages), self._sum()]
+        rows = [HEADER, *(_cells(stage) for stage in self.stages), self._total_row()]
         widths = [max(len(row[i]) for row in rows) for i in range(len(HEADER))]
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -133,7 +133,7 @@ class Report:
         warnings = [f"Warning: {warning}" for warning in self.warnings]
         return "\n".join([self.verdict, *warnings, "", *lines])
 
-    def _sum(self) -> tuple[str, ...]:
+    def _total_row(self) -> tuple[str, ...]:
         megabits = f"{(self.bits_up + self.bits_down) / 1e6:,.2f}"
         return ("all", "", f"{self.rounds:,}", megabits, "", "", "", f"{self.seconds:.1f}", "")
 
@@ -143,13 +143,49 @@ class Report:
         Raises
         ------
         ImportError
-            If what draws figures is not installed (the extra ``plots``).
+            If the plotting library is not installed (the extra ``plots``).
         """
         return self.page([] if self.draw_figures is None else self.draw_figures()).save(path)
 
     def page(self, figures: Sequence[Figure] = ()) -> Page:
         """Return the page that `save` writes, with the specified figures."""
-        return _page(self, figures)
+        page = Page("Report of a fit")
+        page.paragraph(INTRODUCTION)
+        passed = self.verdict.kind == VerdictKind.PASSED
+        good = passed and not self.warnings
+        headline = advice(self.verdict)
+        if self.warnings and passed:
+            headline = "Read the warning below before you use these results."
+        page.verdict(headline, self.verdict, tone="good" if good else "poor")
+        if self.warnings:
+            page.heading("Warnings")
+            page.items(list(self.warnings))
+        data_section(page, self.about)
+        page.heading("Parameters")
+        page.table(*table_of_rows(self.summary))
+        for figure in figures:
+            page.heading(figure.title)
+            page.figure(figure.svg, figure.about)
+        page.heading("Stages")
+        rows = [(*_cells(stage), stage.why) for stage in self.stages]
+        page.table(
+            (*HEADER, "why"),
+            [*rows, (*self._total_row(), "")],
+            texts=("method", "verdict", "why"),
+            marked={cell for i, stage in enumerate(self.stages) for cell in _marked(i, stage)},
+        )
+        if any(list(_marked(0, stage)) for stage in self.stages):
+            page.paragraph(
+                f"Marked: k-hat above {WORST_KHAT:g}, R-hat of {RHAT:g} or more, and fewer than "
+                f"{ESS:g} effective draws. The draws of a marked stage were not good enough."
+            )
+        page.heading("Glossary")
+        shared = dict(WORDS)
+        page.words((*GLOSSARY, *((term, shared[term]) for term in SHARED_TERMS)))
+        page.heading("About this run")
+        rows = [(name, str(value)) for name, value in self.about.items() if name not in OF_DATA]
+        page.table(("what", "value"), rows, texts=("value",))
+        return page
 
 
 def cost_of(samples: Samples, num_rounds: int | None = None) -> tuple[int, float, float]:
@@ -181,11 +217,6 @@ def _cells(stage: Stage) -> tuple[str, ...]:
 
 GLOSSARY = (
     (
-        "Mean, sd",
-        "The average and the standard deviation of a parameter's draws. The sd measures the "
-        "uncertainty of the parameter under the data and the model.",
-    ),
-    (
         "Stage",
         "A fit runs stages in order of cost until the result is good enough. The draws on this "
         "page come from the final stage. A doubtful stage before it was not good enough.",
@@ -212,10 +243,6 @@ GLOSSARY = (
         "in posterior sds for means, in percent for sds.",
     ),
     (
-        "R-hat",
-        "A measure of agreement between chains with different starts. It should be below 1.01.",
-    ),
-    (
         "ESS",
         "The number of independent draws with the same precision. With 400 or more, the standard "
         "error of a mean is at most a twentieth of a posterior standard deviation.",
@@ -226,11 +253,6 @@ GLOSSARY = (
         "normalized. Differences between two models on the same data are log Bayes factors.",
     ),
     ("Mode", "A local maximum of the posterior density. There may be several."),
-    (
-        "5 %, 50 %, 95 %",
-        "Quantiles: these percentages of a parameter's posterior draws lie below. The outer two "
-        "quantiles enclose 90 % of the draws.",
-    ),
     (
         "Approximate, doubtful",
         "Approximate: draws from a Gaussian. Doubtful: weighted draws that look right, although a "
@@ -244,47 +266,8 @@ GLOSSARY = (
     ),
 )
 
-SHARED_TERMS = ("Parameter", "Client", "Outcome", "Code")
+SHARED_TERMS = ("Mean", "sd", "5 %, 50 %, 95 %", "R-hat", "Parameter", "Client", "Outcome", "Code")
 """Glossary terms with the same meaning on the page of a run."""
-
-
-def _page(report: Report, figures: Sequence[Figure]) -> Page:
-    page = Page("Report of a fit")
-    page.paragraph(INTRODUCTION)
-    passed = report.verdict.kind == VerdictKind.PASSED
-    good = passed and not report.warnings
-    summary = advice(report.verdict)
-    if report.warnings and passed:
-        summary = "Read the warning below before you use these results."
-    page.verdict(summary, report.verdict, tone="good" if good else "poor")
-    if report.warnings:
-        page.heading("Warnings")
-        page.items(list(report.warnings))
-    data_section(page, report.about)
-    page.heading("Parameters")
-    page.table(*table_of_rows(report.summary))
-    for figure in figures:
-        page.heading(figure.title)
-        page.figure(figure.svg, figure.about)
-    page.heading("Stages")
-    rows = [(*_cells(stage), stage.why) for stage in report.stages]
-    page.table(
-        (*HEADER, "why"),
-        [*rows, (*report._sum(), "")],
-        texts=("method", "verdict", "why"),
-        marked={cell for i, stage in enumerate(report.stages) for cell in _marked(i, stage)},
-    )
-    if any(list(_marked(0, stage)) for stage in report.stages):
-        page.paragraph(
-            f"Marked: k-hat above {WORST_KHAT:g}, R-hat of {RHAT:g} or more, and fewer than "
-            f"{ESS:g} effective draws. The draws of a marked stage were not good enough."
-        )
-    page.heading("Glossary")
-    page.words((*GLOSSARY, *(entry for entry in WORDS if entry[0] in SHARED_TERMS)))
-    page.heading("About this run")
-    rows = [(name, str(value)) for name, value in report.about.items() if name not in OF_DATA]
-    page.table(("what", "value"), rows, texts=("value",))
-    return page
 
 
 def _marked(row: int, stage: Stage) -> Iterator[tuple[int, int]]:

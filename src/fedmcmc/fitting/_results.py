@@ -27,7 +27,7 @@ def make_fitted(
 ) -> Fitted:
     """Return the fit: draws in the user's coordinates, with evidence and report."""
     samples = replace(
-        _samples(problem, results),
+        _make_samples(problem, results),
         constrain_fn=posterior.constrain_fn,
         stopped={"verdict": verdict},
     )
@@ -36,7 +36,7 @@ def make_fitted(
         samples = replace(samples, draws=jax.tree.map(np.asarray, position_fn(samples.draws)))
     is_weighted = results.chains is None and results.tempered is None
     corrected = results.evidence if is_weighted else None
-    evidence, evidence_sd = _evidence(results)
+    evidence, evidence_sd = _get_evidence(results)
     report = make_report(
         results.rows,
         verdict,
@@ -47,11 +47,11 @@ def make_fitted(
         weighted=corrected,
         improper=posterior.improper,
     )
-    gaussian = _laplace_approximation(results)
+    gaussian = _make_gaussian(results)
     return Fitted(samples, verdict, evidence, evidence_sd, report, posterior, corrected, gaussian)
 
 
-def _evidence(results: Results) -> tuple[float, float]:
+def _get_evidence(results: Results) -> tuple[float, float]:
     """Return the log evidence and its standard error, NaN if no stage with evidence passed."""
     if results.tempered is not None:
         return results.tempered.log_evidence, results.tempered.log_evidence_sd
@@ -61,7 +61,7 @@ def _evidence(results: Results) -> tuple[float, float]:
     return corrected.log_evidence, corrected.log_evidence_sd
 
 
-def _laplace_approximation(results: Results) -> Gaussian | None:
+def _make_gaussian(results: Results) -> Gaussian | None:
     search = results.search
     if not search.has_mode:
         return None
@@ -72,7 +72,7 @@ def _laplace_approximation(results: Results) -> Gaussian | None:
     return Gaussian.from_moments(search.centre, variance=variance)
 
 
-def _samples(problem: Problem, results: Results) -> Samples:
+def _make_samples(problem: Problem, results: Results) -> Samples:
     if results.tempered is not None:
         num = jax.tree.leaves(results.tempered.islands)[0].shape[1]
         states = np.linspace(0, num - 1, min(num, MAX_STATES)).astype(int)
@@ -81,7 +81,7 @@ def _samples(problem: Problem, results: Results) -> Samples:
     if results.chains is not None:
         samples = results.chains.samples
         settings = {name: x for name, x in samples.settings.items() if name in RUN_SETTINGS}
-        return replace(samples, settings=_describe(results.rows) | settings)
+        return replace(samples, settings=_describe_stages(results.rows) | settings)
     if results.evidence is not None:
         draws = results.evidence.resample(problem.key(DRAW_KEY), problem.num_draws)
     else:
@@ -101,10 +101,10 @@ def _as_samples(draws: ArrayTree, rows: tuple[Stage, ...]) -> Samples:
         name: np.full(num_chains, sum(getattr(row, name) for row in rows) / num_chains)
         for name in ("rounds", "bits_up", "bits_down")
     }
-    return Samples(draws, info, state, totals, settings=_describe(rows), versions=versions())
+    return Samples(draws, info, state, totals, settings=_describe_stages(rows), versions=versions())
 
 
-def _describe(rows: tuple[Stage, ...]) -> dict[str, str]:
+def _describe_stages(rows: tuple[Stage, ...]) -> dict[str, str]:
     """Return a description of each stage, for the page of the draws."""
     return {
         f"stage {number}: {row.stage}": f"{row.method}; {row.rounds:,} "

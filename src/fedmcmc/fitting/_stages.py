@@ -24,7 +24,7 @@ from fedmcmc.exact import (
     tempered,
 )
 from fedmcmc.fitting._chains import Chains, run_chains
-from fedmcmc.fitting._flat import flat_coordinate, refuse_flat_directions
+from fedmcmc.fitting._flat import find_flat_coordinate, refuse_flat_directions
 from fedmcmc.fitting._modes import Search, find_modes
 from fedmcmc.fitting._precision import check_precision
 from fedmcmc.fitting._predicted import MAX_KHAT, predict_tail, tail_index
@@ -71,26 +71,10 @@ class Problem:
 class Results:
     """Results of the stages so far; ``None`` for a stage that did not run or failed.
 
-    Attributes
-    ----------
-    search
-        Modes of the posterior.
-    rows
-        Rows of the report.
-    predicted_khat
-        Predicted k-hat of the Gaussians at the modes.
-    propagated
-        Run of FedEP that came to rest.
-    corrected
-        Weighted draws.
-    evidence
-        Correction that estimates the evidence.
-    chains, tempered
-        Draws of chains and of tempering; ``None`` also if these draws are not used.
-    flat_coordinate
-        Coordinate along which the posterior does not fall, or "".
-    caveats
-        Reasons why the verdict cannot be ``passed``.
+    `rows` are rows of the report, `propagated` is a run of FedEP that came to rest, and `evidence`
+    is the correction that estimates the evidence. `chains` and `tempered` are ``None`` also if
+    their draws are not used. The posterior does not fall along `flat_coordinate`, unless this is
+    "". Because of a caveat the verdict cannot be ``passed``.
     """
 
     search: Search
@@ -161,7 +145,7 @@ def _search_modes(problem: Problem, results: None) -> StageResult:
     mode, num = search.modes[0], len(search.modes)
     caveats: tuple[str, ...] = ()
     if search.has_mode:
-        caveats = _precision_caveats(problem, ledger, search.centre, mode.covariance)
+        caveats = _find_precision_caveats(problem, ledger, search.centre, mode.covariance)
         verdict = f"{num} mode{'s' * (num > 1)}"
         why = (
             f"from {search.num_starts} starts; positive curvature in all {len(mode.flat)} "
@@ -173,19 +157,13 @@ def _search_modes(problem: Problem, results: None) -> StageResult:
             f"{mode.clipped} of {len(mode.flat)} directions are flat or rise at the highest point "
             f"of the search"
         )
-    row = Stage(
-        "modes",
-        f"{search.num_starts} starts",
-        search.rounds + ledger.rounds,
-        search.bits_up + ledger.up,
-        search.bits_down + ledger.down,
-        verdict=verdict,
-        why=why,
-    )
+    ledger.add(search.rounds, search.bits_up, search.bits_down)
+    cost = (ledger.rounds, ledger.up, ledger.down)
+    row = Stage("modes", f"{search.num_starts} starts", *cost, verdict=verdict, why=why)
     return StageResult(row, Results(search, caveats=caveats))
 
 
-def _precision_caveats(
+def _find_precision_caveats(
     problem: Problem, ledger: Ledger, position: ArrayTree, covariance: np.ndarray
 ) -> tuple[str, ...]:
     """Return a caveat if rounding errors of the log likelihood are too large near a position."""
@@ -203,7 +181,7 @@ def _predict_khat(problem: Problem, results: Results) -> StageResult:
             f"posterior's deviation from a Gaussian; {rows:,.1f} rows per parameter (ten usually "
             "suffice)"
         )
-        return StageResult(_prediction("curvature at the modes", 0.0, why), results)
+        return StageResult(_prediction_row("curvature at the modes", 0.0, why), results)
     key = problem.key(PREDICTION_KEY)
     tail = predict_tail(key, problem.posterior, problem.consortium, results.search)
     why = (
@@ -211,7 +189,7 @@ def _predict_khat(problem: Problem, results: Results) -> StageResult:
         f"k-hat (Lanczos, {tail.products} products with the Hessian)"
     )
     row = replace(
-        _prediction("curvature along some directions", tail.khat, why),
+        _prediction_row("curvature along some directions", tail.khat, why),
         rounds=tail.rounds,
         bits_up=tail.bits_up,
         bits_down=tail.bits_down,
@@ -219,7 +197,7 @@ def _predict_khat(problem: Problem, results: Results) -> StageResult:
     return StageResult(row, replace(results, predicted_khat=tail.khat))
 
 
-def _prediction(method: str, khat: float, why: str) -> Stage:
+def _prediction_row(method: str, khat: float, why: str) -> Stage:
     verdict = f"k-hat above {MAX_KHAT:g}" if khat > MAX_KHAT else "worth a round"
     return Stage("prediction", method, 0, 0.0, 0.0, khat=khat, verdict=verdict, why=why)
 
@@ -278,23 +256,24 @@ def _correct(
         row = Stage("correction", method, 1, 0.0, 0.0, verdict="failed", why=str(error))
         return StageResult(row, results)
     method = f"{method}, {len(corrected.rounds)} proposal(s)"
-    return StageResult(
-        _correction("correction", method, corrected), replace(results, corrected=corrected)
-    )
+    row = _correction_row("correction", method, corrected)
+    return StageResult(row, replace(results, corrected=corrected))
 
 
-def _correction(stage: str, method: str, corrected: Corrected) -> Stage:
+def _correction_row(stage: str, method: str, corrected: Corrected) -> Stage:
     return Stage(
         stage,
         method,
-        int(corrected.totals["rounds"]),
-        corrected.totals["bits_up"],
-        corrected.totals["bits_down"],
+        *_cost_of_totals(corrected.totals),
         khat=corrected.khat,
         ess=corrected.ess,
         verdict=str(corrected.verdict.kind),
         why=str(corrected.verdict),
     )
+
+
+def _cost_of_totals(totals: dict[str, float]) -> tuple[int, float, float]:
+    return int(totals["rounds"]), totals["bits_up"], totals["bits_down"]
 
 
 def _needs_propagation(problem: Problem, results: Results) -> bool:
@@ -330,7 +309,7 @@ def _predict_propagated(problem: Problem, results: Results) -> StageResult:
     _, covariance = moments_of(server.approximation.gaussian)
     khat = tail_index(covariance, np.linalg.inv(results.search.modes[0].covariance))
     why = "FedEP's covariance, compared with the curvature at the mode"
-    return StageResult(_prediction("FedEP's Gaussian", khat, why), results)
+    return StageResult(_prediction_row("FedEP's Gaussian", khat, why), results)
 
 
 def _weight_propagated(problem: Problem, results: Results) -> StageResult:
@@ -390,7 +369,7 @@ def _check_precision_of_chains(problem: Problem, results: Results) -> StageResul
     assert results.chains is not None
     position = jax.tree.map(lambda x: jnp.asarray(x[0, -1]), results.chains.samples.draws)
     ledger = Ledger(problem.consortium)
-    caveats = _precision_caveats(problem, ledger, position, results.chains.covariance)
+    caveats = _find_precision_caveats(problem, ledger, position, results.chains.covariance)
     cost = (ledger.rounds, ledger.up, ledger.down)
     row = Stage("precision", "rounding near a draw", *cost, verdict="measured")
     return StageResult(row, replace(results, caveats=(*results.caveats, *caveats)))
@@ -408,7 +387,7 @@ def _measure_evidence(problem: Problem, results: Results) -> StageResult:
         centre=results.search.centre,
         adapt=False,
     )
-    row = _correction("evidence", "weights of a Gaussian with the chains' moments", corrected)
+    row = _correction_row("evidence", "weights of a Gaussian with the chains' moments", corrected)
     return StageResult(row, replace(results, evidence=corrected))
 
 
@@ -418,7 +397,7 @@ def run_tempering(problem: Problem, results: Results) -> tuple[Results, MonteCar
     while True:
         stage = partial(_temper, num_seeds=num_seeds, key=key)
         results = run_step(problem, Step("tempering", stage), results)
-        errors = _errors_of_islands(results.tempered)
+        errors = _estimate_island_errors(results.tempered)
         if errors.are_small or num_seeds >= MAX_SEEDS:
             return replace(results, chains=None), errors
         factor = min(max(2, int(np.ceil(1.5 * min(errors.excess, 100)))), 16)
@@ -436,13 +415,11 @@ def _temper(problem: Problem, results: Results, *, num_seeds: int, key: int) -> 
         num_islands=NUM_ISLANDS,
         centre=results.search.centre,
     )
-    errors = _errors_of_islands(draws)
+    errors = _estimate_island_errors(draws)
     row = Stage(
         "tempering",
         f"{NUM_ISLANDS} groups, {len(draws.acceptance)} temperatures",
-        int(draws.totals["rounds"]),
-        draws.totals["bits_up"],
-        draws.totals["bits_down"],
+        *_cost_of_totals(draws.totals),
         verdict="agree" if errors.are_small else "disagree",
         why=(
             f"Monte Carlo errors up to {errors.mean:.2g} sd (means) and {100 * errors.sd:.2g} % "
@@ -452,7 +429,7 @@ def _temper(problem: Problem, results: Results, *, num_seeds: int, key: int) -> 
     return StageResult(row, replace(results, tempered=draws))
 
 
-def _errors_of_islands(draws: Tempered | None) -> MonteCarloErrors:
+def _estimate_island_errors(draws: Tempered | None) -> MonteCarloErrors:
     assert draws is not None
     flat = ravel_draws(draws.islands)
     return errors_of_groups(flat.reshape(NUM_ISLANDS, -1, flat.shape[1]))
@@ -471,7 +448,9 @@ def _probe_far_out(problem: Problem, results: Results) -> StageResult:
     elif results.chains is not None:
         draws = results.chains.samples.draws
     ledger = Ledger(problem.consortium)
-    name = flat_coordinate(problem.posterior, ledger, results.search.centre, ravel_draws(draws))
+    name = find_flat_coordinate(
+        problem.posterior, ledger, results.search.centre, ravel_draws(draws)
+    )
     verdict = f"flat along {name}" if name else "falls"
     cost = (ledger.rounds, ledger.up, ledger.down)
     row = Stage("far out", "along each coordinate", *cost, verdict=verdict)

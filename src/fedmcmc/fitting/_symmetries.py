@@ -40,15 +40,8 @@ Values = dict[str, np.ndarray]
 class Symmetry:
     """Group of transformations of the parameters that may preserve the posterior density.
 
-    Attributes
-    ----------
-    members
-        Names and axes; for scalars with a common stem their names and ``None``.
-    kind
-        ``"permute"``: entries along the axes are permuted together; ``"reflect"``: entries along
-        the axes change sign together; ``"negate"``: entire parameters change sign together.
-    length
-        Number of entries along the axes.
+    If `kind` is ``"permute"``, the `length` entries along the axes of all members are permuted
+    together; if ``"reflect"``, they change sign together; if ``"negate"``, entire parameters do.
     """
 
     members: tuple[Member, ...]
@@ -109,26 +102,26 @@ class Symmetry:
         )
 
 
-def candidate_symmetries(values: Values) -> list[Symmetry]:
+def list_symmetries(values: Values) -> list[Symmetry]:
     """Return permutations along common axes, then reflections, larger groups first."""
     axes: dict[int, list[Member]] = {}
     for name, value in values.items():
         for axis, length in enumerate(value.shape):
             if 2 <= length <= MAX_LENGTH:
                 axes.setdefault(length, []).append((name, axis))
-    for names in _scalar_families(values):
+    for names in _group_scalars(values):
         if len(names) <= MAX_LENGTH:
             axes.setdefault(len(names), []).append((names, None))
-    by_length = [(length, subset) for length, x in axes.items() for subset in _subsets(x)]
+    by_length = [(length, subset) for length, x in axes.items() for subset in _list_subsets(x)]
     parameters: list[Member] = [(name, 0) for name in values]
     return [
         *(Symmetry(subset, "permute", length) for length, subset in by_length),
-        *(Symmetry(subset, "negate") for subset in _subsets(parameters)),
+        *(Symmetry(subset, "negate") for subset in _list_subsets(parameters)),
         *(Symmetry(subset, "reflect", length) for length, subset in by_length),
     ]
 
 
-def _scalar_families(values: Values) -> list[tuple[str, ...]]:
+def _group_scalars(values: Values) -> list[tuple[str, ...]]:
     """Return groups of scalars whose names differ in a final number or letter: ``mu1, mu2``."""
     stems: dict[str, list[str]] = {}
     for name, value in values.items():
@@ -138,7 +131,7 @@ def _scalar_families(values: Values) -> list[tuple[str, ...]]:
     return [tuple(sorted(names)) for names in stems.values() if len(names) > 1]
 
 
-def _subsets(members: list[Member]) -> list[tuple[Member, ...]]:
+def _list_subsets(members: list[Member]) -> list[tuple[Member, ...]]:
     """Return subsets of the members, larger subsets first; fewer sizes if there are many members.
 
     Up to four members have all their subsets; up to 16 members have the full set, the sets without
@@ -154,13 +147,8 @@ def _subsets(members: list[Member]) -> list[tuple[Member, ...]]:
 class Images:
     """Images of a position under symmetries.
 
-    Parameters
-    ----------
-    posterior
-        Model. If it maps constrained parameters back to a position (`from_numpyro`), symmetries act
-        on constrained parameters, else on sampled positions.
-    position
-        Mode.
+    If the posterior maps constrained parameters back to a position (`from_numpyro`), symmetries act
+    on constrained parameters, else on sampled positions.
     """
 
     def __init__(self, posterior: Posterior, position: ArrayTree) -> None:

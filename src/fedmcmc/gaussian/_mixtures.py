@@ -86,7 +86,7 @@ class Mixture(Described):
         weights = np.array([weight for weight, _, _, _ in parts], float)
         if not (weights > 0).all():
             raise ValueError(f"Weights of a mixture must be positive, got {weights.tolist()}.")
-        factors = [_root(np.asarray(scale, np.float64)) for _, _, _, scale in parts]
+        factors = [_factorize(np.asarray(scale, np.float64)) for _, _, _, scale in parts]
         dtype = jnp.result_type(float)
         return cls(
             jnp.asarray(np.stack([np.asarray(mean, np.float64) for _, _, mean, _ in parts]), dtype),
@@ -159,7 +159,7 @@ class Mixture(Described):
                 z = jax.scipy.linalg.solve_triangular(factor, gap, lower=True)
                 scales = jnp.diagonal(factor)
             square = jnp.sum(jnp.square(z))
-            norm, half = _constants(len(point), degrees)
+            norm, half = _norm_and_power(len(point), degrees)
             decay = square / 2 if np.isinf(degrees) else half * jnp.log1p(square / degrees)
             terms.append(float(np.log(weight)) + norm - jnp.sum(jnp.log(scales)) - decay)
         return jax.nn.logsumexp(jnp.stack(terms))
@@ -168,7 +168,7 @@ class Mixture(Described):
         """Return the log density at points ``[num, d]``, in float64 on the host."""
         points = np.asarray(points, np.float64)
         terms = [
-            np.log(weight) + _log_density(points, mean, factor, degrees)
+            np.log(weight) + _evaluate_part(points, mean, factor, degrees)
             for weight, mean, factor, degrees in zip(
                 self.weights,
                 np.asarray(self.means, np.float64),
@@ -234,7 +234,7 @@ def _apply(factor: Array, z: Array) -> Array:
     return jnp.matmul(z, factor.T, precision=jax.lax.Precision.HIGHEST)
 
 
-def _root(scale: np.ndarray) -> np.ndarray:
+def _factorize(scale: np.ndarray) -> np.ndarray:
     lowest = scale.min() if scale.ndim == 1 else np.linalg.eigvalsh(scale)[0]
     if not lowest > 0:
         raise ValueError(
@@ -244,7 +244,7 @@ def _root(scale: np.ndarray) -> np.ndarray:
     return np.sqrt(scale) if scale.ndim == 1 else np.linalg.cholesky(scale)
 
 
-def _log_density(
+def _evaluate_part(
     points: np.ndarray, mean: np.ndarray, factor: np.ndarray, degrees: float
 ) -> np.ndarray:
     size = len(mean)
@@ -255,13 +255,13 @@ def _log_density(
         z = solve_triangular(factor, gaps, lower=True)
         log_det = np.log(np.diagonal(factor)).sum()
     square = (z**2).sum(0)
-    norm, half = _constants(size, degrees)
+    norm, half = _norm_and_power(size, degrees)
     if np.isinf(degrees):
         return norm - log_det - square / 2
     return norm - log_det - half * np.log1p(square / degrees)
 
 
-def _constants(size: int, degrees: float) -> tuple[float, float]:
+def _norm_and_power(size: int, degrees: float) -> tuple[float, float]:
     """Return the log normalizing constant, and the power of the t density's kernel."""
     if np.isinf(degrees):
         return float(-size / 2 * np.log(2 * np.pi)), np.inf
