@@ -1,4 +1,4 @@
-"""Importance corrections against exact laws on Gaussian federations."""
+"""Tests of importance corrections against exact values on Gaussian federations."""
 
 import jax
 import jax.numpy as jnp
@@ -67,11 +67,11 @@ def test_evidence_and_its_error():
     exact = log_evidence()
     found = [correct(jax.random.key(i), approximation(shift=0.5), tail=0.0) for i in range(40)]
     errors = np.array([x.log_evidence for x in found]) - exact
-    told = np.array([x.log_evidence_sd for x in found])
-    assert abs(errors.mean()) < LIMIT * told.mean() / np.sqrt(40) + 2e-4
-    assert abs(errors.std(ddof=1) / told.mean() - 1) < LIMIT / np.sqrt(2 * 40)
-    whole = correct(KEY, approximation(), tail=0.0)
-    assert whole.khat < 0 and abs(whole.log_evidence - exact) < 1e-3
+    sds = np.array([x.log_evidence_sd for x in found])
+    assert abs(errors.mean()) < LIMIT * sds.mean() / np.sqrt(40) + 2e-4
+    assert abs(errors.std(ddof=1) / sds.mean() - 1) < LIMIT / np.sqrt(2 * 40)
+    corrected = correct(KEY, approximation(), tail=0.0)
+    assert corrected.khat < 0 and abs(corrected.log_evidence - exact) < 1e-3
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_evidence_and_its_error():
         (0.0, 0.8, (np.sqrt(0.6) / 0.8) ** 3),
     ],
 )
-def test_effective_share_has_its_law(shift, scale, share):
+def test_the_effective_share_has_its_exact_value(shift, scale, share):
     """exp(-delta^2) of a shift, prod sqrt(2 lam - 1) / lam of a scale (three dimensions)."""
     found = [
         correct(jax.random.key(i), approximation(shift, scale), tail=0.0, num_draws=20_000)
@@ -202,7 +202,7 @@ def test_moments_quantiles_and_resampling():
     assert "passed (importance): Monte Carlo errors" in repr(corrected)
 
 
-def test_bad_input_is_said():
+def test_bad_input_raises():
     posterior, data = FEDERATION.posterior, FEDERATION.data
     bad = fedmcmc.Gaussian(jnp.zeros(3), -jnp.eye(3), "dense")
     with pytest.raises(ValueError, match="not proper: the smallest eigenvalue"):

@@ -85,7 +85,7 @@ def test_reflections_are_found():
     assert found == [(-2, -3), (2, 3)] and search.num_symmetric == 2
 
 
-def test_more_modes_than_can_be_listed_are_said():
+def test_too_many_symmetric_modes_are_reported():
     """Seven exchangeable parameters have 5,040 orders."""
     means = jnp.linspace(-3.0, 3.0, 7)
 
@@ -96,7 +96,7 @@ def test_more_modes_than_can_be_listed_are_said():
     assert "more than 24 symmetric modes" in search.caveats[0]
 
 
-def test_a_unique_mode_stays_alone():
+def test_a_unique_mode_has_no_images():
     def density(x):
         return -0.5 * jnp.sum((x - jnp.array([1.0, -1.0, 2.0])) ** 2) * 9
 

@@ -7,7 +7,7 @@ PREDICTED = "fitting/test_predicted.py::test_variances_without_correlations_are_
 DITHERED = (
     "exact/test_noise.py::test_dithered_values_cost_draws_and_leave_weights_and_evidence_right"
 )
-UNIFORM = "exact/test_noise.py::test_errors_are_uniform_and_know_nothing_of_the_value"
+UNIFORM = "exact/test_noise.py::test_errors_are_uniform_and_independent_of_the_value"
 CORRECT, QUESTIONS = "exact/_correct.py", "kernels/_questions.py"
 EVALUATIONS = "kernels/_evaluations.py"
 

@@ -344,7 +344,7 @@ def _sum_dithers(content: Dithered, clients: Array, *, num: int) -> Array:
 
 @compiled
 def _draw_points(recipe: Recipe, posterior: Posterior) -> tuple[ArrayTree, Array, Array, Array]:
-    """Return points as positions and raveled, relative log priors, and the log prior there."""
+    """Return points as positions and raveled, relative log priors, and the prior at the center."""
     points = recipe.draw()
     at_centre = posterior.logprior_fn(recipe.centre)
     prior = jax.vmap(lambda point: posterior.logprior_fn(point) - at_centre)(points)

@@ -49,8 +49,8 @@ class Corrected(WithFunctions):
         Number of effective draws, one over the sum of squared weights.
     log_evidence, log_evidence_sd
         Log of ``p(data)`` and its standard error; NaN if the prior is improper. The value is
-        correct only if log prior and log likelihood are normalized, which no check can establish;
-        `fedmcmc.from_numpyro` normalizes both.
+        correct only if log prior and log likelihood are normalized, as with
+        `fedmcmc.from_numpyro`; no check can establish this.
     proposal
         Distribution of the draws, a `Mixture` over raveled sampled positions.
     rounds

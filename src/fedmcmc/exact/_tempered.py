@@ -55,8 +55,8 @@ class Tempered(WithFunctions):
     log_evidence, log_evidence_sd
         Log of ``p(data)`` and its standard error, estimated from differences between islands, or
         between chains if there is one island; NaN if the prior is improper. The value is correct
-        only if log prior and log likelihood are normalized, which no check can establish;
-        `fedmcmc.from_numpyro` normalizes both.
+        only if log prior and log likelihood are normalized, as with `fedmcmc.from_numpyro`; no
+        check can establish this.
     temperatures
         Powers of the posterior, from zero to one.
     acceptance

@@ -13,18 +13,15 @@ from fedmcmc.surrogates import Ledger
 MAX_COORDINATES = 32
 """Largest number of coordinates with improper priors that are tried."""
 MAX_DISTANCE, MAX_DOUBLINGS = 64.0, 60
-"""Largest distance, in conditional sds or in units if these are larger, and largest number of
+"""Largest distance, in multiples of the conditional sd or of 1 if that is larger; largest number of
 doublings of the distance."""
 WINDOW, MIN_DECREASE = 3, 0.1
-"""Number of final doublings with finite densities that decide, and the smallest decrease per
-doubling, in nats, of a log density that is not flat."""
+"""Number of doublings before a density overflows or the distances end; smallest decrease over each
+of these doublings, in nats, along a direction that is not flat."""
 
 
 class Direction(NamedTuple):
-    """Direction in raveled coordinates.
-
-    `step` is the initial step, and `far` the largest distance in multiples of it.
-    """
+    """Initial step in raveled coordinates, with the largest distance in multiples of it."""
 
     name: str
     step: np.ndarray
@@ -99,10 +96,10 @@ def _list_directions(posterior: Posterior, search: Search) -> list[Direction]:
     if not posterior.improper:
         return []
     mode = search.modes[0]
-    variances = np.diag(mode.covariance) if mode.covariance.ndim == 2 else mode.covariance
-    if mode.covariance.ndim == 2:
-        conditional = 1 / np.diag(np.linalg.pinv(mode.covariance))
-        variances = np.minimum(variances, conditional)
+    variances = mode.covariance
+    if variances.ndim == 2:
+        conditional = 1 / np.diag(np.linalg.pinv(variances))
+        variances = np.minimum(np.diag(variances), conditional)
     units, far = _choose_units(variances)
     names = trees.element_names(search.centre)
     indices = _list_improper_coordinates(posterior, search.centre)[:MAX_COORDINATES]
