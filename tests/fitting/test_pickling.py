@@ -126,7 +126,7 @@ def test_fit_of_a_local_model_keeps_what_was_computed(fitted_local):
         found.posterior.logprior_fn(POSITION)
 
 
-def test_fit_of_a_module_that_is_gone_keeps_its_draws(fitted, monkeypatch):
+def test_a_fit_of_a_removed_module_keeps_its_draws(fitted, monkeypatch):
     content = pickle.dumps(fitted)
     monkeypatch.delattr(sys.modules[__name__], "model")
     found = pickle.loads(content)

@@ -12,7 +12,7 @@ ALONE, CORRELATED = f"{TOLD}[independent, narrow]", f"{TOLD}[correlated, wide]"
 TRIES = f"{OF_WEIGHTS}::test_a_choice_among_tries_keeps_the_law_and_moves_as_often_as_told[8]"
 VOID_WEIGHTS = f"{OF_WEIGHTS}::test_faults_make_rounds_void_and_leave_the_law_alone"
 MIXED = f"{OF_WEIGHTS}::test_mixtures_keep_the_law[mixture]"
-MODES = "exact/test_tempered.py::test_masses_of_two_modes_that_no_chain_comes_across_between"
+MODES = "exact/test_tempered.py::test_masses_of_two_modes_between_which_no_chain_moves"
 NEAR = "exact/test_tempered.py::test_evidence_and_moments_of_a_gaussian_federation[near]"
 HMC, WEIGHTED = "kernels/_hamiltonian.py", "kernels/_weighted.py"
 TEMPERED = "exact/_tempered.py"
@@ -176,20 +176,20 @@ MUTATIONS = {
     ),
     "states resampled without their weights": (
         TEMPERED,
-        "first + _systematic(np.exp(own - logsumexp(own)), num_seeds, rng)",
-        "first + _systematic(np.full(num, 1 / num), num_seeds, rng)",
+        "start + _resample(np.exp(island - logsumexp(island)), num_seeds, rng)",
+        "start + _resample(np.full(num, 1 / num), num_seeds, rng)",
         MODES,
     ),
     "moves to the posterior at every temperature": (
         TEMPERED,
-        "log_ratio = tried.log_density(power) - now.log_density(power)",
-        "log_ratio = tried.log_density(1.0) - now.log_density(1.0)",
+        "log_ratio = proposed.log_density(power) - current.log_density(power)",
+        "log_ratio = proposed.log_density(1.0) - current.log_density(1.0)",
         MODES,
     ),
     "moves that are always made": (
         TEMPERED,
-        "taken = np.log(rng.random(num)) < log_ratio",
-        "taken = np.isfinite(log_ratio)",
+        "accept = np.log(rng.random(num)) < log_ratio",
+        "accept = np.isfinite(log_ratio)",
         NEAR,
     ),
     "an evidence of the last temperature alone": (
