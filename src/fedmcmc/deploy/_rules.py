@@ -210,7 +210,8 @@ class SiteRules:
         body, digest = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
         if len(data) < HEADER.size + DIGEST_BYTES or hashlib.sha256(body).digest() != digest:
             raise RuleError(
-                f"{self._path} is damaged, so this site does not know what it answered last. {NEW_STUDY_ADVICE}"
+                f"{self._path} is damaged, so this site does not know what it answered last. "
+                f"{NEW_STUDY_ADVICE}"
             )
         fields = HEADER.unpack_from(body)
         mark, study, session, round_, exchange, num_answers, ended, question, _ = fields
