@@ -429,7 +429,7 @@ def test_what_cannot_be_compared_is_said():
     draws = exact_draws(4)
     draws[..., 2] = draws[..., 1]
     words = " ".join(diagnostics.diagnose(draws, POSTERIOR, DATA).findings)
-    assert "do not tell whether means and sds are right" in words
+    assert "cannot show whether means and sds are right" in words
 
 
 def test_far_too_few_effective_draws_get_no_advice_on_steps():

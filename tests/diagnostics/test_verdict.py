@@ -26,7 +26,7 @@ def test_a_verdict_is_a_sentence_with_figures():
         sd_error=0.01,
     )
     assert verdict == (
-        "failed: chains disagree; Monte Carlo errors up to 0.2 sd (means) and 1 % (sds) (wanted: "
+        "failed: chains disagree; Monte Carlo errors up to 0.2 sd (means) and 1 % (sds) (required: "
         "at most 0.05 sd and 5 %), R-hat 1.200; 80 rounds."
     )
     assert verdict.kind is VerdictKind.FAILED and verdict.error == 0.2 and np.isnan(verdict.k_hat)
