@@ -1,4 +1,4 @@
-"""Diagnostics check draws against the posterior; `fedmcmc.criticism` checks the model against data.
+"""Diagnostics check draws against a posterior; `fedmcmc.criticism` checks a model against data.
 
 Convergence (R-hat, effective sample sizes), bias by gradients and weights, Monte Carlo errors and
 stopping rules. The package sees draws, a model and rows, but no kernels.

@@ -45,7 +45,7 @@ DIVERGENCE_ADVICE = (
 MAX_QUADRATURE_ERROR = 0.1
 """Largest error in nats of a quadrature over latents that raises no finding."""
 MIN_USABLE_ESS = 100.0
-"""Effective draws below which an error is reported only if it is ten times as large."""
+"""Effective draws below which only ten times larger errors are reported."""
 
 
 class SamplingWarning(RuntimeWarning):
@@ -157,6 +157,7 @@ def diagnose(
     Returns
     -------
     Diagnosis
+        Figures, and findings with remedies.
 
     Examples
     --------
@@ -297,8 +298,8 @@ def _judge_weights(moments: Moments | None) -> list[str]:
         f"The approximation cannot be trusted: weights of the posterior over the approximation "
         f"and wider distributions have k-hat {moments.khat:.2g} (required: below "
         f"{threshold(moments.num_draws):.2g}), so that it misses a part of the posterior. More "
-        f"rounds help while it still moves. Otherwise a Gaussian is {UNSUITABLE}, or "
-        f"fedmcmc.correct, which continues from these samples."
+        f"rounds help while the approximation still moves. Otherwise a Gaussian is {UNSUITABLE}, "
+        f"or fedmcmc.correct, which continues from these samples."
     ]
 
 
@@ -326,12 +327,12 @@ def _bias_advice(approximates: bool, transforms: bool) -> str:
         )
     if approximates:
         return (
-            "More rounds help while it still moves; so do structure='dense' and more exact "
-            f"inference than the default. Otherwise a Gaussian is {UNSUITABLE}"
+            "More rounds help while the approximation still moves; structure='dense' and more "
+            f"exact inference may also help. Otherwise a Gaussian is {UNSUITABLE}"
         )
     return (
-        "More rounds do not help. Use a smaller step, fewer local steps, or the kernel's means "
-        "against bias (control_variate=True, surrogates, whole batches): see fedmcmc.predict_bias"
+        "More rounds do not help. Use a smaller step, fewer local steps, or options that reduce "
+        "the bias (control_variate=True, surrogates, full batches): see fedmcmc.predict_bias"
     )
 
 

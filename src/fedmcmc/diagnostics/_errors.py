@@ -36,7 +36,7 @@ class MonteCarloErrors(NamedTuple):
 
     @property
     def excess(self) -> float:
-        """Factor of additional draws that would reduce both errors to at most 0.05."""
+        """Factor by which the number of draws must grow to reduce both errors to 0.05."""
         return float(max(self.mean / MEAN_ERROR, self.sd / SD_ERROR) ** 2)
 
 

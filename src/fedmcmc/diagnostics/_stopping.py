@@ -79,25 +79,11 @@ def rhat_below(
 
     Examples
     --------
-    >>> import jax, jax.numpy as jnp
-    >>> import fedmcmc
-    >>> posterior = fedmcmc.Posterior(
-    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
-    ... )
-    >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(5)])
-    >>> samples = fedmcmc.sample(
-    ...     jax.random.key(0),
-    ...     fedmcmc.fa_hmc(posterior, step_size=0.2, num_integration_steps=3, num_local_steps=1),
-    ...     data,
-    ...     0.0,
-    ...     num_chains=4,
-    ...     num_burnin=20,
-    ...     until=rhat_below(1.01),
-    ...     max_rounds=10_000,
-    ...     progress=False,
-    ... )
-    >>> samples.stopped["reached"], samples.stopped["rhat"] < 1.01
-    (True, True)
+    >>> rule = rhat_below(1.01)  # fedmcmc.sample(..., until=rule)
+    >>> rule.next_check(0), rule.next_check(100)
+    (100, 125)
+    >>> rule.check(np.random.default_rng(0).normal(size=(4, 1000))).stop
+    True
     """
     for name, number, minimum, strict in (
         ("threshold", threshold, 1.0, True),
@@ -147,25 +133,10 @@ def at_rest(threshold: float = 0.01, *, num_rounds: int = 3) -> StoppingRule:
 
     Examples
     --------
-    >>> import jax, jax.numpy as jnp
-    >>> import fedmcmc
-    >>> posterior = fedmcmc.Posterior(
-    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -jnp.log(jnp.cosh(x - theta))
-    ... )
-    >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(5)])
-    >>> mode = fedmcmc.surrogates.mode(posterior, data, 0.0)
-    >>> kernel = fedmcmc.fed_ep(posterior)
-    >>> samples = fedmcmc.sample(
-    ...     jax.random.key(0),
-    ...     kernel,
-    ...     data,
-    ...     mode.position,
-    ...     until=at_rest(),
-    ...     max_rounds=50,
-    ...     progress=False,
-    ... )
-    >>> samples.stopped["reached"], samples.stopped["rounds"] < 20
-    (True, True)
+    >>> rule = at_rest(0.01, num_rounds=2)  # fedmcmc.sample(..., until=rule)
+    >>> info = {"shift": np.array([[0.5, 0.002, 0.001]]), "num_active": np.full((1, 3), 4)}
+    >>> rule.check(info | {"num_clients": 4})
+    StopDecision(stop=True, figures={'shift': 0.002})
     """
     if not (np.isfinite(threshold) and threshold > 0):
         raise ValueError(f"threshold must be a positive number, got {threshold!r}.")
@@ -188,8 +159,8 @@ def at_rest(threshold: float = 0.01, *, num_rounds: int = 3) -> StoppingRule:
 def last_passes(info: dict[str, Any], num_passes: int) -> tuple[list[np.ndarray], bool]:
     """Return each chain's shifts in its latest passes over the clients, and true if complete.
 
-    In one pass the number of client visits reaches the number of clients. If the rounds make fewer
-    than `num_passes` passes, they are not complete and the shifts of all rounds are returned.
+    A pass ends when the number of client visits reaches the number of clients. If there are fewer
+    than `num_passes` passes, the shifts of all rounds are returned with false.
     """
     shifts, complete = [], True
     for shift, active in zip(info["shift"], info["num_active"], strict=True):

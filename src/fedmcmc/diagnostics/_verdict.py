@@ -31,7 +31,7 @@ class VerdictKind(StrEnum):
 
 
 class Verdict(str):
-    """Sentence that states if draws can be used, built from a kind and figures.
+    """Verdict on draws in one sentence, built from a kind and figures.
 
     Parameters
     ----------

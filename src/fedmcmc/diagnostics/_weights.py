@@ -24,14 +24,14 @@ MAX_POINTS, MIN_POINTS = 2**14, 1_000
 WORK = 2**29
 """Product of points and numbers of all rows beyond which fewer points are weighted."""
 MAX_SHARE = 0.01
-"""Share of the total weight below which the largest weight is trusted whatever k-hat is: k-hat has
-no meaning for bounded weights whose largest values are about equal."""
+"""Share of the total weight up to which the largest weight is trusted even if k-hat is large: k-hat
+has no meaning for bounded weights whose largest values are about equal."""
 
 
 def check_by_weights(
     posterior: Posterior, data: FederatedData, draws: ArrayTree, *, rng_key: Array | None = None
 ) -> Moments | None:
-    """Compare a Gaussian with the draws' mean and covariance with the posterior, by weights.
+    """Compare the posterior with a Gaussian that has the draws' mean and covariance, by weights.
 
     Points are drawn from the Gaussian and from wider distributions around it. The moments of the
     posterior and of the Gaussian are computed from the same points, weighted by the posterior's
