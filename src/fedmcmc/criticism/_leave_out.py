@@ -41,12 +41,12 @@ UNBOUNDED = 1e30
 class WeightedPoints(NamedTuple):
     """Points ``[num, *event]`` with log weights ``[num]``.
 
-    Moments refer to ``(point - centre) / scale``, with scale ``[d]``, to keep digits.
+    Moments refer to ``(point - center) / scale``, with scale ``[d]``, to keep digits.
     """
 
     points: ArrayTree
     log_ratios: Array
-    centre: ArrayTree
+    center: ArrayTree
     scale: Array
 
 
@@ -69,14 +69,14 @@ class WithoutClient(Question):
 
     def answer(self, content: WeightedPoints, client: Client) -> Exact:
         value, _, _ = differences(
-            self.posterior, content.points, content.centre, client, gradients=False
+            self.posterior, content.points, content.center, client, gradients=False
         )
         # If a client has no density at a point, neither has the posterior: the weight is zero.
         ratios = jnp.where(jnp.isfinite(value), content.log_ratios - value, -jnp.inf)
         log_weights, khat = psis(ratios, tail_length(ratios.shape[0]))
         weights = jnp.exp(log_weights)
         flat = jax.vmap(trees.ravel)(content.points)
-        flat = (flat - trees.ravel(content.centre)) / content.scale
+        flat = (flat - trees.ravel(content.center)) / content.scale
         mean = weights @ flat
         sd = jnp.sqrt(weights @ (flat - mean) ** 2)
         row = jnp.concatenate([mean, sd, jnp.stack([khat, 1 / jnp.sum(weights**2)])])
@@ -239,8 +239,8 @@ def leave_out(
             f"draws with {int((sd > 0).sum())} of {len(sd)} coordinates that vary."
         )
     like = jax.tree.map(lambda leaf: leaf[0], points)
-    centre = trees.cast_like(trees.unravel(jnp.asarray(mean), like), like)
-    middle = np.asarray(trees.ravel(centre), np.float64)
+    center = trees.cast_like(trees.unravel(jnp.asarray(mean), like), like)
+    middle = np.asarray(trees.ravel(center), np.float64)
     scale = jnp.asarray(sd, jnp.result_type(float))
     # Not smoothed here: clients smooth the weights without them.
     ratios = jnp.asarray(draws.log_ratios - draws.log_ratios.max(), scale.dtype)
@@ -248,11 +248,11 @@ def leave_out(
     num_clients, labels = consortium.federation.num_clients, labels_of(consortium)
     if surrogates is not None:
         expect(surrogates, Gaussian, "surrogates")
-        prior = expanded_prior(posterior, centre) if prior is None else prior
+        prior = expanded_prior(posterior, center) if prior is None else prior
         expect(prior, Gaussian, "prior")
         surrogates.check_clients(like, num_clients)
     answer = consortium.ask(
-        WithoutClient(posterior, num_clients), WeightedPoints(points, ratios, centre, scale)
+        WithoutClient(posterior, num_clients), WeightedPoints(points, ratios, center, scale)
     )
     table = np.asarray(answer.value.value, np.float64)
     table = np.where(np.abs(table) >= UNBOUNDED / 2, np.sign(table) * np.inf, table)
