@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedmcmc
-from fedmcmc.criticism._others import Others
+from fedmcmc.criticism._wrapped import LeaveOneOutConsortium
 from fedmcmc.kernels import BELOW, Points, evaluations, expansions
 from fedmcmc.kernels._gibbs_interweaving import Compared
 from fedmcmc.kernels._gibbs_judging import Judged
@@ -100,7 +100,8 @@ def test_a_chain_turns_back_at_a_wall_in_a_secure_sum(build):
 def test_a_question_without_a_client_has_the_range_of_the_question():
     posterior = where(lambda theta: theta[0] < 0, -jnp.inf)
     values = [
-        Others(x, 1).ask(evaluations(posterior), CONTENT).value.value for x in (PLAIN, secured())
+        LeaveOneOutConsortium(x, 1).ask(evaluations(posterior), CONTENT).value.value
+        for x in (PLAIN, secured())
     ]
     none = np.asarray(POINTS)[:, 0] < 0
     np.testing.assert_array_equal(np.asarray(values) < BELOW, [none, none])

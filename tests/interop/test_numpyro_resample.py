@@ -143,7 +143,7 @@ def test_resample_is_none_with_a_reason_where_outcomes_cannot_be_drawn(model, ex
     assert posterior.resample_fn is None
     assert re.search(reason, posterior.why_no_resample)
     data = fedmcmc.FederatedData.from_clients([example])
-    with pytest.raises(ValueError, match=f"from_numpyro made none, as .*{reason}"):
+    with pytest.raises(ValueError, match=f"from_numpyro could not create one, because .*{reason}"):
         fedmcmc.criticism.predictive_check(
             jax.random.key(0),
             posterior,
