@@ -571,7 +571,7 @@ def lsd(**settings):
         (
             lambda: fedmcmc.sequence(fedmcmc.faults(lsd()), fedmcmc.faults(lsd())),
             ValueError,
-            "give faults to the sequence",
+            "apply faults to the sequence",
         ),
     ],
 )

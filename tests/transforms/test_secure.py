@@ -253,7 +253,7 @@ REFUSED = {
         lambda: lsd(participation=fedmcmc.uniform(2)),
         dict(allow_differencing=True),
         ValueError,
-        "each client has the other's",
+        "compute the other's message",
     ),
     "other cohorts": (
         lambda: lsd(participation=fedmcmc.uniform(3)),
@@ -262,7 +262,12 @@ REFUSED = {
         "by their difference",
     ),
     "coins": (lambda: lsd(participation=fedmcmc.bernoulli(0.5)), {}, ValueError, "difference"),
-    "faults": (lambda: fedmcmc.faults(lsd(), drop=0.1), {}, ValueError, "give the secure sum its"),
+    "faults": (
+        lambda: fedmcmc.faults(lsd(), drop=0.1),
+        {},
+        ValueError,
+        "apply faults to the secure",
+    ),
     "twice": (lambda: fedmcmc.secure_sum(lsd()), {}, ValueError, "already"),
     "no power of two": (lsd, dict(resolution=1e-9), ValueError, "power of two"),
     "too fine": (lsd, dict(most=2.0**22), ValueError, r"below 2\*\*54"),
@@ -283,7 +288,7 @@ def test_transforms_that_cannot_follow_are_refused():
             fedmcmc.compress(secured, fedmcmc.quantize(4))
     with pytest.raises(ValueError, match="already"):
         fedmcmc.secure_sum(fedmcmc.sequence(kernel, kernel))
-    with pytest.raises(ValueError, match="could leave none out"):
+    with pytest.raises(ValueError, match="could exclude none"):
         fedmcmc.faults(kernel, nan=0.1)
     surrogates = fedmcmc.Gaussian.from_moments(jnp.zeros((3, 3)), variance=jnp.ones((3, 3)))
     told = fedmcmc.predict_bias(kernel, DATA, surrogates)

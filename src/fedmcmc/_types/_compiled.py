@@ -13,14 +13,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 MAX_PROGRAMS = 64
-"""Most programs that a process keeps; a call of `fit` or `sample` uses about eight."""
+"""Maximum number of programs in a process; a call of `fit` or `sample` uses about eight."""
 _PROGRAMS: OrderedDict[Hashable, Any] = OrderedDict()
-"""Programs by function and structure of arguments, the least recently used first."""
+"""Programs by function and structure of arguments, ordered from least to most recently used."""
 _LOCK = threading.Lock()
 
 
 class _Call(NamedTuple):
-    """Program and its arguments, the leaves."""
+    """Program and the leaves of its arguments."""
 
     program: Any
     leaves: list[Any]
@@ -29,10 +29,10 @@ class _Call(NamedTuple):
 class Compiled(Generic[P, T]):
     """Function that `jax.jit` compiles once per structure and shapes of its arguments.
 
-    The structure of the arguments holds the user's functions. The caches of `jax.jit` keep
-    thousands of structures and their programs, so the memory of a process that makes new functions
-    for each run would grow without end. Here each structure has its own program, whose arguments
-    are the leaves. Program and functions are freed after `MAX_PROGRAMS` newer ones.
+    The structure of the arguments contains the user's functions. The caches of `jax.jit` keep
+    thousands of structures and their programs, so the memory of a process that creates new
+    functions for each run would grow without bound. Here each structure has its own program, whose
+    arguments are the leaves. Programs and functions are freed after `MAX_PROGRAMS` newer ones.
     """
 
     def __init__(self, fn: Callable[P, T], static_argnames: Sequence[str] = ()) -> None:
@@ -51,9 +51,9 @@ class Compiled(Generic[P, T]):
         return call.program.trace(call.leaves)
 
     def now(self, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return the result as NumPy arrays, computed now even if the caller is being traced.
+        """Return the result as NumPy arrays, computed immediately even while the caller is traced.
 
-        Arguments must hold no tracer. `jax.ensure_compile_time_eval` would compile a program per
+        Arguments must contain no tracer. `jax.ensure_compile_time_eval` would compile a program per
         operation, which takes ten times as long.
         """
         call = self._call(args, kwargs)
@@ -91,7 +91,7 @@ def compiled(*, static_argnames: Sequence[str]) -> Callable[[Callable[P, T]], Co
 
 
 def compiled(fn: Any = None, *, static_argnames: Sequence[str] = ()) -> Any:
-    """Return `fn` as a `Compiled` function; static arguments are passed by their names."""
+    """Return `fn` as a `Compiled` function, whose static arguments are passed by name."""
     if fn is None:
         return functools.partial(Compiled, static_argnames=static_argnames)
     return Compiled(fn)
