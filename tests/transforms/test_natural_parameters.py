@@ -1,4 +1,4 @@
-"""`natural_parameters` gives the kernels that arguments of `fed_ep` give, and refuses others."""
+"""`natural_parameters` builds the same kernels as arguments of `fed_ep`, and refuses others."""
 
 import jax
 import jax.numpy as jnp

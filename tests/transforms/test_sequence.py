@@ -1,4 +1,4 @@
-"""Kernels one after the other in a round: the law of both, and the errors of what does not fit."""
+"""Sequences of kernels: the distribution after a round, and errors for unsuitable kernels."""
 
 import jax
 import numpy as np
@@ -49,7 +49,7 @@ def test_a_round_has_the_law_of_one_round_of_each():
         progress=False,
     )
     assert worst_z(samples.draws[:, 1], moments) < LIMIT
-    # Three numbers from each of four clients: two exchanges, one, one.
+    # Three numbers from each of four clients, in two, one and one phases.
     assert (samples.info["bits_up"] == 4 * 4 * 3 * 32).all()
     assert (np.asarray(samples.state.broadcast.round) == 2).all()
 

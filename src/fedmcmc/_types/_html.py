@@ -11,7 +11,7 @@ def html_table(title: str, rows: Mapping[str, str]) -> str:
     --------
     >>> html_table("Data", {"rows": "5 < 6"})
     "<strong>Data</strong><table><tr><th style='text-align:left'>rows</th>\
-    <td style='text-align:left'>5 &lt; 6</td></tr></table>"
+<td style='text-align:left'>5 &lt; 6</td></tr></table>"
     """
     left = "style='text-align:left'"
     lines = [

@@ -281,7 +281,7 @@ def check_start(
 
 
 def user_position(kernel: FederatedKernel, position: ArrayTree) -> ArrayTree:
-    """Return a sampled position in the user's coordinates, which may differ after whitening."""
+    """Return a sampled position in the user's coordinates, undoing any whitening."""
     model = kernel.model
     if model is None or model.position_fn is None:
         return position

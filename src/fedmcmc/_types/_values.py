@@ -339,7 +339,7 @@ class Posterior(NamedTuple):
         return tuple(self._fact("unmarked_local", ()))
 
     def _fact(self, name: str, default: Any) -> Any:
-        """Return an attribute that the model's builder set on its prior, which others may wrap."""
+        """Return an attribute that the model's builder set on the prior, also inside wrappers."""
         fn: Any = self.logprior_fn
         while fn is not None and not hasattr(fn, name):
             fn = getattr(fn, "func", getattr(fn, "fn", None))

@@ -1,7 +1,6 @@
 """Published algorithms: compositions of kernels and transforms, one paper or family per file.
 
-Algorithms contain no arithmetic of their own. They may import all lower layers, kernels and
-transforms.
+Algorithms contain no arithmetic. They may import all lower layers, kernels and transforms.
 """
 
 from fedmcmc.algorithms._dg_sgld import dg_sgld as dg_sgld

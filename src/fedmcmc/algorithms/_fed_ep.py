@@ -113,21 +113,22 @@ def fed_ep(
     (0.375, 8.0)
     """
     expect(posterior, Posterior, "posterior")
-    plain = inference is not None
+    as_in_paper = inference is not None
+    default_sites: Literal["constant", "expansion"] = "constant" if as_in_paper else "expansion"
     if inference is None:
         inference = importance() if posterior.local is None else mcmc_local()
     return natural(
         posterior,
         inference,
         cavity="site",
-        structure=("diagonal" if plain else "dense") if structure is None else structure,
-        damping=(1.0 if plain else DAMPING) if damping is None else damping,
+        structure=("diagonal" if as_in_paper else "dense") if structure is None else structure,
+        damping=(1.0 if as_in_paper else DAMPING) if damping is None else damping,
         server_optimizer=server_optimizer,
         client_optimizer=client_optimizer,
         participation=cohorts_of(cohort_size, participation),
         prior=prior,
         initial_precision=initial_precision,
-        first_sites=("constant" if plain else "expansion") if first_sites is None else first_sites,
+        first_sites=default_sites if first_sites is None else first_sites,
         max_norm=max_norm,
     )
 

@@ -45,18 +45,9 @@ def sgld(
 
     Examples
     --------
-    >>> import jax, jax.numpy as jnp
     >>> import fedmcmc
-    >>> posterior = fedmcmc.Posterior(
-    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
-    ... )
-    >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(5)])
+    >>> posterior = fedmcmc.Posterior(lambda theta: 0.0, lambda theta, x: -0.5 * (x - theta) ** 2)
     >>> kernel = sgld(posterior, step_size=0.05)
-    >>> samples = fedmcmc.sample(
-    ...     jax.random.key(0), kernel, data, 0.0, num_rounds=10, progress=False
-    ... )
-    >>> samples.draws.shape
-    (1, 10)
     """
     return relay(
         posterior,
@@ -89,10 +80,10 @@ def dsgld(
         Number or schedule of the round; ``h / 2`` in the papers.
     num_local_steps
         Number of local steps per visit, ``T``: one number, or one per client if clients differ in
-        speed. As ``T`` grows, the stationary distribution moves from the posterior towards a
-        mixture of the clients' tempered posteriors, ``prior * likelihood_s ** (1 /
-        probabilities[s])``. If the numbers differ, the client's share of all steps replaces its
-        probability: ``probabilities[s] * T[s]`` divided by the sum over clients.
+        speed. With growing ``T``, the stationary distribution moves from the posterior to a mixture
+        of the clients' tempered posteriors, ``prior * likelihood_s ** (1 / probabilities[s])``. If
+        the numbers differ, the client's share of all steps replaces its probability:
+        ``probabilities[s] * T[s]`` divided by the sum over clients.
     probabilities
         ``[num_clients]``, probability of visiting each client; uniform by default.
     batch_size, temperature, replace, metric
@@ -159,12 +150,11 @@ def fsgld(
     remove its variance. ``docs/laws.md`` has the stationary mean and covariance on Gaussian
     targets, with minibatch noise.
 
-    Refreshed corrections also sum to zero over the clients in every round, so small steps still
-    sample the posterior. But surrogates then depend on past positions, the positions alone are no
-    Markov chain, and the stationary distribution at a finite step size is known for Gaussian
-    likelihoods only. If `refresh_until` is the number of burn-in rounds, all saved draws are from
-    FSGLD with fixed surrogates. A refresh computes a Hessian of the client's rows (``d`` products
-    with a vector), and each message grows by the natural parameters.
+    Refreshed corrections also sum to zero over the clients, so small steps still sample the
+    posterior. At a finite step size, the stationary distribution is then known for Gaussian
+    likelihoods only; set `refresh_until` to the number of burn-in rounds to draw with fixed
+    surrogates. A refresh computes a Hessian of the client's rows (``d`` products with a vector),
+    and each message grows by the natural parameters.
 
     References
     ----------

@@ -79,8 +79,8 @@ def lsd(
     Raises
     ------
     ValueError
-        If a setting is out of range, exactly one of latents and `refresh` is missing, or `refresh`
-        is combined with `batch_size`, `temperature`, `noise` or ``prior="split"``.
+        If a setting is out of range, if only one of latents and `refresh` is present, or if
+        `refresh` is combined with `batch_size`, `temperature`, `noise` or ``prior="split"``.
 
     References
     ----------

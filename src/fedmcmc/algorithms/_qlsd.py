@@ -152,9 +152,8 @@ def qlsd_pp(
         ``alpha``, ``[]`` or ``[num_clients]``; ``None`` for ``1 / (1 + omega)``, zero for no
         memory.
     memory_of
-        Memories that the server adds: those of ``"all"`` clients (PP2) or of the ``"active"`` ones
-        (PP1, as in the authors' code). PP1 keeps the noise of heterogeneity under partial
-        participation.
+        Clients whose memories the server adds: ``"all"`` (PP2) or the ``"active"`` ones (PP1, as in
+        the authors' code). PP1 keeps the noise of heterogeneity under partial participation.
     step_size, batch_size, refresh_every, participation, temperature, prior, replace, metric
         See `lsd_pp`.
 
@@ -164,26 +163,12 @@ def qlsd_pp(
 
     Examples
     --------
-    >>> import jax, jax.numpy as jnp
     >>> import fedmcmc
-    >>> posterior = fedmcmc.Posterior(
-    ...     lambda theta: -0.5 * jnp.sum(theta**2),
-    ...     lambda theta, x: -0.5 * jnp.sum((x - theta) ** 2, axis=-1),
-    ... )
-    >>> data = fedmcmc.FederatedData.from_clients([jnp.ones((3, 50)), jnp.zeros((5, 50))])
+    >>> posterior = fedmcmc.Posterior(lambda theta: 0.0, lambda theta, x: -0.5 * (x - theta) ** 2)
+    >>> code = fedmcmc.quantize(16)
     >>> kernel = qlsd_pp(
-    ...     posterior,
-    ...     compressor=fedmcmc.quantize(16),
-    ...     step_size=0.01,
-    ...     batch_size=1,
-    ...     refresh_every=10,
-    ...     participation=fedmcmc.uniform(1),
+    ...     posterior, compressor=code, step_size=0.01, batch_size=1, refresh_every=10
     ... )
-    >>> samples = fedmcmc.sample(
-    ...     jax.random.key(0), kernel, data, jnp.zeros(50), num_rounds=20, progress=False
-    ... )
-    >>> samples.info["num_active"].tolist()[0][:3]
-    [1, 1, 1]
     """
     kernel = lsd_pp(
         posterior,

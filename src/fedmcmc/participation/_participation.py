@@ -50,8 +50,8 @@ def cohorts_of(
 def mean_share(participation: Participation, num_clients: int) -> Array | None:
     """Return the mean over clients of the expected number of messages per round, ``[]``.
 
-    It turns a weighted sum into a plain sum if all clients take part equally often. It is ``None``
-    if all clients take part, and for other classes of rules.
+    A weighted sum times this mean is a plain sum if all clients take part equally often. The mean
+    is ``None`` if all clients take part, and for other classes of rules.
     """
     if isinstance(participation, Bernoulli):
         return jnp.mean(participation.probability)
@@ -169,7 +169,7 @@ class Full(Participation):
 
     def prepare(self, rng_key: Array, num_clients: int) -> Cohort:
         ones = jnp.ones(num_clients)
-        return Cohort(_everyone(num_clients), ones, jnp.ones(num_clients, bool))
+        return Cohort(_all_ids(num_clients), ones, jnp.ones(num_clients, bool))
 
     def counts(self, num_clients: int) -> Counts:
         ones = np.ones(num_clients)
@@ -187,7 +187,7 @@ class Bernoulli(Participation):
         p = self.probability
         probability = jnp.broadcast_to(p, (num_clients,))
         active = jax.random.uniform(rng_key, (num_clients,), p.dtype) < probability
-        return Cohort(_everyone(num_clients), 1 / probability, active)
+        return Cohort(_all_ids(num_clients), 1 / probability, active)
 
     def counts(self, num_clients: int) -> Counts:
         p = np.broadcast_to(np.asarray(self.probability, np.float64), (num_clients,))
@@ -208,7 +208,7 @@ class Realised(Bernoulli):
         # invert P(min_id <= j) = (1 - q^(j+1)) / (1 - q^b) at a uniform u.
         p = self.probability
         min_key, coins_key = jax.random.split(rng_key)
-        ids = _everyone(num_clients)
+        ids = _all_ids(num_clients)
         nobody = jnp.log1p(-p) * (ids + 1).astype(p.dtype)  # log of q^(j+1); -inf where p is one
         reached = -jnp.expm1(nobody) / -jnp.expm1(nobody[-1])
         u = jax.random.uniform(min_key, (), p.dtype)
@@ -292,7 +292,7 @@ class Categorical(Participation):
             _check_length(self.probabilities, num_clients)
 
 
-def _everyone(num_clients: int) -> Array:
+def _all_ids(num_clients: int) -> Array:
     return jnp.arange(num_clients, dtype=jnp.int32)
 
 

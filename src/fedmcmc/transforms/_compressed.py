@@ -74,7 +74,7 @@ class _Pooled(NamedTuple):
     """Message with a change of memory, if the server stores the sum of all clients' memories."""
 
     message: ArrayTree  # weighted if the kernel's messages are
-    change: ArrayTree  # of the client's memory, never weighted
+    change: ArrayTree  # change of the client's memory, never weighted
 
 
 @register_dataclass
@@ -340,7 +340,7 @@ def compress(kernel: FederatedKernel, compressor: Compressor) -> FederatedKernel
             )
             raise ValueError(
                 f"With this kernel {reason}, so the server's sum of memories would differ from the "
-                'sum at the clients: use of="active".'
+                'sum at the clients: set of="active".'
             )
         pooled = False
     participation = replace(kernel.participation, weighted=weighted and not pooled, silent=False)
@@ -355,7 +355,7 @@ def holds_pooled_memory(kernel: FederatedKernel) -> bool:
 
 
 def arrived_late(total: ArrayTree) -> ArrayTree:
-    """Return a sum of late messages in the form in which the server adds it, one round later.
+    """Return the sum of late messages that the server adds one round later.
 
     A message is relative to its client's memory. The client updated that memory when it sent the
     message, but the server's sum of memories changes only when the message arrives. So this

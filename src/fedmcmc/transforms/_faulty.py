@@ -230,11 +230,11 @@ def faults(
     Each probability is a scalar or ``[num_clients]``. The three kinds of faults are independent. A
     probability of zero removes its part of the program; other values share one compilation.
 
-    Unweighted messages (a relay, expectation propagation with sites) are not rescaled, since each
-    is the client's whole part of the chain or product. Weighted means (federated averaging,
-    ensembles) are taken over the messages that arrived. A message that is not finite by itself has
-    no known probability, so nothing compensates for it: a client that always sends such messages is
-    missing from the posterior. If most messages are excluded, a run warns.
+    ``docs/laws.md`` has the exact distribution. Unweighted messages (a relay, expectation
+    propagation with sites) are not rescaled. Weighted means (federated averaging, ensembles) are
+    taken over the messages that arrived. Nothing compensates for messages that are not finite
+    without a fault: a client that always sends them is missing from the posterior. If most messages
+    are excluded, a run warns.
 
     If no message arrives, a Langevin step follows the prior, while a relay and a mean do not move.
     If many messages are lost or late, take smaller steps. Control variates of summed gradients
@@ -294,7 +294,7 @@ def faults(
 
 
 def _settled(pending: ArrayTree) -> ArrayTree:
-    """Return the sum of late messages in the form in which the server adds it."""
+    """Return the sum of late messages that the server adds, also for words."""
     if isinstance(pending, Words):
         return pending._replace(numbers=arrived_late(pending.numbers))
     return arrived_late(pending)

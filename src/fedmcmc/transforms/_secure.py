@@ -46,8 +46,8 @@ class Counts(NamedTuple):
     Attributes
     ----------
     saturated
-        Number of messages with a number beyond the range, sent as the end of the range, or with
-        NaN.
+        Number of messages with NaN, or with a number beyond the range, which is sent as the range's
+        end.
     lost
         Number of messages that were not finite or not usable, sent as zeros.
     """
@@ -89,7 +89,7 @@ class Ranged(Protocol):
         """Return the message with numbers up to `limit` in absolute value."""
 
     def from_range(self, limit: float) -> Any:
-        """Return the sum of messages that a sum of `to_range` results stands for."""
+        """Return the sum of messages, given the sum of the results of `to_range`."""
 
 
 @register_dataclass
@@ -154,7 +154,7 @@ class _Summed(WrappedPhase):
         return None
 
     def read(self, total: Words, broadcast: Broadcast) -> ArrayTree:
-        """Return the sum of the kernel's own messages that words stand for."""
+        """Return the sum of the kernel's own messages, decoded from words."""
         like = self.inner.message_like(trees.shapes_of(broadcast))
         message = jax.tree.map(
             lambda leaf, word: self.grid.decode(word, leaf.dtype), like, total.numbers
@@ -391,7 +391,7 @@ def counts_of(state: ArrayTree) -> Counts | None:
 
 
 def with_counts(kernel: FederatedKernel, state: FederatedState) -> FederatedState:
-    """Return a state of the kernel within a secure sum as a state of the sum, with zero counts."""
+    """Return a state of the wrapped kernel as a state of the secure sum `kernel`, counts zero."""
     if not isinstance(kernel, Secured) or isinstance(state.server, _Server):
         return state
     zero = jnp.zeros_like(state.broadcast.round)  # for one chain or many

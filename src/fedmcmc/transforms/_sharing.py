@@ -42,7 +42,7 @@ def share_momentum(kernel: FederatedKernel, rho: Number) -> FederatedKernel:
     >>> posterior = fedmcmc.Posterior(lambda t: -0.5 * t**2, lambda t, x: -0.5 * (x - t) ** 2)
     >>> kernel = fedmcmc.fa_ld(posterior, step_size=0.01, num_local_steps=5)
     >>> share_momentum(kernel, 0.25).momentum
-    Momentum(rho=0.25, parts=both)
+    Momentum(rho=0.25, parts='both')
     """
     expect(kernel, FederatedKernel, "kernel")
     momentum = as_functions(shared_momentum(rho))
