@@ -44,9 +44,9 @@ def dg_sgld(
     Notes
     -----
     The stationary distribution differs from the posterior even as the step size goes to zero. If
-    the clients' log densities are quadratic with curvatures ``A_i``, its precision is then ``sum_i
-    inverse(inverse(A_i) + tolerance_i)`` instead of ``sum_i A_i``. A small tolerance needs a small
-    step size.
+    the clients' log densities are quadratic with curvatures ``A_i``, its precision is then
+    ``sum_i inverse(inverse(A_i) + tolerance_i)`` instead of ``sum_i A_i``. A small tolerance needs
+    a small step size.
 
     References
     ----------

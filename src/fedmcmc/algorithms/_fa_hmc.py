@@ -48,9 +48,10 @@ def fa_ld(
     posterior
         Model.
     step_size
-        Number or schedule of the round. A local step of client ``c`` is ``position + step_size *
-        gradient + sqrt(2 * step_size) * normal``. Its gradient is the gradient of the log prior
-        plus the gradient of the client's log likelihood divided by its weight.
+        Number or schedule of the round. A local step of client ``c`` is
+        ``position + step_size * gradient + sqrt(2 * step_size) * normal``. Its gradient is the
+        gradient of the log prior plus the gradient of the client's log likelihood divided by its
+        weight.
     num_local_steps
         Number of steps between two communications, ``T``. With more than one, differences in
         curvature between clients bias the mean.

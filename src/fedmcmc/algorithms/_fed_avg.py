@@ -70,9 +70,9 @@ def fed_avg(
     -----
     The large-batch SGD of the papers, where clients send gradients, is ``num_local_steps=1``. If
     client ``k`` has a quadratic loss with curvature ``A_k`` and minimum ``m_k``, ``K`` plain steps
-    of size ``lr`` with full gradients have the fixed point ``(sum_k w_k M_k)^{-1} sum_k w_k M_k
-    m_k`` with ``M_k = I - (I - lr A_k)^K``. It differs from the posterior mean if the ``A_k``
-    differ.
+    of size ``lr`` with full gradients have the fixed point
+    ``(sum_k w_k M_k)^{-1} sum_k w_k M_k m_k`` with ``M_k = I - (I - lr A_k)^K``. It differs from
+    the posterior mean if the ``A_k`` differ.
 
     References
     ----------
@@ -154,8 +154,8 @@ def fed_pa(
     -------
     FederatedKernel
         Kernel whose draws are the server's position, a point estimate. It accepts the state of a
-        run of `fedmcmc.fed_avg` with the same server optimizer: ``sample(...,
-        state=burnt_in.state)``. The paper burns in this way.
+        run of `fedmcmc.fed_avg` with the same server optimizer:
+        ``sample(..., state=burnt_in.state)``. The paper burns in this way.
 
     References
     ----------

@@ -67,11 +67,11 @@ def fed_be(
     Notes
     -----
     The server receives only sums, so the ensemble does not contain the clients' own models, which
-    the paper adds. A client sends ``2 * d + 1`` numbers for a Gaussian ensemble and ``(num_models +
-    1) * (d + 1)`` for a Dirichlet one. This function follows the paper; the authors' code fits the
-    Gaussian to updates of unit norm with equal weights and draws a tenth of the spread, uses no
-    shares in the Dirichlet weights, and sharpens the averaged predictions. `fedmcmc.ensemble`
-    supports compressed messages.
+    the paper adds. A client sends ``2 * d + 1`` numbers for a Gaussian ensemble and
+    ``(num_models + 1) * (d + 1)`` for a Dirichlet one. This function follows the paper; the
+    authors' code fits the Gaussian to updates of unit norm with equal weights and draws a tenth of
+    the spread, uses no shares in the Dirichlet weights, and sharpens the averaged predictions.
+    `fedmcmc.ensemble` supports compressed messages.
 
     References
     ----------

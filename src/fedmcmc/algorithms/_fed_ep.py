@@ -49,7 +49,7 @@ def fed_ep(
     inference
         Fit at a client: `fedmcmc.inference.importance`, `exact_gaussian`, `scaled_identity` (I in
         the paper), `mcmc` (M), `laplace` (L), `ngvi` (V), or `mcmc_local` for latents of groups. If
-        it is ``None``, the defaults suit up to 64 parameters and a run that starts at the mode:
+        it is ``None``, the defaults are for up to 64 parameters and a run that starts at the mode:
         `importance` (or `mcmc_local`), a dense structure, damping 0.7, and expansions as first
         sites. Otherwise the defaults are those in the paper: a diagonal structure, no damping, and
         constant first sites.
@@ -57,8 +57,8 @@ def fed_ep(
         Number of clients per round, drawn uniformly without replacement; ``None`` for all.
     damping
         Factor of the changes on both sides, after any optimizer: a number or a schedule of the
-        round. With many clients per round plain steps overshoot; the authors' code uses ``1 /
-        cohort_size``. A nonlinear optimizer (Adagrad, Adam) needs the mean of the changes,
+        round. With many clients per round plain steps overshoot; the authors' code uses one divided
+        by `cohort_size`. A nonlinear optimizer (Adagrad, Adam) needs the mean of the changes,
         ``optax.chain(optax.scale(1 / cohort_size), ...)``.
     server_optimizer, client_optimizer
         Optimizers of optax for changes of natural parameters; plain steps by default. If both are
@@ -163,9 +163,10 @@ def fed_sep(
         ``num_clients / cohort_size`` makes a cohort represent all clients, and the approximation
         then depends on the last cohort only.
     cavity
-        ``"average"``, as in the paper: the approximation divided by ``(q / prior)^(1 /
-        num_clients)``. ``"power"`` uses the client's share of the rows as the power. With a flat
-        prior this is the cavity in the authors' code, the approximation to the power ``1 - share``.
+        ``"average"``, as in the paper: the approximation divided by
+        ``(q / prior)^(1 / num_clients)``. ``"power"`` uses the client's share of the rows as the
+        power. With a flat prior this is the cavity in the authors' code, the approximation to the
+        power ``1 - share``.
     participation, prior, initial_precision, max_norm
         See `fedmcmc.natural`.
 

@@ -47,8 +47,8 @@ def lsd(
         Number of rows per gradient, or a fraction of a client's rows if below one; ``None`` for
         all.
     participation
-        Rule for the clients that send a gradient, all by default; see `bernoulli` (weights ``1 /
-        p``, or ``b / |A|``) and `uniform` (weights ``b / a``).
+        Rule for the clients that send a gradient, all by default; see `bernoulli` (weights
+        ``1 / p``, or ``b / |A|``) and `uniform` (weights ``b / a``).
     temperature
         Factor of the variance of the noise.
     prior
@@ -57,10 +57,11 @@ def lsd(
     replace
         If true, minibatches are drawn with replacement.
     metric
-        ``B = C C'``: a step is ``position + step_size * B gradient + sqrt(2 * step_size *
-        temperature) * C normal``, the plain step in coordinates ``inverse(C) position``. It is a
-        diagonal, shaped as the position, or ``[d, d]`` over the raveled position; the identity by
-        default. The posterior's covariance gives all directions the same scale (`fedmcmc.whiten`).
+        ``B = C C'``: a step is
+        ``position + step_size * B gradient + sqrt(2 * step_size * temperature) * C normal``, the
+        plain step in coordinates ``inverse(C) position``. It is a diagonal, shaped as the position,
+        or ``[d, d]`` over the raveled position; the identity by default. The posterior's covariance
+        gives all directions the same scale (`fedmcmc.whiten`).
     noise
         ``"server"`` draws a step's noise at the server, ``"clients"`` a share of it at each client;
         see `fedmcmc.langevin`.

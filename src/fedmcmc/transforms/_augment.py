@@ -25,8 +25,8 @@ def augment(kernel: FederatedKernel, augment_fn: Augmentation) -> FederatedKerne
         Any kernel with minibatches or epochs of minibatches (``batch_size=``).
     augment_fn
         ``(rng_key, rows) -> rows``. `fedmcmc.augmented` documents it and the posterior that
-        results. To transform each row separately, ``jax.vmap`` over ``jax.random.split(rng_key,
-        batch_size)``.
+        results. To transform each row separately, ``jax.vmap`` over
+        ``jax.random.split(rng_key, batch_size)``.
 
     Raises
     ------

@@ -207,9 +207,9 @@ def faults(
         other randomness is the same with and without faults.
     rescale
         If true, weighted messages are also multiplied by ``1 / ((1 - drop) * (1 - nan))``, so that
-        faults do not change the mean of their sum: with full participation, ``faults(kernel,
-        drop=q)`` has the distribution of `kernel` under ``bernoulli(1 - q)``. If false, `drop` and
-        `nan` shrink the sum.
+        faults do not change the mean of their sum: with full participation,
+        ``faults(kernel, drop=q)`` has the distribution of `kernel` under ``bernoulli(1 - q)``. If
+        false, `drop` and `nan` shrink the sum.
 
     Returns
     -------

@@ -311,18 +311,18 @@ def secure_sum(
 
     Notes
     -----
-    The range requires ``num_clients * (most / resolution + 1) < 2**63`` and ``most / resolution <
-    2**54``; both are checked. The draws have the distribution of `kernel` up to rounding, which at
-    the default resolution is finer than in a float32 sum. A coarse grid biases a chain. With a
-    compressor's memory of all clients, keep the default resolution.
+    Two conditions on the range are checked: ``num_clients * (most / resolution + 1) < 2**63`` and
+    ``most / resolution < 2**54``. The draws have the distribution of `kernel` up to rounding
+    (docs/laws.md), which at the default resolution is finer than in a float32 sum. A coarse grid
+    biases a chain. With a compressor's memory of all clients, keep the default resolution.
 
     A message that its client reports as not usable (``StepInfo.usable``) is sent as zeros and
-    counted as lost. `fedmcmc.hmc` and `fedmcmc.mala` need a wider range, such as ``most=2.0**30,
-    resolution=2.0**-22``. They send a log likelihood below ``-most``, or with a gradient beyond the
-    range, as ``-most``, and read totals below ``-most / 2`` as minus infinity, which rejects the
-    proposal. Summed log likelihoods of `fedmcmc.correct` and `fedmcmc.fit` are off by at most
-    ``num_clients * resolution / 2`` nats. docs/privacy.md explains what sums over many rounds still
-    reveal.
+    counted as lost. `fedmcmc.hmc` and `fedmcmc.mala` need a wider range, such as
+    ``most=2.0**30, resolution=2.0**-22``. They send a log likelihood below ``-most``, or with a
+    gradient beyond the range, as ``-most``, and read totals below ``-most / 2`` as minus infinity,
+    which rejects the proposal. Summed log likelihoods of `fedmcmc.correct` and `fedmcmc.fit` are
+    off by at most ``num_clients * resolution / 2`` nats. docs/privacy.md explains what sums over
+    many rounds still reveal.
 
     Examples
     --------
