@@ -263,13 +263,7 @@ def initial_state(
 def check_start(
     kernel: FederatedKernel, rng_key: Array, position: ArrayTree, federation: Federation
 ) -> None:
-    """Raise the errors of `FederatedKernel.server_init` without reading any row.
-
-    Raises
-    ------
-    ValueError
-        If model, position and federation do not fit together.
-    """
+    """Raise the `ValueError` of `FederatedKernel.server_init`, if any, without reading any row."""
     start = jax.eval_shape(lambda: Broadcast(jnp.zeros((), jnp.int32), position))
     shapes = tuple(phase.message_like(start) for phase in kernel.setup)
 

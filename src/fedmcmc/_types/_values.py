@@ -80,15 +80,7 @@ class Client:
 @register_dataclass
 @dataclass(frozen=True)
 class Sender:
-    """Client whose code a server decodes.
-
-    Attributes
-    ----------
-    index
-        ``[]`` int32, id of the client.
-    weight
-        ``[]``, one over the probability of taking part in a round.
-    """
+    """Client whose code a server decodes; `index` and `weight` are the same as in `Client`."""
 
     index: Array
     weight: Array
@@ -125,8 +117,8 @@ class Shapes:
         leaves, treedef = jax.tree.flatten(self.tree)
         return treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Shapes) and self._key() == other._key()
+    def __eq__(self, value: object) -> bool:
+        return isinstance(value, Shapes) and self._key() == value._key()
 
     def __hash__(self) -> int:
         return hash(self._key())
