@@ -119,7 +119,7 @@ def test_the_server_adds_one_memory():
     )
     with pytest.raises(ValueError, match="adds the memories of its clients already"):
         fedmcmc.compress(kernel, fedmcmc.memory(fedmcmc.quantize(4)))
-    with pytest.raises(ValueError, match="followed by a biased compressor"):
+    with pytest.raises(ValueError, match="needs unbiased compressors"):
         fedmcmc.compress(kernel, fedmcmc.top_k(0.5))
 
 

@@ -394,7 +394,7 @@ def test_a_class_that_is_not_registered_is_named(kernel):
 
 
 def test_only_dataclasses_are_registered():
-    with pytest.raises(TypeError, match="takes a dataclass, and Part is none"):
+    with pytest.raises(TypeError, match="needs a dataclass, but Part is not"):
         fedmcmc.register_dataclass(type("Part", (), {}))
 
 

@@ -132,7 +132,7 @@ def test_a_fit_of_a_removed_module_keeps_its_draws(fitted, monkeypatch):
     found = pickle.loads(content)
     same(found.samples.draws, fitted.samples.draws)
     assert found.verdict == fitted.verdict and str(found) == str(fitted)
-    with pytest.raises(RuntimeError, match="not importable here"):
+    with pytest.raises(RuntimeError, match="could not be loaded: it cannot be imported"):
         found.posterior.logprior_fn(POSITION)
 
 

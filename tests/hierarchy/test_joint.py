@@ -296,7 +296,7 @@ def test_what_does_not_fit_is_refused():
         lsd(posterior, step_size=0.1, refresh=ula(), batch_size=2)
     with pytest.raises(ValueError, match="the server adds the prior"):
         lsd(posterior, step_size=0.1, refresh=ula(), prior="split")
-    with pytest.raises(ValueError, match="are of latents"):
+    with pytest.raises(ValueError, match="are settings for latents"):
         lsd(other, step_size=0.1, num_draws=2)
     with pytest.raises(ValueError, match="order must be"):
         lsd(posterior, step_size=0.1, refresh=ula(), order="last")

@@ -72,8 +72,8 @@ MUTATIONS = {
     ),
     "surrogates that count visits where steps count": (
         "algorithms/_fsgld.py",
-        "own = jnp.asarray(shares) * jnp.asarray(steps)",
-        "own = jnp.asarray(shares) * jnp.ones(num)",
+        "num_steps = jnp.asarray(shares) * jnp.asarray(steps)",
+        "num_steps = jnp.asarray(shares) * jnp.ones(num)",
         OWN,
     ),
     "prior counted once per client": (
@@ -204,10 +204,10 @@ MUTATIONS = {
     ),
     "compressed twice": (
         "transforms/_compressed.py",
-        "return WithExact(code, exact), _moved(",
-        "again = trees.cast_like(compressor.decode(code, client), _without_exact(whole))\n"
+        "return WithExact(code, exact), client_state, info",
+        "again = trees.cast_like(compressor.decode(code, client), _without_exact(message))\n"
         "        code, _ = compressor.encode(draws.compressor, again, state, client)\n"
-        "        return WithExact(code, exact), _moved(",
+        "        return WithExact(code, exact), client_state, info",
         QUANTISED,
     ),
     "rounded to the nearest level": (

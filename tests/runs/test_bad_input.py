@@ -56,7 +56,7 @@ def fsgld(q=None, **settings):
         (lambda: run(fsgld(), num_rounds=9, thinning=10), "thinning=10 keeps no draw of the 9"),
         (lambda: fedmcmc.sample(jax.random.key(0), fsgld(), DATA, num_rounds=1), "Give a position"),
         (lambda: fedmcmc.bernoulli(0.0), "probabilities in"),
-        (lambda: fedmcmc.uniform(0), "positive integer cohort_size"),
+        (lambda: fedmcmc.uniform(0), "cohort_size must be a positive integer"),
         (
             lambda: fsgld(fedmcmc.Gaussian.from_moments(0.0, variance=1.0)),
             "with a leading client axis",
@@ -199,7 +199,7 @@ def lsd(**settings):
         (lambda: fedmcmc.bernoulli(0.5, rescale="none"), "rescale must be"),
         (
             lambda: fedmcmc.bernoulli(jnp.array([0.5, 0.4]), rescale="realised"),
-            "one probability that all clients share",
+            "one probability for all clients",
         ),
         (lambda: fedmcmc.psgld(POSTERIOR, step_size=0.1, decay=1.5), "decay must be at most 1"),
         (

@@ -1,4 +1,4 @@
-"""`natural_parameters` gives the kernels that arguments of `fed_ep` give, and refuses others."""
+"""`natural_parameters` builds the same kernels as arguments of `fed_ep`, and refuses others."""
 
 import jax
 import jax.numpy as jnp
@@ -64,12 +64,12 @@ def test_within_another_transform():
         (
             lambda: fedmcmc.lsd(FEDERATION.posterior, step_size=0.1),
             {},
-            "messages of lsd are no changes of natural parameters",
+            "messages of lsd are not changes of natural parameters",
         ),
         (
             lambda: fedmcmc.adf(FEDERATION.posterior, inference=inference.exact_gaussian()),
             dict(client_optimizer=optax.sgd(0.1)),
-            "clients of adf keep none",
+            "clients of adf keep no sites",
         ),
         (fed_ep, dict(damping=0.0), "damping must be a finite number above 0"),
     ],

@@ -1,11 +1,10 @@
-"""Types that every room shares: clients, posteriors, phases and kernels and their states.
+"""Types that all packages share: clients, posteriors, phases, kernels and their states.
 
 A kernel is a frozen dataclass and a pytree. Its numbers (step sizes, surrogates, probabilities) are
-leaves that enter a compiled program as arguments, its structure is static: two kernels that differ
-by numbers alone share one compilation.
+leaves, which enter a compiled program as arguments; its structure is static. Kernels that differ
+only in numbers share one compilation.
 
-Values lie in one file, base classes of kernels' parts in another, phases and kernels in a third.
-This room imports no other.
+This package imports no other package of fedmcmc.
 """
 
 from fedmcmc._types._compiled import compiled as compiled

@@ -1,4 +1,4 @@
-"""Properties of kernels that runs and transforms act on, and what messages disclose."""
+"""Properties of kernels that runs and transforms act on, and the disclosure of messages."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,31 +16,32 @@ def any_compressor(kernel: Any, compressor: Any) -> None:
 class Traits:
     """Properties of a kernel that runs and transforms act on.
 
-    A transform copies the traits of the kernel that it wraps and changes those that it must
+    A transform copies the traits of the wrapped kernel and changes some of them
     (`dataclasses.replace`).
 
     Attributes
     ----------
     approximates
-        Whether draws are independent draws from an approximation that the kernel refines.
+        If true, draws are independent draws from an approximation that the kernel refines.
     has_local_steps
-        Whether clients move positions of their own over many gradients per round.
+        If true, clients move their own positions over many gradients per round.
     needs_all_clients
-        Whether a round counts only if the message of every client is in its sum.
+        If true, a round counts only if its sum contains the message of every client.
     phases_independent
-        Whether a client may answer one phase of a round and miss the next.
+        If true, a client may answer one phase of a round and miss the next.
     accepts_late_messages
-        Whether a message that arrives one round late may still be added.
+        If true, a message that arrives one round late may still be added.
     divergence_hint
-        Cause of a divergence other than the step size, with its remedy; empty if there is none.
+        Cause of a divergence other than the step size, with its remedy; empty without such a cause.
     keeps_latents
-        Whether clients keep latents of their groups, which `FederatedKernel.model` has as `local`.
+        If true, clients keep latents of their groups (`FederatedKernel.model` has a `local` part).
     marks_range_ends
-        Whether answers with numbers outside the range of a secure sum keep marks of these places.
-        All other messages with such numbers become random words at a site.
+        If true, answers mark the places of numbers outside the range of a secure sum. All other
+        messages with such numbers become random words at a site.
     no_target_reason
-        Reason why `FederatedKernel.target` is ``None``, such as ``"it trains and does not
-        sample"``. If it is empty too, a long run warns that its draws were compared with nothing.
+        Reason why `FederatedKernel.target` is ``None``, such as
+        ``"it trains and does not sample"``. If both are empty, a long run warns that its draws were
+        compared with nothing.
     check_compressor
         ``(kernel, compressor)``; raises `ValueError` if compressed messages would make draws wrong.
     """
@@ -59,17 +60,17 @@ class Traits:
 
 @dataclass(frozen=True)
 class Disclosure:
-    """What the messages of a kernel or gradient estimator tell about the rows of a client.
+    """Information about a client's rows in the messages of a kernel or gradient estimator.
 
-    The text that the owner of a site approves is made of these, and the rules for secure sums.
+    The text that a site's owner approves and the rules for secure sums are built from it.
 
     Attributes
     ----------
     content
         Content of a client's message, in words for the owner of a site.
     hidden_in_sums
-        Whether a sum of messages over clients says nothing about a single client, whatever a
-        dishonest server broadcasts. A server may ask for such kernels alone under secure sums.
+        If true, a sum of messages over clients reveals nothing about a single client, whatever a
+        dishonest server broadcasts. Under secure sums, a server may request only such kernels.
     reason
         Reason why `hidden_in_sums` is false.
     warning
@@ -78,5 +79,5 @@ class Disclosure:
 
     content: str = "see this class in fedmcmc"
     hidden_in_sums: bool = False
-    reason: str = "nobody has studied what its sums tell about one site"
+    reason: str = "nobody has studied what its sums reveal about one site"
     warning: str = ""

@@ -1,7 +1,6 @@
-"""Published algorithms as compositions of blocks, one paper or family of papers per file.
+"""Published algorithms: compositions of kernels and transforms, one paper or family per file.
 
-There is no arithmetic here: what a composition needs and no block does is a block that is missing.
-It may import every room on lower floors, and kernels and transforms.
+Algorithms contain no arithmetic. They may import all lower layers, kernels and transforms.
 """
 
 from fedmcmc.algorithms._dg_sgld import dg_sgld as dg_sgld

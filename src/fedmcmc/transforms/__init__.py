@@ -1,7 +1,7 @@
-"""Kernels made of kernels: compressed, faulty, summed as integers, in sequence, with other rows.
+"""Transforms of kernels: compression, faults, secure sums, sequences, augmentation and others.
 
-A transform takes any kernel and returns one. It imports kernels' types, data and the blocks that
-it wraps around them, and nothing that runs them.
+A transform takes any kernel and returns a kernel. Transforms import the types and blocks of kernels
+and nothing that runs them.
 """
 
 from fedmcmc.transforms._augment import augment as augment

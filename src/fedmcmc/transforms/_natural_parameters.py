@@ -1,12 +1,11 @@
-"""Updates of natural parameters as expectation propagation makes them, for any such kernel."""
+"""Transform of updates of natural parameters, for kernels of expectation propagation."""
 
-from typing import TYPE_CHECKING, Any
-
-import jax
+from typing import TYPE_CHECKING
 
 from fedmcmc._checks import expect
 from fedmcmc._types import FederatedKernel, Number, as_functions
 from fedmcmc.kernels import Natural, NaturalUpdate
+from fedmcmc.transforms._wrapping import nodes_of, replace_nodes
 
 if TYPE_CHECKING:
     import optax
@@ -22,9 +21,9 @@ def natural_parameters(
 ) -> FederatedKernel:
     """Change how the messages of `kernel` update natural parameters.
 
-    A client's message is a change of natural parameters. It is scaled down to `max_norm`; the
-    server adds the sum of the messages, and a client with a site its own message, each multiplied
-    by `damping` or as an optimizer proposes. All settings of the kernel's own update are replaced.
+    A client's message is a change of natural parameters, scaled down to `max_norm`. The server adds
+    the sum of the messages, and a client with a site adds its own message. Both multiply it by
+    `damping` or pass it to an optimizer. All settings of the kernel's own update are replaced.
 
     Parameters
     ----------
@@ -41,9 +40,9 @@ def natural_parameters(
     Raises
     ------
     TypeError
-        If `kernel` is no `FederatedKernel`, or an optimizer is none of optax.
+        If `kernel` is not a `FederatedKernel`, or an optimizer is not from optax.
     ValueError
-        If the messages of `kernel` are no changes of natural parameters, its clients have no sites
+        If the messages of `kernel` are not changes of natural parameters, its clients have no sites
         for an optimizer, or a number is out of range.
 
     References
@@ -61,26 +60,15 @@ def natural_parameters(
     """
     expect(kernel, FederatedKernel, "kernel")
     update = as_functions(NaturalUpdate.of(damping, server_optimizer, client_optimizer, max_norm))
-
-    def is_natural(node: Any) -> bool:
-        return isinstance(node, Natural)
-
-    naturals = [x for x in jax.tree.leaves(kernel, is_leaf=is_natural) if is_natural(x)]
+    naturals = nodes_of(kernel, Natural)
     if not naturals:
         raise ValueError(
-            f"The messages of {kernel.name} are no changes of natural parameters: "
+            f"The messages of {kernel.name} are not changes of natural parameters: "
             "natural_parameters is for fed_ep, fed_sep, adf and natural."
         )
     for node in naturals:
         if client_optimizer is not None and not node.stateful:
             raise ValueError(
-                f"client_optimizer acts on sites, and clients of {node.name} keep none."
+                f"client_optimizer acts on sites, and clients of {node.name} keep no sites."
             )
-
-    def is_update(node: Any) -> bool:
-        return isinstance(node, NaturalUpdate)
-
-    changed: FederatedKernel = jax.tree.map(
-        lambda node: update if is_update(node) else node, kernel, is_leaf=is_update
-    )
-    return changed
+    return replace_nodes(kernel, NaturalUpdate, lambda _: update)

@@ -1,8 +1,10 @@
-"""Phases and kernels that do as others do, but for what a transform changes."""
+"""Base classes of transforms: phases and kernels that forward to other phases and kernels."""
 
+from collections.abc import Callable
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
+import jax
 from jax import Array
 
 from fedmcmc._types import (
@@ -21,14 +23,16 @@ from fedmcmc._types import (
     Traits,
 )
 
+T = TypeVar("T")
+
 
 class WrappedPhase(Phase):
-    """A phase that does as another does, but for what a subclass changes.
+    """Phase that forwards to another phase, except for the methods that a subclass overrides.
 
     Attributes
     ----------
     inner
-        The other; a field of every subclass.
+        Wrapped phase; a field of every subclass.
     """
 
     inner: Phase
@@ -71,21 +75,21 @@ class WrappedPhase(Phase):
 
 
 class WrappedKernel(WrappedPhase, FederatedKernel):
-    """A kernel whose phases are those of another, each changed by a transform.
+    """Kernel that forwards to another kernel, except for the methods that a subclass overrides.
 
-    What a subclass leaves out is done as `kernel` does it.
+    A transform changes each phase of the wrapped kernel (`wrapped`).
 
     Attributes
     ----------
     kernel
-        The other; a field of every subclass.
+        Wrapped kernel; a field of every subclass.
     """
 
     kernel: FederatedKernel
 
     @cached_property
     def wrapped(self) -> tuple[Phase, ...]:
-        """All phases of a round, changed; the last one does what the kernel's own phase does."""
+        """All phases of a round, changed; the last one replaces the kernel's own phase."""
         raise NotImplementedError
 
     @cached_property
@@ -131,6 +135,22 @@ class WrappedKernel(WrappedPhase, FederatedKernel):
         return self.kernel.draw(rng_key, state)
 
 
-def replaced(parts: tuple[Any, ...], index: int, new: Any) -> tuple[Any, ...]:
+def nodes_of(tree: ArrayTree, kind: Any) -> list[Any]:
+    """Return the outermost nodes of a class (or union of classes) in a tree."""
+    nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, kind))
+    return [node for node in nodes if isinstance(node, kind)]
+
+
+def replace_nodes(tree: T, kind: Any, fn: Callable[[Any], Any]) -> T:
+    """Return a tree with ``fn(node)`` for each outermost node of a class (or union of classes)."""
+    changed: T = jax.tree.map(
+        lambda node: fn(node) if isinstance(node, kind) else node,
+        tree,
+        is_leaf=lambda node: isinstance(node, kind),
+    )
+    return changed
+
+
+def replace_item(parts: tuple[Any, ...], index: int, new: Any) -> tuple[Any, ...]:
     """Return `parts` with `new` at `index`."""
     return (*parts[:index], new, *parts[index + 1 :])
