@@ -175,7 +175,7 @@ def compressors(name):
         return {"identity": fedmcmc.identity()}
     if name not in WHOLE:
         return COMPRESSORS
-    of_gradients = OF_GRADIENTS if WHOLE[name].asks_for_gradients else {}
+    of_gradients = OF_GRADIENTS if WHOLE[name].uses_gradients else {}
     return {"identity": fedmcmc.identity(), **of_gradients}
 
 

@@ -8,8 +8,8 @@ their stationary distribution, at every stable step size.
 Source: Zhang et al. (2019), Unified efficient thermostat scheme for the canonical ensemble with
 holonomic or isokinetic constraints via molecular dynamics, Journal of Physical Chemistry A 123
 (the middle scheme); Leimkuhler and Matthews (2013), Rational construction of stochastic numerical
-methods for molecular sampling, Applied Mathematics Research eXpress (BAOAB, of which this order is
-a cyclic shift with one kick).
+methods for molecular sampling, Applied Mathematics Research eXpress (BAOAB; this order is its
+cyclic shift with one kick).
 """
 
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ class _Server(NamedTuple):
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Underdamped(TemperedKernel):
-    """Clients send gradients, the server moves position and velocity; see `underdamped`."""
+    """Kernel whose server moves position and velocity; see `underdamped`."""
 
     step_size: Any
     friction: Any
@@ -117,9 +117,9 @@ def underdamped(
     Parameters
     ----------
     posterior
-        The model.
+        Model.
     estimator
-        Estimator of the gradient of a client's log likelihood.
+        Gradient estimator for a client's log likelihood.
     step_size
         Time step of the dynamics, a number or a schedule of the round. It must stay below two over
         the square root of the largest curvature of minus the log posterior.
