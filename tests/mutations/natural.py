@@ -33,8 +33,8 @@ MUTATIONS = {
     ),
     "a site that moves undamped": (
         NATURAL,
-        "self.update.update_client(message,",
-        "replace(self.update, damping=jnp.float32(1.0)).update_client(message,",
+        "self.update.update_client(",
+        "replace(self.update, damping=jnp.float32(1.0)).update_client(",
         SITE,
     ),
     "a server that moves undamped": (

@@ -65,7 +65,7 @@ class Proposed(NamedTuple):
         )
 
     def from_range(self, limit: float) -> "Proposed":
-        """Return the sum of such messages, with -1e30 in place of the end of the range."""
+        """Return the sum of such messages, with -1e30 for a density of zero."""
         value = self.value.value
         impossible = impossible_in_sum(value, limit)
         return self._replace(
@@ -199,7 +199,7 @@ def repeat(position: ArrayTree, num: int) -> ArrayTree:
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num, *leaf.shape)), position)
 
 
-def as_centre(centre: Any, name: str) -> ArrayTree:
+def as_centre(centre: Any) -> ArrayTree:
     """Return a center as arrays of floats.
 
     Raises
@@ -210,7 +210,7 @@ def as_centre(centre: Any, name: str) -> ArrayTree:
     for leaf in jax.tree.leaves(centre):
         dtype = jnp.result_type(leaf)
         if not isinstance(leaf, float) and not jnp.issubdtype(dtype, jnp.floating):
-            raise TypeError(f"{name} must hold floats, like a position; got {dtype}.")
+            raise TypeError(f"centre must hold floats, like a position; got {dtype}.")
     return trees.as_floats(centre, "centre")
 
 

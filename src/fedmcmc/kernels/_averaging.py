@@ -34,7 +34,7 @@ from fedmcmc._types import (
 )
 from fedmcmc.dynamics import EulerMaruyama, Integrator, Leapfrog, Momentum, shared_momentum
 from fedmcmc.gradients import Noisy, Scaffold, over_weight
-from fedmcmc.kernels._shared import TemperedKernel, expect_blocks, is_plain, name_of, report
+from fedmcmc.kernels._shared import TemperedKernel, expect_blocks, is_plain, report
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
 
@@ -42,17 +42,6 @@ from fedmcmc.pytrees import schedules, trees
 class _Draws(NamedTuple):
     momentum: ArrayTree  # leaves [num_local_steps, ...], or () if clients share it
     gradient: ArrayTree  # leaves [num_local_steps, calls per trajectory, ...]
-
-
-def _name(kernel: "Averaging") -> str:
-    estimator = kernel.estimator
-    for wrapper in (Noisy, Scaffold):
-        estimator = estimator.estimator if isinstance(estimator, wrapper) else estimator
-    if not is_plain(estimator):
-        return "averaging"
-    if isinstance(kernel.integrator, Leapfrog):
-        return "fa_hmc"
-    return "fa_ld" if isinstance(kernel.integrator, EulerMaruyama) else "averaging"
 
 
 @register_dataclass
@@ -73,8 +62,15 @@ class Averaging(TemperedKernel):
     )
 
     @property
-    def name(self) -> str:
-        return name_of(self, _name)
+    def base_name(self) -> str:
+        estimator = self.estimator
+        for wrapper in (Noisy, Scaffold):
+            estimator = estimator.estimator if isinstance(estimator, wrapper) else estimator
+        if not is_plain(estimator):
+            return "averaging"
+        if isinstance(self.integrator, Leapfrog):
+            return "fa_hmc"
+        return "fa_ld" if isinstance(self.integrator, EulerMaruyama) else "averaging"
 
     @property
     def takes_control_variates(self) -> bool:
@@ -200,16 +196,11 @@ def averaging(
 
     Examples
     --------
-    >>> import jax.numpy as jnp
     >>> import fedmcmc
-    >>> posterior = fedmcmc.Posterior(
-    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
-    ... )
-    >>> surrogates = fedmcmc.Gaussian.from_moments(jnp.zeros(2), variance=jnp.ones(2))
-    >>> estimator = fedmcmc.conducive(fedmcmc.full_gradient(), surrogates)
-    >>> kernel = averaging(
-    ...     posterior, estimator, integrator=fedmcmc.leapfrog(10), step_size=0.1, num_local_steps=5
-    ... )
+    >>> posterior = fedmcmc.Posterior(lambda t: -0.5 * t**2, lambda t, x: -0.5 * (x - t) ** 2)
+    >>> estimator, integrator = fedmcmc.full_gradient(), fedmcmc.leapfrog(10)
+    >>> averaging(posterior, estimator, integrator=integrator, step_size=0.1).name
+    'fa_hmc'
     """
     participation = full() if participation is None else participation
     momentum = shared_momentum() if momentum is None else momentum

@@ -31,7 +31,7 @@ from fedmcmc._types import (
 )
 from fedmcmc.dynamics import Momentum, independent_momentum
 from fedmcmc.gradients import Noisy, prior_share
-from fedmcmc.kernels._shared import LocalDraws, LocalLangevin, expect_blocks, name_of, report
+from fedmcmc.kernels._shared import LocalDraws, LocalLangevin, expect_blocks, report
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import realize_normals
@@ -40,10 +40,6 @@ from fedmcmc.random import realize_normals
 class _ClientState(NamedTuple):
     position: ArrayTree
     estimator: ArrayTree
-
-
-def _name(kernel: "Consensus") -> str:
-    return "consensus" if isinstance(kernel.estimator, Noisy) else "dg_sgld"
 
 
 @register_dataclass
@@ -63,8 +59,8 @@ class Consensus(LocalLangevin):
     )
 
     @property
-    def name(self) -> str:
-        return name_of(self, _name)
+    def base_name(self) -> str:
+        return "consensus" if isinstance(self.estimator, Noisy) else "dg_sgld"
 
     def first_state(
         self, position: ArrayTree, federation: Federation, totals: tuple[ArrayTree, ...]

@@ -30,9 +30,9 @@ from fedmcmc._types import (
     register_dataclass,
 )
 from fedmcmc.dynamics import Length, Training, training
-from fedmcmc.kernels._shared import LocalTraining, expect_blocks, is_plain, name_of, report
+from fedmcmc.kernels._shared import LocalTraining, as_constant, expect_blocks, is_plain, report
 from fedmcmc.participation import full
-from fedmcmc.pytrees import schedules, trees
+from fedmcmc.pytrees import trees
 from fedmcmc.random import integers_below, normals, realize_normals
 
 if TYPE_CHECKING:
@@ -238,19 +238,13 @@ def dirichlet_ensemble(concentration: float | Array = 0.5, num_models: int = 10)
     >>> family.message(draws, 0.5, jnp.zeros(2)).moved.shape
     (4, 2)
     """
-    alpha = schedules.number(concentration, "concentration", minimum=0.0, strict=True)
-    if isinstance(alpha, schedules.Scheduled):
-        raise TypeError("concentration must be a number, not a schedule.")
+    alpha = as_constant(concentration, "concentration")
     return DirichletEnsemble(alpha, positive_integer(num_models, "num_models"))
 
 
 class _Draws(NamedTuple):
     gradient: ArrayTree  # leaves [num_local_steps, ...]
     family: ArrayTree
-
-
-def _name(kernel: "EnsembleKernel") -> str:
-    return "fed_be" if is_plain(kernel.estimator) else "ensemble"
 
 
 @register_dataclass
@@ -268,8 +262,8 @@ class EnsembleKernel(LocalTraining):
     )
 
     @property
-    def name(self) -> str:
-        return name_of(self, _name)
+    def base_name(self) -> str:
+        return "fed_be" if is_plain(self.estimator) else "ensemble"
 
     def first_state(
         self, position: ArrayTree, federation: Federation, totals: tuple[ArrayTree, ...]
@@ -279,11 +273,8 @@ class EnsembleKernel(LocalTraining):
     def message_like(self, like: Broadcast) -> ArrayTree:
         key = jax.eval_shape(lambda: jax.random.key(0))
         share = jax.ShapeDtypeStruct((), jnp.result_type(float))
-
-        def message(rng_key: Array, share_: Array, moved: ArrayTree) -> ArrayTree:
-            return self.family.message(self.family.prepare(rng_key), share_, moved)
-
-        return jax.eval_shape(message, key, share, trees.shapes_of(like.position))
+        draws = jax.eval_shape(self.family.prepare, key)
+        return jax.eval_shape(self.family.message, draws, share, trees.shapes_of(like.position))
 
     def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> _Draws:
         family_key, gradient_key = jax.random.split(rng_key)

@@ -20,7 +20,7 @@ from fedmcmc._types import (
     as_functions,
     register_dataclass,
 )
-from fedmcmc.compression import Memory, Quantized, WithExact, message_bits
+from fedmcmc.compression import Quantized, WithExact, message_bits
 from fedmcmc.data import CHUNK_ROWS
 from fedmcmc.gaussian import Mixture
 from fedmcmc.gradients import Terms, fold_terms, row_size
@@ -31,6 +31,7 @@ from fedmcmc.kernels._questions import (
     Question,
     below_range,
     impossible_in_sum,
+    require_unbiased,
 )
 from fedmcmc.kernels._shared import check_model
 from fedmcmc.pytrees import trees
@@ -154,18 +155,10 @@ class Evaluated(NamedTuple):
         )
 
     def from_range(self, limit: float) -> "Evaluated":
-        """Return the sum of such answers, with -1e30 in place of the end of the range."""
+        """Return the sum of such answers, with -1e30 for a density of zero."""
         impossible = impossible_in_sum(self.value, limit)
         value = jnp.where(impossible, trees.cast(IMPOSSIBLE, self.value), self.value)
         return self._replace(value=value, gradient=zero_where(impossible, self.gradient))
-
-
-def _check_unbiased(kernel: Any, compressor: Any) -> None:
-    if not compressor.unbiased or isinstance(compressor, Memory):
-        raise ValueError(
-            "Log likelihoods need an unbiased compressor without memory (quantize): other errors "
-            "depend on the point and make importance weights wrong."
-        )
 
 
 @register_dataclass
@@ -175,7 +168,7 @@ class Evaluations(Question):
 
     gradients: bool = field(metadata={"static": True})
 
-    traits = replace(Question.traits, check_compressor=_check_unbiased)
+    traits = replace(Question.traits, check_compressor=require_unbiased)
     disclosure = Disclosure(
         "log likelihoods, and their gradients if the server asks for them, at positions that the "
         "server chooses",
@@ -289,11 +282,8 @@ def evaluations(posterior: Posterior, *, gradients: bool = False) -> Evaluations
 
     Examples
     --------
-    >>> import jax, jax.numpy as jnp
-    >>> import fedmcmc
-    >>> posterior = fedmcmc.Posterior(
-    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
-    ... )
+    >>> import jax, jax.numpy as jnp, fedmcmc
+    >>> posterior = fedmcmc.Posterior(lambda t: -0.5 * t**2, lambda t, x: -0.5 * (x - t) ** 2)
     >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(5)])
     >>> question = evaluations(posterior)
     >>> init, step = fedmcmc.simulate(question, data)

@@ -1,7 +1,7 @@
 """Question for the log likelihoods of all clients and their derivatives at a few points."""
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +16,13 @@ from fedmcmc._types import (
     as_functions,
     register_dataclass,
 )
-from fedmcmc.compression import Memory
 from fedmcmc.gradients import Terms, fold_terms, minus_hessian
 from fedmcmc.kernels._evaluations import Points, zero_where
 from fedmcmc.kernels._questions import (
     Question,
     below_range,
     impossible_in_sum,
+    require_unbiased,
 )
 from fedmcmc.kernels._shared import check_model
 from fedmcmc.pytrees import trees
@@ -64,17 +64,9 @@ class Expanded(NamedTuple):
         return Expanded(value, *zero_where(impossible | outside, derivatives))
 
     def from_range(self, limit: float) -> "Expanded":
-        """Return the sum of such answers, with minus infinity in place of the end of the range."""
+        """Return the sum of such answers, with minus infinity for a density of zero."""
         impossible = impossible_in_sum(self.value, limit)
         return self._replace(value=jnp.where(impossible, -jnp.inf, self.value))
-
-
-def _check_unbiased(kernel: Any, compressor: Any) -> None:
-    if not compressor.unbiased or isinstance(compressor, Memory):
-        raise ValueError(
-            "Gradients and curvatures at a point need an unbiased compressor without memory "
-            "(quantize, with many levels): other errors move the mode."
-        )
 
 
 @register_dataclass
@@ -84,7 +76,7 @@ class Expansions(Question):
 
     curvature: str = field(metadata={"static": True})
 
-    traits = replace(Question.traits, check_compressor=_check_unbiased, marks_range_ends=True)
+    traits = replace(Question.traits, check_compressor=require_unbiased, marks_range_ends=True)
     disclosure = Disclosure(
         "the log likelihood, its gradient and its curvature at positions that the server chooses",
         hidden_in_sums=True,

@@ -45,7 +45,8 @@ from fedmcmc.kernels._adjusted import (
 )
 from fedmcmc.kernels._evaluations import Points
 from fedmcmc.kernels._questions import BELOW
-from fedmcmc.pytrees import in_single_precision, schedules, trees
+from fedmcmc.kernels._shared import as_constant
+from fedmcmc.pytrees import in_single_precision, trees
 from fedmcmc.random import integers_below, realize_normals
 
 # Dual averaging as in Hoffman and Gelman (2014), section 3.2.
@@ -341,8 +342,8 @@ def hmc(
         Step size of the leapfrog integrator. By default `fedmcmc.tuning.hmc_step_size` at
         `target_accept`, for a Gaussian target whose covariance is the metric.
     max_integration_steps
-        Largest number of steps per trajectory; the number is uniform from 1. By default 1 up to 30
-        dimensions, 3 up to 300, and 5 above, because rounds are expensive and gradients cheap.
+        Largest number of steps per trajectory; the number is uniform between 1 and this limit. By
+        default 1 up to 30 dimensions, 3 up to 300, and 5 above.
     metric
         Matrix ``B``, as in `fedmcmc.langevin`; best the posterior's covariance
         (``white.metric``). To change the metric of a run, use `fedmcmc.switch`.
@@ -365,22 +366,17 @@ def hmc(
     Raises
     ------
     TypeError, ValueError
-        If a setting is out of range; from `init` if center, metric, model and data do not fit; from
-        `fedmcmc.compress` if the compressor is not a deterministic function of the gradient.
+        If a setting is out of range; from `init` if center, metric, model and data do not fit.
 
     References
     ----------
-    Neal (2011), MCMC using Hamiltonian dynamics. Hoffman and Gelman (2014), section 3.2, for the
-    adaptation. Ceperley and Dewing (1999), The penalty method for random walks with uncertain
-    energies.
+    Neal (2011), MCMC using Hamiltonian dynamics; Hoffman and Gelman (2014), section 3.2; Ceperley
+    and Dewing (1999), The penalty method for random walks with uncertain energies.
 
     Examples
     --------
-    >>> import jax, jax.numpy as jnp
-    >>> import fedmcmc
-    >>> posterior = fedmcmc.Posterior(
-    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
-    ... )
+    >>> import jax, jax.numpy as jnp, fedmcmc
+    >>> posterior = fedmcmc.Posterior(lambda t: -0.5 * t**2, lambda t, x: -0.5 * (x - t) ** 2)
     >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(5)])
     >>> kernel = hmc(posterior, 0.3, metric=jnp.array(1 / 9))
     >>> samples = fedmcmc.sample(
@@ -399,11 +395,11 @@ def hmc(
     return as_functions(
         HamiltonianMonteCarlo(
             posterior,
-            as_centre(centre, "centre"),
-            () if step_size is None else _number(step_size),
+            as_centre(centre),
+            () if step_size is None else as_constant(step_size, "step_size"),
             Metric.of(metric),
             jnp.asarray(num_adapt, jnp.int32) if num_adapt else (),
-            () if value_noise is None else _number(value_noise, "value_noise"),
+            () if value_noise is None else as_constant(value_noise, "value_noise"),
             max_integration_steps,
             None if target_accept is None else float(target_accept),
         )
@@ -440,35 +436,18 @@ def mala(
 
     Examples
     --------
-    >>> import jax, jax.numpy as jnp
     >>> import fedmcmc
-    >>> posterior = fedmcmc.Posterior(
-    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
-    ... )
-    >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(5)])
-    >>> kernel = mala(posterior, 0.3, step_size=0.1)
-    >>> samples = fedmcmc.sample(
-    ...     jax.random.key(0), kernel, data, 0.3, num_rounds=100, num_chains=64, progress=False
-    ... )
-    >>> round(float(samples.draws.mean()), 1), round(float(samples.draws.var()) * 9, 1)
-    (0.3, 1.0)
+    >>> posterior = fedmcmc.Posterior(lambda t: -0.5 * t**2, lambda t, x: -0.5 * (x - t) ** 2)
+    >>> mala(posterior, 0.3, step_size=0.1).name
+    'mala'
     """
     return hmc(
         posterior,
         centre,
-        step_size=None if step_size is None else jnp.sqrt(2 * _number(step_size)),
+        step_size=None if step_size is None else jnp.sqrt(2 * as_constant(step_size, "step_size")),
         max_integration_steps=1,
         metric=metric,
         num_adapt=num_adapt,
         target_accept=target_accept,
         value_noise=value_noise,
     )
-
-
-def _number(value: float | Array, name: str = "step_size") -> Array:
-    number: Array = schedules.number(value, name, minimum=0.0, strict=True)
-    if isinstance(number, schedules.Scheduled):
-        raise TypeError(
-            f"{name} must be a number, not a schedule: draws are exact at every constant value."
-        )
-    return number

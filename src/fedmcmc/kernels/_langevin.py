@@ -37,7 +37,7 @@ from fedmcmc.dynamics import (
     overdamped_langevin,
 )
 from fedmcmc.gradients import FixedPoint, Svrg, client_gradient, prior_share
-from fedmcmc.kernels._shared import TemperedKernel, expect_blocks, is_plain, name_of, report
+from fedmcmc.kernels._shared import TemperedKernel, expect_blocks, is_plain, report
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import realize_normals
@@ -73,18 +73,6 @@ class _NoisyDraws(NamedTuple):
     gradient: ArrayTree
 
 
-def _name(kernel: "Langevin") -> str:
-    estimator = kernel.estimator
-    if isinstance(kernel.preconditioner, Rms):
-        is_psgld = is_plain(estimator) and kernel.participation.pooled
-        return "psgld" if is_psgld else "langevin"
-    if isinstance(estimator, FixedPoint):
-        return "lsd_star"
-    if isinstance(estimator, Svrg):
-        return "lsd_pp"
-    return "lsd" if is_plain(estimator) else "langevin"
-
-
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Langevin(TemperedKernel):
@@ -103,8 +91,16 @@ class Langevin(TemperedKernel):
     )
 
     @property
-    def name(self) -> str:
-        return name_of(self, _name)
+    def base_name(self) -> str:
+        estimator = self.estimator
+        if isinstance(self.preconditioner, Rms):
+            is_psgld = is_plain(estimator) and self.participation.pooled
+            return "psgld" if is_psgld else "langevin"
+        if isinstance(estimator, FixedPoint):
+            return "lsd_star"
+        if isinstance(estimator, Svrg):
+            return "lsd_pp"
+        return "lsd" if is_plain(estimator) else "langevin"
 
     @cached_property
     def setup(self) -> tuple[SetupPhase, ...]:

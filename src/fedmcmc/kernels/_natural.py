@@ -95,10 +95,6 @@ NAMES = {"site": "fed_ep", "average": "fed_sep", "power": "fed_sep", "global": "
 """Names of algorithms by cavity."""
 
 
-def _name(kernel: "Natural") -> str:
-    return NAMES.get(kernel.cavity, "natural")
-
-
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Natural(FederatedKernel):
@@ -124,7 +120,7 @@ class Natural(FederatedKernel):
 
     @property
     def name(self) -> str:
-        return name_of(self, _name)
+        return name_of(self, lambda kernel: NAMES.get(kernel.cavity, "natural"))
 
     @cached_property
     def setup(self) -> tuple[SetupPhase, ...]:
@@ -247,31 +243,25 @@ class Natural(FederatedKernel):
     def step(
         self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
     ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
-        site: Any = client_state
-        if self.stateful and not trees.is_empty(site.next_round):
-            moved, state = self.update.catch_up(
-                site.site, site.optimizer, site.next_round, broadcast.round
+        state: Any = client_state
+        position, round_ = broadcast.position, broadcast.round
+        if self.stateful and not trees.is_empty(state.next_round):
+            site, optimizer = self.update.catch_up(
+                state.site, state.optimizer, state.next_round, round_
             )
-            site = site._replace(site=moved, optimizer=state, next_round=broadcast.round)
-        cavity, before = self._cavity(broadcast.extra, site, client)
-        arguments = (
-            self.posterior,
-            draws,
-            broadcast.position,
-            cavity,
-            client,
-            broadcast.round,
-        )
+            state = state._replace(site=site, optimizer=optimizer, next_round=round_)
+        cavity, before = self._cavity(broadcast.extra, state, client)
+        arguments = (self.posterior, draws, position, cavity, client, round_)
         if isinstance(self.inference, LatentInference):
-            (tilted, gradient_norm), latents = self.inference.fit_latents(*arguments, site.locals)
-            site = site._replace(locals=latents)
+            (tilted, gradient_norm), latents = self.inference.fit_latents(*arguments, state.locals)
+            state = state._replace(locals=latents)
         else:
             tilted, gradient_norm = self.inference.fit(*arguments)
         proper = is_proper(tilted)
         if self.stateful:
-            site = site._replace(lost=~proper)
+            state = state._replace(lost=~proper)
         change = trees.select(proper, tilted / before, trees.zeros_like(tilted))
-        change = self.update.clip(change, broadcast.round)
+        change = self.update.clip(change, round_)
         info = StepInfo(
             bits=jnp.asarray(trees.num_bits(change), jnp.int32),
             gradient_norm=gradient_norm,
@@ -279,15 +269,17 @@ class Natural(FederatedKernel):
             # Clients compute the position from the natural parameters.
             bits_down=jnp.asarray(trees.num_bits(broadcast.extra), jnp.int32),
         )
-        return change, site, info
+        return change, state, info
 
     def commit(self, message: Gaussian, broadcast: Broadcast, client_state: ArrayTree) -> ArrayTree:
         if not self.stateful:
             return client_state
         old: Any = client_state
         message = symmetric(message)  # like the sum at the server
-        site, state = self.update.update_client(message, old.site, old.optimizer, broadcast.round)
-        new = old._replace(site=site, optimizer=state)
+        site, optimizer = self.update.update_client(
+            message, old.site, old.optimizer, broadcast.round
+        )
+        new = old._replace(site=site, optimizer=optimizer)
         if trees.is_empty(old.next_round):
             return new
         return new._replace(next_round=old.next_round + 1)
@@ -465,7 +457,7 @@ def natural(
             'bernoulli(...), or cavity="average", "power" or "global".'
         )
     _check_latents(posterior, inference, cavity)
-    # Weights would make the product differ from the sites, or a filter count rows repeatedly.
+    # Weighted sums would differ from the changes of the sites, and count rows of a filter twice.
     if cavity not in ("average", "power"):
         participation = replace(participation, weighted=False)
     if prior is not None:

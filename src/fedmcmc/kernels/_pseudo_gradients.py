@@ -31,7 +31,7 @@ from fedmcmc._types import (
 )
 from fedmcmc.dynamics import Training, Visitor, plain_steps
 from fedmcmc.gradients import Epochs
-from fedmcmc.kernels._shared import LocalTraining, expect_blocks, is_plain, name_of, report
+from fedmcmc.kernels._shared import LocalTraining, expect_blocks, is_plain, report
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
 
@@ -171,16 +171,6 @@ class _Message(NamedTuple):
     delta: ArrayTree  # weight times the pseudo-gradient
 
 
-def _name(kernel: "PseudoGradients") -> str:
-    estimator = kernel.estimator
-    if is_plain(estimator) or isinstance(estimator, Epochs):
-        if isinstance(kernel.delta, Displacement):
-            return "fed_avg"
-        if isinstance(kernel.delta, PosteriorDelta):
-            return "fed_pa"
-    return "pseudo_gradients"
-
-
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class PseudoGradients(LocalTraining):
@@ -197,8 +187,14 @@ class PseudoGradients(LocalTraining):
     )
 
     @property
-    def name(self) -> str:
-        return name_of(self, _name)
+    def base_name(self) -> str:
+        estimator = self.estimator
+        if is_plain(estimator) or isinstance(estimator, Epochs):
+            if isinstance(self.delta, Displacement):
+                return "fed_avg"
+            if isinstance(self.delta, PosteriorDelta):
+                return "fed_pa"
+        return "pseudo_gradients"
 
     @property
     def takes_control_variates(self) -> bool:

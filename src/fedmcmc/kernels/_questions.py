@@ -24,6 +24,7 @@ from fedmcmc._types import (
     StepInfo,
     Traits,
 )
+from fedmcmc.compression import Memory
 from fedmcmc.participation import full
 from fedmcmc.pytrees import in_single_precision, trees
 
@@ -125,6 +126,15 @@ class Question(FederatedKernel):
         return answered
 
 
+def require_unbiased(kernel: Any, compressor: Any) -> None:
+    """Raise `ValueError` unless the compressor is unbiased and has no memory."""
+    if not compressor.unbiased or isinstance(compressor, Memory):
+        raise ValueError(
+            "Log likelihoods and their derivatives need an unbiased compressor without memory "
+            "(quantize, with many levels): other errors depend on the point and bias the result."
+        )
+
+
 def below_range(value: Array, limit: float) -> Array:
     """Return a mask of the log likelihoods that a secure sum counts as a density of zero."""
     return value < -trees.cast(limit, value)
@@ -133,7 +143,7 @@ def below_range(value: Array, limit: float) -> Array:
 def impossible_in_sum(value: Array, limit: float) -> Array:
     """Return a mask of the sums that contain a client's density of zero, sent as ``-limit``.
 
-    Other clients cannot raise such a sum above half of that: their log likelihoods are differences
-    to a center near the mode.
+    Other clients cannot raise such a sum above ``-limit / 2``, because their log likelihoods are
+    differences to a center near the mode.
     """
     return value < -trees.cast(limit, value) / 2

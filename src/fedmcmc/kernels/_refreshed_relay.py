@@ -1,8 +1,8 @@
 """Relay with conducive gradients whose surrogates are refitted during the run.
 
-The correction of El Mekkaoui et al. (2021), eq. 5, sums to zero over the clients for any surrogates
-whose product is its product. So a client may replace its surrogate if it uses the new one from the
-next round on, when the product of all clients contains it.
+The correction of El Mekkaoui et al. (2021), eq. 5, sums to zero over the clients if it uses the
+product of their present surrogates. So a client uses its new surrogate from the next round on, when
+the broadcast product contains it.
 """
 
 from collections.abc import Sequence
@@ -130,7 +130,7 @@ class RefreshedRelay(Relay):
     def commit(
         self, message: _Message, broadcast: Broadcast, client_state: _ClientState
     ) -> _ClientState:
-        # Symmetric like the sum at the server, so that its product stays equal to theirs.
+        # The server also makes the sum symmetric, so its product matches the clients' surrogates.
         return client_state._replace(surrogate=client_state.surrogate * symmetric(message.change))
 
     def aggregate(

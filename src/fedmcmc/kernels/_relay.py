@@ -37,20 +37,11 @@ from fedmcmc.kernels._shared import (
     LocalLangevin,
     expect_blocks,
     is_plain,
-    name_of,
     report,
 )
 from fedmcmc.pytrees import schedules, trees
 
 ONE_CLIENT_PER_ROUND = "in each round only one site sends a message"
-
-
-def _name(kernel: "Relay") -> str:
-    if isinstance(kernel.estimator, Conducive):
-        return "fsgld"
-    if not is_plain(kernel.estimator):
-        return "relay"
-    return "sgld" if kernel.participation.pooled else "dsgld"
 
 
 @register_dataclass
@@ -63,7 +54,7 @@ class Relay(LocalLangevin):
     metric: Metric
     num_local_steps: int = field(metadata={"static": True})
     client_steps: Any = ()  # [num_clients], or () if all clients take the same number
-    step_count_weights: Any = ()  # [num_clients], mean of client_steps over visits / client_steps
+    step_count_weights: Any = ()  # [num_clients], mean steps per visit / client_steps
 
     traits = replace(
         LocalLangevin.traits,
@@ -79,8 +70,12 @@ class Relay(LocalLangevin):
     )
 
     @property
-    def name(self) -> str:
-        return name_of(self, _name)
+    def base_name(self) -> str:
+        if isinstance(self.estimator, Conducive):
+            return "fsgld"
+        if not is_plain(self.estimator):
+            return "relay"
+        return "sgld" if self.participation.pooled else "dsgld"
 
     def first_state(
         self, position: ArrayTree, federation: Federation, totals: tuple[ArrayTree, ...]
@@ -92,7 +87,7 @@ class Relay(LocalLangevin):
         has_client_steps = not isinstance(self.client_steps, tuple)
         if has_client_steps and len(self.client_steps) != federation.num_clients:
             raise ValueError(
-                f"num_local_steps must hold one number per client, {federation.num_clients}, got "
+                f"num_local_steps must be one number per client, {federation.num_clients}, got "
                 f"{len(self.client_steps)}."
             )
         self.metric.check(position)

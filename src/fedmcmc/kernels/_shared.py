@@ -47,7 +47,7 @@ from fedmcmc.gradients import (
     refuse_latents,
     without_augmented,
 )
-from fedmcmc.pytrees import trees
+from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import normals, realize_normals
 
 PROBE_ROWS = 11
@@ -91,6 +91,15 @@ class EstimatorKernel(FederatedKernel):
     posterior: Posterior
     estimator: GradientEstimator
     participation: Participation
+
+    @property
+    def name(self) -> str:
+        return name_of(self, lambda kernel: kernel.base_name)
+
+    @property
+    def base_name(self) -> str:
+        """Name of the kernel without transforms of its minibatches."""
+        return type(self).__name__
 
     @property
     def takes_control_variates(self) -> bool:
@@ -337,6 +346,14 @@ def tempered(posterior: Posterior, temperature: Any) -> Posterior | None:
             loglikelihood_fn=over(posterior.loglikelihood_fn, temperature),
         )
     )
+
+
+def as_constant(value: Any, name: str, *, strict: bool = True) -> Array:
+    """Return a positive number (from zero if not `strict`) as an array, and reject schedules."""
+    number: Array = schedules.number(value, name, minimum=0.0, strict=strict)
+    if isinstance(number, schedules.Scheduled):
+        raise TypeError(f"{name} must be a number, not a schedule.")
+    return number
 
 
 def report(message: ArrayTree, mean_square: Array, **fields: Any) -> StepInfo:

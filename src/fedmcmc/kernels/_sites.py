@@ -25,7 +25,7 @@ from fedmcmc.pytrees import trees
 
 
 class Site(NamedTuple):
-    """State of a client that keeps a site.
+    """State of a client with a site.
 
     Attributes
     ----------

@@ -28,7 +28,8 @@ from fedmcmc.compression import Identity
 from fedmcmc.gaussian import WHOLE, Gaussian, Mixture, StandardDraws, defensive, moments_of
 from fedmcmc.kernels._adjusted import AdjustedKernel, Proposed, probability, repeat
 from fedmcmc.kernels._evaluations import Points
-from fedmcmc.pytrees import in_single_precision, schedules, trees
+from fedmcmc.kernels._shared import as_constant
+from fedmcmc.pytrees import in_single_precision, trees
 
 
 class _Draws(NamedTuple):
@@ -221,8 +222,8 @@ def gaussian_mh(
 
     In a round all clients send their log likelihoods at one proposal per chain. The kernel accepts
     it with the ratio of its weight (posterior over approximation) to the weight of the chain's
-    position. If the weights have no variance (k-hat above 0.7), chains get stuck: use
-    `fedmcmc.hmc`.
+    position. If the variance of the weights is infinite (k-hat above 0.7), chains get stuck:
+    use `fedmcmc.hmc`.
 
     Parameters
     ----------
@@ -258,11 +259,8 @@ def gaussian_mh(
 
     Examples
     --------
-    >>> import jax, jax.numpy as jnp
-    >>> import fedmcmc
-    >>> posterior = fedmcmc.Posterior(
-    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
-    ... )
+    >>> import jax, jax.numpy as jnp, fedmcmc
+    >>> posterior = fedmcmc.Posterior(lambda t: -0.5 * t**2, lambda t, x: -0.5 * (x - t) ** 2)
     >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(5)])
     >>> q = fedmcmc.Gaussian.from_moments(jnp.array(0.3), variance=jnp.array(0.15))
     >>> kernel = gaussian_mh(posterior, q)
@@ -330,13 +328,11 @@ def multiple_try(
 
     Examples
     --------
-    >>> import jax.numpy as jnp
-    >>> import fedmcmc
-    >>> posterior = fedmcmc.Posterior(
-    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
-    ... )
+    >>> import jax.numpy as jnp, fedmcmc
+    >>> posterior = fedmcmc.Posterior(lambda t: -0.5 * t**2, lambda t, x: -0.5 * (x - t) ** 2)
     >>> q = fedmcmc.Gaussian.from_moments(jnp.array(0.0), variance=jnp.array(1.0))
-    >>> kernel = multiple_try(posterior, q, num_tries=16)
+    >>> multiple_try(posterior, q, num_tries=16).name
+    'multiple_try'
     """
     expect(posterior, Posterior, "posterior")
     num_tries = positive_integer(num_tries, "num_tries")
@@ -367,9 +363,7 @@ def as_proposal(approximation: Any, tail: float) -> Mixture:
 
 def _correlation(correlation: Any) -> Any:
     """Return a correlation as a leaf, or ``()`` for zero."""
-    number = schedules.number(correlation, "correlation", minimum=0.0)
-    if isinstance(number, schedules.Scheduled):
-        raise TypeError("correlation must be a number; a schedule of the round is not supported.")
+    number = as_constant(correlation, "correlation", strict=False)
     if not isinstance(number, jax.core.Tracer):
         if number >= 1:
             raise ValueError(f"correlation must be in [0, 1), got {correlation!r}.")
