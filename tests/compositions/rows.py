@@ -179,7 +179,7 @@ def compressors(name):
         return {"identity": fedmcmc.identity()}
     if name not in ACCEPT_REJECT:
         return COMPRESSORS
-    of_gradients = OF_GRADIENTS if ACCEPT_REJECT[name].asks_for_gradients else {}
+    of_gradients = OF_GRADIENTS if ACCEPT_REJECT[name].uses_gradients else {}
     return {"identity": fedmcmc.identity(), **of_gradients}
 
 

@@ -117,7 +117,7 @@ def test_an_owner_is_warned():
         "Check the spelling: the columns are 'x'.",
         "AllBut: the server can subtract two sums",
         "Minibatch: the server chooses the size of minibatches",
-        "OwnExpansions: each site answers for itself alone.",
+        "OwnExpansions: the server reads the answer of each site.",
     ):
         assert warning in text.partition("Before you approve")[2], warning
     assert "names 'x'" not in text

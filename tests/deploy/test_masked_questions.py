@@ -225,7 +225,7 @@ SINGLES = {
     "LeaveGroupsOut": "how many groups a site must have",
     "LeaveOneOut": "how many rows a site must have",
     "Replication": "how many rows a site must have",
-    "Relay": "one site alone",
+    "Relay": "only one site",
     "Averaging": "nobody has studied",
 }
 

@@ -143,7 +143,7 @@ def test_values_beyond_the_range_and_of_zero_density():
     value = np.asarray(answer.value.value)
     assert value[0] < BELOW and value[2] < BELOW and abs(value[1] - plain.value[1]) < 3 * 0.25
     assert int(answer.value.invalid.value) == 3  # one per client: too large for 24 bits
-    with pytest.raises(ValueError, match="Only log likelihoods are dithered"):
+    with pytest.raises(ValueError, match="Dithered log likelihoods have no gradients"):
         SimulatedConsortium(DATA).ask(
             evaluations(posterior, gradients=True), Dithered(content, words, jnp.asarray(0.25))
         )

@@ -285,7 +285,7 @@ def test_compressed_as_one_vector_the_sums_are_unbiased_and_the_mean_nearly():
 
     totals = jax.jit(jax.vmap(decoded))(jax.random.split(KEY, 4096))
     weight = np.asarray(totals.weight, float)
-    first = np.asarray(totals.first, float)
+    first = np.asarray(totals.moved, float)
     assert abs(z_scores(weight, 1.0)) < LIMIT and weight.std() > 1e-3
     mean, _ = fitted(trained(START))
     moved = mean - np.asarray(START)

@@ -178,7 +178,7 @@ def test_without_a_proper_product_nothing_moves_but_the_product():
     assert not bool(infos[-1].server.proper)
     np.testing.assert_array_equal(state.broadcast.position, start)
     np.testing.assert_array_equal(kernel.draw(jax.random.key(0), state), start)
-    assert not bool(state.server.approximation.known)
+    assert not bool(state.server.approximation.ever_proper)
 
 
 def test_the_last_proper_product_serves_while_the_product_is_not():
@@ -194,7 +194,7 @@ def test_the_last_proper_product_serves_while_the_product_is_not():
     assert bool(infos[0].server.proper) and not bool(infos[1].server.proper)
     np.testing.assert_array_equal(state.broadcast.position, first.broadcast.position)
     kept = state.server.approximation
-    assert bool(kept.known)
+    assert bool(kept.ever_proper)
     jax.tree.map(np.testing.assert_array_equal, kept.gaussian, first.broadcast.extra[0])
     assert np.asarray(state.server.product.precision).min() < 0
     jax.tree.map(np.testing.assert_array_equal, state.broadcast.extra.approximation, kept.gaussian)

@@ -185,7 +185,7 @@ POSTERIOR_OF = Federation().posterior
                 refresh_every=2,
                 step_size=0.01,
             ),
-            r"takes no estimator with a reference of its own \(svrg\)",
+            r"supports no estimator that broadcasts a reference \(svrg\)",
         ),
     ],
 )

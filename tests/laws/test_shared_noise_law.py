@@ -149,7 +149,7 @@ def test_kernels_whose_clients_draw_no_noise_are_refused(kernel):
     ("settings", "message"),
     [
         (dict(participation=fedmcmc.bernoulli(0.5)), "needs the noise of all clients"),
-        (dict(metric=jnp.ones(3)), "plain steps: leave out metric="),
+        (dict(metric=jnp.ones(3)), "does not support metric= and preconditioner="),
     ],
 )
 def test_settings_that_change_the_sum_of_the_noise_are_refused(settings, message):

@@ -32,14 +32,14 @@ MUTATIONS = {
     ),
     "every proposal accepted": (
         HMC,
-        "taken = ends & (is_start | (draws.uniform < accepted))",
-        "taken = ends",
+        "moves = ends & (is_start | (draws.uniform < acceptance))",
+        "moves = ends",
         STEPS,
     ),
     "a rejection that is not recorded": (
         HMC,
         "position=position,",
-        "position=trees.select(ends & judged.whole, here, position),",
+        "position=trees.select(ends & densities.is_complete, point, position),",
         STEPS,
     ),
     "the energy of the rejected end": (
@@ -50,14 +50,14 @@ MUTATIONS = {
     ),
     "the gradient of the rejected end": (
         HMC,
-        "at_stand = trees.select(ends, at_position[1], gradient)",
-        "at_stand = gradient",
+        "origin_gradient = trees.select(ends, at_position[1], gradient)",
+        "origin_gradient = gradient",
         STEPS,
     ),
     "a step size that changes on the way": (
         HMC,
-        "ends, (position, draws.momentum, new_step), (here, momentum, old.step_size)",
-        "ends, (position, draws.momentum, new_step), (here, momentum, 2 * old.step_size)",
+        "ends, (position, draws.momentum, new_step), (point, momentum, old.step_size)",
+        "ends, (position, draws.momentum, new_step), (point, momentum, 2 * old.step_size)",
         STEPS,
     ),
     "the transposed root of a metric": (
@@ -68,7 +68,7 @@ MUTATIONS = {
     ),
     "a prior that is not in the gradient": (
         "kernels/_adjusted.py",
-        "gradient = trees.add(total.gradient, trees.cast_like(of_prior, total.gradient))",
+        "gradient = trees.add(total.gradient, trees.cast_like(prior_gradient, total.gradient))",
         "gradient = total.gradient",
         METRIC,
     ),
@@ -80,14 +80,14 @@ MUTATIONS = {
     ),
     "void rounds that count": (
         HMC,
-        "judged.whole,\n            (server, position, asked)",
-        "judged.whole | True,\n            (server, position, asked)",
+        "densities.is_complete,\n            (server, position, next_points)",
+        "densities.is_complete | True,\n            (server, position, next_points)",
         VOID,
     ),
     "a trajectory that ends where it meets a wall": (
         HMC,
-        "ends = is_start | (done >= old.length)",
-        "ends = is_start | (done >= old.length) | jnp.isneginf(log_density)",
+        "ends = is_start | (num_points >= old.length)",
+        "ends = is_start | (num_points >= old.length) | jnp.isneginf(log_density)",
         WALL,
     ),
     "noise without a penalty": (
@@ -116,14 +116,14 @@ MUTATIONS = {
     ),
     "noise that is kept beside a penalty": (
         HMC,
-        "kept = self.posterior.logprior_fn(here).astype(log_density.dtype)",
-        "kept = log_density",
+        "point_density = self.posterior.logprior_fn(point).astype(log_density.dtype)",
+        "point_density = log_density",
         NOISY,
     ),
     "the approximation's density left out": (
         WEIGHTED,
-        "log_weights = jnp.concatenate([here[None], log_density - of_proposal])",
-        "log_weights = jnp.concatenate([here[None], log_density])",
+        "log_weights = jnp.concatenate([log_weight[None], log_density - proposal_density])",
+        "log_weights = jnp.concatenate([log_weight[None], log_density])",
         ALONE,
     ),
     "every weighted proposal accepted": (
@@ -146,8 +146,8 @@ MUTATIONS = {
     ),
     "a correlated proposal from another point": (
         WEIGHTED,
-        "kept = mean + correlation * (position.astype(mean.dtype) - mean)",
-        "kept = correlation * position.astype(mean.dtype)",
+        "correlated_mean = mean + correlation * (position.astype(mean.dtype) - mean)",
+        "correlated_mean = correlation * position.astype(mean.dtype)",
         CORRELATED,
     ),
     "the old position not among the tries": (
@@ -164,8 +164,8 @@ MUTATIONS = {
     ),
     "void rounds that are weighed": (
         WEIGHTED,
-        "judged.whole, (server, position, asked)",
-        "judged.whole | True, (server, position, asked)",
+        "densities.is_complete,\n            (server, position, next_points)",
+        "densities.is_complete | True,\n            (server, position, next_points)",
         VOID_WEIGHTS,
     ),
     "a density of one part alone": (

@@ -184,20 +184,20 @@ MUTATIONS = {
     ),
     "a density of zero is read as the lowest number": (
         "kernels/_questions.py",
-        "return value < -trees.cast(most, value) / 2",
-        "return value < -trees.cast(most, value) * 1e9",
+        "return value < -trees.cast(limit, value) / 2",
+        "return value < -trees.cast(limit, value) * 1e9",
         ZERO,
     ),
     "a density of zero is sent as the highest number": (
         "kernels/_adjusted.py",
-        "value=Exact(jnp.where(impossible, -trees.cast(most, value), value)),",
-        "value=Exact(jnp.where(impossible, trees.cast(most, value), value)),",
+        "value=Exact(jnp.where(impossible, -trees.cast(limit, value), value)),",
+        "value=Exact(jnp.where(impossible, trees.cast(limit, value), value)),",
         WALL,
     ),
     "a place without numbers in the range is one of a mode": (
         "kernels/_expansions.py",
-        "value=jnp.where(impossible, -jnp.inf, total.value)",
-        "value=jnp.where(impossible, 0.0, total.value)",
+        "value=jnp.where(impossible, -jnp.inf, self.value)",
+        "value=jnp.where(impossible, 0.0, self.value)",
         NO_WORDS,
     ),
     "a site that is left out of a chain counts there": (

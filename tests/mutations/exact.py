@@ -32,8 +32,8 @@ MUTATIONS = {
     ),
     "a sum without a client is taken": (
         QUESTIONS,
-        "whole = total.one.value == server_state.num_clients",
-        "whole = total.one.value <= server_state.num_clients",
+        "is_complete = total.one.value == server_state.num_clients",
+        "is_complete = total.one.value <= server_state.num_clients",
         FAULTS,
     ),
     "a dither that is not subtracted": (
@@ -56,7 +56,7 @@ MUTATIONS = {
     ),
     "rounded down instead of to the nearest": (
         EVALUATIONS,
-        "jnp.round(exact)",
+        "jnp.round(scaled)",
         "jnp.floor(exact)",
         UNIFORM,
     ),

@@ -40,7 +40,7 @@ def ended(shifts, num_active=NUM_CLIENTS, proper=True):
     shifts = np.atleast_2d(np.asarray(shifts, np.float32))
     state = SimpleNamespace(
         server=_natural._Server(None, None, None, None, np.array([NUM_CLIENTS]), (), ()),
-        broadcast=_natural._Sent(None, None, np.array([proper]), np.array([True])),
+        broadcast=_natural._Extra(None, None, np.array([proper]), np.array([True])),
     )
     info = {"shift": shifts, "num_active": np.full(shifts.shape, num_active)}
     return SimpleNamespace(info=info, state=state)

@@ -1,9 +1,9 @@
-"""Families of kernels: what a client does, what the server does, where both start.
+"""Kernels: the steps of a client and of the server, and the states that both start with.
 
-One family per file; `_shared`, `_adjusted`, `_prior_site` and `_distillation` hold pieces of
-families, `_questions`, `_evaluations`, `_expansions` and `_separate` what is asked of clients once.
-A kernel knows nothing of devices, chunks, files or processes; it is built of blocks and fits, and
-imports no transform.
+Each family of samplers has one file. `_shared` and `_adjusted` hold base classes of families;
+`_natural_update`, `_prior_site`, `_sites` and `_distillation` hold parts of single families.
+`_questions`, `_evaluations`, `_expansions` and `_separate` hold kernels that query all clients.
+Kernels do not depend on devices, chunks of rows, files or processes, and import no transform.
 """
 
 from fedmcmc.kernels._averaging import averaging as averaging

@@ -1,4 +1,4 @@
-"""Consensus: each client moves a position of its own, tied to the server's by a quadratic.
+"""Consensus: each client moves a local position, tied to the server's position by a quadratic.
 
 Source: Vono, Dobigeon and Chainais (2019, 2021) for the augmented density; Plassier, Vono, Durmus
 and Moulines (2021) for the sampler. On Gaussian targets the server's and the clients' positions
@@ -31,7 +31,7 @@ from fedmcmc._types import (
 )
 from fedmcmc.dynamics import Momentum, independent_momentum
 from fedmcmc.gradients import Noisy, prior_share
-from fedmcmc.kernels._shared import LocalDraws, LocalLangevin, expect_blocks, name_of, report
+from fedmcmc.kernels._shared import LocalDraws, LocalLangevin, expect_blocks, report
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import realize_normals
@@ -42,14 +42,10 @@ class _ClientState(NamedTuple):
     estimator: ArrayTree
 
 
-def _name(kernel: "Consensus") -> str:
-    return "consensus" if isinstance(kernel.estimator, Noisy) else "dg_sgld"
-
-
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Consensus(LocalLangevin):
-    """Clients move positions of their own, tied to the server's; see `consensus`."""
+    """Clients move local positions tied to the server's position; see `consensus`."""
 
     step_size: Any
     tolerance: Any
@@ -63,8 +59,8 @@ class Consensus(LocalLangevin):
     )
 
     @property
-    def name(self) -> str:
-        return name_of(self, _name)
+    def base_name(self) -> str:
+        return "consensus" if isinstance(self.estimator, Noisy) else "dg_sgld"
 
     def first_state(
         self, position: ArrayTree, federation: Federation, totals: tuple[ArrayTree, ...]
@@ -126,7 +122,7 @@ class Consensus(LocalLangevin):
     def aggregate(
         self, rng_key: ArrayTree, broadcast: Broadcast, server_state: Array, total: ArrayTree
     ) -> tuple[Broadcast, Array, ArrayTree]:
-        """Draw the server's position around the clients'; its state is their number."""
+        """Draw the server's position given the clients' positions."""
         tolerance = self.tolerance
         if isinstance(tolerance, PerClient):
             variance = 1 / jnp.sum(1 / tolerance.values)
@@ -148,42 +144,40 @@ def consensus(
     tolerance: Number,
     temperature: Number = 1.0,
 ) -> FederatedKernel:
-    """Build a kernel whose clients keep positions of their own and whose server draws in between.
+    """Build a kernel whose clients move local positions and whose server draws their center.
 
-    The chain is one of the density of ``theta`` and of one ``z_i`` per client that is proportional
-    to ``prod_i density_i(z_i) exp(-|z_i - theta|^2 / (2 tolerance_i))``, with ``density_i`` the
-    client's likelihood and its share of the prior. In a round each client takes `num_local_steps`
-    Langevin steps in its ``z_i``, and the server then draws ``theta`` given all of them:
-    normal with precision ``Q = sum_i 1 / tolerance_i`` and mean
-    ``theta + sum_i (z_i - theta) / tolerance_i / Q``, of which each client sends its term.
+    The chain of ``theta`` and one ``z_i`` per client has the density proportional to
+    ``prod_i density_i(z_i) exp(-|z_i - theta|^2 / (2 tolerance_i))``, where ``density_i`` is the
+    client's likelihood times its share of the prior. In a round each client takes `num_local_steps`
+    Langevin steps in its ``z_i``. The server then draws ``theta`` given all ``z_i``: normal with
+    precision ``Q = sum_i 1 / tolerance_i`` and mean ``theta + sum_i (z_i - theta) / tolerance_i /
+    Q``. Each client sends its term of this sum.
 
     Parameters
     ----------
     posterior
-        The model. Each client adds to its log likelihood ``size / num_rows`` of the log prior.
+        Model. Each client adds to its log likelihood ``size / num_rows`` of the log prior.
     estimator
-        Of the gradient of a client's log likelihood, taken at ``z_i``.
+        Gradient estimator for a client's log likelihood, evaluated at ``z_i``.
     step_size
-        Of the clients' steps: a number or a schedule of the round, or ``[num_clients]``, one per
-        client.
+        Step size of the clients: a number, a schedule of the round, or ``[num_clients]``.
     num_local_steps
-        Langevin steps per client and round.
+        Number of Langevin steps per client and round.
     tolerance
-        The variance by which ``z_i`` may differ from ``theta``: as `step_size`.
+        Variance of ``z_i`` around ``theta``, in the same forms as `step_size`.
     temperature
-        Multiplies the variance of all noise, the clients' and the server's.
+        Factor of the variance of all noise, at the clients and at the server.
 
     Returns
     -------
     FederatedKernel
-        Everyone takes part in every round: the rule has no other case. ``z_i`` is
-        ``state.clients.position``, leaves ``[num_clients, *event]``, and starts at the position
-        given to `init`.
+        All clients take part in every round. ``state.clients.position`` holds ``z_i``, leaves
+        ``[num_clients, *event]``; it starts at the first position of the chain.
 
     Raises
     ------
     ValueError
-        On numbers out of range, and from `init` where they do not fit the data.
+        If a number is out of range; from `init` if the numbers do not fit the data.
     """
     participation = full()
     expect_blocks(posterior, estimator, participation)
@@ -202,7 +196,7 @@ def consensus(
 
 
 def _number(x: Any, name: str) -> Any:
-    """Return `x`, one positive number, a schedule, or one number per client, as leaves."""
+    """Return `x`, a positive number, a schedule, or one number per client, as leaves."""
     is_schedule = callable(x) and not isinstance(x, Array)
     array = jnp.zeros(()) if is_schedule else jnp.asarray(x)
     if array.ndim == 0:

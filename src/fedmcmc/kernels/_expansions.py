@@ -1,7 +1,7 @@
-"""Log likelihoods with their derivatives at a few points, asked of all clients at once."""
+"""Question for the log likelihoods of all clients and their derivatives at a few points."""
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,20 +16,20 @@ from fedmcmc._types import (
     as_functions,
     register_dataclass,
 )
-from fedmcmc.compression import Memory
 from fedmcmc.gradients import Terms, fold_terms, minus_hessian
 from fedmcmc.kernels._evaluations import Points, zero_where
 from fedmcmc.kernels._questions import (
     Question,
     below_range,
     impossible_in_sum,
+    require_unbiased,
 )
 from fedmcmc.kernels._shared import check_model
 from fedmcmc.pytrees import trees
 
 
 class Expanded(NamedTuple):
-    """Sums over clients of expansions of log likelihoods at some points.
+    """Sums over clients of expansions of log likelihoods at points.
 
     Attributes
     ----------
@@ -38,7 +38,7 @@ class Expanded(NamedTuple):
     gradient
         ``[num, d]`` over raveled positions.
     curvature
-        Minus the Hessian: its upper triangle row by row, ``[num, d (d + 1) / 2]``; its diagonal,
+        Minus the Hessian: upper triangle row by row, ``[num, d (d + 1) / 2]``; diagonal,
         ``[num, d]``; or ``()``.
     """
 
@@ -49,8 +49,8 @@ class Expanded(NamedTuple):
     def to_range(self, limit: float) -> "Expanded":
         """Return the answer for a secure sum of numbers up to `limit`; see `Ranged`.
 
-        A place that cannot be a mode has the lowest value. Where derivatives or a large value do
-        not fit, the value is twice as low, so that such places are counted.
+        A point that cannot be a mode gets the lowest value. If derivatives or a large value are
+        outside the range, the point gets twice the lowest value, so that it can be counted.
         """
         lowest = -trees.cast(limit, self.value)
         derivatives = self.gradient, self.curvature
@@ -64,27 +64,19 @@ class Expanded(NamedTuple):
         return Expanded(value, *zero_where(impossible | outside, derivatives))
 
     def from_range(self, limit: float) -> "Expanded":
-        """Return a sum of such answers as the server reads it."""
+        """Return the sum of such answers, with minus infinity for a density of zero."""
         impossible = impossible_in_sum(self.value, limit)
         return self._replace(value=jnp.where(impossible, -jnp.inf, self.value))
-
-
-def _check_unbiased(kernel: Any, compressor: Any) -> None:
-    if not compressor.unbiased or isinstance(compressor, Memory):
-        raise ValueError(
-            "Gradients and curvatures at a point need an unbiased compressor without memory "
-            "(quantize, with many levels): steps along others lead elsewhere."
-        )
 
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Expansions(Question):
-    """Log likelihoods with their derivatives at a few points; see `expansions`."""
+    """Log likelihoods and their derivatives at a few points; see `expansions`."""
 
     curvature: str = field(metadata={"static": True})
 
-    traits = replace(Question.traits, check_compressor=_check_unbiased, marks_range_ends=True)
+    traits = replace(Question.traits, check_compressor=require_unbiased, marks_range_ends=True)
     disclosure = Disclosure(
         "the log likelihood, its gradient and its curvature at positions that the server chooses",
         hidden_in_sums=True,
@@ -93,13 +85,13 @@ class Expansions(Question):
     def answer(self, content: Points, client: Client) -> Expanded:
         loglikelihood_fn = self.posterior.loglikelihood_fn
 
-        def of_terms(terms_fn: Terms, mask: Array) -> tuple[Array, Array, ArrayTree]:
+        def expand_terms(terms_fn: Terms, mask: Array) -> tuple[Array, Array, ArrayTree]:
             at_centre = terms_fn(content.centre)
 
-            def one(point: ArrayTree) -> tuple[Array, Array, ArrayTree]:
+            def expand(point: ArrayTree) -> tuple[Array, Array, ArrayTree]:
                 def total(flat: Array) -> Array:
-                    place = trees.cast_like(trees.unravel(flat, point), point)
-                    return jnp.sum(jnp.where(mask, terms_fn(place) - at_centre, 0))
+                    position = trees.cast_like(trees.unravel(flat, point), point)
+                    return jnp.sum(jnp.where(mask, terms_fn(position) - at_centre, 0))
 
                 flat = trees.ravel(point)
                 value, gradient = jax.value_and_grad(total)(flat)
@@ -110,9 +102,9 @@ class Expansions(Question):
                 upper = jnp.triu_indices(flat.shape[0])
                 return value, gradient, curvature[upper] if dense else curvature
 
-            return jax.lax.map(one, content.points)
+            return jax.lax.map(expand, content.points)
 
-        return Expanded(*fold_terms(loglikelihood_fn, of_terms, client))
+        return Expanded(*fold_terms(loglikelihood_fn, expand_terms, client))
 
     def answer_like(self, content: Points) -> Expanded:
         size = trees.num_elements(content.centre)
@@ -133,9 +125,9 @@ class Expansions(Question):
 def expansions(
     posterior: Posterior, *, curvature: Literal["dense", "diagonal", "none"] = "dense"
 ) -> Expansions:
-    """Ask all clients for log likelihoods, gradients and minus Hessians at a few `Points`.
+    """Return the question for log likelihoods, gradients and minus Hessians at a few `Points`.
 
-    What Newton's method and the Laplace approximation at a mode need; numbers that are not finite
-    are sent as they are.
+    Newton's method and the Laplace approximation need these sums. Numbers that are not finite are
+    sent unchanged.
     """
     return as_functions(Expansions(posterior, curvature))

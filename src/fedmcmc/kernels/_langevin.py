@@ -1,7 +1,7 @@
 """Langevin dynamics on a sum of gradients: clients send gradients, the server moves the chain.
 
 On Gaussian targets a round is a random affine map with Gaussian noise, so the stationary mean and
-covariance are known in closed form at the step size used (``docs/laws.md``).
+covariance at any step size have a closed form (``docs/laws.md``).
 """
 
 from dataclasses import dataclass, field
@@ -37,7 +37,7 @@ from fedmcmc.dynamics import (
     overdamped_langevin,
 )
 from fedmcmc.gradients import FixedPoint, Svrg, client_gradient, prior_share
-from fedmcmc.kernels._shared import TemperedKernel, expect_blocks, is_plain, name_of, report
+from fedmcmc.kernels._shared import TemperedKernel, expect_blocks, is_plain, report
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import realize_normals
@@ -46,7 +46,7 @@ from fedmcmc.random import realize_normals
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class _GradientsAt(SetupPhase):
-    """Sums the gradients of the clients' log likelihoods at a point."""
+    """Phase that sums the gradients of the clients' log likelihoods at a point."""
 
     posterior: Posterior
     point: ArrayTree
@@ -67,22 +67,10 @@ class _Server(NamedTuple):
 
 
 class _NoisyDraws(NamedTuple):
-    """All that is random at a client that adds noise to its gradient."""
+    """Random numbers of a client that adds noise to its gradient."""
 
     noise: ArrayTree  # leaves [1, *event]
     gradient: ArrayTree
-
-
-def _name(kernel: "Langevin") -> str:
-    estimator = kernel.estimator
-    if isinstance(kernel.preconditioner, Rms):
-        is_psgld = is_plain(estimator) and kernel.participation.pooled
-        return "psgld" if is_psgld else "langevin"
-    if isinstance(estimator, FixedPoint):
-        return "lsd_star"
-    if isinstance(estimator, Svrg):
-        return "lsd_pp"
-    return "lsd" if is_plain(estimator) else "langevin"
 
 
 @register_dataclass
@@ -92,19 +80,27 @@ class Langevin(TemperedKernel):
 
     step_size: Any
     temperature: Any
-    centre: ArrayTree  # where the estimator's gradients are zero by convention, or ()
+    centre: ArrayTree  # reference point of centered gradients, or ()
     preconditioner: Preconditioner | None
     metric: Metric
     split_prior: bool = field(metadata={"static": True})
-    client_noise: Momentum | None = None  # of the clients' shares of the noise, if they add it
+    client_noise: Momentum | None = None  # correlation of the clients' noise
 
     disclosure = Disclosure(
         "the gradient of the log likelihood at the position of the chain", hidden_in_sums=True
     )
 
     @property
-    def name(self) -> str:
-        return name_of(self, _name)
+    def base_name(self) -> str:
+        estimator = self.estimator
+        if isinstance(self.preconditioner, Rms):
+            is_psgld = is_plain(estimator) and self.participation.pooled
+            return "psgld" if is_psgld else "langevin"
+        if isinstance(estimator, FixedPoint):
+            return "lsd_star"
+        if isinstance(estimator, Svrg):
+            return "lsd_pp"
+        return "lsd" if is_plain(estimator) else "langevin"
 
     @cached_property
     def setup(self) -> tuple[SetupPhase, ...]:
@@ -116,8 +112,8 @@ class Langevin(TemperedKernel):
         self, position: ArrayTree, federation: Federation, totals: tuple[ArrayTree, ...]
     ) -> _Server:
         at_centre: ArrayTree = ()
-        for of_rows in totals:
-            at_centre = trees.add(of_rows, jax.grad(self.posterior.logprior_fn)(self.centre))
+        for gradient in totals:
+            at_centre = trees.add(gradient, jax.grad(self.posterior.logprior_fn)(self.centre))
         self.metric.check(position)
         scales: ArrayTree = ()
         if self.preconditioner is not None:
@@ -147,18 +143,19 @@ class Langevin(TemperedKernel):
             message = trees.add(message, prior)
         info = report(message, trees.squared_norm(message), bits_down=down)
         if self.client_noise is not None:
-            noise = self._noise_of(client, draws.noise, broadcast)
-            message = trees.add(message, noise)
+            message = trees.add(message, self._noise_of(client, draws.noise, broadcast))
         return message, client_state, info
 
     def _noise_of(self, client: Client, normals: ArrayTree, broadcast: Broadcast) -> ArrayTree:
-        """Return a client's noise; summed over clients it has variance ``2 T / step_size``."""
+        """Return a client's noise; its sum over clients has variance ``2 T / step_size``."""
         momentum = self.client_noise
         assert momentum is not None
         position, round_ = broadcast.position, broadcast.round
-        own, shared = jax.tree.map(lambda leaf: leaf[0], (normals, broadcast.shared))
+        client_normals, shared = jax.tree.map(lambda leaf: leaf[0], (normals, broadcast.shared))
         share = client.share
-        momenta = momentum.combine(own, shared, share, momentum.correlation(round_), position)
+        momenta = momentum.combine(
+            client_normals, shared, share, momentum.correlation(round_), position
+        )
         step_size = schedules.value(self.step_size, round_)
         temperature = schedules.value(self.temperature, round_)
         return trees.scale(share * jnp.sqrt(2 * temperature / step_size), momenta)
@@ -189,7 +186,7 @@ class Langevin(TemperedKernel):
         else:
             metric, scales = self.preconditioner.update(gradient, scales)
             temperature = self.preconditioner.temperature(temperature, broadcast.round)
-            # The step along G with noise of covariance G, written as a plain step in other units.
+            # A step along G with noise of covariance G is a plain step in other units.
             root = jax.tree.map(jnp.sqrt, metric)
             moved = overdamped_langevin(
                 trees.zeros_like(position),
@@ -222,54 +219,49 @@ def langevin(
     metric: ArrayTree | None = None,
     noise: Literal["server", "clients"] = "server",
 ) -> FederatedKernel:
-    """Build a kernel whose server takes a Langevin step along the sum of the clients' gradients.
+    """Build a kernel whose server takes Langevin steps along the sum of the clients' gradients.
 
-    Each client of the cohort sends an estimate of the gradient of its log likelihood. Messages are
-    weighted by one over the probability of taking part. The server adds the gradient of the prior
-    and the noise in every round, whoever took part.
+    Each client of the cohort sends an estimate of the gradient of its log likelihood, weighted by
+    one over its probability of taking part. A step is ``position + step_size * B gradient +
+    sqrt(2 * step_size * temperature) * C normal``.
 
     Parameters
     ----------
     posterior
-        The model.
+        Model.
     estimator
-        Of the gradient of a client's log likelihood.
+        Gradient estimator for a client's log likelihood.
     step_size, temperature
-        Numbers or schedules of the round; one step is
-        ``position + step_size * gradient + sqrt(2 * step_size * temperature) * normal``.
+        Numbers or schedules of the round.
     participation
-        Everyone by default.
+        Rule that chooses who takes part; everyone by default.
     prior
-        ``"server"``: the server adds the prior's gradient, which is then neither compressed nor
-        dropped; ``"split"``: each client adds its share of it, ``size / num_rows``.
+        With ``"server"`` the server adds the gradient of the prior, which is then neither
+        compressed nor dropped. With ``"split"`` each client adds its share, ``size / num_rows``.
     centre
-        Where clients send differences to their gradients at a point (`fixed_point` with
-        ``centred=True``): that point. The server adds the gradient of the log posterior there,
-        known from one pass over all rows before the first round, so that any center gives the
-        right drift; at the mode it is zero.
+        Reference point of centered gradients (`fixed_point` with ``centred=True``). The server adds
+        the gradient of the log posterior there, from one pass over all rows before the first round.
     preconditioner
-        Scales the step coordinate by coordinate, anew in each round (`fedmcmc.preconditioners`).
+        Diagonal scale of the step, updated in each round (`fedmcmc.preconditioners`).
     metric
-        ``B = C C'``: a step is ``position + step_size * B gradient + sqrt(2 * step_size *
-        temperature) * C normal``, the plain step in coordinates ``inverse(C) position``. Shaped as
-        the position for a diagonal, or ``[d, d]`` over the raveled position; the identity by
-        default. The posterior's covariance makes all directions alike (`fedmcmc.whiten`).
+        Matrix ``B = C C'``, constant: leaves shaped as the position for a diagonal, or ``[d, d]``
+        over the raveled position; the identity by default. With the posterior's covariance all
+        directions have the same scale (`fedmcmc.whiten`).
     noise
-        ``"server"``: the server draws the noise of a step. ``"clients"``: each client adds its
-        share of the noise to its gradient, with a variance proportional to its share of the rows.
-        The sum has the same distribution, and no party knows all of the noise. Everyone takes part,
-        and neither `metric` nor `preconditioner` is supported. `fedmcmc.share_momentum` makes the
-        noise of the clients correlated.
+        With ``"server"`` the server draws the noise. With ``"clients"`` each client adds its share
+        of the noise to its gradient, with variance proportional to its share of the rows: the
+        distribution is the same. It needs full participation, without `metric` and
+        `preconditioner`. `fedmcmc.share_momentum` makes the noise correlated.
 
     Raises
     ------
     ValueError
-        On numbers out of range, and from `init` where the data does not fit.
+        If a number is out of range; from `init` if the data does not fit.
     """
     if prior not in ("server", "split"):
         raise ValueError(f'prior must be "server" or "split", got {prior!r}.')
     if metric is not None and preconditioner is not None:
-        raise ValueError("Give preconditioner= or metric=, and not both.")
+        raise ValueError("Use either preconditioner= or metric=, not both.")
     participation = full() if participation is None else participation
     expect_blocks(posterior, estimator, participation)
     if noise not in ("server", "clients"):
@@ -295,7 +287,7 @@ def langevin(
 def _check_client_noise(participation: Participation, metric: Any, preconditioner: Any) -> None:
     if metric is not None or preconditioner is not None:
         raise ValueError(
-            'noise="clients" is for plain steps: leave out metric= and preconditioner=, or sample '
+            'noise="clients" does not support metric= and preconditioner=: remove them, or sample '
             "in other coordinates (fedmcmc.whiten)."
         )
     if participation.drops or participation.cohort_size is not None or participation.pooled:

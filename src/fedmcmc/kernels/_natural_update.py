@@ -1,4 +1,4 @@
-"""How messages change natural parameters: damped, by optimizers, and limited in size."""
+"""Updates of natural parameters by messages: damping, optimizers and a largest norm."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ class NaturalUpdate(Described):
 
     damping: Any
     server_optimizer: Any  # () for plain steps
-    client_optimizer: Any  # likewise
+    client_optimizer: Any  # () for plain steps
     max_norm: Any  # () for none
 
     @classmethod
@@ -39,7 +39,7 @@ class NaturalUpdate(Described):
         Raises
         ------
         ValueError, TypeError
-            If a number is out of range, or an optimizer is none of optax.
+            If a number is out of range, or an optimizer is no optax optimizer.
         """
         expect_optimizer(server_optimizer, "server_optimizer", or_none=True)
         expect_optimizer(client_optimizer, "client_optimizer", or_none=True)
@@ -50,50 +50,50 @@ class NaturalUpdate(Described):
             () if max_norm is None else schedules.number(max_norm, "max_norm", minimum=0.0),
         )
 
-    def limited(self, change: Gaussian, round_: Array) -> Gaussian:
-        """Return a client's change of natural parameters, scaled down to the largest norm."""
+    def clip(self, change: Gaussian, round_: Array) -> Gaussian:
+        """Scale a client's change of natural parameters down to the largest norm."""
         if trees.is_empty(self.max_norm):
             return change
         norm = jnp.sqrt(trees.squared_norm(change))
         limit = trees.cast(schedules.value(self.max_norm, round_), norm)
         return change ** jnp.minimum(1, limit / jnp.where(norm > 0, norm, 1))
 
-    def at_server(
+    def update_server(
         self, change: Gaussian, product: Gaussian, state: ArrayTree, round_: Array
     ) -> tuple[Gaussian, ArrayTree]:
         """Return the server's product after a change, and the new state of its optimizer."""
-        return self._moved(self.server_optimizer, change, product, state, round_)
+        return self._update(self.server_optimizer, change, product, state, round_)
 
-    def at_client(
+    def update_client(
         self, change: Gaussian, site: Gaussian, state: ArrayTree, round_: Array
     ) -> tuple[Gaussian, ArrayTree]:
         """Return a client's site after a change, and the new state of its optimizer."""
-        return self._moved(self.client_optimizer, change, site, state, round_)
+        return self._update(self.client_optimizer, change, site, state, round_)
 
-    def through_missed_rounds(
+    def catch_up(
         self, site: Gaussian, state: ArrayTree, next_round: Array, round_: Array
     ) -> tuple[Gaussian, ArrayTree]:
         """Return a client's site after the rounds that it missed, and its optimizer's state.
 
-        In these rounds its change is zero, so momentum moves the site as it moves the server's
-        product. The site is then the client's part of that product in every round.
+        The client's change is zero in these rounds, so momentum moves its site and the server's
+        product in the same way, and the site stays the client's factor of the product.
         """
         zero = trees.zeros_like(site)
 
         def step(_: Array, carry: tuple[Gaussian, ArrayTree]) -> tuple[Gaussian, ArrayTree]:
-            return self.at_client(zero, *carry, round_)
+            return self.update_client(zero, *carry, round_)
 
         moved: tuple[Gaussian, ArrayTree] = jax.lax.fori_loop(
             next_round, round_, step, (site, state)
         )
         return moved
 
-    def _moved(
+    def _update(
         self, optimizer: Any, change: Gaussian, q: Gaussian, state: ArrayTree, round_: Array
     ) -> tuple[Gaussian, ArrayTree]:
         damping = schedules.value(self.damping, round_)
         if optimizer == ():
             return q * change**damping, state
-        # Optimizers descend.
+        # Optax optimizers descend, so they receive the negative change.
         updates, state = trees.descend(optimizer, change ** (-1), state, q)
         return q * updates**damping, state

@@ -1,4 +1,4 @@
-"""Gaussian sites of clients: what a client keeps, and how an optimizer moves it."""
+"""Gaussian sites: the state of a client, and the sites of the first round."""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from fedmcmc.pytrees import trees
 
 
 class Site(NamedTuple):
-    """State of a client that keeps a site.
+    """State of a client with a site.
 
     Attributes
     ----------
@@ -34,12 +34,12 @@ class Site(NamedTuple):
     optimizer
         State of its optimizer.
     locals
-        Latents of its groups, if any.
+        Latents of its groups, or ``()``.
     next_round
-        ``[]`` int32, the first round whose step is not yet in `site`; ``()`` if the optimizer has
-        no state.
+        ``[]`` int32, first round whose step is not yet in `site`; ``()`` if the optimizer has no
+        state.
     lost
-        ``[]`` bool, whether the client's last fit was not proper.
+        ``[]`` bool, true if the client's last fit was not proper.
     """
 
     site: Gaussian
@@ -59,13 +59,13 @@ def first_site(site: Gaussian, optimizer: Any, locals_: ArrayTree, round_: Array
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class FirstSites(SetupPhase):
-    """Sums the clients' expansions at the start, which are the first sites."""
+    """Phase that sums the clients' expansions at the start, their first sites."""
 
     posterior: Posterior
     structure: str = field(metadata={"static": True})
 
     def site(self, position: ArrayTree, client: Client) -> Gaussian:
-        """Return the client's log likelihood to second order at `position`."""
+        """Return the second-order expansion of the client's log likelihood at `position`."""
         return _expansion(self.posterior, position, client, dense=self.structure == "dense")
 
     def step(
@@ -79,7 +79,7 @@ class FirstSites(SetupPhase):
         return jax.eval_shape(lambda x: Gaussian.uniform(x, self.structure), position)
 
 
-@compiled(static_argnames=("dense",))  # a run starts before anything else is compiled
+@compiled(static_argnames=("dense",))  # compiled, because a run calls it before its first round
 def _expansion(
     posterior: Posterior, position: ArrayTree, client: Client, *, dense: bool
 ) -> Gaussian:

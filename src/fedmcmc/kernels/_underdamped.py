@@ -8,8 +8,8 @@ their stationary distribution, at every stable step size.
 Source: Zhang et al. (2019), Unified efficient thermostat scheme for the canonical ensemble with
 holonomic or isokinetic constraints via molecular dynamics, Journal of Physical Chemistry A 123
 (the middle scheme); Leimkuhler and Matthews (2013), Rational construction of stochastic numerical
-methods for molecular sampling, Applied Mathematics Research eXpress (BAOAB, of which this order is
-a cyclic shift with one kick).
+methods for molecular sampling, Applied Mathematics Research eXpress (BAOAB; this order is its
+cyclic shift with one kick).
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ from fedmcmc._types import (
     register_dataclass,
 )
 from fedmcmc.dynamics import Metric
-from fedmcmc.kernels._shared import TemperedKernel, expect_blocks, name_of, report
+from fedmcmc.kernels._shared import TemperedKernel, expect_blocks, report
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import realize_normals
@@ -48,7 +48,7 @@ class _Server(NamedTuple):
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Underdamped(TemperedKernel):
-    """Clients send gradients, the server moves position and velocity; see `underdamped`."""
+    """Kernel whose server moves position and velocity; see `underdamped`."""
 
     step_size: Any
     friction: Any
@@ -60,8 +60,8 @@ class Underdamped(TemperedKernel):
     )
 
     @property
-    def name(self) -> str:
-        return name_of(self, lambda kernel: "underdamped")
+    def base_name(self) -> str:
+        return "underdamped"
 
     def first_state(
         self, position: ArrayTree, federation: Federation, totals: tuple[ArrayTree, ...]
@@ -111,25 +111,21 @@ def underdamped(
 ) -> FederatedKernel:
     """Build a kernel whose server moves a position and a velocity along the clients' gradients.
 
-    A round costs each client one gradient, as in `fedmcmc.langevin`. Momentum makes the chain cross
-    narrow posteriors in fewer rounds.
+    A round costs each client one gradient, as in `fedmcmc.langevin`. With a velocity the chain
+    crosses narrow posteriors in fewer rounds.
 
     Parameters
     ----------
-    posterior
-        The model.
-    estimator
-        Estimator of the gradient of a client's log likelihood.
+    posterior, estimator, participation
+        The same as in `fedmcmc.langevin`.
     step_size
         Time step of the dynamics, a number or a schedule of the round. It must stay below two over
         the square root of the largest curvature of minus the log posterior.
     friction
-        Rate at which the velocity is replaced by noise, a number or a schedule of the round. The
-        square root of the smallest curvature is a good start.
+        Rate at which noise replaces the velocity, a number or a schedule of the round. The square
+        root of the smallest curvature is a good start.
     temperature
         Factor of the variance of the noise, a number or a schedule of the round.
-    participation
-        Rule that chooses who takes part; everyone by default.
     metric
         Inverse of the mass matrix, as in `fedmcmc.langevin`.
 
@@ -141,22 +137,15 @@ def underdamped(
     Raises
     ------
     ValueError, TypeError
-        If a number is out of range, and from `init` if kernel and data do not fit together.
+        If a number is out of range; from `init` if kernel and data do not fit together.
 
     Examples
     --------
-    >>> import jax, jax.numpy as jnp
     >>> import fedmcmc
-    >>> posterior = fedmcmc.Posterior(
-    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
-    ... )
-    >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(5)])
-    >>> kernel = underdamped(posterior, fedmcmc.full_gradient(), step_size=0.1, friction=3.0)
-    >>> samples = fedmcmc.sample(
-    ...     jax.random.key(0), kernel, data, 0.0, num_rounds=100, progress=False
-    ... )
-    >>> samples.draws.shape
-    (1, 100)
+    >>> posterior = fedmcmc.Posterior(lambda t: -0.5 * t**2, lambda t, x: -0.5 * (x - t) ** 2)
+    >>> estimator = fedmcmc.full_gradient()
+    >>> underdamped(posterior, estimator, step_size=0.1, friction=3.0).name
+    'underdamped'
     """
     participation = full() if participation is None else participation
     expect_blocks(posterior, estimator, participation)
