@@ -1,8 +1,7 @@
-"""`sample`: a run on the host, segment by segment, with warnings, stopping and checkpoints.
+"""Runs of a kernel (`sample`), and consortia of clients that run kernels and answer questions.
 
-A run calls the rounds' program and never a kernel. A consortium is the clients as a server can
-reach them: it answers questions and runs kernels. The room may import every room on lower floors,
-and placement, records and storage.
+A run is a loop on the host around the compiled program of `fedmcmc.rounds`. It adds warnings,
+stopping rules, records and checkpoints.
 """
 
 from fedmcmc.runs._consortium import Consortium as Consortium
