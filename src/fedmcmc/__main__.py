@@ -77,11 +77,7 @@ def _packages() -> dict[str, list[str]]:
         names = packages.setdefault(extra[1] if extra else "", [])
         if name not in ("fedmcmc", "jax", "jaxlib", *names):
             names.append(name)
-    return {
-        extra: names
-        for extra, names in packages.items()
-        if names and extra not in DEVELOPMENT_EXTRAS
-    }
+    return {x: names for x, names in packages.items() if names and x not in DEVELOPMENT_EXTRAS}
 
 
 def _installed(name: str) -> str:

@@ -107,7 +107,7 @@ def test_a_single_bucket_keeps_the_order_of_the_clients():
     ("settings", "error", "message"),
     [
         (dict(mesh=3), TypeError, "must be a jax.sharding.Mesh"),
-        (dict(mesh=jax.make_mesh((1,), ("rows",))), ValueError, "needs an axis named 'clients'"),
+        (dict(mesh=jax.make_mesh((1,), ("rows",))), ValueError, "must have an axis 'clients'"),
         (
             dict(mesh=jax.make_mesh((1, 1), ("clients", "model"))),
             ValueError,

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import numpy as np
@@ -74,10 +74,17 @@ class Placement:
     def __post_init__(self) -> None:
         if self.totals not in TOTALS:
             raise ValueError(f"totals must be one of {TOTALS}, got {self.totals!r}.")
-        if self.mesh is not None:
-            _check_axes(self.mesh)
-        elif self.totals != "gather":
+        if self.mesh is None and self.totals != "gather":
             raise ValueError(f"totals={self.totals!r} needs mesh=.")
+        if self.mesh is not None:
+            if not isinstance(self.mesh, Mesh):
+                kind = type(self.mesh).__name__
+                raise TypeError(f"mesh must be a jax.sharding.Mesh, got {kind}.")
+            if AXIS not in self.mesh.shape or not set(self.mesh.axis_names) <= {AXIS, CHAINS}:
+                raise ValueError(
+                    f"mesh must have an axis {AXIS!r} and may have an axis {CHAINS!r}, got axes "
+                    f"{tuple(self.mesh.axis_names)}."
+                )
         for name in ("clients_at_a_time", "num_buckets"):
             value = getattr(self, name)
             if value is not None:
@@ -186,16 +193,6 @@ class Placement:
             if getattr(self, name) != field.default
         ]
         return f"Placement({', '.join(arguments)})"
-
-
-def _check_axes(mesh: Any) -> None:
-    if not isinstance(mesh, Mesh):
-        raise TypeError(f"mesh must be a jax.sharding.Mesh, got {type(mesh).__name__}.")
-    if AXIS not in mesh.shape or not set(mesh.axis_names) <= {AXIS, CHAINS}:
-        raise ValueError(
-            f"The mesh needs an axis named {AXIS!r} and may have one named {CHAINS!r}, got axes "
-            f"{tuple(mesh.axis_names)}."
-        )
 
 
 def check_fits(placement: Placement, kernel: FederatedKernel, num_chains: int) -> None:

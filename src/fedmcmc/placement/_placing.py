@@ -30,14 +30,7 @@ class Placed(NamedTuple):
 def place(
     data: FederatedData | ClientLoader, arrangement: Arrangement, mesh: Mesh, totals: str
 ) -> Placed:
-    """Move `data` to the devices of `mesh`; a loader only loads this process's clients.
-
-    Raises
-    ------
-    ValueError
-        If a process has no client of a loader, or the rows of processes differ in structure, shape
-        or type.
-    """
+    """Move `data` to the devices of `mesh`; a loader only loads this process's clients."""
     sizes = np.asarray(data.size if isinstance(data, FederatedData) else data.sizes)
     layout, clients, starts = layout_of(sizes, mesh, totals, arrangement.buckets)
     if isinstance(data, FederatedData):

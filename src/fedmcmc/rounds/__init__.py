@@ -42,4 +42,3 @@ from fedmcmc.rounds._simulate import prepare_round as prepare_round
 from fedmcmc.rounds._simulate import run_round as run_round
 from fedmcmc.rounds._simulate import simulate as simulate
 from fedmcmc.rounds._starts import initialize as initialize
-from fedmcmc.rounds._starts import total_of_clients as total_of_clients

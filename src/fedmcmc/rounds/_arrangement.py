@@ -175,21 +175,12 @@ class PlacementLike(Protocol):
 
     def on_one_device(self, data: FederatedData) -> Arrangement:
         """Return how one device computes the clients of `data`; raise if others are needed."""
-        ...
 
 
 def arrange_on_one_device(
     placement: PlacementLike | None, kernel: FederatedKernel, data: FederatedData
 ) -> Arrangement:
-    """Return how a program on one device computes clients.
-
-    Raises
-    ------
-    TypeError
-        If `placement` is not a `fedmcmc.Placement`.
-    ValueError
-        If `placement` needs more than one device, or a store.
-    """
+    """Return how one device computes clients; raise if `placement` needs more than that."""
     if placement is None:
         return TOGETHER
     if not isinstance(placement, PlacementLike):

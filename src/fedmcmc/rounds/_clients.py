@@ -312,9 +312,9 @@ def _map_selected(fn: Callable[[Array], ArrayTree], selected: Array) -> ArrayTre
     """Return ``fn(entry)`` for each `selected` entry, computed in a loop; zeros elsewhere.
 
     The loop is the same on one device and on many, so a compiler fuses and rounds it in the same
-    way. Its length is traced: a compiler would unroll a loop of static length one. All chains run
-    the largest length, because different lengths would mask everything that the loop carries; now
-    only entries that are not selected are masked.
+    way. Its length is traced, because a compiler would unroll a loop of static length one. All
+    chains use the largest length: with different lengths, `vmap` would mask all arrays that the
+    loop carries instead of single entries.
     """
     shapes = jax.eval_shape(fn, jnp.int32(0))
     zeros = jax.tree.map(lambda s: jnp.zeros((selected.shape[0], *s.shape), s.dtype), shapes)

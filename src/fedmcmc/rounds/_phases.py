@@ -231,16 +231,14 @@ def receive(
     Raises
     ------
     ValueError
-        If `phase` belongs to another kernel, or `late` is set without ``waits=True`` in
-        `nothing_received`.
+        If `late` is set without ``waits=True`` in `nothing_received`.
     """
     participation = kernel.participation
     phase, _ = _resolve_phase(kernel, phase)
     waits = not trees.is_empty(received.late)
     if late is not False and not waits:
         raise ValueError(
-            "A late message needs a sum that waits for the next round: "
-            "nothing_received(..., waits=True)."
+            "late= needs a sum of late messages: start with nothing_received(..., waits=True)."
         )
     index = jnp.asarray(client_id, jnp.int32)
     weight = jnp.asarray(weight, jnp.result_type(float))
@@ -293,11 +291,6 @@ def server_step(
         State of the server.
     total
         Messages received (`Received`), or their weighted sum.
-
-    Raises
-    ------
-    ValueError
-        If `phase` belongs to another kernel.
     """
     phase, number = _resolve_phase(kernel, phase)
     if number is None:

@@ -46,6 +46,11 @@ PREPARED_BYTES = 2**22
 """Memory for random numbers that are drawn in advance, for all chains together."""
 MAX_BLOCK = 1024
 """Maximum number of rounds prepared together."""
+RECORDED_FIGURES = (
+    *("round", "num_active", "bits_up", "bits_down", "gradient_norm"),
+    *("num_lost", "num_excluded", "shift", "acceptance"),
+)
+"""Fields of `RoundInfo` that are recorded, except for empty fields."""
 
 Collect = Callable[[FederatedState, RoundInfo], ArrayTree]
 """Function of the state and the `RoundInfo` of a round whose result is recorded."""
@@ -168,12 +173,8 @@ class Program:
             draw = user_position(self.kernel, draw)
         else:
             draw = self.collect(state, info)
-        names = ("round", "num_active", "bits_up", "bits_down", "gradient_norm")
-        figures = {name: getattr(info, name) for name in names}
-        for name in ("num_lost", "num_excluded", "shift", "acceptance"):
-            figure = getattr(info, name)
-            if not trees.is_empty(figure):
-                figures[name] = figure
+        figures = {name: getattr(info, name) for name in RECORDED_FIGURES}
+        figures = {name: x for name, x in figures.items() if not trees.is_empty(x)}
         local_states = locals_in(state.clients) if self.keeps_latents else None
         latents = () if local_states is None else local_states.latents
         return state, info, RoundRecord(draw, figures, latents)

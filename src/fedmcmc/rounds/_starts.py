@@ -62,7 +62,7 @@ def initialize(
         check_start(kernel, rng_key, position, federation)
     initial = Broadcast(jnp.zeros((), jnp.int32), position)
     totals = tuple(
-        total_of_clients(
+        _sum_over_clients(
             partial(setup_message, phase, initial),
             data,
             arrangement,
@@ -88,19 +88,20 @@ def _map_clients(
     return jax.lax.map(lambda index: fn(data.client(index)), ids, batch_size=batch_size)
 
 
-def total_of_clients(
+def _sum_over_clients(
     fn: Callable[[Client], ArrayTree],
     data: FederatedData,
-    arrangement: Arrangement = TOGETHER,
-    combine: Combine | None = None,
+    arrangement: Arrangement,
+    combine: Combine | None,
     *,
-    apart: bool = False,
+    apart: bool,
 ) -> ArrayTree:
     """Return the sum of ``fn(client)`` over all clients, where `fn` is a sum over rows.
 
-    By default `fn` is called once with all rows as one client's. Terms are computed per client and
-    added in client order with `apart`, if clients are computed one by one, or if only some are in
-    this process (with a `ClientLoader`). The sum then does not depend on the devices or processes.
+    By default `fn` is called once, with all rows as one client. Terms are computed per client if
+    `apart` is set, if clients are computed one by one, or if only some are in this process (with a
+    `ClientLoader`). In the last two cases they are added in client order, so that the sum does not
+    depend on the devices or processes.
     """
     if not arrangement.partial and arrangement.clients_at_a_time != 1:
         return data.sum_over_clients(fn, apart=apart)

@@ -10,7 +10,6 @@ from fedmcmc.runs._consortium import Sum as Sum
 from fedmcmc.runs._consortium import as_consortium as as_consortium
 from fedmcmc.runs._consortium import check_fits_sum as check_fits_sum
 from fedmcmc.runs._executors import Elsewhere as Elsewhere
-from fedmcmc.runs._executors import Executor as Executor
 from fedmcmc.runs._executors import RunHalted as RunHalted
 from fedmcmc.runs._executors import Work as Work
 from fedmcmc.runs._pace import pace_of as pace_of

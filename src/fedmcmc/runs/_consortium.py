@@ -56,15 +56,12 @@ class Consortium(Protocol):
     @property
     def federation(self) -> Federation:
         """Facts about the clients that the server has before the first round."""
-        ...
 
     def ask(self, question: Question, content: ArrayTree) -> Sum:
         """Return the sum of all clients' answers to `question` about `content`."""
-        ...
 
     def sample(self, rng_key: Array, kernel: FederatedKernel, *args: Any, **kwargs: Any) -> Samples:
         """Run a kernel on the clients, as `fedmcmc.sample` does on data."""
-        ...
 
 
 class SimulatedConsortium:
@@ -169,24 +166,10 @@ class SimulatedConsortium:
 
 
 def check_fits_sum(question: Question, server_state: ArrayTree) -> None:
-    """Raise or warn if answers to a question do not fit into a secure sum.
+    """Check that answers to a question fit into a secure sum, given the server's state afterwards.
 
-    Parameters
-    ----------
-    question
-        The question.
-    server_state
-        State of the server after the round.
-
-    Raises
-    ------
-    ValueError
-        If the sum is wrong because numbers are out of range or not finite.
-
-    Warns
-    -----
-    UserWarning
-        If the question excluded positions whose numbers are out of range.
+    Raise `ValueError` if numbers are out of range or not finite. Warn if the question can mark
+    positions whose numbers are out of range.
     """
     counts = counts_of(server_state)
     if counts is None:
@@ -200,9 +183,9 @@ def check_fits_sum(question: Question, server_state: ArrayTree) -> None:
     num = int(np.sum(counts.saturated))
     if not num:
         return
-    text = f"{num} client(s) answered {name} with numbers beyond the range of the secure sum, most"
+    text = f"{num} client(s) answered {name} with numbers beyond the range `most` of a secure sum"
     remedy = (
-        "Increase most, with a coarser resolution (secure.most and secure.resolution of a study "
+        "Increase `most`, with a coarser resolution (secure.most and secure.resolution of a study "
         "under masks), or scale covariates and start nearer to the mode."
     )
     if not question.traits.marks_range_ends:
@@ -211,13 +194,7 @@ def check_fits_sum(question: Question, server_state: ArrayTree) -> None:
 
 
 def as_consortium(data: Any) -> Consortium:
-    """Return the simulated clients of a `FederatedData`; return a consortium unchanged.
-
-    Raises
-    ------
-    TypeError
-        If `data` is neither.
-    """
+    """Return the simulated clients of a `FederatedData`; return a consortium unchanged."""
     if isinstance(data, FederatedData):
         return SimulatedConsortium(data)
     if isinstance(data, Consortium):

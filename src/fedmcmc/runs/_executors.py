@@ -111,23 +111,18 @@ class Executor(Protocol):
 
     def run(self, segment: Work, state: Any, start: int, stop: int) -> Segment:
         """Run rounds ``[start, stop)`` from a state that `lay_out` returned."""
-        ...
 
     def lay_out(self, state: FederatedState) -> Any:
         """Move the state of all clients, in client order, to the devices that use it."""
-        ...
 
     def gather(self, state: Any) -> Any:
         """Return a state as it was before `lay_out`."""
-        ...
 
     def lay_out_chains(self, tree: ArrayTree) -> ArrayTree:
         """Move arrays with a leading chain axis to the devices that use them."""
-        ...
 
     def to_host(self, tree: ArrayTree) -> ArrayTree:
         """Return arrays with a leading chain axis as NumPy arrays; typed keys stay typed keys."""
-        ...
 
 
 class OneDevice(Executor):
@@ -342,13 +337,11 @@ class Elsewhere(Protocol):
 
     def own(self, kernel: FederatedKernel) -> FederatedKernel:
         """Return the kernel that these clients run, for example as a secure sum under masks."""
-        ...
 
     def begin(
         self, kernel: FederatedKernel, keys: Array, position: ArrayTree, state: Any
     ) -> tuple[Executor, FederatedState, str]:
         """Return the executor of a run, its first state, and a digest in place of the rows'."""
-        ...
 
 
 @compiled(static_argnames=("num_rounds", "num_clients"))

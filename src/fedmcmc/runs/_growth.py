@@ -63,7 +63,7 @@ def _constrained_growth(
     """Return a description of divergence in a constrained value, if any."""
     moved = jax.tree.map(lambda a, b: np.abs(b - a).max(initial=0), start, end)
     if not max(jax.tree.leaves(moved), default=0) > np.log(DIVERGENCE_FACTOR):
-        return None  # even an exponential did not diverge, so the map need not be compiled
+        return None  # too little for an exponential to diverge, so do not compile the map
     constrain = jax.jit(jax.vmap(constrain_fn))
     values = [constrain(start), constrain(end)]
     if isinstance(values[0], dict) and isinstance(start, dict):  # leave out deterministic sites

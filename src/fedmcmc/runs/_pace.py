@@ -25,7 +25,7 @@ class Pace(NamedTuple):
     longest: int
 
     def next_length(self, length: int, num_rounds: int, seconds: float) -> int:
-        """Return a target for the next segment, given rounds and duration of the last segment."""
+        """Return a length for the next segment, given rounds and duration of the last segment."""
         # The first call of a program compiles, which only makes the next segment short.
         rate = num_rounds / max(seconds, 1e-6)
         if rate * SEGMENT_SECONDS < self.block:
@@ -34,7 +34,7 @@ class Pace(NamedTuple):
         return int(min(4 * length, rate * SEGMENT_SECONDS))
 
     def end_of(self, start: int, length: int) -> int:
-        """Return the end of a segment of about `length` rounds, at the end of a block if any."""
+        """Return the end of a segment of about `length` rounds, which ends a block if possible."""
         stop = start + min(length, self.longest)
         block_end = stop // self.block * self.block
         return block_end if block_end > start and self.longest >= self.block else stop

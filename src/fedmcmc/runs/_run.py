@@ -68,16 +68,7 @@ class Run:
 
     An executor runs segments, a recorder stores draws, and a saver writes checkpoints. `progress`
     is replaced as a whole after each segment. So an interrupt at any time leaves a state, draws and
-    totals that belong to the same round.
-
-    Parameters
-    ----------
-    executor, state
-        Executor of the segments, and the first state on it.
-    rows
-        Digest of the rows, for checkpoints.
-    keys
-        Keys of the chains, ``[num_chains]``.
+    totals that belong to the same round. `rows` is the digest of the rows, for checkpoints.
     """
 
     def __init__(

@@ -118,7 +118,7 @@ def _vmap_init(
     return jax.vmap(init, in_axes=(0, 0, None))(keys, positions, data)
 
 
-# Operation by operation, some starts took longer to compile than the rounds.
+# One program, because compiling each operation separately took longer than the rounds.
 _compiled_init = compiled(_vmap_init)
 
 
@@ -212,7 +212,7 @@ def begin(
         local_arrangement = arrangement = TOGETHER if pooled else placement.arrangement(data)
         rows = local = data.pooled() if pooled else data
         ids = np.arange(rows.num_clients)
-    # After this line, the rows on the host can be released.
+    # Computed here, so that the copy of the rows on the host can be released.
     digest = digest_of_rows(local, ids if by_client else None) if has_checkpoint else ""
     if state is not None:
         check_state(kernel, local, keys, state, arrangement)
