@@ -345,7 +345,7 @@ def test_a_phase_of_another_kernel_is_refused():
     for phase in (other.phases[0], 1, -1):
         with pytest.raises(ValueError, match="phase"):
             rounds.client_step(kernel, phase, KEY, state.broadcast, (), DATA.client(0))
-    with pytest.raises(ValueError, match="waits for the next round"):
+    with pytest.raises(ValueError, match="late= needs a sum of late messages"):
         received = rounds.nothing_received(kernel, 0, state.broadcast)
         rounds.receive(kernel, 0, received, NESTED, 0, 1.0, late=True)
 

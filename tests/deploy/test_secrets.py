@@ -507,7 +507,7 @@ def test_a_client_that_draws_needs_a_key():
     client = study.client(0, ROWS["bern"])
     broadcast = fedmcmc.Broadcast(jnp.int32(0), START)
     nothing = rounds.ClientKeys((), ())
-    with pytest.raises(ValueError, match="ClientKeys needs a key"):
+    with pytest.raises(ValueError, match="ClientKeys has no key"):
         rounds.client_step(study.kernel("main"), 0, nothing, broadcast, (), client)
     rounds.client_step(study_of().kernel("main"), 0, nothing, broadcast, (), client)
     private, shared = rounds.client_draws_like(study.kernel("main"), 0, broadcast, client)

@@ -270,8 +270,8 @@ def test_pooled_rows_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (dict(collect=lambda state, info: info), "collect= reads what clients keep"),
-        (dict(placement=ONE_BY_ONE), "placement= and mesh= are for clients in this program"),
+        (dict(collect=lambda state, info: info), "collect= reads clients' states"),
+        (dict(placement=ONE_BY_ONE), "placement= and mesh= are for simulated clients"),
     ],
     ids=["collect", "placement"],
 )

@@ -363,7 +363,7 @@ def new_server_state(kernel, noise, broadcast, server_state, total):
         ({"step": short_message}, "A message of Other has the structure.*define message_like"),
         ({"step": new_client_state}, "A client's state of Other.*that client_init returns"),
         ({"step": lambda *_: 0}, "Other.step must return a message, the client's state and a"),
-        ({"aggregate": new_server_state}, "The server's state of Other.*of its first value"),
+        ({"aggregate": new_server_state}, "The server's state of Other.*of its initial value"),
     ],
 )
 def test_values_of_other_structures_are_named(methods, message):

@@ -138,7 +138,7 @@ def test_a_round_without_a_client_is_void_and_asked_again():
 
 
 def test_clients_that_never_answer_are_an_error(monkeypatch):
-    monkeypatch.setattr("fedmcmc.runs._consortium.MOST_TRIES", 3)
+    monkeypatch.setattr("fedmcmc.runs._consortium.MAX_TRIES", 3)
     consortium = SimulatedConsortium(
         DATA, transform=lambda kernel: fedmcmc.faults(kernel, drop=0.999, rescale=False)
     )

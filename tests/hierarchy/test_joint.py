@@ -322,7 +322,7 @@ def test_what_does_not_fit_is_refused():
         with pytest.raises(ValueError, match="move them along"):
             refused()
     plain = fedmcmc.lsd(other, step_size=0.1)
-    with pytest.raises(ValueError, match="for kernels that move latents"):
+    with pytest.raises(ValueError, match="for kernels that sample latents"):
         run(plain, data, ODDS, record=Record(local=True))
     with pytest.raises(ValueError, match="not both"):
         Record(local=True, keep_draws=False)

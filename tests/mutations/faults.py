@@ -44,8 +44,8 @@ MUTATIONS = {
     ),
     "a memory moved by a message that is left out": (
         "rounds/_clients.py",
-        "new = kept_by_all(own.active, new, old)",
-        "new = kept_by_all(group.cohort.active, new, old)",
+        "new = where_active(members.active, new, old)",
+        "new = where_active(group.cohort.active, new, old)",
         MEMORY,
     ),
     "what is relative to memories not rescaled": (

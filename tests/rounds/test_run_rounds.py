@@ -147,7 +147,7 @@ def test_counts_are_positive(counts):
 
 def test_keep_from_needs_a_capacity():
     kernel, state = started("lsd")
-    with pytest.raises(ValueError, match="keep_from needs capacity"):
+    with pytest.raises(ValueError, match="keep_from needs capacity="):
         rounds.run_rounds(kernel, DATA, KEY, state, 3, keep_from=1)
 
 

@@ -51,7 +51,7 @@ def fsgld(q=None, **settings):
         (lambda: fsgld(temperature=-1.0), "temperature must be a finite number at least 0"),
         (lambda: run(fsgld(), position=jnp.array([jnp.nan, 0.0])), "start position holds NaN"),
         (lambda: run(fsgld(), num_rounds=0), "num_rounds must be an integer of at least 1"),
-        (lambda: run(fsgld(), num_burnin=5), "num_rounds counts burn-in too"),
+        (lambda: run(fsgld(), num_burnin=5), "num_rounds includes burn-in"),
         (lambda: run(fsgld(), thinning=0), "thinning must be"),
         (lambda: run(fsgld(), num_rounds=9, thinning=10), "thinning=10 keeps no draw of the 9"),
         (lambda: fedmcmc.sample(jax.random.key(0), fsgld(), DATA, num_rounds=1), "Give a position"),
@@ -353,7 +353,7 @@ def test_a_state_must_fit_like_a_fresh_start():
     with pytest.raises(ValueError, match="state does not fit"):
         run(kernel, state=samples.state, num_chains=3)
     other = fedmcmc.lsd(POSTERIOR, step_size=0.01)
-    with pytest.raises(ValueError, match=r"another kernel's\): .*other types"):
+    with pytest.raises(ValueError, match=r"another kernel\): .*other types"):
         run(other, state=samples.state)
 
 

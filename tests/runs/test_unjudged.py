@@ -138,7 +138,8 @@ def test_a_kernel_with_a_target_is_judged():
         ),
         (
             fedmcmc.secure_sum(fedmcmc.lsd(POSTERIOR, step_size=0.1, temperature=0.0)),
-            "secure_sum(lsd) has no posterior to compare draws with: its temperature is a",
+            "secure_sum(lsd) has no posterior to compare draws with: its temperature is a "
+            "schedule or zero",
         ),
         (
             fedmcmc.fa_ld(POSTERIOR, step_size=0.1, num_local_steps=2, temperature=0.0),
