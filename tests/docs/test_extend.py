@@ -207,7 +207,7 @@ def test_draws_are_in_the_users_parameters():
     )
     other = dataclasses.replace(kernel, posterior=moved)
     np.testing.assert_allclose(drawn(other, TREE), drawn(kernel, TREE) + 1, rtol=1e-5)
-    assert other.constrain_fn is moved.constrain_fn
+    assert other.model.constrain_fn is moved.constrain_fn
 
 
 def test_a_long_run_of_the_kernel_is_judged():
