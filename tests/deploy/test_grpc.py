@@ -100,10 +100,10 @@ def test_a_site_that_calls_itself_another_is_refused(keys, server, threads, tmp_
     sites = deploy.Sites(study, server)
     mine = credentials(keys[0], "bern")
     thread = threads.join(study, "bern", tmp_path, mine, claims="chur")
-    with pytest.warns(RuntimeWarning, match="registered as 'bern' and calls itself 'chur'"):
-        sites._links._understood(*server.receive(20.0), {})
+    with pytest.warns(RuntimeWarning, match="registered as 'bern' but its name is 'chur'"):
+        sites._links._admit(*server.receive(20.0), {})
     thread.join(timeout=20)
-    assert "calls itself" in threads.errors["bern"]
+    assert "but its name is" in threads.errors["bern"]
 
 
 def test_two_names_with_one_certificate_are_refused(keys):

@@ -218,7 +218,7 @@ def test_a_backup_is_noticed_under_masks(tmp_path):
 def test_sites_do_not_share_an_audit_log(tmp_path):
     with (
         contextlib.closing(deploy.AuditLog(tmp_path / "audit.log")),
-        pytest.raises(deploy.LogError, match="Each site needs an audit log of its own"),
+        pytest.raises(deploy.LogError, match="Each site needs its own audit log"),
     ):
         deploy.AuditLog(tmp_path / "audit.log")
 

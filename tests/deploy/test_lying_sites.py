@@ -105,7 +105,7 @@ def test_a_message_that_cannot_be_added_names_its_site(value, tmp_path):
 def test_a_run_goes_on_without_a_site_that_lies_or_declines(lie, tmp_path):
     local = join(STUDY, tmp_path, {"basel": lie})
     sites = deploy.Sites(STUDY, local, on_missing="leave_out")
-    with pytest.warns(RuntimeWarning, match="^basel is left out, now") as warned:
+    with pytest.warns(RuntimeWarning, match="^basel is left out of this round") as warned:
         samples = sites.sample(KEY, STUDY.kernel("main"), POSITION, num_rounds=12, progress=False)
     sites.close()
     assert len(warned) == 1
@@ -295,8 +295,8 @@ def test_a_site_that_gives_another_ones_name_is_not_taken(tmp_path):
     """Its connection, and so the transport, has its own."""
     links = deploy.Sites(STUDY, deploy.Local())._links
     hello = studies.site_of(STUDY, "bern", tmp_path).hello()
-    with pytest.warns(RuntimeWarning, match="registered as 'chur' and calls itself 'bern'"):
-        links._understood("chur", hello, {})
+    with pytest.warns(RuntimeWarning, match="registered as 'chur' but its name is 'bern'"):
+        links._admit("chur", hello, {})
     assert links.joined == set()
 
 

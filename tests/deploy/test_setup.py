@@ -214,7 +214,7 @@ def test_what_needs_the_rows_is_refused_by_name(sites, tmp_path):
         surrogates.taylor(silent.model, deploy.Sites(silent, deploy.Local()), CENTER)
     # Functions that are in no study.
     other = fedmcmc.Posterior(lambda x: 0.0 * x["a"], lambda x, rows: rows["x"][:, 0] * x["a"])
-    with pytest.raises(deploy.Refused, match="cannot be named to the sites"):
+    with pytest.raises(deploy.Refused, match="has no name at the sites"):
         surrogates.taylor(as_functions(other), sites, CENTER)
 
 

@@ -47,7 +47,7 @@ def test_contents_of_questions_come_back_from_words_and_so_do_their_shapes():
 
 def test_a_kernel_with_functions_of_its_own_is_not_put_into_words():
     kernel = KERNELS["fed_avg"](POSITIONS["vector"], Given())
-    with pytest.raises(deploy.Refused, match="Put a kernel with functions of its own"):
+    with pytest.raises(deploy.Refused, match="Put a kernel with its own functions"):
         to_words(fedmcmc._types.as_functions(kernel), FUNCTIONS)
 
 

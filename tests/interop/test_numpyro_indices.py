@@ -135,7 +135,7 @@ def test_a_site_checks_its_own_rows_and_the_server_sees_no_value(tmp_path, caplo
     sites = deploy.Sites(study, local)
     with (
         caplog.at_level(logging.ERROR, "fedmcmc.deploy"),
-        pytest.raises(deploy.SiteError, match="log of bern says more") as error,
+        pytest.raises(deploy.SiteError, match="see the log of bern") as error,
     ):
         fedmcmc.fitting.find_modes(jax.random.key(0), study.model, sites)
     sites.close()
