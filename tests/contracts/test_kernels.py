@@ -5,6 +5,7 @@ import subprocess
 import sys
 from functools import cache, partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -331,12 +332,12 @@ def test_draws_of_a_phase_come_from_documented_keys():
             client, between = DATA.client(2), between_rounds(state.broadcast)
             wanted = phase.prepare(fold(KEY, 3, 2, *ids), between, client)
             given = (kernel, number, KEY, jnp.int32(3), between)
-            jax.tree.map(np.testing.assert_array_equal, prepare_client(*given, client), wanted)
+            chex.assert_trees_all_equal(prepare_client(*given, client), wanted)
             wanted = phase.prepare_server(fold(KEY, 3, 2**32 - 1, *ids), between)
-            jax.tree.map(np.testing.assert_array_equal, prepare_server(*given), wanted)
+            chex.assert_trees_all_equal(prepare_server(*given), wanted)
         wanted = kernel.prepare_shared(fold(KEY, 3, 2**32 - 4), between)
         found = prepare_shared(kernel, KEY, jnp.int32(3), between)
-        jax.tree.map(np.testing.assert_array_equal, found, wanted)
+        chex.assert_trees_all_equal(found, wanted)
 
 
 def test_a_phase_of_another_kernel_is_refused():
@@ -365,7 +366,7 @@ def test_a_run_goes_on_to_the_last_bit_and_chains_are_those_run_alone(name):
     first = run(6, num_chains=2)
     second = run(6, state=jax.tree.map(np.array, first.state))
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[:, 2:]), second.draws, whole.draws)
-    jax.tree.map(np.testing.assert_array_equal, second.state, whole.state)
+    chex.assert_trees_all_equal(second.state, whole.state)
 
     if kernel.traits.needs_all_clients:  # its chains stay where they are while nothing is accepted
         distinct = np.unique(np.concatenate([flat(whole.draws), flat(first.draws)]))

@@ -9,6 +9,7 @@ import warnings
 import zlib
 from pathlib import Path
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -138,7 +139,7 @@ def test_frames_that_are_none_change_nothing_at_a_site(num, recorded, tmp_path, 
             kind = _frames.Frame.parse(answer).kind
             assert kind in ("error", "unready", "declined"), _frames.Frame.parse(data)
     assert grown[0] < MOST_GROWTH
-    jax.tree.map(np.testing.assert_array_equal, site.state, state)
+    chex.assert_trees_all_equal(site.state, state)
     assert found() == files
     for data, answer in pairs[last:]:
         assert (site.answer(data) or b"") == answer
@@ -197,7 +198,7 @@ def test_frames_that_are_none_change_nothing_at_the_server(num, recorded, tmp_pa
                 assert str(error).startswith("bern")
                 num_errors += 1
                 continue
-            jax.tree.map(np.testing.assert_array_equal, found, expected)
+            chex.assert_trees_all_equal(found, expected)
             assert {"bern", "basel"} <= links.joined
     assert grown[0] < MOST_GROWTH
     assert 0 < num_errors < num / 2  # bodies that were cut

@@ -3,6 +3,7 @@
 import itertools
 import signal
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -287,7 +288,7 @@ def test_answers_that_come_late_or_twice_or_for_other_phases_change_nothing(tmp_
     expected, local = undisturbed(tmp_path), Noisy()
     studies.join_all(local, STUDY, tmp_path)
     samples = run(STUDY, local)
-    jax.tree.map(np.testing.assert_array_equal, samples.draws, expected.draws)
+    chex.assert_trees_all_equal(samples.draws, expected.draws)
     assert len(local.old) == 12
 
 
@@ -353,8 +354,8 @@ def test_a_run_that_ends_in_a_round_goes_on_from_it(study, at, num_draws, then, 
     again = deploy.Local()
     studies.join_all(again, study, tmp_path / "sites")
     whole = run(study, again, **given)
-    jax.tree.map(np.testing.assert_array_equal, whole.draws, expected.draws)
-    jax.tree.map(np.testing.assert_array_equal, whole.info, expected.info)
+    chex.assert_trees_all_equal(whole.draws, expected.draws)
+    chex.assert_trees_all_equal(whole.info, expected.info)
 
 
 def test_a_question_that_a_site_never_answers_names_it(tmp_path):

@@ -6,7 +6,7 @@ import struct
 import subprocess
 import sys
 
-import jax
+import chex
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -197,7 +197,7 @@ def test_a_site_that_is_lost_sends_the_same_words_under_other_masks(tmp_path):
     samples = deploy.run(
         STATEFUL, KEY, "main", POSITION, transport=local, num_rounds=8, progress=False
     )
-    jax.tree.map(np.testing.assert_array_equal, samples.draws, expected.draws)
+    chex.assert_trees_all_equal(samples.draws, expected.draws)
     again = {}
     for asked, answer in local.heard:
         frame, told = deploy.Frame.parse(asked), deploy.Frame.parse(answer)
@@ -217,7 +217,7 @@ def test_a_run_under_masks_goes_on_from_its_checkpoint(tmp_path):
         samples = at_sites(
             STATEFUL, tmp_path / "sites", num_rounds=num_rounds, checkpoint=checkpoint
         )
-    jax.tree.map(np.testing.assert_array_equal, samples.draws, whole.draws)
+    chex.assert_trees_all_equal(samples.draws, whole.draws)
 
 
 def run_logged(study, folder, log, num_rounds=1):

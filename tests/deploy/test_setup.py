@@ -3,6 +3,7 @@
 import contextlib
 import warnings
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -89,7 +90,7 @@ def test_what_each_client_is_asked(name, sites):
 )
 def test_answers_of_single_clients_are_exact_however_sums_are_made(transform):
     there = surrogates.taylor(MODEL, SimulatedConsortium(DATA, transform=transform), CENTER)
-    jax.tree.map(np.testing.assert_array_equal, there, SEPARATE["taylor"](SIMULATED))
+    chex.assert_trees_all_equal(there, SEPARATE["taylor"](SIMULATED))
 
 
 def test_what_is_wrong_with_a_client_is_said_by_its_name(sites):

@@ -3,6 +3,7 @@
 import random
 import time
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -185,7 +186,7 @@ def test_what_a_site_sends_wrongly_does_not_change_a_run(tmp_path):
     samples = deploy.run(
         study, KEY, "main", POSITION, transport=local, num_rounds=5, progress=False
     )
-    jax.tree.map(np.testing.assert_array_equal, samples.draws, expected.draws)
+    chex.assert_trees_all_equal(samples.draws, expected.draws)
 
 
 def test_a_site_joins_again_in_the_middle_and_is_asked_again(tmp_path):
@@ -209,7 +210,7 @@ def test_a_site_joins_again_in_the_middle_and_is_asked_again(tmp_path):
         STUDY, KEY, "main", POSITION, transport=local, num_rounds=9, progress=False
     )
     assert len(lost) > 2
-    jax.tree.map(np.testing.assert_array_equal, samples.draws, expected.draws)
+    chex.assert_trees_all_equal(samples.draws, expected.draws)
 
 
 class Silent:
@@ -388,7 +389,7 @@ def test_a_site_that_is_asked_before_it_is_told_is_asked_again(tmp_path):
     studies.join_all(local, STUDY, tmp_path)
     again = deploy.run(STUDY, KEY, "main", POSITION, transport=local, num_rounds=9, progress=False)
     assert local.done
-    jax.tree.map(np.testing.assert_array_equal, again.draws, samples.draws)
+    chex.assert_trees_all_equal(again.draws, samples.draws)
 
 
 def test_nobody_is_waited_for_longer_than_was_said():

@@ -1,5 +1,6 @@
 """What parties share: studies by their digests, kernels by their names or in words."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,7 +25,7 @@ IN_WORDS = ("relay", "qlsd_pp", "fa_hmc", "fed_ep: expansions", "hmc", "faults: 
 
 def same(a, b):
     assert jax.tree.structure(a) == jax.tree.structure(b)
-    jax.tree.map(np.testing.assert_array_equal, a, b)
+    chex.assert_trees_all_equal(a, b)
 
 
 @pytest.mark.parametrize("row", IN_WORDS)

@@ -11,6 +11,7 @@ import re
 import textwrap
 from pathlib import Path
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -402,7 +403,7 @@ def test_a_kernel_need_not_define_what_is_random_in_one_call():
     own = plain("tree", fedmcmc.minibatch(2))
     given = (KEY, fedmcmc.Broadcast(jnp.int32(0), TREE), DATA.client(0))
     default = fedmcmc.EstimatorKernel.prepare(own, *given)
-    jax.tree.map(np.testing.assert_array_equal, own.prepare(*given), default)
+    chex.assert_trees_all_equal(own.prepare(*given), default)
 
 
 # Its compressor.

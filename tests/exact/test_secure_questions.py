@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -122,7 +123,7 @@ def test_a_move_of_rows_that_is_impossible_for_one_client_is_for_all():
         assert total.difference < BELOW
         np.testing.assert_array_equal(total.gradient, [-1.0, 2.0])
     within = jax.tree.map(lambda *x: sum(x), answers[0], answers[2])
-    jax.tree.map(np.testing.assert_array_equal, within.from_range(most), within)
+    chex.assert_trees_all_equal(within.from_range(most), within)
 
 
 def test_a_candidate_that_is_impossible_for_one_client_is_for_all_and_the_others_are_not():
@@ -166,7 +167,10 @@ def test_excluded_points_of_positive_density_warn():
 
 def test_answers_that_do_not_fit_are_an_error_with_the_remedy():
     high = where(lambda theta: theta[0] < 0, 2.0**31)
-    with pytest.raises(ValueError, match=r"answered Evaluations .*most, so that .* more room"):
+    with pytest.raises(
+        ValueError,
+        match=r"answered Evaluations with numbers beyond the range `most` .*Increase `most`",
+    ):
         secured().ask(evaluations(high), CONTENT)
     nowhere = Points(POINTS, CENTRE * jnp.nan)
     with pytest.raises(ValueError, match=r"3 client\(s\) to Evaluations are not finite"):

@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,7 +48,7 @@ def fitted_local():
 
 
 def same(one, two):
-    jax.tree.map(np.testing.assert_array_equal, one, two)
+    chex.assert_trees_all_equal(one, two)
 
 
 def check_results(found, fitted):

@@ -1,5 +1,6 @@
 """FedBE: the clients' models, what is fitted to them, its draws, and distillation."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -208,7 +209,7 @@ def test_nothing_changes_where_nobody_takes_part(name):
     state = kernel.init(KEY, START, DATA)
     after = one(kernel, 2)
     np.testing.assert_array_equal(after.broadcast.position, START)
-    jax.tree.map(np.testing.assert_array_equal, after.server, state.server)
+    chex.assert_trees_all_equal(after.server, state.server)
 
 
 def test_a_member_without_weight_stays():

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -221,7 +222,7 @@ def test_a_client_needs_the_broadcast_and_no_number_of_the_kernel():
         rounds.client_step(k, 0, KEY, state.broadcast, (), DATA.client(1))[0]
         for k in (kernel, at_site)
     ]
-    jax.tree.map(np.testing.assert_array_equal, *messages)
+    chex.assert_trees_all_equal(*messages)
     assert abs(messages[0].value.value[0]) > 0.01
 
 

@@ -239,7 +239,7 @@ MUTATIONS = {
     ),
     "a server chooses its estimator": (
         "deploy/_study.py",
-        "for name in sorted(names & askable_estimators() - {*self.asks}):",
+        "for name in sorted(names & askable_estimators().keys() - {*self.asks}):",
         "for name in ():",
         f"{LIMITS}a_server_asks_of_all_rows[minibatch-True]",
     ),

@@ -125,8 +125,8 @@ MUTATIONS = {
     ),
     "a functional of whitened coordinates": (
         "tuning/_predictions.py",
-        "position = kernel.position_fn(position)",
-        "pass",
+        "functional(user_position(kernel, position))",
+        "functional(position)",
         USERS,
     ),
     "rows of the first round taken for those of all": (

@@ -286,9 +286,12 @@ def test_numbers_that_cannot_change(build):
         (lambda: fedmcmc.FederatedData.from_clients([np.array(["a"])]), "must be numbers"),
         (
             lambda: fedmcmc.Gaussian.from_moments(jnp.zeros(2), jnp.array([[1.0, 2], [2, 1]])),
-            "smallest eigenvalue of -1",
+            "smallest eigenvalue is -1",
         ),
-        (lambda: fedmcmc.Gaussian.from_moments(jnp.zeros(2), jnp.eye(3)), "neither a covariance"),
+        (
+            lambda: fedmcmc.Gaussian.from_moments(jnp.zeros(2), jnp.eye(3)),
+            "must be a covariance matrix over the raveled mean",
+        ),
         (lambda: fedmcmc.Gaussian.from_moments(jnp.zeros(2)), "either covariance= or variance="),
         (
             lambda: fedmcmc.Gaussian.from_moments(jnp.zeros(2), variance=jnp.array([1.0, -1.0])),

@@ -3,6 +3,7 @@
 import pickle
 import signal
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -152,7 +153,7 @@ def test_while_clients_states_are_written_to_a_store(tmp_path, monkeypatch):
         assert 0 < num < 21
         for got, expected in ((cut, run_stored(num)), (run_stored(21, checkpoint), whole)):
             assert_same(numbers(got), numbers(expected))
-            jax.tree.map(np.testing.assert_array_equal, got.state.clients, expected.state.clients)
+            chex.assert_trees_all_equal(got.state.clients, expected.state.clients)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -443,7 +444,7 @@ def test_a_round_that_nobody_is_heard_of_in_keeps_all_clients(name):
         (before.clients, state.clients),
         is_leaf=lambda leaf: isinstance(leaf, fedmcmc.Cached),
     )
-    jax.tree.map(np.testing.assert_array_equal, *client_states)
+    chex.assert_trees_all_equal(*client_states)
     if name in ("fsgld", "relay", "fed_avg", "fed_pa", "fa_ld", "averaging", "natural"):
         close = functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6)
         if name != "natural":

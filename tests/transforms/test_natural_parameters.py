@@ -1,8 +1,8 @@
 """`natural_parameters` builds the same kernels as arguments of `fed_ep`, and refuses others."""
 
+import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 
@@ -42,7 +42,7 @@ def after(kernel):
 
 def test_arguments_of_fed_ep_are_shorthands():
     changed = fedmcmc.natural_parameters(fed_ep(damping=0.9), **SETTINGS)
-    jax.tree.map(np.testing.assert_array_equal, after(changed), after(fed_ep(**SETTINGS)))
+    chex.assert_trees_all_equal(after(changed), after(fed_ep(**SETTINGS)))
 
 
 def test_within_another_transform():
@@ -55,7 +55,7 @@ def test_within_another_transform():
         state, _ = jax.jit(step)(jax.random.key(0), init(jnp.asarray(FEDERATION.start)))
         return state.server.kernel.product
 
-    jax.tree.map(np.testing.assert_array_equal, product(inner), product(outer))
+    chex.assert_trees_all_equal(product(inner), product(outer))
 
 
 @pytest.mark.parametrize(

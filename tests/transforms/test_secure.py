@@ -5,6 +5,7 @@ import platform
 import subprocess
 import sys
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -50,7 +51,7 @@ def same_numbers(a, b):
     for name in ("num_active", "bits_up", "num_lost"):
         np.testing.assert_array_equal(a.info[name], b.info[name])
     parts = [(s.draws, s.totals, s.state._replace(clients=())) for s in (a, b)]
-    jax.tree.map(np.testing.assert_array_equal, *parts)
+    chex.assert_trees_all_equal(*parts)
 
 
 def hold_everywhere():
@@ -143,8 +144,7 @@ def test_words_of_the_host_sum_to_what_a_server_receives():
         total = total + host_words(code)
     read = limbs_of_host(total, kernel.message_like(trees.shapes_of(state.broadcast)))
     args = (kernel, 0, KEY, state.broadcast, state.server)
-    jax.tree.map(
-        np.testing.assert_array_equal,
+    chex.assert_trees_all_equal(
         rounds.server_step(*args, received),
         rounds.server_step(*args, read),
     )

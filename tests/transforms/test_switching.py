@@ -2,6 +2,7 @@
 
 import warnings
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -73,9 +74,7 @@ def test_the_law_goes_on(order):
     (kernel, kernel_rounds), (new_kernel, new_rounds) = (build() for build in ORDERS[order])
     samples = run(kernel, 2, position=START, num_chains=NUM_CHAINS)
     state = fedmcmc.switch(new_kernel, DATA, samples.state)
-    jax.tree.map(
-        np.testing.assert_array_equal, state.clients.latents, samples.state.clients.latents
-    )
+    chex.assert_trees_all_equal(state.clients.latents, samples.state.clients.latents)
     law = laws_joint.laws_of(kernel_rounds, MODEL.at_modes(START), 2)[-1]
     draws = run(new_kernel, 2, state=state, num_chains=NUM_CHAINS).draws
     for round_ in range(2):
@@ -147,7 +146,7 @@ def test_latents_of_numpyro_models_go_on_between_all_kernels():
         carried, previous = (hierarchy.locals_in(x.clients) for x in (state, samples.state))
         np.testing.assert_array_equal(carried.latents["effect"], previous.latents["effect"])
         # Learned step sizes are kept, and the number of adaptation rounds continues.
-        jax.tree.map(np.testing.assert_array_equal, carried.refresh, previous.refresh)
+        chex.assert_trees_all_equal(carried.refresh, previous.refresh)
         assert (np.asarray(carried.refresh.num) == 5).all() and (state.broadcast.round == 5).all()
         if name == "gibbs":
             chain = jax.tree.map(lambda leaf: leaf[0], state)
@@ -166,8 +165,8 @@ def test_latents_of_numpyro_models_go_on_between_all_kernels():
     single = jax.tree.map(lambda leaf: leaf[0], samples.state)
     fresh = fedmcmc.switch(kernels["gibbs"], data, single, carry_latents=False)
     expected = kernels["gibbs"].init(KEY, single.broadcast.position, data)
-    jax.tree.map(np.testing.assert_array_equal, fresh.clients, expected.clients)
-    jax.tree.map(np.testing.assert_array_equal, fresh.server, expected.server)
+    chex.assert_trees_all_equal(fresh.clients, expected.clients)
+    chex.assert_trees_all_equal(fresh.server, expected.server)
     moments = fedmcmc.lsd(
         posterior, step_size=0.01, refresh=hierarchy.with_moments(conjugate(), num_burnin=0)
     )

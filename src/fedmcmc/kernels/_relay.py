@@ -87,8 +87,8 @@ class Relay(LocalLangevin):
         has_client_steps = not isinstance(self.client_steps, tuple)
         if has_client_steps and len(self.client_steps) != federation.num_clients:
             raise ValueError(
-                f"num_local_steps must be one number per client, {federation.num_clients}, got "
-                f"{len(self.client_steps)}."
+                f"num_local_steps must have one number for each of {federation.num_clients} "
+                f"clients, got {len(self.client_steps)}."
             )
         self.metric.check(position)
         return ()
