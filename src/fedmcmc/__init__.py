@@ -1,4 +1,14 @@
-"""Bayesian federated learning by sampling: composable kernels for JAX."""
+"""Bayesian federated learning by sampling: composable kernels for JAX.
+
+::
+
+    model      ->  kernel               ->  round   ->  run   ->  draws
+    interop        kernels, transforms      rounds      runs      Samples
+
+Build a model (`from_numpyro`, `Posterior`) and a kernel (`qlsd_pp`, `fa_hmc`, `fsgld`, `fed_ep`),
+change the kernel with transforms (`compress`, `faults`, `share_momentum`), and run it (`sample`).
+`fit` does all of this for a model and data. docs/design.md describes the other packages.
+"""
 
 from importlib.metadata import PackageNotFoundError as _PackageNotFoundError
 from importlib.metadata import version as _version
@@ -18,6 +28,7 @@ from fedmcmc._types import Broadcast as Broadcast
 from fedmcmc._types import Cached as Cached
 from fedmcmc._types import Client as Client
 from fedmcmc._types import Cohort as Cohort
+from fedmcmc._types import Disclosure as Disclosure
 from fedmcmc._types import Exact as Exact
 from fedmcmc._types import FederatedKernel as FederatedKernel
 from fedmcmc._types import FederatedState as FederatedState
@@ -31,6 +42,7 @@ from fedmcmc._types import Posterior as Posterior
 from fedmcmc._types import Reference as Reference
 from fedmcmc._types import Sender as Sender
 from fedmcmc._types import StepInfo as StepInfo
+from fedmcmc._types import Traits as Traits
 from fedmcmc._types import register_dataclass as register_dataclass
 from fedmcmc.algorithms import adf as adf
 from fedmcmc.algorithms import dg_sgld as dg_sgld
@@ -116,6 +128,7 @@ from fedmcmc.kernels import natural as natural
 from fedmcmc.kernels import posterior_delta as posterior_delta
 from fedmcmc.kernels import pseudo_gradients as pseudo_gradients
 from fedmcmc.kernels import relay as relay
+from fedmcmc.kernels import underdamped as underdamped
 from fedmcmc.participation import bernoulli as bernoulli
 from fedmcmc.participation import categorical as categorical
 from fedmcmc.participation import full as full
@@ -142,8 +155,10 @@ from fedmcmc.sweeps import sweep as sweep
 from fedmcmc.transforms import augment as augment
 from fedmcmc.transforms import compress as compress
 from fedmcmc.transforms import faults as faults
+from fedmcmc.transforms import natural_parameters as natural_parameters
 from fedmcmc.transforms import secure_sum as secure_sum
 from fedmcmc.transforms import sequence as sequence
+from fedmcmc.transforms import share_momentum as share_momentum
 from fedmcmc.transforms import switch as switch
 from fedmcmc.tuning import Prediction as Prediction
 from fedmcmc.tuning import Smoothness as Smoothness
@@ -151,7 +166,6 @@ from fedmcmc.tuning import Tuned as Tuned
 from fedmcmc.tuning import estimate_smoothness as estimate_smoothness
 from fedmcmc.tuning import inverse_sqrt_schedule as inverse_sqrt_schedule
 from fedmcmc.tuning import predict_bias as predict_bias
-from fedmcmc.tuning import suggest_step_size as suggest_step_size
 from fedmcmc.tuning import tune as tune
 
 try:

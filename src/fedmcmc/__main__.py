@@ -1,6 +1,6 @@
-"""The command ``fedmcmc``, and ``python -m fedmcmc``: what a consortium does beside running.
+"""The command ``fedmcmc`` (``python -m fedmcmc``): setup of real sites, and bug reports.
 
-Without a command it prints versions, devices and placements, for the report of a bug.
+Without a subcommand it prints versions, devices and placements, to be pasted into a bug report.
 """
 
 import argparse
@@ -19,27 +19,27 @@ from fedmcmc.storage import versions
 
 __all__ = ["about", "main"]
 
-FOR_DEVELOPMENT = ("docs", "test")
+DEVELOPMENT_EXTRAS = ("docs", "test")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit status."""
     parser = argparse.ArgumentParser(prog="fedmcmc", description=__doc__)
-    shown = ", ".join(f"{name} {number}" for name, number in versions().items())
-    parser.add_argument("--version", action="version", version=shown)
-    parser.set_defaults(run=lambda given: print(about()) or 0)
+    version_text = ", ".join(f"{name} {number}" for name, number in versions().items())
+    parser.add_argument("--version", action="version", version=version_text)
+    parser.set_defaults(run=lambda options: print(about()) or 0)
     commands = parser.add_subparsers(metavar="COMMAND", dest="command")
     text = "keys, approvals and logs of real sites; see docs/deploy.md"
     add_commands(commands.add_parser("deploy", help=text, description=text))
-    given = parser.parse_args(arguments)
-    if given.command == "deploy" and arguments is None:
+    options = parser.parse_args(arguments)
+    if options.command == "deploy" and arguments is None:
         isolate_process("fedmcmc deploy", is_module=__name__ == "__main__")
-    status: int = given.run(given)
+    status: int = options.run(options)
     return status
 
 
 def about() -> str:
-    """Return versions, devices and placements, one line each; nothing of whose machine it is.
+    """Return versions, devices and placements, one per line, without names of users or machines.
 
     Examples
     --------
@@ -69,17 +69,15 @@ def about() -> str:
 
 
 def _packages() -> dict[str, list[str]]:
-    """Return the packages that fedmcmc asks for, by extra; ``""`` for those it always needs."""
-    found: dict[str, list[str]] = {}
+    """Return the dependencies of fedmcmc by extra, required packages under ``""``."""
+    packages: dict[str, list[str]] = {}
     for requirement in requires("fedmcmc") or ():
         name = re.split(r"[^\w.-]", requirement)[0]
         extra = re.search(r"extra == ['\"]([\w-]+)", requirement)
-        names = found.setdefault(extra[1] if extra else "", [])
+        names = packages.setdefault(extra[1] if extra else "", [])
         if name not in ("fedmcmc", "jax", "jaxlib", *names):
             names.append(name)
-    return {
-        extra: names for extra, names in found.items() if names and extra not in FOR_DEVELOPMENT
-    }
+    return {x: names for x, names in packages.items() if names and x not in DEVELOPMENT_EXTRAS}
 
 
 def _installed(name: str) -> str:

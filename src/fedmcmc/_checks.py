@@ -1,4 +1,4 @@
-"""Checks of arguments that many rooms make."""
+"""Checks of arguments that several packages share."""
 
 import sys
 from typing import Any
@@ -29,11 +29,11 @@ EXTRAS = {
     "tpu": ("jax[tpu]",),
     "zarr": ("zarr>=3.0",),
 }
-"""What each extra of pyproject.toml holds, for users who have no clone to install it from."""
+"""Packages of each extra in pyproject.toml, for users without a clone of the repository."""
 
 
 def not_installed(what: str, extra: str) -> ImportError:
-    """Return the error that says how to install what an extra holds.
+    """Return the error for a missing extra, with the command that installs it.
 
     Examples
     --------
@@ -45,7 +45,7 @@ def not_installed(what: str, extra: str) -> ImportError:
 
 
 def in_quotes(label: Any) -> str:
-    """Return the label of a client or a group as a message shows it: text in quotes.
+    """Return the label of a client or group for a message, with text in quotes.
 
     Examples
     --------
@@ -56,25 +56,23 @@ def in_quotes(label: Any) -> str:
 
 
 def expect(value: Any, kind: type, name: str) -> None:
-    """Raise `TypeError` unless `value` is a `kind`, which a trace would tell late and badly."""
+    """Raise `TypeError` unless `value` is a `kind`, before a trace fails with a worse message."""
     if not isinstance(value, kind):
-        # The room that exports it: `fedmcmc.inference._types` is written `fedmcmc.inference`.
-        parts = kind.__module__.split(".")
-        room = "inference." if parts[1:2] == ["inference"] else ""
+        package = "inference." if kind.__module__.startswith("fedmcmc.inference") else ""
         raise TypeError(
-            f"{name} must be a fedmcmc.{room}{kind.__name__}, got {type(value).__name__}."
+            f"{name} must be a fedmcmc.{package}{kind.__name__}, got {type(value).__name__}."
         )
 
 
 def expect_optimizer(value: Any, name: str, *, or_none: bool = False) -> None:
-    """Raise `TypeError` unless `value` is an optimizer of optax, or None where that is allowed."""
+    """Raise `TypeError` unless `value` is an optimizer of optax, or ``None`` if that is allowed."""
     if or_none and value is None:
         return
-    import optax  # takes a fifth of the package's own import, and many need none
+    import optax  # optional for many users, and a fifth of the import time of fedmcmc
 
     if not isinstance(value, optax.GradientTransformation):
-        wanted = "an optax.GradientTransformation" + " or None" * or_none
-        raise TypeError(f"{name} must be {wanted}, got {type(value).__name__}.")
+        expected = "an optax.GradientTransformation" + " or None" * or_none
+        raise TypeError(f"{name} must be {expected}, got {type(value).__name__}.")
 
 
 def integers_per_client(x: Any, name: str) -> np.ndarray:
@@ -83,7 +81,7 @@ def integers_per_client(x: Any, name: str) -> np.ndarray:
     Raises
     ------
     ValueError
-        If they are anything else.
+        If `x` is anything else.
     """
     values = np.asarray(x)
     if values.ndim != 1 or not np.issubdtype(values.dtype, np.integer) or (values < 1).any():
@@ -97,7 +95,7 @@ def positive_integer(x: Any, name: str) -> int:
     Raises
     ------
     ValueError
-        If it is not a positive integer.
+        If `x` is not a positive integer.
     """
     try:
         is_integer = int(x) == x
@@ -114,13 +112,13 @@ def parts_of_one(x: Any, name: str) -> Array:
     Raises
     ------
     ValueError
-        If it does not hold positive numbers that sum to one, one per client.
+        If `x` does not contain positive numbers that sum to one, one per client.
     """
     parts = jnp.asarray(x, jnp.result_type(float))
     if parts.ndim != 1:
         raise ValueError(f"{name} must have shape [num_clients], got shape {parts.shape}.")
     if not isinstance(parts, jax.core.Tracer):
-        # In NumPy: inside jit a comparison of concrete arrays in jax.numpy would be traced.
+        # Use NumPy: inside jit, jax.numpy would trace a comparison of concrete arrays.
         values = np.asarray(parts, np.float64)
         if not (values.min() > 0 and abs(values.sum() - 1) < 1e-4):
             raise ValueError(

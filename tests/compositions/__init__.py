@@ -1,1 +1,1 @@
-"""Every kernel with every compressor and participation."""
+"""Tests of all kernels with compressors and participation rules."""

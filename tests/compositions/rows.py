@@ -1,7 +1,6 @@
-"""Every kernel with compressors and participations, computed in three ways.
+"""Kernels with compressors and participation rules, computed in three ways.
 
-``python -m tests.compositions.rows NAME ...``, to be run with two devices of the host; prints
-``same``.
+``python -m tests.compositions.rows NAME ...`` needs two devices of the host and prints ``same``.
 """
 
 import sys
@@ -23,45 +22,45 @@ TRAINING = dict(client_optimizer=optax.sgd(0.05), num_local_steps=2, batch_size=
 
 def sites(build):
     mean = inference.sgd_mean(optax.sgd(0.05), num_samples=3)
-    return lambda given: build(
+    return lambda settings: build(
         POSTERIOR,
         inference=inference.scaled_identity(mean, precision_per_row=0.5),
         damping=0.2,
         initial_precision=0.5,
-        **given,
+        **settings,
     )
 
 
 KERNELS = {
-    "lsd": lambda given: fedmcmc.lsd(POSTERIOR, step_size=0.01, batch_size=2, **given),
-    "lsd_star": lambda given: fedmcmc.lsd_star(
-        POSTERIOR, POSITION, step_size=0.01, batch_size=2, **given
+    "lsd": lambda settings: fedmcmc.lsd(POSTERIOR, step_size=0.01, batch_size=2, **settings),
+    "lsd_star": lambda settings: fedmcmc.lsd_star(
+        POSTERIOR, POSITION, step_size=0.01, batch_size=2, **settings
     ),
-    "lsd_pp": lambda given: fedmcmc.lsd_pp(
-        POSTERIOR, step_size=0.01, batch_size=2, refresh_every=2, **given
+    "lsd_pp": lambda settings: fedmcmc.lsd_pp(
+        POSTERIOR, step_size=0.01, batch_size=2, refresh_every=2, **settings
     ),
-    "fed_be": lambda given: fedmcmc.fed_be(POSTERIOR, **TRAINING, **given),
-    "fa_ld": lambda given: fedmcmc.fa_ld(
-        POSTERIOR, step_size=0.01, num_local_steps=2, batch_size=2, **given
+    "fed_be": lambda settings: fedmcmc.fed_be(POSTERIOR, **TRAINING, **settings),
+    "fa_ld": lambda settings: fedmcmc.fa_ld(
+        POSTERIOR, step_size=0.01, num_local_steps=2, batch_size=2, **settings
     ),
-    "fa_hmc": lambda given: fedmcmc.fa_hmc(
-        POSTERIOR, step_size=0.05, num_integration_steps=2, num_local_steps=2, rho=0.5, **given
+    "fa_hmc": lambda settings: fedmcmc.fa_hmc(
+        POSTERIOR, step_size=0.05, num_integration_steps=2, num_local_steps=2, rho=0.5, **settings
     ),
-    "fed_avg": lambda given: fedmcmc.fed_avg(POSTERIOR, **TRAINING, **given),
-    "fed_pa": lambda given: fedmcmc.fed_pa(
+    "fed_avg": lambda settings: fedmcmc.fed_avg(POSTERIOR, **TRAINING, **settings),
+    "fed_pa": lambda settings: fedmcmc.fed_pa(
         POSTERIOR,
         client_optimizer=optax.sgd(0.05),
         shrinkage=0.1,
         num_samples=2,
         num_local_steps=2,
         batch_size=2,
-        **given,
+        **settings,
     ),
     "fed_ep": sites(fedmcmc.fed_ep),
     "fed_sep": sites(fedmcmc.fed_sep),
     "adf": sites(fedmcmc.adf),
 }
-# Who takes part is a part of these.
+# These kernels have a fixed participation rule.
 FIXED = {
     "dsgld": fedmcmc.dsgld(POSTERIOR, step_size=0.01, num_local_steps=(2, 1, 3), batch_size=2),
     "fsgld": fedmcmc.fsgld(
@@ -76,7 +75,7 @@ FIXED = {
         POSTERIOR, step_size=0.01, num_local_steps=2, tolerance=0.1, batch_size=2
     ),
 }
-# All take part: a server's memories of absent clients are refused where these keep latents.
+# All clients take part: kernels with latents refuse server memories of absent clients.
 FIXED["lsd_latents"] = fedmcmc.lsd(
     with_latents(POSTERIOR), step_size=0.01, refresh=fedmcmc.hierarchy.ula(num_steps=2)
 )
@@ -84,16 +83,16 @@ POOLED = {
     "sgld": fedmcmc.sgld(POSTERIOR, step_size=0.01, batch_size=2),
     "psgld": fedmcmc.psgld(POSTERIOR, step_size=0.01, batch_size=2),
 }
-# Everyone takes part in these, and only what is a function of the message may compress it.
+# All clients take part in these kernels, and their compressors must be functions of the message.
 APPROXIMATION = fedmcmc.Gaussian.from_moments(POSITION, variance=0.3 + 0 * POSITION)
-WHOLE = {
+ACCEPT_REJECT = {
     "hmc": fedmcmc.hmc(POSTERIOR, POSITION, step_size=0.4, max_integration_steps=3),
     "hmc: noise": fedmcmc.hmc(POSTERIOR, POSITION, step_size=0.4, value_noise=0.5),
     "mala": fedmcmc.mala(POSTERIOR, POSITION, step_size=0.1, num_adapt=2),
     "gaussian_mh": fedmcmc.gaussian_mh(POSTERIOR, APPROXIMATION, correlation=0.5),
     "multiple_try": fedmcmc.multiple_try(POSTERIOR, APPROXIMATION, num_tries=4),
 }
-# What these send is exact.
+# These kernels send exact parts only.
 GIBBS = {
     "fed_gibbs": fedmcmc.fed_gibbs(
         with_latents(POSTERIOR, (False,)),
@@ -128,64 +127,69 @@ def leaves(samples):
     return [np.asarray(leaf) for leaf in jax.tree.leaves(parts)]
 
 
-# Latents and what is made of them differ in the last bit where a device's bound on rows is another.
+# Latents and their sums differ in the last bit between devices with different bounds on rows.
 ROUNDED = ("fed_gibbs_rows",)
 
 
 def compare(kernel, *, on_mesh, rounded=False):
-    """Laws 2 and 8: the same numbers one by one, on two devices and, up to rounding, together."""
-    if not on_mesh:  # whose one client cannot be spread
+    """Compare clients one by one with two devices and, up to rounding, with all clients together.
+
+    These are laws 2 and 8 of DESIGN.md.
+    """
+    if not on_mesh:  # pooled rows belong to one client, which one device computes
         with pytest.raises(ValueError, match="mesh"):
             run(kernel, DATA, mesh=MESH)
-    alone = fedmcmc.Placement(clients_at_a_time=1)
-    one = leaves(run(kernel, DATA, placement=alone))
-    assert all(np.isfinite(leaf).all() for leaf in one)
+    reference = leaves(run(kernel, DATA, placement=fedmcmc.Placement(clients_at_a_time=1)))
+    assert all(np.isfinite(leaf).all() for leaf in reference)
     if on_mesh:
         spread = fedmcmc.Placement(mesh=MESH, clients_at_a_time=1)
-        for a, b in zip(one, leaves(run(kernel, DATA, placement=spread)), strict=True):
+        for a, b in zip(reference, leaves(run(kernel, DATA, placement=spread)), strict=True):
             if rounded:
                 np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
             else:
                 np.testing.assert_array_equal(a, b)
-    for a, b in zip(one, leaves(run(kernel, DATA)), strict=True):
+    for a, b in zip(reference, leaves(run(kernel, DATA)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
-def alone(kernel):
-    """Laws 1 and 3: what a client keeps of a round follows from its own rows and the broadcast."""
+def check_independence(kernel):
+    """Check that a client's new state depends only on its own rows and the broadcast.
+
+    These are laws 1 and 3 of DESIGN.md.
+    """
     start = kernel.init(jax.random.key(0), POSITION, DATA)
-    kept = []
+    client_states = []
     for data in (DATA, make_data(shifted=(2,))):
         _, step = fedmcmc.simulate(kernel, data)
-        kept.append(step(KEY, start)[0].clients)
-    for a, b in zip(*map(jax.tree.leaves, kept), strict=True):
+        client_states.append(step(KEY, start)[0].clients)
+    for a, b in zip(*map(jax.tree.leaves, client_states), strict=True):
         np.testing.assert_array_equal(a[:2], b[:2])
 
 
 def bare_kernels(name):
-    """Return the kernel with each participation that it can have."""
+    """Return the kernel with each participation rule that it supports."""
     if name in KERNELS:
         return {rule: KERNELS[name](dict(participation=p)) for rule, p in PARTICIPATIONS.items()}
-    return {"its own": (FIXED | POOLED | WHOLE | GIBBS)[name]}
+    return {"fixed": (FIXED | POOLED | ACCEPT_REJECT | GIBBS)[name]}
 
 
 def compressors(name):
-    """Return the compressors that the kernel can have."""
+    """Return the compressors that the kernel supports."""
     if name in GIBBS:
         return {"identity": fedmcmc.identity()}
-    if name not in WHOLE:
+    if name not in ACCEPT_REJECT:
         return COMPRESSORS
-    of_gradients = OF_GRADIENTS if WHOLE[name].asks_for_gradients else {}
+    of_gradients = OF_GRADIENTS if ACCEPT_REJECT[name].uses_gradients else {}
     return {"identity": fedmcmc.identity(), **of_gradients}
 
 
 if __name__ == "__main__":
     for name in sys.argv[1:]:
         for rule, bare in bare_kernels(name).items():
-            for coded, compressor in compressors(name).items():
-                print(name, rule, coded, flush=True)
+            for compressor_name, compressor in compressors(name).items():
+                print(name, rule, compressor_name, flush=True)
                 kernel = fedmcmc.compress(bare, compressor)
                 compare(kernel, on_mesh=name not in POOLED, rounded=name in ROUNDED)
                 if name not in POOLED:
-                    alone(kernel)
+                    check_independence(kernel)
     print("same")

@@ -1,5 +1,6 @@
 """Compressors: their laws, per coordinate, and what happens at the edges."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -112,7 +113,7 @@ def test_i30_zero_is_said_in_the_bits_of_its_norms(per_leaf):
     compressor = fedmcmc.quantize(4, per_leaf=per_leaf)
     zero = {"a": jnp.zeros(3), "b": jnp.zeros(())}
     code, heard, _ = say(compressor, zero)
-    jax.tree.map(np.testing.assert_array_equal, heard, zero)
+    chex.assert_trees_all_equal(heard, zero)
     assert int(message_bits(code)) == (64 if per_leaf else 32)
 
 
@@ -181,7 +182,7 @@ def test_a_client_says_what_its_compressor_says_alone(which):
             found = (codes.codes[kind], heard, state[kind])
             for of_all, alone in zip(found, (code, expected, own[i]), strict=True):
                 a, b = jax.tree.map(lambda x, i=i: x[i], (of_all, alone))
-                jax.tree.map(np.testing.assert_array_equal, a, b)
+                chex.assert_trees_all_equal(a, b)
             assert int(codes.place[i]) == kind
             assert int(bits[i]) == int(jax.vmap(message_bits)(code)[i]) + 3  # one of five places
             unsent = codes.codes[:kind] + codes.codes[kind + 1 :]
@@ -351,7 +352,7 @@ def test_leaves_without_numbers_take_no_bits(per_leaf):
     for name in tree:
         np.testing.assert_array_equal(heard[name], expected[name])
     received = wire.decode(wire.encode(code), code)
-    jax.tree.map(np.testing.assert_array_equal, received, code)
+    chex.assert_trees_all_equal(received, code)
     nothing, heard, _ = say(compressor, empty)
     assert int(message_bits(nothing)) == 0 and wire.encode(nothing) == b""
     assert trees.shapes_of(heard) == trees.shapes_of(empty)
@@ -394,7 +395,7 @@ def test_large_messages_are_drawn_from_their_key_as_small_ones_are(size, monkeyp
         draws = compressor.prepare(KEY, tree, CLIENT)
         assert jnp.issubdtype(draws.dtype, jax.dtypes.prng_key)
         heard = say.__wrapped__(compressor, tree)[1]  # what is traced anew
-        jax.tree.map(np.testing.assert_array_equal, heard, expected)
+        chex.assert_trees_all_equal(heard, expected)
 
 
 def test_two_words_of_one_draw_are_as_good_as_independent():

@@ -74,6 +74,25 @@ def build_langevin(position, given):
     )
 
 
+def build_noisy_messages(position, given):
+    del position
+    kernel = fedmcmc.langevin(
+        given.posterior, fedmcmc.minibatch(2), step_size=given.step_size, noise="clients"
+    )
+    return fedmcmc.share_momentum(kernel, 0.3 * given.scale)
+
+
+def build_underdamped(position, given):
+    del position
+    return fedmcmc.underdamped(
+        given.posterior,
+        fedmcmc.minibatch(2),
+        step_size=given.step_size,
+        friction=2.0 * given.scale,
+        participation=fedmcmc.bernoulli(given.table(P)),
+    )
+
+
 def build_lsd(position, given):
     del position
     return fedmcmc.lsd(
@@ -168,6 +187,10 @@ def build_dg_sgld(position, given):
         tolerance=given.table(P) * given.scale,
         batch_size=2,
     )
+
+
+def build_shared_noise(position, given):
+    return fedmcmc.share_momentum(build_dg_sgld(position, given), 0.5 * given.scale)
 
 
 OPTIMIZER = optax.sgd(0.05, momentum=0.5)
@@ -346,6 +369,15 @@ def build_fed_ep_of_latents(position, given):
         cohort_size=2,
         damping=0.4 * given.scale,
         structure="dense",
+    )
+
+
+def build_natural_parameters(position, given):
+    return fedmcmc.natural_parameters(
+        build_fed_ep(position, given),
+        damping=0.4 * given.scale,
+        server_optimizer=OPTIMIZER,
+        max_norm=5.0 * given.scale,
     )
 
 
@@ -557,6 +589,8 @@ PLAIN = {
     "fsgld: refreshed": build_refreshed,
     "relay": build_relay,
     "langevin": build_langevin,
+    "langevin: noise of clients": build_noisy_messages,
+    "underdamped": build_underdamped,
     "augment": build_augment,
     "augment: fed_avg": build_augmented_training,
     "lsd": build_lsd,
@@ -570,6 +604,7 @@ PLAIN = {
     "psgld": build_psgld,
     "consensus": build_consensus,
     "dg_sgld": build_dg_sgld,
+    "share_momentum: dg_sgld": build_shared_noise,
     "ensemble": build_ensemble,
     "fed_be": build_fed_be,
     "averaging": build_averaging,
@@ -582,6 +617,7 @@ PLAIN = {
     "fed_ep": build_fed_ep,
     "fed_ep: expansions": build_fed_ep_at_rest,
     "fed_ep: latents": build_fed_ep_of_latents,
+    "natural_parameters: fed_ep": build_natural_parameters,
     "fed_sep": build_fed_sep,
     "adf": build_adf,
     "natural": build_natural,

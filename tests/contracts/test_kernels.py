@@ -5,6 +5,7 @@ import subprocess
 import sys
 from functools import cache, partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +14,7 @@ from jax.flatten_util import ravel_pytree
 
 import fedmcmc
 from fedmcmc import rounds
+from fedmcmc._types import memory_of
 from fedmcmc.compression import Grid, Limbs
 from fedmcmc.pytrees import trees
 from fedmcmc.rounds._phases import prepare_client, prepare_server, prepare_shared
@@ -51,7 +53,7 @@ def take_part(kernel, number, data, broadcast, own, key, index, weight):
     draws = rounds.Prepared(phase.prepare(key, between_rounds(broadcast), client))
     code, kept, info = rounds.client_step(kernel, number, draws, broadcast, own, client)
     like = phase.message_like(trees.shapes_of(broadcast))
-    return phase.decode(code, client, phase.memory(own), like), kept, info
+    return phase.decode(code, client, memory_of(phase, own), like), kept, info
 
 
 @jax.jit
@@ -65,14 +67,14 @@ def between_rounds(broadcast):
 
 def visit(kernel, data, broadcast, clients, key, index, weight):
     own = jax.tree.map(lambda leaf: leaf[index], clients)
-    return take_part(kernel, len(kernel.before), data, broadcast, own, key, index, weight)
+    return take_part(kernel, len(kernel.phases) - 1, data, broadcast, own, key, index, weight)
 
 
 def ready(kernel, data, state, key):
     """Return the broadcast as a step sees it, with what is shared and what was summed before."""
     shared = kernel.prepare_shared(key, between_rounds(state.broadcast))
     broadcast = state.broadcast._replace(shared=shared)
-    for number, phase in enumerate(kernel.before):
+    for number, phase in enumerate(kernel.phases[:-1]):
         messages = [
             take_part(
                 kernel,
@@ -121,7 +123,7 @@ GRID = Grid.of(2.0**-32, 2.0**20)
 FIXED = (
     "fed_ep: expansions",
     "secure_sum: fed_ep: expansions",
-    *(name for name in KERNELS if kernel_of(name).needs_everyone),
+    *(name for name in KERNELS if kernel_of(name).traits.needs_all_clients),
 )
 """Rows in whose messages nothing is random."""
 
@@ -189,9 +191,6 @@ def test_functions_take_the_documented_arguments(name):
         "message_like": ["like"],
         "code_like": ["like"],
         "decode": ["code", "sender", "memory", "like"],
-        "memory": ["client_state"],
-        "first_memory": ["like"],
-        "next_memory": ["code", "sender", "memory"],
         "commit": ["message", "broadcast", "client_state"],
     }
     whole = {
@@ -205,6 +204,15 @@ def test_functions_take_the_documented_arguments(name):
     for part, documented in [(kernel, whole), *((p, phase) for p in kernel.phases)]:
         for field, expected in documented.items():
             assert arguments(getattr(part, field)) == expected, field
+    memory = {
+        "of_client": ["client_state"],
+        "init": ["like"],
+        "update": ["code", "sender", "memory"],
+    }
+    for phase_ in kernel.phases:
+        if phase_.server_memory is not None:
+            for field, expected in memory.items():
+                assert arguments(getattr(phase_.server_memory, field)) == expected, field
 
 
 @pytest.mark.parametrize(("name", "position"), PLACED)
@@ -320,16 +328,16 @@ def test_draws_of_a_phase_come_from_documented_keys():
         kernel = kernel_of(name)
         state = kernel.init(KEY, NESTED, DATA)
         for number, phase in enumerate(kernel.phases):
-            ids = () if number == len(kernel.before) else (2**32 - 256 - number,)
+            ids = () if number == len(kernel.phases) - 1 else (2**32 - 256 - number,)
             client, between = DATA.client(2), between_rounds(state.broadcast)
             wanted = phase.prepare(fold(KEY, 3, 2, *ids), between, client)
             given = (kernel, number, KEY, jnp.int32(3), between)
-            jax.tree.map(np.testing.assert_array_equal, prepare_client(*given, client), wanted)
+            chex.assert_trees_all_equal(prepare_client(*given, client), wanted)
             wanted = phase.prepare_server(fold(KEY, 3, 2**32 - 1, *ids), between)
-            jax.tree.map(np.testing.assert_array_equal, prepare_server(*given), wanted)
+            chex.assert_trees_all_equal(prepare_server(*given), wanted)
         wanted = kernel.prepare_shared(fold(KEY, 3, 2**32 - 4), between)
         found = prepare_shared(kernel, KEY, jnp.int32(3), between)
-        jax.tree.map(np.testing.assert_array_equal, found, wanted)
+        chex.assert_trees_all_equal(found, wanted)
 
 
 def test_a_phase_of_another_kernel_is_refused():
@@ -338,7 +346,7 @@ def test_a_phase_of_another_kernel_is_refused():
     for phase in (other.phases[0], 1, -1):
         with pytest.raises(ValueError, match="phase"):
             rounds.client_step(kernel, phase, KEY, state.broadcast, (), DATA.client(0))
-    with pytest.raises(ValueError, match="waits for the next round"):
+    with pytest.raises(ValueError, match="late= needs a sum of late messages"):
         received = rounds.nothing_received(kernel, 0, state.broadcast)
         rounds.receive(kernel, 0, received, NESTED, 0, 1.0, late=True)
 
@@ -358,9 +366,9 @@ def test_a_run_goes_on_to_the_last_bit_and_chains_are_those_run_alone(name):
     first = run(6, num_chains=2)
     second = run(6, state=jax.tree.map(np.array, first.state))
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[:, 2:]), second.draws, whole.draws)
-    jax.tree.map(np.testing.assert_array_equal, second.state, whole.state)
+    chex.assert_trees_all_equal(second.state, whole.state)
 
-    if kernel.needs_everyone:  # its chains stay where they are while nothing is accepted
+    if kernel.traits.needs_all_clients:  # its chains stay where they are while nothing is accepted
         distinct = np.unique(np.concatenate([flat(whole.draws), flat(first.draws)]))
         assert len(distinct) > 6
         return

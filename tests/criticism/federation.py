@@ -48,15 +48,15 @@ MODELS = {"logistic": LOGISTIC, "normal": NORMAL}
 def clients(name, sizes=SIZES, seed=0):
     """Return one dictionary of rows per client."""
     rng = np.random.default_rng(seed)
-    found = []
+    result = []
     for size in sizes:
         x = np.stack([np.ones(size), rng.normal(size=size)], 1).astype(np.float32)
         if name == "logistic":
             y = rng.random(size) < 1 / (1 + np.exp(-0.3 - 0.8 * x[:, 1]))
         else:
             y = rng.normal(2.0, 1.5, size)
-        found.append({"x": x, "y": y.astype(np.float32)})
-    return found
+        result.append({"x": x, "y": y.astype(np.float32)})
+    return result
 
 
 def federation(name, sizes=SIZES):
@@ -83,12 +83,12 @@ def messages(question, data, content):
     """Return what each client sends, of its own rows alone."""
     kernel = as_functions(question)
     broadcast = Broadcast(jnp.zeros((), jnp.int32), content)
-    found = []
+    result = []
     for index in range(data.num_clients):
         client = Site(kernel, data, index).client
         code, _, _ = rounds.client_step(kernel, 0, jax.random.key(0), broadcast, (), client)
-        found.append(jax.tree.map(np.asarray, code))
-    return found
+        result.append(jax.tree.map(np.asarray, code))
+    return result
 
 
 def numbers(message):

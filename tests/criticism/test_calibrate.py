@@ -11,7 +11,7 @@ from scipy import stats
 import fedmcmc
 from fedmcmc import criticism
 from fedmcmc.criticism._calibrate import Calibration, _with_outcomes
-from fedmcmc.criticism._others import Outcomes
+from fedmcmc.criticism._wrapped import ReplicatedConsortium
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.kernels import BELOW, Dithered, Points, evaluations
 from fedmcmc.runs import SimulatedConsortium
@@ -53,20 +53,20 @@ def test_clients_elsewhere_draw_their_outcomes_themselves():
     consortium = SimulatedConsortium(noise_data())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", fedmcmc.SamplingWarning)
-        found = criticism.calibrate(
+        result = criticism.calibrate(
             KEY, NOISE, consortium, weighted, jax.random.normal, num_repetitions=100, num_draws=9
         )
-    assert (np.abs(found.counts - 10) / np.sqrt(10)).max() < LIMIT
-    assert found.p_values[0] > 1e-3
+    assert (np.abs(result.counts - 10) / np.sqrt(10)).max() < LIMIT
+    assert result.p_values[0] > 1e-3
     # Outcomes are the model's at the truth that is ranked: of another truth ranks are at the ends.
-    wrong = Outcomes(consortium, NOISE, KEY, jnp.asarray(1.0))
+    wrong = ReplicatedConsortium(consortium, NOISE, KEY, jnp.asarray(1.0))
     corrected = weighted(KEY, wrong)
     x = np.asarray(noise_data().rows["x"], float)
     precision = 1 + (x**2).sum()
     mean, sd = float(corrected.mean()), float(corrected.sd())
     assert abs(mean - (precision - 1) / precision) * np.sqrt(precision) < LIMIT
     assert abs(sd * np.sqrt(precision) - 1) < 0.3
-    with pytest.raises(NotImplementedError, match="calibrate a fit that asks"):
+    with pytest.raises(NotImplementedError, match="calibrate a fit that asks questions"):
         wrong.sample(KEY, fedmcmc.lsd(NOISE, step_size=0.1))
     with pytest.raises(TypeError, match="a consortium of clients, got dict"):
         criticism.calibrate(KEY, NOISE, {}, weighted, jax.random.normal)
@@ -85,7 +85,7 @@ def test_questions_within_others_cross_a_secure_sum(dithered):
         content = Dithered(content, jnp.zeros(2, jnp.uint32), jnp.asarray(2.0**-8))
     plain, secured = (
         np.asarray(
-            Outcomes(
+            ReplicatedConsortium(
                 SimulatedConsortium(noise_data(), transform=transform),
                 posterior,
                 KEY,
@@ -101,23 +101,23 @@ def test_questions_within_others_cross_a_secure_sum(dithered):
 
 
 def test_exact_draws_pass():
-    found = criticism.calibrate(
+    result = criticism.calibrate(
         KEY, NOISE, noise_data(), exact_fit, jax.random.normal, num_repetitions=400
     )
-    assert found.ranks.shape == (400, 1) and found.num_ranks == 100
-    assert found.ranks.min() >= 0 and found.ranks.max() <= 99
-    assert found.p_values[0] > 1e-3
-    assert stats.kstest((found.ranks[:, 0] + 0.5) / 100, "uniform").pvalue > 1e-3
+    assert result.ranks.shape == (400, 1) and result.num_ranks == 100
+    assert result.ranks.min() >= 0 and result.ranks.max() <= 99
+    assert result.p_values[0] > 1e-3
+    assert stats.kstest((result.ranks[:, 0] + 0.5) / 100, "uniform").pvalue > 1e-3
 
 
 @pytest.mark.parametrize("spread, shape", [(0.6, "ends"), (1.7, "middle")])
 def test_draws_that_are_too_narrow_or_wide_fail(spread, shape):
     fit = lambda key, data: exact_fit(key, data, spread)  # noqa: E731
-    found = criticism.calibrate(
+    result = criticism.calibrate(
         KEY, NOISE, noise_data(), fit, jax.random.normal, num_repetitions=400
     )
-    assert found.p_values[0] < 1e-4
-    ends, middle = found.counts[[0, 9], 0].sum(), found.counts[[4, 5], 0].sum()
+    assert result.p_values[0] < 1e-4
+    ends, middle = result.counts[[0, 9], 0].sum(), result.counts[[4, 5], 0].sum()
     assert (ends > 1.5 * middle) == (shape == "ends")
 
 
@@ -221,8 +221,8 @@ def test_a_laplace_approximation_is_rejected():
 
 @pytest.mark.slow
 def test_correct_passes_a_few_times():
-    found = run(corrected_fit, 40)
-    assert found.p_values.min() > 1e-3 and found.coordinates == ("coordinate 0", "coordinate 1")
+    result = run(corrected_fit, 40)
+    assert result.p_values.min() > 1e-3 and result.coordinates == ("coordinate 0", "coordinate 1")
 
 
 @pytest.mark.slow
@@ -250,11 +250,11 @@ def test_fits_that_warn_of_their_draws_are_counted_and_other_warnings_passed_on(
         return exact_fit(rng_key, data)
 
     with pytest.warns(UserWarning, match="something else"):
-        found = criticism.calibrate(
+        result = criticism.calibrate(
             KEY, NOISE, noise_data(), fit, jax.random.normal, num_repetitions=100
         )
-    assert 20 < found.num_warned < 80
-    assert f"{found.num_warned} of 100 fits warned" in repr(found)
+    assert 20 < result.num_warned < 80
+    assert f"{result.num_warned} of 100 fits warned" in repr(result)
 
 
 def test_samples_of_a_run_are_ranked():
@@ -265,7 +265,7 @@ def test_samples_of_a_run_are_ranked():
             rng_key, kernel, data, start, num_rounds=300, num_burnin=100, progress=False
         )
 
-    found = criticism.calibrate(
+    result = criticism.calibrate(
         KEY,
         NOISE,
         noise_data(),
@@ -275,7 +275,7 @@ def test_samples_of_a_run_are_ranked():
         num_draws=19,
         num_bins=2,
     )
-    assert found.ranks.shape == (3, 1) and found.num_ranks == 20
+    assert result.ranks.shape == (3, 1) and result.num_ranks == 20
 
 
 def test_bad_input_is_said():

@@ -19,10 +19,10 @@ def designs(ranks=RANKS, seed=0):
     return [rng.normal(size=(rank, 3)) * rng.uniform(0.5, 3, 3) for rank in ranks]
 
 
-def surrogates(rng, found, theta, shifts=None):
+def surrogates(rng, design_matrices, theta, shifts=None):
     """Return Gaussians of clients with ``X theta + noise``, in float64 on the host."""
     precision, eta = [], []
-    for i, x in enumerate(found):
+    for i, x in enumerate(design_matrices):
         own = theta + (0 if shifts is None else shifts[i])
         outcome = x @ own + rng.normal(size=len(x))
         precision.append(x.T @ x)
@@ -37,15 +37,15 @@ def prior_of(precision=PRIOR):
 def by_pseudo_inverse(q, prior):
     """Return the statistics as the docstring has them."""
     a, eta = np.asarray(q.precision, float), np.asarray(q.precision_mean, float)
-    whole, whole_eta = prior.precision + a.sum(0), prior.precision_mean + eta.sum(0)
-    found = []
+    total, whole_eta = prior.precision + a.sum(0), prior.precision_mean + eta.sum(0)
+    result = []
     for i in range(len(a)):
-        others = np.linalg.inv(whole - a[i])
-        g = eta[i] - a[i] @ others @ (whole_eta - eta[i])
-        found.append(g @ np.linalg.pinv(a[i] + a[i] @ others @ a[i], rcond=1e-9) @ g)
+        cavity = np.linalg.inv(total - a[i])
+        g = eta[i] - a[i] @ cavity @ (whole_eta - eta[i])
+        result.append(g @ np.linalg.pinv(a[i] + a[i] @ cavity @ a[i], rcond=1e-9) @ g)
     pinv = [np.linalg.pinv(x, rcond=1e-9) for x in a]
     squares = sum(e @ p @ e for e, p in zip(eta, pinv, strict=True))
-    return np.array(found), squares - eta.sum(0) @ np.linalg.pinv(a.sum(0)) @ eta.sum(0)
+    return np.array(result), squares - eta.sum(0) @ np.linalg.pinv(a.sum(0)) @ eta.sum(0)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -57,14 +57,14 @@ def in_float64():
 def test_statistics_are_the_formulas_of_pseudo_inverses():
     rng = np.random.default_rng(1)
     q = surrogates(rng, designs(), rng.normal(size=3))
-    found = conflict(q, prior_of())
+    result = conflict(q, prior_of())
     statistic, heterogeneity = by_pseudo_inverse(q, prior_of())
-    assert found.ranks.tolist() == list(RANKS)
-    np.testing.assert_allclose(found.statistic, statistic, rtol=1e-8)
-    np.testing.assert_allclose(found.heterogeneity, heterogeneity, rtol=1e-8)
-    assert found.heterogeneity_degrees == sum(RANKS) - 3
-    np.testing.assert_allclose(found.p_values, stats.chi2.sf(statistic, RANKS), rtol=1e-8)
-    assert found.heterogeneity_p_value == pytest.approx(
+    assert result.ranks.tolist() == list(RANKS)
+    np.testing.assert_allclose(result.statistic, statistic, rtol=1e-8)
+    np.testing.assert_allclose(result.heterogeneity, heterogeneity, rtol=1e-8)
+    assert result.heterogeneity_degrees == sum(RANKS) - 3
+    np.testing.assert_allclose(result.p_values, stats.chi2.sf(statistic, RANKS), rtol=1e-8)
+    assert result.heterogeneity_p_value == pytest.approx(
         stats.chi2.sf(heterogeneity, sum(RANKS) - 3)
     )
 
@@ -72,41 +72,40 @@ def test_statistics_are_the_formulas_of_pseudo_inverses():
 def test_shifts_are_those_of_leaving_out():
     rng = np.random.default_rng(2)
     q, prior = surrogates(rng, designs(), rng.normal(size=3)), prior_of()
-    found = conflict(q, prior)
+    result = conflict(q, prior)
     a, eta = q.precision, q.precision_mean
     for i in range(len(a)):
-        rest = [j for j in range(len(a)) if j != i]
-        without = np.linalg.solve(PRIOR + a[rest].sum(0), eta[rest].sum(0))
+        remaining = [j for j in range(len(a)) if j != i]
+        without = np.linalg.solve(PRIOR + a[remaining].sum(0), eta[remaining].sum(0))
         covariance = np.linalg.inv(PRIOR + a.sum(0))
-        wanted = (covariance @ eta.sum(0) - without) / np.sqrt(np.diag(covariance))
-        np.testing.assert_allclose(found.shift[i], wanted, rtol=1e-8)
+        expected = (covariance @ eta.sum(0) - without) / np.sqrt(np.diag(covariance))
+        np.testing.assert_allclose(result.shift[i], expected, rtol=1e-8)
 
 
 def test_two_clients_and_a_flat_prior_are_a_z_test():
     means, variances = np.array([[0.3], [1.8]]), np.array([0.5, 0.2])
     q = Gaussian(means / variances[:, None], (1 / variances)[:, None, None], "dense")
-    found = conflict(q, Gaussian(np.zeros(1), np.zeros((1, 1)), "dense"))
+    result = conflict(q, Gaussian(np.zeros(1), np.zeros((1, 1)), "dense"))
     z2 = (means[1, 0] - means[0, 0]) ** 2 / variances.sum()
-    np.testing.assert_allclose([*found.statistic, found.heterogeneity], z2)
-    assert found.heterogeneity_degrees == 1
-    assert found.i_squared == pytest.approx(max(0, 1 - 1 / z2))
+    np.testing.assert_allclose([*result.statistic, result.heterogeneity], z2)
+    assert result.heterogeneity_degrees == 1
+    assert result.i_squared == pytest.approx(max(0, 1 - 1 / z2))
 
 
 def test_one_client_is_held_against_the_prior():
     q = Gaussian(np.array([[8.0]]), np.array([[[4.0]]]), "dense")  # mean 2, variance 1/4
-    found = conflict(q, Gaussian(np.zeros(1), np.array([[1.0]]), "dense"))
-    assert found.statistic[0] == pytest.approx(4 / 1.25)
-    assert found.heterogeneity == pytest.approx(0) and found.heterogeneity_p_value == 1
+    result = conflict(q, Gaussian(np.zeros(1), np.array([[1.0]]), "dense"))
+    assert result.statistic[0] == pytest.approx(4 / 1.25)
+    assert result.heterogeneity == pytest.approx(0) and result.heterogeneity_p_value == 1
 
 
 @pytest.fixture(scope="module")
 def federations():
     """Return p-values and Q of federations in which nobody differs, the truth of the prior."""
-    rng, found = np.random.default_rng(3), designs()
+    rng, x = np.random.default_rng(3), designs()
     factor = np.linalg.cholesky(np.linalg.inv(PRIOR))
     results = [
-        conflict(surrogates(rng, found, factor @ rng.normal(size=3)), prior_of())
-        for _ in range(600)
+        conflict(surrogates(rng, x, factor @ rng.normal(size=3)), prior_of()) for _ in range(600)
     ]
     return np.array([x.p_values for x in results]), np.array([x.heterogeneity for x in results])
 
@@ -121,13 +120,11 @@ def test_p_values_are_uniform_where_nobody_differs(federations):
 
 
 def test_a_prior_that_is_counted_twice_would_be_seen():
-    rng, found = np.random.default_rng(4), designs()
+    rng, x = np.random.default_rng(4), designs()
     factor = np.linalg.cholesky(np.linalg.inv(PRIOR))
     p_values = np.array(
         [
-            conflict(
-                surrogates(rng, found, factor @ rng.normal(size=3)), prior_of(8 * PRIOR)
-            ).p_values
+            conflict(surrogates(rng, x, factor @ rng.normal(size=3)), prior_of(8 * PRIOR)).p_values
             for _ in range(300)
         ]
     )
@@ -137,21 +134,21 @@ def test_a_prior_that_is_counted_twice_would_be_seen():
 def test_a_client_that_differs_is_named():
     rng, shifts = np.random.default_rng(5), np.zeros((6, 3))
     shifts[4] = [0, 4.0, 0]
-    found = conflict(surrogates(rng, designs(), np.zeros(3), shifts), prior_of())
-    assert np.argmin(found.p_values) == 4 and found.p_values[4] < 0.01
-    assert found.heterogeneity_p_value < 0.05 and found.i_squared > 0.3
-    lines = repr(found).splitlines()
+    result = conflict(surrogates(rng, designs(), np.zeros(3), shifts), prior_of())
+    assert np.argmin(result.p_values) == 4 and result.p_values[4] < 0.01
+    assert result.heterogeneity_p_value < 0.05 and result.i_squared > 0.3
+    lines = repr(result).splitlines()
     assert lines[1].split()[0] == "4" and "heterogeneity" in lines[-1]
-    assert found.to_dict()["p_values"][4] == found.p_values[4]
+    assert result.to_dict()["p_values"][4] == result.p_values[4]
 
 
 def test_a_client_that_knows_nothing_does_not_differ():
     q = Gaussian(
         np.array([[1.0, 0.0], [0.0, 0.0]]), np.stack([np.eye(2), np.zeros((2, 2))]), "dense"
     )
-    found = conflict(q, Gaussian(np.zeros(2), np.eye(2), "dense"))
-    assert found.ranks.tolist() == [2, 0] and found.p_values[1] == 1
-    assert found.statistic[1] == 0 and not found.shift[1].any()
+    result = conflict(q, Gaussian(np.zeros(2), np.eye(2), "dense"))
+    assert result.ranks.tolist() == [2, 0] and result.p_values[1] == 1
+    assert result.statistic[1] == 0 and not result.shift[1].any()
 
 
 @pytest.mark.parametrize("structure", ["diagonal", "scaled_identity"])
@@ -162,8 +159,8 @@ def test_every_structure_is_taken(structure):
     prior = {"diagonal": jnp.ones(2), "scaled_identity": jnp.array(1.0)}[structure]
     prior = Gaussian.from_moments(jnp.zeros(2), variance=prior)
     dense = jax.vmap(fedmcmc.gaussian.as_dense)
-    wanted = conflict(dense(q), fedmcmc.gaussian.as_dense(prior))
-    np.testing.assert_allclose(conflict(q, prior).statistic, wanted.statistic)
+    expected = conflict(dense(q), fedmcmc.gaussian.as_dense(prior))
+    np.testing.assert_allclose(conflict(q, prior).statistic, expected.statistic)
 
 
 def test_units_of_a_parameter_change_nothing():
@@ -171,11 +168,11 @@ def test_units_of_a_parameter_change_nothing():
     q = surrogates(rng, designs(), rng.normal(size=3))
     unit = np.diag([1e-4, 1.0, 1e5])
     scaled = Gaussian(q.precision_mean @ unit, unit @ q.precision @ unit, "dense")
-    found = conflict(scaled, prior_of(unit @ PRIOR @ unit))
-    wanted = conflict(q, prior_of())
-    assert found.ranks.tolist() == wanted.ranks.tolist()
-    np.testing.assert_allclose(found.statistic, wanted.statistic, rtol=1e-6)
-    np.testing.assert_allclose(found.shift, wanted.shift, rtol=1e-6)
+    result = conflict(scaled, prior_of(unit @ PRIOR @ unit))
+    expected = conflict(q, prior_of())
+    assert result.ranks.tolist() == expected.ranks.tolist()
+    np.testing.assert_allclose(result.statistic, expected.statistic, rtol=1e-6)
+    np.testing.assert_allclose(result.shift, expected.shift, rtol=1e-6)
 
 
 def test_expansions_in_float32_have_the_ranks_they_should():

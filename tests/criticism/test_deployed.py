@@ -43,13 +43,13 @@ def places():
     return data, BytesOnly(data)
 
 
-def near(found, wanted, **tolerance):
+def near(result, expected, **tolerance):
     """Compare two results, figure by figure; what a client added is all that may round."""
-    for name, value in vars(wanted).items():
+    for name, value in vars(expected).items():
         if isinstance(value, float | np.ndarray):
-            np.testing.assert_allclose(getattr(found, name), value, err_msg=name, **tolerance)
+            np.testing.assert_allclose(getattr(result, name), value, err_msg=name, **tolerance)
         else:
-            assert getattr(found, name) == value, name
+            assert getattr(result, name) == value, name
 
 
 def test_it_is_a_consortium(places):
@@ -59,31 +59,31 @@ def test_it_is_a_consortium(places):
 @pytest.mark.slow
 def test_loo_and_compare(places):
     draws = draws_near("logistic")
-    here, there = (criticism.loo(LOGISTIC, place, draws) for place in places)
-    near(there, here, rtol=1e-6)
-    assert here.num_not_judged == 6 and here.totals["bits_up"] > 0
+    simulated, remote = (criticism.loo(LOGISTIC, place, draws) for place in places)
+    near(remote, simulated, rtol=1e-6)
+    assert simulated.num_not_judged == 6 and simulated.totals["bits_up"] > 0
     with warnings.catch_warnings():  # a client is much to leave out
         warnings.simplefilter("ignore", fedmcmc.SamplingWarning)
-        here, there = (
+        simulated, remote = (
             criticism.loo(LOGISTIC, place, draws, unit="client", secure_sum=True)
             for place in places
         )
-    near(there, here, rtol=1e-6)
-    assert (here.num_rows, here.unit) == (len(SIZES), "clients")
+    near(remote, simulated, rtol=1e-6)
+    assert (simulated.num_rows, simulated.unit) == (len(SIZES), "clients")
     models = {"one": (LOGISTIC, draws), "other": (LOGISTIC, draws_near("logistic", 700, seed=3))}
-    here, there = (criticism.compare(models, place) for place in places)
-    np.testing.assert_allclose(there.difference, here.difference, atol=1e-4)
-    np.testing.assert_allclose(there.se, here.se, rtol=1e-4)
+    simulated, remote = (criticism.compare(models, place) for place in places)
+    np.testing.assert_allclose(remote.difference, simulated.difference, atol=1e-4)
+    np.testing.assert_allclose(remote.se, simulated.se, rtol=1e-4)
 
 
 def test_predictive_check(places):
     checks = {"y": lambda rows: rows["y"], "cells": HISTOGRAM}
-    here, there = (
+    simulated, remote = (
         criticism.predictive_check(KEY, LOGISTIC, place, draws_near("logistic", 200), checks)
         for place in places
     )
-    near(there, here, atol=0)  # counts
-    assert here.merged.any()
+    near(remote, simulated, atol=0)  # counts
+    assert simulated.merged.any()
 
 
 @pytest.mark.slow
@@ -97,12 +97,12 @@ def test_leave_out_and_those_who_are_asked_without_a_client(places):
     # So that client 0 is asked about again: weights without it that are hardly weights.
     uneven = np.where(np.arange(1000) % 50 == 0, corrected.log_ratios + 9, corrected.log_ratios)
     object.__setattr__(corrected, "log_ratios", uneven)
-    here, there = (
+    simulated, remote = (
         criticism.leave_out(LOGISTIC, place, corrected, surrogates=expansions, prior=prior)
         for place in places
     )
-    assert here.refitted.any()
-    near(there, here, rtol=2e-3, atol=2e-3)
+    assert simulated.refitted.any()
+    near(remote, simulated, rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.slow
@@ -112,5 +112,5 @@ def test_clients_who_compress_their_messages_leave_these_alone(places):
         data, rng_key=KEY, transform=lambda kernel: fedmcmc.compress(kernel, fedmcmc.quantize(4))
     )
     draws = draws_near("logistic")
-    here, there = (criticism.loo(LOGISTIC, place, draws) for place in (data, squeezed))
-    near(there, here, rtol=1e-6)
+    simulated, remote = (criticism.loo(LOGISTIC, place, draws) for place in (data, squeezed))
+    near(remote, simulated, rtol=1e-6)

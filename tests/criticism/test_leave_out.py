@@ -10,7 +10,7 @@ import pytest
 import fedmcmc
 from fedmcmc import criticism
 from fedmcmc.criticism._leave_out import WeightedPoints, WithoutClient
-from fedmcmc.criticism._others import AllBut, Others
+from fedmcmc.criticism._wrapped import AllBut, LeaveOneOutConsortium
 from fedmcmc.gaussian import Gaussian, as_dense
 from fedmcmc.kernels import Points, evaluations
 from fedmcmc.runs import as_consortium
@@ -28,17 +28,17 @@ LINEAR = fedmcmc.Posterior(lambda theta: -0.5 * jnp.sum((theta["b"] / 2.5) ** 2)
 
 
 def linear_data(sizes=SIZES):
-    rng, found = np.random.default_rng(0), []
+    rng, result = np.random.default_rng(0), []
     for i, size in enumerate(sizes):
         x = np.stack([np.ones(size), rng.normal(size=size)], 1).astype(np.float32)
         y = x @ [0.5, 1.0 - 0.4 * (i == 2)] + rng.normal(size=size)
-        found.append({"x": x, "y": y.astype(np.float32)})
-    return found
+        result.append({"x": x, "y": y.astype(np.float32)})
+    return result
 
 
-def exact(found, without=None):
+def exact(result, without=None):
     """Return mean and covariance, without a client."""
-    rows = [x for i, x in enumerate(found) if i != without]
+    rows = [x for i, x in enumerate(result) if i != without]
     x, y = (np.concatenate([r[k] for r in rows]).astype(float) for k in ("x", "y"))
     covariance = np.linalg.inv(np.eye(2) / 2.5**2 + x.T @ x)
     return covariance @ x.T @ y, covariance
@@ -54,29 +54,29 @@ def corrected():
 
 def test_moments_are_those_of_the_others_posterior(corrected):
     data = fedmcmc.FederatedData.from_clients(linear_data())
-    found = criticism.leave_out(LINEAR, data, corrected)
+    result = criticism.leave_out(LINEAR, data, corrected)
     mean, covariance = exact(linear_data())
-    assert found.reliable.all() and found.totals["rounds"] == 1
+    assert result.reliable.all() and result.totals["rounds"] == 1
     for i in range(4):
-        wanted, spread = exact(linear_data(), without=i)
-        sd, error = np.sqrt(np.diag(spread)), 4 / np.sqrt(found.ess[i])
-        np.testing.assert_allclose(found.mean[i], wanted, atol=(error * sd).max())
-        np.testing.assert_allclose(found.sd[i], sd, rtol=error)
-        shift = (mean - wanted) / np.sqrt(np.diag(covariance))
-        np.testing.assert_allclose(found.shift[i], shift, atol=2 * error)
-    assert np.abs(found.shift[2, 1]) > 0.3  # client 2 differs, and its shift is seen
-    assert found.coordinates == ("b[0]", "b[1]")
-    assert "b[1]" in repr(found) and found.to_dict()["khat"] == found.khat.tolist()
+        expected, spread = exact(linear_data(), without=i)
+        sd, error = np.sqrt(np.diag(spread)), 4 / np.sqrt(result.ess[i])
+        np.testing.assert_allclose(result.mean[i], expected, atol=(error * sd).max())
+        np.testing.assert_allclose(result.sd[i], sd, rtol=error)
+        shift = (mean - expected) / np.sqrt(np.diag(covariance))
+        np.testing.assert_allclose(result.shift[i], shift, atol=2 * error)
+    assert np.abs(result.shift[2, 1]) > 0.3  # client 2 differs, and its shift is seen
+    assert result.coordinates == ("b[0]", "b[1]")
+    assert "b[1]" in repr(result) and result.to_dict()["khat"] == result.khat.tolist()
 
 
 def test_shifts_agree_with_those_of_gaussians(corrected):
     data = fedmcmc.FederatedData.from_clients(linear_data())
-    found = criticism.leave_out(LINEAR, data, corrected)
+    result = criticism.leave_out(LINEAR, data, corrected)
     centre = {"b": jnp.zeros(2)}
     q = fedmcmc.surrogates.taylor(LINEAR, data, centre)
     prior = as_dense(Gaussian.from_moments(centre, variance=jnp.array(2.5**2)))
-    wanted = criticism.conflict(q, prior).shift
-    np.testing.assert_allclose(found.shift, wanted, atol=0.15)
+    expected = criticism.conflict(q, prior).shift
+    np.testing.assert_allclose(result.shift, expected, atol=0.15)
 
 
 def test_a_client_that_carries_much_is_said(corrected):
@@ -87,19 +87,19 @@ def test_a_client_that_carries_much_is_said(corrected):
     data = fedmcmc.FederatedData.from_clients(rows)
     large = fedmcmc.correct(jax.random.key(0), LINEAR, data, q)
     with pytest.warns(fedmcmc.SamplingWarning, match="leave_out: k-hat above 0.70 for 1 of 3"):
-        found = criticism.leave_out(LINEAR, data, large)
-    assert found.reliable.tolist() == [False, True, True]
-    assert repr(found).count("unreliable") == 1 and not found.refitted.any()
+        result = criticism.leave_out(LINEAR, data, large)
+    assert result.reliable.tolist() == [False, True, True]
+    assert repr(result).count("unreliable") == 1 and not result.refitted.any()
     # The others are asked about draws of their own posterior.
     expansion = fedmcmc.surrogates.taylor(LINEAR, data, {"b": jnp.asarray(mean, jnp.float32)})
     prior = Gaussian.from_moments({"b": jnp.zeros(2)}, 2.5**2 * jnp.eye(2))
     again = criticism.leave_out(LINEAR, data, large, surrogates=expansion, prior=prior)
     assert again.reliable.all() and again.refitted.tolist() == [True, False, False]
-    wanted, spread = exact(rows, without=0)
+    expected, spread = exact(rows, without=0)
     sd = np.sqrt(np.diag(spread))
-    np.testing.assert_allclose(again.mean[0], wanted, atol=(4 * sd / np.sqrt(again.ess[0])).max())
+    np.testing.assert_allclose(again.mean[0], expected, atol=(4 * sd / np.sqrt(again.ess[0])).max())
     np.testing.assert_allclose(again.sd[0], sd, rtol=4 / np.sqrt(again.ess[0]))
-    np.testing.assert_allclose(again.mean[1:], found.mean[1:])
+    np.testing.assert_allclose(again.mean[1:], result.mean[1:])
     assert again.totals["rounds"] == 2 and repr(again).count("refitted") == 1
     # Without prior= it is that of the model, which here is the same normal one.
     derived = criticism.leave_out(LINEAR, data, large, surrogates=expansion)
@@ -109,30 +109,30 @@ def test_a_client_that_carries_much_is_said(corrected):
 @pytest.fixture(scope="module")
 def labeled():
     """Return a fit of a NumPyro model to clients with labels, the last of which differs."""
-    found = dict(zip((1, 2, "Bern"), linear_data((60, 40, 50)), strict=True))
-    found["Bern"] = {**found["Bern"], "y": found["Bern"]["y"] + found["Bern"]["x"][:, 1]}
+    result = dict(zip((1, 2, "Bern"), linear_data((60, 40, 50)), strict=True))
+    result["Bern"] = {**result["Bern"], "y": result["Bern"]["y"] + result["Bern"]["x"][:, 1]}
 
     def model(x, y=None):
         b = numpyro.sample("b", dist.Normal(0, 2.5).expand([2]).to_event(1))
         with numpyro.plate("rows", len(x)):
             numpyro.sample("y", dist.Normal(x @ b, 1.0), obs=y)
 
-    data = fedmcmc.FederatedData.from_clients(found)
+    data = fedmcmc.FederatedData.from_clients(result)
     fitted = fedmcmc.fit(model, data, rng_key=jax.random.key(0), progress=False)
-    return data, fitted, [found[label] for label in data.labels]
+    return data, fitted, [result[label] for label in data.labels]
 
 
 @pytest.mark.filterwarnings("ignore:leave_out")
 def test_a_fit_is_taken_and_clients_have_their_labels(labeled):
     data, fitted, rows = labeled
     q = fedmcmc.surrogates.taylor(fitted.posterior, data, fitted.gaussian.mean())
-    found = criticism.leave_out(fitted.posterior, data, fitted, surrogates=q)
+    result = criticism.leave_out(fitted.posterior, data, fitted, surrogates=q)
     for i in range(3):
-        wanted, spread = exact(rows, without=i)
+        expected, spread = exact(rows, without=i)
         sd = np.sqrt(np.diag(spread))
-        np.testing.assert_allclose(found.mean[i], wanted, atol=0.15 * sd.max())
-    assert found.labels == (1, 2, "Bern") and found.to_dict()["labels"] == [1, 2, "Bern"]
-    shown = [line.split()[0] for line in repr(found).splitlines()[1:]]
+        np.testing.assert_allclose(result.mean[i], expected, atol=0.15 * sd.max())
+    assert result.labels == (1, 2, "Bern") and result.to_dict()["labels"] == [1, 2, "Bern"]
+    shown = [line.split()[0] for line in repr(result).splitlines()[1:]]
     assert shown[0] == "Bern" and sorted(shown[1:]) == ["1", "2"]
     with pytest.warns(fedmcmc.SamplingWarning, match="first client 'Bern'|first client 1:"):
         few = criticism.leave_out(fitted.posterior, data, fitted.samples)
@@ -145,14 +145,14 @@ def test_draws_of_equal_weight_are_taken():
     data = fedmcmc.FederatedData.from_clients(rows)
     z = np.random.default_rng(0).normal(size=(4000, 2))
     draws = {"b": (mean + z @ np.linalg.cholesky(covariance).T).astype(np.float32)}
-    found = criticism.leave_out(LINEAR, data, draws)
+    result = criticism.leave_out(LINEAR, data, draws)
     for i in range(8):
-        wanted, spread = exact(rows, without=i)
-        error = 4 / np.sqrt(found.ess[i])
+        expected, spread = exact(rows, without=i)
+        error = 4 / np.sqrt(result.ess[i])
         np.testing.assert_allclose(
-            found.mean[i], wanted, atol=error * np.sqrt(np.diag(spread)).max()
+            result.mean[i], expected, atol=error * np.sqrt(np.diag(spread)).max()
         )
-    assert found.labels == tuple(range(8))
+    assert result.labels == tuple(range(8))
 
 
 def test_the_conflict_of_a_fit_is_that_of_its_expansions(labeled):
@@ -160,15 +160,15 @@ def test_the_conflict_of_a_fit_is_that_of_its_expansions(labeled):
     mode = fitted.gaussian.mean()
     q = fedmcmc.surrogates.taylor(fitted.posterior, data, mode)
     prior = Gaussian.from_moments({"b": jnp.zeros(2)}, 2.5**2 * jnp.eye(2))
-    wanted = criticism.conflict(q, prior)
+    expected = criticism.conflict(q, prior)
     draws = jax.tree.map(lambda leaf: leaf.reshape(-1, 2), fitted.samples.draws)
     for given in (fitted, fitted.samples, draws):  # quadratic: of whatever center
-        found = criticism.conflict(fitted.posterior, data, given)
-        np.testing.assert_allclose(found.statistic, wanted.statistic, rtol=1e-3)
-        np.testing.assert_allclose(found.shift, wanted.shift, rtol=1e-2, atol=1e-3)
-        assert found.labels == wanted.labels == (1, 2, "Bern")
-    lines = repr(wanted).splitlines()
-    assert lines[1].split()[0] == "Bern" and wanted.to_dict()["labels"] == [1, 2, "Bern"]
+        result = criticism.conflict(fitted.posterior, data, given)
+        np.testing.assert_allclose(result.statistic, expected.statistic, rtol=1e-3)
+        np.testing.assert_allclose(result.shift, expected.shift, rtol=1e-2, atol=1e-3)
+        assert result.labels == expected.labels == (1, 2, "Bern")
+    lines = repr(expected).splitlines()
+    assert lines[1].split()[0] == "Bern" and expected.to_dict()["labels"] == [1, 2, "Bern"]
     assert criticism.conflict(q, prior, labels="abc").labels == ("a", "b", "c")
     with pytest.raises(ValueError, match="labels must name the 3 clients, got 2"):
         criticism.conflict(q, prior, labels="ab")
@@ -176,26 +176,26 @@ def test_the_conflict_of_a_fit_is_that_of_its_expansions(labeled):
 
 def test_all_clients_but_one_answer_questions():
     data = fedmcmc.FederatedData.from_clients(linear_data())
-    others = Others(as_consortium(data), 1)
-    assert others.federation.num_clients == 3
-    assert others.federation.num_rows == 60 + 25 + 30
-    assert others.federation.sizes.tolist() == [60, 25, 30]
+    remaining = LeaveOneOutConsortium(as_consortium(data), 1)
+    assert remaining.federation.num_clients == 3
+    assert remaining.federation.num_rows == 60 + 25 + 30
+    assert remaining.federation.sizes.tolist() == [60, 25, 30]
     points = Points({"b": jnp.ones((3, 2))}, {"b": jnp.zeros(2)})
-    found = others.ask(evaluations(LINEAR), points).value.value
-    rest = [x for i, x in enumerate(linear_data()) if i != 1]
-    whole = fedmcmc.FederatedData.from_clients(rest)
-    wanted = as_consortium(whole).ask(evaluations(LINEAR), points).value.value
-    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    result = remaining.ask(evaluations(LINEAR), points).value.value
+    other_rows = [x for i, x in enumerate(linear_data()) if i != 1]
+    all_clients = fedmcmc.FederatedData.from_clients(other_rows)
+    expected = as_consortium(all_clients).ask(evaluations(LINEAR), points).value.value
+    np.testing.assert_allclose(result, expected, rtol=1e-5)
     with pytest.raises(NotImplementedError, match="run no kernel"):
-        others.sample(jax.random.key(0), None)
+        remaining.sample(jax.random.key(0), None)
     with pytest.raises(ValueError, match="unbiased compressor"):
-        AllBut(LINEAR, evaluations(LINEAR), 1).check_compressor(fedmcmc.top_k(0.1))
+        fedmcmc.compress(AllBut(LINEAR, evaluations(LINEAR), 1), fedmcmc.top_k(0.1))
 
 
 @pytest.mark.slow
 def test_a_refit_without_the_client_says_the_same():
-    found = clients("logistic", SIZES)
-    data = fedmcmc.FederatedData.from_clients(found)
+    result = clients("logistic", SIZES)
+    data = fedmcmc.FederatedData.from_clients(result)
 
     def fitted(data):
         mode = fedmcmc.surrogates.mode(LOGISTIC, data, jnp.zeros(2)).position
@@ -204,7 +204,7 @@ def test_a_refit_without_the_client_says_the_same():
 
     without = criticism.leave_out(LOGISTIC, data, fitted(data))
     for i in (1, 2):
-        refit = fitted(fedmcmc.FederatedData.from_clients(found[:i] + found[i + 1 :]))
+        refit = fitted(fedmcmc.FederatedData.from_clients(result[:i] + result[i + 1 :]))
         error = 4 * np.sqrt(1 / without.ess[i] + 1 / refit.ess)
         np.testing.assert_allclose(without.mean[i], refit.mean(), atol=(error * refit.sd()).max())
         np.testing.assert_allclose(without.sd[i], refit.sd(), rtol=error)
@@ -218,9 +218,9 @@ def test_whitened_draws_are_in_the_models_coordinates():
     corrected = fedmcmc.correct(jax.random.key(0), white.posterior, data, standard)
     with pytest.raises(ValueError, match="posterior that was given to whiten"):
         criticism.leave_out(white.posterior, data, corrected)
-    found = criticism.leave_out(LOGISTIC, data, corrected)
+    result = criticism.leave_out(LOGISTIC, data, corrected)
     q = fedmcmc.surrogates.taylor(LOGISTIC, data, jnp.asarray(corrected.mean()))
-    np.testing.assert_allclose(found.shift, criticism.conflict(q, PRIOR).shift, atol=0.35)
+    np.testing.assert_allclose(result.shift, criticism.conflict(q, PRIOR).shift, atol=0.35)
 
 
 def content(num=200):
@@ -247,8 +247,8 @@ def test_a_point_that_no_client_can_have_gets_no_weight():
     mean, covariance = exact(linear_data())
     q = Gaussian.from_moments({"b": jnp.asarray(mean)}, jnp.asarray(covariance))
     corrected = fedmcmc.correct(jax.random.key(0), hard, data, q, num_draws=2000)
-    found = criticism.leave_out(hard, data, corrected)
-    assert np.isfinite(found.mean).all() and np.isfinite(found.khat).all()
+    result = criticism.leave_out(hard, data, corrected)
+    assert np.isfinite(result.mean).all() and np.isfinite(result.khat).all()
 
 
 def test_bad_input_is_said(corrected):

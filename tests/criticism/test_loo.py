@@ -14,7 +14,7 @@ import fedmcmc
 from fedmcmc import criticism
 from fedmcmc.criticism import _rows
 from fedmcmc.criticism._draws import equal_draws
-from fedmcmc.criticism._left_one_out import LeaveOneOut
+from fedmcmc.criticism._loo_question import LeaveOneOut
 from fedmcmc.criticism._pareto import tail_length
 from fedmcmc.diagnostics import mixing
 from fedmcmc.exact import threshold
@@ -50,44 +50,44 @@ def pooled(name, least=1):
 @pytest.mark.parametrize("efficiency", fast_and_slow([1.0, 0.4], [0.4]))
 def test_loo_is_arvizs_on_pooled_rows(name, efficiency):
     data, draws = federation(name), draws_near(name)
-    found = criticism.loo(MODELS[name], data, draws, minimum_rows=1, efficiency=efficiency)
+    result = criticism.loo(MODELS[name], data, draws, minimum_rows=1, efficiency=efficiency)
     table = log_likelihoods(MODELS[name], pooled(name), draws).astype(float)
-    wanted = by_arviz(table, efficiency)
-    np.testing.assert_allclose([found.elpd, found.p_loo], [wanted.elpd, wanted.p], atol=1e-4)
+    expected = by_arviz(table, efficiency)
+    np.testing.assert_allclose([result.elpd, result.p_loo], [expected.elpd, expected.p], atol=1e-4)
     # Later versions of ArviZ divide by one row fewer.
-    each = np.asarray(wanted.elpd_i).ravel()
-    np.testing.assert_allclose(found.se, np.sqrt(len(each)) * each.std(), atol=1e-4)
-    assert found.num_rows == sum(SIZES) and found.num_not_judged == 0
-    assert found.good_k == wanted.good_k and found.verdict == "good"
-    assert found.totals["rounds"] == 1
+    each = np.asarray(expected.elpd_i).ravel()
+    np.testing.assert_allclose(result.se, np.sqrt(len(each)) * each.std(), atol=1e-4)
+    assert result.num_rows == sum(SIZES) and result.num_not_judged == 0
+    assert result.good_k == expected.good_k and result.verdict == "good"
+    assert result.totals["rounds"] == 1
 
 
 @pytest.mark.slow
 def test_blocks_of_rows_change_nothing(monkeypatch):
     data, draws = federation("normal"), draws_near("normal")
-    whole = criticism.loo(NORMAL, data, draws, minimum_rows=1)
+    complete = criticism.loo(NORMAL, data, draws, minimum_rows=1)
     monkeypatch.setattr(_rows, "BUDGET", 3 * 5 * 1000)  # five rows of three numbers
     # Another function object, so that nothing compiled is used again.
     again = NORMAL._replace(loglikelihood_fn=lambda theta, rows: NORMAL[1](theta, rows))
     parts = criticism.loo(again, data, draws, minimum_rows=1)
-    np.testing.assert_allclose([parts.elpd, parts.se], [whole.elpd, whole.se], rtol=1e-6)
-    assert parts.num_rows == whole.num_rows
+    np.testing.assert_allclose([parts.elpd, parts.se], [complete.elpd, complete.se], rtol=1e-6)
+    assert parts.num_rows == complete.num_rows
 
 
 def test_rows_that_carry_a_draw_are_counted_and_said():
     data, draws = federation("normal"), draws_near("normal")
     data.rows["y"] = data.rows["y"].at[0].set(14.0)  # eight sds away
     with pytest.warns(fedmcmc.SamplingWarning, match="k-hat of 1 of 74 rows above 0.67"):
-        found = criticism.loo(NORMAL, data, draws, minimum_rows=1)
+        result = criticism.loo(NORMAL, data, draws, minimum_rows=1)
     table = log_likelihoods(NORMAL, data.rows, draws).astype(float)
     with pytest.warns(UserWarning, match="Pareto"):
-        wanted = by_arviz(table)
-    khat = np.asarray(wanted.pareto_k)
-    assert found.num_bad == (khat > found.good_k).sum() == 1
-    assert found.num_very_bad == (khat > 1).sum()
-    assert found.verdict == ("failed" if found.num_very_bad else "doubtful")
-    np.testing.assert_allclose(found.elpd, wanted.elpd, atol=2e-3)
-    assert "above 0.67" in repr(found) and found.to_dict()["verdict"] == found.verdict
+        expected = by_arviz(table)
+    khat = np.asarray(expected.pareto_k)
+    assert result.num_bad == (khat > result.good_k).sum() == 1
+    assert result.num_very_bad == (khat > 1).sum()
+    assert result.verdict == ("failed" if result.num_very_bad else "doubtful")
+    np.testing.assert_allclose(result.elpd, expected.elpd, atol=2e-3)
+    assert "above 0.67" in repr(result) and result.to_dict()["verdict"] == result.verdict
 
 
 GROUP_DRAWS = {
@@ -97,24 +97,24 @@ GROUP_DRAWS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("whole", [True, False])
-def test_of_latents_integrated_out_whole_groups_are_left_out(whole):
+@pytest.mark.parametrize("complete", [True, False])
+def test_of_latents_integrated_out_whole_groups_are_left_out(complete):
     """Groups of one client, and of two that have three and two: by hand, and by ArviZ."""
     own = groups.clients()
-    data = fedmcmc.FederatedData.from_clients(own) if whole else groups.in_two_clients(own)
+    data = fedmcmc.FederatedData.from_clients(own) if complete else groups.in_two_clients(own)
     posterior = fedmcmc.marginal(fedmcmc.from_numpyro(groups.gaussian, example=data))
-    found = criticism.loo(
-        posterior, data, GROUP_DRAWS, secure_sum=whole, minimum_rows=2, efficiency=1.0
+    result = criticism.loo(
+        posterior, data, GROUP_DRAWS, secure_sum=complete, minimum_rows=2, efficiency=1.0
     )
     table = jax.vmap(lambda at: jnp.stack([groups.closed_form(at, [group]) for group in own]))(
         GROUP_DRAWS
     )
-    wanted = by_arviz(np.asarray(table, float))
-    np.testing.assert_allclose([found.elpd, found.p_loo], [wanted.elpd, wanted.p], atol=1e-3)
-    each = np.asarray(wanted.elpd_i).ravel()
-    np.testing.assert_allclose(found.se, np.sqrt(len(each)) * each.std(), atol=1e-3)
-    assert found.num_rows == len(own) and found.unit == "groups"
-    assert "5 groups, 1,000 draws" in repr(found)
+    expected = by_arviz(np.asarray(table, float))
+    np.testing.assert_allclose([result.elpd, result.p_loo], [expected.elpd, expected.p], atol=1e-3)
+    each = np.asarray(expected.elpd_i).ravel()
+    np.testing.assert_allclose(result.se, np.sqrt(len(each)) * each.std(), atol=1e-3)
+    assert result.num_rows == len(own) and result.unit == "groups"
+    assert "5 groups, 1,000 draws" in repr(result)
 
 
 @pytest.mark.slow
@@ -123,7 +123,7 @@ def test_clients_that_are_one_group_send_no_density_of_it():
     posterior = fedmcmc.marginal(fedmcmc.from_numpyro(groups.gaussian, example=data))
     with pytest.raises(ValueError, match="No client has at least 10 groups"):
         criticism.loo(posterior, data, GROUP_DRAWS)
-    with pytest.raises(ValueError, match="rows of a group have no densities of their own"):
+    with pytest.raises(ValueError, match="single rows of a group have no densities"):
         criticism.loo(posterior, data, GROUP_DRAWS, unit="row", secure_sum=True)
 
 
@@ -156,13 +156,13 @@ def test_rows_that_carry_the_posterior_are_mended_by_points_that_reach_farther()
         sd = np.sqrt(1 / p[i] + x[i] @ np.linalg.solve(without, x[i]))
         exact.append(stats.norm.logpdf(y[i], x[i] @ center, sd))
     with pytest.warns(fedmcmc.SamplingWarning, match=r"k-hat of 2 of 60 rows.* loo\(mend=True\)"):
-        found = criticism.loo(LINES, data, draws)
+        result = criticism.loo(LINES, data, draws)
     mended = criticism.loo(LINES, data, draws, mend=True)
     assert (mended.num_mended, mended.num_bad, mended.verdict) == (2, 0, "good")
     assert mended.totals["rounds"] == 3 and "2 rows by weighted points" in repr(mended)
-    assert abs(mended.elpd - sum(exact)) < 0.1 < abs(found.elpd - sum(exact))
+    assert abs(mended.elpd - sum(exact)) < 0.1 < abs(result.elpd - sum(exact))
     lpd = mended.elpd + mended.p_loo
-    np.testing.assert_allclose(lpd, found.elpd + found.p_loo, rtol=1e-5)
+    np.testing.assert_allclose(lpd, result.elpd + result.p_loo, rtol=1e-5)
     # Nobody has to be judged again where all is well.
     ordinary = jax.tree.map(lambda leaf: leaf[p == 1], data.rows)
     ordinary = fedmcmc.FederatedData.from_arrays(ordinary, np.arange(58) // 29)
@@ -171,13 +171,13 @@ def test_rows_that_carry_the_posterior_are_mended_by_points_that_reach_farther()
 
 def test_clients_with_few_rows_send_nothing_but_their_number():
     data, draws = federation("normal"), draws_near("normal")
-    found = criticism.loo(NORMAL, data, draws)
-    wanted = by_arviz(log_likelihoods(NORMAL, pooled("normal", 10), draws).astype(float))
-    each = np.asarray(wanted.elpd_i).ravel()
+    result = criticism.loo(NORMAL, data, draws)
+    expected = by_arviz(log_likelihoods(NORMAL, pooled("normal", 10), draws).astype(float))
+    each = np.asarray(expected.elpd_i).ravel()
     se = np.sqrt(len(each)) * each.std()
-    np.testing.assert_allclose([found.elpd, found.se], [wanted.elpd, se], atol=1e-4)
-    assert (found.num_rows, found.num_not_judged) == (71, 3)
-    assert "3 rows are not judged: their clients have fewer than minimum_rows=10" in repr(found)
+    np.testing.assert_allclose([result.elpd, result.se], [expected.elpd, se], atol=1e-4)
+    assert (result.num_rows, result.num_not_judged) == (71, 3)
+    assert "3 rows are not judged: their clients have fewer than minimum_rows=10" in repr(result)
     secure = criticism.loo(NORMAL, data, draws, secure_sum=True)
     assert secure.num_rows == 74
 
@@ -215,32 +215,32 @@ def test_compare_takes_differences_row_by_row():
     data, draws = federation("logistic"), draws_near("logistic")
     alone = np.random.default_rng(2).normal(0.3, 0.25, 1000).astype(np.float32)
     models = {"constant": (INTERCEPT, alone), "slope": (LOGISTIC, draws)}
-    found = criticism.compare(models, data, minimum_rows=1)
+    result = criticism.compare(models, data, minimum_rows=1)
     rows = pooled("logistic")
     tables = [log_likelihoods(model, rows, x).astype(float) for model, x in models.values()]
     rowwise = [by_arviz(table).elpd_i.values for table in tables]
     gaps = rowwise[1] - rowwise[0]
-    assert list(found.models) == ["slope", "constant"]
-    np.testing.assert_allclose(found.difference, [0, gaps.sum()], atol=1e-4)
-    np.testing.assert_allclose(found.se, [0, np.sqrt(74 * gaps.var())], atol=1e-4)
+    assert list(result.models) == ["slope", "constant"]
+    np.testing.assert_allclose(result.difference, [0, gaps.sum()], atol=1e-4)
+    np.testing.assert_allclose(result.se, [0, np.sqrt(74 * gaps.var())], atol=1e-4)
     # It is not what the two standard errors make together.
-    apart = np.hypot(found.models["slope"].se, found.models["constant"].se)
-    assert found.se[1] < 0.95 * apart
-    assert any("fewer than 100" in note for note in found.notes)
+    apart = np.hypot(result.models["slope"].se, result.models["constant"].se)
+    assert result.se[1] < 0.95 * apart
+    assert any("fewer than 100" in note for note in result.notes)
     for name, model in models.items():
         one = criticism.loo(model[0], data, model[1], minimum_rows=1)
-        np.testing.assert_allclose(one.elpd, found.models[name].elpd, atol=1e-5)
-    text = repr(found)
+        np.testing.assert_allclose(one.elpd, result.models[name].elpd, atol=1e-5)
+    text = repr(result)
     assert text.index("slope") < text.index("constant")
-    assert found.to_dict()["constant"]["difference"] == found.difference[1]
+    assert result.to_dict()["constant"]["difference"] == result.difference[1]
 
 
 def test_a_small_difference_is_said_to_be_small():
     data, draws = federation("logistic"), draws_near("logistic")
     models = {"one": (LOGISTIC, draws), "same": (LOGISTIC, draws_near("logistic", seed=5))}
-    found = criticism.compare(models, data)
-    assert found.difference[1] < 1 and any("4 nats" in note for note in found.notes)
-    assert any("not judged" in note for note in found.notes)
+    result = criticism.compare(models, data)
+    assert result.difference[1] < 1 and any("4 nats" in note for note in result.notes)
+    assert any("not judged" in note for note in result.notes)
 
 
 def laplace(data):
@@ -254,11 +254,11 @@ def laplace(data):
 def test_weighted_draws_are_resampled():
     data = federation("logistic")
     corrected = fedmcmc.correct(jax.random.key(0), LOGISTIC, data, laplace(data), num_draws=2000)
-    found = criticism.loo(LOGISTIC, data, corrected, minimum_rows=1)
+    result = criticism.loo(LOGISTIC, data, corrected, minimum_rows=1)
     weighted = corrected.resample(jax.random.key(0), 2000)
     table = log_likelihoods(LOGISTIC, pooled("logistic"), weighted).astype(float)
-    wanted = by_arviz(table, corrected.ess_share)
-    np.testing.assert_allclose(found.elpd, wanted.elpd, atol=1e-4)
+    expected = by_arviz(table, corrected.ess_share)
+    np.testing.assert_allclose(result.elpd, expected.elpd, atol=1e-4)
     # They are in the model's own coordinates, whatever `correct` was asked in.
     white = LOGISTIC._replace(position_fn=lambda z: 2 * z)
     with pytest.raises(ValueError, match="posterior that was given to whiten"):
@@ -290,18 +290,18 @@ def test_draws_of_a_run_are_taken_at_even_distances():
         draws=samples.draws.reshape(64, 50, *samples.draws.shape[2:]),
         info={name: values.reshape(64, 50) for name, values in samples.info.items()},
     )
-    assert equal_draws(many, LOGISTIC, 99, None, least=99).num == 99
-    whole = equal_draws(samples, LOGISTIC, 5000, None)
-    assert whole.num == 3200 and whole.efficiency == pytest.approx(ess / 3200)
-    found = criticism.loo(LOGISTIC, data, samples, minimum_rows=1, num_draws=1000)
-    assert (found.num_draws, found.num_available) == (1000, 3200)
-    assert "1,000 of 3,200 draws" in repr(found)
+    assert equal_draws(many, LOGISTIC, 99, None, minimum=99).num == 99
+    complete = equal_draws(samples, LOGISTIC, 5000, None)
+    assert complete.num == 3200 and complete.efficiency == pytest.approx(ess / 3200)
+    result = criticism.loo(LOGISTIC, data, samples, minimum_rows=1, num_draws=1000)
+    assert (result.num_draws, result.num_available) == (1000, 3200)
+    assert "1,000 of 3,200 draws" in repr(result)
     assert criticism.loo(LOGISTIC, data, samples, minimum_rows=1).num_draws == 3200
     table = log_likelihoods(
         LOGISTIC, pooled("logistic"), equal_draws(samples, LOGISTIC, 1000, None).positions
     )
-    wanted = by_arviz(table.astype(float), ess / 1000)
-    np.testing.assert_allclose([found.elpd, found.p_loo], [wanted.elpd, wanted.p], atol=1e-4)
+    expected = by_arviz(table.astype(float), ess / 1000)
+    np.testing.assert_allclose([result.elpd, result.p_loo], [expected.elpd, expected.p], atol=1e-4)
 
 
 def test_draws_of_a_failed_correction_warn():
@@ -349,7 +349,7 @@ def test_bad_input_is_said():
 def test_strict_promotion_is_kept():
     again = NORMAL._replace(loglikelihood_fn=lambda theta, rows: NORMAL[1](theta, rows))
     with jax.numpy_dtype_promotion("strict"):
-        found = criticism.loo(again, federation("normal"), draws_near("normal"))
+        result = criticism.loo(again, federation("normal"), draws_near("normal"))
         criticism.predictive_check(
             jax.random.key(0),
             again,
@@ -360,7 +360,7 @@ def test_strict_promotion_is_kept():
                 "cells": criticism.Histogram(lambda rows: rows["y"], [2]),
             },
         )
-    assert found.num_rows == 71
+    assert result.num_rows == 71
 
 
 def test_a_whole_sum_is_waited_for():
@@ -369,7 +369,7 @@ def test_a_whole_sum_is_waited_for():
         rng_key=jax.random.key(4),
         transform=lambda kernel: fedmcmc.faults(kernel, drop=0.3),
     )
-    found = criticism.loo(NORMAL, consortium, draws_near("normal"))
+    result = criticism.loo(NORMAL, consortium, draws_near("normal"))
     plain = criticism.loo(NORMAL, federation("normal"), draws_near("normal"))
-    assert found.elpd == pytest.approx(plain.elpd, abs=1e-5)
-    assert found.totals["rounds"] > 1
+    assert result.elpd == pytest.approx(plain.elpd, abs=1e-5)
+    assert result.totals["rounds"] > 1

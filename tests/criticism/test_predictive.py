@@ -9,7 +9,7 @@ from scipy import stats
 import fedmcmc
 from fedmcmc import criticism
 from fedmcmc.criticism import _rows
-from fedmcmc.criticism._histogram import merged, receivers
+from fedmcmc.criticism._histogram import merge_cells, merge_targets
 from fedmcmc.criticism._predictive import Replicates, Replication
 from tests.criticism.federation import (
     LOGISTIC,
@@ -53,7 +53,7 @@ def outcomes(posterior, rows, index, draws):
 @pytest.mark.parametrize("name", MODELS)
 def test_sums_are_those_of_the_pooled_rows(name):
     data, draws = federation(name), draws_near(name, 300)
-    found = criticism.predictive_check(
+    result = criticism.predictive_check(
         KEY,
         MODELS[name],
         data,
@@ -66,29 +66,29 @@ def test_sums_are_those_of_the_pooled_rows(name):
         observed = observed + np.asarray(statistic(rows), float).sum(0)
         drawn = outcomes(MODELS[name], rows, index, draws)
         replicated = replicated + np.asarray(jax.vmap(statistic)(drawn), float).sum(1)
-    assert found.names == ("moments[0]", "moments[1]", "moments[2]", "y")
-    np.testing.assert_allclose(found.observed[:3], observed, rtol=1e-5)
-    np.testing.assert_allclose(found.replicated[:, :3], replicated, rtol=1e-4, atol=1e-3)
-    wanted = (replicated > observed + 1e-3).mean(0)
-    wanted += 0.5 * (np.abs(replicated - observed) <= 1e-3).mean(0)
-    np.testing.assert_allclose(found.p_values[:3], wanted, atol=1e-9)
-    assert found.p_values[3] == found.p_values[0]
+    assert result.names == ("moments[0]", "moments[1]", "moments[2]", "y")
+    np.testing.assert_allclose(result.observed[:3], observed, rtol=1e-5)
+    np.testing.assert_allclose(result.replicated[:, :3], replicated, rtol=1e-4, atol=1e-3)
+    expected = (replicated > observed + 1e-3).mean(0)
+    expected += 0.5 * (np.abs(replicated - observed) <= 1e-3).mean(0)
+    np.testing.assert_allclose(result.p_values[:3], expected, atol=1e-9)
+    assert result.p_values[3] == result.p_values[0]
     if name == "logistic":  # counts: ties are by half
-        assert (found.replicated[:, 0] == found.observed[0]).any()
-    assert found.num_rows == sum(SIZES) and found.totals["rounds"] == 1
+        assert (result.replicated[:, 0] == result.observed[0]).any()
+    assert result.num_rows == sum(SIZES) and result.totals["rounds"] == 1
 
 
 def test_replicated_sums_follow_their_law():
     data = federation("normal")
     draws = {"mean": np.full(1000, 2.0), "log_sd": np.full(1000, np.log(1.5))}
-    found = criticism.predictive_check(
+    result = criticism.predictive_check(
         KEY, NORMAL, data, draws, lambda rows: rows["y"], minimum_rows=1
     )
     law = stats.norm(2.0 * 74, 1.5 * np.sqrt(74))
-    assert stats.kstest(found.replicated[:, 0], law.cdf).pvalue > 1e-3
-    exact = law.sf(found.observed[0])
-    assert abs(found.p_values[0] - exact) < 4 * np.sqrt(exact * (1 - exact) / 1000)
-    low, high = found.interval(0.5)
+    assert stats.kstest(result.replicated[:, 0], law.cdf).pvalue > 1e-3
+    exact = law.sf(result.observed[0])
+    assert abs(result.p_values[0] - exact) < 4 * np.sqrt(exact * (1 - exact) / 1000)
+    low, high = result.interval(0.5)
     np.testing.assert_allclose([low[0], high[0]], law.ppf([0.25, 0.75]), atol=2.0)
 
 
@@ -105,10 +105,10 @@ def test_large_sums_lose_no_digit():
         x["y"] = np.round(x["y"])
     data = fedmcmc.FederatedData.from_clients(rows)
     draws = draws_near("normal", 200)
-    found = criticism.predictive_check(
+    result = criticism.predictive_check(
         KEY, shifted, data, draws, lambda rows: rows["y"] * 1024, minimum_rows=1
     )
-    gaps = (found.replicated - found.observed)[:, 0] / 1024
+    gaps = (result.replicated - result.observed)[:, 0] / 1024
     assert np.abs(gaps - np.round(gaps)).max() < 1e-3
     assert 5 < gaps.std() < 14
 
@@ -117,30 +117,30 @@ def test_blocks_of_rows_are_all_there(monkeypatch):
     monkeypatch.setattr(_rows, "BUDGET", 5 * 3)  # five rows of three numbers
     data, draws = federation("normal"), draws_near("normal", 200)
     again = NORMAL._replace(loglikelihood_fn=lambda theta, rows: NORMAL[1](theta, rows))
-    found = criticism.predictive_check(KEY, again, data, draws, statistic, minimum_rows=1)
+    result = criticism.predictive_check(KEY, again, data, draws, statistic, minimum_rows=1)
     rows = data.rows
-    np.testing.assert_allclose(found.observed, np.asarray(statistic(rows)).sum(0), rtol=1e-5)
+    np.testing.assert_allclose(result.observed, np.asarray(statistic(rows)).sum(0), rtol=1e-5)
     mean = np.asarray(draws["mean"]).mean() * 74
-    assert abs(found.replicated[:, 0].mean() - mean) < 5 * np.std(found.replicated[:, 0]) / 14
-    assert 0.5 < found.replicated[:, 0].std() / np.hypot(1.5 * np.sqrt(74), 0.17 * 74) < 1.5
+    assert abs(result.replicated[:, 0].mean() - mean) < 5 * np.std(result.replicated[:, 0]) / 14
+    assert 0.5 < result.replicated[:, 0].std() / np.hypot(1.5 * np.sqrt(74), 0.17 * 74) < 1.5
     # Every block and every client draws numbers of its own.
-    assert np.corrcoef(found.replicated[:, 0], found.replicated[:, 2])[0, 1] < 0.9
+    assert np.corrcoef(result.replicated[:, 0], result.replicated[:, 2])[0, 1] < 0.9
 
 
 def test_means_and_sds_are_functions_of_sums():
     data, draws = federation("normal"), draws_near("normal")
-    found = criticism.predictive_check(KEY, NORMAL, data, draws, statistic)
-    num = found.num_rows
-    sd = found.of(lambda sums: np.sqrt(sums[1] / num - (sums[0] / num) ** 2), "sd")
+    result = criticism.predictive_check(KEY, NORMAL, data, draws, statistic)
+    num = result.num_rows
+    sd = result.of(lambda sums: np.sqrt(sums[1] / num - (sums[0] / num) ** 2), "sd")
     y = np.concatenate([x["y"] for x in clients("normal")[:3]])
     assert sd.names == ("sd",) and sd.observed[0] == pytest.approx(y.std(), rel=1e-5)
     assert 0 < sd.p_values[0] < 1
     assert "sd" in repr(sd) and "3 rows are not judged: their" in repr(sd)
     assert sd.to_dict()["sd"]["p_value"] == sd.p_values[0]
     with pytest.raises(ValueError, match="one number"):
-        found.of(lambda sums: sums, "all")
+        result.of(lambda sums: sums, "all")
     with pytest.raises(ValueError, match="share"):
-        found.interval(1.0)
+        result.interval(1.0)
 
 
 def test_a_model_that_is_too_narrow_is_seen():
@@ -170,12 +170,12 @@ def greedy(counts, least):
 
 def test_small_cells_are_merged_with_the_next():
     rng = np.random.default_rng(0)
-    rule = jax.jit(receivers)
+    rule = jax.jit(merge_targets)
     for _ in range(200):
         counts = rng.poisson(rng.choice([0.5, 3, 10]), size=6)
-        found = np.asarray(rule(jnp.asarray(counts, jnp.float32), 5))
-        assert found.tolist() == greedy(counts, 5)
-        joined = np.asarray(merged(jnp.asarray(counts, jnp.float32), jnp.asarray(found)))
+        result = np.asarray(rule(jnp.asarray(counts, jnp.float32), 5))
+        assert result.tolist() == greedy(counts, 5)
+        joined = np.asarray(merge_cells(jnp.asarray(counts, jnp.float32), jnp.asarray(result)))
         assert joined.sum() == counts.sum()
         small = (joined > 0) & (joined < 5)
         assert not small.any() or counts.sum() < 5
@@ -184,7 +184,7 @@ def test_small_cells_are_merged_with_the_next():
 
 def test_clients_show_no_small_cell_and_merge_replicated_ones_alike():
     data, draws = federation("normal"), draws_near("normal", 300)
-    found = criticism.predictive_check(KEY, NORMAL, data, draws, HISTOGRAM, minimum_rows=1)
+    result = criticism.predictive_check(KEY, NORMAL, data, draws, HISTOGRAM, minimum_rows=1)
     observed, replicated, moved = 0, 0, 0
     for index, rows in enumerate(clients("normal")):
         counts = np.histogram(rows["y"], [-np.inf, *EDGES, np.inf])[0]
@@ -196,10 +196,10 @@ def test_clients_show_no_small_cell_and_merge_replicated_ones_alike():
         observed, replicated = observed + counts @ table, replicated + each @ table
         moved = moved + (receiver != np.arange(len(counts)))
     assert moved.max() > moved.min() > 0
-    same(found.observed, observed)
-    same(found.replicated, replicated)
-    same(found.merged, moved)
-    assert "small cells were merged" in repr(found)
+    same(result.observed, observed)
+    same(result.replicated, replicated)
+    same(result.merged, moved)
+    assert "small cells were merged" in repr(result)
 
 
 def question(least=10, least_count=5):
@@ -212,19 +212,19 @@ def content(num=200):
 
 
 def test_messages_hold_no_row_no_replicated_row_and_no_small_cell():
-    data, asked = federation("normal"), content()
-    sent = messages(question(), data, asked)
+    data, question_content = federation("normal"), content()
+    sent = messages(question(), data, question_content)
     for index, (message, rows) in enumerate(zip(sent, clients("normal"), strict=True)):
         value = message.value.value
         cells = value.observed[:6]
         assert not ((cells > 0) & (cells < 5)).any()
         assert value.gaps.shape == (200, 9)  # whatever the number of rows
         if len(rows["y"]) < 10:
-            assert np.count_nonzero(numbers(value)) == 1 and value.others == len(rows["y"])
+            assert np.count_nonzero(numbers(value)) == 1 and value.not_judged == len(rows["y"])
             continue
         where = np.flatnonzero((cells == 0) & (value.merged[:6] > 0))
         assert where.size and not value.gaps[:, where].any()  # merged in both
-        drawn = np.asarray(outcomes(NORMAL, rows, index, asked.positions)["y"]).ravel()
+        drawn = np.asarray(outcomes(NORMAL, rows, index, question_content.positions)["y"]).ravel()
         told = np.sort(numbers(value))
         for private in (*rows["y"], *drawn[:500]):
             place = np.searchsorted(told, private).clip(1, told.size - 1)
@@ -234,16 +234,16 @@ def test_messages_hold_no_row_no_replicated_row_and_no_small_cell():
 @pytest.mark.slow
 def test_under_a_secure_sum_the_rules_hold_for_the_total():
     data, draws = federation("normal"), draws_near("normal", 200)
-    found = criticism.predictive_check(KEY, NORMAL, data, draws, HISTOGRAM, secure_sum=True)
+    result = criticism.predictive_check(KEY, NORMAL, data, draws, HISTOGRAM, secure_sum=True)
     y = np.concatenate([x["y"] for x in clients("normal")])
     counts = np.histogram(y, [-np.inf, *EDGES, np.inf])[0]
     receiver = np.array(greedy(counts, 5))
-    same(found.observed, np.bincount(receiver, counts, 6))
-    assert found.num_rows == 74 and found.num_not_judged == 0
+    same(result.observed, np.bincount(receiver, counts, 6))
+    assert result.num_rows == 74 and result.num_not_judged == 0
     edges = (-9.0, *EDGES)  # a first cell that holds nobody
     empty = criticism.Histogram(lambda rows: rows["y"], edges)
-    found = criticism.predictive_check(KEY, NORMAL, data, draws, empty, secure_sum=True)
-    assert found.observed[0] == 0 and found.merged[0] == 1 and not found.replicated[:, 0].any()
+    result = criticism.predictive_check(KEY, NORMAL, data, draws, empty, secure_sum=True)
+    assert result.observed[0] == 0 and result.merged[0] == 1 and not result.replicated[:, 0].any()
 
 
 def test_prior_predictive_checks_draw_from_the_prior():
@@ -253,14 +253,14 @@ def test_prior_predictive_checks_draw_from_the_prior():
         keys = jax.random.split(key)
         return {"mean": 10 * jax.random.normal(keys[0]), "log_sd": jax.random.normal(keys[1])}
 
-    found = criticism.prior_predictive(
+    result = criticism.prior_predictive(
         KEY, NORMAL, data, prior, statistic, num_draws=500, minimum_rows=1
     )
-    assert found.replicated.shape[0] == 500
+    assert result.replicated.shape[0] == 500
     # Sums of 74 rows: the prior's sd is ten, that of outcomes one at the median.
-    spread = found.replicated[:, 0].std() / (10 * 74)
+    spread = result.replicated[:, 0].std() / (10 * 74)
     assert 0.8 < spread < 1.25
-    assert 0.2 < found.p_values[0] < 0.6
+    assert 0.2 < result.p_values[0] < 0.6
 
 
 def test_bad_input_is_said():
@@ -269,7 +269,7 @@ def test_bad_input_is_said():
     with pytest.raises(ValueError, match="resample_fn"):
         check(KEY, LOGISTIC._replace(resample_fn=None), data, draws, statistic)
     short = LOGISTIC._replace(resample_fn=lambda key, theta, rows: {"y": rows["y"]})
-    with pytest.raises(ValueError, match="rows of the shapes it is given"):
+    with pytest.raises(ValueError, match="rows with the shapes of its argument"):
         check(KEY, short, data, draws, statistic)
     with pytest.raises(ValueError, match="one term per row"):
         check(KEY, LOGISTIC, data, draws, lambda rows: rows["y"].mean())
@@ -286,5 +286,5 @@ def test_bad_input_is_said():
     with pytest.raises(TypeError, match="rng_key must be a JAX key"):
         check(3, LOGISTIC, data, draws, statistic)
     for edges in ([], [1.0, 1.0], [2.0, 1.0], [[1.0]]):
-        with pytest.raises(ValueError, match="edges must be numbers that ascend"):
+        with pytest.raises(ValueError, match="edges must be ascending numbers"):
             criticism.Histogram(lambda rows: rows["y"], edges)

@@ -51,32 +51,32 @@ def exact_draws(num=4000):
 
 def left_out(column):
     """Return log p(rows of a unit | all others), exactly."""
-    found = []
+    result = []
     for _, own in TABLE.groupby(column):
         rest = TABLE.drop(own.index).y
         precision = 1 / PRIOR_SD**2 + len(rest)
         covariance = np.eye(len(own)) + 1 / precision
         mean = np.full(len(own), rest.sum() / precision)
-        found.append(stats.multivariate_normal.logpdf(own.y, mean, covariance))
-    return np.array(found)
+        result.append(stats.multivariate_normal.logpdf(own.y, mean, covariance))
+    return np.array(result)
 
 
 @pytest.mark.parametrize("unit", [None, "group", "row", "client"])
 def test_the_density_of_what_is_left_out_is_exact(unit):
     indexed = TABLE.assign(row=np.arange(len(TABLE)))
     column = {None: "patient", "group": "patient", "row": "row", "client": "hospital"}[unit]
-    wanted = left_out(indexed[column])
+    expected = left_out(indexed[column])
     given = {} if unit is None else {"unit": unit}
     with warnings.catch_warnings():
         if unit == "client":  # half of all rows at once: k-hat may be high
             warnings.simplefilter("ignore", fedmcmc.SamplingWarning)
-        found = criticism.loo(NORMAL, DATA, exact_draws(), minimum_rows=1, **given)
+        result = criticism.loo(NORMAL, DATA, exact_draws(), minimum_rows=1, **given)
     units = {None: "groups", "group": "groups", "row": "rows", "client": "clients"}[unit]
-    assert found.unit == units and found.num_rows == len(wanted)
-    assert f"{len(wanted)} {units}, 4,000 draws" in repr(found)
+    assert result.unit == units and result.num_rows == len(expected)
+    assert f"{len(expected)} {units}, 4,000 draws" in repr(result)
     tolerance = 0.3 if unit == "client" else 0.05
-    np.testing.assert_allclose(found.elpd, wanted.sum(), atol=tolerance)
-    np.testing.assert_allclose(found.se, np.sqrt(len(wanted)) * wanted.std(), rtol=0.1)
+    np.testing.assert_allclose(result.elpd, expected.sum(), atol=tolerance)
+    np.testing.assert_allclose(result.se, np.sqrt(len(expected)) * expected.std(), rtol=0.1)
 
 
 def test_blocks_of_rows_give_the_same_groups(monkeypatch):
@@ -120,19 +120,19 @@ def test_a_model_with_effects_is_compared_with_one_without_on_the_same_groups():
     models = {"effects": (posterior, shared), "pooled": (pooled, shared)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", fedmcmc.SamplingWarning)
-        found = criticism.compare(models, data, minimum_rows=1)
+        result = criticism.compare(models, data, minimum_rows=1)
         alone = {
             name: criticism.loo(model, data, draws, minimum_rows=1)
             for name, (model, draws) in models.items()
         }
-    assert {x.unit for x in found.models.values()} == {"groups"}
+    assert {x.unit for x in result.models.values()} == {"groups"}
     for name, one in alone.items():
         assert one.unit == "groups" and one.num_rows == len(own)
-        np.testing.assert_allclose(found.models[name].elpd, one.elpd, rtol=1e-5)
+        np.testing.assert_allclose(result.models[name].elpd, one.elpd, rtol=1e-5)
     table = np.stack([jax.vmap(lambda at, x=x: terms(at, x).sum())(shared) for x in own], 1)
     with pytest.warns(UserWarning, match="Pareto"):
-        wanted = by_arviz(table.astype(float))
-    np.testing.assert_allclose(alone["pooled"].elpd, wanted.elpd, atol=1e-3)
+        expected = by_arviz(table.astype(float))
+    np.testing.assert_allclose(alone["pooled"].elpd, expected.elpd, atol=1e-3)
 
 
 WEIGHTS = np.array([1.5, 0.7, 2.2, 1.0, 0.4, 3.0, 1.2, 0.9] * 3)
@@ -161,15 +161,17 @@ def test_weighted_terms_are_said(scale_fn):
     posterior = weighted_by(scale_fn)
     assert weighted_sites(posterior) == ("y",)
     with pytest.warns(UserWarning, match=r"loo: the likelihood of y is weighted"):
-        found = criticism.loo(posterior, WEIGHTED_DATA, BETAS)
-    assert "not the log density of an outcome" in found.notes[0] and found.notes[0] in repr(found)
+        result = criticism.loo(posterior, WEIGHTED_DATA, BETAS)
+    assert "not the log density of an outcome" in result.notes[0] and result.notes[0] in repr(
+        result
+    )
 
 
 def test_models_with_and_without_weights_are_not_compared_in_silence():
     models = {"weighted": (weighted_by(lambda w: w), BETAS), "plain": (weighted_by(_one), BETAS)}
     with pytest.warns(UserWarning, match="compare: weighted: the likelihood of y is weighted"):
-        found = criticism.compare(models, WEIGHTED_DATA)
-    assert any("Compare only models with the same weights" in note for note in found.notes)
+        result = criticism.compare(models, WEIGHTED_DATA)
+    assert any("Compare only models with the same weights" in note for note in result.notes)
 
 
 def _one(w):
@@ -204,7 +206,7 @@ def test_a_check_of_rows_with_groups_says_what_it_does_not_see():
     )
     sums = {"y": lambda rows: rows["y"]}
     key = jax.random.key(0)
-    found = criticism.predictive_check(key, posterior, DATA, exact_draws(), sums)
-    assert any("rows of a group are more alike" in note for note in found.notes)
+    result = criticism.predictive_check(key, posterior, DATA, exact_draws(), sums)
+    assert any("rows of a group are more similar" in note for note in result.notes)
     plain = fedmcmc.FederatedData.from_dataframe(TABLE[["hospital", "y"]], client="hospital")
     assert criticism.predictive_check(key, posterior, plain, exact_draws(), sums).notes == ()

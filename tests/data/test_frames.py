@@ -1,5 +1,6 @@
 """Data from tables: columns by name, text as codes, clients by labels, and no row in print."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,7 +48,7 @@ def test_a_list_of_tables_is_one_client_each_with_codes_that_agree():
     whole = fedmcmc.FederatedData.from_dataframe(TABLE, client="clinic")
     for clients in (tables, list(tables.values())):
         data = fedmcmc.FederatedData.from_clients(clients)
-        jax.tree.map(np.testing.assert_array_equal, data.rows, whole.rows)
+        chex.assert_trees_all_equal(data.rows, whole.rows)
         assert data.coding == whole.coding
         assert data.labels == (whole.labels if clients is tables else (0, 1, 2))
 

@@ -8,7 +8,8 @@ import pytest
 import fedmcmc.site
 from fedmcmc import deploy
 from fedmcmc.__main__ import main
-from fedmcmc.deploy._account import ANSWERS, _families
+from fedmcmc.deploy._account import _families
+from fedmcmc.deploy._words import disclosures
 from tests.contracts.model import POSITIONS, SIZES, Given
 from tests.contracts.tables import KERNELS
 from tests.support import studies
@@ -114,9 +115,9 @@ def test_an_owner_is_warned():
         "limits.min_batch = 1 is below the default of 20",
         "'postcode', which is no column of this study, so the site does not decline.",
         "Check the spelling: the columns are 'x'.",
-        "AllBut in asks lets the server subtract two sums",
-        "Minibatch in asks: the server chooses the size of minibatches",
-        "OwnExpansions in asks: each site answers for itself alone.",
+        "AllBut: the server can subtract two sums",
+        "Minibatch: the server chooses the size of minibatches",
+        "OwnExpansions: the server reads the answer of each site.",
     ):
         assert warning in text.partition("Before you approve")[2], warning
     assert "names 'x'" not in text
@@ -235,6 +236,10 @@ def test_every_family_of_kernels_says_what_it_sends():
         for row, build in KERNELS.items()
         for family in _families(build(POSITIONS["vector"], Given()))
     }
-    assert families <= set(ANSWERS) and len(families) >= 8
-    assert set(deploy.FIT) <= set(ANSWERS)
-    assert np.array_equal(sorted(ANSWERS), list(ANSWERS))
+    unknown = fedmcmc.FederatedKernel.disclosure.content
+    told = {name: each.content for name, each in disclosures().items()}
+    missing = [name for name, content in told.items() if content == unknown]
+    # Transforms: the text is about the kernels within.
+    np.testing.assert_array_equal(missing, ["Compressed", "Faulty", "Secured", "Sequence"])
+    assert families <= told.keys() and len(families) >= 8
+    assert {*deploy.FIT, *deploy.SETUP} <= told.keys()

@@ -99,7 +99,7 @@ def test_a_log_goes_on_after_a_last_line_that_was_cut_short(log):
 
 def test_a_log_whose_last_line_was_changed_is_not_gone_on_with(log):
     log.write_bytes(log.read_bytes().replace(b'"round": 5', b'"round": 6'))
-    with pytest.raises(deploy.LogError, match=r"The last line of .* is not one"):
+    with pytest.raises(deploy.LogError, match=r"The last line of .* was not written by a site"):
         deploy.AuditLog(log)
 
 

@@ -9,6 +9,7 @@ import warnings
 import zlib
 from pathlib import Path
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -16,7 +17,6 @@ import pytest
 from fedmcmc import deploy
 from fedmcmc.deploy import _frames
 from fedmcmc.deploy._links import Links
-from fedmcmc.deploy._rounds import _decoded
 from fedmcmc.deploy._shapes import shapes_of_run
 from tests.contracts.model import KEY
 from tests.support import hostile, studies
@@ -139,7 +139,7 @@ def test_frames_that_are_none_change_nothing_at_a_site(num, recorded, tmp_path, 
             kind = _frames.Frame.parse(answer).kind
             assert kind in ("error", "unready", "declined"), _frames.Frame.parse(data)
     assert grown[0] < MOST_GROWTH
-    jax.tree.map(np.testing.assert_array_equal, site.state, state)
+    chex.assert_trees_all_equal(site.state, state)
     assert found() == files
     for data, answer in pairs[last:]:
         assert (site.answer(data) or b"") == answer
@@ -169,7 +169,7 @@ def test_frames_that_are_none_change_nothing_at_the_server(num, recorded, tmp_pa
         name: studies.site_of(STUDY, name, tmp_path).hello() for name in ("bern", "basel", "chur")
     }
     for name in ("bern", "basel"):
-        links._understood(name, hellos[name], {})
+        links._admit(name, hellos[name], {})
     answers = [answer for _, answer in recorded[0] if answer]
     right = [data for data in answers if _frames.Frame.parse(data).kind == "answer"][-1]
     tag = _frames.Frame.parse(right).tag
@@ -179,7 +179,7 @@ def test_frames_that_are_none_change_nothing_at_the_server(num, recorded, tmp_pa
     )
 
     def read(site, body):
-        return [_decoded(part, like) for part in _frames.unpack(body, 4)[:2]]
+        return [_frames.decode(part, like) for part in _frames.unpack(body, 4)[:2]]
 
     def exchange():
         return links.exchange({"bern": b""}, "answer", tag, read, most_bytes=2**16)["bern"]
@@ -190,7 +190,7 @@ def test_frames_that_are_none_change_nothing_at_the_server(num, recorded, tmp_pa
         warnings.simplefilter("ignore")  # of hellos that are not taken
         for data in frames_of(rng, num, answers, right):
             if rng.random() < 0.05:
-                links._understood("chur", mutated(rng, hellos["chur"]), {})
+                links._admit("chur", mutated(rng, hellos["chur"]), {})
             feed.news = [("bern", right), ("bern", data)]
             try:
                 found = exchange()
@@ -198,7 +198,7 @@ def test_frames_that_are_none_change_nothing_at_the_server(num, recorded, tmp_pa
                 assert str(error).startswith("bern")
                 num_errors += 1
                 continue
-            jax.tree.map(np.testing.assert_array_equal, found, expected)
+            chex.assert_trees_all_equal(found, expected)
             assert {"bern", "basel"} <= links.joined
     assert grown[0] < MOST_GROWTH
     assert 0 < num_errors < num / 2  # bodies that were cut
@@ -222,5 +222,5 @@ def test_codes_that_are_none_are_refused_as_such(num, recorded):
     with memory() as grown:
         for _ in range(num):
             with contextlib.suppress(deploy.FrameError):
-                _decoded(bits_changed(rng, rng.choice(codes)), like)
+                _frames.decode(bits_changed(rng, rng.choice(codes)), like)
     assert grown[0] < MOST_GROWTH

@@ -1,7 +1,6 @@
 """Sites over gRPC on loopback: same draws, and nobody else gets in."""
 
-import jax
-import numpy as np
+import chex
 import pytest
 
 from fedmcmc import deploy
@@ -74,8 +73,8 @@ def test_sites_over_the_network_draw_what_those_in_threads_do(row, keys, server,
         threads.join(study, name, tmp_path, credentials(keys[0], name))
     samples = deploy.run(study, KEY, "main", POSITION, transport=server, **SETTINGS)
     expected = local_run(study, tmp_path)
-    jax.tree.map(np.testing.assert_array_equal, samples.draws, expected.draws)
-    jax.tree.map(np.testing.assert_array_equal, samples.state.server, expected.state.server)
+    chex.assert_trees_all_equal(samples.draws, expected.draws)
+    chex.assert_trees_all_equal(samples.state.server, expected.state.server)
     assert samples.totals["bits_up"] == expected.totals["bits_up"]
 
 
@@ -100,10 +99,10 @@ def test_a_site_that_calls_itself_another_is_refused(keys, server, threads, tmp_
     sites = deploy.Sites(study, server)
     mine = credentials(keys[0], "bern")
     thread = threads.join(study, "bern", tmp_path, mine, claims="chur")
-    with pytest.warns(RuntimeWarning, match="registered as 'bern' and calls itself 'chur'"):
-        sites._links._understood(*server.receive(20.0), {})
+    with pytest.warns(RuntimeWarning, match="registered as 'bern' but its name is 'chur'"):
+        sites._links._admit(*server.receive(20.0), {})
     thread.join(timeout=20)
-    assert "calls itself" in threads.errors["bern"]
+    assert "but its name is" in threads.errors["bern"]
 
 
 def test_two_names_with_one_certificate_are_refused(keys):

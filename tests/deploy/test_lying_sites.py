@@ -3,6 +3,7 @@
 import itertools
 import signal
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -105,7 +106,7 @@ def test_a_message_that_cannot_be_added_names_its_site(value, tmp_path):
 def test_a_run_goes_on_without_a_site_that_lies_or_declines(lie, tmp_path):
     local = join(STUDY, tmp_path, {"basel": lie})
     sites = deploy.Sites(STUDY, local, on_missing="leave_out")
-    with pytest.warns(RuntimeWarning, match="^basel is left out, now") as warned:
+    with pytest.warns(RuntimeWarning, match="^basel is left out of this round") as warned:
         samples = sites.sample(KEY, STUDY.kernel("main"), POSITION, num_rounds=12, progress=False)
     sites.close()
     assert len(warned) == 1
@@ -287,7 +288,7 @@ def test_answers_that_come_late_or_twice_or_for_other_phases_change_nothing(tmp_
     expected, local = undisturbed(tmp_path), Noisy()
     studies.join_all(local, STUDY, tmp_path)
     samples = run(STUDY, local)
-    jax.tree.map(np.testing.assert_array_equal, samples.draws, expected.draws)
+    chex.assert_trees_all_equal(samples.draws, expected.draws)
     assert len(local.old) == 12
 
 
@@ -295,8 +296,8 @@ def test_a_site_that_gives_another_ones_name_is_not_taken(tmp_path):
     """Its connection, and so the transport, has its own."""
     links = deploy.Sites(STUDY, deploy.Local())._links
     hello = studies.site_of(STUDY, "bern", tmp_path).hello()
-    with pytest.warns(RuntimeWarning, match="registered as 'chur' and calls itself 'bern'"):
-        links._understood("chur", hello, {})
+    with pytest.warns(RuntimeWarning, match="registered as 'chur' but its name is 'bern'"):
+        links._admit("chur", hello, {})
     assert links.joined == set()
 
 
@@ -353,8 +354,8 @@ def test_a_run_that_ends_in_a_round_goes_on_from_it(study, at, num_draws, then, 
     again = deploy.Local()
     studies.join_all(again, study, tmp_path / "sites")
     whole = run(study, again, **given)
-    jax.tree.map(np.testing.assert_array_equal, whole.draws, expected.draws)
-    jax.tree.map(np.testing.assert_array_equal, whole.info, expected.info)
+    chex.assert_trees_all_equal(whole.draws, expected.draws)
+    chex.assert_trees_all_equal(whole.info, expected.info)
 
 
 def test_a_question_that_a_site_never_answers_names_it(tmp_path):

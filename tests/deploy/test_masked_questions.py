@@ -3,6 +3,7 @@
 import dataclasses
 from functools import partial
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ def sites(tmp_path_factory, heard):
 
 def test_an_answer_has_the_bits_of_a_simulated_secure_sum(sites):
     there, here = (x.ask(QUESTION, CONTENT) for x in (sites, SIMULATED))
-    jax.tree.map(np.testing.assert_array_equal, there, here)
+    chex.assert_trees_all_equal(there, here)
     plain = SimulatedConsortium(DATA).ask(QUESTION, CONTENT)
     assert here.bits_up == 2 * plain.bits_up + 3 * 2 * 64
     # Three clients' roundings, and that of a sum of float32.
@@ -160,7 +161,7 @@ def test_the_same_question_again_has_the_same_words_under_other_masks(sites, hea
     for pairs in heard.values():
         pairs.clear()
     first, second = (sites.ask(QUESTION, CONTENT).value for _ in range(2))
-    jax.tree.map(np.testing.assert_array_equal, first, second)
+    chex.assert_trees_all_equal(first, second)
     for pairs in heard.values():
         steps = [pair for pair in pairs if deploy.Frame.parse(pair[0]).kind == "step"]
         words = [secure.read_masked(deploy.Frame.parse(answer).body)[3] for _, answer in steps]
@@ -173,7 +174,7 @@ def test_a_question_that_misses_a_site_is_void_and_asked_again(tmp_path):
     sites = deploy.Sites(STUDY, local)
     there = sites.ask(QUESTION, CONTENT)
     sites.close()
-    jax.tree.map(np.testing.assert_array_equal, there, SIMULATED.ask(QUESTION, CONTENT))
+    chex.assert_trees_all_equal(there, SIMULATED.ask(QUESTION, CONTENT))
     frames = [tuple(map(deploy.Frame.parse, pair)) for pair in local.heard]
     first, *_, last = (
         (asked, secure.read_masked(told.body)[3])
@@ -225,8 +226,8 @@ SINGLES = {
     "LeaveGroupsOut": "how many groups a site must have",
     "LeaveOneOut": "how many rows a site must have",
     "Replication": "how many rows a site must have",
-    "Relay": "one site alone",
-    "Averaging": "nobody has looked",
+    "Relay": "only one site",
+    "Averaging": "nobody has studied",
 }
 
 

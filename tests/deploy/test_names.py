@@ -219,8 +219,8 @@ def test_what_a_site_says_of_itself_is_escaped(field):
     if field in ("site", "study"):
         header[field] = EVIL * 1_000
     links = Links(study, Scripted(b""), 1.0)
-    with pytest.warns(RuntimeWarning, match="bern is not taken") as caught:
-        links._understood("bern", deploy.Frame("hello", header).to_bytes(), {})
+    with pytest.warns(RuntimeWarning, match="bern was not accepted") as caught:
+        links._admit("bern", deploy.Frame("hello", header).to_bytes(), {})
     told = str(caught[0].message)
     assert told.isprintable() and len(told) < 2000 and links.refusals["bern"].isprintable()
 

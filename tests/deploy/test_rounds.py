@@ -4,6 +4,7 @@ import platform
 import subprocess
 import sys
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -78,8 +79,8 @@ def test_a_run_goes_on_from_its_checkpoint_with_more_rounds(tmp_path):
     checkpoint = fedmcmc.Checkpoint(tmp_path / "checkpoint", every_rounds=2)
     for num_rounds in (3, 9):
         samples = at_sites(study, tmp_path / "sites", num_rounds=num_rounds, checkpoint=checkpoint)
-    jax.tree.map(np.testing.assert_array_equal, samples.draws, whole.draws)
-    jax.tree.map(np.testing.assert_array_equal, samples.info, whole.info)
+    chex.assert_trees_all_equal(samples.draws, whole.draws)
+    chex.assert_trees_all_equal(samples.info, whole.info)
 
 
 def test_a_site_without_its_state_does_not_go_on(tmp_path):
@@ -117,7 +118,7 @@ def test_a_run_whose_server_fails_goes_on(row, num_chains, tmp_path, monkeypatch
         patched.setattr(Rounds, "round", failing)
         at_sites(study, tmp_path / "sites", **settings)
     samples = at_sites(study, tmp_path / "sites", **settings)
-    jax.tree.map(np.testing.assert_array_equal, samples.draws, whole.draws)
+    chex.assert_trees_all_equal(samples.draws, whole.draws)
 
 
 def test_cohorts_of_a_class_that_extends_full_participation_are_drawn_anew(tmp_path):

@@ -266,7 +266,7 @@ def test_keys_of_clients_depend_on_all_that_a_step_depends_on(in_a_run):
     first = key_words(site)
     check_differ(*first)
     np.testing.assert_array_equal(first, key_words(site, attempt=7))
-    for changes in (dict(round_=2), dict(told="another run"), dict(body="b"), dict(origin="c")):
+    for changes in (dict(round_=2), dict(digest="another run"), dict(body="b"), dict(origin="c")):
         check_differ(key_words(site, **changes), first)
     for changes in (dict(active=(False, True)), dict(weights=(2.0, 1.0))):
         changed = key_words(site, **changes)
@@ -324,7 +324,7 @@ def test_origins_depend_on_the_message_also_where_nothing_is_drawn(tmp_path):
     for folder, message in (("first", step), ("again", step), ("changed", changed)):
         site = studies.site_of(study, "bern", tmp_path / folder)
         answers = [site.answer(frame.to_bytes()) for frame in (begin, start, message)]
-        assert deploy.Frame.parse(answers[-1]).kind == "answer" and not site._run.draws
+        assert deploy.Frame.parse(answers[-1]).kind == "answer" and not site._run.has_private_draws
         origins.add(site._run.pending_origin)
     assert len(origins) == 2
 
@@ -507,7 +507,7 @@ def test_a_client_that_draws_needs_a_key():
     client = study.client(0, ROWS["bern"])
     broadcast = fedmcmc.Broadcast(jnp.int32(0), START)
     nothing = rounds.ClientKeys((), ())
-    with pytest.raises(ValueError, match="ClientKeys needs a key"):
+    with pytest.raises(ValueError, match="ClientKeys has no key"):
         rounds.client_step(study.kernel("main"), 0, nothing, broadcast, (), client)
     rounds.client_step(study_of().kernel("main"), 0, nothing, broadcast, (), client)
     private, shared = rounds.client_draws_like(study.kernel("main"), 0, broadcast, client)

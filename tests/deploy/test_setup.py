@@ -3,6 +3,7 @@
 import contextlib
 import warnings
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -89,7 +90,7 @@ def test_what_each_client_is_asked(name, sites):
 )
 def test_answers_of_single_clients_are_exact_however_sums_are_made(transform):
     there = surrogates.taylor(MODEL, SimulatedConsortium(DATA, transform=transform), CENTER)
-    jax.tree.map(np.testing.assert_array_equal, there, SEPARATE["taylor"](SIMULATED))
+    chex.assert_trees_all_equal(there, SEPARATE["taylor"](SIMULATED))
 
 
 def test_what_is_wrong_with_a_client_is_said_by_its_name(sites):
@@ -214,7 +215,7 @@ def test_what_needs_the_rows_is_refused_by_name(sites, tmp_path):
         surrogates.taylor(silent.model, deploy.Sites(silent, deploy.Local()), CENTER)
     # Functions that are in no study.
     other = fedmcmc.Posterior(lambda x: 0.0 * x["a"], lambda x, rows: rows["x"][:, 0] * x["a"])
-    with pytest.raises(deploy.Refused, match="cannot be named to the sites"):
+    with pytest.raises(deploy.Refused, match="has no name at the sites"):
         surrogates.taylor(as_functions(other), sites, CENTER)
 
 

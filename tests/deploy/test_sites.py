@@ -3,6 +3,7 @@
 import random
 import time
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -53,8 +54,8 @@ def test_rows_must_be_those_of_the_study(tmp_path):
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (dict(settings={"row": MEMORY, "more": 1}), "its study is another one"),
-        (dict(row="lsd"), "its study is another one"),
+        (dict(settings={"row": MEMORY, "more": 1}), "its study differs from the server's"),
+        (dict(row="lsd"), "its study differs from the server's"),
     ],
     ids=str,
 )
@@ -63,8 +64,8 @@ def test_a_site_with_another_study_is_not_taken(other, message, tmp_path):
     local = deploy.Local()
     links = Links(STUDY, local, timeout=1.0)
     local.join(site_of(tmp_path, study=study))
-    with pytest.warns(RuntimeWarning, match=f"bern is not taken: {message}"):
-        links._take_news()
+    with pytest.warns(RuntimeWarning, match=f"bern was not accepted: {message}"):
+        links._read_queued()
     local.close()
     assert message in links.refusals["bern"] and message in local.refused["bern"]
 
@@ -73,12 +74,12 @@ def test_a_site_with_another_study_is_not_taken(other, message, tmp_path):
 def test_a_site_with_other_software_is_not_taken(name, tmp_path):
     links = Links(STUDY, deploy.Local(), timeout=1.0)
     frame = deploy.Frame.parse(site_of(tmp_path).hello())
-    assert links._objection("bern", frame.header) == ""
+    assert links._find_objection("bern", frame.header) == ""
     frame.header["software"][name] = "other"
-    assert links._objection("bern", frame.header).startswith(f"{name} is other there")
+    assert links._find_objection("bern", frame.header).startswith(f"{name} is other at the site")
     frame.header["kernels"] = {}
     del frame.header["software"]
-    assert "which software" in links._objection("bern", frame.header)
+    assert "lacks the versions of its software" in links._find_objection("bern", frame.header)
 
 
 def recorded(study, folder, num_rounds=3):
@@ -185,7 +186,7 @@ def test_what_a_site_sends_wrongly_does_not_change_a_run(tmp_path):
     samples = deploy.run(
         study, KEY, "main", POSITION, transport=local, num_rounds=5, progress=False
     )
-    jax.tree.map(np.testing.assert_array_equal, samples.draws, expected.draws)
+    chex.assert_trees_all_equal(samples.draws, expected.draws)
 
 
 def test_a_site_joins_again_in_the_middle_and_is_asked_again(tmp_path):
@@ -209,7 +210,7 @@ def test_a_site_joins_again_in_the_middle_and_is_asked_again(tmp_path):
         STUDY, KEY, "main", POSITION, transport=local, num_rounds=9, progress=False
     )
     assert len(lost) > 2
-    jax.tree.map(np.testing.assert_array_equal, samples.draws, expected.draws)
+    chex.assert_trees_all_equal(samples.draws, expected.draws)
 
 
 class Silent:
@@ -263,15 +264,15 @@ def _without(kernel, client, rounds, num_rounds):
 
 
 def test_pooled_rows_are_refused(tmp_path):
-    with pytest.raises(deploy.Refused, match="treats all rows as those of one client"):
+    with pytest.raises(deploy.Refused, match="treats all rows as rows of one client"):
         at_sites(studies.study_of("sgld"), tmp_path, num_rounds=2)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (dict(collect=lambda state, info: info), "collect= reads what clients keep"),
-        (dict(placement=ONE_BY_ONE), "placement= and mesh= are for clients in this program"),
+        (dict(collect=lambda state, info: info), "collect= reads clients' states"),
+        (dict(placement=ONE_BY_ONE), "placement= and mesh= are for simulated clients"),
     ],
     ids=["collect", "placement"],
 )
@@ -308,7 +309,9 @@ def test_a_run_goes_on_from_a_state_at_its_sites_alone(tmp_path):
     simulated = fedmcmc.sample(
         KEY, STUDY.kernel("main"), DATA, POSITION, num_rounds=2, progress=False
     )
-    with pytest.raises(ValueError, match="goes on from a run at these sites, and this is none"):
+    with pytest.raises(
+        ValueError, match="must come from a run at these sites, and this one does not"
+    ):
         at_sites(STUDY, tmp_path, position=None, state=simulated.state, num_rounds=2)
     samples = at_sites(STUDY, tmp_path, num_rounds=2)
     others = tmp_path / "others"
@@ -386,7 +389,7 @@ def test_a_site_that_is_asked_before_it_is_told_is_asked_again(tmp_path):
     studies.join_all(local, STUDY, tmp_path)
     again = deploy.run(STUDY, KEY, "main", POSITION, transport=local, num_rounds=9, progress=False)
     assert local.done
-    jax.tree.map(np.testing.assert_array_equal, again.draws, samples.draws)
+    chex.assert_trees_all_equal(again.draws, samples.draws)
 
 
 def test_nobody_is_waited_for_longer_than_was_said():

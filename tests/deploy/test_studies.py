@@ -1,5 +1,6 @@
 """What parties share: studies by their digests, kernels by their names or in words."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,7 +25,7 @@ IN_WORDS = ("relay", "qlsd_pp", "fa_hmc", "fed_ep: expansions", "hmc", "faults: 
 
 def same(a, b):
     assert jax.tree.structure(a) == jax.tree.structure(b)
-    jax.tree.map(np.testing.assert_array_equal, a, b)
+    chex.assert_trees_all_equal(a, b)
 
 
 @pytest.mark.parametrize("row", IN_WORDS)
@@ -47,7 +48,7 @@ def test_contents_of_questions_come_back_from_words_and_so_do_their_shapes():
 
 def test_a_kernel_with_functions_of_its_own_is_not_put_into_words():
     kernel = KERNELS["fed_avg"](POSITIONS["vector"], Given())
-    with pytest.raises(deploy.Refused, match="Put a kernel with functions of its own"):
+    with pytest.raises(deploy.Refused, match="Put a kernel with its own functions"):
         to_words(fedmcmc._types.as_functions(kernel), FUNCTIONS)
 
 

@@ -96,11 +96,11 @@ def test_few_messages_of_a_site_wait_at_the_server(keys, server):
         hostile.process("site", keys[0], server.port, "many"),
     ):
         end = time.monotonic() + 20.0
-        while server._arrivals.qsize() < _grpc.MOST_WAITING and time.monotonic() < end:
+        while server._arrivals.qsize() < _grpc.MAX_UNREAD and time.monotonic() < end:
             time.sleep(0.01)
         time.sleep(0.3)  # in which more would come
-        assert server._arrivals.qsize() == _grpc.MOST_WAITING
-        for _ in range(3 * _grpc.MOST_WAITING):
+        assert server._arrivals.qsize() == _grpc.MAX_UNREAD
+        for _ in range(3 * _grpc.MAX_UNREAD):
             assert server.receive(5.0) == ("bern", hostile.message(2**16))
     assert grown[0] < MOST_GROWTH
 
@@ -202,7 +202,7 @@ def test_a_message_that_is_longer_than_expected_is_not_read(tmp_path, caplog):
     links, tag = Links(study, local, timeout=0.2), deploy.Tag("run", 0, 0, 1)
     header, body = {"tag": list(tag)}, bytes(_frames.JOIN_BYTES + 1000)
     local.message = deploy.Frame("answer", header, body).to_bytes()
-    links._understood("bern", studies.site_of(study, "bern", tmp_path).hello(), {})
+    links._admit("bern", studies.site_of(study, "bern", tmp_path).hello(), {})
     for most, answered in ((0, set()), (2000, {"bern"}), (0, {"bern"})):
         settings = dict(most_bytes=most, may_miss=True)
         found = links.exchange({"bern": b""}, "answer", tag, lambda *_: 0, **settings)
@@ -310,7 +310,7 @@ def test_of_two_processes_of_a_site_the_newer_one_stays(tmp_path, caplog):
 
     def settle():
         for _ in range(20):  # until messages that cause others have come
-            links._take_news()
+            links._read_queued()
             time.sleep(0.01)
 
     local.join(older)
@@ -324,7 +324,7 @@ def test_of_two_processes_of_a_site_the_newer_one_stays(tmp_path, caplog):
     local.join(older)
     with pytest.warns(RuntimeWarning, match="a newer process of bern has joined"):
         settle()
-    assert "this one, the older, ends" in local.refused["bern"] and links.joined == set()
+    assert "the server ends this older one" in local.refused["bern"] and links.joined == set()
     for _ in range(2):
         local.join(newer)
         settle()
@@ -350,14 +350,14 @@ def test_two_processes_of_a_site_over_the_network(keys, server, tmp_path):
         made.join(study, "bern", tmp_path / str(number), credentials(keys[0], "bern"))
         end = time.monotonic() + 20.0
         while len(links._processes.get("bern", ())) <= number:
-            links._take_news()
+            links._read_queued()
             assert time.monotonic() < end
             time.sleep(0.01)
     with pytest.warns(RuntimeWarning, match="a newer process of bern"):
         while not threads[0].errors or "bern" not in links.joined:
-            links._take_news()
+            links._read_queued()
             assert time.monotonic() < end
             time.sleep(0.01)
-    assert "two of them run" in threads[0].errors["bern"] and threads[1].errors == {}
+    assert "ends this older one" in threads[0].errors["bern"] and threads[1].errors == {}
     for made in threads:
         made.end()

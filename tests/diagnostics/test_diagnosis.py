@@ -73,10 +73,10 @@ def test_the_spread_of_langevin_steps_is_found(white, step_size):
     """In whitened coordinates the sds are ``1 / sqrt(1 - h / 2)`` of the posterior's."""
     kernel = fedmcmc.lsd(white.posterior, step_size=step_size)
     samples, _ = judged(kernel, white.position, num_burnin=100)
-    found = samples.diagnosis.moments
-    z = (np.log(found.spread) + np.log(1 - step_size / 2) / 2) / found.spread_error
+    result = samples.diagnosis.moments
+    z = (np.log(result.spread) + np.log(1 - step_size / 2) / 2) / result.spread_error
     assert np.abs(z).max() < LIMIT
-    assert np.log(1.05) > found.spread_error.max()
+    assert np.log(1.05) > result.spread_error.max()
 
 
 @pytest.mark.parametrize("num_local_steps", fast_and_slow([1, 4], [1]))
@@ -92,33 +92,33 @@ def test_the_bias_of_local_steps_is_found(num_local_steps):
     surrogates = fedmcmc.surrogates.taylor(POSTERIOR, DATA, jnp.asarray(MEAN, jnp.float32))
     expected = fedmcmc.predict_bias(kernel, DATA, surrogates)
     samples, _ = judged(kernel, num_burnin=200, num_rounds=4200)
-    found = samples.diagnosis.moments
+    result = samples.diagnosis.moments
     assert np.abs(expected.bias).max() > 0.05 * num_local_steps
-    assert (np.abs(found.bias - expected.bias) / found.bias_error).max() < LIMIT
-    z = (np.log(found.spread) - np.log(expected.spread)) / found.spread_error
+    assert (np.abs(result.bias - expected.bias) / result.bias_error).max() < LIMIT
+    z = (np.log(result.spread) - np.log(expected.spread)) / result.spread_error
     assert np.abs(z).max() < LIMIT
 
 
 @pytest.mark.parametrize("off", [0.0, 0.3])
 def test_standard_errors_are_those_of_repetitions(off):
-    found = [
+    result = [
         diagnostics.check_moments(
             POSTERIOR, DATA, exact_draws(seed, num=300, correlation=0.3, mean=MEAN + off * SD)
         )
         for seed in range(30)
     ]
     for name, true in (("bias", off), ("spread", 0.0)):
-        values = np.array([getattr(f, name) for f in found])
+        values = np.array([getattr(f, name) for f in result])
         values = np.log(values) if name == "spread" else values
-        z = (values - true) / np.array([getattr(f, f"{name}_error") for f in found])
+        z = (values - true) / np.array([getattr(f, f"{name}_error") for f in result])
         assert np.abs(z.mean(0)).max() < LIMIT / np.sqrt(30)
         assert 0.7 < z.std() < 1.4
 
 
 def test_a_tempered_kernel_is_judged_by_its_own_density(white):
     kernel = fedmcmc.lsd(white.posterior, step_size=0.1, temperature=4.0)
-    samples, told = judged(kernel, white.position, num_rounds=8000, num_burnin=200)
-    assert told == [] and samples.diagnosis.moments.spread.max() < 1.1
+    samples, warned = judged(kernel, white.position, num_rounds=8000, num_burnin=200)
+    assert warned == [] and samples.diagnosis.moments.spread.max() < 1.1
     cold = diagnostics.check_moments(POSTERIOR, DATA, samples.draws)
     np.testing.assert_allclose(cold.spread, 2.0, rtol=0.1)
 
@@ -133,9 +133,9 @@ def logcosh(theta, rows):
 @pytest.mark.parametrize("correlation", [0.0, 0.5])
 def test_exact_draws_raise_no_alarm(correlation):
     for seed in range(40):
-        found = diagnostics.diagnose(exact_draws(seed, correlation=correlation), POSTERIOR, DATA)
-        assert found.findings == ()
-    assert "means off by up to" in str(found)
+        result = diagnostics.diagnose(exact_draws(seed, correlation=correlation), POSTERIOR, DATA)
+        assert result.findings == ()
+    assert "means off by up to" in str(result)
 
 
 def test_exact_draws_of_skewed_densities_raise_no_alarm():
@@ -178,9 +178,9 @@ def test_a_log_density_that_is_no_number_is_said_though_its_gradient_is_one():
 
 def test_chains_that_disagree_are_said():
     draws = exact_draws(0) + np.arange(4)[:, None, None] * SD.astype(np.float32)
-    found = diagnostics.diagnose(draws)
-    assert found.rhat > 1.1 and found.ess < 100 and "R-hat" in found.findings[0]
-    assert found.moments is None
+    result = diagnostics.diagnose(draws)
+    assert result.rhat > 1.1 and result.ess < 100 and "R-hat" in result.findings[0]
+    assert result.moments is None
 
 
 def test_a_single_chain_is_judged_by_its_parts():
@@ -192,16 +192,16 @@ def test_a_single_chain_is_judged_by_its_parts():
 def test_many_short_chains_are_judged_by_nested_rhat():
     draws = exact_draws(2, num_chains=64, num=100, correlation=0.8)
     usual, _ = diagnostics.worst(draws)
-    found = diagnostics.diagnose(draws)
-    assert usual > 1.04 and found.rhat < 1.02 and found.findings == ()
+    result = diagnostics.diagnose(draws)
+    assert usual > 1.04 and result.rhat < 1.02 and result.findings == ()
 
 
 def test_of_many_coordinates_some_are_judged_and_it_is_said():
     draws = np.random.default_rng(0).normal(size=(2, 5000, 700)).astype(np.float32)
-    found = diagnostics.diagnose(draws)
-    judged_, size = len(found.mixing.coordinates), found.mixing.num_coordinates
+    result = diagnostics.diagnose(draws)
+    judged_, size = len(result.mixing.coordinates), result.mixing.num_coordinates
     assert judged_ == 2**19 // 10_000 and size == 700
-    assert f"of {judged_} of 700 coordinates" in str(found)
+    assert f"of {judged_} of 700 coordinates" in str(result)
 
 
 def test_a_coordinate_that_never_moves_is_named():
@@ -216,25 +216,25 @@ def test_a_coordinate_that_never_moves_is_named():
 
 def test_a_run_that_is_well_says_so_in_its_repr_alone(white):
     kernel = fedmcmc.lsd(white.posterior, step_size=0.1)
-    samples, told = judged(kernel, white.position, num_rounds=8000, num_burnin=200)
-    assert told == []
+    samples, warned = judged(kernel, white.position, num_rounds=8000, num_burnin=200)
+    assert warned == []
     assert "4 x 7,800 draws of theta (3,)" in repr(samples)
     assert "effective draws; by gradients at" in repr(samples)
 
 
 def test_fewer_than_400_draws_are_too_few_to_judge(white):
     kernel = fedmcmc.lsd(white.posterior, step_size=1.9)
-    samples, told = judged(kernel, white.position, num_rounds=99)
-    assert told == [] and samples.diagnosis is None
+    samples, warned = judged(kernel, white.position, num_rounds=99)
+    assert warned == [] and samples.diagnosis is None
     assert "too few to judge" in repr(samples)
 
 
 def test_one_draw_of_each_of_many_chains_is_not_called_stuck(white):
     kernel = fedmcmc.lsd(white.posterior, step_size=0.1)
-    samples, told = judged(
+    samples, warned = judged(
         kernel, white.position, num_rounds=9, num_burnin=6, num_chains=200, thinning=1
     )
-    assert told == [] and samples.diagnosis is None
+    assert warned == [] and samples.diagnosis is None
     assert "fewer than 4 per chain" in repr(samples)
 
 
@@ -260,8 +260,8 @@ def test_what_does_not_sample_is_not_judged():
     kernel = fedmcmc.fed_avg(
         POSTERIOR, client_optimizer=optax.sgd(1e-3), num_local_steps=2, batch_size=None
     )
-    samples, told = judged(kernel, num_rounds=500)
-    assert told == [] and samples.diagnosis is None
+    samples, warned = judged(kernel, num_rounds=500)
+    assert warned == [] and samples.diagnosis is None
     cooled = fedmcmc.lsd(POSTERIOR, step_size=1e-3, temperature=lambda r: 1 / (1.0 + r))
     assert judged(cooled, num_rounds=500)[0].diagnosis is None
     kept, _ = judged(
@@ -276,8 +276,8 @@ def test_an_approximation_that_is_off_is_called_one():
         POSTERIOR, inference=inference.exact_gaussian(), structure="diagonal", damping=0.3
     )
     # Conditional variances in place of marginal ones: too narrow.
-    samples, told = judged(kernel, num_rounds=600, num_burnin=100)
-    assert any("approximation's draws are not the posterior's" in line for line in told)
+    samples, warned = judged(kernel, num_rounds=600, num_burnin=100)
+    assert any("approximation's draws are not the posterior's" in line for line in warned)
     assert samples.diagnosis.moments.spread.min() < 0.9
     dense = fedmcmc.fed_ep(
         POSTERIOR, inference=inference.exact_gaussian(), structure="dense", damping=0.3
@@ -288,8 +288,8 @@ def test_an_approximation_that_is_off_is_called_one():
 @pytest.mark.slow
 def test_wrapped_kernels_are_judged_as_what_they_wrap(white):
     kernel = fedmcmc.compress(fedmcmc.lsd(white.posterior, step_size=1.5), fedmcmc.quantize(64))
-    _, told = judged(kernel, white.position)
-    assert any("not the posterior's" in line for line in told)
+    _, warned = judged(kernel, white.position)
+    assert any("not the posterior's" in line for line in warned)
 
 
 def test_a_prediction_that_is_off_warns_before_the_run():
@@ -300,8 +300,8 @@ def test_a_prediction_that_is_off_warns_before_the_run():
         for step in (0.1 / np.sqrt(largest), 2.5 / np.sqrt(largest))
     )
     assert judged(fine, num_rounds=3, surrogates=surrogates)[1] == []
-    told = judged(large, num_rounds=3, surrogates=surrogates)[1]
-    assert any("diverges" in line for line in told)
+    warned = judged(large, num_rounds=3, surrogates=surrogates)[1]
+    assert any("diverges" in line for line in warned)
 
 
 @pytest.mark.parametrize("error", [ValueError("no such thing"), KeyboardInterrupt()])
@@ -311,58 +311,58 @@ def test_a_run_keeps_its_draws_whatever_befalls_their_judge(white, monkeypatch, 
 
     monkeypatch.setattr("fedmcmc.runs._watch.diagnose", fails)
     kernel = fedmcmc.lsd(white.posterior, step_size=0.1)
-    samples, (told,) = judged(kernel, white.position)
-    assert told.startswith("The draws could not be judged: " + type(error).__name__)
+    samples, (warned,) = judged(kernel, white.position)
+    assert warned.startswith("The draws could not be judged: " + type(error).__name__)
     assert samples.draws.shape == (4, 2000, 3) and samples.diagnosis is None
 
 
 def test_draws_of_half_precision_and_of_no_numbers(white):
-    found = diagnostics.diagnose(jnp.asarray(exact_draws(0) - MEAN, jnp.bfloat16))
-    assert found.findings == ()
+    result = diagnostics.diagnose(jnp.asarray(exact_draws(0) - MEAN, jnp.bfloat16))
+    assert result.findings == ()
     nothing = fedmcmc.Posterior(lambda t: 0.0, lambda t, rows: jnp.zeros(rows.shape[0]))
-    samples, told = judged(fedmcmc.lsd(nothing, step_size=0.1), jnp.zeros(0))
-    assert told == [] and samples.diagnosis is None
+    samples, warned = judged(fedmcmc.lsd(nothing, step_size=0.1), jnp.zeros(0))
+    assert warned == [] and samples.diagnosis is None
 
 
 def test_rare_excursions_are_said_though_ranks_do_not_see_them():
     draws = exact_draws(3)
     draws[0, ::97, 1] = 1e30
-    found = diagnostics.diagnose(draws, POSTERIOR, DATA)
-    assert found.rhat < 1.01 and found.ess > 400
-    assert "ran away and came back" in found.findings[0]
+    result = diagnostics.diagnose(draws, POSTERIOR, DATA)
+    assert result.rhat < 1.01 and result.ess > 400
+    assert "ran away and came back" in result.findings[0]
 
 
 def test_draws_that_were_thrown_out_are_said_by_their_log_density():
     draws = exact_draws(3)
     assert diagnostics.diagnose(draws, POSTERIOR, DATA).findings == ()
     draws[2, 500:503] += 12 * SD.astype(np.float32)
-    found = diagnostics.diagnose(draws, POSTERIOR, DATA)
-    assert found.rhat < 1.01 and found.ess > 400
-    assert "thrown out and came back" in found.findings[0]
+    result = diagnostics.diagnose(draws, POSTERIOR, DATA)
+    assert result.rhat < 1.01 and result.ess > 400
+    assert "thrown out and came back" in result.findings[0]
     # Three of 4,000, and as wide without them as ever.
     sds = draws.std((0, 1)) / exact_draws(3).std((0, 1))
-    np.testing.assert_allclose(found.moments.widened, sds.max(), rtol=2e-3)
+    np.testing.assert_allclose(result.moments.widened, sds.max(), rtol=2e-3)
     gaps = draws.reshape(-1, 3) - MEAN
     falls = 0.5 * np.einsum("ni,ij,nj->n", gaps, TOTAL, gaps)
     middle, low = np.quantile(falls[np.linspace(0, 3999, 256).astype(int)], [0.5, 0.9])
     np.testing.assert_allclose(
-        found.moments.depth, (falls.max() - middle) / (low - middle), rtol=1e-3
+        result.moments.depth, (falls.max() - middle) / (low - middle), rtol=1e-3
     )
 
 
 def test_a_draw_that_was_thrown_out_and_widens_nothing_is_left_alone():
     draws = exact_draws(3)
     draws[2, 500] += 7 * SD.astype(np.float32)
-    found = diagnostics.diagnose(draws, POSTERIOR, DATA)
-    assert found.moments.depth > diagnostics.DEPTH and 1 < found.moments.widened < 1.02
-    assert found.findings == ()
+    result = diagnostics.diagnose(draws, POSTERIOR, DATA)
+    assert result.moments.depth > diagnostics.DEPTH and 1 < result.moments.widened < 1.02
+    assert result.findings == ()
 
 
 def test_a_chain_that_has_yet_to_arrive_was_not_thrown():
     draws = exact_draws(3)
     draws[:, :20] += (12 * np.linspace(1, 0, 20)[:, None] * SD).astype(np.float32)
-    found = diagnostics.diagnose(draws, POSTERIOR, DATA)
-    assert found.moments.depth < diagnostics.DEPTH
+    result = diagnostics.diagnose(draws, POSTERIOR, DATA)
+    assert result.moments.depth < diagnostics.DEPTH
 
 
 FALLS = {
@@ -400,12 +400,12 @@ def test_a_scale_that_went_far_is_seen_on_its_logarithm(slope, said):
     )
     kernel = fedmcmc.lsd(posterior, step_size=0.1)
     start = {"tau": jnp.zeros(()), "b": jnp.zeros(())}
-    samples, told = judged(kernel, start, num_rounds=300, num_chains=2)
+    samples, warned = judged(kernel, start, num_rounds=300, num_chains=2)
     assert samples.diagnosis.findings  # 300 such rounds are too few as well
     if said is None:
-        assert told == list(samples.diagnosis.findings)
+        assert warned == list(samples.diagnosis.findings)
     else:
-        (only,) = told
+        (only,) = warned
         assert only.startswith(said) and "more rounds" not in only
     quiet, none = judged(kernel, start, num_rounds=20, num_chains=2)
     assert none == [] and quiet.diagnosis is None
@@ -418,10 +418,10 @@ def test_a_map_that_fails_costs_no_draws():
     posterior = fedmcmc.Posterior(
         lambda t: t, lambda t, rows: 0.0 * rows[:, 0], constrain_fn=broken
     )  # rises for ever
-    samples, told = judged(
+    samples, warned = judged(
         fedmcmc.lsd(posterior, step_size=0.1), jnp.zeros(()), num_rounds=300, num_chains=2
     )
-    assert "could not be judged: RuntimeError: no such map" in told[0]
+    assert "could not be judged: RuntimeError: no such map" in warned[0]
     assert samples.draws.shape == (2, 300)
 
 
@@ -429,7 +429,7 @@ def test_what_cannot_be_compared_is_said():
     draws = exact_draws(4)
     draws[..., 2] = draws[..., 1]
     words = " ".join(diagnostics.diagnose(draws, POSTERIOR, DATA).findings)
-    assert "do not tell whether means and sds are right" in words
+    assert "cannot show whether means and sds are right" in words
 
 
 def test_far_too_few_effective_draws_get_no_advice_on_steps():

@@ -51,7 +51,7 @@ def test_a_rule_that_is_not_met_warns_and_the_run_can_go_on():
     assert samples.stopped["reached"] is False and samples.stopped["rhat"] > 1.01
     more = fedmcmc.sample(KEY, slow, DATA, state=samples.state, num_rounds=10, progress=False)
     assert int(more.state.broadcast.round[0]) == 130
-    with pytest.warns(RuntimeWarning, match="too few draws to tell"):
+    with pytest.warns(RuntimeWarning, match="too few draws to check"):
         stopped = run(slow, until=fedmcmc.rhat_below(), max_rounds=20).stopped
     assert stopped["reached"] is False and stopped["rounds"] == 20 and "rhat" not in stopped
 

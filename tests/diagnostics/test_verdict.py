@@ -26,7 +26,7 @@ def test_a_verdict_is_a_sentence_with_figures():
         sd_error=0.01,
     )
     assert verdict == (
-        "failed: chains disagree; Monte Carlo errors up to 0.2 sd (means) and 1 % (sds) (wanted: "
+        "failed: chains disagree; Monte Carlo errors up to 0.2 sd (means) and 1 % (sds) (required: "
         "at most 0.05 sd and 5 %), R-hat 1.200; 80 rounds."
     )
     assert verdict.kind is VerdictKind.FAILED and verdict.error == 0.2 and np.isnan(verdict.k_hat)
@@ -39,11 +39,13 @@ def test_a_verdict_is_a_sentence_with_figures():
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
 def test_a_verdict_is_copied_with_its_figures(copied):
     verdict = Verdict("passed", "MCMC", error=0.03, sd_error=0.02, ess=900.0, details="5 rounds")
-    found = copied(verdict)
+    result = copied(verdict)
     assert (
-        type(found) is Verdict and found == verdict and vars(found).keys() == vars(verdict).keys()
+        type(result) is Verdict
+        and result == verdict
+        and vars(result).keys() == vars(verdict).keys()
     )
-    assert found.kind is VerdictKind.PASSED and found.ess == 900 and found.details == "5 rounds"
+    assert result.kind is VerdictKind.PASSED and result.ess == 900 and result.details == "5 rounds"
 
 
 RNG = np.random.default_rng(7)
@@ -57,7 +59,7 @@ def gamma(shape):
 
 def test_errors_of_weighted_draws_are_those_of_repetitions():
     """Gaussian draws, weighted to a narrower Gaussian."""
-    means, sds, told = [], [], []
+    means, sds, text = [], [], []
     for _ in range(REPEATS):
         x = RNG.normal(size=(NUM, 1))
         weights = np.exp(-(x[:, 0] ** 2) / 2)  # target N(0, 1 / 2)
@@ -65,10 +67,10 @@ def test_errors_of_weighted_draws_are_those_of_repetitions():
         mean = weights @ x
         means.append(mean[0] / np.sqrt(0.5))
         sds.append(np.sqrt(weights @ (x - mean) ** 2)[0] / np.sqrt(0.5))
-        told.append(errors_of_weighted(x, weights))
-    told = np.mean(told, axis=0)
+        text.append(errors_of_weighted(x, weights))
+    text = np.mean(text, axis=0)
     # A standard deviation of 300 repetitions has a relative error of four per cent.
-    np.testing.assert_allclose(told, [np.std(means), np.std(sds)], rtol=0.16)
+    np.testing.assert_allclose(text, [np.std(means), np.std(sds)], rtol=0.16)
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.8])
@@ -79,26 +81,26 @@ def test_errors_of_chains_are_those_of_repetitions(correlation):
     x[:, :, 0] = RNG.normal(size=noise[:, :, 0].shape)
     for i in range(1, NUM):
         x[:, :, i] = correlation * x[:, :, i - 1] + noise[:, :, i]
-    told = np.mean([errors_of_chains(own) for own in x[:40]], axis=0)
+    text = np.mean([errors_of_chains(own) for own in x[:40]], axis=0)
     exact = [
         np.sqrt((1 + correlation) / (1 - correlation) / (4 * NUM)),
         np.sqrt((1 + correlation**2) / (1 - correlation**2) / (8 * NUM)),
     ]
-    np.testing.assert_allclose(told, exact, rtol=0.12)
-    found = [x.mean((1, 2, 3)).std(), x.std((1, 2, 3)).std()]
-    np.testing.assert_allclose(found, exact, rtol=0.16)
+    np.testing.assert_allclose(text, exact, rtol=0.12)
+    result = [x.mean((1, 2, 3)).std(), x.std((1, 2, 3)).std()]
+    np.testing.assert_allclose(result, exact, rtol=0.16)
 
 
 def test_errors_of_groups_are_those_of_repetitions():
     """Groups whose draws depend on each other: only the differences of groups tell."""
-    means, sds, told = [], [], []
+    means, sds, text = [], [], []
     for _ in range(REPEATS):
         x = np.repeat(gamma((8, 60, 1)), 10, axis=1)
-        told.append(errors_of_groups(x))
+        text.append(errors_of_groups(x))
         means.append(x.mean())
         sds.append(x.std())
-    told, scale = np.mean(told, axis=0), np.mean(sds)
-    np.testing.assert_allclose(told, [np.std(means) / scale, np.std(sds) / scale], rtol=0.2)
+    text, scale = np.mean(text, axis=0), np.mean(sds)
+    np.testing.assert_allclose(text, [np.std(means) / scale, np.std(sds) / scale], rtol=0.2)
 
 
 def test_without_a_fourth_moment_the_width_of_an_interval_is_judged():

@@ -38,14 +38,14 @@ def test_errors_are_those_of_the_law(narrow):
     draws = gaussian_draws(0, MEANS + 0.1 * SDS, narrow * SDS, 160_000)
     z = []
     for seed in range(30):
-        found = diagnostics.check_by_weights(SKEWED, NOTHING, draws, rng_key=jax.random.key(seed))
-        assert found.trusted and found.num_draws == 2**14
+        checked = diagnostics.check_by_weights(SKEWED, NOTHING, draws, rng_key=jax.random.key(seed))
+        assert checked.trusted and checked.num_draws == 2**14
         bias = (draws.mean((0, 1)) - MEANS) / SDS
         stretch = np.log(draws.std((0, 1)) / SDS)
         z.append(
             [
-                (found.bias - bias) / found.bias_error,
-                (np.log(found.spread) - stretch) / found.spread_error,
+                (checked.bias - bias) / checked.bias_error,
+                (np.log(checked.spread) - stretch) / checked.spread_error,
             ]
         )
     z = np.array(z)
@@ -62,8 +62,8 @@ def test_a_gaussian_posterior_is_met_without_an_error_of_points():
     )
     draws = gaussian_draws(0, np.zeros(3), np.ones(3))
     draws = (draws - draws.mean((0, 1))) / draws.std((0, 1))
-    found = diagnostics.check_by_weights(normal, NOTHING, draws)
-    assert np.abs(found.bias).max() < 0.01 and np.abs(np.log(found.spread)).max() < 0.01
+    checked = diagnostics.check_by_weights(normal, NOTHING, draws)
+    assert np.abs(checked.bias).max() < 0.01 and np.abs(np.log(checked.spread)).max() < 0.01
 
 
 @pytest.mark.slow
@@ -71,20 +71,20 @@ def test_right_gaussians_of_a_skewed_posterior_raise_no_alarm():
     """Its own moments: no local fit, and what expectation propagation aims at."""
     for seed in range(20):
         draws = gaussian_draws(seed, MEANS, SDS, 1000)
-        found = diagnostics.diagnose(draws, SKEWED, NOTHING, approximates=True)
-        assert found.findings == ()
-    assert "by weights of 16,384 points (k-hat" in str(found)
+        checked = diagnostics.diagnose(draws, SKEWED, NOTHING, approximates=True)
+        assert checked.findings == ()
+    assert "by weights of 16,384 points (k-hat" in str(checked)
 
 
 def test_a_narrow_gaussian_is_called_wrong_by_weights_and_not_by_gradients():
     """Laplace's: gradients at its draws see the curvature that it has."""
     draws = gaussian_draws(0, np.log(SHAPES), 1 / np.sqrt(SHAPES))
     local = diagnostics.check_moments(SKEWED, NOTHING, draws)
-    found = diagnostics.diagnose(draws, SKEWED, NOTHING, approximates=True)
+    checked = diagnostics.diagnose(draws, SKEWED, NOTHING, approximates=True)
     true = 1 / np.sqrt(SHAPES) / SDS
     assert true[0] < 0.85 < local.spread[0]
-    np.testing.assert_allclose(found.moments.spread, true, rtol=0.03)
-    (finding,) = found.findings
+    np.testing.assert_allclose(checked.moments.spread, true, rtol=0.03)
+    (finding,) = checked.findings
     assert "approximation's draws are not the posterior's: by weights" in finding
     assert "not suitable here: use fedmcmc.fit" in finding
 
@@ -104,19 +104,19 @@ def test_weights_that_are_bounded_are_trusted_whatever_their_shape():
     """Points' weights are about equal at their largest, to which no shape of a tail fits."""
     one = fedmcmc.Posterior(lambda t: 2 * t[0] - jnp.exp(t[0]), SKEWED.loglikelihood_fn)
     draws = gaussian_draws(0, np.array([0.53]), np.array([0.71]))
-    found = [
+    checked = [
         diagnostics.check_by_weights(one, NOTHING, draws, rng_key=jax.random.key(seed))
         for seed in range(20)
     ]
-    assert all(f.trusted for f in found)
+    assert all(f.trusted for f in checked)
 
 
 def test_a_density_that_is_zero_or_overflows_far_outside_has_no_weight_there():
     cut = SKEWED._replace(logprior_fn=lambda t: jnp.where(t[0] > 6, jnp.nan, gammas(t)))
     draws = gaussian_draws(0, MEANS, SDS)
-    found = diagnostics.check_by_weights(cut, NOTHING, draws)
+    checked = diagnostics.check_by_weights(cut, NOTHING, draws)
     whole = diagnostics.check_by_weights(SKEWED, NOTHING, draws)
-    np.testing.assert_allclose(found.spread, whole.spread, rtol=1e-3)
+    np.testing.assert_allclose(checked.spread, whole.spread, rtol=1e-3)
 
 
 @pytest.mark.slow
@@ -203,10 +203,10 @@ def test_an_approximation_narrower_than_a_skewed_posterior_warns(case):
     q = jax.tree.map(lambda x: x[0], samples.state.server.approximation.gaussian)
     own = np.sqrt(np.diag(np.asarray(q.covariance())))
     mean, sd = of_a_grid(logprior, loglikelihood, clients, np.asarray(q.mean()), own)
-    found = samples.diagnosis.moments
+    checked = samples.diagnosis.moments
     assert 0.85 < (own / sd).min() < 0.89
-    np.testing.assert_allclose(found.spread, own / sd, rtol=0.02)
-    np.testing.assert_allclose(found.bias, (q.mean() - mean) / sd, atol=0.03)
-    print(case, own / sd, found.spread, found.khat)  # the figures of docs/choosing.md
-    (told,) = [str(w.message) for w in caught]
-    assert "draws are not the posterior's: by weights" in told and "use fedmcmc.fit" in told
+    np.testing.assert_allclose(checked.spread, own / sd, rtol=0.02)
+    np.testing.assert_allclose(checked.bias, (q.mean() - mean) / sd, atol=0.03)
+    print(case, own / sd, checked.spread, checked.khat)  # the figures of docs/choosing.md
+    (messages,) = [str(w.message) for w in caught]
+    assert "draws are not the posterior's: by weights" in messages and "use fedmcmc.fit" in messages

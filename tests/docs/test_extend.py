@@ -11,6 +11,7 @@ import re
 import textwrap
 from pathlib import Path
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -207,7 +208,7 @@ def test_draws_are_in_the_users_parameters():
     )
     other = dataclasses.replace(kernel, posterior=moved)
     np.testing.assert_allclose(drawn(other, TREE), drawn(kernel, TREE) + 1, rtol=1e-5)
-    assert other.constrain_fn is moved.constrain_fn
+    assert other.model.constrain_fn is moved.constrain_fn
 
 
 def test_a_long_run_of_the_kernel_is_judged():
@@ -363,7 +364,7 @@ def new_server_state(kernel, noise, broadcast, server_state, total):
         ({"step": short_message}, "A message of Other has the structure.*define message_like"),
         ({"step": new_client_state}, "A client's state of Other.*that client_init returns"),
         ({"step": lambda *_: 0}, "Other.step must return a message, the client's state and a"),
-        ({"aggregate": new_server_state}, "The server's state of Other.*of its first value"),
+        ({"aggregate": new_server_state}, "The server's state of Other.*of its initial value"),
     ],
 )
 def test_values_of_other_structures_are_named(methods, message):
@@ -394,7 +395,7 @@ def test_a_class_that_is_not_registered_is_named(kernel):
 
 
 def test_only_dataclasses_are_registered():
-    with pytest.raises(TypeError, match="takes a dataclass, and Part is none"):
+    with pytest.raises(TypeError, match="needs a dataclass, but Part is not"):
         fedmcmc.register_dataclass(type("Part", (), {}))
 
 
@@ -402,7 +403,7 @@ def test_a_kernel_need_not_define_what_is_random_in_one_call():
     own = plain("tree", fedmcmc.minibatch(2))
     given = (KEY, fedmcmc.Broadcast(jnp.int32(0), TREE), DATA.client(0))
     default = fedmcmc.EstimatorKernel.prepare(own, *given)
-    jax.tree.map(np.testing.assert_array_equal, own.prepare(*given), default)
+    chex.assert_trees_all_equal(own.prepare(*given), default)
 
 
 # Its compressor.

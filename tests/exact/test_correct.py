@@ -1,4 +1,4 @@
-"""Importance corrections against exact laws on Gaussian federations."""
+"""Tests of importance corrections against exact values on Gaussian federations."""
 
 import jax
 import jax.numpy as jnp
@@ -67,11 +67,11 @@ def test_evidence_and_its_error():
     exact = log_evidence()
     found = [correct(jax.random.key(i), approximation(shift=0.5), tail=0.0) for i in range(40)]
     errors = np.array([x.log_evidence for x in found]) - exact
-    told = np.array([x.log_evidence_sd for x in found])
-    assert abs(errors.mean()) < LIMIT * told.mean() / np.sqrt(40) + 2e-4
-    assert abs(errors.std(ddof=1) / told.mean() - 1) < LIMIT / np.sqrt(2 * 40)
-    whole = correct(KEY, approximation(), tail=0.0)
-    assert whole.khat < 0 and abs(whole.log_evidence - exact) < 1e-3
+    sds = np.array([x.log_evidence_sd for x in found])
+    assert abs(errors.mean()) < LIMIT * sds.mean() / np.sqrt(40) + 2e-4
+    assert abs(errors.std(ddof=1) / sds.mean() - 1) < LIMIT / np.sqrt(2 * 40)
+    corrected = correct(KEY, approximation(), tail=0.0)
+    assert corrected.khat < 0 and abs(corrected.log_evidence - exact) < 1e-3
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_evidence_and_its_error():
         (0.0, 0.8, (np.sqrt(0.6) / 0.8) ** 3),
     ],
 )
-def test_effective_share_has_its_law(shift, scale, share):
+def test_the_effective_share_has_its_exact_value(shift, scale, share):
     """exp(-delta^2) of a shift, prod sqrt(2 lam - 1) / lam of a scale (three dimensions)."""
     found = [
         correct(jax.random.key(i), approximation(shift, scale), tail=0.0, num_draws=20_000)
@@ -135,7 +135,7 @@ def test_faults_and_many_points_change_nothing(monkeypatch):
     recipe = correct(KEY, approximation(shift=0.5), num_draws=200)
     np.testing.assert_allclose(recipe.log_weights, plain.log_weights, atol=1e-3)
     assert recipe.totals["bits_down"] < plain.totals["bits_down"]
-    monkeypatch.setattr("fedmcmc.exact._correct.MOST_POINTS", 1000)
+    monkeypatch.setattr("fedmcmc.exact._correct.MAX_POINTS", 1000)
     parts = correct(KEY, approximation(shift=0.5), num_draws=2500)
     assert parts.totals["rounds"] == 3 and z_of(parts) < LIMIT
 
@@ -195,14 +195,14 @@ def test_moments_quantiles_and_resampling():
     np.testing.assert_allclose(drawn.mean(0), corrected.mean(), atol=1e-2)
     few = corrected.resample(KEY, 100, replace=False)
     assert len(np.unique(few[:, 0])) == 100
-    with pytest.raises(ValueError, match="Without replacement there are 4000 draws"):
+    with pytest.raises(ValueError, match="num must be at most 4000 without replacement"):
         corrected.resample(KEY, 5000, replace=False)
     tree = corrected.to_datatree()
     assert tree["posterior"]["theta"].shape == (1, 4000, 3)
     assert "passed (importance): Monte Carlo errors" in repr(corrected)
 
 
-def test_bad_input_is_said():
+def test_bad_input_raises():
     posterior, data = FEDERATION.posterior, FEDERATION.data
     bad = fedmcmc.Gaussian(jnp.zeros(3), -jnp.eye(3), "dense")
     with pytest.raises(ValueError, match="not proper: the smallest eigenvalue"):
@@ -214,14 +214,14 @@ def test_bad_input_is_said():
         correct(KEY, approximation(), num_draws=50)
     with pytest.raises(TypeError, match=r"must be a fedmcmc\.Gaussian, a Mixture or Samples"):
         correct(KEY, 3)
-    with pytest.raises(ValueError, match="has 3 dimensions, and centre 2"):
+    with pytest.raises(ValueError, match="has 3 dimensions, but centre has 2"):
         correct(KEY, approximation(), centre=jnp.zeros(2))
     nowhere = posterior._replace(
         loglikelihood_fn=lambda x, rows: (
             jnp.where(jnp.abs(x[0] - EXACT.mean[0]) < 1e-5, 0.0, -jnp.inf) + 0 * rows["x"][:, 0]
         )
     )
-    with pytest.raises(ValueError, match="zero or not a number at all draws"):
+    with pytest.raises(ValueError, match="zero or not a number at all 4000 draws"):
         fedmcmc.correct(KEY, nowhere, data, approximation())
     broken = posterior._replace(
         loglikelihood_fn=lambda x, rows: jnp.log(x[0] - EXACT.mean[0] + 0.3) + 0 * rows["x"][:, 0]

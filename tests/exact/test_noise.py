@@ -1,4 +1,4 @@
-"""Noise in the messages: what it does to a correction, by exact laws."""
+"""Tests of the effect of noise in messages on a correction, against exact values."""
 
 import jax
 import jax.numpy as jnp
@@ -17,17 +17,17 @@ NUM = 20_000
 
 
 class Noisy:
-    """A consortium whose summed log likelihoods have errors, a function of their number alone."""
+    """Consortium that adds errors to the summed log likelihoods."""
 
     def __init__(self, error):
         self.inner, self.error = SimulatedConsortium(FEDERATION.data), error
         self.federation = self.inner.federation
 
     def ask(self, question, content):
-        asked = self.inner.ask(question, content)
-        answer: Evaluated = asked.value
+        reply = self.inner.ask(question, content)
+        answer: Evaluated = reply.value
         value = answer.value + jnp.asarray(self.error(np.asarray(answer.value, np.float64)))
-        return asked._replace(value=answer._replace(value=value.astype(answer.value.dtype)))
+        return reply._replace(value=answer._replace(value=value.astype(answer.value.dtype)))
 
     def sample(self, *args, **kwargs):
         raise AssertionError("a correction runs no kernel")
@@ -45,7 +45,7 @@ def ess_of(corrected):
 
 
 def test_normal_noise_costs_draws_and_shifts_the_evidence():
-    """Effective draws times exp(-v), log evidence plus v / 2, draws still the posterior's."""
+    """Noise of variance v multiplies effective draws by exp(-v) and adds v / 2 to the evidence."""
     v = 0.25
     noise = np.sqrt(v) * np.random.default_rng(0).normal(size=NUM)
     corrected = correct(lambda value: noise)
@@ -63,7 +63,7 @@ def dithered(step, *, transform=None):
 
 
 def test_dithered_values_cost_draws_and_leave_weights_and_evidence_right():
-    """Each of four clients puts a factor into weights, of the same mean at all draws."""
+    """Each of four clients multiplies the weights by a factor with the same mean at all draws."""
     step = 1.0
     corrected = dithered(step)
     one, two = (np.log(np.sinh(x) / x) for x in (step / 2, step))  # of exp(e), of exp(2 e)
@@ -73,45 +73,45 @@ def test_dithered_values_cost_draws_and_leave_weights_and_evidence_right():
     gap = abs(corrected.log_evidence - log_evidence())
     assert gap / sd < LIMIT and 4 * one > 20 * sd
     assert z_of(corrected) < LIMIT
-    # Half of the bits and less: an integer of a few bits per draw and client.
+    # Fewer than half of the bits: an integer of a few bits per draw and client.
     plain = correct(lambda value: np.zeros(NUM))
     assert corrected.totals["bits_up"] < 0.35 * plain.totals["bits_up"]
     assert corrected.totals["bits_down"] < 1.01 * plain.totals["bits_down"]
 
 
-def test_a_fine_dither_costs_nothing_that_can_be_seen():
+def test_a_fine_dither_has_no_visible_cost():
     fine, plain = dithered(2.0**-8), correct(lambda value: np.zeros(NUM))
     np.testing.assert_allclose(fine.log_weights, plain.log_weights, atol=4 * 2.0**-8)
     assert np.abs(fine.log_weights - plain.log_weights).max() > 2.0**-9
     assert abs(fine.log_evidence - plain.log_evidence) < 1e-4
-    # As integers on a grid of a secure sum nothing else is lost.
+    # A secure sum of integers on the same grid loses nothing else.
     summed = dithered(2.0**-8, transform=fedmcmc.secure_sum)
     np.testing.assert_allclose(summed.log_weights, fine.log_weights, atol=2e-5)
 
 
 def errors_of(step, *, subtract=True, num=NUM):
-    """Return values of one client at points on a line, and what dither makes of them."""
+    """Return values of one client at points on a line, and the errors by dither."""
     points = jnp.linspace(-0.8, 0.8, num)[:, None] * jnp.ones(3)
     content = Points(points, jnp.asarray(EXACT.mean, jnp.float32))
-    one = fedmcmc.FederatedData.from_clients(
+    data = fedmcmc.FederatedData.from_clients(
         [jax.tree.map(lambda x: x[: int(FEDERATION.data.sizes[0])], FEDERATION.data.rows)]
     )
-    asked, question = SimulatedConsortium(one), evaluations(FEDERATION.posterior)
-    value = np.asarray(asked.ask(question, content).value.value, np.float64)
+    consortium, question = SimulatedConsortium(data), evaluations(FEDERATION.posterior)
+    value = np.asarray(consortium.ask(question, content).value.value, np.float64)
     words = jax.random.bits(KEY, (2,), jnp.uint32)
     noisy = Dithered(content, words, jnp.asarray(step, jnp.float32))
-    found = np.asarray(asked.ask(question, noisy).value.value, np.float64)
+    dithered = np.asarray(consortium.ask(question, noisy).value.value, np.float64)
     added = np.asarray(dither_of(noisy, 0, num), np.float64)
-    return value, found - subtract * step * added - value
+    return value, dithered - subtract * step * added - value
 
 
-def test_errors_are_uniform_and_know_nothing_of_the_value():
+def test_errors_are_uniform_and_independent_of_the_value():
     step = 0.5
     value, error = errors_of(step)
     assert np.ptp(value) > 20 * step
     scaled = error / step
-    for power, law in ((1, 0.0), (2, 1 / 12)):
-        assert abs(z_scores(scaled**power, law)) < LIMIT
+    for power, moment in ((1, 0.0), (2, 1 / 12)):
+        assert abs(z_scores(scaled**power, moment)) < LIMIT
     assert np.abs(scaled).max() < 0.5 + 1e-3
     assert stats.kstest(scaled + 0.5, "uniform").pvalue > 1e-6
     place = value / step - np.round(value / step)
@@ -120,13 +120,13 @@ def test_errors_are_uniform_and_know_nothing_of_the_value():
             assert abs(z_scores((fn - fn.mean()) * of_error, 0.0)) < LIMIT
     factor = np.sinh(step / 2) / (step / 2)
     assert abs(z_scores(np.exp(error), factor)) < LIMIT
-    # Stochastic rounding, which subtracts nothing: a factor that follows the value.
+    # Stochastic rounding subtracts nothing, and its factor depends on the value.
     value, plain = errors_of(2.0, subtract=False)
     up = value / 2 - np.floor(value / 2)
-    told = (1 - up) * np.exp(-2 * up) + up * np.exp(2 * (1 - up))
-    assert abs(z_scores(np.exp(plain) - told, 0.0)) < LIMIT
-    gap = told - told.mean()
-    assert abs(z_scores(gap * (np.exp(plain) - told.mean()), 0.0)) > 3 * LIMIT
+    expected = (1 - up) * np.exp(-2 * up) + up * np.exp(2 * (1 - up))
+    assert abs(z_scores(np.exp(plain) - expected, 0.0)) < LIMIT
+    gap = expected - expected.mean()
+    assert abs(z_scores(gap * (np.exp(plain) - expected.mean()), 0.0)) > 3 * LIMIT
 
 
 def test_values_beyond_the_range_and_of_zero_density():
@@ -136,16 +136,15 @@ def test_values_beyond_the_range_and_of_zero_density():
     )
     content = Points(jnp.array([[-1.0], [2.0], [1e9]]), jnp.ones(1))
     words = jnp.zeros(2, jnp.uint32)
-    data = DATA
-    plain = SimulatedConsortium(data).ask(evaluations(posterior), content).value
-    answer = SimulatedConsortium(data).ask(
+    plain = SimulatedConsortium(DATA).ask(evaluations(posterior), content).value
+    answer = SimulatedConsortium(DATA).ask(
         evaluations(posterior), Dithered(content, words, jnp.asarray(0.25))
     )
     value = np.asarray(answer.value.value)
     assert value[0] < BELOW and value[2] < BELOW and abs(value[1] - plain.value[1]) < 3 * 0.25
-    assert int(answer.value.invalid.value) == 3  # of each client one: too large for its 24 bits
-    with pytest.raises(ValueError, match="Only log likelihoods are dithered"):
-        SimulatedConsortium(data).ask(
+    assert int(answer.value.invalid.value) == 3  # one per client: too large for 24 bits
+    with pytest.raises(ValueError, match="Dithered log likelihoods have no gradients"):
+        SimulatedConsortium(DATA).ask(
             evaluations(posterior, gradients=True), Dithered(content, words, jnp.asarray(0.25))
         )
     for wrong in (0.0, -1.0, np.inf):

@@ -1,4 +1,4 @@
-"""Questions: sums of log likelihoods at many points, whole or void."""
+"""Tests of questions: complete sums of log likelihoods at many points, or void rounds."""
 
 import jax
 import jax.numpy as jnp
@@ -24,20 +24,20 @@ def pooled(points, data=DATA):
 
 
 def test_values_and_gradients_are_those_of_pooled_rows():
-    asked = as_consortium(DATA).ask(evaluations(POSTERIOR, gradients=True), Points(POINTS, CENTRE))
-    answer = asked.value
+    reply = as_consortium(DATA).ask(evaluations(POSTERIOR, gradients=True), Points(POINTS, CENTRE))
+    answer = reply.value
     at_centre = pooled([CENTRE])[0]
     np.testing.assert_allclose(answer.value, pooled(POINTS) - at_centre, rtol=1e-5, atol=1e-5)
     total = jax.vmap(jax.grad(lambda x: jnp.sum(loglikelihood(x, DATA.rows))))(POINTS)
     np.testing.assert_allclose(answer.gradient, total, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(np.sum(answer.at_centre.value), at_centre, rtol=1e-6)
-    assert (asked.rounds, int(answer.invalid.value)) == (1, 0)
+    assert (reply.rounds, int(answer.invalid.value)) == (1, 0)
     # Up: a value and three gradients per point, three parts, a count, a number of invalid points.
-    assert asked.bits_up == 3 * 32 * (20 * 4 + 3 + 1 + 1)
-    assert asked.bits_down == 3 * 32 * (20 * 3 + 3)
+    assert reply.bits_up == 3 * 32 * (20 * 4 + 3 + 1 + 1)
+    assert reply.bits_down == 3 * 32 * (20 * 3 + 3)
 
 
-def test_many_clients_and_points_some_at_a_time(monkeypatch):
+def test_clients_and_points_in_batches(monkeypatch):
     monkeypatch.setattr("fedmcmc.kernels._evaluations.POINTS_BUDGET", 100)
     monkeypatch.setattr("fedmcmc.runs._consortium.CLIENTS_AT_A_TIME", 2)
     asked = SimulatedConsortium(DATA).ask(evaluations(POSTERIOR), Points(POINTS, CENTRE))
@@ -60,7 +60,7 @@ def test_a_recipe_gives_the_points_that_the_server_draws():
 
 
 def test_float32_keeps_the_digits_of_differences_and_of_the_value_at_the_centre():
-    """200,000 rows, where a difference of sums is off by thousandths of a nat or more."""
+    """With 200,000 rows a difference of sums has an error of a thousandth of a nat or more."""
     x = np.random.default_rng(0).normal(3.0, 1.0, 200_000).astype(np.float32)
     posterior = fedmcmc.Posterior(
         lambda theta: -0.5 * theta**2, lambda theta, rows: -0.5 * (rows - theta) ** 2
@@ -138,7 +138,7 @@ def test_a_round_without_a_client_is_void_and_asked_again():
 
 
 def test_clients_that_never_answer_are_an_error(monkeypatch):
-    monkeypatch.setattr("fedmcmc.runs._consortium.MOST_TRIES", 3)
+    monkeypatch.setattr("fedmcmc.runs._consortium.MAX_TRIES", 3)
     consortium = SimulatedConsortium(
         DATA, transform=lambda kernel: fedmcmc.faults(kernel, drop=0.999, rescale=False)
     )
@@ -146,7 +146,7 @@ def test_clients_that_never_answer_are_an_error(monkeypatch):
         consortium.ask(evaluations(POSTERIOR), Points(POINTS[:1], CENTRE))
 
 
-def test_what_would_bias_is_refused():
+def test_biased_settings_raise():
     question = evaluations(POSTERIOR)
     with pytest.raises(ValueError, match="late: this kernel needs a client's message"):
         fedmcmc.faults(question, late=0.1)
@@ -163,7 +163,7 @@ def test_what_would_bias_is_refused():
 
 @pytest.mark.parametrize("content", fast_and_slow(["points", "recipe", "dithered"], ["recipe"]))
 def test_answers_cross_as_bytes_and_see_their_own_rows_alone(content):
-    """A deployed round: each client by itself, the others' rows NaN, bytes alone cross."""
+    """A deployed round: each client is separate, and only bytes are exchanged."""
     kernel = evaluations(POSTERIOR, gradients=content != "dithered")
     recipe = Recipe(
         jax.random.bits(KEY, (2,), jnp.uint32),

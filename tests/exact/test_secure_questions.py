@@ -1,18 +1,18 @@
-"""Questions as secure sums: how exact they are, and what becomes of numbers beyond the range."""
+"""Tests of questions as secure sums: accuracy, and numbers out of range."""
 
 from functools import partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fedmcmc
-from fedmcmc._types import Exact
-from fedmcmc.criticism._others import Others
+from fedmcmc.criticism._wrapped import LeaveOneOutConsortium
 from fedmcmc.kernels import BELOW, Points, evaluations, expansions
-from fedmcmc.kernels._gibbs_interweaving import Compared, Rescaling
-from fedmcmc.kernels._gibbs_judging import Judged, Judgement
+from fedmcmc.kernels._gibbs_interweaving import Compared
+from fedmcmc.kernels._gibbs_judging import Judged
 from fedmcmc.kernels._questions import IMPOSSIBLE
 from fedmcmc.runs import SimulatedConsortium
 from tests.contracts.model import DATA, KEY, POSTERIOR
@@ -25,13 +25,13 @@ PLAIN = SimulatedConsortium(DATA)
 
 
 def secured(digits=22, most=2.0**30, data=DATA):
-    """Return clients whose answers and messages are integers, as under masks."""
+    """Return clients whose answers and messages are integers, as with masks."""
     transform = partial(fedmcmc.secure_sum, resolution=2.0**-digits, most=most)
     return SimulatedConsortium(data, transform=transform, of_runs=True)
 
 
 def where(condition, value):
-    """Return the model with another log likelihood of a row where a position is so."""
+    """Return the model with another log likelihood per row if a condition holds."""
 
     def loglikelihood_fn(theta, rows):
         return jnp.where(condition(theta), value, POSTERIOR.loglikelihood_fn(theta, rows))
@@ -52,7 +52,7 @@ def test_a_log_weight_is_off_by_half_a_step_per_client_at_most(digits):
         assert error > rounding or digits == 22
 
 
-def test_a_correction_on_a_coarse_grid_is_that_of_weights_so_much_off():
+def test_a_coarse_grid_changes_weights_by_its_rounding_only():
     approximation = fedmcmc.Gaussian.from_moments(jnp.full(3, 0.8), variance=jnp.full(3, 0.2))
     settings = dict(num_draws=200, adapt=False, centre=CENTRE)
     exact, found = (
@@ -63,8 +63,8 @@ def test_a_correction_on_a_coarse_grid_is_that_of_weights_so_much_off():
     assert abs(exact.log_evidence - found.log_evidence) <= error.max()
 
 
-def test_a_density_of_zero_is_one_in_a_secure_sum():
-    """Minus infinity has no word: the lowest number means it, whatever others add."""
+def test_a_density_of_zero_stays_zero_in_a_secure_sum():
+    """The lowest number represents minus infinity, even after other clients add to it."""
     posterior = where(lambda theta: theta[0] < 0, -jnp.inf)
     for gradients in (False, True):
         exact, found = (
@@ -101,7 +101,8 @@ def test_a_chain_turns_back_at_a_wall_in_a_secure_sum(build):
 def test_a_question_without_a_client_has_the_range_of_the_question():
     posterior = where(lambda theta: theta[0] < 0, -jnp.inf)
     values = [
-        Others(x, 1).ask(evaluations(posterior), CONTENT).value.value for x in (PLAIN, secured())
+        LeaveOneOutConsortium(x, 1).ask(evaluations(posterior), CONTENT).value.value
+        for x in (PLAIN, secured())
     ]
     none = np.asarray(POINTS)[:, 0] < 0
     np.testing.assert_array_equal(np.asarray(values) < BELOW, [none, none])
@@ -109,37 +110,37 @@ def test_a_question_without_a_client_has_the_range_of_the_question():
 
 
 def test_a_move_of_rows_that_is_impossible_for_one_client_is_for_all():
-    """Of `fed_gibbs`; three clients say what is sent as a sum of words."""
-    judgement, most = Judgement(None), 2.0**20
+    """Three clients of `fed_gibbs` send answers as a sum of integers."""
+    most = 2.0**20
     for value, steep in ((-jnp.inf, 1.0), (IMPOSSIBLE, 1.0), (-3.0, 2.0**21)):
-        said = [
+        answers = [
             Judged(jnp.float32(difference), jnp.array([slope, 1.0]), jnp.float32(1))
             for difference, slope in ((2.5, 1.0), (value, steep), (70.0, -2.0))
         ]
-        sent = [judgement.in_range(Exact(each), most) for each in said]
+        sent = [x.to_range(most) for x in answers]
         assert all(np.abs(leaf).max() <= most for leaf in jax.tree.leaves(sent))
-        total = judgement.from_range(jax.tree.map(lambda *x: sum(x), *sent), most)
-        assert total.value.difference < BELOW
-        np.testing.assert_array_equal(total.value.gradient, [-1.0, 2.0])
-    within = jax.tree.map(lambda *x: sum(x), *(Exact(said[0]), Exact(said[2])))
-    jax.tree.map(np.testing.assert_array_equal, judgement.from_range(within, most), within)
+        total = jax.tree.map(lambda *x: sum(x), *sent).from_range(most)
+        assert total.difference < BELOW
+        np.testing.assert_array_equal(total.gradient, [-1.0, 2.0])
+    within = jax.tree.map(lambda *x: sum(x), answers[0], answers[2])
+    chex.assert_trees_all_equal(within.from_range(most), within)
 
 
 def test_a_candidate_that_is_impossible_for_one_client_is_for_all_and_the_others_are_not():
-    way, most = Rescaling(None), 2.0**20
-    said = [
-        Compared(jnp.array([2.5, one]), jnp.float32(1)) for one in (1.0, -jnp.inf, IMPOSSIBLE, -3.0)
+    most = 2.0**20
+    answers = [
+        Compared(jnp.array([2.5, x]), jnp.float32(1)) for x in (1.0, -jnp.inf, IMPOSSIBLE, -3.0)
     ]
-    sent = [way.in_range(Exact(each), most) for each in said]
+    sent = [x.to_range(most) for x in answers]
     assert all(np.abs(leaf).max() <= most for leaf in jax.tree.leaves(sent))
-    total = way.from_range(jax.tree.map(lambda *x: sum(x), *sent), most).value
+    total = jax.tree.map(lambda *x: sum(x), *sent).from_range(most)
     assert total.differences[0] == 10 and total.differences[1] < BELOW and total.one == 4
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("value", [-jnp.inf, jnp.nan, jnp.inf, -1e12], ids=str)
-def test_a_search_does_not_end_where_numbers_have_no_words(value):
-    """As where they are not finite without a secure sum, and the other places are as they were."""
+def test_a_search_does_not_end_at_numbers_that_are_not_representable(value):
+    """Such numbers count as not finite, and the remaining points do not change."""
     question = expansions(where(lambda theta: theta[0] < 0, value))
     exact, found = (x.ask(question, CONTENT).value for x in (PLAIN, secured()))
     none = np.asarray(POINTS)[:, 0] < 0
@@ -148,7 +149,7 @@ def test_a_search_does_not_end_where_numbers_have_no_words(value):
         np.testing.assert_allclose(b[~none], a[~none], rtol=1e-5, atol=1e-5)
 
 
-def test_places_that_are_left_out_though_they_have_a_density_are_told():
+def test_excluded_points_of_positive_density_warn():
     steep = POSTERIOR._replace(
         loglikelihood_fn=lambda theta, rows: (
             POSTERIOR.loglikelihood_fn(theta, rows)
@@ -166,7 +167,10 @@ def test_places_that_are_left_out_though_they_have_a_density_are_told():
 
 def test_answers_that_do_not_fit_are_an_error_with_the_remedy():
     high = where(lambda theta: theta[0] < 0, 2.0**31)
-    with pytest.raises(ValueError, match=r"answered Evaluations .*most, so that .* more room"):
+    with pytest.raises(
+        ValueError,
+        match=r"answered Evaluations with numbers beyond the range `most` .*Increase `most`",
+    ):
         secured().ask(evaluations(high), CONTENT)
     nowhere = Points(POINTS, CENTRE * jnp.nan)
     with pytest.raises(ValueError, match=r"3 client\(s\) to Evaluations are not finite"):
@@ -174,8 +178,8 @@ def test_answers_that_do_not_fit_are_an_error_with_the_remedy():
 
 
 @pytest.mark.slow
-def test_falls_without_bound_are_falls():
-    """Two sds from the mode the density may be zero."""
+def test_unbounded_decreases_count_as_decreases():
+    """The density may be zero two sds from the mode."""
     posterior = where(lambda theta: theta[0] > 1.2, -jnp.inf)
     for data in (PLAIN, secured()):
         with pytest.warns(UserWarning, match="no guide to the scale"):

@@ -1,4 +1,4 @@
-"""Waste-free sequential Monte Carlo against exact evidences, masses of modes and moments."""
+"""Tests of tempering against exact evidences, masses of modes and moments."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ import pytest
 from jax.scipy.stats import norm
 
 import fedmcmc
-from fedmcmc.exact._tempered import _next_power, _systematic
+from fedmcmc.exact._tempered import _choose_power, _resample
 from fedmcmc.runs import SimulatedConsortium
 from tests.exact.test_correct import EXACT, FEDERATION, ROOT, approximation, log_evidence
 from tests.oracles.federations import LIMIT, z_scores
@@ -46,23 +46,25 @@ def test_evidence_and_moments_of_a_gaussian_federation(case):
 
 
 def test_groups_of_chains_show_the_error():
-    """Chains of a group depend on each other; groups share temperatures and proposals alone."""
+    """Chains of a group are dependent; groups share only temperatures and proposals."""
     settings = dict(num_seeds=20, length=6, num_islands=8)
     found = repeat(12, FEDERATION.posterior, FEDERATION.data, approximation(2.5, 1.5), **settings)
     assert found[0].islands.shape == (8, 120, 3) and found[0].draws.shape == (960, 3)
     np.testing.assert_array_equal(found[0].islands[1], found[0].draws[120:240])
     sds = np.sqrt(np.diag(EXACT.covariance))
     means = np.stack([x.draws.mean(0) for x in found])
-    told = np.mean([x.islands.mean(1).std(0, ddof=1) / np.sqrt(8) / sds for x in found], axis=0)
+    sds_of_means = np.mean(
+        [x.islands.mean(1).std(0, ddof=1) / np.sqrt(8) / sds for x in found], axis=0
+    )
     error = np.sqrt(np.mean(((means - EXACT.mean) / sds) ** 2, axis=0))
-    assert (told / error > 0.5).all() and (told / error < 2).all()
+    assert (sds_of_means / error > 0.5).all() and (sds_of_means / error < 2).all()
     evidence = np.array([x.log_evidence for x in found]) - log_evidence()
     assert abs(z_scores(evidence, 0.0)) < LIMIT
     assert 0.4 < np.mean([x.log_evidence_sd for x in found]) / evidence.std(ddof=1) < 2.5
 
 
 def two_modes(theta, rows):
-    """Rows of which the first of all holds a one: 0.7 N(0, I) + 0.3 N((6, 0), I)."""
+    """Return 0.7 N(0, I) + 0.3 N((6, 0), I) for the row with a one, else zero."""
     near = jnp.log(0.7) + norm.logpdf(theta[0])
     far = jnp.log(0.3) + norm.logpdf(theta[0] - 6)
     return rows * (jnp.logaddexp(near, far) + norm.logpdf(theta[1]))
@@ -76,7 +78,7 @@ WIDE = fedmcmc.Gaussian.from_moments(np.zeros(2), variance=np.full(2, 16.0))
 
 
 @pytest.mark.slow
-def test_masses_of_two_modes_that_no_chain_comes_across_between():
+def test_masses_of_two_modes_between_which_no_chain_moves():
     found = repeat(10, TWO_MODES, TWO_CLIENTS, WIDE)
     right = np.array([(x.draws[:, 0] > 3).mean() for x in found])
     assert abs(z_scores(right, 0.3)) < LIMIT and right.std(ddof=1) < 0.1
@@ -87,7 +89,7 @@ def test_masses_of_two_modes_that_no_chain_comes_across_between():
 
 
 @pytest.mark.slow
-def test_clients_that_are_missing_are_asked_again_and_the_key_says_the_rest():
+def test_missing_clients_repeat_a_round_without_a_change_of_draws():
     settings = dict(num_seeds=10, length=4)
     q = approximation(scale=2.0)
     plain = fedmcmc.tempered(KEY, FEDERATION.posterior, FEDERATION.data, q, **settings)
@@ -114,26 +116,24 @@ def test_draws_are_in_the_users_coordinates():
 def test_the_next_power_leaves_half_of_the_states_effective():
     log_ratio = np.random.default_rng(0).normal(scale=20, size=1000)
     log_ratio[::4] = -np.inf
-    power = _next_power(0.1, log_ratio)
+    power = _choose_power(0.1, log_ratio)
     weights = np.exp((power - 0.1) * log_ratio)
     assert abs(weights.sum() ** 2 / (weights**2).sum() / 750 - 0.5) < 1e-6
-    assert _next_power(0.1, 0.001 * log_ratio) == 1.0
+    assert _choose_power(0.1, 0.001 * log_ratio) == 1.0
 
 
 def test_systematic_resampling_takes_each_as_often_as_its_weight():
     rng = np.random.default_rng(0)
     weights = rng.dirichlet(np.ones(30))
-    counts = np.array(
-        [np.bincount(_systematic(weights, 40, rng), minlength=30) for _ in range(999)]
-    )
+    counts = np.array([np.bincount(_resample(weights, 40, rng), minlength=30) for _ in range(999)])
     assert (np.abs(counts - 40 * weights) < 1).all()
     assert np.abs(z_scores(counts, 40 * weights)).max() < LIMIT
 
 
 @pytest.mark.slow
-def test_what_does_not_fit_is_refused_and_what_hardly_moves_warns():
+def test_bad_input_raises_and_chains_that_hardly_move_warn():
     run = FEDERATION.posterior, FEDERATION.data
-    with pytest.raises(ValueError, match="2 at least"):
+    with pytest.raises(ValueError, match="at least 2"):
         fedmcmc.tempered(KEY, *run, approximation(), num_seeds=1)
     with pytest.raises(ValueError, match="dimensions"):
         fedmcmc.tempered(KEY, *run, approximation(), centre=jnp.zeros(2))

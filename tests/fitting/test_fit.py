@@ -1,4 +1,4 @@
-"""One call, against exact laws, quadrature and pooled NUTS."""
+"""Tests of `fit` against exact distributions, quadrature and pooled NUTS."""
 
 import dataclasses
 import html
@@ -55,9 +55,9 @@ def test_the_same_key_gives_the_same_draws(gaussian):
 
 
 def test_reports(gaussian, tmp_path):
-    told = json.loads(json.dumps(gaussian.report.to_dict()))
-    assert told["total"]["rounds"] == gaussian.report.rounds
-    stages = {stage["stage"]: stage for stage in told["stages"]}
+    report = json.loads(json.dumps(gaussian.report.to_dict()))
+    assert report["total"]["rounds"] == gaussian.report.rounds
+    stages = {stage["stage"]: stage for stage in report["stages"]}
     assert stages["modes"]["khat"] is None and stages["correction"]["verdict"] == "passed"
     assert stages["prediction"]["khat"] == 0 and stages["prediction"]["rounds"] == 0
     assert "rows per parameter" in stages["prediction"]["why"]
@@ -67,14 +67,14 @@ def test_reports(gaussian, tmp_path):
     page = gaussian.report.save(tmp_path / "new" / "fit.html").read_text()
     assert "These results can be used" in page
     assert page.count("<svg") == 2 and "Importance weights" in page
-    asked = "effort='auto', num_draws=4000, max_rounds=2000"
-    assert told["about"]["fit"] == gaussian.samples.settings["fit"] == asked
-    assert html.escape(asked) in page
+    settings = "effort='auto', num_draws=4000, max_rounds=2000"
+    assert report["about"]["fit"] == gaussian.samples.settings["fit"] == settings
+    assert html.escape(settings) in page
     assert "<script" not in page and "http" not in page.replace("http://www.w3.org", "")
     assert gaussian.samples.to_datatree()["posterior"]["theta"].shape == (1, 4000, 3)
 
 
-def test_an_approximation_is_called_one():
+def test_approximate_effort_stops_at_the_gaussian():
     fitted = fit(FEDERATION.posterior, FEDERATION.data, position=jnp.zeros(3), effort="approximate")
     assert fitted.verdict.startswith("approximate: Gaussian at 1 mode, not compared")
     assert np.isnan(fitted.log_evidence) and fitted.samples.draws.shape == (1, 4000, 3)
@@ -133,7 +133,7 @@ def test_two_modes_are_both_in_the_draws():
 
 
 def curved(x, rows):
-    """A banana, far from a Gaussian: x[1] about x[0] squared."""
+    """Return the log likelihood of a banana: x[1] is about x[0] squared."""
     return -0.25 * (rows - x[0]) ** 2 - 0.5 * (x[1] - x[0] ** 2) ** 2
 
 
@@ -141,7 +141,7 @@ CURVED = fedmcmc.Posterior(lambda x: -0.5 * jnp.sum(x**2) / 4, curved)
 CURVED_DATA = fedmcmc.FederatedData.from_clients([jnp.ones(1), jnp.zeros(2), jnp.zeros(1)])
 
 
-def test_more_draws_are_weighted_where_the_error_is_too_large():
+def test_more_draws_are_weighted_if_the_error_is_too_large():
     fitted = fit(FEDERATION.posterior, FEDERATION.data, position=jnp.zeros(3), num_draws=100)
     first, second = [x for x in fitted.report.stages if x.stage == "correction"]
     assert first.verdict == "doubtful" and "too few draws" in first.why
@@ -154,7 +154,7 @@ def with_a_parameter_of_the_prior_alone(x, rows):
     return curved(x[:2], rows)
 
 
-def test_no_chains_follow_a_warning_of_a_parameter_that_no_row_depends_on():
+def test_auto_runs_no_chains_if_no_row_depends_on_a_parameter():
     """Weights fail, and chains would run for hundreds of rounds."""
     posterior = CURVED._replace(loglikelihood_fn=with_a_parameter_of_the_prior_alone)
     with pytest.warns(fedmcmc.SamplingWarning, match=r"no row depends on coordinate 2: change"):
@@ -163,7 +163,7 @@ def test_no_chains_follow_a_warning_of_a_parameter_that_no_row_depends_on():
     assert "chains" not in [stage.stage for stage in fitted.report.stages]
 
 
-def test_no_chains_follow_a_warning_of_an_effect_that_is_not_marked():
+def test_auto_runs_no_chains_if_an_effect_is_not_marked_as_local():
     def model(y=None):
         spread = numpyro.sample("spread", dist.HalfNormal(1))
         effect = numpyro.sample("effect", dist.Normal(0, spread))
@@ -180,9 +180,9 @@ def test_no_chains_follow_a_warning_of_an_effect_that_is_not_marked():
 
 
 def test_chains_that_are_far_apart_leave_the_gaussian_at_the_mode(monkeypatch):
-    """The best result is returned: chains that have not mixed say less than the curvature."""
+    """The curvature describes the posterior better than chains that have not mixed."""
 
-    def apart(rng_key, posterior, consortium, search, corrected, *, max_rounds):
+    def distant_chains(rng_key, posterior, consortium, search, corrected, *, max_rounds):
         draws = np.random.default_rng(0).normal(size=(64, 50, 2)).astype(np.float32)
         found = fedmcmc.sample(
             KEY,
@@ -196,19 +196,18 @@ def test_chains_that_are_far_apart_leave_the_gaussian_at_the_mode(monkeypatch):
         samples = dataclasses.replace(found, draws=draws)
         return Chains(samples, 50, 1.5, 90.0, MonteCarloErrors(0.3, 0.3), "HMC", "")
 
-    monkeypatch.setattr("fedmcmc.fitting._runner.run_chains", apart)
-    monkeypatch.setattr("fedmcmc.fitting._runner.StageRunner.weights_may_do", lambda self: False)
-    monkeypatch.setattr("fedmcmc.fitting._decisions.TEMPERED_DIMENSIONS", 0)
+    monkeypatch.setattr("fedmcmc.fitting._stages.run_chains", distant_chains)
+    without_weights_and_tempering(monkeypatch)
     with pytest.warns(fedmcmc.SamplingWarning, match="failed: chains did not agree"):
         fitted = fit(CURVED, CURVED_DATA, position=jnp.zeros(2), num_draws=500, effort="exact")
-    assert "the draws are of the Gaussian at the mode" in fitted.verdict
+    assert "the draws are from the Gaussian at the mode" in fitted.verdict
     assert fitted.samples.draws.shape == (1, 500, 2)
     mean, covariance = fedmcmc.gaussian.moments_of(fitted.gaussian)
     gaps = fitted.samples.draws[0].mean(0) - mean
     assert np.abs(gaps / np.sqrt(np.diag(covariance))).max() < 5 / np.sqrt(500)
 
 
-def test_a_stage_shows_that_it_runs(capsys, monkeypatch):
+def test_the_progress_bar_of_a_stage_advances(capsys, monkeypatch):
     monkeypatch.setattr("fedmcmc.fitting._progress.SECONDS_BETWEEN", 0.01)
     with ticking("modes", shown=True) as bar:
         time.sleep(0.5)
@@ -220,7 +219,7 @@ def test_a_stage_shows_that_it_runs(capsys, monkeypatch):
 
 
 @pytest.mark.slow
-def test_chains_take_over_where_weights_fail():
+def test_chains_run_if_weights_fail():
     fitted = fit(CURVED, CURVED_DATA, position=jnp.zeros(2), num_draws=2000)
     assert fitted.verdict.startswith("passed (MCMC): Monte Carlo errors")
     grid = np.linspace(-6, 14, 1001)
@@ -246,8 +245,8 @@ def test_chains_take_over_where_weights_fail():
 
 
 @pytest.mark.slow
-def test_tempering_takes_over_between_modes_that_weights_miss():
-    """Two bananas: the curvature at a mode is no guide, and no chain comes across."""
+def test_tempering_runs_if_weights_fail_at_several_modes():
+    """Two bananas: the curvature at a mode misleads, and no chain moves between the modes."""
     posterior, data = bimodal()
 
     def bent(x, rows):
@@ -266,7 +265,7 @@ def test_tempering_takes_over_between_modes_that_weights_miss():
 
 
 @pytest.mark.slow
-def test_patience_is_asked_for():
+def test_auto_runs_no_chains_that_take_more_than_an_hour():
     with pytest.warns(fedmcmc.SamplingWarning, match=r'effort="exact" would take'):
         fitted = fit(CURVED, CURVED_DATA, position=jnp.zeros(2), num_draws=2000, latency=9.0)
     assert fitted.verdict.startswith(("approximate", "doubtful"))
@@ -274,8 +273,8 @@ def test_patience_is_asked_for():
 
 
 @pytest.mark.slow
-def test_chains_of_many_parameters_are_left_to_who_insists(monkeypatch):
-    monkeypatch.setattr("fedmcmc.fitting._decisions.MANY_PARAMETERS", 1)
+def test_auto_runs_no_chains_of_many_parameters(monkeypatch):
+    monkeypatch.setattr("fedmcmc.fitting._decisions.MAX_PARAMETERS", 1)
     with pytest.warns(fedmcmc.SamplingWarning, match=r'2 parameters: effort="exact" would run'):
         fitted = fit(CURVED, CURVED_DATA, position=jnp.zeros(2), num_draws=2000)
     assert fitted.verdict.startswith(("approximate", "doubtful"))
@@ -283,12 +282,12 @@ def test_chains_of_many_parameters_are_left_to_who_insists(monkeypatch):
 
 
 def without_weights_and_tempering(monkeypatch):
-    monkeypatch.setattr("fedmcmc.fitting._runner.StageRunner.weights_may_do", lambda self: False)
-    monkeypatch.setattr("fedmcmc.fitting._decisions.TEMPERED_DIMENSIONS", 0)
+    monkeypatch.setattr("fedmcmc.fitting._decisions.WEIGHTING", ())
+    monkeypatch.setattr("fedmcmc.fitting._decisions.MAX_TEMPERED_PARAMETERS", 0)
 
 
 @pytest.mark.slow
-def test_too_few_rounds_are_called_failed(monkeypatch):
+def test_too_few_rounds_fail(monkeypatch):
     without_weights_and_tempering(monkeypatch)
     with pytest.warns(fedmcmc.SamplingWarning, match=r"fit: failed: chains did not agree"):
         fitted = fit(CURVED, CURVED_DATA, position=jnp.zeros(2), num_draws=500, max_rounds=1)
@@ -297,8 +296,8 @@ def test_too_few_rounds_are_called_failed(monkeypatch):
     assert f"{fitted.report.rounds} rounds" in fitted.verdict
 
 
-def test_what_asks_sees_no_rows():
-    """A consortium that hides its data serves as well, and faults void rounds."""
+def test_a_consortium_may_hide_its_rows():
+    """A consortium may hide its data, and faults repeat rounds."""
     x, y, data = counts()
     del x, y
 
@@ -337,7 +336,7 @@ class Watched(SimulatedConsortium):
 
 
 @pytest.mark.slow
-def test_an_interrupt_keeps_what_was_sampled(monkeypatch):
+def test_an_interrupt_keeps_the_draws_so_far(monkeypatch):
     without_weights_and_tempering(monkeypatch)
     settings = dict(position=jnp.zeros(2), num_draws=500)
     with pytest.warns(fedmcmc.SamplingWarning, match="fit: failed: chains did not agree"):
@@ -349,7 +348,7 @@ def test_an_interrupt_keeps_what_was_sampled(monkeypatch):
 
 @pytest.mark.slow
 def test_a_fit_resumes(tmp_path):
-    """Calls of `sample` that ended are read back, and the draws are those of one go."""
+    """Completed calls of `sample` are restored, and the draws equal an uninterrupted run."""
     settings = dict(position=jnp.zeros(2), num_draws=500, max_rounds=200)
 
     def program(consortium):
@@ -357,15 +356,15 @@ def test_a_fit_resumes(tmp_path):
             warnings.simplefilter("ignore", fedmcmc.SamplingWarning)
             return fit(CURVED, consortium, **settings)
 
-    whole = program(Watched())
+    uninterrupted = program(Watched())
     with fedmcmc.resumable(tmp_path, every_seconds=600), pytest.raises(KeyboardInterrupt):
         program(Watched(interrupt_call=5, lasts=2))
-    # What was cut short is another run than that of the whole length: its checkpoint is dropped.
+    # An interrupted call is a run of another length; its checkpoint cannot be used.
     shutil.rmtree(tmp_path / "0005")
     with fedmcmc.resumable(tmp_path, every_seconds=600):
         again = program(Watched())
-    np.testing.assert_array_equal(again.samples.draws, whole.samples.draws)
-    assert again.verdict.split(";")[0] == whole.verdict.split(";")[0]
+    np.testing.assert_array_equal(again.samples.draws, uninterrupted.samples.draws)
+    assert again.verdict.split(";")[0] == uninterrupted.verdict.split(";")[0]
 
 
 @pytest.mark.slow
@@ -377,7 +376,7 @@ def test_whitened_posteriors_give_draws_in_the_users_coordinates():
     assert (np.abs(draws.mean((0, 1)) - EXACT.mean) / sds).max() < 5.5 / np.sqrt(3700)
 
 
-def test_bad_input_is_said_before_anything_runs():
+def test_bad_input_raises_before_sampling():
     with pytest.raises(TypeError, match=r"takes a NumPyro model or a fedmcmc\.Posterior, got int"):
         fit(3, FEDERATION.data)
     with pytest.raises(TypeError, match="a consortium of clients, got dict"):
@@ -458,8 +457,8 @@ def compares_codes_with_a_label(x, arm, y=None):
 
 
 @pytest.mark.slow
-def test_a_parameter_that_no_row_depends_on_is_said(tmp_path, monkeypatch):
-    """A label compared with codes is false in every row, and the draws are those of the prior."""
+def test_a_parameter_on_which_no_row_depends_is_reported(tmp_path, monkeypatch):
+    """A label compared with codes is false in every row, so the draws follow the prior."""
 
     def stopped(*args):
         raise KeyboardInterrupt
@@ -471,23 +470,23 @@ def test_a_parameter_that_no_row_depends_on_is_said(tmp_path, monkeypatch):
     tables = [table.assign(y=table["x"]) for table in tables]
     data = fedmcmc.FederatedData.from_clients(tables)
     with monkeypatch.context() as patched:
-        patched.setattr("fedmcmc.fitting._fit.decide", stopped)  # before what takes long
+        patched.setattr("fedmcmc.fitting._fit.decide", stopped)  # before the expensive stages
         with (
-            pytest.warns(fedmcmc.DiagnosisWarning, match="No row says anything of effect"),
+            pytest.warns(fedmcmc.DiagnosisWarning, match="No row depends on effect"),
             pytest.raises(KeyboardInterrupt),
         ):
             fit(compares_codes_with_a_label, data)
-    with pytest.warns(fedmcmc.DiagnosisWarning, match=r"No row says anything of effect.*arm == 0"):
+    with pytest.warns(fedmcmc.DiagnosisWarning, match=r"No row depends on effect.*arm == 0"):
         fitted = fit(compares_codes_with_a_label, data)
-    (said,) = fitted.report.warnings
-    assert fitted.samples.warnings == (said,)
-    assert f"Warning: {said}" in str(fitted)
+    (message,) = fitted.report.warnings
+    assert fitted.samples.warnings == (message,)
+    assert f"Warning: {message}" in str(fitted)
     page = fitted.report.save(tmp_path / "fit.html").read_text()
-    assert "Read the warning below" in page and "No row says anything of effect" in page
+    assert "Read the warning below" in page and "No row depends on effect" in page
 
 
 @pytest.mark.slow
-def test_a_parameter_that_rows_tell_of_through_another_is_not_said():
+def test_a_parameter_that_rows_inform_through_another_is_not_reported():
     """Only the prior of the slope depends on its mean."""
 
     def model(x, y=None):

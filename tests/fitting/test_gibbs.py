@@ -1,4 +1,4 @@
-"""One call for models with more numbers per group than can be integrated out."""
+"""Tests of `fit` for models with too many effects per group to integrate out."""
 
 import warnings
 
@@ -12,7 +12,7 @@ import pytest
 import fedmcmc
 
 SPREAD = 0.7
-LIMIT = 1.01  # of R-hat, below which chains agree
+LIMIT = 1.01  # R-hat below which chains agree
 
 
 def model(x, y=None):
@@ -24,12 +24,12 @@ def model(x, y=None):
 
 def clients(size=4):
     rng = np.random.default_rng(2)
-    mean, found = rng.normal(size=size), []
+    mean, tables = rng.normal(size=size), []
     for num in (3, 9, 6, 12, 5, 8):
         x = rng.normal(size=(num, size)).astype(np.float32)
         own = mean + SPREAD * rng.normal(size=size)
-        found.append({"x": x, "y": (x @ own + rng.normal(size=num)).astype(np.float32)})
-    return found
+        tables.append({"x": x, "y": (x @ own + rng.normal(size=num)).astype(np.float32)})
+    return tables
 
 
 def law(size):
@@ -51,8 +51,8 @@ def fit(posterior, size=4, **settings):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [4, 9])
-def test_clients_draw_what_is_too_much_to_integrate_out(size):
-    """Up to eight numbers by proposals around their mode, more by trajectories."""
+def test_clients_sample_effects_that_are_too_many_to_integrate_out(size):
+    """Up to eight effects use proposals around their mode, more effects use trajectories."""
     fitted = fit(model, size)
     assert fitted.verdict.startswith("passed (MCMC): Monte Carlo errors")
     assert "8 chains of Gibbs sampling" in fitted.verdict
@@ -74,24 +74,24 @@ def test_clients_draw_what_is_too_much_to_integrate_out(size):
     assert own.draws["own"].shape == (8, 10, 6, 1, size)
 
 
-def test_what_gibbs_sampling_does_not_take_is_refused():
+def test_unsupported_models_and_settings_of_gibbs_sampling_raise():
     data = fedmcmc.FederatedData.from_clients(clients())
     standard = fedmcmc.from_numpyro(model, example=data)
-    with pytest.raises(ValueError, match="4 numbers per group, too many"):
+    with pytest.raises(ValueError, match="4 effects per group, too many"):
         fit(standard)
-    with pytest.raises(ValueError, match="no Gaussian to stop at"):
+    with pytest.raises(ValueError, match="no Gaussian approximation"):
         fit(model, effort="approximate")
     with pytest.raises(ValueError, match="max_rounds must be above 400"):
         fit(model, max_rounds=100)
 
 
 @pytest.mark.slow
-def test_chains_that_are_too_short_are_not_called_exact():
-    with warnings.catch_warnings(record=True) as told:
+def test_chains_that_are_too_short_do_not_pass():
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         fitted = fit(model, max_rounds=401, position={"mu": jnp.zeros(4)})
     (stage,) = fitted.report.stages
     if fitted.verdict.startswith("passed"):
         assert stage.rhat < LIMIT
     assert stage.verdict == "disagree" and "raise max_rounds" in fitted.verdict
-    assert any(str(each.message).startswith("fit: failed: chains do not agree") for each in told)
+    assert any(str(each.message).startswith("fit: failed: chains do not agree") for each in caught)

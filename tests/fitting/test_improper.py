@@ -68,14 +68,14 @@ PRIORS = {
 
 
 @pytest.mark.parametrize("name", PRIORS)
-def test_improper_priors_are_known_by_tracing(name):
+def test_tracing_detects_improper_priors(name):
     prior, improper = PRIORS[name]
     posterior = fedmcmc.from_numpyro(regression(prior), example=data(), check_rows=False)
     assert posterior.improper == (("b",) if improper else ())
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_masks_that_are_made_in_the_model_are_known(kept):
+def test_tracing_detects_masks_in_the_model(kept):
     """Evidence of a model with a masked entry would be that of a flat prior."""
 
     def model(x, y=None):
@@ -102,7 +102,7 @@ def test_infinite_parameters_of_a_prior_are_named(prior, message):
         fedmcmc.from_numpyro(regression(prior.expand([2])), example=data(), check_rows=False)
 
 
-def test_a_prior_without_density_is_not_the_rows_fault():
+def test_a_prior_without_density_raises_an_error_on_the_prior():
     posterior = fedmcmc.Posterior(lambda b: jnp.log(b - b), lambda b, x: -0.5 * (x - b) ** 2)
     rows = fedmcmc.FederatedData.from_clients([np.ones(3, np.float32)])
     with pytest.raises(ValueError, match="density of the prior is finite at none of 32 starts"):
@@ -157,7 +157,7 @@ def test_a_flat_log_scale_of_effects_has_no_posterior():
         fit(model, fedmcmc.FederatedData.from_clients(groups))
 
 
-def test_coordinates_far_from_one_in_scale_are_not_taken_for_flat():
+def test_coordinates_of_extreme_scale_are_not_flat():
     """Columns of a millionth and of a million."""
     x = X * np.array([1e-6, 1e6])
     fitted = fit(regression(FLAT), data(x.astype(np.float32)))

@@ -1,4 +1,4 @@
-"""Modes from several starts, and optimizers in lockstep."""
+"""Tests of modes from several starts, and of optimizers in lockstep."""
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ def descend(objective, start):
     return minimize(objective, start, jac=True, method="L-BFGS-B").x
 
 
-def test_optimizers_in_lockstep_are_those_alone():
+def test_optimizers_in_lockstep_equal_separate_optimizers():
     starts = np.array([[1.0, -2.0], [0.1, 0.0], [5.0, 5.0]])
     evaluated = []
 
@@ -38,15 +38,15 @@ def test_optimizers_in_lockstep_are_those_alone():
         evaluated.append(points)
         return [quartic(point) for point in points]
 
-    found, count = lockstep(evaluate, starts, descend, 100)
+    results, count = lockstep(evaluate, starts, descend, 100)
     alone = [minimize(quartic, start, jac=True, method="L-BFGS-B") for start in starts]
-    for one, other in zip(found, alone, strict=True):
-        np.testing.assert_array_equal(one, other.x)
+    for point, result in zip(results, alone, strict=True):
+        np.testing.assert_array_equal(point, result.x)
     assert count == len(evaluated) == max(result.nfev for result in alone)
     assert {points.shape for points in evaluated} == {(3, 2)}  # one program serves all
 
 
-def test_lockstep_stops_and_tells_what_went_wrong():
+def test_lockstep_stops_and_raises_errors_again():
     def patient(objective, start):
         for _ in range(10):
             try:
@@ -78,7 +78,7 @@ def test_the_mode_of_a_gaussian_and_its_curvature():
     consortium = SimulatedConsortium(FEDERATION.data)
     search = find_modes(KEY, FEDERATION.posterior, consortium, position=jnp.zeros(3))
     (mode,) = search.modes
-    assert search.found and search.num_starts == 8
+    assert search.has_mode and search.num_starts == 8
     sds = np.sqrt(np.diag(EXACT.covariance))
     assert (np.abs(mode.flat - EXACT.mean) / sds).max() < 1e-3
     np.testing.assert_allclose(mode.covariance, EXACT.covariance, rtol=1e-4, atol=1e-6)
@@ -88,7 +88,7 @@ def test_the_mode_of_a_gaussian_and_its_curvature():
     assert search.bits_up == 2 * values_up + (search.rounds - 2) * 32 * (8 * (1 + 3 + 6) + 1) * 4
 
 
-def test_faults_repeat_exchanges_and_change_nothing():
+def test_faults_repeat_exchanges_without_other_effects():
     plain = find_modes(
         KEY, FEDERATION.posterior, as_consortium(FEDERATION.data), position=jnp.zeros(3)
     )
@@ -104,7 +104,7 @@ def bimodal(distance=6.0):
     """Return a posterior of two clients with modes of masses 0.7 and 0.3, and its data."""
 
     def loglikelihood(x, rows):
-        # Of client 0 all but what pulls to one side, which is client 1's.
+        # Client 0 holds both modes with equal mass; client 1 changes the masses.
         places = jnp.array([-distance / 2, distance / 2])
         both = jax.scipy.special.logsumexp(-0.5 * (x[0] - places) ** 2) - 0.5 * x[1] ** 2
         weighted = jnp.log(0.3 + 0.4 / (1 + jnp.exp(distance * x[0])))
@@ -127,8 +127,8 @@ def test_two_modes_in_two_clients_are_both_found():
 
 
 @pytest.mark.slow
-def test_a_ridge_is_no_mode_or_its_weights_say_so():
-    """Newton's steps gain less and less along it, as at a mode; draws there tell."""
+def test_a_ridge_is_no_mode_or_its_weights_fail():
+    """Along a ridge Newton's steps gain less and less, as at a mode; draws show the difference."""
 
     def logistic(b, rows):
         return jax.nn.log_sigmoid(rows["s"] * (b[0] + b[1] * rows["x"]))
@@ -138,24 +138,24 @@ def test_a_ridge_is_no_mode_or_its_weights_say_so():
     separated.append({"x": np.array([1.0, 2.0]), "s": np.array([1.0, 1.0])})
     data = fedmcmc.FederatedData.from_clients(separated)
     search = find_modes(KEY, flat, as_consortium(data), position=jnp.zeros(2))
-    if search.found:
+    if search.has_mode:
         with pytest.warns(fedmcmc.SamplingWarning):
             corrected = fedmcmc.correct(KEY, flat, data, search.mixture(), centre=search.centre)
         assert corrected.verdict.kind != "passed" and corrected.rounds[0].khat > 0.7
     saddle = fedmcmc.Posterior(
         lambda x: jnp.zeros(()), lambda x, rows: 0 * rows["x"] + x[0] ** 2 / 8 - x[1] ** 2 / 8
     )
-    assert not find_modes(KEY, saddle, as_consortium(data), position=jnp.zeros(2)).found
+    assert not find_modes(KEY, saddle, as_consortium(data), position=jnp.zeros(2)).has_mode
 
 
-def test_starts_that_have_no_density_are_left_out():
+def test_starts_without_density_are_excluded():
     def half(x, rows):
         return jnp.where(x[0] > 0.5, -0.5 * (rows - x[0]) ** 2, -jnp.inf)
 
     posterior = fedmcmc.Posterior(lambda x: -0.5 * jnp.sum(x**2), half)
     data = fedmcmc.FederatedData.from_clients([jnp.full(3, 4.0), jnp.full(5, 4.0)])
     search = find_modes(KEY, posterior, as_consortium(data), position=jnp.zeros(1))
-    assert search.found and abs(search.modes[0].flat[0] - 32 / 9) < 1e-3
+    assert search.has_mode and abs(search.modes[0].flat[0] - 32 / 9) < 1e-3
     nowhere = posterior._replace(loglikelihood_fn=lambda x, rows: jnp.full(len(rows), -jnp.inf))
     with pytest.raises(ValueError, match="finite at none of 32 starts"):
         find_modes(KEY, nowhere, as_consortium(data), position=jnp.zeros(1))
@@ -165,7 +165,7 @@ def test_starts_that_have_no_density_are_left_out():
 
 @pytest.mark.slow
 def test_a_start_near_the_origin_has_a_gradient():
-    """At zero NumPyro's Bernoulli(logits) has a wrong one, which no line search survives."""
+    """At zero NumPyro's Bernoulli(logits) has a wrong gradient that no line search survives."""
 
     def model(x, y=None):
         b = numpyro.sample("b", dist.Normal(0, 2.5).expand([3]).to_event(1))
@@ -180,32 +180,32 @@ def test_a_start_near_the_origin_has_a_gradient():
     )
     posterior = fedmcmc.from_numpyro(model, example=data)
     search = find_modes(KEY, posterior, as_consortium(data))
-    assert search.found and search.rounds < 20
+    assert search.has_mode and search.rounds < 20
     expected = fedmcmc.surrogates.mode(posterior, data, search.centre).position["b"]
     np.testing.assert_allclose(search.centre["b"], expected, atol=2e-3)
 
 
 @pytest.mark.slow
-def test_many_dimensions_go_by_gradients():
+def test_many_dimensions_use_gradients_only():
     rows = jax.random.normal(KEY, (40, 300))
     posterior = fedmcmc.Posterior(
         lambda x: -0.5 * jnp.sum(x**2), lambda x, rows: -0.5 * jnp.sum((rows - x) ** 2, -1)
     )
     data = fedmcmc.FederatedData.from_clients([rows[:30], rows[30:]])
     search = find_modes(KEY, posterior, as_consortium(data), position=jnp.zeros(300))
-    assert search.found
+    assert search.has_mode
     np.testing.assert_allclose(search.modes[0].flat, np.asarray(rows.sum(0)) / 41, atol=1e-3)
     np.testing.assert_allclose(np.diag(search.modes[0].covariance), 1 / 41, rtol=1e-4)
 
 
 def test_a_mode_far_from_zero_is_reached():
-    """Of parameters such as 100,000: the largest step grows until it gets there."""
+    """The largest step grows until the search reaches a parameter such as 100,000."""
     posterior = fedmcmc.Posterior(
         lambda m: -0.5 * ((m - 1e5) / 1e3) ** 2, lambda m, y: -0.5 * (y - m) ** 2
     )
     y = np.float32(1e5 + np.random.default_rng(0).normal(size=20))
     data = fedmcmc.FederatedData.from_clients([y[:10], y[10:]])
-    found = find_modes(KEY, posterior, SimulatedConsortium(data), position=jnp.zeros(()))
-    assert found.found
-    np.testing.assert_allclose(found.modes[0].flat, y.mean(dtype=float), atol=0.02)
-    np.testing.assert_allclose(found.modes[0].covariance, 1 / 20, rtol=1e-3)
+    search = find_modes(KEY, posterior, SimulatedConsortium(data), position=jnp.zeros(()))
+    assert search.has_mode
+    np.testing.assert_allclose(search.modes[0].flat, y.mean(dtype=float), atol=0.02)
+    np.testing.assert_allclose(search.modes[0].covariance, 1 / 20, rtol=1e-3)

@@ -74,7 +74,7 @@ def test_the_error_names_client_row_column_and_value(case):
         fedmcmc.fit(model, data, rng_key=KEY, progress=False)
 
 
-def test_rows_out_of_reach_at_some_starts_only_are_no_error():
+def test_rows_without_density_at_some_starts_are_no_error():
     def log_likelihood(position, y):
         top = jnp.exp(position)
         return jnp.where(y < top, -position, -jnp.inf)
@@ -85,7 +85,7 @@ def test_rows_out_of_reach_at_some_starts_only_are_no_error():
     assert search.centre >= np.log(1.4)
 
 
-def test_the_mode_names_the_row_and_most_rows_are_a_matter_of_scale():
+def test_the_mode_names_a_row_and_many_rows_suggest_scaling():
     rows = {"t": np.array([250.0, 0.0]), "y": np.array([2, 0])}
     data = FederatedData.from_clients({"Bern": GOOD, "Chur": rows})
     posterior = fedmcmc.from_numpyro(rates, example=data)

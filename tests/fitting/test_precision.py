@@ -1,4 +1,4 @@
-"""Rounding errors of log likelihoods, measured near a position."""
+"""Tests of the rounding errors of log likelihoods near a position."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -25,11 +25,11 @@ def check(loglikelihood_fn, clients, centre, sd):
 
 
 @pytest.mark.parametrize(("size", "num", "ok"), [(1e3, 400, True), (1e6, 400, False)])
-def test_the_error_of_counts_is_that_against_double_precision(size, num, ok):
+def test_the_error_for_counts_equals_the_error_against_double_precision(size, num, ok):
     y = np.random.default_rng(0).poisson(size, num).astype(np.float32)
     centre, sd = np.log(y.mean()), 1 / np.sqrt(y.sum())
     found = check(poisson, [y[: num // 2], y[num // 2 :]], centre, sd)
-    # The error of each row's term at draws of the posterior, in the arithmetic of the model.
+    # Errors of the rows' terms at draws of the posterior, in the arithmetic of the model.
     draws = np.float32(centre + sd * np.random.default_rng(1).normal(size=100))
     exact = y * np.float64(draws[:, None]) - np.exp(np.float64(draws[:, None]))
     exact = exact - exact_gammaln(np.float64(y) + 1)
@@ -40,22 +40,22 @@ def test_the_error_of_counts_is_that_against_double_precision(size, num, ok):
     assert ("jax_enable_x64" in found.message) != ok
 
 
-def test_kinks_are_no_rounding_and_a_constant_that_takes_all_digits_is():
+def test_kinks_are_no_rounding_errors_but_a_large_constant_is():
     y = np.random.default_rng(0).laplace(size=400).astype(np.float32)
-    kinks = check(lambda at, y: -jnp.abs(y - at[0]), [y[:300], y[300:]], 0.0, 1.0)
+    kinks = check(lambda x, y: -jnp.abs(y - x[0]), [y[:300], y[300:]], 0.0, 1.0)
     assert kinks.ok and kinks.rounds == 3 and kinks.noise_nats < 1e-3
 
-    def shifted(at, y):
-        return 1e9 - 0.5 * (y - at[0]) ** 2
+    def shifted(x, y):
+        return 1e9 - 0.5 * (y - x[0]) ** 2
 
     normal = y / 10
     lost = check(shifted, [normal[:300], normal[300:]], normal.mean(), 0.05)
     assert not lost.ok and lost.noise_nats > 0.3
-    kept = check(lambda at, y: -0.5 * (y - at[0]) ** 2, [normal], normal.mean(), 0.05)
-    assert kept.ok and kept.noise_nats < 1e-4 and kept.rounds == 1
+    exact = check(lambda x, y: -0.5 * (y - x[0]) ** 2, [normal], normal.mean(), 0.05)
+    assert exact.ok and exact.noise_nats < 1e-4 and exact.rounds == 1
 
 
-def test_floats_that_are_far_apart_for_the_posterior_are_told():
+def test_a_coarse_floating_point_grid_is_reported():
     y = 1e6 + np.arange(64.0)
-    found = check(lambda at, y: -50.0 * (y - at[0]) ** 2, [y], 1e6 + 31.5, 0.0125)
+    found = check(lambda x, y: -50.0 * (y - x[0]) ** 2, [y], 1e6 + 31.5, 0.0125)
     assert not found.ok and "neighboring numbers of float32 are 0.062 apart" in found.message

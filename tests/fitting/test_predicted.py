@@ -1,4 +1,4 @@
-"""The tail of weights, predicted from curvature before any draw is weighted: exact laws."""
+"""Tests of the predicted tail index of weights against exact values."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ import pytest
 import fedmcmc
 from fedmcmc.diagnostics import Verdict
 from fedmcmc.fitting import find_modes
-from fedmcmc.fitting._predicted import predicted_tail, tail_index
+from fedmcmc.fitting._predicted import predict_tail, tail_index
 from fedmcmc.gaussian import moments_of
 from fedmcmc.runs import SimulatedConsortium
 from tests.fitting.test_modes import FEDERATION
@@ -29,7 +29,7 @@ def equicorrelated(size, correlation):
 
 
 def of_precision(precision):
-    """A Gaussian posterior, of whose log density every row holds a share."""
+    """Return a Gaussian posterior whose log density is split into shares of the rows."""
     precision = jnp.asarray(precision, jnp.float32)
 
     def loglikelihood_fn(position, shares):
@@ -50,7 +50,7 @@ def predicted(precision):
     search = find_modes(
         jax.random.key(0), posterior, consortium, position=jnp.zeros(len(precision))
     )
-    return predicted_tail(jax.random.key(1), posterior, consortium, search), search
+    return predict_tail(jax.random.key(1), posterior, consortium, search), search
 
 
 def test_variances_without_correlations_are_too_narrow(diagonal):
@@ -58,46 +58,46 @@ def test_variances_without_correlations_are_too_narrow(diagonal):
     precision = equicorrelated(6, 0.6)
     tail, search = predicted(precision)
     assert search.modes[0].covariance.shape == (6,)
-    law = 1 - (1 / 4) / precision[0, 0]  # the precision along the ones is 1 / (1 + 5 * 0.6)
-    np.testing.assert_allclose(law, 0.8824, atol=1e-4)
-    np.testing.assert_allclose(tail.khat, law, atol=2e-3)
-    np.testing.assert_allclose(tail_index(np.diag(1 / np.diag(precision)), precision), law)
+    exact = 1 - (1 / 4) / precision[0, 0]  # the precision along the ones is 1 / (1 + 5 * 0.6)
+    np.testing.assert_allclose(exact, 0.8824, atol=1e-4)
+    np.testing.assert_allclose(tail.khat, exact, atol=2e-3)
+    np.testing.assert_allclose(tail_index(np.diag(1 / np.diag(precision)), precision), exact)
     assert tail.products == tail.rounds == 2  # there are two eigenvalues
     assert tail.bits_down > 0 and tail.bits_up > 0
 
 
 @pytest.mark.slow
-def test_products_end_at_what_is_hopeless_and_never_say_too_much(diagonal):
+def test_the_prediction_stops_early_and_is_a_lower_bound(diagonal):
     rng = np.random.default_rng(0)
     factor = rng.normal(size=(30, 45))
     precision = factor @ factor.T / 45
-    law = tail_index(np.diag(1 / np.diag(precision)), precision)
+    exact = tail_index(np.diag(1 / np.diag(precision)), precision)
     tail, _ = predicted(precision)
-    assert 0.9 < tail.khat < law + 5e-3
+    assert 0.9 < tail.khat < exact + 5e-3
     assert tail.products == tail.rounds < 20
     marginal = np.diag(np.diag(np.linalg.inv(precision)))
-    assert tail_index(marginal, precision) < law  # wider than the conditional ones
+    assert tail_index(marginal, precision) < exact  # wider than the conditional ones
     assert tail_index(2 * np.linalg.inv(precision), precision) == 0  # wider in all directions
 
 
-def test_no_draw_is_weighted_where_that_is_hopeless(diagonal):
+def test_no_draw_is_weighted_if_the_predicted_khat_is_too_large(diagonal):
     posterior = of_precision(equicorrelated(6, 0.75))
     settings = dict(rng_key=jax.random.key(3), position=jnp.zeros(6), progress=False)
     with pytest.warns(fedmcmc.SamplingWarning, match=r"a k-hat of at least 0\.9\d is predicted"):
-        told = fedmcmc.fit(posterior, SHARES, latency=9.0, **settings)
-    assert told.verdict.startswith("approximate: Gaussian at 1 mode, not weighted")
-    assert [stage.stage for stage in told.report.stages] == ["modes", "prediction"]
-    stage = told.report.stages[1]
-    law = 1 - (1 / 4.75) / equicorrelated(6, 0.75)[0, 0]
-    np.testing.assert_allclose(stage.khat, law, atol=2e-3)
+        fitted = fedmcmc.fit(posterior, SHARES, latency=9.0, **settings)
+    assert fitted.verdict.startswith("approximate: Gaussian at 1 mode, not weighted")
+    assert [stage.stage for stage in fitted.report.stages] == ["modes", "prediction"]
+    stage = fitted.report.stages[1]
+    exact = 1 - (1 / 4.75) / equicorrelated(6, 0.75)[0, 0]
+    np.testing.assert_allclose(stage.khat, exact, atol=2e-3)
     assert stage.verdict == "k-hat above 0.9" and stage.rounds == 2
-    assert f"{told.report.rounds} rounds" in told.verdict
+    assert f"{fitted.report.rounds} rounds" in fitted.verdict
 
 
 @pytest.mark.slow
-def test_what_fed_ep_proposes_is_predicted_before_it_is_weighted(monkeypatch):
-    """Of half of the curvature's variance: a tail index of a half."""
-    real, calls = fedmcmc.fitting._runner.correct, []
+def test_khat_of_the_gaussian_of_fed_ep_is_predicted(monkeypatch):
+    """With half of the variance by curvature, the tail index is a half."""
+    real, calls = fedmcmc.fitting._stages.correct, []
 
     def failing_first(*args, **settings):
         calls.append(args)
@@ -108,9 +108,9 @@ def test_what_fed_ep_proposes_is_predicted_before_it_is_weighted(monkeypatch):
         mean, covariance = moments_of(approximation)
         return mean, covariance / 2
 
-    monkeypatch.setattr("fedmcmc.fitting._runner.correct", failing_first)
-    monkeypatch.setattr("fedmcmc.fitting._runner.moments_of", narrow)
-    told = fedmcmc.fit(
+    monkeypatch.setattr("fedmcmc.fitting._stages.correct", failing_first)
+    monkeypatch.setattr("fedmcmc.fitting._stages.moments_of", narrow)
+    fitted = fedmcmc.fit(
         FEDERATION.posterior,
         fedmcmc.FederatedData.from_arrays(
             jax.tree.map(lambda x: np.repeat(x, 8, axis=0), FEDERATION.data.rows),
@@ -120,9 +120,9 @@ def test_what_fed_ep_proposes_is_predicted_before_it_is_weighted(monkeypatch):
         position=jnp.zeros(3),
         progress=False,
     )
-    stages = [stage.stage for stage in told.report.stages]
+    stages = [stage.stage for stage in fitted.report.stages]
     assert stages == ["modes", "prediction", "correction", "approximation", *stages[1:3]]
-    stage = told.report.stages[4]
+    stage = fitted.report.stages[4]
     assert stage.method == "FedEP's Gaussian"
     np.testing.assert_allclose(stage.khat, 0.5, atol=5e-3)
-    assert told.verdict.startswith("passed (importance)")
+    assert fitted.verdict.startswith("passed (importance)")

@@ -9,7 +9,7 @@ import pytest
 
 import fedmcmc
 from fedmcmc.fitting import find_modes
-from fedmcmc.fitting._symmetries import Images, candidate_symmetries
+from fedmcmc.fitting._symmetries import Images, list_symmetries
 from fedmcmc.runs import SimulatedConsortium
 
 KEY = jax.random.key(2)
@@ -23,10 +23,10 @@ def test_common_axes_and_scalars_with_a_common_stem_are_exchanged():
         "mu_1": np.array(1.0),
         "mu_2": np.array(2.0),
     }
-    found = {(each.kind, each.members) for each in candidate_symmetries(values)}
+    found = {(each.kind, each.members) for each in list_symmetries(values)}
     assert ("permute", (("m", 0), ("w", 0))) in found and ("permute", (("w", 1),)) in found
     assert ("permute", ((("mu_1", "mu_2"), None),)) in found
-    swap = next(x for x in candidate_symmetries(values) if x.members == ((("mu_1", "mu_2"), None),))
+    swap = next(x for x in list_symmetries(values) if x.members == ((("mu_1", "mu_2"), None),))
     image = swap.example(values)
     assert image["mu_1"] == 2 and image["mu_2"] == 1 and image["m"] is values["m"]
 
@@ -36,7 +36,7 @@ def test_all_orders_of_components_are_images_of_one():
     images = Images(fedmcmc.Posterior(lambda x: 0.0, lambda x, rows: rows), position)
     (both,) = (
         each
-        for each in candidate_symmetries(images.values)
+        for each in list_symmetries(images.values)
         if each.kind == "permute" and len(each.members) == 2
     )
     found, complete = images.closure([both])
@@ -85,7 +85,7 @@ def test_reflections_are_found():
     assert found == [(-2, -3), (2, 3)] and search.num_symmetric == 2
 
 
-def test_more_modes_than_can_be_listed_are_said():
+def test_too_many_symmetric_modes_are_reported():
     """Seven exchangeable parameters have 5,040 orders."""
     means = jnp.linspace(-3.0, 3.0, 7)
 
@@ -96,7 +96,7 @@ def test_more_modes_than_can_be_listed_are_said():
     assert "more than 24 symmetric modes" in search.caveats[0]
 
 
-def test_a_unique_mode_stays_alone():
+def test_a_unique_mode_has_no_images():
     def density(x):
         return -0.5 * jnp.sum((x - jnp.array([1.0, -1.0, 2.0])) ** 2) * 9
 

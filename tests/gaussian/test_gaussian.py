@@ -1,4 +1,4 @@
-"""Gaussians in natural parameters, in every structure, single and one per client."""
+"""Tests of Gaussians of each structure, single and one per client."""
 
 import jax
 import jax.numpy as jnp
@@ -68,12 +68,12 @@ def test_products_quotients_and_powers(structure):
     np.testing.assert_array_equal(ravel_pytree((q * uniform).grad_log(place))[0], gradient)
 
 
-def test_one_a_client():
+def test_one_gaussian_per_client():
     means, covs = jnp.asarray(RNG.normal(size=(4, 2)), jnp.float32), covariance(2, 4)
     q = Gaussian.from_moments(means, covs)
     place = jnp.array([1.0, -2.0])
     separate = [Gaussian.from_moments(m, c) for m, c in zip(means, covs, strict=True)]
-    total = sum(one.grad_log(place) for one in separate)
+    total = sum(x.grad_log(place) for x in separate)
     np.testing.assert_allclose(q.sum().grad_log(place), total, rtol=1e-4)
     q.check_clients(place, 4)
     for variance in (jnp.ones(4), jnp.ones((4, 2))):
@@ -83,7 +83,7 @@ def test_one_a_client():
         )
 
 
-def test_second_argument_may_be_either():
+def test_covariances_and_variances_are_distinguished():
     means = jnp.zeros((3, 3))
     assert Gaussian.from_moments(means, jnp.ones((3, 3))).structure == "diagonal"
     assert Gaussian.from_moments(means, jnp.stack([jnp.eye(3)] * 3)).structure == "dense"
@@ -92,8 +92,8 @@ def test_second_argument_may_be_either():
 
 
 def test_different_structures_do_not_combine():
-    every = gaussians()
+    by_structure = gaussians()
     with pytest.raises(ValueError, match="dense and diagonal"):
-        every["dense"] * every["diagonal"]
+        by_structure["dense"] * by_structure["diagonal"]
     with pytest.raises(ValueError, match="structure must be one of"):
         Gaussian.uniform(TREE, "low rank")

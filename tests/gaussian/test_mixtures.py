@@ -1,4 +1,4 @@
-"""Mixtures as a compiled program draws of them, and their densities there."""
+"""Tests of draws and densities of mixtures."""
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ PARTS = {
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_the_density_in_a_program_is_that_on_the_host(name):
+def test_the_density_in_a_program_equals_the_density_on_the_host(name):
     points = np.random.default_rng(0).normal(scale=3, size=(50, 2))
     with jax.enable_x64(True):
         mixture = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), PARTS[name])
@@ -32,7 +32,7 @@ def test_the_density_in_a_program_is_that_on_the_host(name):
     np.testing.assert_allclose(found, mixture.log_density(points), rtol=1e-10)
 
 
-def test_the_density_is_scipys():
+def test_the_density_equals_that_of_scipy():
     mixture, points = PARTS["dense"], np.random.default_rng(0).normal(size=(9, 2))
     expected = (
         0.6 * stats.multivariate_normal([0, 1], SCALE).pdf(points)

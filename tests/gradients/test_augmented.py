@@ -205,7 +205,7 @@ POSTERIOR = FEDERATION.posterior
             lambda: fedmcmc.augment(
                 fedmcmc.dsgld(POSTERIOR, step_size=0.1, num_local_steps=1), same
             ),
-            "no minibatches whose rows could be transformed: give it a batch_size",
+            "no minibatches whose rows could be transformed: set batch_size",
         ),
         (
             lambda: fedmcmc.augment(

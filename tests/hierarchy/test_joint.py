@@ -213,7 +213,7 @@ def test_what_a_client_draws_depends_on_no_order(kind):
         client = dataclasses.replace(data.client(index), index=np.int32(id_))
         own = jax.tree.map(lambda leaf: leaf[index], state.clients)
         message, kept, _ = jax.jit(rounds.client_step, static_argnums=1)(
-            kernel, len(kernel.before), KEY, state.broadcast, own, client
+            kernel, len(kernel.phases) - 1, KEY, state.broadcast, own, client
         )
         return jax.tree.leaves((message, kept.latents))
 
@@ -296,7 +296,7 @@ def test_what_does_not_fit_is_refused():
         lsd(posterior, step_size=0.1, refresh=ula(), batch_size=2)
     with pytest.raises(ValueError, match="the server adds the prior"):
         lsd(posterior, step_size=0.1, refresh=ula(), prior="split")
-    with pytest.raises(ValueError, match="are of latents"):
+    with pytest.raises(ValueError, match="are settings for latents"):
         lsd(other, step_size=0.1, num_draws=2)
     with pytest.raises(ValueError, match="order must be"):
         lsd(posterior, step_size=0.1, refresh=ula(), order="last")
@@ -322,7 +322,7 @@ def test_what_does_not_fit_is_refused():
         with pytest.raises(ValueError, match="move them along"):
             refused()
     plain = fedmcmc.lsd(other, step_size=0.1)
-    with pytest.raises(ValueError, match="for kernels that move latents"):
+    with pytest.raises(ValueError, match="for kernels that sample latents"):
         run(plain, data, ODDS, record=Record(local=True))
     with pytest.raises(ValueError, match="not both"):
         Record(local=True, keep_draws=False)

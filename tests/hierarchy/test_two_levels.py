@@ -10,6 +10,7 @@ from numpyro.infer.util import log_density
 
 import fedmcmc
 from fedmcmc import Record, hierarchy
+from fedmcmc._types import check_start
 from fedmcmc.hierarchy import conjugate, hmc, independence, with_moments
 from tests.oracles import federations_two_levels as two
 
@@ -98,7 +99,7 @@ def test_latents_are_kept_and_shown_as_the_model_names_them():
 def test_normal_latents_of_clients_and_groups_are_taken():
     normal = hierarchy.two_levels(conjugate(), conjugate())
     kernel = fedmcmc.lsd(two.POSTERIOR, step_size=0.02, refresh=normal)
-    kernel.check_start(KEY, jnp.asarray(two.START), two.DATA.federation)
+    check_start(kernel, KEY, jnp.asarray(two.START), two.DATA.federation)
 
 
 @pytest.mark.slow

@@ -74,7 +74,7 @@ def test_what_does_not_fit_is_refused():
         fed_ep(POSTERIOR, inference=importance())
     with pytest.raises(ValueError, match="this posterior has none"):
         fed_ep(without, inference=mcmc_local())
-    with pytest.raises(ValueError, match="keep no latents either"):
+    with pytest.raises(ValueError, match="Clients without sites keep no latents"):
         fedmcmc.fed_sep(POSTERIOR, inference=mcmc_local())
     with pytest.raises(TypeError, match="refresh must be a"):
         mcmc_local(importance())

@@ -1,4 +1,4 @@
-"""FA-HMC under `numpyro.infer.MCMC` against NUTS on the pooled rows: bias told, and found."""
+"""FA-HMC under `numpyro.infer.MCMC` against NUTS on pooled rows: predicted and observed bias."""
 
 import jax
 import jax.numpy as jnp
@@ -58,7 +58,7 @@ def test_fa_hmc_agrees_with_nuts_where_its_law_says_so_and_is_off_as_predicted_e
     truth = run(NUTS(visits), 1, **data.rows)
     mean, sd = truth.mean((0, 1)), truth.std((0, 1))
 
-    found = {}
+    biases = {}
     for name, settings in {
         "close": dict(step_size=0.02, num_integration_steps=3, num_local_steps=1),
         "far": dict(step_size=0.03, num_integration_steps=3, num_local_steps=60),
@@ -70,17 +70,17 @@ def test_fa_hmc_agrees_with_nuts_where_its_law_says_so_and_is_off_as_predicted_e
         def kernel_fn(posterior_, settings=settings):
             return fedmcmc.fa_hmc(posterior_, **settings)
 
-        told = fedmcmc.predict_bias(kernel_fn(posterior), data, surrogates)
+        predicted = fedmcmc.predict_bias(kernel_fn(posterior), data, surrogates)
         draws = run(FederatedMCMCKernel(visits, kernel_fn), 0, data)
-        found[name] = told.bias, (draws.mean((0, 1)) - mean) / sd
+        biases[name] = predicted.bias, (draws.mean((0, 1)) - mean) / sd
 
-    told, seen = found["close"]
-    assert np.abs(told).max() < 0.02 and np.abs(seen).max() < 0.1
-    told, seen = found["far"]
-    assert np.abs(told).max() > 0.3
-    np.testing.assert_allclose(seen, told, atol=0.15)
-    told, seen = found["corrected"]
-    assert np.abs(told).max() < 0.01 and np.abs(seen).max() < 0.1
+    predicted, observed = biases["close"]
+    assert np.abs(predicted).max() < 0.02 and np.abs(observed).max() < 0.1
+    predicted, observed = biases["far"]
+    assert np.abs(predicted).max() > 0.3
+    np.testing.assert_allclose(observed, predicted, atol=0.15)
+    predicted, observed = biases["corrected"]
+    assert np.abs(predicted).max() < 0.01 and np.abs(observed).max() < 0.1
 
 
 @pytest.mark.slow
@@ -110,8 +110,8 @@ def test_lost_chains_are_said_once_per_run_and_predictions_come_first(method):
     with pytest.warns(RuntimeWarning) as caught:
         mcmc.run(jax.random.key(0), data)
         jax.effects_barrier()
-    told = [str(w.message) for w in caught]
-    assert "the kernel diverges" in told[0]
-    times = {"vectorized": 1, "sequential": 2}[method]  # runs of their own, one after the other
-    assert sum("A chain turned non-finite in round" in line for line in told) == times
+    messages = [str(w.message) for w in caught]
+    assert "the kernel diverges" in messages[0]
+    times = {"vectorized": 1, "sequential": 2}[method]  # separate runs in sequence
+    assert sum("A chain turned non-finite in round" in line for line in messages) == times
     assert bool(mcmc.get_extra_fields()["diverging"][-1])

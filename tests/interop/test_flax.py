@@ -75,8 +75,8 @@ def test_categorical_terms_are_those_of_numpys_softmax(make):
     position = start(posterior)
     logits = forward(position, batch["x"])
     terms = (logits - special.logsumexp(logits, axis=1, keepdims=True))[np.arange(7), batch["y"]]
-    found = posterior.loglikelihood_fn(position, batch)
-    np.testing.assert_allclose(found, terms, rtol=1e-5)
+    actual = posterior.loglikelihood_fn(position, batch)
+    np.testing.assert_allclose(actual, terms, rtol=1e-5)
     probabilities = predictive(make(), likelihood="categorical")(position, {"x": batch["x"]})
     np.testing.assert_allclose(probabilities, special.softmax(logits, axis=1), rtol=1e-5)
 
@@ -90,15 +90,15 @@ def test_gaussian_and_bernoulli_terms_are_scipys(x64):
         posterior = build(lambda: linen_mlp(1), example, "gaussian", noise_scale=0.3)
         position = start(posterior)
         means = forward(position, batch["x"])[:, 0]
-        found = posterior.loglikelihood_fn(position, example)
-        assert found.dtype == jnp.result_type(float)
+        actual = posterior.loglikelihood_fn(position, example)
+        assert actual.dtype == jnp.result_type(float)
         exact = stats.norm(means, 0.3).logpdf(batch["y"])
-        np.testing.assert_allclose(found, exact, rtol=1e-11 if x64 else 1e-5)
+        np.testing.assert_allclose(actual, exact, rtol=1e-11 if x64 else 1e-5)
         labels = rng.integers(0, 2, 6)
         posterior = build(lambda: linen_mlp(1), {**example, "y": labels}, "bernoulli")
-        found = posterior.loglikelihood_fn(position, {**example, "y": labels})
+        actual = posterior.loglikelihood_fn(position, {**example, "y": labels})
         exact = stats.bernoulli(special.expit(means)).logpmf(labels)
-        np.testing.assert_allclose(found, exact, rtol=1e-11 if x64 else 1e-5)
+        np.testing.assert_allclose(actual, exact, rtol=1e-11 if x64 else 1e-5)
 
 
 def test_events_with_axes_of_their_own_have_one_term_a_row():
@@ -129,14 +129,14 @@ def test_prior_scales_by_name_by_prefix_and_by_entry():
     def total(*pairs):
         return sum(stats.norm(0, s).logpdf(x).sum() for x, s in pairs)
 
-    found = build(prior_scale=scale).logprior_fn(position)
+    actual = build(prior_scale=scale).logprior_fn(position)
     exact = total((w, 0.5), (b, 0.1), (v, 1 / np.sqrt(5)), (c, 0.1))
-    np.testing.assert_allclose(found, exact, rtol=1e-5)
+    np.testing.assert_allclose(actual, exact, rtol=1e-5)
     columns = np.array([0.5, 1.0, 2.0])
     prefix = {"layers_0": 2.0, "layers_2": {"kernel": columns, "bias": 0.3}}
-    found = build(prior_scale=prefix).logprior_fn(position)
+    actual = build(prior_scale=prefix).logprior_fn(position)
     exact = total((w, 2.0), (b, 2.0), (v, columns), (c, 0.3))
-    np.testing.assert_allclose(found, exact, rtol=1e-5)
+    np.testing.assert_allclose(actual, exact, rtol=1e-5)
 
 
 def test_resampled_outcomes_have_the_models_frequencies():
@@ -149,21 +149,21 @@ def test_resampled_outcomes_have_the_models_frequencies():
     np.testing.assert_array_equal(drawn["x"], x)
     assert drawn["y"].dtype == np.int32
     exact = special.softmax(forward(position, x[[0, -1]]), axis=1)
-    found = np.stack([np.bincount(y, minlength=3) for y in np.split(np.asarray(drawn["y"]), 2)])
-    z = (found / (num // 2) - exact) / np.sqrt(exact * (1 - exact) / (num // 2))
+    counts = np.stack([np.bincount(y, minlength=3) for y in np.split(np.asarray(drawn["y"]), 2)])
+    z = (counts / (num // 2) - exact) / np.sqrt(exact * (1 - exact) / (num // 2))
     assert np.abs(z).max() < LIMIT
     labels = {"x": x, "y": np.zeros(num, bool)}
     drawn = jax.jit(build(lambda: linen_mlp(1), labels, "bernoulli").resample_fn)
-    one = jax.tree.map(lambda leaf: leaf[..., :1] if leaf.shape[-1] == 3 else leaf, position)
-    means = forward(one, x[[0, -1]])[:, 0]
-    flags = np.asarray(drawn(jax.random.key(4), one, labels)["y"])
+    single = jax.tree.map(lambda leaf: leaf[..., :1] if leaf.shape[-1] == 3 else leaf, position)
+    means = forward(single, x[[0, -1]])[:, 0]
+    flags = np.asarray(drawn(jax.random.key(4), single, labels)["y"])
     assert flags.dtype == bool
     p = special.expit(means)
     z = (flags.reshape(2, -1).mean(axis=1) - p) / np.sqrt(p * (1 - p) / (num // 2))
     assert np.abs(z).max() < LIMIT
     numbers = {"x": x, "y": np.zeros(num, np.float32)}
     gaussian = build(lambda: linen_mlp(1), numbers, "gaussian", noise_scale=0.4)
-    y = np.asarray(jax.jit(gaussian.resample_fn)(jax.random.key(5), one, numbers)["y"]).reshape(
+    y = np.asarray(jax.jit(gaussian.resample_fn)(jax.random.key(5), single, numbers)["y"]).reshape(
         2, -1
     )
     scores = (y - means[:, None]) / 0.4
@@ -176,16 +176,16 @@ def test_resampled_outcomes_have_the_models_frequencies():
 def test_a_row_sees_no_other_row(make):
     batch, posterior = rows(), build(make)
     position = start(posterior)
-    others = (np.arange(7) != 2)[:, None]
-    far = {"x": np.where(others, 9 * batch["x"][::-1], batch["x"]), "y": batch["y"]}
-    nan = {"x": np.where(others, np.float32(np.nan), batch["x"]), "y": batch["y"]}
+    is_other = (np.arange(7) != 2)[:, None]
+    far = {"x": np.where(is_other, 9 * batch["x"][::-1], batch["x"]), "y": batch["y"]}
+    nan = {"x": np.where(is_other, np.float32(np.nan), batch["x"]), "y": batch["y"]}
 
     @jax.jit
     def value_and_gradient(batch):
         return jax.value_and_grad(lambda z: posterior.loglikelihood_fn(z, batch)[2])(position)
 
     value, gradient = value_and_gradient(batch)
-    # (Zero times NaN is NaN in a gradient, so it is asked with finite rows.)
+    # (Zero times NaN is NaN in a gradient, so the gradient check uses finite rows.)
     for a, b in zip(
         jax.tree.leaves((value, value, gradient)),
         jax.tree.leaves((value_and_gradient(nan)[0], *value_and_gradient(far))),
@@ -246,11 +246,11 @@ def test_equal_modules_share_a_compilation_whatever_their_scales(make):
         likelihood = posterior.loglikelihood_fn(position, batch)
         return posterior.logprior_fn(position) + jnp.sum(likelihood)
 
-    found = []
+    densities = []
     for scale in (0.5, 1.0):
         posterior = build(make, prior_scale=scale)._replace(init_fn=None)
-        found.append(density(posterior, start(build(make)), rows()))
-    assert len(traces) == 1 and found[0] != found[1]
+        densities.append(density(posterior, start(build(make)), rows()))
+    assert len(traces) == 1 and densities[0] != densities[1]
 
 
 def test_modules_that_cannot_be_hashed_work_too():
@@ -282,8 +282,8 @@ def test_a_likelihood_may_be_a_function_and_rows_may_be_a_pair():
     assert posterior.resample_fn is None
     position = start(posterior)
     exact = -(np.abs(forward(position, batch["x"]) - batch["x"][:, :1]) ** 1.5).sum(axis=1)
-    found = posterior.loglikelihood_fn(position, (batch["y"], batch["x"], batch["x"][:, 0]))
-    np.testing.assert_allclose(found, exact, rtol=1e-5)
+    actual = posterior.loglikelihood_fn(position, (batch["y"], batch["x"], batch["x"][:, 0]))
+    np.testing.assert_allclose(actual, exact, rtol=1e-5)
 
 
 def test_several_inputs_and_fixed_arguments():
@@ -307,8 +307,8 @@ def test_impossible_outcomes_are_nan_in_terms_and_gradients():
     batch["y"][3] = 3
 
     def total(position, row):
-        one = jax.tree.map(lambda leaf: leaf[row : row + 1], batch)
-        return jnp.sum(posterior.loglikelihood_fn(position, one))
+        single = jax.tree.map(lambda leaf: leaf[row : row + 1], batch)
+        return jnp.sum(posterior.loglikelihood_fn(position, single))
 
     value, gradient = jax.value_and_grad(total)(position, 3)
     assert np.isnan(value) and np.isnan(gradient["layers_2"]["bias"]).all()

@@ -1,4 +1,4 @@
-"""What `from_flax` says of modules, rows and settings that do not fit."""
+"""Errors of `from_flax` for modules, rows and settings that do not fit."""
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +54,7 @@ def nnx_dropout(rngs):
     return NnxWith(lambda r: nnx.Dropout(0.5, rngs=r), rngs=rngs)
 
 
-def given(module=None, **kwargs):
+def build(module=None, **kwargs):
     kwargs = dict(example=ROWS, prior_scale=1.0, likelihood="categorical", check=False) | kwargs
     return from_flax(nn.Dense(3) if module is None else module, **kwargs)
 
@@ -71,21 +71,21 @@ def given(module=None, **kwargs):
 )
 def test_modules_that_need_more_than_parameters(module, message):
     with pytest.raises(ValueError, match=message):
-        given(module)
+        build(module)
 
 
 def test_modules_whose_rows_depend_on_each_other():
     with pytest.raises(ValueError, match="depends on the other rows of its batch"):
-        given(Centred(), check=True)
-    one = jax.tree.map(lambda leaf: leaf[:1], ROWS)
+        build(Centred(), check=True)
+    single = jax.tree.map(lambda leaf: leaf[:1], ROWS)
     with pytest.raises(ValueError, match="depends on the other rows of its batch"):
-        given(Centred(), example=one, check=True)
+        build(Centred(), example=single, check=True)
 
     def averaged(outputs, batch):
         return outputs[:, 0] / len(batch["x"])
 
     with pytest.raises(ValueError, match="depends on the other rows of its batch"):
-        given(likelihood=averaged, check=True)
+        build(likelihood=averaged, check=True)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_modules_whose_rows_depend_on_each_other():
 )
 def test_what_is_no_module(module, message):
     with pytest.raises(TypeError, match=message):
-        given(module)
+        build(module)
 
 
 @pytest.mark.parametrize(
@@ -128,12 +128,12 @@ def test_what_is_no_module(module, message):
 )
 def test_settings_that_do_not_fit(kwargs, message):
     with pytest.raises(ValueError, match=message):
-        given(**kwargs)
+        build(**kwargs)
 
 
 def test_rows_that_are_neither_dict_nor_tuple():
     with pytest.raises(TypeError, match=r"must be a dict or a tuple of arrays.*ndarray"):
-        given(example=np.ones((4, 3)))
+        build(example=np.ones((4, 3)))
 
 
 def test_predictions_of_a_likelihood_that_does_not_exist():
@@ -143,5 +143,5 @@ def test_predictions_of_a_likelihood_that_does_not_exist():
 
 def test_a_traced_scale_is_not_looked_at():
     position = {"kernel": jnp.zeros((3, 3)), "bias": jnp.zeros(3)}
-    density = jax.jit(lambda scale: given(prior_scale=scale).logprior_fn(position))
+    density = jax.jit(lambda scale: build(prior_scale=scale).logprior_fn(position))
     np.testing.assert_allclose(density(2.0), -12 * (np.log(2) + 0.5 * np.log(2 * np.pi)), rtol=1e-6)

@@ -52,12 +52,12 @@ def terms(model, **options):
 
 
 def test_same_model_gives_the_same_functions():
-    first = fedmcmc.from_numpyro(model, example=ROWS)
-    other = {name: column + 1 for name, column in ROWS.items()}
-    second = fedmcmc.from_numpyro(model, example={k: np.resize(x, 7) for k, x in other.items()})
-    assert first.logprior_fn is second.logprior_fn
-    assert first.loglikelihood_fn is second.loglikelihood_fn
-    assert first == second and hash(first) == hash(second)
+    earlier = fedmcmc.from_numpyro(model, example=ROWS)
+    shifted = {name: column + 1 for name, column in ROWS.items()}
+    later = fedmcmc.from_numpyro(model, example={k: np.resize(x, 7) for k, x in shifted.items()})
+    assert earlier.logprior_fn is later.logprior_fn
+    assert earlier.loglikelihood_fn is later.loglikelihood_fn
+    assert earlier == later and hash(earlier) == hash(later)
 
 
 def test_starts_are_checked_with_the_rows_of_their_own_call():
@@ -75,12 +75,12 @@ def test_starts_are_checked_with_the_rows_of_their_own_call():
 
 
 def test_changed_global_builds_again(monkeypatch):
-    first, values = terms(with_global)
+    earlier, values = terms(with_global)
     np.testing.assert_allclose(values, expected(1.0), rtol=1e-5)
     monkeypatch.setitem(globals(), "SCALE", 3.0)
-    second, values = terms(with_global)
+    later, values = terms(with_global)
     np.testing.assert_allclose(values, expected(3.0), rtol=1e-5)
-    assert first.loglikelihood_fn != second.loglikelihood_fn
+    assert earlier.loglikelihood_fn != later.loglikelihood_fn
 
 
 def test_array_changed_in_place_builds_again(monkeypatch):
@@ -108,12 +108,12 @@ def test_changed_default_builds_again(monkeypatch):
 
 
 def test_partials_are_told_apart_by_their_arguments():
-    one = terms(functools.partial(with_scale, scale=1.0))
-    two = terms(functools.partial(with_scale, scale=2.0))
-    again = terms(functools.partial(with_scale, scale=1.0))
-    np.testing.assert_allclose(two[1], expected(2.0), rtol=1e-5)
-    np.testing.assert_array_equal(one[1], again[1])
-    assert one[0] == again[0] != two[0]
+    unit = terms(functools.partial(with_scale, scale=1.0))
+    double = terms(functools.partial(with_scale, scale=2.0))
+    unit_again = terms(functools.partial(with_scale, scale=1.0))
+    np.testing.assert_allclose(double[1], expected(2.0), rtol=1e-5)
+    np.testing.assert_array_equal(unit[1], unit_again[1])
+    assert unit[0] == unit_again[0] != double[0]
 
 
 def test_methods_are_told_apart_by_their_objects():
@@ -150,10 +150,10 @@ def test_options_are_told_apart():
 
     rows = {"y": np.zeros(3, np.float32)}
     centered = fedmcmc.from_numpyro(effects, example=rows, centered=1.0)
-    other = fedmcmc.from_numpyro(effects, example=rows, centered=0.0)
+    decentered = fedmcmc.from_numpyro(effects, example=rows, centered=0.0)
     again = fedmcmc.from_numpyro(effects, example=rows, centered=1.0)
     assert set(centered.local.like.tree) == {"effect"}
-    assert set(other.local.like.tree) == {"effect_decentered"}
+    assert set(decentered.local.like.tree) == {"effect_decentered"}
     assert centered == again and centered.local.prior_spread_fn is again.local.prior_spread_fn
 
 
@@ -198,8 +198,8 @@ def test_second_fit_compiles_next_to_nothing():
     try:
         counts = []
         for seed in range(3):
-            given, y = data(seed)
-            fitted = fedmcmc.fit(model, given, rng_key=jax.random.key(seed), progress=False)
+            federation, y = data(seed)
+            fitted = fedmcmc.fit(model, federation, rng_key=jax.random.key(seed), progress=False)
             variance = 1 / (60 + 1 / 4)
             mean = variance * y.sum()
             assert abs(fitted.samples.constrained["a"].mean() - mean) < 0.1 * variance**0.5
@@ -212,9 +212,9 @@ def test_second_fit_compiles_next_to_nothing():
 
 def test_a_posterior_that_is_read_late_does_not_stay(monkeypatch):
     # Nothing is traced before the global changes: the functions follow it, and are not kept.
-    other = fedmcmc.from_numpyro(with_global, example=ROWS, check_rows=False)
+    unchecked = fedmcmc.from_numpyro(with_global, example=ROWS, check_rows=False)
     monkeypatch.setitem(globals(), "SCALE", 3.0)
-    other.loglikelihood_fn(POSITION, ROWS)
+    unchecked.loglikelihood_fn(POSITION, ROWS)
     np.testing.assert_allclose(terms(with_global, check_rows=False)[1], expected(3.0), rtol=1e-5)
     monkeypatch.setitem(globals(), "SCALE", 1.0)
     np.testing.assert_allclose(terms(with_global, check_rows=False)[1], expected(1.0), rtol=1e-5)

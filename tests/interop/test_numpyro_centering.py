@@ -1,4 +1,4 @@
-"""Numbers for how local sites are written, from what rows tell of them."""
+"""Recommended parametrization of local sites, from the information in their rows."""
 
 import jax
 import numpy as np
@@ -32,45 +32,47 @@ def missing(centered, data, position):
     local = from_numpyro(one_way, example=data, centered=centered, check_rows=False).local
 
     @jax.jit
-    def share(at):
+    def share(point):
         client = data.client(0)
         groups = hierarchy.groups_of(local, client)
-        flat = find_modes(groups, at).flat
-        complete = jax.grad(jax.grad(lambda mu: -groups.total({**at, "mu": mu}, flat)))(at["mu"])
-        return hierarchy.missing_information(local, client, at)[0, 0] / complete
+        flat = find_modes(groups, point).flat
+        complete = jax.grad(jax.grad(lambda mu: -groups.total({**point, "mu": mu}, flat)))(
+            point["mu"]
+        )
+        return hierarchy.missing_information(local, client, point)[0, 0] / complete
 
     return float(share(position))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("tau", "least", "most"),
+    ("tau", "low", "high"),
     [(0.02, 0, 0.1), (1.0, 0.5, 0.95), (30.0, 0, 1)],
 )
-def test_the_location_does_not_depend_on_the_latents(tau, least, most):
-    """Of groups alike in size nothing is missing, in whatever unit the outcome is."""
+def test_the_location_does_not_depend_on_the_latents(tau, low, high):
+    """With groups of equal size no information is missing, in any unit of the outcome."""
     data = FederatedData.from_clients(outcomes())
     position = {"mu": 0.3, "tau": np.log(tau)}
-    found = centering(from_numpyro(one_way, example=data), data, position)
-    assert list(found) == ["effect"] and least <= found["effect"] <= most
-    assert abs(missing(found, data, position)) < LIMIT
-    others = [missing(centered, data, position) for centered in (0.0, 1.0)]
+    numbers = centering(from_numpyro(one_way, example=data), data, position)
+    assert list(numbers) == ["effect"] and low <= numbers["effect"] <= high
+    assert abs(missing(numbers, data, position)) < LIMIT
+    extremes = [missing(centered, data, position) for centered in (0.0, 1.0)]
     share = NUM_ROWS * tau**2 / (1 + NUM_ROWS * tau**2)
-    np.testing.assert_allclose(others, [share, 1 - share], rtol=1e-2, atol=1e-5)
+    np.testing.assert_allclose(extremes, [share, 1 - share], rtol=1e-2, atol=1e-5)
 
 
 @pytest.mark.slow
 def test_groups_of_clients_count_each():
-    own = outcomes()
-    rows = {"y": np.concatenate([group["y"] for group in own])}
-    groups = np.repeat(np.arange(len(own)), NUM_ROWS)
+    clients = outcomes()
+    rows = {"y": np.concatenate([group["y"] for group in clients])}
+    groups = np.repeat(np.arange(len(clients)), NUM_ROWS)
     together = FederatedData.from_clients([rows], groups=[groups])
-    apart = FederatedData.from_clients(own)
-    found = [
+    apart = FederatedData.from_clients(clients)
+    numbers = [
         centering(from_numpyro(one_way, example=data), data, {"mu": 0.0, "tau": 0.4})["effect"]
         for data in (together, apart)
     ]
-    np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
+    np.testing.assert_allclose(numbers[0], numbers[1], rtol=1e-5)
 
 
 def test_sites_that_are_not_shifted_are_refused():

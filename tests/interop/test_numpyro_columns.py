@@ -114,9 +114,9 @@ def test_an_ordinal_outcome_in_alphabetical_order_is_reported():
     message = (
         "Site 'pain' has an ordinal distribution.*'pain'.*'high', 'low', 'medium'.*ordered=True"
     )
-    with pytest.warns(UserWarning, match=message) as said:
+    with pytest.warns(UserWarning, match=message) as caught:
         from_numpyro(ordinal, example=FederatedData.from_clients([table]))
-    assert said[0].filename == __file__
+    assert caught[0].filename == __file__
 
 
 @pytest.mark.parametrize(

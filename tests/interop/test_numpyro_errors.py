@@ -16,19 +16,19 @@ from tests.support.numpyro_models import clients, observe, slope
 def latent_in_plate(x, y, g, w):
     s = slope()
     with numpyro.plate("people", x.shape[0]):
-        own = numpyro.sample("own", dist.Normal(s, 1))
-        numpyro.sample("y", dist.Normal(own, 1), obs=y)
+        effect = numpyro.sample("own", dist.Normal(s, 1))
+        numpyro.sample("y", dist.Normal(effect, 1), obs=y)
 
 
 def latent_in_fixed_plate(x, y, g, w):
     with numpyro.plate("people", 5):
-        own = numpyro.sample("own", dist.Normal(0, 1))
-        numpyro.sample("y", dist.Normal(own, 1), obs=y)
+        effect = numpyro.sample("own", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Normal(effect, 1), obs=y)
 
 
 def latent_that_grows(x, y, g, w):
-    own = numpyro.sample("own", dist.Normal(0, 1).expand([x.shape[0]]).to_event(1))
-    observe("y", dist.Normal(own, 1), y)
+    effect = numpyro.sample("own", dist.Normal(0, 1).expand([x.shape[0]]).to_event(1))
+    observe("y", dist.Normal(effect, 1), y)
 
 
 def forgotten_outcome(x, y, g, w):
@@ -288,9 +288,9 @@ def hierarchy(y, group=None):
 def test_a_scalar_site_with_a_latent_scale_is_no_effect_per_client():
     with pytest.warns(
         UserWarning, match="'u' has one value for all clients, .* on 'tau', as"
-    ) as said:
+    ) as caught:
         posterior = from_numpyro(hierarchy, example={"y": np.zeros(3)})
-    assert [warning.filename for warning in said] == [__file__]
+    assert [warning.filename for warning in caught] == [__file__]
     assert str(posterior).startswith("Posterior(shared by all clients: top, tau, u; logprior_fn, ")
     posterior = from_numpyro(hierarchy, example={"y": np.zeros(3), "group": np.arange(3)})
     assert "top, tau, u[3]; " in repr(posterior)
@@ -302,7 +302,7 @@ def test_a_scalar_site_with_a_latent_scale_is_no_effect_per_client():
 def test_a_posterior_refuses_other_columns_than_those_of_its_example():
     posterior = from_numpyro(normal, example={"x": np.zeros(3), "y": np.zeros(3)})
     data = fedmcmc.FederatedData.from_clients([{"x": np.zeros(3)}])
-    with pytest.raises(ValueError, match="of rows like those of example"):
+    with pytest.raises(ValueError, match="rows with the structure of example"):
         kernel = fedmcmc.lsd(posterior, step_size=0.1)
         fedmcmc.sample(jax.random.key(0), kernel, data, {"slope": 0.0}, num_rounds=1)
 

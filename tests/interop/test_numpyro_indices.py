@@ -61,11 +61,11 @@ def bad_index(lookup, rows):
 
 @pytest.mark.parametrize("how", CHECKED)
 def test_an_index_beyond_its_axis_is_found(how):
-    found = bad_index(CHECKED[how], BAD)
-    assert (found.row, found.columns, found.length, found.num_bad) == (1, {"k": 3}, 3, 1)
-    assert found.index == (None if how in ("in a scan", "in a branch") else 3)
-    found = bad_index(CHECKED[how], MISSING)
-    assert (found.row, found.columns) == (2, {"k": -1})
+    bad = bad_index(CHECKED[how], BAD)
+    assert (bad.row, bad.columns, bad.length, bad.num_bad) == (1, {"k": 3}, 3, 1)
+    assert bad.index == (None if how in ("in a scan", "in a branch") else 3)
+    bad = bad_index(CHECKED[how], MISSING)
+    assert (bad.row, bad.columns) == (2, {"k": -1})
     assert bad_index(CHECKED[how], GOOD) is None
 
 
@@ -75,8 +75,8 @@ def test_an_index_that_a_search_returns_is_compared():
     def interval(v, k):
         return v[jnp.searchsorted(cuts, k.astype(float))]
 
-    found = bad_index(interval, BAD)
-    assert (found.row, found.columns, found.index, found.length) == (1, {"k": 3}, 3, 3)
+    bad = bad_index(interval, BAD)
+    assert (bad.row, bad.columns, bad.index, bad.length) == (1, {"k": 3}, 3, 3)
     assert bad_index(interval, GOOD) is None and bad_index(interval, MISSING) is None
 
 
@@ -135,7 +135,7 @@ def test_a_site_checks_its_own_rows_and_the_server_sees_no_value(tmp_path, caplo
     sites = deploy.Sites(study, local)
     with (
         caplog.at_level(logging.ERROR, "fedmcmc.deploy"),
-        pytest.raises(deploy.SiteError, match="log of bern says more") as error,
+        pytest.raises(deploy.SiteError, match="see the log of bern") as error,
     ):
         fedmcmc.fitting.find_modes(jax.random.key(0), study.model, sites)
     sites.close()

@@ -64,8 +64,8 @@ def run(data, kernel):
 def test_vectorised_chains_draw_in_the_models_own_space(run):
     samples = run.get_samples(group_by_chain=True)
     shapes = {name: leaf.shape for name, leaf in samples.items()}
-    one = (CHAINS, DRAWS)
-    assert shapes == {"b": (*one, 2), "s": one, "variance": one}  # `mean` has a row axis
+    axes = (CHAINS, DRAWS)
+    assert shapes == {"b": (*axes, 2), "s": axes, "variance": axes}  # `mean` has a row axis
     fields = run.get_extra_fields(group_by_chain=True)
     np.testing.assert_allclose(samples["s"], np.exp(fields["z.s"]), rtol=1e-5)
     np.testing.assert_allclose(samples["variance"], samples["s"] ** 2, rtol=1e-5)
@@ -93,27 +93,27 @@ def test_print_summary_has_the_latent_sites(run, capsys):
 
 @pytest.mark.slow
 def test_a_run_is_judged_on_request_as_sample_judges_its_own(data):
-    """Of the very draws of `fedmcmc.sample`, so with its figures, and what is wrong is found."""
+    """The diagnosis has the figures of `fedmcmc.sample`, and finds the error of a large step."""
 
     def too_large_steps(posterior):
         return fedmcmc.lsd(posterior, step_size=0.006)
 
     options = dict(init_radius=0.1, check_rows=False)
-    own = FederatedMCMCKernel(model, too_large_steps, **options)
-    mcmc = mcmc_of(own, chains=2, draws=600, num_warmup=100)
+    federated_kernel = FederatedMCMCKernel(model, too_large_steps, **options)
+    mcmc = mcmc_of(federated_kernel, chains=2, draws=600, num_warmup=100)
     key = jax.random.key(5)
     mcmc.run(jax.vmap(lambda c: jax.random.fold_in(key, c))(jnp.arange(2)), data)
-    found = own.diagnose(mcmc.get_samples(group_by_chain=True), data)
-    assert found.names == ("b[0]", "b[1]", "s")
-    assert "not the posterior's" in found.findings[-1]
+    diagnosis = federated_kernel.diagnose(mcmc.get_samples(group_by_chain=True), data)
+    assert diagnosis.names == ("b[0]", "b[1]", "s")
+    assert "not the posterior's" in diagnosis.findings[-1]
     posterior = fedmcmc.from_numpyro(model, example=data, **options)
     rounds = dict(num_rounds=700, num_burnin=100, num_chains=2, progress=False)
     samples = fedmcmc.sample(key, too_large_steps(posterior), data, posterior.init_fn, **rounds)
-    wanted = fedmcmc.diagnostics.diagnose(samples.draws, posterior, data)
-    np.testing.assert_allclose(found.rhat, wanted.rhat, rtol=1e-3)
-    np.testing.assert_allclose(found.moments.spread, wanted.moments.spread, rtol=1e-3)
+    expected = fedmcmc.diagnostics.diagnose(samples.draws, posterior, data)
+    np.testing.assert_allclose(diagnosis.rhat, expected.rhat, rtol=1e-3)
+    np.testing.assert_allclose(diagnosis.moments.spread, expected.moments.spread, rtol=1e-3)
     with pytest.raises(ValueError, match="group_by_chain=True"):
-        own.diagnose(mcmc.get_samples(), data)
+        federated_kernel.diagnose(mcmc.get_samples(), data)
 
 
 @pytest.fixture(scope="module")
@@ -157,15 +157,15 @@ def test_a_run_goes_on_where_it_stopped(run, data, kernel):
     for _ in range(2):
         mcmc.run(mcmc.post_warmup_state.rng_key, data)
         halves.append(mcmc.get_samples(group_by_chain=True))
-        last = mcmc.post_warmup_state
+        warm_state = mcmc.post_warmup_state
         mcmc.post_warmup_state = mcmc.last_state
     for name, leaf in run.get_samples(group_by_chain=True).items():
         joined = np.concatenate([half[name] for half in halves], axis=1)
         np.testing.assert_allclose(joined, leaf, rtol=1e-4)
-    mcmc.post_warmup_state = last
+    mcmc.post_warmup_state = warm_state
     mcmc.run(jax.random.key(77), data)  # another key: the same start, other numbers
-    other = mcmc.get_samples(group_by_chain=True)["s"]
-    assert not np.isclose(other, halves[1]["s"], rtol=1e-6).any()
+    other_draws = mcmc.get_samples(group_by_chain=True)["s"]
+    assert not np.isclose(other_draws, halves[1]["s"], rtol=1e-6).any()
 
 
 def test_start_of_each_chain_from_init_params(data, kernel):
@@ -174,7 +174,7 @@ def test_start_of_each_chain_from_init_params(data, kernel):
     for tree in (state.z, state.federated.broadcast.position):
         for name, leaf in start.items():
             np.testing.assert_array_equal(tree[name], leaf)
-    with pytest.raises(ValueError, match="init_params holds the unconstrained latent sites"):
+    with pytest.raises(ValueError, match="init_params must hold the unconstrained latent sites"):
         kernel.init(jax.random.key(0), 0, {"b": jnp.zeros(2)}, (data,), {})
 
 
@@ -185,8 +185,8 @@ def test_arviz_reads_the_run_and_traces_the_model_on_all_rows(run, data):
     assert tree["sample_stats"]["bits_up"].shape == (CHAINS, DRAWS)
     np.testing.assert_allclose(tree["observed_data"]["y"], data.rows["y"])
     expected = log_likelihood(model, run.get_samples(), **data.rows)["y"]
-    given = tree["log_likelihood"]["y"].values.reshape(expected.shape)
-    np.testing.assert_allclose(given, expected, rtol=1e-5)
+    actual = tree["log_likelihood"]["y"].values.reshape(expected.shape)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 
 def test_predictive_takes_the_draws(run, data, kernel):
@@ -223,8 +223,8 @@ def test_progress_bar_describes_the_round(data, kernel, monkeypatch, capsys):
 def test_other_data_of_the_same_kind_reuses_the_kernel(data, kernel):
     kernel.init(jax.random.key(0), 0, START, (data,), {})
     built = kernel._posterior
-    other = fedmcmc.FederatedData.from_clients([client(np.random.default_rng(1), 3)])
-    kernel.init(jax.random.key(0), 0, START, (other,), {})
+    other_data = fedmcmc.FederatedData.from_clients([client(np.random.default_rng(1), 3)])
+    kernel.init(jax.random.key(0), 0, START, (other_data,), {})
     assert kernel._posterior is built
 
 
@@ -262,16 +262,16 @@ def test_a_diverging_chain_is_marked(data, kernel):
     ("args", "kwargs"), [((), {}), ((np.ones(3),), {}), ((None, None), {}), ((), {"x": 1})]
 )
 def test_run_takes_one_federation(kernel, data, args, kwargs):
-    given = tuple(data if arg is None else arg for arg in args)
+    model_args = tuple(data if arg is None else arg for arg in args)
     with pytest.raises(ValueError, match="takes one FederatedData and nothing else"):
-        kernel.init(jax.random.key(0), 0, None, given, kwargs)
+        kernel.init(jax.random.key(0), 0, None, model_args, kwargs)
 
 
 def test_a_model_that_does_not_fit_is_turned_away_in_init(data):
     def local(x, y):
         with numpyro.plate("rows", x.shape[0]):
-            own = numpyro.sample("own", dist.Normal(0, 1))
-            numpyro.sample("y", dist.Normal(own, 1), obs=y)
+            effect = numpyro.sample("own", dist.Normal(0, 1))
+            numpyro.sample("y", dist.Normal(effect, 1), obs=y)
 
     mcmc = mcmc_of(FederatedMCMCKernel(local, kernel_fn))
     with pytest.raises(ValueError, match="'own' lies in the data plate"):

@@ -69,14 +69,14 @@ def test_densities_are_those_of_the_model(centered):
     tau = np.exp(-0.3)
     u = 0.4 + tau ** (1 - number) * (0.7 - number * 0.4)
     mean, scale = 0.4 * number, tau**number
-    wanted = (
+    expected = (
         dist.Normal(0, 2).log_prob(0.4)
         + dist.HalfNormal(1).log_prob(tau)
         - 0.3
         + dist.Normal(mean, scale).log_prob(0.7)
         + dist.Normal(u + ROWS["x"], 1).log_prob(ROWS["y"]).sum()
     )
-    np.testing.assert_allclose(joint(posterior, position, latent), wanted, rtol=1e-5)
+    np.testing.assert_allclose(joint(posterior, position, latent), expected, rtol=1e-5)
     shown = posterior.local.constrain_fn(position, latent)
     assert sorted(shown) == ["double", "u"]
     np.testing.assert_allclose(shown["u"], u, rtol=1e-5)
@@ -94,9 +94,9 @@ def test_sites_are_local_by_mark_by_plate_or_by_name():
 
 def test_a_positive_site_has_its_jacobian():
     posterior = from_numpyro(by_name, example=ROWS, local=["rate"])
-    found = posterior.local.logprior_fn({"mu": 0.4}, {"rate": jnp.asarray(0.2)})
-    wanted = dist.Gamma(2, 1).log_prob(np.exp(0.2)) + 0.2
-    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    actual = posterior.local.logprior_fn({"mu": 0.4}, {"rate": jnp.asarray(0.2)})
+    expected = dist.Gamma(2, 1).log_prob(np.exp(0.2)) + 0.2
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 
 def test_a_scale_around_a_local_site_is_that_of_its_jacobian():
@@ -105,9 +105,9 @@ def test_a_scale_around_a_local_site_is_that_of_its_jacobian():
             by_name(x, y)
 
     posterior = from_numpyro(tempered, example=ROWS, local=["rate"])
-    found = posterior.local.logprior_fn({"mu": 0.4}, {"rate": jnp.asarray(0.2)})
-    wanted = (dist.Gamma(2, 1).log_prob(np.exp(0.2)) + 0.2) / 2
-    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    actual = posterior.local.logprior_fn({"mu": 0.4}, {"rate": jnp.asarray(0.2)})
+    expected = (dist.Gamma(2, 1).log_prob(np.exp(0.2)) + 0.2) / 2
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 
 def test_a_mask_around_a_local_site_is_that_of_its_jacobian():
@@ -119,9 +119,9 @@ def test_a_mask_around_a_local_site_is_that_of_its_jacobian():
         observe(mu + rate[0] + rate[1] * x, y)
 
     posterior = from_numpyro(half_masked, example=ROWS)
-    found = posterior.local.logprior_fn({"mu": 0.4}, {"rate": jnp.array([0.2, 0.7])})
-    wanted = dist.Gamma(2, 1).log_prob(np.exp(0.2)) + 0.2
-    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    actual = posterior.local.logprior_fn({"mu": 0.4}, {"rate": jnp.array([0.2, 0.7])})
+    expected = dist.Gamma(2, 1).log_prob(np.exp(0.2)) + 0.2
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("centered", [0.0, 1.0])
@@ -133,14 +133,14 @@ def test_a_scale_around_a_site_that_is_reparametrized(centered):
     posterior = from_numpyro(tempered, example=ROWS, centered=centered)
     position = {"mu": 0.4, "tau": -0.3}
     (name,) = posterior.local.like.tree
-    found = posterior.local.logprior_fn(position, {name: jnp.asarray(0.7)})
+    actual = posterior.local.logprior_fn(position, {name: jnp.asarray(0.7)})
     mean, spread = (0.4, np.exp(-0.3)) if centered else (0.0, 1.0)
-    np.testing.assert_allclose(found, dist.Normal(mean, spread).log_prob(0.7) / 2, rtol=1e-5)
-    assert posterior.local.population is None  # of tempered latents sums tell another law
+    np.testing.assert_allclose(actual, dist.Normal(mean, spread).log_prob(0.7) / 2, rtol=1e-5)
+    assert posterior.local.population is None  # sums of tempered latents have another distribution
 
 
 def test_sites_of_a_scan_may_be_local():
-    """A walk per group, of which each row sees one step."""
+    """A random walk per group; each row observes one step."""
 
     def walk(visit, y):
         spread = numpyro.sample("spread", dist.HalfNormal(1))
@@ -157,13 +157,13 @@ def test_sites_of_a_scan_may_be_local():
     posterior = from_numpyro(walk, example=rows, local=["level"])
     level = jnp.array([0.3, -0.2, 0.5, 0.1])
     before, spread = jnp.append(0.0, level[:-1]), np.exp(0.2)
-    found = posterior.local.logprior_fn({"spread": 0.2}, {"level": level})
-    wanted = dist.Normal(before, spread).log_prob(level).sum()
-    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    actual = posterior.local.logprior_fn({"spread": 0.2}, {"level": level})
+    expected = dist.Normal(before, spread).log_prob(level).sum()
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
     latents = {"level": jnp.broadcast_to(level, (3, 4))}
-    found = posterior.local.loglikelihood_fn({"spread": 0.2}, latents, rows)
-    wanted = dist.Normal(level[rows["visit"]], 1.0).log_prob(rows["y"])
-    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    actual = posterior.local.loglikelihood_fn({"spread": 0.2}, latents, rows)
+    expected = dist.Normal(level[rows["visit"]], 1.0).log_prob(rows["y"])
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 
 def test_a_model_that_is_reparametrized_already_is_taken():
@@ -212,8 +212,8 @@ def in_event_plate(x, y):
 
 
 def test_a_plate_of_a_size_of_its_own_is_an_event():
-    found = from_numpyro(in_event_plate, example=ROWS, centered=1.0).local.like.tree
-    assert found["u"].shape == (4,)
+    like = from_numpyro(in_event_plate, example=ROWS, centered=1.0).local.like.tree
+    assert like["u"].shape == (4,)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_what_does_not_fit_is_said(model, settings, words):
 
 
 def test_outcomes_of_few_digits_are_told():
-    """Of floats in single precision alone, and where groups have effects."""
+    """The warning needs floats in single precision and group effects."""
 
     def counts(x, y):
         mu = numpyro.sample("mu", dist.Normal(0, 2))
@@ -255,16 +255,16 @@ def test_outcomes_of_few_digits_are_told():
 
     far = ROWS | {"y": ROWS["y"] - 123_456}
     data = fedmcmc.FederatedData.from_clients([ROWS, far])
-    with pytest.warns(UserWarning, match=r"'y' .* up to 1\.23e\+05 .* by 0\.0078") as said:
+    with pytest.warns(UserWarning, match=r"'y' .* up to 1\.23e\+05.* is 0\.0078") as caught:
         from_numpyro(marked, example=data)
-    assert [warning.filename for warning in said] == [__file__]
+    assert [warning.filename for warning in caught] == [__file__]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         from_numpyro(marked, example=ROWS | {"y": ROWS["y"] - 9_000})
         from_numpyro(shared, example=data)
         from_numpyro(marked, example=data, check_rows=False)
-        whole = {"x": np.full(3, 1e5), "y": np.array([100_000, 99_000, 101_000])}
-        from_numpyro(counts, example=fedmcmc.FederatedData.from_clients([whole]))
+        large = {"x": np.full(3, 1e5), "y": np.array([100_000, 99_000, 101_000])}
+        from_numpyro(counts, example=fedmcmc.FederatedData.from_clients([large]))
         with jax.enable_x64(True):
             from_numpyro(marked, example=fedmcmc.FederatedData.from_clients([far]))
 

@@ -75,8 +75,8 @@ def test_a_conditioned_global_counts_once_not_once_a_row():
     prior = dist.HalfCauchy(1.0).log_prob(scale) + z + dist.HalfNormal(scale).log_prob(0.7)
     np.testing.assert_allclose(posterior.logprior_fn({"scale": z}), prior, rtol=1e-5)
     terms = dist.Normal(rows["x"].sum(1), 0.7).log_prob(rows["y"])
-    given = posterior.loglikelihood_fn({"scale": z}, rows)
-    np.testing.assert_allclose(given, terms, rtol=1e-4)
+    actual = posterior.loglikelihood_fn({"scale": z}, rows)
+    np.testing.assert_allclose(actual, terms, rtol=1e-4)
 
 
 def many_distributions():
@@ -173,8 +173,8 @@ def test_rows_may_be_an_array_a_tuple_or_a_federation():
     expected = dist.Normal(0.5 * x, 1).log_prob(y)
     for example in ((x, y), data):
         posterior = from_numpyro(model, example=example, check_rows=False)
-        given = posterior.loglikelihood_fn(position, (x, y))
-        np.testing.assert_allclose(given, expected, rtol=1e-6)
+        actual = posterior.loglikelihood_fn(position, (x, y))
+        np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
     def one_argument(rows):
         observe("x", dist.Normal(slope(), 1), rows)
@@ -234,8 +234,8 @@ def test_networks_come_in_through_random_flax_module():
     }
     values = {"net/kernel": jnp.ones((2, 1)), "net/bias": jnp.ones(1)}
     expected = dist.Normal(rows["x"].sum(1) + 1, 1).log_prob(rows["y"])
-    given = posterior.loglikelihood_fn(values, rows)
-    np.testing.assert_allclose(given, expected, rtol=1e-4)
+    actual = posterior.loglikelihood_fn(values, rows)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4)
 
 
 def test_a_constrained_model_is_sampled_and_comes_back_in_its_own_space():

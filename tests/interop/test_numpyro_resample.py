@@ -31,12 +31,12 @@ def test_resample_draws_outcomes_in_the_order_in_which_they_matter():
     drawn = draw(jax.random.split(jax.random.key(0), num), {"a": jnp.float32(0.3)}, rows)
     assert {name: leaf.shape for name, leaf in drawn.items()} == dict.fromkeys(rows, (num, 2))
     np.testing.assert_array_equal(drawn["x"][0], rows["x"])
-    first = (drawn["y"] - 0.3 - rows["x"]) / 0.5
-    second = (drawn["later"] - 3 * drawn["y"]) / 0.2  # of the drawn y, not of the zeros in rows
-    for z in (first, second):
+    z_y = (drawn["y"] - 0.3 - rows["x"]) / 0.5
+    z_later = (drawn["later"] - 3 * drawn["y"]) / 0.2  # of the drawn y, not of the zeros in rows
+    for z in (z_y, z_later):
         assert abs(float(z.mean())) * np.sqrt(z.size) < 5
         assert abs(float((z**2).mean()) - 1) * np.sqrt(z.size / 2) < 5
-    assert abs(float((first * second).mean())) * np.sqrt(first.size) < 5
+    assert abs(float((z_y * z_later).mean())) * np.sqrt(z_y.size) < 5
 
 
 def test_resample_casts_to_the_dtype_of_the_rows():
@@ -143,7 +143,7 @@ def test_resample_is_none_with_a_reason_where_outcomes_cannot_be_drawn(model, ex
     assert posterior.resample_fn is None
     assert re.search(reason, posterior.why_no_resample)
     data = fedmcmc.FederatedData.from_clients([example])
-    with pytest.raises(ValueError, match=f"from_numpyro made none, as .*{reason}"):
+    with pytest.raises(ValueError, match=f"from_numpyro could not create one, because .*{reason}"):
         fedmcmc.criticism.predictive_check(
             jax.random.key(0),
             posterior,

@@ -13,7 +13,7 @@ from scipy import stats
 
 import fedmcmc
 from fedmcmc import from_numpyro
-from fedmcmc.interop._numpyro_batches import BATCH, batches_of
+from fedmcmc.interop._numpyro_batches import BATCH_SIZE, batches_of
 
 
 def regression(column_fn, outcome_fn=lambda y: y):
@@ -287,7 +287,7 @@ def test_batches_hold_several_rows_of_a_rare_level_and_each_row_once():
     arm = np.zeros(5000, int)
     arm[[17, 4000]] = 3
     batches = batches_of({"arm": arm, "x": np.arange(5000.0)}, None)
-    assert all(len(batch.numbers) == BATCH for batch in batches)
+    assert all(len(batch.numbers) == BATCH_SIZE for batch in batches)
     for batch in batches:
         real = batch.numbers[batch.numbers >= 0]
         assert len(np.unique(real)) == len(real)
@@ -299,9 +299,9 @@ def test_batches_hold_several_rows_of_a_rare_level_and_each_row_once():
 def test_columns_may_be_indexed_by_what_depends_on_a_parameter():
     def model(t, y):
         b = numpyro.sample("b", dist.Normal())
-        first = jnp.argmax(jnp.stack([b, 0.0]))  # 0 if b is positive, else 1
+        index = jnp.argmax(jnp.stack([b, 0.0]))  # 0 if b is positive, else 1
         with numpyro.plate("rows", len(t)):
-            numpyro.sample("y", dist.Normal(b * t[first + jnp.arange(len(t)) - first], 1.0), obs=y)
+            numpyro.sample("y", dist.Normal(b * t[index + jnp.arange(len(t)) - index], 1.0), obs=y)
 
     rows = {"t": np.arange(4.0), "y": np.ones(4)}
     posterior = from_numpyro(model, example=rows)
@@ -327,9 +327,9 @@ def test_parameters_outside_their_bounds_are_warned_of(fn, value, message):
         with numpyro.plate("rows", len(x)):
             numpyro.sample("y", fn(a, x), obs=y)
 
-    with pytest.warns(UserWarning, match=message) as said:
+    with pytest.warns(UserWarning, match=message) as caught:
         from_numpyro(model, example={"x": np.linspace(0.1, 1, 9), "y": np.full(9, value)})
-    assert [warning.filename for warning in said] == [__file__]
+    assert [warning.filename for warning in caught] == [__file__]
 
 
 def test_parameters_that_the_prior_keeps_inside_are_not_warned_of():

@@ -36,10 +36,10 @@ def test_factors_and_solves_are_those_of_jax(size):
         shape = (3, size, 4) if left_side else (3, 4, size)
         right = jnp.asarray(rng.normal(size=shape), jnp.float32)
         how = dict(left_side=left_side, lower=lower, transpose_a=transpose_a, unit_diagonal=unit)
-        given = matrix / 8 if unit else matrix
-        found = _traced.triangular_solve(given, right, **how)
-        wanted = jax.lax.linalg.triangular_solve(given, right, **how)
-        np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4)
+        triangle = matrix / 8 if unit else matrix
+        actual = _traced.triangular_solve(triangle, right, **how)
+        expected = jax.lax.linalg.triangular_solve(triangle, right, **how)
+        np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-4)
 
 
 def test_factor_of_an_indefinite_matrix_is_nan():
@@ -56,8 +56,8 @@ def loops(matrix, x):
     scanned = jax.lax.scan(lambda x, _: (solve(x), x.sum()), x, None, length=2)
     chosen = jax.lax.cond(x[0] > 0, solve, lambda x: 2 * x, x)
     remembered = jax.checkpoint(solve)(x)
-    whole = jnp.linalg.solve(matrix, x), jnp.linalg.inv(matrix), jax.nn.softplus(x)
-    return scanned, chosen, remembered, whole
+    outside_loops = jnp.linalg.solve(matrix, x), jnp.linalg.inv(matrix), jax.nn.softplus(x)
+    return scanned, chosen, remembered, outside_loops
 
 
 def test_loops_and_branches_are_written_out():
@@ -65,8 +65,10 @@ def test_loops_and_branches_are_written_out():
     symmetric, x = matrix @ jnp.swapaxes(matrix, -1, -2), jnp.ones((3, 3), jnp.float32)
     once = _traced.traced_once(loops)
     assert "triangular_solve[" not in str(jax.make_jaxpr(once)(symmetric[0], x[0]))
-    found, wanted = jax.vmap(once)(symmetric, x), jax.vmap(loops)(symmetric, x)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=1e-4), found, wanted)
+    actual, expected = jax.vmap(once)(symmetric, x), jax.vmap(loops)(symmetric, x)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=1e-4), actual, expected
+    )
 
 
 def test_function_is_called_once_per_shape():
@@ -90,13 +92,13 @@ def slopes(x, y=None):
     mu = numpyro.sample("mu", dist.Normal(0, 2).expand([2]).to_event(1))
     tau = numpyro.sample("tau", dist.HalfNormal(1.0).expand([2]).to_event(1))
     factor = numpyro.sample("factor", dist.LKJCholesky(2, 2.0))
-    own = numpyro.sample(
+    effect = numpyro.sample(
         "own",
         dist.MultivariateNormal(mu, scale_tril=tau[:, None] * factor),
         infer={"local": True},
     )
     with numpyro.plate("rows", len(x)):
-        numpyro.sample("y", dist.Normal(own[0] + own[1] * x, 1.0), obs=y)
+        numpyro.sample("y", dist.Normal(effect[0] + effect[1] * x, 1.0), obs=y)
 
 
 ROWS = {"x": np.array([-1.0, 0.0, 2.0], np.float32), "y": np.array([1.0, 0.5, 0.0], np.float32)}
@@ -106,12 +108,12 @@ def test_random_slopes_have_their_density():
     local = fedmcmc.from_numpyro(slopes, example=ROWS).local
     position = {"mu": np.array([0.3, -0.2]), "tau": np.zeros(2), "factor": np.array([0.4])}
     position = jax.tree.map(lambda leaf: leaf.astype(np.float32), position)
-    own = {"own": np.array([1.0, 0.5], np.float32)}
+    effect = {"own": np.array([1.0, 0.5], np.float32)}
     correlation = np.tanh(0.4)
-    wanted = stats.multivariate_normal([0.3, -0.2], [[1, correlation], [correlation, 1]])
-    found = local.logprior_fn(position, own)
-    np.testing.assert_allclose(found, wanted.logpdf([1.0, 0.5]), rtol=1e-5)
-    program = str(jax.make_jaxpr(jax.grad(local.logprior_fn, 1))(position, own))
+    expected = stats.multivariate_normal([0.3, -0.2], [[1, correlation], [correlation, 1]])
+    actual = local.logprior_fn(position, effect)
+    np.testing.assert_allclose(actual, expected.logpdf([1.0, 0.5]), rtol=1e-5)
+    program = str(jax.make_jaxpr(jax.grad(local.logprior_fn, 1))(position, effect))
     assert "triangular_solve" not in program and "cholesky" not in program
 
 
@@ -124,12 +126,12 @@ from tests.interop.test_traced import ROWS, slopes
 local = fedmcmc.from_numpyro(slopes, example=ROWS, check_rows=False).local
 position = {"mu": jnp.zeros(2), "tau": jnp.zeros(2), "factor": jnp.zeros(1)}
 batch = jax.random.normal(jax.random.key(0), (32, 100_000, 2))
-one = jax.vmap(lambda own, scale: local.logprior_fn(
-    {**position, "tau": jnp.stack([scale, scale])}, {"own": own}))
-total = jax.jit(lambda batch, scale: [one(own, scale) for own in batch])
-found = total(batch, jnp.zeros(100_000))
-wanted = -np.log(2 * np.pi) - 0.5 * (np.asarray(batch) ** 2).sum(-1)
-np.testing.assert_allclose(np.array(found), wanted, rtol=1e-3, atol=1e-3)
+density = jax.vmap(lambda effect, scale: local.logprior_fn(
+    {**position, "tau": jnp.stack([scale, scale])}, {"own": effect}))
+total = jax.jit(lambda batch, scale: [density(effect, scale) for effect in batch])
+actual = total(batch, jnp.zeros(100_000))
+expected = -np.log(2 * np.pi) - 0.5 * (np.asarray(batch) ** 2).sum(-1)
+np.testing.assert_allclose(np.array(actual), expected, rtol=1e-3, atol=1e-3)
 print("done")
 """
 """Many independent solves of batches in one program, which jaxlib up to 0.11.0 never ends."""

@@ -65,8 +65,8 @@ def test_distillation_on_minibatches_finds_a_model_that_agrees_with_the_ensemble
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (dict(inputs={"a": np.ones(3), "b": np.ones(4)}), ValueError, "one and the same positive"),
-        (dict(inputs=()), ValueError, "one and the same positive length"),
+        (dict(inputs={"a": np.ones(3), "b": np.ones(4)}), ValueError, "of the same positive"),
+        (dict(inputs=()), ValueError, "of the same positive length"),
         (dict(num_steps=0), ValueError, "num_steps must be a positive integer"),
         (dict(average_from=5), ValueError, "average_from must be below num_steps, got 5 and 5"),
         (dict(average_from=-1), ValueError, "average_from must be"),

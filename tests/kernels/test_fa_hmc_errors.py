@@ -70,7 +70,7 @@ def averaging(**changed):
                 fa_hmc(participation=fedmcmc.categorical(cohort_size=2)),
                 fedmcmc.memory(fedmcmc.quantize(2), of="all"),
             ),
-            "a client that is drawn twice moves its memory once",
+            "a client that is drawn twice updates its memory once",
         ),
         (
             lambda: run(averaging(estimator=fedmcmc.noisy(FULL, 1.0, weighted=True, weights=W3))),
@@ -110,7 +110,7 @@ def averaging(**changed):
             ),
             "needs the sum of all clients' gradients before each round",
         ),
-        (lambda: fedmcmc.categorical(cohort_size=0), "positive integer cohort_size, got 0"),
+        (lambda: fedmcmc.categorical(cohort_size=0), "must be a positive integer, got 0"),
     ],
 )
 def test_values_say_what_is_expected(call, message):

@@ -1,5 +1,6 @@
 """FedBE: the clients' models, what is fitted to them, its draws, and distillation."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -208,7 +209,7 @@ def test_nothing_changes_where_nobody_takes_part(name):
     state = kernel.init(KEY, START, DATA)
     after = one(kernel, 2)
     np.testing.assert_array_equal(after.broadcast.position, START)
-    jax.tree.map(np.testing.assert_array_equal, after.server, state.server)
+    chex.assert_trees_all_equal(after.server, state.server)
 
 
 def test_a_member_without_weight_stays():
@@ -285,7 +286,7 @@ def test_compressed_as_one_vector_the_sums_are_unbiased_and_the_mean_nearly():
 
     totals = jax.jit(jax.vmap(decoded))(jax.random.split(KEY, 4096))
     weight = np.asarray(totals.weight, float)
-    first = np.asarray(totals.first, float)
+    first = np.asarray(totals.moved, float)
     assert abs(z_scores(weight, 1.0)) < LIMIT and weight.std() > 1e-3
     mean, _ = fitted(trained(START))
     moved = mean - np.asarray(START)

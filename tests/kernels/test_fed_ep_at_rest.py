@@ -286,7 +286,7 @@ def test_an_approximation_that_is_not_proper_warns():
 
 
 def test_a_rule_of_rest_is_for_approximations(data, mode):
-    with pytest.raises(ValueError, match=r"is for kernels that refine one, as fedmcmc\.fed_ep"):
+    with pytest.raises(ValueError, match=r"needs a kernel with an approximation, such as"):
         fedmcmc.sample(
             KEY,
             fedmcmc.lsd(LOGISTIC, step_size=1e-3),

@@ -6,6 +6,7 @@ Two programs of the same mathematics differ by rounding; runs of one program mus
 import functools
 import itertools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -254,7 +255,7 @@ def test_an_interrupted_run_is_the_uninterrupted_one_bit_for_bit(splits, thinnin
     for name, values in whole.info.items():
         pieces = np.concatenate([p.info[name] for p in parts], 1)
         np.testing.assert_array_equal(pieces, values)
-    jax.tree.map(np.testing.assert_array_equal, state, whole.state)
+    chex.assert_trees_all_equal(state, whole.state)
 
 
 def test_a_chain_does_not_depend_on_the_number_of_chains():

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -188,7 +189,7 @@ def test_a_trajectory_keeps_its_step_size_when_another_is_given():
     )
     before = sample(kernel=first, position=VECTOR, num_rounds=6)
     after = sample(kernel=then, state=before.state, num_rounds=20).draws
-    in_flight = after.done[:, 0] > 0
+    in_flight = after.num_points[:, 0] > 0
     assert in_flight.any() and (after.step_size[in_flight, 0] == np.float32(0.1)).all()
     assert (after.step_size[:, -1] == np.float32(0.3)).all()
 
@@ -221,7 +222,7 @@ def test_a_client_needs_the_broadcast_and_no_number_of_the_kernel():
         rounds.client_step(k, 0, KEY, state.broadcast, (), DATA.client(1))[0]
         for k in (kernel, at_site)
     ]
-    jax.tree.map(np.testing.assert_array_equal, *messages)
+    chex.assert_trees_all_equal(*messages)
     assert abs(messages[0].value.value[0]) > 0.01
 
 
@@ -277,13 +278,13 @@ def test_compressors_under_which_trajectories_cannot_be_undone_are_refused():
     ("settings", "error", "message"),
     [
         (dict(step_size=0.0), ValueError, "step_size"),
-        (dict(step_size=lambda round_: 0.1), TypeError, "draws are exact at any"),
+        (dict(step_size=lambda round_: 0.1), TypeError, "must be a number, not a schedule"),
         (dict(max_integration_steps=0), ValueError, "max_integration_steps"),
         (dict(num_adapt=1.5), ValueError, "num_adapt"),
         (dict(target_accept=1.0), ValueError, "target_accept"),
         (dict(centre=np.zeros(3, int)), TypeError, "centre must hold floats"),
         (dict(centre=0), TypeError, "centre must hold floats"),
-        (dict(centre=np.zeros(2)), ValueError, "center must be shaped as the position"),
+        (dict(centre=np.zeros(2)), ValueError, "center must have the shapes of the position"),
         (dict(metric=np.ones(2)), ValueError, "metric must be shaped as the position"),
         (dict(metric=-np.eye(3)), ValueError, "positive definite"),
         (dict(posterior=logprior), TypeError, "posterior"),
@@ -299,7 +300,7 @@ def test_settings_that_do_not_fit(settings, error, message):
 def test_what_needs_every_client_refuses_to_go_without():
     kernel = fedmcmc.hmc(POSTERIOR, VECTOR)
     for rule in (fedmcmc.uniform(2), fedmcmc.bernoulli(0.5), fedmcmc.full()):
-        with pytest.raises(ValueError, match="needs every client's log likelihood"):
+        with pytest.raises(ValueError, match="needs the log likelihood of every client"):
             replace(kernel, participation=rule).init(KEY, VECTOR, DATA)
     with pytest.raises(ValueError, match="late"):
         fedmcmc.faults(kernel, late=0.1)

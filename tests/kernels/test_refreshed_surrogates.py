@@ -158,7 +158,7 @@ POSTERIOR_OF = Federation().posterior
     [
         (
             lambda: build(refresh_every=None, refresh_until=3),
-            "refresh_until goes with refresh_every",
+            "refresh_until needs refresh_every",
         ),
         (lambda: build(refresh_every=0), "refresh_every must be a positive integer"),
         (lambda: build(refresh_until=-1), "refresh_until must be a round, at least 0, got -1"),
@@ -185,7 +185,7 @@ POSTERIOR_OF = Federation().posterior
                 refresh_every=2,
                 step_size=0.01,
             ),
-            r"takes no estimator with a reference of its own \(svrg\)",
+            r"supports no estimator that broadcasts a reference \(svrg\)",
         ),
     ],
 )

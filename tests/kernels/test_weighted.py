@@ -119,7 +119,7 @@ def test_what_is_sent_are_values_alone():
 def test_nothing_of_it_can_be_compressed():
     kernel = fedmcmc.gaussian_mh(POSTERIOR, Q)
     for compressor in (fedmcmc.quantize(8), fedmcmc.top_k(0.5, error_feedback=False)):
-        with pytest.raises(ValueError, match="nothing is left to compress"):
+        with pytest.raises(ValueError, match="there is nothing to compress"):
             fedmcmc.compress(kernel, compressor)
 
 
@@ -149,12 +149,12 @@ MIXED = Mixture.of([(0.5, np.inf, np.zeros(3), np.eye(3)), (0.5, 5.0, np.ones(3)
         (dict(approximation=fedmcmc.Gaussian.uniform(VECTOR)), ValueError, "not proper"),
         (dict(approximation=Q / Q**2), ValueError, "not proper: the smallest eigenvalue .* -5"),
         (dict(approximation=np.zeros(3)), TypeError, "fedmcmc.Gaussian"),
-        (dict(approximation=MIXED, correlation=0.5), ValueError, "needs a Gaussian"),
+        (dict(approximation=MIXED, correlation=0.5), ValueError, "need a Gaussian"),
         (dict(correlation=1.0), ValueError, r"correlation must be in \[0, 1\)"),
         (dict(correlation=-0.1), ValueError, "correlation"),
         (dict(correlation=lambda round_: 0.1), TypeError, "correlation must be a number"),
         (dict(tail=1.0), ValueError, "tail"),
-        (dict(num_tries=1), ValueError, "num_tries must be 2 at least"),
+        (dict(num_tries=1), ValueError, "num_tries must be at least 2"),
         (dict(num_tries=2.5), ValueError, "num_tries"),
     ],
 )

@@ -188,7 +188,7 @@ def test_i25_dense_sites_give_the_posterior_in_one_round():
     kernel = fedmcmc.fed_ep(GAUSSIAN, inference=EXACT, structure="dense")
     for state in rounds_of(kernel, 3)[1:]:
         fitted = state.server.approximation
-        assert bool(fitted.known)
+        assert bool(fitted.ever_proper)
         np.testing.assert_allclose(fitted.gaussian.precision, precision, rtol=1e-5, atol=1e-3)
         np.testing.assert_allclose(state.broadcast.position, mean, rtol=1e-5, atol=1e-5)
 

@@ -127,7 +127,7 @@ def test_predictions_know_how_many_steps_each_client_takes():
 @pytest.mark.parametrize(
     ("steps", "message"),
     [
-        ((2, 7, 1), "num_local_steps must be one number per client, 4, got 3"),
+        ((2, 7, 1), "num_local_steps must have one number for each of 4 clients, got 3"),
         ((2, 7, 0, 4), "num_local_steps must be a positive integer, or one per client"),
         ((2.0, 7.0, 1.0, 4.0), "num_local_steps must be a positive integer, or one per client"),
     ],

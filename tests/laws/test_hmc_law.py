@@ -61,7 +61,11 @@ def test_chains_from_exact_draws_keep_the_law_and_accept_as_often_as_told(case):
     for length in range(1, settings.get("max_integration_steps", 1) + 1):
         found = []
         for round_, server in enumerate(result.servers):
-            ends = (server.done >= 0) & (server.done + 1 == length) & (server.length == length)
+            ends = (
+                (server.num_points >= 0)
+                & (server.num_points + 1 == length)
+                & (server.length == length)
+            )
             found.append(result.info.acceptance[ends, round_])
         expected = hmc_acceptance(step_size, curvatures, length)
         # Of a chain acceptances are correlated, but little: it forgets itself within few rounds.
@@ -103,7 +107,11 @@ def test_noise_in_what_decides_is_paid_for_and_leaves_the_law_alone(steps):
         # The average over the noise of what is accepted: the probability given the noise itself.
         found = []
         for round_, server in enumerate(result.servers):
-            ends = (server.done >= 0) & (server.done + 1 == length) & (server.length == length)
+            ends = (
+                (server.num_points >= 0)
+                & (server.num_points + 1 == length)
+                & (server.length == length)
+            )
             found.append(result.info.acceptance[ends, round_])
         expected, error = laws_adjusted.hmc(1.2, np.ones(3), length, noise=NOISE)
         found = np.concatenate(found)

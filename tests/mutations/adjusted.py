@@ -12,7 +12,7 @@ ALONE, CORRELATED = f"{TOLD}[independent, narrow]", f"{TOLD}[correlated, wide]"
 TRIES = f"{OF_WEIGHTS}::test_a_choice_among_tries_keeps_the_law_and_moves_as_often_as_told[8]"
 VOID_WEIGHTS = f"{OF_WEIGHTS}::test_faults_make_rounds_void_and_leave_the_law_alone"
 MIXED = f"{OF_WEIGHTS}::test_mixtures_keep_the_law[mixture]"
-MODES = "exact/test_tempered.py::test_masses_of_two_modes_that_no_chain_comes_across_between"
+MODES = "exact/test_tempered.py::test_masses_of_two_modes_between_which_no_chain_moves"
 NEAR = "exact/test_tempered.py::test_evidence_and_moments_of_a_gaussian_federation[near]"
 HMC, WEIGHTED = "kernels/_hamiltonian.py", "kernels/_weighted.py"
 TEMPERED = "exact/_tempered.py"
@@ -32,14 +32,14 @@ MUTATIONS = {
     ),
     "every proposal accepted": (
         HMC,
-        "taken = ends & (is_start | (draws.uniform < accepted))",
-        "taken = ends",
+        "moves = ends & (is_start | (draws.uniform < acceptance))",
+        "moves = ends",
         STEPS,
     ),
     "a rejection that is not recorded": (
         HMC,
         "position=position,",
-        "position=trees.select(ends & judged.whole, here, position),",
+        "position=trees.select(ends & densities.is_complete, point, position),",
         STEPS,
     ),
     "the energy of the rejected end": (
@@ -50,14 +50,14 @@ MUTATIONS = {
     ),
     "the gradient of the rejected end": (
         HMC,
-        "at_stand = trees.select(ends, at_position[1], gradient)",
-        "at_stand = gradient",
+        "origin_gradient = trees.select(ends, at_position[1], gradient)",
+        "origin_gradient = gradient",
         STEPS,
     ),
     "a step size that changes on the way": (
         HMC,
-        "ends, (position, draws.momentum, new_step), (here, momentum, old.step_size)",
-        "ends, (position, draws.momentum, new_step), (here, momentum, 2 * old.step_size)",
+        "ends, (position, draws.momentum, new_step), (point, momentum, old.step_size)",
+        "ends, (position, draws.momentum, new_step), (point, momentum, 2 * old.step_size)",
         STEPS,
     ),
     "the transposed root of a metric": (
@@ -68,7 +68,7 @@ MUTATIONS = {
     ),
     "a prior that is not in the gradient": (
         "kernels/_adjusted.py",
-        "gradient = trees.add(total.gradient, trees.cast_like(of_prior, total.gradient))",
+        "gradient = trees.add(total.gradient, trees.cast_like(prior_gradient, total.gradient))",
         "gradient = total.gradient",
         METRIC,
     ),
@@ -80,14 +80,14 @@ MUTATIONS = {
     ),
     "void rounds that count": (
         HMC,
-        "judged.whole,\n            (server, position, asked)",
-        "judged.whole | True,\n            (server, position, asked)",
+        "densities.is_complete,\n            (server, position, next_points)",
+        "densities.is_complete | True,\n            (server, position, next_points)",
         VOID,
     ),
     "a trajectory that ends where it meets a wall": (
         HMC,
-        "ends = is_start | (done >= old.length)",
-        "ends = is_start | (done >= old.length) | jnp.isneginf(log_density)",
+        "ends = is_start | (num_points >= old.length)",
+        "ends = is_start | (num_points >= old.length) | jnp.isneginf(log_density)",
         WALL,
     ),
     "noise without a penalty": (
@@ -116,14 +116,14 @@ MUTATIONS = {
     ),
     "noise that is kept beside a penalty": (
         HMC,
-        "kept = self.posterior.logprior_fn(here).astype(log_density.dtype)",
-        "kept = log_density",
+        "point_density = self.posterior.logprior_fn(point).astype(log_density.dtype)",
+        "point_density = log_density",
         NOISY,
     ),
     "the approximation's density left out": (
         WEIGHTED,
-        "log_weights = jnp.concatenate([here[None], log_density - of_proposal])",
-        "log_weights = jnp.concatenate([here[None], log_density])",
+        "log_weights = jnp.concatenate([log_weight[None], log_density - proposal_density])",
+        "log_weights = jnp.concatenate([log_weight[None], log_density])",
         ALONE,
     ),
     "every weighted proposal accepted": (
@@ -146,8 +146,8 @@ MUTATIONS = {
     ),
     "a correlated proposal from another point": (
         WEIGHTED,
-        "kept = mean + correlation * (position.astype(mean.dtype) - mean)",
-        "kept = correlation * position.astype(mean.dtype)",
+        "correlated_mean = mean + correlation * (position.astype(mean.dtype) - mean)",
+        "correlated_mean = correlation * position.astype(mean.dtype)",
         CORRELATED,
     ),
     "the old position not among the tries": (
@@ -164,8 +164,8 @@ MUTATIONS = {
     ),
     "void rounds that are weighed": (
         WEIGHTED,
-        "judged.whole, (server, position, asked)",
-        "judged.whole | True, (server, position, asked)",
+        "densities.is_complete,\n            (server, position, next_points)",
+        "densities.is_complete | True,\n            (server, position, next_points)",
         VOID_WEIGHTS,
     ),
     "a density of one part alone": (
@@ -176,20 +176,20 @@ MUTATIONS = {
     ),
     "states resampled without their weights": (
         TEMPERED,
-        "first + _systematic(np.exp(own - logsumexp(own)), num_seeds, rng)",
-        "first + _systematic(np.full(num, 1 / num), num_seeds, rng)",
+        "start + _resample(np.exp(island - logsumexp(island)), num_seeds, rng)",
+        "start + _resample(np.full(num, 1 / num), num_seeds, rng)",
         MODES,
     ),
     "moves to the posterior at every temperature": (
         TEMPERED,
-        "log_ratio = tried.log_density(power) - now.log_density(power)",
-        "log_ratio = tried.log_density(1.0) - now.log_density(1.0)",
+        "log_ratio = proposed.log_density(power) - current.log_density(power)",
+        "log_ratio = proposed.log_density(1.0) - current.log_density(1.0)",
         MODES,
     ),
     "moves that are always made": (
         TEMPERED,
-        "taken = np.log(rng.random(num)) < log_ratio",
-        "taken = np.isfinite(log_ratio)",
+        "accept = np.log(rng.random(num)) < log_ratio",
+        "accept = np.isfinite(log_ratio)",
         NEAR,
     ),
     "an evidence of the last temperature alone": (

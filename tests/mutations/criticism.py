@@ -19,13 +19,13 @@ MUTATIONS = {
         LOO,
     ),
     "rows that are padding are judged too": (
-        "criticism/_left_one_out.py",
+        "criticism/_loo_question.py",
         "judged = mask & finite.all(0)",
         "judged = finite.all(0)",
         LOO,
     ),
     "groups that a client has not are judged too": (
-        "criticism/_left_one_out.py",
+        "criticism/_loo_question.py",
         "else _groups_present(client)",
         "else jnp.ones(max_groups(client), bool)",
         GROUPS,
@@ -38,8 +38,8 @@ MUTATIONS = {
     ),
     "small cells of replicated rows are shown": (
         "criticism/_predictive.py",
-        "merged(gaps[:, own], receiver)",
-        "gaps[:, own]",
+        "merge_cells(sum_gaps, targets)",
+        "sum_gaps",
         CELLS,
     ),
     "clients draw the same outcomes": (
@@ -50,8 +50,8 @@ MUTATIONS = {
     ),
     "conflict counts the prior twice": (
         "criticism/_conflict.py",
-        "whole = prior_precision / np.outer(unit, unit)",
-        "whole = 2 * prior_precision / np.outer(unit, unit)",
+        "full = prior_precision / np.outer(unit, unit)",
+        "full = 2 * prior_precision / np.outer(unit, unit)",
         CONFLICT,
     ),
     "a shift with its sign turned": (
@@ -61,13 +61,13 @@ MUTATIONS = {
         WITHOUT,
     ),
     "clients redraw outcomes by one key": (
-        "criticism/_others.py",
+        "criticism/_wrapped.py",
         "jax.random.fold_in(rng_key, client.index)",
         "rng_key",
         OUTCOMES,
     ),
     "outcomes that are drawn and not looked at": (
-        "criticism/_others.py",
+        "criticism/_wrapped.py",
         "replace(client, rows=rows, start=jnp.zeros_like(client.start))",
         "client",
         ELSEWHERE,

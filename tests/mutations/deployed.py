@@ -34,31 +34,32 @@ SECRET, CHACHA = "deploy/_secret.py", "random/_chacha.py"
 STREAMS = "random/test_chacha.py::test_split_and_folded_keys_are_of_other_streams"
 LIMITS = "deploy/test_limits.py::test_"
 TRANSPORT = "deploy/test_transport.py::test_"
+SITE_RUN = "deploy/_site_run.py"
 AUDIT, APPROVAL, MASKS = "deploy/_audit.py", "deploy/_approval.py", "deploy/_masks.py"
 
 MUTATIONS = {
     "a site keeps what the server did not count": (
-        "deploy/_site.py",
-        "            run.pending = run.state\n            return\n",
-        "            run.state = run.pending\n            return\n",
+        SITE_RUN,
+        "            self.pending = self.state\n            return\n",
+        "            self.state = self.pending\n            return\n",
         LEFT_OUT,
     ),
     "a site forgets what was counted": (
-        "deploy/_site.py",
-        "        run.state = run.pending\n\n",
-        "        run.pending = run.state\n\n",
+        SITE_RUN,
+        "        self.state = self.pending\n\n",
+        "        self.pending = self.state\n\n",
         SIMULATED,
     ),
     "a site that was killed has not kept its last answer's state": (
-        "deploy/_site.py",
-        "run.encode(run.state), run.encode(run.pending)",
-        "run.encode(run.state), run.encode(run.state)",
+        SITE_RUN,
+        "self.encode(self.state), self.encode(self.pending)",
+        "self.encode(self.state), self.encode(self.state)",
         JOINS,
     ),
     "a site goes on from its last state, whatever the server's round": (
-        "deploy/_site.py",
-        "run.state = run.pending = self._states(run, marked)",
-        "self._read_state(run)",
+        SITE_RUN,
+        "self.state = self.pending = self._decode_state(encoded)",
+        "self._read(self.name)",
         FAILED,
     ),
     "an answer of an earlier phase is taken": (
@@ -75,32 +76,32 @@ MUTATIONS = {
     ),
     "lines of the log do not follow one another": (
         AUDIT,
-        'if entry.get("previous") != last:',
+        'if entry.get("previous") != previous:',
         'if entry.get("previous") is None:',
         CHAINED,
     ),
     "a line of the log is not held against its hash": (
         AUDIT,
-        'return own if hashlib.sha256(line[: end.start()] + b"}").hexdigest() == own else None',
-        "return own",
+        "return stored if computed == stored else None",
+        "return stored",
         CHAINED,
     ),
     "lines cut off the log's end go unnoticed by who knows a hash": (
         AUDIT,
-        "missing = None if found == holds else missing",
+        "missing = None if line_hash == holds else missing",
         "missing = None",
         CHAINED,
     ),
     "the log has answers alone, and not what a site says when it calls": (
         "deploy/_site.py",
-        'self._log.write("hello", **_sent(data))',
+        'self._log.write("hello", **_log_entry(data))',
         'self._log.write("hello")',
         LOGGED,
     ),
     "an answer is not in the log": (
         "deploy/_site.py",
-        "**where, **_sent(answer))",
-        "**where)",
+        "**place, **_log_entry(answer))",
+        "**place)",
         LOGGED,
     ),
     "an approval is any site's": (APPROVAL, "if site != self.site:", "if not site:", APPROVED),
@@ -142,7 +143,7 @@ MUTATIONS = {
     ),
     "a site's reason reaches the terminal as it is": (
         "deploy/_links.py",
-        'problem = printable(frame.header.get("reason"), MOST_REASON)',
+        'problem = printable(frame.header.get("reason"), MAX_REASON_LENGTH)',
         'problem = frame.header.get("reason")',
         f"{REFUSALS}a_reason_has_printable_characters_alone",
     ),
@@ -160,8 +161,8 @@ MUTATIONS = {
     ),
     "under masks a server may ask without one site": (
         MASKS,
-        '"Evaluations",',
-        '"AllBut",\n    "Evaluations",',
+        "if each.hidden_in_sums)",
+        'if each.hidden_in_sums or name == "AllBut")',
         SUMS_ALONE,
     ),
     "under masks a server may ask anything": (
@@ -184,20 +185,20 @@ MUTATIONS = {
     ),
     "a density of zero is read as the lowest number": (
         "kernels/_questions.py",
-        "return value < -trees.cast(most, value) / 2",
-        "return value < -trees.cast(most, value) * 1e9",
+        "return value < -trees.cast(limit, value) / 2",
+        "return value < -trees.cast(limit, value) * 1e9",
         ZERO,
     ),
     "a density of zero is sent as the highest number": (
         "kernels/_adjusted.py",
-        "value=Exact(jnp.where(impossible, -trees.cast(most, value), value)),",
-        "value=Exact(jnp.where(impossible, trees.cast(most, value), value)),",
+        "value=Exact(jnp.where(impossible, -trees.cast(limit, value), value)),",
+        "value=Exact(jnp.where(impossible, trees.cast(limit, value), value)),",
         WALL,
     ),
     "a place without numbers in the range is one of a mode": (
         "kernels/_expansions.py",
-        "value=jnp.where(impossible, -jnp.inf, total.value)",
-        "value=jnp.where(impossible, 0.0, total.value)",
+        "value=jnp.where(impossible, -jnp.inf, self.value)",
+        "value=jnp.where(impossible, 0.0, self.value)",
         NO_WORDS,
     ),
     "a site that is left out of a chain counts there": (
@@ -226,8 +227,8 @@ MUTATIONS = {
     ),
     "a backup goes unnoticed under masks": (
         "deploy/_site.py",
-        "(known is None or known < logged)",
-        "known is None",
+        "(num_stored is None or num_stored < num_logged)",
+        "num_stored is None",
         f"{LIMITS}a_backup_is_noticed_under_masks",
     ),
     "minibatches may be of any size": (
@@ -238,7 +239,7 @@ MUTATIONS = {
     ),
     "a server chooses its estimator": (
         "deploy/_study.py",
-        "for name in sorted(names & askable_estimators() - {*self.asks}):",
+        "for name in sorted(names & askable_estimators().keys() - {*self.asks}):",
         "for name in ():",
         f"{LIMITS}a_server_asks_of_all_rows[minibatch-True]",
     ),
@@ -257,8 +258,8 @@ MUTATIONS = {
     "all chains draw the same": (SECRET, "str(chain).encode()", 'b""', DEPEND),
     "a client's draws do not depend on what it keeps": (
         "deploy/_site.py",
-        "asked = (run.told, run.origin, place, body)",
-        "asked = (run.told, place, body)",
+        "sources = (run.digest, run.origin, place, body)",
+        "sources = (run.digest, place, body)",
         DEPEND,
     ),
     "a site's keys do not depend on its secret": (

@@ -7,7 +7,7 @@ PREDICTED = "fitting/test_predicted.py::test_variances_without_correlations_are_
 DITHERED = (
     "exact/test_noise.py::test_dithered_values_cost_draws_and_leave_weights_and_evidence_right"
 )
-UNIFORM = "exact/test_noise.py::test_errors_are_uniform_and_know_nothing_of_the_value"
+UNIFORM = "exact/test_noise.py::test_errors_are_uniform_and_independent_of_the_value"
 CORRECT, QUESTIONS = "exact/_correct.py", "kernels/_questions.py"
 EVALUATIONS = "kernels/_evaluations.py"
 
@@ -32,8 +32,8 @@ MUTATIONS = {
     ),
     "a sum without a client is taken": (
         QUESTIONS,
-        "whole = total.one.value == server_state.num_clients",
-        "whole = total.one.value <= server_state.num_clients",
+        "is_complete = total.one.value == server_state.num_clients",
+        "is_complete = total.one.value <= server_state.num_clients",
         FAULTS,
     ),
     "a dither that is not subtracted": (
@@ -44,8 +44,8 @@ MUTATIONS = {
     ),
     "the dithers of one client alone subtracted": (
         CORRECT,
-        "return total + dither_of(asked, client, num), None",
-        "return total + dither_of(asked, 0, num), None",
+        "return total + dither_of(content, client, num), None",
+        "return total + dither_of(content, 0, num), None",
         DITHERED,
     ),
     "the mean factor of dithered errors left in the evidence": (
@@ -56,7 +56,7 @@ MUTATIONS = {
     ),
     "rounded down instead of to the nearest": (
         EVALUATIONS,
-        "jnp.round(exact)",
+        "jnp.round(scaled)",
         "jnp.floor(exact)",
         UNIFORM,
     ),
@@ -68,8 +68,8 @@ MUTATIONS = {
     ),
     "a predicted tail in units of the variances": (
         "fitting/_predicted.py",
-        "return scales * (ahead.gradient - behind.gradient) / APART",
-        "return scales**2 * (ahead.gradient - behind.gradient) / APART",
+        "return scales * (ahead.gradient - behind.gradient) / DIFFERENCE_SDS",
+        "return scales**2 * (ahead.gradient - behind.gradient) / DIFFERENCE_SDS",
         PREDICTED,
     ),
     "clients answer in the first row of the table": (

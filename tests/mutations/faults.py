@@ -26,14 +26,14 @@ MUTATIONS = {
     ),
     "late messages lost": (
         FAULTY,
-        "trees.add(total.now, _as_added(pending))",
+        "trees.add(total.now, _settled(pending))",
         "total.now",
         LATE,
     ),
     "late messages added in every later round": (
         FAULTY,
-        "_as_added(pending)), total.late",
-        "_as_added(pending)), trees.add(pending, total.late)",
+        "_settled(pending)), total.late",
+        "_settled(pending)), trees.add(pending, total.late)",
         LATE,
     ),
     "what is late taken as relative to memories before it": (
@@ -44,8 +44,8 @@ MUTATIONS = {
     ),
     "a memory moved by a message that is left out": (
         "rounds/_clients.py",
-        "new = kept_by_all(own.active, new, old)",
-        "new = kept_by_all(group.cohort.active, new, old)",
+        "new = where_active(members.active, new, old)",
+        "new = where_active(group.cohort.active, new, old)",
         MEMORY,
     ),
     "what is relative to memories not rescaled": (

@@ -14,8 +14,8 @@ VISITS = "tuning/_visits.py"
 MUTATIONS = {
     "points are not weighted by the posterior": (
         BY_WEIGHTS,
-        "for logs in (log_own, log_weights):",
-        "for logs in (log_own, log_own):",
+        "for logs in (log_gaussian, log_weights):",
+        "for logs in (log_gaussian, log_gaussian):",
         WEIGHTS,
     ),
     "a judge by weights counts the prior twice": (

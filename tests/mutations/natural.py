@@ -27,20 +27,20 @@ NATURAL, PSEUDO = "kernels/_natural.py", "kernels/_pseudo_gradients.py"
 MUTATIONS = {
     "a cavity that keeps the client's own site": (
         NATURAL,
-        "(q, q * own), (q / own, q))",
-        "(q, q * own), (q, q))",
+        "(q, q * site), (q / site, q))",
+        "(q, q * site), (q, q))",
         SITE,
     ),
     "a site that moves undamped": (
         NATURAL,
-        "damping = schedules.value(self.damping, broadcast.round)\n        site, state",
-        "damping = jnp.float32(1.0)\n        site, state",
+        "self.update.update_client(",
+        "replace(self.update, damping=jnp.float32(1.0)).update_client(",
         SITE,
     ),
     "a server that moves undamped": (
         NATURAL,
-        "damping = schedules.value(self.damping, broadcast.round)\n        # If",
-        "damping = jnp.float32(1.0)\n        # If",
+        "self.update.update_server(",
+        "replace(self.update, damping=jnp.float32(1.0)).update_server(",
         POWER,
     ),
     "the prior in the average site": (
@@ -51,8 +51,8 @@ MUTATIONS = {
     ),
     "a power without the client's share": (
         NATURAL,
-        "return sent.site**client.share",
-        "return sent.site ** (1 / 4)",
+        "return extra.site**client.share",
+        "return extra.site ** (1 / 4)",
         POWER,
     ),
     "sites whose messages are weighted": (
@@ -68,15 +68,15 @@ MUTATIONS = {
         STATELESS,
     ),
     "an absent client's momentum that waits": (
-        "kernels/_sites.py",
-        "kept.next_round, round_, step",
-        "round_, round_, step",
+        "kernels/_natural_update.py",
+        "next_round, round_, step, (site, state)",
+        "round_, round_, step, (site, state)",
         ABSENT,
     ),
     "an improper product for a cavity": (
         NATURAL,
-        "falls_back = ~sent.proper",
-        "falls_back = sent.proper & ~sent.proper",
+        "falls_back = ~extra.proper",
+        "falls_back = extra.proper & ~extra.proper",
         LEFT,
     ),
     "a lost client that keeps its site": (
@@ -87,8 +87,8 @@ MUTATIONS = {
     ),
     "the prior counted twice": (
         NATURAL,
-        "whole = prior * sites",
-        "whole = prior * prior * sites",
+        "product = prior * sites",
+        "product = prior * prior * sites",
         SITE,
     ),
     "variances of the precision's diagonal": (
@@ -159,7 +159,7 @@ MUTATIONS = {
     ),
     "a sum in place of a mean": (
         PSEUDO,
-        "mean = trees.scale(1 / jnp.where(some, weight, 1), total.delta)",
+        "mean = trees.scale(1 / jnp.where(has_weight, weight, 1), total.delta)",
         "mean = total.delta",
         MEMBERS,
     ),

@@ -56,8 +56,8 @@ MUTATIONS = {
     ),
     "both sites of a pair add their mask": (
         "deploy/_sums.py",
-        "if other > session.index:",
-        "if other != session.index:",
+        "if peer > session.index:",
+        "if peer != session.index:",
         MASKS,
     ),
     "a site lets its message weigh more": (

@@ -60,20 +60,20 @@ MUTATIONS = {
     ),
     "local steps of the slowest client for all": (
         "kernels/_shared.py",
-        "drawn[0] < own, lambda c",
+        "drawn[0] < num_active, lambda c",
         "drawn[0] < 1, lambda c",
         OWN,
     ),
     "visits that weigh alike however long they are": (
         "kernels/_relay.py",
-        "client.weight * self.evened[client.index]",
-        "client.weight * jnp.ones_like(self.evened)[client.index]",
+        "client.weight * self.step_count_weights[client.index]",
+        "client.weight * jnp.ones_like(self.step_count_weights)[client.index]",
         OWN,
     ),
     "surrogates that count visits where steps count": (
         "algorithms/_fsgld.py",
-        "own = jnp.asarray(shares) * jnp.asarray(steps)",
-        "own = jnp.asarray(shares) * jnp.ones(num)",
+        "num_steps = jnp.asarray(shares) * jnp.asarray(steps)",
+        "num_steps = jnp.asarray(shares) * jnp.ones(num)",
         OWN,
     ),
     "prior counted once per client": (
@@ -90,8 +90,8 @@ MUTATIONS = {
     ),
     "one key for all local steps": (
         "kernels/_shared.py",
-        "noise = realize_normals(drawn.noise, position)",
-        "noise = realize_normals(jax.tree.map(lambda z: z[0], draws.noise), position)",
+        "noise = noise_fn(drawn.noise, position)",
+        "noise = noise_fn(jax.tree.map(lambda z: z[0], draws.noise), position)",
         FSGLD,
     ),
     "one key for all chains": (
@@ -204,10 +204,10 @@ MUTATIONS = {
     ),
     "compressed twice": (
         "transforms/_compressed.py",
-        "return WithExact(code, exact), _moved(",
-        "again = trees.cast_like(compressor.decode(code, client), _without_exact(whole))\n"
+        "return WithExact(code, exact), client_state, info",
+        "again = trees.cast_like(compressor.decode(code, client), _without_exact(message))\n"
         "        code, _ = compressor.encode(draws.compressor, again, state, client)\n"
-        "        return WithExact(code, exact), _moved(",
+        "        return WithExact(code, exact), client_state, info",
         QUANTISED,
     ),
     "rounded to the nearest level": (
@@ -218,13 +218,13 @@ MUTATIONS = {
     ),
     "the prior's gradient at the centre missing": (
         "kernels/_langevin.py",
-        "trees.add(of_rows, jax.grad(self.posterior.logprior_fn)(self.centre))",
-        "trees.add(of_rows, trees.zeros_like(self.centre))",
+        "trees.add(gradient, jax.grad(self.posterior.logprior_fn)(self.centre))",
+        "trees.add(gradient, trees.zeros_like(self.centre))",
         STAR,
     ),
     "the rows' gradient at the centre missing": (
         "kernels/_langevin.py",
-        "trees.add(of_rows, jax.grad(self.posterior.logprior_fn)(self.centre))",
+        "trees.add(gradient, jax.grad(self.posterior.logprior_fn)(self.centre))",
         "jax.grad(self.posterior.logprior_fn)(self.centre)",
         STAR,
     ),
@@ -278,8 +278,8 @@ MUTATIONS = {
     ),
     "a client that starts at the server's position": (
         "kernels/_consensus.py",
-        "gradient_fn, draws, client_state.position, step_size",
-        "gradient_fn, draws, broadcast.position, step_size",
+        "client_state.position,\n            step_size,",
+        "broadcast.position,\n            step_size,",
         CONSENSUS,
     ),
     "a silent client that remembers what it did not send": (

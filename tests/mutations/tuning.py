@@ -65,8 +65,8 @@ MUTATIONS = {
     ),
     "counts of distinct clients taken for independent ones": (
         "participation/_participation.py",
-        "own = share * (1 - share) * num_clients / max(num_clients - 1, 1)",
-        "own = share * (1 - share)",
+        "variance = share * (1 - share) * num_clients / max(num_clients - 1, 1)",
+        "variance = share * (1 - share)",
         SUM,
     ),
     "a client's own noise counted by the variance of its count": (
@@ -95,8 +95,8 @@ MUTATIONS = {
     ),
     "faults that add no variance": (
         "transforms/_faulty.py",
-        "own * arrives**2 + square * arrives * (1 - arrives)",
-        "own * arrives**2",
+        "diagonal * arrives**2 + square * arrives * (1 - arrives)",
+        "diagonal * arrives**2",
         FAULTS,
     ),
     "standard errors of fewer chains": (
@@ -125,8 +125,8 @@ MUTATIONS = {
     ),
     "a functional of whitened coordinates": (
         "tuning/_predictions.py",
-        "position = kernel.position_fn(position)",
-        "pass",
+        "functional(user_position(kernel, position))",
+        "functional(position)",
         USERS,
     ),
     "rows of the first round taken for those of all": (

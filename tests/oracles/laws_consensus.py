@@ -61,6 +61,7 @@ def consensus(
     tolerances,
     temperature=1.0,
     noises=None,
+    correlation=0.0,
 ) -> Consensus:
     """Build the law of one round.
 
@@ -72,6 +73,8 @@ def consensus(
         ``[]`` or ``[b]``.
     noises
         ``[b, d, d]``, covariance of the clients' gradient estimates, one independent draw per step.
+    correlation
+        ``[]``, of the Langevin noise of any two clients in a step.
     """
     a = np.asarray(precisions, float)
     b, d = a.shape[:2]
@@ -86,6 +89,10 @@ def consensus(
         step[own, :d] += steps[i] * np.eye(d) / rhos[i]
         push[own] = steps[i] * a[i] @ means[i]
         injected[own, own] = 2 * steps[i] * temperature * np.eye(d) + steps[i] ** 2 * c[i]
+        for j in range(i):
+            other = slice((j + 1) * d, (j + 2) * d)
+            common = 2 * np.sqrt(steps[i] * steps[j]) * temperature * correlation * np.eye(d)
+            injected[own, other] = injected[other, own] = common
     total, shift, noise = np.eye(size), np.zeros(size), np.zeros((size, size))
     for _ in range(num_local_steps):
         total, shift = step @ total, step @ shift + push

@@ -129,7 +129,7 @@ def test_where_a_loader_cannot_go():
     loader = fedmcmc.ClientLoader(SIZES, DATA.client_rows)
     kernel = KERNELS["lsd"](POSITIONS["nested"], Given())
     given = dict(num_rounds=2, progress=False)
-    with pytest.raises(ValueError, match="in no one place"):
+    with pytest.raises(ValueError, match="needs all rows in one process"):
         fedmcmc.sample(
             KEY,
             kernel,

@@ -73,16 +73,16 @@ def test_each_device_has_as_many_clients_of_each_bucket():
     mesh = jax.sharding.Mesh(np.repeat(np.array(jax.devices()), 2), ("clients",))
     layout, clients, starts = layout_of(sizes, mesh, "gather", buckets)
     assert clients == [[1, 3, 0, 7], [5, 6, 2, 4]] and layout.per_device == 4
-    assert [(part.first, part.count, part.bound) for part in layout.parts] == [
+    assert [(part.start, part.count, part.bound) for part in layout.parts] == [
         (0, 2, 2),
         (2, 2, 60),
     ]
     np.testing.assert_array_equal(layout.client_of_slot[layout.slots], np.arange(8))
     for part, (ids, _) in zip(layout.parts, buckets.groups(), strict=True):
         np.testing.assert_array_equal(part.members, ids)
-        slots = slice(part.first, part.first + part.count)
+        slots = slice(part.start, part.start + part.count)
         clients = layout.client_of_slot.reshape(2, 4)[:, slots].ravel()
-        np.testing.assert_array_equal(clients[part.at], ids)
+        np.testing.assert_array_equal(clients[part.gathered], ids)
     assert starts[7] == 1 + 2 + 30 and layout.block == 93
 
 
@@ -107,7 +107,7 @@ def test_a_single_bucket_keeps_the_order_of_the_clients():
     ("settings", "error", "message"),
     [
         (dict(mesh=3), TypeError, "must be a jax.sharding.Mesh"),
-        (dict(mesh=jax.make_mesh((1,), ("rows",))), ValueError, "needs an axis named 'clients'"),
+        (dict(mesh=jax.make_mesh((1,), ("rows",))), ValueError, "must have an axis 'clients'"),
         (
             dict(mesh=jax.make_mesh((1, 1), ("clients", "model"))),
             ValueError,
@@ -120,7 +120,7 @@ def test_a_single_bucket_keeps_the_order_of_the_clients():
                 placement=fedmcmc.Placement(),
             ),
             ValueError,
-            "mesh= or placement=, and not both",
+            "mesh= or placement=, not both",
         ),
     ],
 )
@@ -135,11 +135,11 @@ def test_bad_meshes(settings, error, message):
     ("settings", "error", "message"),
     [
         (dict(totals="sum"), ValueError, "totals must be one of"),
-        (dict(totals="psum"), ValueError, "totals= goes with mesh="),
+        (dict(totals="psum"), ValueError, "totals=.psum. needs mesh="),
         (
             dict(mesh=jax.make_mesh((1,), ("clients",)), client_store=fedmcmc.HostStore()),
             ValueError,
-            "and not both",
+            "client_store=, not both",
         ),
         (dict(clients_at_a_time=0), ValueError, "clients_at_a_time must be a positive integer"),
         (dict(clients_at_a_time=1.5), ValueError, "clients_at_a_time must be a positive integer"),

@@ -2,6 +2,7 @@
 
 import importlib
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -70,7 +71,7 @@ def run(kernel, store=None, num_rounds=14, **settings):
 
 
 def same(a, b):
-    jax.tree.map(np.testing.assert_array_equal, a, b)
+    chex.assert_trees_all_equal(a, b)
 
 
 @pytest.mark.parametrize("place", fast_and_slow(["memory", "files"], ["files"]))

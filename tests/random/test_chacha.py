@@ -2,6 +2,7 @@
 
 import hashlib
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -139,7 +140,7 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path):
         samples = fedmcmc.sample(
             KEY, kernel, DATA, start, num_rounds=num_rounds, checkpoint=checkpoint, **settings
         )
-    jax.tree.map(np.testing.assert_array_equal, samples.draws, whole.draws)
+    chex.assert_trees_all_equal(samples.draws, whole.draws)
     with pytest.raises(fedmcmc.CheckpointError, match="rng_key"):
         fedmcmc.sample(
             secret_key(bytes(32)),

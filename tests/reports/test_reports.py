@@ -226,10 +226,10 @@ def test_bad_rows_are_marked_and_good_ones_are_not():
     totals = {name: np.zeros(4) for name in ("rounds", "bits_up", "bits_down")}
     page = str(run_page(RunFacts({"t": draws}, {}, totals)))
     assert [x for x in Marked(page).cells if x.startswith("t[")] == ["t[1]", "t[2]"]
-    found = fedmcmc.diagnostics.mixing(draws)
-    assert f"{found.rhat[1]:.3f}" in Marked(page).cells and found.rhat[1] > 1.05
-    assert f"{found.ess_bulk[2]:,.0f}" in Marked(page).cells
-    assert f"{found.ess_bulk[0]:,.0f}" not in Marked(page).cells
+    result = fedmcmc.diagnostics.mixing(draws)
+    assert f"{result.rhat[1]:.3f}" in Marked(page).cells and result.rhat[1] > 1.05
+    assert f"{result.ess_bulk[2]:,.0f}" in Marked(page).cells
+    assert f"{result.ess_bulk[0]:,.0f}" not in Marked(page).cells
     assert "Marked: chains that disagree" in page
     good = str(run_page(RunFacts({"t": draws[..., :1]}, {}, totals)))
     assert not Marked(good).cells and "Marked:" not in good

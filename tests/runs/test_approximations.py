@@ -1,4 +1,4 @@
-"""What a run says of an approximation at its end: at rest, restless, drifting, counted twice."""
+"""Warnings about an approximation at the end of a run: moving, drifting, or counting rows twice."""
 
 import warnings
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ import pytest
 import fedmcmc
 from fedmcmc import inference
 from fedmcmc.kernels import _natural
-from fedmcmc.runs._approximations import restless
+from fedmcmc.runs._approximations import check_at_rest
 
 KEY = jax.random.key(0)
 NUM_CLIENTS = 6
@@ -36,11 +36,11 @@ def said(kernel, num_rounds, data=DATA):
 
 
 def ended(shifts, num_active=NUM_CLIENTS, proper=True):
-    """Return what `restless` reads of a run with these shifts."""
+    """Return what `check_at_rest` reads of a run with these shifts."""
     shifts = np.atleast_2d(np.asarray(shifts, np.float32))
     state = SimpleNamespace(
         server=_natural._Server(None, None, None, None, np.array([NUM_CLIENTS]), (), ()),
-        broadcast=_natural._Sent(None, None, np.array([proper]), np.array([True])),
+        broadcast=_natural._Extra(None, None, np.array([proper]), np.array([True])),
     )
     info = {"shift": shifts, "num_active": np.full(shifts.shape, num_active)}
     return SimpleNamespace(info=info, state=state)
@@ -74,7 +74,7 @@ def test_a_flat_prior_makes_the_first_shift_unknown_and_not_the_end_improper():
     ],
 )
 def test_shifts_that_end_small_are_at_rest(shifts):
-    assert restless(ended(shifts)) is None
+    assert check_at_rest(ended(shifts)) is None
 
 
 @pytest.mark.parametrize(
@@ -88,21 +88,21 @@ def test_shifts_that_end_small_are_at_rest(shifts):
     ],
 )
 def test_oscillation_and_slow_drift_are_told(shifts, match):
-    assert match in restless(ended(shifts))
+    assert match in check_at_rest(ended(shifts))
 
 
 def test_with_cohorts_one_calm_round_is_no_rest():
-    assert restless(ended([4.5, 0.0, 0.0], num_active=2)) is not None
-    assert restless(ended([4.5, 0.0, 0.0], num_active=3)) is None
-    assert restless(ended([4.5, 2.0, 0.0], num_active=3)) is not None
-    assert "not proper at the end" in restless(ended([0.0, 0.0, 0.0], proper=False))
+    assert check_at_rest(ended([4.5, 0.0, 0.0], num_active=2)) is not None
+    assert check_at_rest(ended([4.5, 0.0, 0.0], num_active=3)) is None
+    assert check_at_rest(ended([4.5, 2.0, 0.0], num_active=3)) is not None
+    assert "not proper at the end" in check_at_rest(ended([0.0, 0.0, 0.0], proper=False))
 
 
 def test_rest_is_known_after_a_pass_over_the_clients():
     """Rounds of nobody, or of clients whose sites are at rest, say nothing of the others."""
-    assert restless(ended([4.5, 0.0, 0.0, 0.0], num_active=1)) is not None
-    assert restless(ended([4.5, *[0.0] * 6], num_active=1)) is None
-    assert restless(ended([4.5, *[0.0] * 9], num_active=0)) is not None
+    assert check_at_rest(ended([4.5, 0.0, 0.0, 0.0], num_active=1)) is not None
+    assert check_at_rest(ended([4.5, *[0.0] * 6], num_active=1)) is None
+    assert check_at_rest(ended([4.5, *[0.0] * 9], num_active=0)) is not None
 
 
 @pytest.mark.parametrize("who", [fedmcmc.uniform(1), fedmcmc.bernoulli(0.1)])

@@ -51,12 +51,12 @@ def fsgld(q=None, **settings):
         (lambda: fsgld(temperature=-1.0), "temperature must be a finite number at least 0"),
         (lambda: run(fsgld(), position=jnp.array([jnp.nan, 0.0])), "start position holds NaN"),
         (lambda: run(fsgld(), num_rounds=0), "num_rounds must be an integer of at least 1"),
-        (lambda: run(fsgld(), num_burnin=5), "num_rounds counts burn-in too"),
+        (lambda: run(fsgld(), num_burnin=5), "num_rounds includes burn-in"),
         (lambda: run(fsgld(), thinning=0), "thinning must be"),
         (lambda: run(fsgld(), num_rounds=9, thinning=10), "thinning=10 keeps no draw of the 9"),
         (lambda: fedmcmc.sample(jax.random.key(0), fsgld(), DATA, num_rounds=1), "Give a position"),
         (lambda: fedmcmc.bernoulli(0.0), "probabilities in"),
-        (lambda: fedmcmc.uniform(0), "positive integer cohort_size"),
+        (lambda: fedmcmc.uniform(0), "cohort_size must be a positive integer"),
         (
             lambda: fsgld(fedmcmc.Gaussian.from_moments(0.0, variance=1.0)),
             "with a leading client axis",
@@ -199,7 +199,7 @@ def lsd(**settings):
         (lambda: fedmcmc.bernoulli(0.5, rescale="none"), "rescale must be"),
         (
             lambda: fedmcmc.bernoulli(jnp.array([0.5, 0.4]), rescale="realised"),
-            "one probability that all clients share",
+            "one probability for all clients",
         ),
         (lambda: fedmcmc.psgld(POSTERIOR, step_size=0.1, decay=1.5), "decay must be at most 1"),
         (
@@ -286,9 +286,12 @@ def test_numbers_that_cannot_change(build):
         (lambda: fedmcmc.FederatedData.from_clients([np.array(["a"])]), "must be numbers"),
         (
             lambda: fedmcmc.Gaussian.from_moments(jnp.zeros(2), jnp.array([[1.0, 2], [2, 1]])),
-            "smallest eigenvalue of -1",
+            "smallest eigenvalue is -1",
         ),
-        (lambda: fedmcmc.Gaussian.from_moments(jnp.zeros(2), jnp.eye(3)), "neither a covariance"),
+        (
+            lambda: fedmcmc.Gaussian.from_moments(jnp.zeros(2), jnp.eye(3)),
+            "must be a covariance matrix over the raveled mean",
+        ),
         (lambda: fedmcmc.Gaussian.from_moments(jnp.zeros(2)), "either covariance= or variance="),
         (
             lambda: fedmcmc.Gaussian.from_moments(jnp.zeros(2), variance=jnp.array([1.0, -1.0])),
@@ -311,7 +314,7 @@ def test_diverging_step_size_keeps_the_draws_before():
     assert np.isfinite(error.samples.draws).all()
     assert (error.samples.info["round"] < error.round).all()
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(error.samples.state))
-    assert "all that its surrogate (of fsgld) gets wrong" in str(error)
+    assert "the error of that client's surrogate" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -322,10 +325,11 @@ def test_diverging_step_size_keeps_the_draws_before():
         lambda relay: fedmcmc.sequence(relay, relay),
     ],
 )
-def test_a_wrapped_kernel_has_the_caution_of_the_one_within(wrap):
+def test_a_wrapped_kernel_has_the_divergence_hint_of_the_inner_kernel(wrap):
     relay = fsgld(surrogates(), step_size=0.6)
-    assert relay.caution and wrap(relay).caution == relay.caution
-    assert not fedmcmc.lsd(POSTERIOR, step_size=0.6).caution
+    hint = relay.traits.divergence_hint
+    assert hint and wrap(relay).traits.divergence_hint == hint
+    assert not fedmcmc.lsd(POSTERIOR, step_size=0.6).traits.divergence_hint
 
 
 def test_what_a_diverged_run_returns_belongs_together():
@@ -352,7 +356,7 @@ def test_a_state_must_fit_like_a_fresh_start():
     with pytest.raises(ValueError, match="state does not fit"):
         run(kernel, state=samples.state, num_chains=3)
     other = fedmcmc.lsd(POSTERIOR, step_size=0.01)
-    with pytest.raises(ValueError, match=r"another kernel's\): .*other types"):
+    with pytest.raises(ValueError, match=r"another kernel\): .*other types"):
         run(other, state=samples.state)
 
 

@@ -3,6 +3,7 @@
 import pickle
 import signal
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -152,7 +153,7 @@ def test_while_clients_states_are_written_to_a_store(tmp_path, monkeypatch):
         assert 0 < num < 21
         for got, expected in ((cut, run_stored(num)), (run_stored(21, checkpoint), whole)):
             assert_same(numbers(got), numbers(expected))
-            jax.tree.map(np.testing.assert_array_equal, got.state.clients, expected.state.clients)
+            chex.assert_trees_all_equal(got.state.clients, expected.state.clients)
 
 
 @pytest.fixture(scope="module")
@@ -182,18 +183,18 @@ def interrupting(call, *, before, num_signals):
 
 
 AFTER_THE_ROUNDS = [
-    (Run, "_finished"),
+    (Run, "_finish"),
     (Run, "samples"),
     (MemoryRecorder, "all"),
     (executors.OneDevice, "gather"),
     (Saver, "close"),
     (run_module, "warn_lost"),
-    (sample_module, "finished"),
+    (sample_module, "finish"),
     (watch, "warn_stuck"),
-    (watch, "restless"),
-    (watch, "warn_grown"),
+    (watch, "check_at_rest"),
+    (watch, "warn_divergence"),
     (watch, "judge"),
-    (sample_module, "with_reason"),
+    (sample_module, "add_reason"),
     (sample_module, "missing_target"),
 ]
 
@@ -218,7 +219,7 @@ def test_a_signal_behind_the_rounds_costs_no_draw(
 
 @pytest.mark.parametrize("num_signals", [1, 2])
 @pytest.mark.parametrize("before", [True, False])
-@pytest.mark.parametrize("name", ["_segment", "_take"])
+@pytest.mark.parametrize("name", ["_run_segment", "_record_segment"])
 def test_a_signal_between_segments_keeps_the_rounds_before(
     name, before, num_signals, compiled_kernel, monkeypatch
 ):
@@ -242,17 +243,17 @@ def test_a_signal_between_segments_keeps_the_rounds_before(
 def test_a_signal_while_a_resumable_run_ends_ends_the_program(
     compiled_kernel, tmp_path, monkeypatch
 ):
-    call = interrupting(Run._finished, before=True, num_signals=1)
+    call = interrupting(Run._finish, before=True, num_signals=1)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Run, "_finished", call)
+        patch.setattr(Run, "_finish", call)
         with fedmcmc.resumable(tmp_path):
             run(None, 60, chosen=compiled_kernel)
     assert fedmcmc.Checkpoint(tmp_path / "0001").exists
 
 
 def test_a_user_who_insists_is_not_held_back(compiled_kernel, monkeypatch):
-    call = interrupting(Run._finished, before=True, num_signals=3)
-    monkeypatch.setattr(Run, "_finished", call)
+    call = interrupting(Run._finish, before=True, num_signals=3)
+    monkeypatch.setattr(Run, "_finish", call)
     with pytest.raises(KeyboardInterrupt):
         run(None, 60, chosen=compiled_kernel)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -262,8 +263,8 @@ def test_a_handler_of_the_users_stays(compiled_kernel, monkeypatch):
     calls = []
     previous = signal.signal(signal.SIGINT, lambda number, frame: calls.append(number))
     try:
-        call = interrupting(Run._finished, before=True, num_signals=1)
-        monkeypatch.setattr(Run, "_finished", call)
+        call = interrupting(Run._finish, before=True, num_signals=1)
+        monkeypatch.setattr(Run, "_finish", call)
         assert run(None, 60, chosen=compiled_kernel).num_draws == 60 and calls == [signal.SIGINT]
     finally:
         signal.signal(signal.SIGINT, previous)

@@ -67,9 +67,7 @@ class Sampler(Langevin):
 class Optimizer(Langevin):
     """The same, which says that it does not sample."""
 
-    @property
-    def without_target(self):
-        return "it looks for the mode"
+    traits = fedmcmc.Traits(no_target_reason="it looks for the mode")
 
 
 @fedmcmc.register_dataclass
@@ -77,9 +75,7 @@ class Optimizer(Langevin):
 class WithNone(Langevin):
     """The same with a target that is ``None`` by intent."""
 
-    @property
-    def target(self):
-        return None
+    traits = fedmcmc.Traits(no_target_reason="its target is None")
 
 
 def own(kind=Langevin, posterior=POSTERIOR):
@@ -142,11 +138,12 @@ def test_a_kernel_with_a_target_is_judged():
         ),
         (
             fedmcmc.secure_sum(fedmcmc.lsd(POSTERIOR, step_size=0.1, temperature=0.0)),
-            "secure_sum(lsd) has no posterior to compare draws with: at a temperature of zero",
+            "secure_sum(lsd) has no posterior to compare draws with: its temperature is a "
+            "schedule or zero",
         ),
         (
             fedmcmc.fa_ld(POSTERIOR, step_size=0.1, num_local_steps=2, temperature=0.0),
-            "fa_ld has no posterior to compare draws with: at a temperature of zero",
+            "fa_ld has no posterior to compare draws with: its temperature is a schedule or zero",
         ),
     ],
     ids=["own", "None", "fed_avg", "fed_be", "schedule", "zero", "fa_ld"],

@@ -1,6 +1,6 @@
-"""A page in a headless Chromium, spoken to by its DevTools protocol over one WebSocket.
+"""Page in a headless Chromium, controlled by the DevTools protocol over one WebSocket.
 
-That takes no driver beside the browser: `websocket-client` is one small package of Python.
+This needs no browser driver, only the small Python package `websocket-client`.
 """
 
 import contextlib
@@ -20,12 +20,12 @@ SECONDS = 60.0
 
 
 def find():
-    """Return the path of a Chromium, ``None`` where there is none; CHROMIUM names another."""
+    """Return the path of a Chromium, or ``None``; the variable CHROMIUM overrides the search."""
     return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
 
 
 class Page:
-    """One tab: `open` an address, `run` JavaScript in it, and read what it asked for and logged."""
+    """Browser tab that opens addresses, runs JavaScript, and records requests and problems."""
 
     def __init__(self, address):
         self.socket = websocket.create_connection(address, timeout=SECONDS, suppress_origin=True)
@@ -36,7 +36,7 @@ class Page:
             self.call(f"{domain}.enable")
 
     def call(self, method, **settings):
-        """Return the answer to one call; events that come before it are noted."""
+        """Return the answer to one call, and record the events before it."""
         self.number += 1
         self.socket.send(json.dumps({"id": self.number, "method": method, "params": settings}))
         while True:
@@ -48,32 +48,32 @@ class Page:
             self.note(message)
 
     def note(self, event):
-        """Keep what an event says of the network and of errors."""
-        told = event.get("params", {})
+        """Record requests and errors of an event."""
+        params = event.get("params", {})
         match event.get("method"):
             case "Page.loadEventFired":
                 self.loaded = True
             case "Network.requestWillBeSent":
-                self.requests.append(told["request"]["url"])
-            case "Network.loadingFailed" if not told.get("canceled"):
-                self.problems.append(f"not loaded: {told['errorText']}")
+                self.requests.append(params["request"]["url"])
+            case "Network.loadingFailed" if not params.get("canceled"):
+                self.problems.append(f"not loaded: {params['errorText']}")
             case "Runtime.exceptionThrown":
-                self.problems.append(told["exceptionDetails"]["text"])
-            case "Runtime.consoleAPICalled" if told["type"] in ("error", "warning", "assert"):
-                self.problems.append(str([part.get("value") for part in told["args"]]))
-            case "Log.entryAdded" if told["entry"]["level"] in ("error", "warning"):
-                self.problems.append(f"{told['entry']['text']} {told['entry'].get('url', '')}")
+                self.problems.append(params["exceptionDetails"]["text"])
+            case "Runtime.consoleAPICalled" if params["type"] in ("error", "warning", "assert"):
+                self.problems.append(str([part.get("value") for part in params["args"]]))
+            case "Log.entryAdded" if params["entry"]["level"] in ("error", "warning"):
+                self.problems.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
 
     def open(self, address):
         """Load a page, and wait for its scripts and figures."""
         self.requests, self.problems, self.loaded = [], [], False
         self.call("Page.navigate", url=address)
-        while not self.loaded:  # which the page before may have been late to say
+        while not self.loaded:  # a late event of the previous page may set it
             self.note(json.loads(self.socket.recv()))
         self.wait_for("document.readyState == 'complete'")
 
     def run(self, script):
-        """Return the value of an expression, of which a promise is waited for."""
+        """Return the value of an expression, after waiting for a promise."""
         settings = {"expression": script, "returnByValue": True, "awaitPromise": True}
         answer = self.call("Runtime.evaluate", **settings)
         if "exceptionDetails" in answer:
@@ -81,18 +81,18 @@ class Page:
         return answer["result"].get("value")
 
     def wait_for(self, script):
-        """Return the first value of an expression that is not empty."""
+        """Return the value of an expression as soon as it is not empty."""
         end = time.monotonic() + SECONDS
         while not (value := self.run(script)):
             if time.monotonic() > end:
-                raise TimeoutError(f"In {SECONDS:.0f} s nothing came of {script}")
+                raise TimeoutError(f"After {SECONDS:.0f} s there is no value of {script}")
             time.sleep(0.05)
         return value
 
 
 @contextlib.contextmanager
 def browser(program):
-    """Run a browser that can reach this machine alone; give its page."""
+    """Run a browser that can reach this machine only, and yield its page."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         command = [
             program,

@@ -1,4 +1,4 @@
-"""The pages of the site in a browser without a network: make test-site."""
+"""Pages of the site in a browser without a network: make test-site."""
 
 import functools
 import http.server
@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.skipif(PROGRAM is None, reason="there is no Chromium (apt install chromium)"),
 ]
 
-# What a page holds once its scripts have run. Figures further down load when they are seen.
+# Content of a page after its scripts. Figures load lazily, so the script loads all of them.
 CONTENT = """(async () => {
     const figures = [...document.images];
     figures.forEach(figure => { figure.loading = "eager"; });
@@ -41,7 +41,7 @@ CONTENT = """(async () => {
 
 
 class Visit(NamedTuple):
-    """What a browser saw of a page."""
+    """Content, requests and problems of a page in the browser."""
 
     content: dict
     requests: list
@@ -49,7 +49,7 @@ class Visit(NamedTuple):
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
-    """Serves files, and prints no line per request."""
+    """Server for files that prints no line per request."""
 
     def log_message(self, *args):
         """Print nothing."""
@@ -72,24 +72,24 @@ def page():
 
 @pytest.fixture(scope="module")
 def visits(page, address):
-    """Return what a browser saw of each page that is not a redirection."""
-    found = {}
+    """Return the visits of all pages except for redirections."""
+    visited = {}
     for name in PAGES:
         if name != "index.html":
             page.open(address + name)
             content = page.run(CONTENT)
-            found[name] = Visit(content, list(page.requests), list(page.problems))
-    return found
+            visited[name] = Visit(content, list(page.requests), list(page.problems))
+    return visited
 
 
 def test_a_page_asks_nothing_of_the_network(visits, address):
-    elsewhere = {
+    external = {
         (name, request)
         for name, visit in visits.items()
         for request in visit.requests
         if not request.startswith((address, "data:"))
     }
-    assert not elsewhere
+    assert not external
     assert all(visit.requests for visit in visits.values())
 
 
@@ -104,10 +104,10 @@ def test_figures_load(visits):
 
 
 def test_formulas_are_shown(visits):
-    """As MathML, which a browser lays out by itself, with no command of TeX left in it."""
-    found = [(name, x) for name, visit in visits.items() for x in visit.content["formulas"]]
-    assert "docs/conventions.html" in {name for name, _ in found}
-    assert not [x for x in found if x[1]["width"] < 5 or "\\" in x[1]["text"]]
+    """Formulas are MathML, which browsers display without scripts, and contain no TeX command."""
+    formulas = [(name, x) for name, visit in visits.items() for x in visit.content["formulas"]]
+    assert "docs/conventions.html" in {name for name, _ in formulas}
+    assert not [x for x in formulas if x[1]["width"] < 5 or "\\" in x[1]["text"]]
 
 
 def test_links_within_the_site_resolve(visits, address):
@@ -120,8 +120,8 @@ def test_links_within_the_site_resolve(visits, address):
             count += 1
             target, _, anchor = link.removeprefix(address).partition("#")
             target, anchor = urllib.parse.unquote(target), urllib.parse.unquote(anchor)
-            known = target in visits or target in ("", "index.html") or (SITE / target).is_file()
-            if not known or (anchor and anchor not in visits[target].content["anchors"]):
+            exists = target in visits or target in ("", "index.html") or (SITE / target).is_file()
+            if not exists or (anchor and anchor not in visits[target].content["anchors"]):
                 broken.append((name, link.removeprefix(address)))
     assert not broken
     assert count > 1000
@@ -130,22 +130,22 @@ def test_links_within_the_site_resolve(visits, address):
 def test_every_page_is_reached_from_the_home_page(visits, page, address):
     page.open(address)
     page.wait_for("document.location.pathname == '/docs/index.html'")
-    reached, ahead = set(), ["docs/index.html"]
-    while ahead:
-        name = ahead.pop()
+    reached, queue = set(), ["docs/index.html"]
+    while queue:
+        name = queue.pop()
         if name in visits and name not in reached:
             reached.add(name)
-            ahead += [
+            queue += [
                 link.removeprefix(address).partition("#")[0]
                 for link in visits[name].content["links"]
                 if link.startswith(address)
             ]
-    assert set(visits) - reached <= {"search.html"}  # which a form leads to
+    assert set(visits) - reached <= {"search.html"}  # only a form leads to it
 
 
 def test_search_finds_a_kernel(page, address):
     page.open(address + "docs/index.html")
-    # Once the script has ended, since the page that it runs in goes.
+    # Submit after the script ends, because a submission closes the script's page.
     page.run("""(() => {
         const field = document.querySelector("input[name=q]");
         field.value = "fsgld";
@@ -156,7 +156,7 @@ def test_search_finds_a_kernel(page, address):
     page.wait_for(
         """/finished|found/.test(document.querySelector("#search-results p")?.innerText)"""
     )
-    found = page.run(results)
-    assert any("docs/api/algorithms.html#fedmcmc.fsgld" in link for link in found), found
-    assert any("docs/choosing.html" in link for link in found)
+    links = page.run(results)
+    assert any("docs/api/algorithms.html#fedmcmc.fsgld" in link for link in links), links
+    assert any("docs/choosing.html" in link for link in links)
     assert not page.problems

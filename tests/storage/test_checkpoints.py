@@ -121,7 +121,7 @@ def test_a_finished_run_runs_no_round_more(tmp_path):
     again = short(tmp_path, checkpoint=checkpoint)
     assert (tmp_path / "c" / "run.json").stat().st_mtime_ns == record
     assert_same(killed_run.numbers(first), killed_run.numbers(again))
-    with pytest.raises(ValueError, match="is at round 900, behind the 800 rounds"):
+    with pytest.raises(ValueError, match="is at round 900, beyond the requested 800 rounds"):
         short(tmp_path, rounds=800, checkpoint=checkpoint)
 
 
@@ -298,7 +298,7 @@ def test_files_of_an_attempt_that_died_before_its_first_checkpoint(kind, tmp_pat
         raise MemoryError("no run")
 
     with monkeypatch.context() as patched:
-        patched.setattr("fedmcmc.runs._run.Run.go", dies)
+        patched.setattr("fedmcmc.runs._run.Run.execute", dies)
         with pytest.raises(MemoryError):
             short(tmp_path, kind, checkpoint=checkpoint, num_rounds=150)
     assert not checkpoint.exists

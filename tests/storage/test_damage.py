@@ -183,7 +183,7 @@ def test_damage_to_early_draws_costs_these_alone(damage, tmp_path):
     early = tmp_path / json.loads((tmp_path / RUN).read_text())["draws"][1][0]
     copy = early.read_bytes()
     damage(early)
-    lost = f"{early} .*draws of rounds 30 to 49 are lost.*put back a copy.*delete {tmp_path} "
+    lost = f"{early} .*draws of rounds 30 to 49 are lost.*restore a copy.*delete {tmp_path} "
     for num_rounds in (90, 90, 95):  # resumed, read back, and resumed from its own checkpoint
         with pytest.warns(RuntimeWarning, match=lost):
             again = run(tmp_path, num_rounds)

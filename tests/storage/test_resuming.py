@@ -85,7 +85,7 @@ def test_another_order_or_other_settings_are_refused(tmp_path):
             call(2e-3, num_rounds=20, thinning=2)
     with (
         fedmcmc.resumable(tmp_path / "c"),
-        pytest.raises(ValueError, match=f"behind the 10 rounds.*{delete % 1}"),
+        pytest.raises(ValueError, match=f"beyond the requested 10 rounds.*{delete % 1}"),
     ):
         call(num_rounds=10)
 

@@ -20,35 +20,35 @@ START = {"a": jnp.zeros(2), "b": jnp.zeros(())}
 
 
 def run(streams=None, keep_draws=True, draws_to=None, **settings):
-    given = dict(num_rounds=130, num_burnin=20, thinning=3, num_chains=2, progress=False)
+    defaults = dict(num_rounds=130, num_burnin=20, thinning=3, num_chains=2, progress=False)
     kernel = fedmcmc.lsd(POSTERIOR, step_size=0.02)
     record = fedmcmc.Record(streams or {}, keep_draws, draws_to)
     return fedmcmc.sample(
-        jax.random.key(3), kernel, DATA, START, record=record, **(given | settings)
+        jax.random.key(3), kernel, DATA, START, record=record, **(defaults | settings)
     )
 
 
 def test_moments_are_those_of_the_draws():
-    found = run({"plain": streaming.moments(), "dense": streaming.moments(structure="dense")})
+    samples = run({"plain": streaming.moments(), "dense": streaming.moments(structure="dense")})
     for name in ("plain", "dense"):
-        got = found.streams[name]
-        assert got.num_draws == found.num_draws == 36
+        got = samples.streams[name]
+        assert got.num_draws == samples.num_draws == 36
         for key in "ab":
-            draws = np.asarray(found.draws[key], np.float64)
+            draws = np.asarray(samples.draws[key], np.float64)
             np.testing.assert_allclose(got.mean[key], draws.mean(axis=1), rtol=1e-5, atol=1e-6)
             np.testing.assert_allclose(got.variance[key], draws.var(axis=1, ddof=1), rtol=1e-4)
-    flat = np.concatenate([found.draws["a"], found.draws["b"][..., None]], axis=2)
+    flat = np.concatenate([samples.draws["a"], samples.draws["b"][..., None]], axis=2)
     for chain in range(2):
         np.testing.assert_allclose(
-            found.streams["dense"].covariance[chain], np.cov(flat[chain].T), rtol=1e-4, atol=1e-6
+            samples.streams["dense"].covariance[chain], np.cov(flat[chain].T), rtol=1e-4, atol=1e-6
         )
-    pooled = streaming.pool(found.streams["dense"])
+    pooled = streaming.pool(samples.streams["dense"])
     together = flat.reshape(-1, 3).astype(np.float64)
     assert pooled.num_draws == 72
     np.testing.assert_allclose(pooled.mean["a"], together.mean(axis=0)[:2], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(pooled.variance["b"], together.var(axis=0, ddof=1)[2], rtol=1e-4)
     np.testing.assert_allclose(pooled.covariance, np.cov(together.T), rtol=1e-4, atol=1e-6)
-    plain = streaming.pool(found.streams["plain"])
+    plain = streaming.pool(samples.streams["plain"])
     np.testing.assert_allclose(plain.variance["a"], pooled.variance["a"], rtol=1e-5)
 
 
@@ -68,9 +68,9 @@ def test_moments_far_from_zero_keep_their_digits():
 
 
 def test_a_transform_is_accumulated_in_place_of_the_draw():
-    found = run({"odds": streaming.moments(lambda theta: jnp.exp(theta["b"]))})
-    want = np.exp(found.draws["b"].astype(np.float64)).mean(axis=1)
-    np.testing.assert_allclose(found.streams["odds"].mean, want, rtol=1e-5)
+    samples = run({"odds": streaming.moments(lambda theta: jnp.exp(theta["b"]))})
+    want = np.exp(samples.draws["b"].astype(np.float64)).mean(axis=1)
+    np.testing.assert_allclose(samples.streams["odds"].mean, want, rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -87,25 +87,25 @@ def test_without_draws_the_streams_are_the_same():
 
 @pytest.mark.parametrize("size", fast_and_slow([2, 8, 36, 64], [8]))
 def test_thinned_draws_are_evenly_spaced(size):
-    found = run({"t": streaming.thinned(size)})
-    got = found.streams["t"]
+    samples = run({"t": streaming.thinned(size)})
+    got = samples.streams["t"]
     assert got.num_seen == 36 and min(size, 36) / 2 <= got.indices.shape[1] <= size
     step = np.diff(got.indices[0])
     assert got.indices[0, 0] == 0 and (step == step[0]).all() and step[0] & (step[0] - 1) == 0
     assert got.indices[0, -1] + step[0] >= 36
     for chain in range(2):
         np.testing.assert_array_equal(
-            got.draws["a"][chain], found.draws["a"][chain, got.indices[chain]]
+            got.draws["a"][chain], samples.draws["a"][chain, got.indices[chain]]
         )
 
 
 def test_a_reservoir_holds_draws_and_each_as_likely():
-    found = run({"r": streaming.reservoir(5)})
-    got = found.streams["r"]
+    samples = run({"r": streaming.reservoir(5)})
+    got = samples.streams["r"]
     for chain in range(2):
         assert len(set(got.indices[chain].tolist())) == 5
         np.testing.assert_array_equal(
-            got.draws["b"][chain], found.draws["b"][chain, got.indices[chain]]
+            got.draws["b"][chain], samples.draws["b"][chain, got.indices[chain]]
         )
     keep, num, size, runs = streaming.reservoir(4), 12, 4, 20_000
 
@@ -134,22 +134,22 @@ def probabilities(theta, x):
 def test_predictions_and_calibration_are_those_of_the_draws():
     rng = np.random.default_rng(5)
     x, labels = rng.normal(size=(40, 2)).astype(np.float32), rng.integers(0, 2, 40)
-    found = run(
+    samples = run(
         {
             "mean": streaming.predictive(probabilities, x),
             "bins": streaming.calibration(probabilities, x, labels, 10),
         }
     )
-    each = jax.vmap(jax.vmap(lambda theta: probabilities(theta, x)))(found.draws)
-    np.testing.assert_allclose(found.streams["mean"], each.mean(axis=1), rtol=1e-5)
-    got = found.streams["bins"]
+    each = jax.vmap(jax.vmap(lambda theta: probabilities(theta, x)))(samples.draws)
+    np.testing.assert_allclose(samples.streams["mean"], each.mean(axis=1), rtol=1e-5)
+    got = samples.streams["bins"]
     np.testing.assert_allclose(got.share.sum(axis=1), 1.0, rtol=1e-5)
     for chain in range(2):
         # All draws' predictions as those of one classifier on as many rows.
         rows = np.asarray(each[chain]).reshape(-1, 2)
-        want = metrics.expected_calibration_error(rows, np.tile(labels, found.num_draws), 10)
+        want = metrics.expected_calibration_error(rows, np.tile(labels, samples.num_draws), 10)
         np.testing.assert_allclose(got.error[chain], want, rtol=1e-4)
-        right = (rows.argmax(axis=1) == np.tile(labels, found.num_draws)).mean()
+        right = (rows.argmax(axis=1) == np.tile(labels, samples.num_draws)).mean()
         np.testing.assert_allclose((got.accuracy * got.share)[chain].sum(), right, rtol=1e-5)
 
 
@@ -157,9 +157,9 @@ def test_streams_take_in_what_collect_makes_of_a_round():
     def collect(state, info):
         return {"norm": info.gradient_norm}
 
-    found = run({"m": streaming.moments()}, collect=collect)
+    samples = run({"m": streaming.moments()}, collect=collect)
     np.testing.assert_allclose(
-        found.streams["m"].mean["norm"], found.draws["norm"].mean(axis=1), rtol=1e-5
+        samples.streams["m"].mean["norm"], samples.draws["norm"].mean(axis=1), rtol=1e-5
     )
 
 

@@ -14,7 +14,7 @@ class Cut:
 
     def __init__(self, monkeypatch):
         self.left, self.rounds = -1, 0
-        take = _run.Run._take
+        take = _run.Run._record_segment
 
         def taken(run, segment, at, stop):
             take(run, segment, at, stop)
@@ -23,7 +23,7 @@ class Cut:
             if self.left == 0:
                 raise KeyboardInterrupt
 
-        monkeypatch.setattr(_run.Run, "_take", taken)
+        monkeypatch.setattr(_run.Run, "_record_segment", taken)
 
 
 def kill_until_done(command, env, *, is_ready, done, before, num_kills, longest, seed):

@@ -24,7 +24,7 @@ ONE_BY_ONE = fedmcmc.Placement(clients_at_a_time=1)
 POSITION = POSITIONS["nested"]
 MASKED = "masked: "
 ADAPTING = pytest.mark.filterwarnings(
-    "ignore:.*of rounds in which step sizes still adapted:fedmcmc.SamplingWarning"
+    "ignore:.*from rounds in which step sizes still adapted:fedmcmc.SamplingWarning"
 )
 """For tests that compare the first rounds of two runs, in which a kernel's step sizes adapt."""
 

@@ -520,7 +520,7 @@ def test_rounded_messages_are_what_keeps_a_search_from_its_end():
     fine = surrogates.mode(LOGISTIC, through(fedmcmc.quantize(2**20)), jnp.zeros(2))
     plain = surrogates.mode(LOGISTIC, data, jnp.zeros(2))
     assert_close(fine.position, plain.position, 1e-3)
-    with pytest.raises(ValueError, match="curvatures at a point need an unbiased compressor"):
+    with pytest.raises(ValueError, match="derivatives need an unbiased compressor"):
         surrogates.mode(LOGISTIC, through(fedmcmc.clip(0.1)), jnp.zeros(2))
 
 

@@ -342,7 +342,7 @@ def refuse(step_size):
         (dict(mode="parallel"), ValueError, "mode must be one of auto, sequential, vmapped"),
         (dict(num_seeds=0), ValueError, "num_seeds must be an integer of at least 1, got 0"),
         (dict(max_bytes=0.5), ValueError, "max_bytes must be an integer"),
-        (dict(num_burnin=31), ValueError, "num_rounds counts burn-in too"),
+        (dict(num_burnin=31), ValueError, "num_rounds includes burn-in"),
         (dict(grid=[1]), TypeError, "grid must be a mapping"),
         (dict(grid={"step_size": []}), ValueError, "at least one value of step_size"),
         (dict(grid={"step_size": "ab"}), TypeError, "values of step_size must be a sequence"),

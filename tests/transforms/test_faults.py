@@ -1,7 +1,8 @@
-"""Faults: the law of every kind, and that no kernel stops, loses a draw or goes out of step."""
+"""Faults: the distribution with each kind of fault, and runs of all kernels with faults."""
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,7 +31,7 @@ Q = np.array([0.2, 0.6, 0.1, 0.4])
 NESTED = POSITIONS["nested"]
 
 
-# The law of what arrives
+# The distribution of the draws
 
 
 CASES = {
@@ -52,33 +53,34 @@ def settings_of(case):
 
 
 def build(case):
-    given = settings_of(case)
+    settings = settings_of(case)
+    cohort = settings["cohort"]
     kernel = fedmcmc.lsd(
         FEDERATION.posterior,
         step_size=STEP_SIZE,
         temperature=TEMPERATURE,
-        participation=None if given["cohort"] is None else fedmcmc.uniform(given["cohort"]),
+        participation=None if cohort is None else fedmcmc.uniform(cohort),
     )
-    if given["rate"] is not None:
-        memory = fedmcmc.memory(fedmcmc.identity(), jnp.full(NUM, given["rate"]))
+    if settings["rate"] is not None:
+        memory = fedmcmc.memory(fedmcmc.identity(), jnp.full(NUM, settings["rate"]))
         kernel = fedmcmc.compress(kernel, memory)
-    if given["twice"]:
-        # A kernel before it that moves nothing, so that the law is that of the second.
+    if settings["twice"]:
+        # The kernel before it moves nothing, so the sequence has the second kernel's distribution.
         still = fedmcmc.lsd(FEDERATION.posterior, step_size=1e-30, temperature=0.0)
         still = fedmcmc.compress(still, memory)
         kernel = fedmcmc.sequence(still, kernel)
     names = ("drop", "late", "nan", "rescale")
-    return fedmcmc.faults(kernel, **{name: given[name] for name in names})
+    return fedmcmc.faults(kernel, **{name: settings[name] for name in names})
 
 
 def law_of(case, factor=1.0, num_rounds=NUM_ROUNDS, **settings):
-    """Return the laws of ``(theta, pending, memories)``, with weights wrong by `factor`."""
-    given = settings_of(case)
-    drop, late, nan = (np.broadcast_to(given[name], (NUM,)) for name in ("drop", "late", "nan"))
+    """Return the moments of ``(theta, pending, memories)``, with weights wrong by `factor`."""
+    rates = settings_of(case)
+    drop, late, nan = (np.broadcast_to(rates[name], (NUM,)) for name in ("drop", "late", "nan"))
     arrive = (1 - drop) * (1 - nan)
-    weights = 1 / arrive if given["rescale"] else np.ones(NUM)
-    masks = None if given["cohort"] is None else laws_qlsd.cohorts(given["cohort"], NUM)
-    settings = dict(temperature=TEMPERATURE, rate=given["rate"]) | settings
+    weights = 1 / arrive if rates["rescale"] else np.ones(NUM)
+    masks = None if rates["cohort"] is None else laws_qlsd.cohorts(rates["cohort"], NUM)
+    settings = dict(temperature=TEMPERATURE, rate=rates["rate"]) | settings
     return laws_faults.rounds(
         FEDERATION.precisions,
         FEDERATION.means,
@@ -99,7 +101,7 @@ def one_round(kernel, data, keys, states):
 
 
 def run(kernel, data=None, num_rounds=NUM_ROUNDS, start=FEDERATION.start):
-    """Return the states after every round, and the numbers of active and excluded clients."""
+    """Return the states after each round, and the numbers of active and excluded clients."""
     data = FEDERATION.data if data is None else data
     keys = jax.vmap(lambda c: jax.random.fold_in(KEY, c))(jnp.arange(NUM_CHAINS))
     state = fedmcmc.simulate(kernel, data).init(jnp.asarray(start))
@@ -112,8 +114,8 @@ def run(kernel, data=None, num_rounds=NUM_ROUNDS, start=FEDERATION.start):
     return states, np.stack(counts, axis=1)
 
 
-def seen(state, case):
-    """Return theta, what is pending and the memories, as far as there are any."""
+def flatten(state, case):
+    """Return theta, the pending messages and the memories, if the case has them."""
     parts = [state.broadcast.position]
     if hasattr(state.server, "pending"):
         pending = state.server.pending
@@ -125,7 +127,7 @@ def seen(state, case):
 
 
 def without_pending(law, case):
-    """Return the law of what `seen` shows: nothing is pending where nothing is late."""
+    """Return the moments of `flatten`; without late messages nothing is pending."""
     if settings_of(case)["late"]:
         return law
     d = len(FEDERATION.start)
@@ -133,34 +135,34 @@ def without_pending(law, case):
     return laws.Moments(law.mean[keep], law.covariance[np.ix_(keep, keep)])
 
 
-def largest_z(found, expected, case):
+def largest_z(draws, expected, case):
     """Return the largest |z| of each round."""
-    pairs = zip(found, expected[1:], strict=True)
+    pairs = zip(draws, expected[1:], strict=True)
     return np.array([worst_z(x, without_pending(law, case)) for x, law in pairs])
 
 
 @pytest.mark.parametrize("case", fast_and_slow(CASES, ["all"]))
 def test_law_of_every_round(case):
     states, counts = run(build(case))
-    found = [seen(state, case) for state in states]
-    assert largest_z(found, law_of(case), case).max() < LIMIT
-    given = settings_of(case)
+    draws = [flatten(state, case) for state in states]
+    assert largest_z(draws, law_of(case), case).max() < LIMIT
+    rates = settings_of(case)
     wrong = [dict(temperature=TEMPERATURE * 2), dict(factor=1.2)]
-    if given["rate"] is None and given["late"]:
+    if rates["rate"] is None and rates["late"]:
         wrong.append(dict(stale=False))
     for settings in wrong:
-        assert largest_z(found, law_of(case, **settings), case).max() > LIMIT, settings
-    # Who is heard of, and who is left out.
-    drop, nan = (np.broadcast_to(given[name], (NUM,)) for name in ("drop", "nan"))
-    taken = 1.0 if given["cohort"] is None else given["cohort"] / NUM
-    expected = taken * np.array([np.sum((1 - drop) * (1 - nan)), np.sum((1 - drop) * nan)])
-    for which, mean in enumerate(expected):
-        statistics = counts[..., which].mean(axis=1)
+        assert largest_z(draws, law_of(case, **settings), case).max() > LIMIT, settings
+    # Numbers of active and of excluded clients.
+    drop, nan = (np.broadcast_to(rates[name], (NUM,)) for name in ("drop", "nan"))
+    share = 1.0 if rates["cohort"] is None else rates["cohort"] / NUM
+    expected = share * np.array([np.sum((1 - drop) * (1 - nan)), np.sum((1 - drop) * nan)])
+    for kind, mean in enumerate(expected):
+        statistics = counts[..., kind].mean(axis=1)
         if statistics.std() == 0:
             np.testing.assert_array_equal(statistics, mean)
         else:
             assert abs(z_scores(statistics, mean)) < LIMIT
-    if not np.any(drop) and given["cohort"] is None:
+    if not np.any(drop) and rates["cohort"] is None:
         assert (counts.sum(-1) == NUM).all()
 
 
@@ -172,7 +174,7 @@ def test_a_dropped_client_is_one_that_bernoulli_participation_leaves_out(rate):
         temperature=TEMPERATURE,
         rates=rate,
     ).rounds(FEDERATION.start, 6)
-    found = laws_faults.rounds(
+    dropped = laws_faults.rounds(
         FEDERATION.precisions,
         FEDERATION.means,
         **FEDERATION.prior,
@@ -183,11 +185,11 @@ def test_a_dropped_client_is_one_that_bernoulli_participation_leaves_out(rate):
         rate=rate,
         temperature=TEMPERATURE,
     )
-    keep = np.delete(np.arange(len(found[0].mean)), np.arange(3, 6))
-    for law, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(law.mean[keep], other.mean, rtol=1e-9, atol=1e-12)
+    keep = np.delete(np.arange(len(dropped[0].mean)), np.arange(3, 6))
+    for law, moments in zip(dropped, expected, strict=True):
+        np.testing.assert_allclose(law.mean[keep], moments.mean, rtol=1e-9, atol=1e-12)
         covariance = law.covariance[np.ix_(keep, keep)]
-        np.testing.assert_allclose(covariance, other.covariance, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(covariance, moments.covariance, rtol=1e-9, atol=1e-12)
 
 
 def test_late_messages_leave_the_mean():
@@ -199,7 +201,7 @@ def test_late_messages_leave_the_mean():
 
 
 def test_a_relay_that_drops_out_stays_where_it_is():
-    """Its weights are those of gradients, which faults leave alone."""
+    """Its weights multiply gradients, and faults do not change them."""
     federation = Federation()
     kernel = fedmcmc.dsgld(
         federation.posterior,
@@ -224,34 +226,34 @@ def test_faults_of_a_client_depend_on_its_round_and_on_the_seed_alone():
         keys = jax.vmap(lambda r: cohort_key(KEY, r))(jnp.arange(50))
         return jax.jit(jax.vmap(lambda key: kernel.participation.prepare(key, NUM)))(keys)
 
-    def faults_of(found):
-        return found.active, found.late, found.garbage
+    def faults_in(cohorts):
+        return cohorts.active, cohorts.late, cohorts.garbage
 
-    whole, some = cohort(fedmcmc.full()), cohort(fedmcmc.uniform(2))
+    full, pairs = cohort(fedmcmc.full()), cohort(fedmcmc.uniform(2))
     rows = np.arange(50)[:, None]
-    for all_, own in zip(faults_of(whole), faults_of(some), strict=True):
-        np.testing.assert_array_equal(np.asarray(all_)[rows, some.ids], own)
-        assert 10 < np.sum(np.asarray(own) == own[0, 0]) < 90
-    others = cohort(fedmcmc.full(), seed=1)
-    for one, other in zip(faults_of(whole), faults_of(others), strict=True):
-        assert np.any(np.asarray(one) != np.asarray(other))
-    np.testing.assert_array_equal(cohort(fedmcmc.uniform(2), seed=1).ids, some.ids)
+    for of_all, of_pair in zip(faults_in(full), faults_in(pairs), strict=True):
+        np.testing.assert_array_equal(np.asarray(of_all)[rows, pairs.ids], of_pair)
+        assert 10 < np.sum(np.asarray(of_pair) == of_pair[0, 0]) < 90
+    reseeded = cohort(fedmcmc.full(), seed=1)
+    for a, b in zip(faults_in(full), faults_in(reseeded), strict=True):
+        assert np.any(np.asarray(a) != np.asarray(b))
+    np.testing.assert_array_equal(cohort(fedmcmc.uniform(2), seed=1).ids, pairs.ids)
     for kind, name in (("drop", "active"), ("late", "late")):
         alone = cohort(fedmcmc.full(), **{kind: {"drop": 0.3, "late": 0.4}[kind]})
-        np.testing.assert_array_equal(getattr(alone, name), getattr(whole, name))
-    found = np.asarray(whole.garbage)
-    assert np.isnan(found).any() and (found == np.inf).any() and (found == -np.inf).any()
+        np.testing.assert_array_equal(getattr(alone, name), getattr(full, name))
+    garbage = np.asarray(full.garbage)
+    assert np.isnan(garbage).any() and (garbage == np.inf).any() and (garbage == -np.inf).any()
 
 
 # Messages that are not finite by themselves
 
 
 def spoilt(position, rows):
-    """Client 1 sends NaN in one coordinate, always; client 2 where the first is above one."""
+    """Return NaN slopes for client 1, and for client 2 if the first coordinate exceeds one."""
     x, owner = rows["x"], rows["owner"]
     terms = -0.5 * (x - position) ** 2
     bad = (owner == 1) | ((owner == 2) & (position[0] > 1))
-    # Of infinite slope: zero times infinity in the gradient's one coordinate.
+    # The gradient's second coordinate is zero times infinity.
     factor = jnp.where(bad, jnp.inf, 1.0)
     return jnp.sum(terms, axis=-1) + 0.0 * factor * position[1]
 
@@ -271,26 +273,25 @@ def test_a_client_that_sends_no_finite_number_is_left_out_and_comes_back():
     kernel = fedmcmc.faults(fedmcmc.lsd(SPOILT, step_size=0.02))
     settings = dict(position=jnp.array([2.0, 0.0]), num_rounds=60, progress=False)
     samples = fedmcmc.sample(KEY, kernel, spoilt_data(), **settings)
-    first = np.concatenate([[2.0], samples.draws[0, :-1, 0]])
-    assert (first > 1).any() and (first < 1).any()
-    np.testing.assert_array_equal(samples.info["num_excluded"][0], 1 + (first > 1))
-    np.testing.assert_array_equal(samples.info["num_active"][0], 2 - (first > 1))
+    previous = np.concatenate([[2.0], samples.draws[0, :-1, 0]])
+    assert (previous > 1).any() and (previous < 1).any()
+    np.testing.assert_array_equal(samples.info["num_excluded"][0], 1 + (previous > 1))
+    np.testing.assert_array_equal(samples.info["num_active"][0], 2 - (previous > 1))
     assert np.isfinite(samples.info["gradient_norm"]).all()
-    # It has sent its message all the same.
+    # Excluded messages were sent, so their bits count.
     np.testing.assert_array_equal(samples.info["bits_up"], 3 * 2 * 32)
-    # The chain is that of those who are heard of.
-    noise = np.asarray(samples.draws[0]) - 0.0
+    # The chain uses the other clients' messages.
+    draws = np.asarray(samples.draws[0])
     position = np.array([2.0, 0.0])
     for r in range(60):
-        who = (0, 2) if position[0] <= 1 else (0,)
         gradient = -position
-        for i in who:
-            own = spoilt_data((i,)).rows["x"]
-            gradient = gradient + np.sum(np.asarray(own) - position, axis=0)
+        for i in (0, 2) if position[0] <= 1 else (0,):
+            rows = spoilt_data((i,)).rows["x"]
+            gradient = gradient + np.sum(np.asarray(rows) - position, axis=0)
         key = server_key(jax.random.fold_in(KEY, 0), jnp.int32(r))
         z = np.asarray(realize_normals(key, jax.ShapeDtypeStruct((2,), jnp.float32)))
         position = position + 0.02 * gradient + np.sqrt(0.04) * z
-        np.testing.assert_allclose(noise[r], position, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(draws[r], position, rtol=1e-3, atol=1e-4)
     with pytest.raises(fedmcmc.NonFiniteError):
         fedmcmc.sample(KEY, fedmcmc.lsd(SPOILT, step_size=0.02), spoilt_data(), **settings)
 
@@ -310,31 +311,31 @@ def test_a_memory_is_not_moved_by_a_message_that_is_left_out():
 
 
 def test_who_sends_nonsense_first_is_out_for_the_rest_of_the_round():
-    """Of both exchanges of a round, and with the bits of the first alone."""
-    first = fedmcmc.lsd(SPOILT, step_size=0.02, temperature=0.0)
+    """Its message is missing in later phases, and only the bits of the first message count."""
+    spoilt_kernel = fedmcmc.lsd(SPOILT, step_size=0.02, temperature=0.0)
     fine = fedmcmc.Posterior(
         SPOILT.logprior_fn,
         lambda theta, rows: -0.5 * jnp.sum((rows["x"] - theta) ** 2, axis=-1),
     )
-    second = fedmcmc.lsd(fine, step_size=0.02, temperature=0.0)
+    fine_kernel = fedmcmc.lsd(fine, step_size=0.02, temperature=0.0)
     start = jnp.zeros(2)
 
     def end(*kernels, data):
         init, step = fedmcmc.simulate(fedmcmc.faults(fedmcmc.sequence(*kernels)), data)
         return jax.jit(step)(KEY, init(start))
 
-    state, info = end(first, second, data=spoilt_data())
+    state, info = end(spoilt_kernel, fine_kernel, data=spoilt_data())
     assert (int(info.num_active), int(info.num_excluded)) == (2, 1)
     assert int(info.bits_up) == (3 + 2) * 64 and int(info.bits_down) == (3 + 2) * 64
-    expected, _ = end(first, second, data=spoilt_data((0, 2)))
+    expected, _ = end(spoilt_kernel, fine_kernel, data=spoilt_data((0, 2)))
     np.testing.assert_allclose(state.broadcast.position, expected.broadcast.position, rtol=1e-5)
-    # The other way round it is heard of once.
-    state, info = end(second, first, data=spoilt_data())
+    # In the reverse order, the server adds its first message.
+    state, info = end(fine_kernel, spoilt_kernel, data=spoilt_data())
     assert (int(info.num_active), int(info.num_excluded)) == (2, 1)
     assert int(info.bits_up) == (3 + 3) * 64
     position = start
-    for who in ((0, 1, 2), (0, 2)):
-        rows = np.concatenate([np.asarray(spoilt_data((i,)).rows["x"]) for i in who])
+    for clients in ((0, 1, 2), (0, 2)):
+        rows = np.concatenate([np.asarray(spoilt_data((i,)).rows["x"]) for i in clients])
         position = position + 0.02 * (np.sum(rows - position, axis=0) - position)
     np.testing.assert_allclose(state.broadcast.position, position, rtol=1e-5)
 
@@ -356,7 +357,7 @@ def kernel_of(name):
 
 
 def after(kernel, num_rounds, placement=None):
-    """Return the state after some rounds, and what `RoundInfo` said, leaves ``[num_rounds]``."""
+    """Return the state after `num_rounds` rounds and their `RoundInfo`, leaves ``[num_rounds]``."""
     init, step = fedmcmc.simulate(kernel, DATA, placement=placement)
     traces = []
 
@@ -364,9 +365,9 @@ def after(kernel, num_rounds, placement=None):
         traces.append(None)
         return step(key, state)
 
-    # Without optimisation, which takes most of the time.
+    # Optimization would take longer than the rounds.
     compiled = jax.jit(counted, compiler_options={"xla_backend_optimization_level": 0})
-    # Numbers of a start may be of weak type, those of a round are not.
+    # Initial numbers may have a weak type, but numbers after a round do not.
     state, infos = jax.tree.map(lambda x: x.astype(x.dtype), init(NESTED)), []
     for _ in range(num_rounds):
         state, info = compiled(KEY, state)
@@ -376,27 +377,27 @@ def after(kernel, num_rounds, placement=None):
 
 
 def faults_of(name, kernel):
-    """Return faults that a kernel takes: not all wait for late messages, or see wrong ones."""
-    late = dict(late=0.3) if kernel.takes_late else {}
+    """Return faults that a kernel supports: not all kernels support `late` and `nan`."""
+    late = dict(late=0.3) if kernel.traits.accepts_late_messages else {}
     nan = {} if name.startswith("secure_sum") else dict(nan=0.4)
     return dict(drop=0.3) | late | nan
 
 
 @pytest.mark.parametrize("name", fast_and_slow(BARE, ["qlsd_pp"]))
 def test_faults_change_no_other_draw(name):
-    """To the last bit: who is asked, what clients and the server draw, and what all share."""
+    """Cohorts and all draws have the same bits with and without faults."""
     kernel = kernel_of(name)
     data = DATA.pooled() if kernel.participation.pooled else DATA
     broadcast = kernel.init(KEY, NESTED, data).broadcast
     kinds = (dict(), dict(**faults_of(name, kernel), rescale=False))
-    bare, *others = (
+    bare, *faulty = (
         jax.jit(prepare_round)(k, data, TOGETHER, KEY, broadcast, jnp.int32(1))
         for k in (kernel, *(fedmcmc.faults(kernel, **kind) for kind in kinds))
     )
-    for cohort, draws in others:
+    for cohort, draws in faulty:
         same = [(cohort.ids, bare[0].ids), (cohort.weight, bare[0].weight), (draws, bare[1])]
-        for found, expected in same:
-            leaves = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+        for actual, expected in same:
+            leaves = zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True)
             assert all(bool(jnp.all(a == b)) for a, b in leaves)
     assert len(jax.tree.leaves(bare[1])) > 0
 
@@ -413,7 +414,7 @@ def test_a_guard_that_finds_nothing_changes_rounding_at_most(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BARE)
 def test_faults_stop_no_kernel(name):
-    """Rounds in which nobody is heard of are among them; clients are chunked as well."""
+    """The runs include rounds without any message, and clients in chunks."""
     bare = kernel_of(name)
     kinds = faults_of(name, bare)
     kernel = fedmcmc.faults(bare, **kinds)
@@ -422,14 +423,13 @@ def test_faults_stop_no_kernel(name):
     assert (info.num_active == 0).any() and (info.num_active > 0).any()
     assert info.num_excluded.any() == ("nan" in kinds) and int(state.broadcast.round) == 10
     assert np.isfinite(info.gradient_norm).all()
-    drawn = kernel.draw(KEY, state)
-    assert trees.all_finite(drawn)
+    assert trees.all_finite(kernel.draw(KEY, state))
     moved = not np.array_equal(*(trees.ravel(x) for x in (state.broadcast.position, NESTED)))
-    assert moved or bare.needs_everyone  # whose rounds are void without one client
+    assert moved or bare.traits.needs_all_clients  # rounds that miss a client change nothing
     if not bare.participation.pooled:
-        other, _ = after(kernel, 10, fedmcmc.Placement(clients_at_a_time=2))
+        chunked, _ = after(kernel, 10, fedmcmc.Placement(clients_at_a_time=2))
         close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4)
-        jax.tree.map(close, state, other)
+        jax.tree.map(close, state, chunked)
 
 
 @pytest.mark.parametrize("name", fast_and_slow(BARE, ["fsgld", "natural"]))
@@ -439,12 +439,12 @@ def test_a_round_that_nobody_is_heard_of_in_keeps_all_clients(name):
     state, info = after(kernel, 2)
     assert (info.num_active == 0).all() and (info.bits_up == 0).all()
     assert trees.all_finite(state)
-    kept = jax.tree.map(
+    client_states = jax.tree.map(
         lambda leaf: () if isinstance(leaf, fedmcmc.Cached) else leaf,
         (before.clients, state.clients),
         is_leaf=lambda leaf: isinstance(leaf, fedmcmc.Cached),
     )
-    jax.tree.map(np.testing.assert_array_equal, *kept)
+    chex.assert_trees_all_equal(*client_states)
     if name in ("fsgld", "relay", "fed_avg", "fed_pa", "fa_ld", "averaging", "natural"):
         close = functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6)
         if name != "natural":
@@ -456,7 +456,7 @@ def test_a_round_that_nobody_is_heard_of_in_keeps_all_clients(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("cavity", ["site", "none"])
 def test_sites_stay_in_step_with_the_product(cavity):
-    """What is pending is all that the server's product lacks of prior and sites."""
+    """The server's product times the pending messages is the product of prior and sites."""
     federation = Federation()
     prior = fedmcmc.Gaussian.from_moments(jnp.zeros(3), variance=jnp.ones(3))
     flat = federation.posterior._replace(logprior_fn=lambda theta: jnp.zeros(()))
@@ -466,18 +466,18 @@ def test_sites_stay_in_step_with_the_product(cavity):
     kernel = fedmcmc.faults(bare, drop=0.2, late=0.4, nan=0.2)
     init, step = fedmcmc.simulate(kernel, federation.data)
     step, state = jax.jit(step), init(jnp.zeros(3))
-    waited = 0
+    num_waiting = 0
     for _ in range(20):
         state, _ = step(KEY, state)
         product = prior
         for i in range(NUM):
             product = product * jax.tree.map(lambda leaf, i=i: leaf[i], state.clients.site)
         pending = state.server.pending
-        waited += np.any(trees.ravel(pending) != 0)
+        num_waiting += np.any(trees.ravel(pending) != 0)
         close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-3)
         jax.tree.map(close, state.broadcast.extra[0] * pending**0.5, product)
-    assert 5 < waited < 20
-    # Faults do not move where sites come to rest.
+    assert 5 < num_waiting < 20
+    # Faults do not change the fixed point of the sites.
     calm_step = jax.jit(fedmcmc.simulate(bare, federation.data).step)
     calm = fedmcmc.simulate(bare, federation.data).init(jnp.zeros(3))
     for _ in range(60):
@@ -486,7 +486,7 @@ def test_sites_stay_in_step_with_the_product(cavity):
 
 
 def test_a_weighted_mean_is_one_of_those_who_arrived():
-    """Federated averaging of quadratics: late displacements, and weights with them."""
+    """In federated averaging of quadratics, weights arrive late with their displacements."""
     federation = Federation()
     kernel = fedmcmc.faults(
         fedmcmc.fed_avg(
@@ -505,20 +505,20 @@ def test_a_weighted_mean_is_one_of_those_who_arrived():
     position, pending = federation.start, (0.0, np.zeros(3))
     for r in range(12):
         cohort = kernel.participation.prepare(cohort_key(KEY, jnp.int32(r)), NUM)
-        heard, late = pending, (0.0, np.zeros(3))
+        now, late = pending, (0.0, np.zeros(3))
         for i in np.flatnonzero(cohort.active):
-            place = position
+            local = position
             for _ in range(2):
-                own = federation.precisions[i] @ (place - federation.means[i]) / sizes[i]
-                place = place - 0.05 * (own + prior[0] @ (place - prior[1]) / total)
+                gradient = federation.precisions[i] @ (local - federation.means[i]) / sizes[i]
+                local = local - 0.05 * (gradient + prior[0] @ (local - prior[1]) / total)
             weight = shares[i] / 0.6
-            said = weight, weight * (place - position)
+            message = weight, weight * (local - position)
             if cohort.late[i]:
-                late = late[0] + said[0], late[1] + said[1]
+                late = late[0] + message[0], late[1] + message[1]
             else:
-                heard = heard[0] + said[0], heard[1] + said[1]
-        if heard[0] > 0:
-            position = position + heard[1] / heard[0]
+                now = now[0] + message[0], now[1] + message[1]
+        if now[0] > 0:
+            position = position + now[1] / now[0]
         pending = late
         state, _ = step(KEY, state)
         np.testing.assert_allclose(state.broadcast.position, position, rtol=1e-3, atol=1e-4)
@@ -571,7 +571,7 @@ def lsd(**settings):
         (
             lambda: fedmcmc.sequence(fedmcmc.faults(lsd()), fedmcmc.faults(lsd())),
             ValueError,
-            "give faults to the sequence",
+            "apply faults to the sequence",
         ),
     ],
 )

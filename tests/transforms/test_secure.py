@@ -1,10 +1,11 @@
-"""Secure sums: the bits of the sum, what a run does with numbers out of range, what is refused."""
+"""Secure sums: the bits of the sum, runs with numbers out of range, and errors."""
 
 import functools
 import platform
 import subprocess
 import sys
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,7 +35,7 @@ GAUSSIAN = fedmcmc.Posterior(logprior, loglikelihood)
 
 
 def few_rows(order=None):
-    """Return nine clients of one or two rows, whose sums over rows have no order."""
+    """Return nine clients with one or two rows, whose sums over rows do not depend on the order."""
     rng = np.random.default_rng(0)
     clients = [rng.normal(3 * i, 9, size=(1 + i % 2, 3)).astype(np.float32) for i in range(9)]
     return fedmcmc.FederatedData.from_clients([clients[i] for i in order or range(9)])
@@ -45,25 +46,25 @@ def sampled(kernel, data, position=VECTOR, **settings):
     return fedmcmc.sample(KEY, kernel, data, position, **settings)
 
 
-def same_numbers(one, other):
-    """Compare all that follows from sums; a mean of norms over clients is one of floats."""
+def same_numbers(a, b):
+    """Compare all results of sums; the mean gradient norm is not a result of integer sums."""
     for name in ("num_active", "bits_up", "num_lost"):
-        np.testing.assert_array_equal(one.info[name], other.info[name])
-    parts = [(s.draws, s.totals, s.state._replace(clients=())) for s in (one, other)]
-    jax.tree.map(np.testing.assert_array_equal, *parts)
+        np.testing.assert_array_equal(a.info[name], b.info[name])
+    parts = [(s.draws, s.totals, s.state._replace(clients=())) for s in (a, b)]
+    chex.assert_trees_all_equal(*parts)
 
 
 def hold_everywhere():
-    """Hold runs that add in other orders and on other devices against one."""
+    """Compare runs that add in other orders and on other devices with a reference run."""
     data, mesh = few_rows(), jax.make_mesh((4,), ("clients",))
     for kernel in (
         fedmcmc.lsd(GAUSSIAN, step_size=0.01),
         fedmcmc.lsd_star(GAUSSIAN, VECTOR + 9.0, step_size=0.01),
     ):
         kernel = fedmcmc.secure_sum(kernel)
-        one = sampled(kernel, data, placement=Placement(clients_at_a_time=1))
-        assert np.abs(np.diff(one.draws, axis=1)).min() > 0
-        for where in (
+        reference = sampled(kernel, data, placement=Placement(clients_at_a_time=1))
+        assert np.abs(np.diff(reference.draws, axis=1)).min() > 0
+        for placement in (
             Placement(),
             Placement(clients_at_a_time=4),
             Placement(num_buckets=2),
@@ -71,9 +72,9 @@ def hold_everywhere():
             Placement(mesh=mesh, totals="psum"),
             Placement(mesh=mesh, clients_at_a_time=1, num_buckets=2),
         ):
-            same_numbers(one, sampled(kernel, data, placement=where))
+            same_numbers(reference, sampled(kernel, data, placement=placement))
         order = np.random.default_rng(1).permutation(9).tolist()
-        same_numbers(one, sampled(kernel, few_rows(order), placement=Placement()))
+        same_numbers(reference, sampled(kernel, few_rows(order), placement=Placement()))
     print("same")
 
 
@@ -85,21 +86,21 @@ def hold_everywhere():
 def test_sums_have_the_same_bits_in_any_order_and_on_any_devices():
     # Instructions up to AVX have no fused multiply-add, which a compiler may use in the step that
     # the server takes with the sum, in one program and not in another.
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", "from tests.transforms.test_secure import *; hold_everywhere()"],
         env=environment(devices=4, flags="--xla_cpu_max_isa=AVX") | {"TF_CPP_MIN_LOG_LEVEL": "3"},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.stdout.strip() == "same", done.stderr[-3000:]
+    assert process.stdout.strip() == "same", process.stderr[-3000:]
 
 
 def test_a_float_sum_of_the_same_messages_depends_on_the_order():
-    """Or the test above would hold of any kernel."""
+    """Otherwise every kernel would pass the test above."""
     kernel, order = fedmcmc.lsd(GAUSSIAN, step_size=0.01), [8, 3, 5, 1, 7, 0, 2, 6, 4]
-    one, other = (sampled(kernel, data) for data in (few_rows(), few_rows(order)))
-    assert (one.draws != other.draws).any()
+    ordered, permuted = (sampled(kernel, data) for data in (few_rows(), few_rows(order)))
+    assert (ordered.draws != permuted.draws).any()
 
 
 @pytest.mark.parametrize("digits", [32, 12])
@@ -107,9 +108,9 @@ def test_a_round_is_the_plain_kernels_up_to_half_a_step_per_client(digits):
     step_size, data = 0.01, few_rows()
     plain = fedmcmc.lsd(GAUSSIAN, step_size=step_size)
     kernel = fedmcmc.secure_sum(plain, resolution=2.0**-digits)
-    one, other = (sampled(k, data, num_rounds=1).draws for k in (plain, kernel))
-    error = np.abs(np.asarray(one, np.float64) - other).max()
-    rounding = 2e-7 * np.abs(one).max()  # of the position itself
+    expected, actual = (sampled(k, data, num_rounds=1).draws for k in (plain, kernel))
+    error = np.abs(np.asarray(expected, np.float64) - actual).max()
+    rounding = 2e-7 * np.abs(expected).max()  # rounding of the position itself
     assert error <= step_size * 9 * 2.0**-digits / 2 + rounding
     assert error > rounding or digits == 32
 
@@ -125,16 +126,16 @@ def test_a_run_with_weights_is_a_deployed_one_to_the_last_bit():
 
 @pytest.mark.slow
 def test_words_of_the_host_sum_to_what_a_server_receives():
-    """Bytes are 64 bits per number, and their sum as NumPy adds it is that of the simulation."""
+    """Messages have 64 bits per number, and their sum in NumPy equals the simulation's sum."""
     kernel = fedmcmc.secure_sum(fedmcmc.fed_ep(GAUSSIAN, inference=inference.exact_gaussian()))
     data = few_rows()
     state = kernel.init(KEY, VECTOR, data)
     received = rounds.nothing_received(kernel, 0, state.broadcast)
     total = 0
     for index in range(data.num_clients):
-        own = jax.tree.map(lambda leaf, i=index: leaf[i], state.clients)
+        client_state = jax.tree.map(lambda leaf, i=index: leaf[i], state.clients)
         client = data.client(index)
-        code, _, info = rounds.client_step(kernel, 0, KEY, state.broadcast, own, client)
+        code, _, info = rounds.client_step(kernel, 0, KEY, state.broadcast, client_state, client)
         sent = wire.encode(code)
         assert 8 * len(sent) == info.bits == 64 * (6 + 2)
         like = rounds.code_like(kernel, 0, state.broadcast)
@@ -143,8 +144,7 @@ def test_words_of_the_host_sum_to_what_a_server_receives():
         total = total + host_words(code)
     read = limbs_of_host(total, kernel.message_like(trees.shapes_of(state.broadcast)))
     args = (kernel, 0, KEY, state.broadcast, state.server)
-    jax.tree.map(
-        np.testing.assert_array_equal,
+    chex.assert_trees_all_equal(
         rounds.server_step(*args, received),
         rounds.server_step(*args, read),
     )
@@ -152,16 +152,16 @@ def test_words_of_the_host_sum_to_what_a_server_receives():
 
 @pytest.mark.slow
 def test_sites_sum_to_the_global_gaussian_as_the_server_reads_it():
-    """On a coarse grid a site that kept its unrounded message would be seen."""
+    """A coarse grid reveals a site that stores its unrounded message."""
     kernel = fedmcmc.fed_ep(GAUSSIAN, inference=inference.exact_gaussian(), damping=0.3)
     secured = fedmcmc.secure_sum(kernel, resolution=2.0**-4)
     plain, rounded = (sampled(k, few_rows(), num_rounds=3) for k in (kernel, secured))
     for samples in (plain, rounded):
         site = samples.state.clients.site
-        whole = samples.state.broadcast.extra
-        whole = jax.tree.leaves(whole, is_leaf=lambda x: isinstance(x, fedmcmc.Gaussian))[0]
+        extra = samples.state.broadcast.extra
+        product = jax.tree.leaves(extra, is_leaf=lambda x: isinstance(x, fedmcmc.Gaussian))[0]
         np.testing.assert_allclose(
-            site.precision.sum(axis=1) + 1.0, whole.precision, rtol=1e-5, atol=1e-5
+            site.precision.sum(axis=1) + 1.0, product.precision, rtol=1e-5, atol=1e-5
         )
     assert np.abs(plain.draws - rounded.draws).max() > 1e-3
 
@@ -173,7 +173,7 @@ def test_a_number_beyond_the_range_ends_the_run_and_says_why():
     assert 0 < error.value.round < 20
     assert counts_of(error.value.samples.state.server).saturated.tolist() == [0, 0]
     assert np.isfinite(error.value.samples.draws).all()
-    # The same run with more room goes on.
+    # The same run continues with a wider range.
     sampled(
         fedmcmc.secure_sum(fedmcmc.lsd(GAUSSIAN, step_size=0.3), most=2.0**21),
         few_rows(),
@@ -183,7 +183,7 @@ def test_a_number_beyond_the_range_ends_the_run_and_says_why():
 
 def test_a_message_that_is_not_finite_ends_the_run():
     def spoilt(theta, rows):
-        # In places that the chain reaches after some rounds.
+        # The chain reaches this region after several rounds.
         return loglikelihood(theta, rows) * jnp.where(theta[0] > 8, jnp.nan, 1.0)
 
     kernel = fedmcmc.secure_sum(fedmcmc.lsd(fedmcmc.Posterior(logprior, spoilt), step_size=0.01))
@@ -200,7 +200,7 @@ def test_a_set_up_beyond_the_range_ends_the_run():
 
 
 def curved(theta, rows):
-    """Convex where the row's sign is negative, so that no Gaussian fits."""
+    """Return log likelihoods that are convex for negative signs, which no Gaussian fits."""
     return -0.5 * jnp.sum(rows["sign"][:, None] * (rows["x"] - theta) ** 2, axis=-1)
 
 
@@ -209,14 +209,14 @@ def test_results_of_no_use_are_counted_and_change_nothing():
     signs = [{"x": np.full((3, 3), i), "sign": np.full(3, 1 - 2.0 * (i == 1))} for i in range(4)]
     posterior = fedmcmc.Posterior(lambda theta: jnp.zeros(()), curved)
     plain = fedmcmc.fed_ep(posterior, inference=inference.exact_gaussian())
-    one, other = (
+    expected, actual = (
         sampled(kernel, fedmcmc.FederatedData.from_clients(signs), num_rounds=2)
         for kernel in (plain, fedmcmc.secure_sum(plain))
     )
-    assert one.info["num_lost"].tolist() == other.info["num_lost"].tolist() == [[1, 0]]
-    counts = counts_of(other.state.server)
+    assert expected.info["num_lost"].tolist() == actual.info["num_lost"].tolist() == [[1, 0]]
+    counts = counts_of(actual.state.server)
     assert (counts.lost.tolist(), counts.saturated.tolist()) == ([1], [0])
-    np.testing.assert_allclose(other.draws, one.draws, rtol=1e-5)
+    np.testing.assert_allclose(actual.draws, expected.draws, rtol=1e-5)
 
 
 def memory_of_all(kernel):
@@ -230,11 +230,11 @@ def test_faults_of_a_secure_sum_are_those_of_the_plain_kernel(compressed):
     plain = fedmcmc.lsd(POSTERIOR, step_size=0.01, participation=fedmcmc.bernoulli(P))
     plain = memory_of_all(plain) if compressed else plain
     kernel = fedmcmc.secure_sum(plain, allow_differencing=True)
-    one, other = (
+    expected, actual = (
         sampled(fedmcmc.faults(k, drop=0.3, late=0.4), DATA, num_rounds=30) for k in (plain, kernel)
     )
-    np.testing.assert_array_equal(one.info["num_active"], other.info["num_active"])
-    np.testing.assert_allclose(other.draws, one.draws, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(expected.info["num_active"], actual.info["num_active"])
+    np.testing.assert_allclose(actual.draws, expected.draws, rtol=1e-4, atol=1e-5)
 
 
 def relay():
@@ -253,7 +253,7 @@ REFUSED = {
         lambda: lsd(participation=fedmcmc.uniform(2)),
         dict(allow_differencing=True),
         ValueError,
-        "each client has the other's",
+        "compute the other's message",
     ),
     "other cohorts": (
         lambda: lsd(participation=fedmcmc.uniform(3)),
@@ -262,7 +262,12 @@ REFUSED = {
         "by their difference",
     ),
     "coins": (lambda: lsd(participation=fedmcmc.bernoulli(0.5)), {}, ValueError, "difference"),
-    "faults": (lambda: fedmcmc.faults(lsd(), drop=0.1), {}, ValueError, "give the secure sum its"),
+    "faults": (
+        lambda: fedmcmc.faults(lsd(), drop=0.1),
+        {},
+        ValueError,
+        "apply faults to the secure",
+    ),
     "twice": (lambda: fedmcmc.secure_sum(lsd()), {}, ValueError, "already"),
     "no power of two": (lsd, dict(resolution=1e-9), ValueError, "power of two"),
     "too fine": (lsd, dict(most=2.0**22), ValueError, r"below 2\*\*54"),
@@ -283,11 +288,11 @@ def test_transforms_that_cannot_follow_are_refused():
             fedmcmc.compress(secured, fedmcmc.quantize(4))
     with pytest.raises(ValueError, match="already"):
         fedmcmc.secure_sum(fedmcmc.sequence(kernel, kernel))
-    with pytest.raises(ValueError, match="could leave none out"):
+    with pytest.raises(ValueError, match="could exclude none"):
         fedmcmc.faults(kernel, nan=0.1)
     surrogates = fedmcmc.Gaussian.from_moments(jnp.zeros((3, 3)), variance=jnp.ones((3, 3)))
-    told = fedmcmc.predict_bias(kernel, DATA, surrogates)
-    assert told.simulated == "it sends integers"
+    prediction = fedmcmc.predict_bias(kernel, DATA, surrogates)
+    assert prediction.simulated == "it sends integers"
     with pytest.warns(UserWarning, match="64 bits per number whatever its code"):
         fedmcmc.secure_sum(fedmcmc.qlsd(POSTERIOR, step_size=0.01, compressor=fedmcmc.quantize(4)))
 
@@ -301,20 +306,20 @@ def test_too_few_and_too_many_clients_are_refused():
     with pytest.raises(ValueError, match="The sum of 1100 numbers"):
         kernel.init(KEY, VECTOR, many)
     late = fedmcmc.faults(kernel, late=0.2)
-    some = fedmcmc.FederatedData.from_arrays(np.zeros((500, 3)), np.arange(500))
-    kernel.init(KEY, VECTOR, some)
+    fewer = fedmcmc.FederatedData.from_arrays(np.zeros((500, 3)), np.arange(500))
+    kernel.init(KEY, VECTOR, fewer)
     with pytest.raises(ValueError, match="The sum of 1500 numbers"):
-        late.init(KEY, VECTOR, some)
+        late.init(KEY, VECTOR, fewer)
 
 
-# The law
+# The stationary distribution
 
 
 @functools.partial(jax.jit, static_argnames="digits")
 def moments(digits, key):
-    """Return mean, variance and their errors of a chain of four clients, of precision nine in all.
+    """Return mean and variance with their errors for a chain with four clients.
 
-    That of the specification, whose messages have a standard deviation of 0.8.
+    The total precision is nine, and messages have a standard deviation of 0.8.
     """
     data = fedmcmc.FederatedData.from_clients([np.full((1, 1), x) for x in MEANS])
     posterior = fedmcmc.Posterior(
@@ -326,11 +331,11 @@ def moments(digits, key):
     state = kernel.init(key, jnp.full(1, 0.6), data)
 
     def run(key):
-        last = rounds.run_rounds(kernel, data, key, state, 4_000, thinning=4)[1].draws[100:, 0]
-        return last.mean(), last.var()
+        draws = rounds.run_rounds(kernel, data, key, state, 4_000, thinning=4)[1].draws[100:, 0]
+        return draws.mean(), draws.var()
 
-    found = jax.vmap(run)(jax.random.split(key, NUM_CHAINS))
-    return jnp.stack([jnp.stack([x.mean(), x.std() / NUM_CHAINS**0.5]) for x in found])
+    statistics = jax.vmap(run)(jax.random.split(key, NUM_CHAINS))
+    return jnp.stack([jnp.stack([x.mean(), x.std() / NUM_CHAINS**0.5]) for x in statistics])
 
 
 MEANS, NUM_CHAINS, STEP_SIZE = (-1.0, 0.3, 0.9, 2.2), 256, 0.02
@@ -341,7 +346,7 @@ def test_the_law_is_the_plain_kernels_but_on_a_coarse_grid():
     plain, fine, coarse = (np.asarray(moments(digits, KEY)) for digits in (None, 32, -2))
     np.testing.assert_allclose(fine, plain, rtol=1e-3, atol=1e-4)
     exact = 2 * STEP_SIZE / (1 - (1 - 9 * STEP_SIZE) ** 2)
-    for (value, error), wanted in zip(fine, (0.6, exact), strict=True):
-        assert abs(value - wanted) < 4 * error + 0.01 * wanted
+    for (value, error), expected in zip(fine, (0.6, exact), strict=True):
+        assert abs(value - expected) < 4 * error + 0.01 * expected
     # Nearest multiples of four are a function of the position: the law is another one.
     assert coarse[1, 0] > 1.6 * exact

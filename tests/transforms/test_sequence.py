@@ -1,4 +1,4 @@
-"""Kernels one after the other in a round: the law of both, and the errors of what does not fit."""
+"""Sequences of kernels: the distribution after a round, and errors for unsuitable kernels."""
 
 import jax
 import numpy as np
@@ -49,7 +49,7 @@ def test_a_round_has_the_law_of_one_round_of_each():
         progress=False,
     )
     assert worst_z(samples.draws[:, 1], moments) < LIMIT
-    # Three numbers from each of four clients: two exchanges, one, one.
+    # Three numbers from each of four clients, in two, one and one phases.
     assert (samples.info["bits_up"] == 4 * 4 * 3 * 32).all()
     assert (np.asarray(samples.state.broadcast.round) == 2).all()
 
@@ -66,15 +66,15 @@ def test_compressors_within_and_around_draw_different_words():
 
 def test_what_does_not_fit_says_so():
     memory = fedmcmc.compress(fa_hmc(), fedmcmc.memory(fedmcmc.quantize(2)))
-    with pytest.raises(ValueError, match="compress each kernel as far as you want it"):
+    with pytest.raises(ValueError, match="compress each kernel first"):
         fedmcmc.compress(fedmcmc.sequence(memory, memory), fedmcmc.quantize(2))
-    with pytest.raises(ValueError, match="all or none with memories of all"):
+    with pytest.raises(ValueError, match="all or none of them with memories of all"):
         fedmcmc.sequence(memory, fa_hmc())
     with pytest.raises(ValueError, match="two or more kernels, got 1"):
         fedmcmc.sequence(fa_hmc())
     with pytest.raises(TypeError, match=r"kernels\[1\] must be a fedmcmc.FederatedKernel, got int"):
         fedmcmc.sequence(fa_hmc(), 3)
-    with pytest.raises(ValueError, match="give them the same participation"):
+    with pytest.raises(ValueError, match="use the same participation"):
         fedmcmc.sequence(fa_hmc(), fa_hmc(participation=fedmcmc.uniform(2)))
     snapshot = fedmcmc.lsd_pp(POSTERIOR, step_size=0.01, batch_size=2, refresh_every=3)
     kernel = fedmcmc.sequence(snapshot, fa_hmc())

@@ -1,7 +1,8 @@
-"""Latents that go on with another kernel: to the bit, in the right law, and what is refused."""
+"""Latents that continue with another kernel: their bits, their distribution, and errors."""
 
 import warnings
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,12 +21,12 @@ from tests.oracles.federations_joint import PROBABILITIES, START, joint_vector
 from tests.oracles.laws import Moments
 
 KEY, NUM_CHAINS, STEP = jax.random.key(3), 2048, 0.06
-SOME = fedmcmc.bernoulli(PROBABILITIES)
+COHORT_RULE = fedmcmc.bernoulli(PROBABILITIES)
 COHORTS = list(laws_joint.cohorts(PROBABILITIES))
 
 
 def langevin():
-    """Return Langevin dynamics whose gradients are at the latents of before, and its law."""
+    """Return Langevin dynamics with gradients at the previous latents, and its distribution."""
     rounds = [
         (
             chance,
@@ -40,14 +41,14 @@ def langevin():
         step_size=STEP,
         refresh=conjugate(),
         order="gradient_first",
-        participation=SOME,
+        participation=COHORT_RULE,
     )
     return kernel, rounds
 
 
 def gibbs():
-    """Return a Gibbs sampler, whose absent clients' latents enter by sums alone, and its law."""
-    kernel = fedmcmc.fed_gibbs(POSTERIOR, refresh=conjugate(), participation=SOME)
+    """Return a Gibbs sampler, where absent clients enter by sums only, and its distribution."""
+    kernel = fedmcmc.fed_gibbs(POSTERIOR, refresh=conjugate(), participation=COHORT_RULE)
     return kernel, [(c, laws_joint.gibbs_round(MODEL, weights > 0)) for c, weights in COHORTS]
 
 
@@ -69,43 +70,41 @@ ORDERS = {"to gibbs": (langevin, gibbs), "to langevin": (gibbs, langevin)}
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 def test_the_law_goes_on(order):
-    """Latents of clients that are absent show whether they were carried, and their sums with."""
-    (first, before), (then, after) = (build() for build in ORDERS[order])
-    started = run(first, 2, position=START, num_chains=NUM_CHAINS)
-    state = fedmcmc.switch(then, DATA, started.state)
-    jax.tree.map(
-        np.testing.assert_array_equal, state.clients.latents, started.state.clients.latents
-    )
-    law = laws_joint.laws_of(before, MODEL.at_modes(START), 2)[-1]
-    draws = run(then, 2, state=state, num_chains=NUM_CHAINS).draws
+    """Latents of absent clients show that they and their sums were carried over."""
+    (kernel, kernel_rounds), (new_kernel, new_rounds) = (build() for build in ORDERS[order])
+    samples = run(kernel, 2, position=START, num_chains=NUM_CHAINS)
+    state = fedmcmc.switch(new_kernel, DATA, samples.state)
+    chex.assert_trees_all_equal(state.clients.latents, samples.state.clients.latents)
+    law = laws_joint.laws_of(kernel_rounds, MODEL.at_modes(START), 2)[-1]
+    draws = run(new_kernel, 2, state=state, num_chains=NUM_CHAINS).draws
     for round_ in range(2):
-        law = laws_joint.after(after, law)
+        law = laws_joint.after(new_rounds, law)
         assert worst_z(draws[:, round_], law) < LIMIT, f"after {round_ + 1} rounds"
 
 
 @pytest.mark.slow
 def test_where_there_were_no_latents_clients_draw_theirs():
-    """Given a position latents have the law that is theirs, of which twenty tries are draws."""
+    """The new latents are draws from their distribution given the position."""
     kernel = fedmcmc.lsd(POSTERIOR, step_size=STEP, refresh=conjugate())
-    without = fedmcmc.lsd(fedmcmc.marginal(POSTERIOR), step_size=STEP).init(KEY, START, DATA)
-    state = jax.tree.map(lambda leaf: jnp.stack([leaf] * 1024), without)
-    begun = jax.jit(lambda at: fedmcmc.switch(kernel, DATA, at, jax.random.key(1)))(state)
-    found = np.asarray(jax.vmap(joint_vector)(begun))[:, len(START) :]
-    size = found.shape[1]
+    marginal = fedmcmc.lsd(fedmcmc.marginal(POSTERIOR), step_size=STEP).init(KEY, START, DATA)
+    states = jax.tree.map(lambda leaf: jnp.stack([leaf] * 1024), marginal)
+    switched = jax.jit(lambda x: fedmcmc.switch(kernel, DATA, x, jax.random.key(1)))(states)
+    latents = np.asarray(jax.vmap(joint_vector)(switched))[:, len(START) :]
+    size = latents.shape[1]
     mean, covariance = np.zeros(size), np.zeros((size, size))
     for i, group in enumerate(MODEL.groups):
-        place = slice(i * len(group.D), (i + 1) * len(group.D))
-        covariance[place, place] = np.linalg.inv(group.D)
-        mean[place] = covariance[place, place] @ (group.e - group.B.T @ START)
-    assert worst_z(found, Moments(mean, covariance)) < LIMIT
+        block = slice(i * len(group.D), (i + 1) * len(group.D))
+        covariance[block, block] = np.linalg.inv(group.D)
+        mean[block] = covariance[block, block] @ (group.e - group.B.T @ START)
+    assert worst_z(latents, Moments(mean, covariance)) < LIMIT
 
 
 def totals(state):
-    """Return what the server holds, and the sums over the clients' latents, of one chain."""
+    """Return the server's sums and the sums over the clients' latents, for one chain."""
     latents = jax.tree.leaves(state.clients.latents)[0]
-    away = latents - jax.tree.leaves(state.broadcast.extra.origins.now)[0]
-    held = [np.asarray(leaf) for leaf in jax.tree.leaves(state.server.sums.now.total)]
-    return held, [away.sum(), (away**2).sum()]
+    differences = latents - jax.tree.leaves(state.broadcast.extra.origins.now)[0]
+    server_sums = [np.asarray(leaf) for leaf in jax.tree.leaves(state.server.sums.now.total)]
+    return server_sums, [differences.sum(), (differences**2).sum()]
 
 
 @pytest.mark.slow
@@ -115,17 +114,17 @@ def test_rounds_in_which_the_second_kernel_adapts_count_from_the_switch():
         lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
     )
     settings = dict(progress=False)
-    first = fedmcmc.lsd(posterior, step_size=0.1)
-    burnt_in = fedmcmc.sample(KEY, first, data, 0.0, num_rounds=25, **settings)
+    langevin = fedmcmc.lsd(posterior, step_size=0.1)
+    burnt_in = fedmcmc.sample(KEY, langevin, data, 0.0, num_rounds=25, **settings)
     adjusted = fedmcmc.mala(posterior, 0.5, num_adapt=20)
     state = fedmcmc.switch(adjusted, data, burnt_in.state)
     with pytest.warns(fedmcmc.SamplingWarning, match=r"^20 of 30 kept draws.*num_burnin=20"):
-        then = fedmcmc.sample(KEY, adjusted, data, state=state, num_rounds=30, **settings)
-    with warnings.catch_warnings(record=True) as told:
+        adapted = fedmcmc.sample(KEY, adjusted, data, state=state, num_rounds=30, **settings)
+    with warnings.catch_warnings(record=True) as records:
         warnings.simplefilter("always")
-        fedmcmc.sample(KEY, adjusted, data, state=then.state, num_rounds=30, **settings)
+        fedmcmc.sample(KEY, adjusted, data, state=adapted.state, num_rounds=30, **settings)
         fedmcmc.sample(KEY, adjusted, data, state=state, num_rounds=30, num_burnin=20, **settings)
-    assert not any("still adapted" in str(each.message) for each in told)
+    assert not any("still adapted" in str(record.message) for record in records)
 
 
 @pytest.mark.slow
@@ -136,58 +135,59 @@ def test_latents_of_numpyro_models_go_on_between_all_kernels():
     refresh = hmc(3, num_adapt=30)
     settings = dict(progress=False, num_rounds=5)
     joint = fedmcmc.lsd(posterior, step_size=0.01, refresh=refresh)
-    first = fedmcmc.sample(KEY, joint, data, {"mu": 0.0, "tau": 0.0}, **settings)
+    samples = fedmcmc.sample(KEY, joint, data, {"mu": 0.0, "tau": 0.0}, **settings)
     kernels = {
         "gibbs": fedmcmc.fed_gibbs(posterior, refresh=refresh),
         "faulty": fedmcmc.faults(fedmcmc.fed_gibbs(posterior, refresh=refresh), drop=0.1),
         "ep": fedmcmc.fed_ep(posterior, inference=fedmcmc.inference.mcmc_local(refresh)),
     }
     for name, kernel in kernels.items():
-        state = fedmcmc.switch(kernel, data, first.state)
-        then, before = (hierarchy.locals_in(x.clients) for x in (state, first.state))
-        np.testing.assert_array_equal(then.latents["effect"], before.latents["effect"])
-        # What has been learned goes along, and rounds in which it is learned count on.
-        jax.tree.map(np.testing.assert_array_equal, then.refresh, before.refresh)
-        assert (np.asarray(then.refresh.num) == 5).all() and (state.broadcast.round == 5).all()
+        state = fedmcmc.switch(kernel, data, samples.state)
+        carried, previous = (hierarchy.locals_in(x.clients) for x in (state, samples.state))
+        np.testing.assert_array_equal(carried.latents["effect"], previous.latents["effect"])
+        # Learned step sizes are kept, and the number of adaptation rounds continues.
+        chex.assert_trees_all_equal(carried.refresh, previous.refresh)
+        assert (np.asarray(carried.refresh.num) == 5).all() and (state.broadcast.round == 5).all()
         if name == "gibbs":
-            one = jax.tree.map(lambda leaf: leaf[0], state)
-            for held, wanted in zip(*totals(one), strict=True):
-                np.testing.assert_allclose(held, wanted, rtol=1e-5)
-        again = fedmcmc.sample(KEY, kernel, data, state=state, **settings)
-        back = fedmcmc.switch(joint, data, again.state)
+            chain = jax.tree.map(lambda leaf: leaf[0], state)
+            for actual, expected in zip(*totals(chain), strict=True):
+                np.testing.assert_allclose(actual, expected, rtol=1e-5)
+        continued = fedmcmc.sample(KEY, kernel, data, state=state, **settings)
+        back = fedmcmc.switch(joint, data, continued.state)
         np.testing.assert_array_equal(
             back.clients.latents["effect"],
-            hierarchy.locals_in(again.state.clients).latents["effect"],
+            hierarchy.locals_in(continued.state.clients).latents["effect"],
         )
-    some = fedmcmc.switch(joint, data, first.state, clients=jnp.array([3, 1]))
+    subset = fedmcmc.switch(joint, data, samples.state, clients=jnp.array([3, 1]))
     np.testing.assert_array_equal(
-        some.clients.latents["effect"], first.state.clients.latents["effect"][:, [3, 1]]
+        subset.clients.latents["effect"], samples.state.clients.latents["effect"][:, [3, 1]]
     )
-    single = jax.tree.map(lambda leaf: leaf[0], first.state)
-    anew = fedmcmc.switch(kernels["gibbs"], data, single, carry_latents=False)
-    wanted = kernels["gibbs"].init(KEY, single.broadcast.position, data)
-    jax.tree.map(np.testing.assert_array_equal, anew.clients, wanted.clients)
-    jax.tree.map(np.testing.assert_array_equal, anew.server, wanted.server)
+    single = jax.tree.map(lambda leaf: leaf[0], samples.state)
+    fresh = fedmcmc.switch(kernels["gibbs"], data, single, carry_latents=False)
+    expected = kernels["gibbs"].init(KEY, single.broadcast.position, data)
+    chex.assert_trees_all_equal(fresh.clients, expected.clients)
+    chex.assert_trees_all_equal(fresh.server, expected.server)
     moments = fedmcmc.lsd(
         posterior, step_size=0.01, refresh=hierarchy.with_moments(conjugate(), num_burnin=0)
     )
-    kept = hierarchy.local_moments(fedmcmc.switch(moments, data, first.state).clients)
-    assert (kept.num == 0).all()
+    local_moments = hierarchy.local_moments(fedmcmc.switch(moments, data, samples.state).clients)
+    assert (local_moments.num == 0).all()
 
 
 @pytest.mark.slow
 def test_latents_of_both_levels_go_on():
     settings = dict(num_rounds=3, progress=False)
-    drawn = hierarchy.two_levels(conjugate(), conjugate())
-    other = hierarchy.two_levels(independence(), independence())
-    first, then = (fedmcmc.lsd(two.POSTERIOR, step_size=0.02, refresh=x) for x in (drawn, other))
-    samples = fedmcmc.sample(KEY, first, two.DATA, two.START, **settings)
-    state = fedmcmc.switch(then, two.DATA, samples.state)
+    kernel, new_kernel = (
+        fedmcmc.lsd(two.POSTERIOR, step_size=0.02, refresh=hierarchy.two_levels(move(), move()))
+        for move in (conjugate, independence)
+    )
+    samples = fedmcmc.sample(KEY, kernel, two.DATA, two.START, **settings)
+    state = fedmcmc.switch(new_kernel, two.DATA, samples.state)
     for level in ("client", "group"):
-        found, wanted = (x.clients.latents[level] for x in (state, samples.state))
-        np.testing.assert_array_equal(found, wanted)
-        assert (found != 0).any()
-    fedmcmc.sample(KEY, then, two.DATA, state=state, **settings)
+        actual, expected = (x.clients.latents[level] for x in (state, samples.state))
+        np.testing.assert_array_equal(actual, expected)
+        assert (actual != 0).any()
+    fedmcmc.sample(KEY, new_kernel, two.DATA, state=state, **settings)
 
 
 @pytest.mark.slow

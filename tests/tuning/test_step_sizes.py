@@ -154,10 +154,3 @@ def test_bad_numbers_say_so():
         fedmcmc.estimate_smoothness(
             KEY, FEDERATION.posterior, FEDERATION.data, START, weights=np.ones(3) / 3
         )
-
-
-def test_the_old_name_says_what_to_take():
-    settings = dict(dimension=4, num_integration_steps=3, num_local_steps=2)
-    with pytest.warns(DeprecationWarning, match=r"fedmcmc\.tune finds a step"):
-        old = fedmcmc.suggest_step_size(3.0, **settings)
-    assert old == fedmcmc.tuning.proposition_step_size(3.0, **settings)

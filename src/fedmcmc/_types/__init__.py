@@ -1,11 +1,10 @@
-"""Types that every room shares: clients, posteriors, phases and kernels and their states.
+"""Types that all packages share: clients, posteriors, phases, kernels and their states.
 
 A kernel is a frozen dataclass and a pytree. Its numbers (step sizes, surrogates, probabilities) are
-leaves that enter a compiled program as arguments, its structure is static: two kernels that differ
-by numbers alone share one compilation.
+leaves, which enter a compiled program as arguments; its structure is static. Kernels that differ
+only in numbers share one compilation.
 
-Values lie in one file, base classes of kernels' parts in another, phases and kernels in a third.
-This room imports no other.
+This package imports no other package of fedmcmc.
 """
 
 from fedmcmc._types._compiled import compiled as compiled
@@ -15,6 +14,15 @@ from fedmcmc._types._describing import undefined as undefined
 from fedmcmc._types._html import html_table as html_table
 from fedmcmc._types._kernels import FederatedKernel as FederatedKernel
 from fedmcmc._types._kernels import Phase as Phase
+from fedmcmc._types._kernels import ServerMemory as ServerMemory
+from fedmcmc._types._kernels import SetupPhase as SetupPhase
+from fedmcmc._types._kernels import check_start as check_start
+from fedmcmc._types._kernels import constrain_fn_of as constrain_fn_of
+from fedmcmc._types._kernels import initial_state as initial_state
+from fedmcmc._types._kernels import local_model as local_model
+from fedmcmc._types._kernels import memory_of as memory_of
+from fedmcmc._types._kernels import setup_message as setup_message
+from fedmcmc._types._kernels import user_position as user_position
 from fedmcmc._types._parts import GradientEstimator as GradientEstimator
 from fedmcmc._types._parts import Participation as Participation
 from fedmcmc._types._parts import Reference as Reference
@@ -22,6 +30,8 @@ from fedmcmc._types._pickling import Absent as Absent
 from fedmcmc._types._pickling import WithFunctions as WithFunctions
 from fedmcmc._types._pickling import refuse_unstorable as refuse_unstorable
 from fedmcmc._types._register import register_dataclass as register_dataclass
+from fedmcmc._types._traits import Disclosure as Disclosure
+from fedmcmc._types._traits import Traits as Traits
 from fedmcmc._types._values import Adjusted as Adjusted
 from fedmcmc._types._values import ArrayTree as ArrayTree
 from fedmcmc._types._values import Arrivals as Arrivals

@@ -4,7 +4,7 @@ import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import jax
 import numpy as np
@@ -13,26 +13,19 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 MAX_PROGRAMS = 64
-"""Most programs that a process keeps; a call of `fit` or `sample` uses about eight."""
+"""Maximum number of programs in a process; a call of `fit` or `sample` uses about eight."""
 _PROGRAMS: OrderedDict[Hashable, Any] = OrderedDict()
-"""Programs by function and structure of arguments, the least recently used first."""
+"""Programs by function and structure of arguments, ordered from least to most recently used."""
 _LOCK = threading.Lock()
-
-
-class _Call(NamedTuple):
-    """Program and its arguments, the leaves."""
-
-    program: Any
-    leaves: list[Any]
 
 
 class Compiled(Generic[P, T]):
     """Function that `jax.jit` compiles once per structure and shapes of its arguments.
 
-    The structure of the arguments holds the user's functions. The caches of `jax.jit` keep
-    thousands of structures and their programs, so the memory of a process that makes new functions
-    for each run would grow without end. Here each structure has its own program, whose arguments
-    are the leaves. Program and functions are freed after `MAX_PROGRAMS` newer ones.
+    The structure of the arguments contains the user's functions. The caches of `jax.jit` keep
+    thousands of structures and their programs, so the memory of a process that creates new
+    functions for each run would grow without bound. Here each structure has its own program, whose
+    arguments are the leaves. Programs and functions are freed after `MAX_PROGRAMS` newer ones.
     """
 
     def __init__(self, fn: Callable[P, T], static_argnames: Sequence[str] = ()) -> None:
@@ -41,39 +34,39 @@ class Compiled(Generic[P, T]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call the function."""
-        call = self._call(args, kwargs)
-        result: T = call.program(call.leaves)
+        program, leaves = self._find_program(args, kwargs)
+        result: T = program(leaves)
         return result
 
     def trace(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Return the trace, like the method `trace` of a function from `jax.jit`."""
-        call = self._call(args, kwargs)
-        return call.program.trace(call.leaves)
+        program, leaves = self._find_program(args, kwargs)
+        return program.trace(leaves)
 
     def now(self, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return the result as NumPy arrays, computed now even if the caller is being traced.
+        """Return the result as NumPy arrays, computed immediately even while the caller is traced.
 
-        Arguments must hold no tracer. `jax.ensure_compile_time_eval` would compile a program per
+        Arguments must contain no tracer. `jax.ensure_compile_time_eval` would compile a program per
         operation, which takes ten times as long.
         """
-        call = self._call(args, kwargs)
-        result = call.program.lower(call.leaves).compile()(call.leaves)
-        numbers: T = jax.tree.map(np.asarray, result)
-        return numbers
+        program, leaves = self._find_program(args, kwargs)
+        arrays: T = jax.tree.map(np.asarray, program.lower(leaves).compile()(leaves))
+        return arrays
 
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
+    def _find_program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
+        """Return the program for these arguments, and the leaves of the arguments."""
         static = {name: kwargs[name] for name in self._static_argnames if name in kwargs}
         arrays = {name: x for name, x in kwargs.items() if name not in static}
         leaves, structure = jax.tree.flatten((args, arrays))
         key = (self, structure, *static.items())
         with _LOCK:
-            program = _PROGRAMS.pop(key, None) or self._program(structure, static)
+            program = _PROGRAMS.pop(key, None) or self._build_program(structure, static)
             _PROGRAMS[key] = program
             while len(_PROGRAMS) > MAX_PROGRAMS:
                 _PROGRAMS.popitem(last=False)
-        return _Call(program, leaves)
+        return program, leaves
 
-    def _program(self, structure: Any, static: dict[str, Any]) -> Any:
+    def _build_program(self, structure: Any, static: dict[str, Any]) -> Any:
         def program(leaves: list[Any]) -> T:
             args, kwargs = jax.tree.unflatten(structure, leaves)
             return self._fn(*args, **kwargs, **static)
@@ -91,7 +84,7 @@ def compiled(*, static_argnames: Sequence[str]) -> Callable[[Callable[P, T]], Co
 
 
 def compiled(fn: Any = None, *, static_argnames: Sequence[str] = ()) -> Any:
-    """Return `fn` as a `Compiled` function; static arguments are passed by their names."""
+    """Return `fn` as a `Compiled` function, whose static arguments are passed by name."""
     if fn is None:
         return functools.partial(Compiled, static_argnames=static_argnames)
     return Compiled(fn)

@@ -1,4 +1,4 @@
-"""What a block says of itself: its name and its settings, in a line."""
+"""Short representations of kernels and their parts: class name and settings in one line."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -13,10 +13,10 @@ from fedmcmc._types._values import PerClient, Posterior, Static
 
 
 class Described:
-    """Base of dataclasses that print as a name with settings; large arrays as their shapes.
+    """Base of dataclasses that print as a name with settings, with large arrays as shapes.
 
-    A subclass is declared with ``repr=False``. A field is left out if it holds its default or the
-    model, if it is empty, or if it is declared with ``repr=False`` itself.
+    A subclass is declared with ``repr=False``. The representation omits fields that hold their
+    default, are empty, hold the model, or are declared with ``repr=False``.
     """
 
     def __repr__(self) -> str:
@@ -24,20 +24,20 @@ class Described:
         return described(self)
 
     def _repr_html_(self) -> str:
-        """Return the same for notebooks, a setting per row."""
+        """Return the representation for notebooks, with one row per setting."""
         shown = {name: described(part) for name, part in _settings(self)}
         return html_table(type(self).__name__, shown)
 
 
 def undefined(part: Any, method: str) -> NotImplementedError:
-    """Return the error of a class of kernels, or of parts of kernels, that lacks a method."""
+    """Return the error for a method that a subclass must define."""
     return NotImplementedError(
         f"{type(part).__name__} does not define the method {method}; docs/extend.md shows how."
     )
 
 
 def described(value: Any) -> str:
-    """Return a line about a setting or a block: it never shows an array of more than one number.
+    """Return one line about a setting or object, with arrays of several numbers as shapes.
 
     Examples
     --------
@@ -49,7 +49,7 @@ def described(value: Any) -> str:
     if isinstance(value, float | np.generic):
         return f"{value:g}" if np.issubdtype(type(value), np.floating) else str(value)
     if isinstance(value, np.ndarray | jax.Array):
-        return _of_array(value)
+        return _describe_array(value)
     if isinstance(value, Partial) or (callable(value) and hasattr(value, "__name__")):
         name = getattr(value.func if isinstance(value, Partial) else value, "__name__", "")
         return name if name.isidentifier() else "a function"
@@ -58,17 +58,17 @@ def described(value: Any) -> str:
     if isinstance(value, PerClient):
         return f"{described(value.values)} per client"
     if is_dataclass(value) and not isinstance(value, type) and _prints_fields(value):
-        return _of_dataclass(value)
+        return _describe_fields(value, _settings(value))
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{key}: {described(part)}' for key, part in value.items())}}}"
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return _of_named_tuple(value)
+        return _describe_named_tuple(value)
     if type(value) in (tuple, list):
         return f"({', '.join(described(part) for part in value)})"
     return repr(value)
 
 
-def _of_array(value: Any) -> str:
+def _describe_array(value: Any) -> str:
     if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
         return "a key"
     if value.size == 1 and getattr(value, "is_fully_addressable", True):
@@ -82,23 +82,19 @@ def _of_array(value: Any) -> str:
 
 
 def _prints_fields(value: Any) -> bool:
-    """Return whether a dataclass has no way of its own to say what it is."""
-    own: Any = type(value).__repr__
-    return own is Described.__repr__ or getattr(own, "__wrapped__", None) is not None
-
-
-def _of_dataclass(value: Any) -> str:
-    return _named(value, _settings(value))
+    """Return whether a dataclass has no custom representation."""
+    method: Any = type(value).__repr__
+    return method is Described.__repr__ or getattr(method, "__wrapped__", None) is not None
 
 
 def _settings(value: Any) -> list[tuple[str, Any]]:
-    """Return names and values of the fields of a dataclass that say something."""
-    held = ((field, getattr(value, field.name)) for field in fields(value) if field.repr)
-    return [(f.name, x) for f, x in held if not _is_default(x, f.default)]
+    """Return names and values of the shown fields of a dataclass."""
+    parts = ((field, getattr(value, field.name)) for field in fields(value) if field.repr)
+    return [(field.name, part) for field, part in parts if not _is_default(part, field.default)]
 
 
-def _of_named_tuple(value: Any) -> str:
-    if type(value).__repr__.__module__ != "collections":  # one of its own
+def _describe_named_tuple(value: Any) -> str:
+    if type(value).__repr__.__module__ != "collections":  # a custom representation
         return repr(value)
     parts = zip(value._fields, value, strict=True)
     defaults = value._field_defaults
@@ -107,17 +103,16 @@ def _of_named_tuple(value: Any) -> str:
         for name, part in parts
         if not callable(part) and not _is_default(part, defaults.get(name, MISSING))
     ]
-    return _named(value, shown)
+    return _describe_fields(value, shown)
 
 
-def _named(value: Any, parts: list[tuple[str, Any]]) -> str:
+def _describe_fields(value: Any, parts: list[tuple[str, Any]]) -> str:
     settings = ", ".join(f"{name}={described(part)}" for name, part in parts)
     return f"{type(value).__name__}({settings})"
 
 
-def _is_default(held: Any, default: Any) -> bool:
-    empty = isinstance(held, tuple | dict) and not held
-    if held is None or held is default or empty or isinstance(held, Posterior):
+def _is_default(part: Any, default: Any) -> bool:
+    is_empty = isinstance(part, tuple | dict) and not part
+    if part is None or part is default or is_empty or isinstance(part, Posterior):
         return True
-    plain = int | float | str | bool
-    return default is not MISSING and isinstance(held, plain) and held == default
+    return default is not MISSING and isinstance(part, int | float | str) and part == default

@@ -1,11 +1,11 @@
-"""A table of names and texts, as notebooks show it."""
+"""Tables of names and texts for notebooks."""
 
 import html
 from collections.abc import Mapping
 
 
 def html_table(title: str, rows: Mapping[str, str]) -> str:
-    """Return a title above a table of two columns, as HTML; all text is escaped.
+    """Return a title above a table of two columns as HTML, with all text escaped.
 
     Examples
     --------

@@ -1,8 +1,8 @@
-"""Base classes of kernels: an exchange of messages, and a sampler whose rounds are made of them."""
+"""Base classes of kernels: phases, which exchange messages, and samplers made of phases."""
 
 from collections.abc import Callable
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ from jax import Array
 
 from fedmcmc._types._describing import Described, undefined
 from fedmcmc._types._parts import Participation
+from fedmcmc._types._traits import Disclosure, Traits
 from fedmcmc._types._values import (
     ArrayTree,
     Broadcast,
@@ -24,27 +25,27 @@ from fedmcmc._types._values import (
 
 
 class Phase(Described):
-    """One exchange of messages in a round: what clients compute and send, what the server makes.
+    """Exchange of messages in a round: a client's step, and the server's update from the sum.
 
     A subclass is a frozen dataclass registered as a pytree, whose fields hold numbers (leaves) and
     structure (static). Its methods are pure. `fedmcmc.rounds` calls them.
     """
 
     def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> ArrayTree:
-        """Return all that is random in this client's step.
+        """Return all random draws of this client's step.
 
-        `like` holds the broadcast's shapes, never its values, so that blocks of rounds can be
-        prepared ahead.
+        `like` has the broadcast's shapes without values, so that blocks of rounds can be prepared
+        ahead.
         """
         return ()
 
     def step(
         self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
     ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
-        """Return the code that leaves the client, its new state and its report; deterministic.
+        """Return the code that the client sends, its new state and its report; deterministic.
 
-        A phase without compression has the message itself for its code. A message is a pytree, a
-        term of a sum: the server only ever adds it.
+        Without compression, the code is the message itself. A message is a pytree, a term of a sum:
+        the server only ever adds it.
         """
         raise undefined(self, "step")
 
@@ -53,180 +54,138 @@ class Phase(Described):
     ) -> tuple[Broadcast, ArrayTree, ArrayTree]:
         """Return the next broadcast, the server's new state and its report.
 
-        Instead of the key it also takes what `prepare_server` made of it. Phases that precede a
-        kernel's own leave the round's number as it is.
+        `rng_key` is a key or the result of `prepare_server` for that key. Only a kernel's own
+        phase, the last one of a round, changes the round's number.
         """
         raise undefined(self, "aggregate")
 
     def prepare_server(self, rng_key: Array, like: Broadcast) -> ArrayTree:
-        """Return all that is random in `aggregate`, so that it can be drawn ahead too."""
+        """Return all random draws of `aggregate`, so that they can be drawn ahead."""
         return ()
 
     def message_like(self, like: Broadcast) -> ArrayTree:
-        """Return the shapes of a message, from the broadcast's."""
+        """Return the shapes of a message, given the shapes of a broadcast."""
         return jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), like.position
         )
 
     def code_like(self, like: Broadcast) -> ArrayTree:
-        """Return the shapes of a code, from the broadcast's."""
+        """Return the shapes of a code, given the shapes of a broadcast."""
         return self.message_like(like)
 
     def decode(
         self, code: ArrayTree, sender: Sender | Client, memory: ArrayTree, like: ArrayTree
     ) -> ArrayTree:
-        """Return the message that a code stands for, shaped as `like`.
+        """Return the message that a code represents, shaped as `like`.
 
-        `memory` is the server's copy of the sender's memory, ``()`` where decoding needs none.
+        `memory` is the server's copy of the sender's memory, or ``()`` if decoding needs none.
         """
         return code
 
-    def memory(self, client_state: ArrayTree) -> ArrayTree:
-        """Return what of a client's state the server needs a copy of in order to decode."""
-        return ()
-
-    def first_memory(self, like: Broadcast) -> ArrayTree:
-        """Return what `memory` returns of a client before the first round."""
-        return ()
-
-    def next_memory(self, code: ArrayTree, sender: Sender | Client, memory: ArrayTree) -> ArrayTree:
-        """Return the server's copy of a client's memory after a code, from codes alone."""
-        return memory
+    @property
+    def server_memory(self) -> "ServerMemory | None":
+        """Copies of the clients' memories at the server, if `decode` needs them."""
+        return None
 
     def commit(
         self, message: ArrayTree, broadcast: Broadcast, client_state: ArrayTree
     ) -> ArrayTree:
-        """Return the client's state with what it keeps of its message as the server reads it."""
+        """Return the client's state, updated with its message after decoding."""
         return client_state
 
-    def in_range(self, message: ArrayTree, most: float) -> ArrayTree:
-        """Return what a client sends in a secure sum, whose numbers are `most` in size at most.
 
-        Larger ones, and numbers that are not finite, make the sum useless, unless a phase has a
-        number within the range for them, as for a density of zero.
-        """
-        return message
+class ServerMemory:
+    """Copies of the clients' memories, with which a server decodes their codes."""
 
-    def from_range(self, total: ArrayTree, most: float) -> ArrayTree:
-        """Return a sum of what `in_range` returned as the phase reads any total."""
-        return total
+    def of_client(self, client_state: ArrayTree) -> ArrayTree:
+        """Return the part of a client's state that the server copies."""
+        raise NotImplementedError
 
-    @property
-    def sums_rows(self) -> bool:
-        """Whether the sum of clients' messages is the message of all their rows as one client's.
+    def init(self, like: Broadcast) -> ArrayTree:
+        """Return the copy of a client's memory before the first round."""
+        raise NotImplementedError
 
-        Of a phase of set-up: all rows then take one pass.
-        """
-        return True
+    def update(self, code: ArrayTree, sender: Sender | Client, memory: ArrayTree) -> ArrayTree:
+        """Return the copy of a client's memory after a code, computed from the code only."""
+        raise NotImplementedError
 
-    def setup_message(self, broadcast: Broadcast, client: Client) -> ArrayTree:
-        """Return a client's message in a phase of set-up, as a server adds it."""
-        code, _, _ = self.step((), broadcast, (), client)
-        like = self.message_like(jax.eval_shape(lambda: broadcast))
-        return self.decode(code, client, (), like)
+
+def memory_of(phase: Phase, client_state: ArrayTree) -> ArrayTree:
+    """Return the memory that decodes a client's code in this phase, often ``()``."""
+    memory = phase.server_memory
+    return () if memory is None else memory.of_client(client_state)
+
+
+class SetupPhase(Phase):
+    """Phase before the first round, whose messages are sums over the rows of a client.
+
+    Its messages are neither random nor compressed.
+    """
+
+    sums_rows: ClassVar[bool] = True
+    """True if pooling all rows in one client gives the sum of the clients' messages."""
+
+
+def setup_message(phase: SetupPhase, broadcast: Broadcast, client: Client) -> ArrayTree:
+    """Return a client's decoded message in a setup phase."""
+    code, _, _ = phase.step((), broadcast, (), client)
+    like = phase.message_like(jax.eval_shape(lambda: broadcast))
+    return phase.decode(code, client, (), like)
 
 
 class FederatedKernel(Phase):
-    """A federated sampler: what a client does, what the server does, where both start.
+    """Federated sampler: steps of clients and server, and their initial states.
 
     A subclass is a frozen dataclass registered as a pytree (see `Phase`). It is the last phase of
-    its own rounds. A kernel whose clients estimate gradients is easier to write as a subclass of
-    `fedmcmc.EstimatorKernel`. A sampler defines `target`, so that runs check its draws.
+    its own rounds. If its clients estimate gradients, a subclass of `fedmcmc.EstimatorKernel` is
+    easier to write. A sampler defines `target`, so that runs check its draws.
 
     Attributes
     ----------
     participation
-        Who takes part in a round; a field of every subclass.
+        Participation rule; a field of every subclass.
+    traits
+        Properties that runs and transforms act on.
+    disclosure
+        Content of a client's message.
     """
 
     participation: Participation
+    traits: Traits = Traits()
+    disclosure: ClassVar[Disclosure] = Disclosure()
 
     @property
-    def before(self) -> tuple[Phase, ...]:
-        """Phases that precede the kernel's own in each round.
-
-        The same clients take part in all phases of a round, and their state goes from one to the
-        next; so do the broadcast and the server's state.
-        """
-        return ()
-
-    @cached_property
-    def setup(self) -> tuple[Phase, ...]:
-        """Phases before the first round, whose sums over all clients `server_init` needs.
-
-        Their messages are sums over a client's rows, neither random nor compressed.
-        """
-        return ()
-
-    @property
-    def constrain_fn(self) -> Callable[[ArrayTree], ArrayTree] | None:
-        """Unconstrained position to the user's parameters, if the posterior has that."""
-        return None
-
-    @property
-    def position_fn(self) -> Callable[[ArrayTree], ArrayTree] | None:
-        """Sampled position to the user's, if the posterior is in coordinates of its own."""
-        return None
-
-    @property
-    def target(self) -> "Posterior | None":
-        """Posterior that draws are meant to follow; ``None`` if the kernel does not sample.
-
-        A run compares its draws with this posterior. If it is ``None``, nothing is compared.
-        """
-        return None
-
-    @property
-    def without_target(self) -> str:
-        """Reason why `target` is ``None``, such as ``"it trains and does not sample"``.
-
-        Empty if the kernel defines no `target`: a long run then warns that nothing was compared.
-        """
-        defined = type(self).target is not FederatedKernel.target
-        return "its target is None" if defined else ""
-
-    @property
-    def local(self) -> Local | None:
-        """The part of the model whose latents clients keep; ``None`` where they keep none."""
-        return None
-
-    @property
-    def approximates(self) -> bool:
-        """Whether draws are independent ones of an approximation that the kernel refines."""
-        return False
-
-    @property
-    def caution(self) -> str:
-        """What other than too large steps makes a run diverge, and what to do; often nothing."""
-        return ""
-
-    @property
-    def clients_apart(self) -> bool:
-        """Whether clients move positions of their own, over many gradients per round."""
-        return False
-
-    @property
-    def needs_everyone(self) -> bool:
-        """Whether a round counts only if every client's message is in its sum."""
-        return False
-
-    @property
-    def phases_apart(self) -> bool:
-        """Whether a client may answer one exchange of a round and be missing in the next."""
-        return True
-
-    @property
-    def takes_late(self) -> bool:
-        """Whether a message that comes a round late still means something."""
-        return not self.needs_everyone
-
-    def check_compressor(self, compressor: Any) -> None:
-        """Raise `ValueError` where messages compressed by this would make draws wrong."""
+    def name(self) -> str:
+        """Name of the function that builds such a kernel, with the transforms around it."""
+        return type(self).__name__
 
     @cached_property
     def phases(self) -> tuple[Phase, ...]:
-        """All phases of a round, the kernel's own last."""
-        return (*self.before, self)
+        """All phases of a round; the last one is the kernel itself.
+
+        The same clients take part in all phases of a round. The states of the clients, the
+        broadcast and the server's state pass from each phase to the next.
+        """
+        return (self,)
+
+    @cached_property
+    def setup(self) -> tuple[SetupPhase, ...]:
+        """Phases before the first round; `server_init` receives their sums over all clients."""
+        return ()
+
+    @property
+    def model(self) -> Posterior | None:
+        """Model of the clients' rows: the field `posterior`, or ``None`` without such a field."""
+        return getattr(self, "posterior", None)
+
+    @property
+    def target(self) -> Posterior | None:
+        """Posterior that draws should follow, or ``None``.
+
+        A run compares its draws with this posterior. If it is ``None``, nothing is compared, and
+        `Traits.no_target_reason` gives the reason.
+        """
+        return None
 
     def server_init(
         self,
@@ -246,75 +205,90 @@ class FederatedKernel(Phase):
         """
         raise undefined(self, "server_init")
 
-    def check_before_setup(
-        self, rng_key: Array, position: ArrayTree, federation: Federation
-    ) -> None:
-        """Raise what `server_init` raises, before the phases of `setup` pass over any row.
-
-        Raises
-        ------
-        ValueError
-            If model, position and federation do not fit together.
-        """
-        if self.setup:
-            self.check_start(rng_key, position, federation)
-
-    def check_start(self, rng_key: Array, position: ArrayTree, federation: Federation) -> None:
-        """Raise what `server_init` raises, and compute nothing.
-
-        Raises
-        ------
-        ValueError
-            If model, position and federation do not fit together.
-        """
-        first = jax.eval_shape(lambda: Broadcast(jnp.zeros((), jnp.int32), position))
-        shapes = [phase.message_like(first) for phase in self.setup]
-
-        def begin() -> tuple[Broadcast, ArrayTree]:
-            totals = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), tuple(shapes))
-            return self.server_init(rng_key, position, federation, totals)
-
-        jax.eval_shape(begin)
-
     def client_init(self, broadcast: Broadcast, client: Client) -> ArrayTree:
-        """Return what a client keeps between rounds, from the first broadcast and its own rows."""
+        """Return a client's first state, computed from the first broadcast and its own rows."""
         return ()
 
     def init(self, rng_key: Array, position: ArrayTree, data: Any) -> FederatedState:
-        """Return the state before the first round, of clients whose rows are all in `data`.
+        """Return the state before the first round, for clients whose rows are all in `data`.
 
         Raises
         ------
         ValueError
             If model, position and data do not fit together.
         """
-        return self.init_some(rng_key, position, data, None)
-
-    def init_some(
-        self, rng_key: Array, position: ArrayTree, data: Any, clients: Array | None
-    ) -> FederatedState:
-        """Return what `init` returns, with the states of some clients alone.
-
-        `clients` are their ids, ``[n]``: a store of states makes some at a time.
-        """
-        self.check_before_setup(rng_key, position, data.federation)
-        first = Broadcast(jnp.zeros((), jnp.int32), position)
-        totals = tuple(
-            data.sum_over_clients(partial(phase.setup_message, first), apart=not phase.sums_rows)
-            for phase in self.setup
-        )
-        broadcast, server = self.server_init(rng_key, position, data.federation, totals)
-        states = data.map_clients(lambda client: self.client_init(broadcast, client), clients)
-        return FederatedState(broadcast, server, states)
+        return initial_state(self, rng_key, position, data)
 
     def prepare_shared(self, rng_key: Array, like: Broadcast) -> ArrayTree:
-        """Return what all clients draw alike, which they find in `Broadcast.shared`."""
+        """Return the draws that all clients share, which they receive in `Broadcast.shared`."""
         return ()
 
     def draw(self, rng_key: Array, state: FederatedState) -> ArrayTree:
         """Return the chain's position, or a draw from a fitted distribution.
 
-        A run keeps it in the user's coordinates, `position_fn` of it. It reads the broadcast and
-        the server's state alone: a deployed server has no other.
+        A run records `position_fn` of it, in the user's coordinates. A draw uses the broadcast and
+        the server's state only, because a deployed server has nothing else.
         """
         return state.broadcast.position
+
+
+def initial_state(
+    kernel: FederatedKernel,
+    rng_key: Array,
+    position: ArrayTree,
+    data: Any,
+    clients: Array | None = None,
+) -> FederatedState:
+    """Return the state before the first round, with the states of all or some clients.
+
+    Parameters
+    ----------
+    kernel, rng_key, position, data
+        See `FederatedKernel.init`.
+    clients
+        Ids ``[n]`` of the clients whose states are computed; all by default.
+    """
+    if kernel.setup:
+        check_start(kernel, rng_key, position, data.federation)
+    start = Broadcast(jnp.zeros((), jnp.int32), position)
+    totals = tuple(
+        data.sum_over_clients(partial(setup_message, phase, start), apart=not phase.sums_rows)
+        for phase in kernel.setup
+    )
+    broadcast, server = kernel.server_init(rng_key, position, data.federation, totals)
+    states = data.map_clients(lambda client: kernel.client_init(broadcast, client), clients)
+    return FederatedState(broadcast, server, states)
+
+
+def check_start(
+    kernel: FederatedKernel, rng_key: Array, position: ArrayTree, federation: Federation
+) -> None:
+    """Raise the `ValueError` of `FederatedKernel.server_init`, if any, without reading any row."""
+    start = jax.eval_shape(lambda: Broadcast(jnp.zeros((), jnp.int32), position))
+    shapes = tuple(phase.message_like(start) for phase in kernel.setup)
+
+    def init_from_zeros() -> tuple[Broadcast, ArrayTree]:
+        totals = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        return kernel.server_init(rng_key, position, federation, totals)
+
+    jax.eval_shape(init_from_zeros)
+
+
+def user_position(kernel: FederatedKernel, position: ArrayTree) -> ArrayTree:
+    """Return a sampled position in the user's coordinates, undoing any whitening."""
+    model = kernel.model
+    if model is None or model.position_fn is None:
+        return position
+    return model.position_fn(position)
+
+
+def constrain_fn_of(kernel: FederatedKernel) -> Callable[[ArrayTree], ArrayTree] | None:
+    """Return the map from an unconstrained position to the user's parameters, or ``None``."""
+    return None if kernel.model is None else kernel.model.constrain_fn
+
+
+def local_model(kernel: FederatedKernel) -> Local | None:
+    """Return the part of the model with latents that clients keep, or ``None`` without latents."""
+    if not kernel.traits.keeps_latents or kernel.model is None:
+        return None
+    return kernel.model.local

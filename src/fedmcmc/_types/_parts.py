@@ -1,10 +1,12 @@
-"""Base classes of a kernel's parts: who takes part, and how a client estimates gradients."""
+"""Base classes of a kernel's parts: participation rules and gradient estimators."""
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from jax import Array
 
 from fedmcmc._types._describing import Described, undefined
+from fedmcmc._types._traits import Disclosure
 from fedmcmc._types._values import (
     ArrayTree,
     Broadcast,
@@ -18,7 +20,7 @@ from fedmcmc._types._values import (
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Participation(Described):
-    """Who takes part in a round, and with which weights.
+    """Rule that chooses the clients of a round and the weights of their messages.
 
     A subclass is a frozen dataclass registered as a pytree, whose own fields hold numbers (leaves)
     and structure (static). Its methods are pure.
@@ -26,20 +28,20 @@ class Participation(Described):
     Attributes
     ----------
     cohort_size
-        Static number of computed clients, ``None`` for all of them in their own order.
+        Static number of computed clients; ``None`` for all clients in order.
     weighted
-        Whether messages are multiplied by the cohort's weights before they are summed.
+        If true, messages are multiplied by the cohort's weights before they are summed.
     pooled
-        Whether all rows are treated as those of one client.
+        If true, all rows are treated as the rows of one client.
     silent
-        Whether nothing is sent, as by the one client of pooled rows: no bits are counted then.
+        If true, nothing is sent and no bits are counted, as with pooled rows.
     drops
-        Whether a cohort may hold clients that are not active.
+        If true, a cohort may contain clients that are not active.
     repeats
-        Whether a cohort may hold a client more than once.
+        If true, a cohort may contain a client more than once.
     guards
-        Whether the server leaves out messages that are not finite: who sent one is not active for
-        the rest of the round, and keeps the state that it had before that phase.
+        If true, the server excludes messages that are not finite. Their senders are inactive for
+        the rest of the round and keep their state from before that phase.
     """
 
     cohort_size: int | None = field(default=None, metadata={"static": True})
@@ -51,66 +53,66 @@ class Participation(Described):
     guards: bool = field(default=False, repr=False, metadata={"static": True})
 
     def prepare(self, rng_key: Array, num_clients: int) -> Cohort:
-        """Return who takes part."""
+        """Return the cohort of a round."""
         raise undefined(self, "prepare")
 
     def check(self, num_clients: int) -> None:
-        """Raise `ValueError` where the rule does not fit the federation."""
+        """Raise `ValueError` if the rule does not fit the federation."""
 
     def counts(self, num_clients: int) -> Counts | None:
-        """Return mean and covariance of how often clients take part, ``None`` where not known."""
+        """Return mean and covariance of the clients' participation counts, ``None`` if unknown."""
         return None
 
 
 class Reference:
-    """What an estimator needs every client to know besides the position (a snapshot).
+    """Values besides the position that all clients need for an estimator, such as a snapshot.
 
-    The kernel's server keeps it in `Broadcast.extra`. A subclass is a frozen dataclass registered
+    The kernel's server keeps them in `Broadcast.extra`. A subclass is a frozen dataclass registered
     as a pytree.
     """
 
     def update(self, round_: Array, position: ArrayTree, previous: ArrayTree) -> ArrayTree:
-        """Return the reference of a round whose position is given.
+        """Return the reference for the position of a round.
 
-        `previous` is the reference of the round before, ``None`` for the first.
+        `previous` is the reference of the previous round, ``None`` for the first.
         """
         raise undefined(self, "update")
 
     def missing(self, broadcast: Broadcast, state: ArrayTree) -> Array:
-        """Return whether a client with this state has to be sent the reference, ``[]`` bool."""
+        """Return whether a client with this state needs the reference, ``[]`` bool."""
         raise undefined(self, "missing")
 
 
 class GradientEstimator(Described):
-    """An estimate of the gradient of one client's log likelihood (a sum over its rows).
+    """Estimator of the gradient of one client's log likelihood (a sum over its rows).
 
-    Summed over clients, its expectation is the gradient of the whole log likelihood.
+    Summed over clients, its expectation is the gradient of the complete log likelihood.
 
     A subclass is a frozen dataclass registered as a pytree, whose fields hold numbers (leaves) and
-    structure (static). Its methods are pure; only `estimate` has to be written.
+    structure (static). Its methods are pure; only `estimate` is required.
     """
+
+    disclosure: ClassVar[Disclosure] = Disclosure()
+    """Information that estimates of this kind disclose to the server."""
 
     @property
     def reference(self) -> Reference | None:
-        """What has to be broadcast besides the position, if anything."""
+        """Values to broadcast besides the position, or ``None``."""
         return None
 
     @property
     def needs_sum(self) -> bool:
-        """Whether a round first needs the sum over clients of `summed`."""
+        """True if a round first needs the sum of `summed` over clients."""
         return False
 
     def init(self, loglikelihood_fn: LogDensity, position: ArrayTree, client: Client) -> ArrayTree:
-        """Return what the client keeps between rounds.
-
-        Called before the first round.
-        """
+        """Return the client's state before the first round."""
         return ()
 
     def prepare(self, rng_key: Array, like: ArrayTree, client: Client, num_calls: int) -> ArrayTree:
-        """Return all that is random in a round's calls, leaves ``[num_calls, ...]``.
+        """Return all random draws of a round's calls, leaves ``[num_calls, ...]``.
 
-        That includes the rows of minibatches. `like` is the position's shapes.
+        They include the rows of minibatches. `like` has the position's shapes.
         """
         return ()
 
@@ -126,7 +128,7 @@ class GradientEstimator(Described):
     def start(
         self, loglikelihood_fn: LogDensity, broadcast: Broadcast, state: ArrayTree, client: Client
     ) -> tuple[ArrayTree, ArrayTree]:
-        """Return what is computed once per round (the context), and the client's new state."""
+        """Return the context, which is computed once per round, and the client's new state."""
         return (), state
 
     def estimate(
@@ -141,4 +143,4 @@ class GradientEstimator(Described):
         raise undefined(self, "estimate")
 
     def check(self, position: ArrayTree, federation: "Federation") -> None:
-        """Raise `ValueError` where the estimator does not fit the position or the clients."""
+        """Raise `ValueError` if the estimator does not fit the position or the clients."""

@@ -1,8 +1,7 @@
-"""Pickling results whose functions pickle may not be able to store.
+"""Pickling of results that hold functions which pickle may not be able to store.
 
-A function at the top level of a module is stored by name. A lambda, or a function defined in
-another one, cannot be stored: results then keep what it computed, and a placeholder with the
-reason.
+Pickle stores a function at the top level of a module by name, but it cannot store lambdas and
+nested functions. Results then store what the function computed, and a placeholder with the reason.
 """
 
 import copy
@@ -17,12 +16,12 @@ REMEDY = "Define the model and its functions at the top level of a module that c
 
 
 class Absent:
-    """Placeholder for a function that a pickle could not store or load; a call raises.
+    """Placeholder for a function that pickle could not store or load; a call raises.
 
     Parameters
     ----------
     reason
-        Sentence that says why the function is missing.
+        Sentence that explains why the function is missing.
     attributes
         Attributes of the function, such as the names of a model's sites.
     """
@@ -41,24 +40,24 @@ class Absent:
 
 
 class _Packed(NamedTuple):
-    """A value as bytes of its own, so that a value that fails to load does not fail the rest."""
+    """Value as separate bytes, with a replacement in case that loading fails."""
 
     content: bytes
-    otherwise: Any
+    replacement: Any
 
 
 class WithFunctions:
-    """Base of frozen dataclasses some of whose fields are or hold functions.
+    """Base of frozen dataclasses with fields that are or contain functions.
 
     Pickling never fails on these fields: a function that pickle cannot store or load becomes
-    `Absent`, and what it computes from the draws is stored in its place.
+    `Absent`, and the values that it computes from the draws are stored instead.
     """
 
     FUNCTIONS: ClassVar[dict[str, str]] = {}
     """Field to the property that its function computes, or to an empty string."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the fields, with those that hold functions packed."""
+        """Return the fields, with functions packed."""
         state = dict(self.__dict__)
         computed: dict[str, Any] = dict(state.get(_COMPUTED, {}))
         for name, property_name in self.FUNCTIONS.items():
@@ -67,7 +66,7 @@ class WithFunctions:
             if property_name and value is not None and not is_certain(value):
                 try:
                     computed[property_name] = getattr(self, property_name)
-                except ValueError:  # there are no such draws
+                except ValueError:  # the run has no such draws
                     continue
         return state | ({_COMPUTED: computed} if computed else {})
 
@@ -77,71 +76,71 @@ class WithFunctions:
 
     def __copy__(self) -> Any:
         """Return a copy with the same fields."""
-        twin = object.__new__(type(self))
-        twin.__dict__.update(self.__dict__)
-        return twin
+        new = object.__new__(type(self))
+        new.__dict__.update(self.__dict__)
+        return new
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Return a copy that shares functions with the original."""
-        twin = object.__new__(type(self))
-        memo[id(self)] = twin
+        new = object.__new__(type(self))
+        memo[id(self)] = new
         for name, value in self.__dict__.items():
-            shared = name in self.FUNCTIONS
-            twin.__dict__[name] = value if shared else copy.deepcopy(value, memo)
-        return twin
+            is_shared = name in self.FUNCTIONS
+            new.__dict__[name] = value if is_shared else copy.deepcopy(value, memo)
+        return new
 
     def computed(self, property_name: str, absent: Absent) -> Any:
-        """Return what `absent` computed before the pickle was written, or raise with the reason."""
-        found = self.__dict__.get(_COMPUTED, {})
-        return found[property_name] if property_name in found else absent()
+        """Return the values that `absent` computed before pickling, or raise with the reason."""
+        computed = self.__dict__.get(_COMPUTED, {})
+        return computed[property_name] if property_name in computed else absent()
 
 
 _COMPUTED = "_computed"
 
 
 def pack(value: Any) -> Any:
-    """Return `value` in a form that can be pickled, whatever functions it holds."""
+    """Return `value` in a form that pickle can store, whatever functions it contains."""
     if value is None or isinstance(value, Absent):
         return value
-    content, reason = _stored(value)
+    content, reason = _pickled(value)
     if reason:
         return _without_functions(value, reason)
-    where = f"{_names(value)} could not be loaded: it is not importable here. {REMEDY}"
-    return _Packed(content, _without_functions(value, where))
+    reason = f"{_function_name(value)} could not be loaded: it cannot be imported. {REMEDY}"
+    return _Packed(content, _without_functions(value, reason))
 
 
 def unpack(value: Any) -> Any:
-    """Return what was packed, with `Absent` functions where it cannot be loaded."""
+    """Return a packed value, with `Absent` functions if it cannot be loaded."""
     if not isinstance(value, _Packed):
         return value
     try:
         return pickle.loads(value.content)
-    except Exception:  # whatever the modules of the functions raise
-        return value.otherwise
+    except Exception:  # the functions' modules may raise any error
+        return value.replacement
 
 
 def is_certain(value: Any) -> bool:
-    """Return whether pickle stores the functions in `value`, none of them of a script."""
-    content, reason = _stored(value)
+    """Return whether pickle stores all functions in `value`, and none is defined in a script."""
+    content, reason = _pickled(value)
     return not reason and b"__main__" not in content
 
 
 def refuse_unstorable(value: Any, name: str) -> None:
     """Raise `pickle.PicklingError` if pickle cannot store the function `value`."""
-    reason = _stored(value)[1]
+    reason = _pickled(value)[1]
     if reason:
         raise pickle.PicklingError(f"{name} cannot be pickled. {reason}")
 
 
-def _stored(value: Any) -> tuple[bytes, str]:
+def _pickled(value: Any) -> tuple[bytes, str]:
     """Return the pickle of `value`, or the reason why there is none."""
     try:
         return pickle.dumps(value), ""
     except Exception as error:  # pickle raises AttributeError, TypeError and PicklingError
-        said = str(error)
-        if REMEDY in said:
-            return b"", said
-        return b"", f"{_names(value)} is not stored, as pickle stores no such function. {REMEDY}"
+        message = str(error)
+        if REMEDY in message:
+            return b"", message
+        return b"", f"{_function_name(value)} is not stored: pickle cannot store it. {REMEDY}"
 
 
 def _is_function(leaf: Any) -> bool:
@@ -149,19 +148,19 @@ def _is_function(leaf: Any) -> bool:
 
 
 def _without_functions(value: Any, reason: str) -> Any:
-    def replaced(leaf: Any) -> Any:
+    def replace(leaf: Any) -> Any:
         if not _is_function(leaf):
             return leaf
         attributes = getattr(getattr(leaf, "func", leaf), "__dict__", {})
-        kept = {n: x for n, x in attributes.items() if isinstance(x, str) and n[:1] != "_"}
-        return Absent(reason, kept)
+        texts = {n: x for n, x in attributes.items() if isinstance(x, str) and n[:1] != "_"}
+        return Absent(reason, texts)
 
-    return jax.tree.map(replaced, value, is_leaf=_is_function)
+    return jax.tree.map(replace, value, is_leaf=_is_function)
 
 
-def _names(value: Any) -> str:
-    """Return the name of a function, or of the first one in `value`."""
+def _function_name(value: Any) -> str:
+    """Return the name of a function, or of the first function in `value`."""
     functions = [x for x in jax.tree.leaves(value, is_leaf=_is_function) if _is_function(x)]
-    first: Callable[..., Any] | Any = functions[0] if functions else value
-    first = getattr(first, "func", first)
-    return f"The function {getattr(first, '__qualname__', type(first).__qualname__)!r}"
+    function: Callable[..., Any] | Any = functions[0] if functions else value
+    function = getattr(function, "func", function)
+    return f"The function {getattr(function, '__qualname__', type(function).__qualname__)!r}"

@@ -11,15 +11,15 @@ T = TypeVar("T")
 def register_dataclass(cls: type[T]) -> type[T]:
     """Register a dataclass as a pytree; a decorator for kernels and their parts.
 
-    Fields are leaves, those declared with ``metadata={"static": True}`` structure. Unlike
-    `jax.tree_util.register_dataclass`, objects of two classes never have the same structure: JAX
-    0.10 compares the names of fields alone, so that a compiled function may run the program of
-    another class whose fields have the same names.
+    Fields are leaves, except for fields with ``metadata={"static": True}``, which are structure.
+    With `jax.tree_util.register_dataclass`, JAX 0.10 compares only the names of fields, so a
+    compiled function may run the program of another class with the same field names. Here objects
+    of different classes never have the same structure.
 
     Raises
     ------
     TypeError
-        If the class is no dataclass.
+        If the class is not a dataclass.
 
     Examples
     --------
@@ -32,10 +32,10 @@ def register_dataclass(cls: type[T]) -> type[T]:
     >>> jax.tree.map(lambda x: 2 * x, Scale(1.5))
     Scale(factor=3.0)
     """
-    known: bool = is_dataclass(cls)
-    if not known:
+    is_valid: bool = is_dataclass(cls)  # an annotation, so that mypy does not narrow `cls`
+    if not is_valid:
         raise TypeError(
-            f"register_dataclass takes a dataclass, and {cls.__name__} is none: write "
+            f"register_dataclass needs a dataclass, but {cls.__name__} is not: write "
             f"@dataclass(frozen=True) between @fedmcmc.register_dataclass and the class."
         )
     is_static = {f.name: bool(f.metadata.get("static", False)) for f in fields(cls) if f.init}  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What clients, servers and rounds hold and hand on: named fields, and almost no methods."""
+"""Values that clients, servers and rounds store and exchange: named fields and few methods."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, is_dataclass
@@ -22,14 +22,13 @@ LogDensity = Callable[..., Array]
 Number = float | Array | Callable[[Array], Array]
 """A float, a traced scalar, or an optax schedule of the communication round."""
 
-
 T = TypeVar("T", bound=Hashable)
 
 
 @register_static
 @dataclass(frozen=True)
 class Static(Generic[T]):
-    """A hashable value that is part of a kernel's structure, not of its numbers."""
+    """Hashable value in the structure of a kernel, not among its numbers."""
 
     value: T
 
@@ -37,7 +36,7 @@ class Static(Generic[T]):
 @register_dataclass
 @dataclass(frozen=True)
 class PerClient:
-    """One entry per client: leaves ``[num_clients, ...]``; a step reads its own with `of`."""
+    """One entry per client, leaves ``[num_clients, ...]``; `of` returns the entry of a client."""
 
     values: ArrayTree
 
@@ -49,24 +48,24 @@ class PerClient:
 @register_dataclass
 @dataclass(frozen=True)
 class Client:
-    """One client's rows, as a step sees them.
+    """Rows of one client, as a step sees them.
 
     Attributes
     ----------
     rows
-        The store of all rows, leaves ``[num_rows_in_store, ...]``; the client owns
-        ``[start, start + size)`` and reaches them through `fedmcmc.data.fold` and
-        `fedmcmc.data.gather` only.
+        Store of all rows, leaves ``[num_rows_in_store, ...]``. The client owns rows
+        ``[start, start + size)`` and reads them only through `fedmcmc.data.fold` and
+        `fedmcmc.data.gather`.
     start, size
-        ``[]`` int32.
+        ``[]`` int32, first row and number of rows.
     index
-        ``[]`` int32, the client's id.
+        ``[]`` int32, id of the client.
     share
-        ``[]``, size over the total size; sums to one over all clients.
+        ``[]``, size divided by the total size; shares sum to one over all clients.
     weight
-        ``[]``, one over the probability of taking part in a round; one where all take part.
+        ``[]``, one over the probability of taking part in a round; one if all clients take part.
     max_size
-        Static bound on `size`, the size of the largest client in the store.
+        Static bound on `size`: the size of the largest client in the store.
     """
 
     rows: ArrayTree
@@ -81,31 +80,24 @@ class Client:
 @register_dataclass
 @dataclass(frozen=True)
 class Sender:
-    """What a server knows of the client whose code it decodes.
-
-    Attributes
-    ----------
-    index
-        ``[]`` int32, the client's id.
-    weight
-        ``[]``, one over the probability of taking part in a round.
-    """
+    """Client whose code a server decodes; `index` and `weight` are the same as in `Client`."""
 
     index: Array
     weight: Array
 
 
 class Federation(NamedTuple):
-    """What a server knows of its clients before the first round.
+    """Facts about the clients that a server has before the first round.
 
     Attributes
     ----------
     num_clients, num_rows
-        Numbers of clients and of all their rows.
+        Number of clients, and number of all their rows.
     sizes
-        ``[num_clients]`` int32, rows of each client.
+        ``[num_clients]`` int32, number of rows per client.
     rows
-        Shapes and types of rows, leaves ``[anything, ...]``: their first axis means nothing.
+        Shapes and types of rows, leaves ``[anything, ...]``; the length of the first axis is
+        arbitrary.
     """
 
     num_clients: int
@@ -125,27 +117,28 @@ class Shapes:
         leaves, treedef = jax.tree.flatten(self.tree)
         return treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Shapes) and self._key() == other._key()
+    def __eq__(self, value: object) -> bool:
+        return isinstance(value, Shapes) and self._key() == value._key()
 
     def __hash__(self) -> int:
         return hash(self._key())
 
 
 class LatentSums(NamedTuple):
-    """What is known of many latents by sums of their statistics.
+    """Sums of statistics of many latents.
 
     Attributes
     ----------
     num_latents
-        ``[]``, how many there are.
+        ``[]``, number of latents.
     total
-        The sum of their statistics around the origin.
+        Sum of their statistics around the origin.
     origin
-        Near the latents: around zero, squares of what lies far from it would lose all digits.
+        Point near the latents. If latents are far from zero, squares around zero would lose all
+        digits.
     rounding
-        Shaped as `total`, up to which size its numbers may be wrong by rounding. A spread is no
-        smaller than that: parameters that follow one of zero never leave it again.
+        Bound on the rounding error of each number in `total`. A spread is never set below this
+        bound: parameters that depend on a spread of zero could never leave it again.
     """
 
     num_latents: Array
@@ -155,29 +148,30 @@ class LatentSums(NamedTuple):
 
 
 class Population(NamedTuple):
-    """The distribution of groups' latents given shared parameters, by sums of statistics.
+    """Distribution of groups' latents given shared parameters, as a function of sums of statistics.
 
     Attributes
     ----------
     statistics_fn
-        ``(latent, origin) -> statistics``, a pytree: of a normal latent its distance from the
-        origin and the square of that.
+        ``(latent, origin) -> statistics``, a pytree. For a normal latent: its difference from the
+        origin, and the square of the difference.
     logdensity_fn
-        ``(position, sums) -> []``, the sum of the log densities of all latents given the shared
-        position, from what `LatentSums` say of them, up to a constant.
+        ``(position, sums) -> []``, sum of the log densities of all latents given the shared
+        position, up to a constant, from `LatentSums`.
     draw_fn
-        ``(rng_key, position, sums) -> position`` with shared parameters drawn given all latents,
-        their prior included; ``None`` where a kernel is to find its own way. Parameters of rows it
-        leaves as they are.
+        ``(rng_key, position, sums) -> position`` with shared parameters drawn given all latents and
+        their prior; ``None`` if a kernel must sample them in another way. Parameters of the rows do
+        not change.
     origin_fn
-        ``position -> origin``, where latents are expected given the shared position; ``None`` where
-        statistics need no origin, which is ``()`` then.
+        ``position -> origin``, the expected place of latents given the shared position; ``None`` if
+        statistics need no origin, which is then ``()``.
     of_rows
-        Of each leaf of a position, whether rows depend on it, too, given the latents (a slope, a
-        residual sd); empty where they depend on none.
+        For each leaf of a position, true if rows also depend on it given the latents (a slope, a
+        residual sd); empty if rows depend on no leaf.
     transport_fn
-        ``(latent, position, other) -> latent``, as far from its mean at `other`, in units of the
-        spread there, as the given one is at `position`; for ``fed_gibbs(interweave=True)``.
+        ``(latent, position, new_position) -> latent``. The returned latent is as far from its mean
+        at `new_position`, in units of the spread, as the argument is at `position`. It serves
+        ``fed_gibbs(interweave=True)``.
     """
 
     statistics_fn: Callable[[ArrayTree, ArrayTree], ArrayTree]
@@ -189,7 +183,7 @@ class Population(NamedTuple):
 
 
 class ClientLatent(NamedTuple):
-    """The latent of a client itself, in a model that has latents of its groups besides.
+    """Latent of a client itself, in a model that also has latents of groups.
 
     Attributes
     ----------
@@ -200,7 +194,7 @@ class ClientLatent(NamedTuple):
     constrain_fn
         ``(position, latent)`` to the user's parameters of one client.
     prior_spread_fn
-        As that of `Local`, of how much the clients' latents differ.
+        See `Local`, for the spread of the clients' latents.
     """
 
     logprior_fn: Callable[[ArrayTree, ArrayTree], Array]
@@ -210,29 +204,29 @@ class ClientLatent(NamedTuple):
 
 
 class Local(NamedTuple):
-    """The part of a model that belongs to one group of rows, and never leaves their owner.
+    """Part of a model that belongs to one group of rows and never leaves the owner of the rows.
 
-    A group is a client or, where data tell groups, a part of one: a hospital's patients.
+    A group is a client, or a part of one if the data define groups, such as a hospital's patients.
 
     Attributes
     ----------
     logprior_fn
         ``(position, latent) -> []``, log density of one group's latent given the shared position.
     loglikelihood_fn
-        ``(position, latents, batch) -> [batch_size]``, one term per row. `latents` has one latent
-        per row, that of its group, leaves ``[batch_size, *event]``.
+        ``(position, latents, batch) -> [batch_size]``, one term per row. `latents` has leaves
+        ``[batch_size, *event]``, for each row the latent of its group.
     like
         Shapes of one group's latent, unconstrained.
     constrain_fn
         ``(position, latent)`` to the user's parameters of one group.
     population
-        What `fedmcmc.fed_gibbs` needs; ``None`` where latents have no sufficient statistic.
+        `Population` for `fedmcmc.fed_gibbs`; ``None`` if latents have no sufficient statistic.
     client
-        The latent of the client itself, if there is one. The position that all functions above take
-        is then a pair of the shared position and that latent.
+        Latent of the client itself, or ``None``. With it, all functions above take a pair of the
+        shared position and this latent as the position.
     prior_spread_fn
-        ``rng_key -> dict``, a draw from the prior of the shared parameters on which it depends how
-        much latents differ, in the user's space; ``None`` where that is not known.
+        ``rng_key -> dict``, a prior draw of the shared parameters that determine the spread of the
+        latents, in the user's space; ``None`` if these parameters are unknown.
     """
 
     logprior_fn: Callable[[ArrayTree, ArrayTree], Array]
@@ -245,38 +239,38 @@ class Local(NamedTuple):
 
 
 class ClientTerms:
-    """A log likelihood whose terms are not those of rows but of a client's groups.
+    """Log likelihood with one term per group of a client instead of one term per row.
 
-    It stands where a `Posterior` has its ``loglikelihood_fn``; what sums over rows sums over these
+    It replaces the ``loglikelihood_fn`` of a `Posterior`; sums over rows become sums over these
     terms. A subclass is a frozen dataclass registered as a pytree.
     """
 
     def terms(self, position: ArrayTree, client: Client) -> Array:
         """Return the log likelihood of each of the client's groups, ``[max_groups]``.
 
-        Zero of groups that the client does not have.
+        Groups that the client does not have are zero.
         """
         raise NotImplementedError
 
     def present(self, client: Client) -> Array:
-        """Return which groups the client has, ``[max_groups]`` bool."""
+        """Return a mask of the groups that the client has, ``[max_groups]`` bool."""
         raise NotImplementedError
 
     @property
     def passes(self) -> int:
-        """How many times its rows one evaluation reads, about."""
+        """Approximate number of passes over the client's rows per evaluation."""
         return 1
 
     def __call__(self, position: ArrayTree, batch: ArrayTree) -> Array:
-        """Refuse: there are no terms of rows."""
+        """Raise, because rows have no terms."""
         raise TypeError(
-            "This posterior has one term per group of rows, none per row: minibatches and what "
-            "else looks at single rows do not apply. Use all of a client's rows."
+            "This posterior has one term per group of rows and none per row, so minibatches and "
+            "other methods that read single rows are impossible. Use all of a client's rows."
         )
 
 
 class Posterior(NamedTuple):
-    """A model, split so that it can be federated.
+    """Model with separate log prior and log likelihood, so that it can be federated.
 
     Attributes
     ----------
@@ -289,12 +283,13 @@ class Posterior(NamedTuple):
     constrain_fn
         Unconstrained position to the user's parameters.
     init_fn
-        ``rng_key -> position``, a place to start from.
+        ``rng_key -> position``, a starting position.
     position_fn
-        Of a posterior in other coordinates, as from `fedmcmc.whiten`: sampled to user's position.
+        Sampled position to the user's position, for a posterior in other coordinates
+        (`fedmcmc.whiten`).
     local
-        Latents that each group of rows has of its own. Positions are then the shared part alone,
-        and `loglikelihood_fn` is ``None``: see `fedmcmc.marginal`.
+        Latents of each group of rows. Positions are then the shared part only, and
+        `loglikelihood_fn` is ``None``; see `fedmcmc.marginal`.
 
     Examples
     --------
@@ -317,26 +312,26 @@ class Posterior(NamedTuple):
 
     @property
     def observed(self) -> str:
-        """Names of what is observed, of a model that has names (`from_numpyro`); else empty."""
+        """Names of observed sites, if the model has names (`from_numpyro`); otherwise empty."""
         return str(self._fact("observed", ""))
 
     @property
     def improper(self) -> tuple[str, ...]:
-        """Names of sites whose prior is no density, such as a flat one (`from_numpyro`)."""
+        """Names of sites with an improper prior, such as a flat one (`from_numpyro`)."""
         return tuple(self._fact("improper", ()))
 
     @property
     def is_traced(self) -> bool:
-        """Whether `improper` is known, as it is of a NumPyro model."""
+        """True if `improper` is known, as for a NumPyro model."""
         return self._fact("improper", None) is not None
 
     @property
     def unmarked_local(self) -> tuple[str, ...]:
-        """Names of shared sites whose prior is that of a group's effect (`from_numpyro`)."""
+        """Names of shared sites that have the prior of a group's effect (`from_numpyro`)."""
         return tuple(self._fact("unmarked_local", ()))
 
     def _fact(self, name: str, default: Any) -> Any:
-        """Return what the model's builder noted on its prior; kernels and `whiten` wrap that."""
+        """Return an attribute that the model's builder set on the prior, also inside wrappers."""
         fn: Any = self.logprior_fn
         while fn is not None and not hasattr(fn, name):
             fn = getattr(fn, "func", getattr(fn, "fn", None))
@@ -344,56 +339,64 @@ class Posterior(NamedTuple):
 
     @property
     def why_no_resample(self) -> str:
-        """Reason why `from_numpyro` made no `resample_fn`, a clause; empty if none is known."""
+        """Clause with the reason why `from_numpyro` made no `resample_fn`; empty if unknown."""
         return getattr(getattr(self.logprior_fn, "func", self.logprior_fn), "why_no_resample", "")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return how to build it again, or raise `pickle.PicklingError` that names a function."""
+        """Return constructor and fields, or raise `pickle.PicklingError` that names a function."""
         for name, fn in zip(self._fields, self, strict=True):
             refuse_unstorable(fn, f"The posterior's {name}")
         return Posterior, tuple(self)
 
     def __copy__(self) -> "Posterior":
-        """Return the posterior itself, which nothing changes."""
+        """Return the posterior itself, which is immutable."""
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Posterior":
-        """Return the posterior itself, which nothing changes."""
+        """Return the posterior itself, which is immutable."""
         return self
 
     def __repr__(self) -> str:
-        """Return what the clients share, where the model says it, and which functions there are."""
-        named = "".join(f"{whose}: {sites}; " for whose, sites in self._sites().items())
-        return f"Posterior({named}{self._given()})"
+        """Return the names of sites, if the model has names, and the names of its functions."""
+        sites = "".join(f"{scope}: {names}; " for scope, names in self._sites().items())
+        return f"Posterior({sites}{self._field_names()})"
 
     def _repr_html_(self) -> str:
-        """Return the same for notebooks, as a table."""
-        return html_table("Posterior", {**self._sites(), "functions": self._given()})
+        """Return the representation for notebooks, as a table."""
+        return html_table("Posterior", {**self._sites(), "functions": self._field_names()})
 
     def _sites(self) -> dict[str, str]:
-        """Return what is shared and what is not, of a model whose sites have names."""
+        """Return descriptions of shared and local sites, if the model's sites have names."""
         functions = {
             "shared by all clients": self.logprior_fn,
             "one per client": self.local and self.local.client and self.local.client.logprior_fn,
             "one per group": self.local and self.local.logprior_fn,
         }
-        # `from_numpyro` leaves them.
-        named = {whose: getattr(fn, "sites", None) for whose, fn in functions.items()}
-        return {whose: sites for whose, sites in named.items() if sites is not None}
+        # `from_numpyro` sets the attribute.
+        sites = {scope: getattr(fn, "sites", None) for scope, fn in functions.items()}
+        return {scope: names for scope, names in sites.items() if names is not None}
 
-    def _given(self) -> str:
-        """Return which functions there are."""
+    def _field_names(self) -> str:
+        """Return the names of the fields that are set."""
         fields = zip(self._fields, self, strict=True)
         return ", ".join(name for name, fn in fields if fn is not None)
 
 
 class Broadcast(NamedTuple):
-    """All that goes down to a client.
+    """Values that a server sends to a client.
 
-    `round` is ``[]`` int32, `position` the chain's (or the approximation's) position, `extra`
-    whatever else a kernel family sends (a snapshot, a cavity). Within a round only, `shared` holds
-    what all clients draw alike from one common key, and `summed` what an earlier phase of the
-    round summed; between rounds both are ``()``.
+    Attributes
+    ----------
+    round
+        ``[]`` int32, number of the round.
+    position
+        Position of the chain or of the approximation.
+    extra
+        Other values of a kernel family, such as a snapshot or a cavity.
+    shared
+        Draws that all clients share, from one common key; ``()`` between rounds.
+    summed
+        Sum of an earlier phase of the round; ``()`` between rounds.
     """
 
     round: Array
@@ -404,10 +407,10 @@ class Broadcast(NamedTuple):
 
 
 class FederatedState(NamedTuple):
-    """The state of one chain.
+    """State of one chain.
 
-    `broadcast` goes down to every client, `server` stays on the server, `clients` has leaves
-    ``[num_clients, ...]`` and is ``()`` for kernels whose clients keep nothing.
+    `broadcast` is sent to every client, `server` stays at the server, and `clients` has leaves
+    ``[num_clients, ...]``, or is ``()`` for kernels whose clients have no state.
     """
 
     broadcast: Broadcast
@@ -416,14 +419,22 @@ class FederatedState(NamedTuple):
 
 
 class Cohort(NamedTuple):
-    """The clients computed in one round, and which of them take part.
+    """Clients that are computed in one round, and whether they take part.
 
-    `ids` is ``[cohort_size]`` int32, `weight` ``[cohort_size]`` one over the probability of
-    taking part, `active` ``[cohort_size]`` bool; the entries that are not active are computed
-    (shapes are static) but never summed. `late` ``[cohort_size]`` bool marks the clients whose
-    message of the kernel's own phase arrives one round late. `garbage` ``[cohort_size]`` is the
-    number that replaces all numbers of a message on its way, or zero for a message that arrives
-    unchanged. Both are ``()`` where no message can be late or broken.
+    Attributes
+    ----------
+    ids
+        ``[cohort_size]`` int32, ids of the clients.
+    weight
+        ``[cohort_size]``, one over the probability of taking part.
+    active
+        ``[cohort_size]`` bool; inactive entries are computed (shapes are static) but never summed.
+    late
+        ``[cohort_size]`` bool, true for clients whose message of the kernel's own phase arrives one
+        round late; ``()`` if no message can be late.
+    garbage
+        ``[cohort_size]``, number that replaces all numbers of a message on its way, or zero for an
+        intact message; ``()`` if no message can break.
     """
 
     ids: Array
@@ -434,9 +445,9 @@ class Cohort(NamedTuple):
 
 
 class Arrivals(NamedTuple):
-    """The two sums that a server makes of a cohort's messages where some arrive a round late.
+    """Sums of a cohort's messages that arrive now and of messages that arrive one round late.
 
-    Each has the structure of a message; the sum of the late ones waits for the next round.
+    Each has the structure of a message; the late sum waits for the next round.
     """
 
     now: ArrayTree
@@ -444,33 +455,42 @@ class Arrivals(NamedTuple):
 
 
 class Cached(NamedTuple):
-    """A part of a client's state that follows from what the server broadcast and the client's rows.
+    """Part of a client's state that the broadcast and the client's rows determine.
 
-    A simulation that computes silent clients too keeps it for them, so that it is computed once;
-    a client that was really absent computes the same when it comes back.
+    A simulation keeps it for clients that do not take part in a round, to compute it only once. A
+    real client computes the same value when it takes part again.
     """
 
     value: ArrayTree
 
 
 class Exact(NamedTuple):
-    """A part of a message that compressors leave alone.
+    """Part of a message that is sent without compression.
 
-    For a number that the server divides by: a code is unbiased for a sum, not for a quotient.
+    It is for numbers by which the server divides: a code is unbiased for a sum, not for a quotient.
     """
 
     value: ArrayTree
 
 
 class StepInfo(NamedTuple):
-    """What a client's step reports.
+    """Report of a client's step.
 
-    `bits` is ``[]`` int32, the size of the code; `gradient_norm` ``[]``, the root mean square
-    over the round's gradient calls; `local_positions` the client's iterates, leaves
-    ``[num_local_steps, ...]`` (or ``()``); `extra` anything else; `bits_down` ``[]`` int32, what
-    had to be sent to the client, where that is not the whole broadcast; `usable` ``[]`` bool, false
-    where what the client found was of no use and its message changes nothing (``()`` where that
-    cannot be).
+    Attributes
+    ----------
+    bits
+        ``[]`` int32, size of the code.
+    gradient_norm
+        ``[]``, root mean square over the round's gradient calls.
+    local_positions
+        Iterates of the client, leaves ``[num_local_steps, ...]``, or ``()``.
+    extra
+        Any other values.
+    bits_down
+        ``[]`` int32, size of the values sent to the client, if not the complete broadcast.
+    usable
+        ``[]`` bool, false if the client's result is unusable and its message changes nothing;
+        ``()`` if this cannot happen.
     """
 
     bits: Array
@@ -482,15 +502,15 @@ class StepInfo(NamedTuple):
 
 
 class Refined(NamedTuple):
-    """What a kernel that refines an approximation reports of a round.
+    """Round report of a kernel that refines an approximation.
 
     Attributes
     ----------
     proper
-        ``[]`` bool, whether the approximation is a proper density.
+        ``[]`` bool, true if the approximation is a proper density.
     shift
-        ``[]``, how far the round moved it: the largest change of a mean in its sds, or of the
-        logarithm of an sd; infinite where it is not proper, or was not.
+        ``[]``, size of the round's change: the largest change of a mean in its sds, or of the
+        logarithm of an sd; infinite if the approximation is or was not proper.
     """
 
     proper: Array
@@ -498,18 +518,18 @@ class Refined(NamedTuple):
 
 
 class Adjusted(NamedTuple):
-    """What a kernel that accepts or rejects proposals (Metropolis-Hastings) reports of a round.
+    """Round report of a kernel that accepts or rejects proposals (Metropolis-Hastings).
 
     Attributes
     ----------
     acceptance
-        ``[]``, the probability with which the last proposal that came to its end was accepted; one
-        before there was any. A round in which none does repeats it.
+        ``[]``, acceptance probability of the last complete proposal; one before the first. A round
+        without a complete proposal repeats it.
     whole
-        ``[]`` bool, whether every client's message came. If not, nothing changes, and the same is
-        asked again.
+        ``[]`` bool, true if the messages of all clients arrived. If false, nothing changes, and the
+        next round repeats the question.
     adapting
-        ``[]`` bool, whether settings still change, so that draws are not yet exact.
+        ``[]`` bool, true while settings still change, so that draws are not yet exact.
     """
 
     acceptance: Array
@@ -518,9 +538,9 @@ class Adjusted(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """How often clients take part in a round: mean and covariance, in closed form.
+    """Participation counts of the clients in a round: mean and covariance, in closed form.
 
-    A client's message is multiplied by `weight` times its count. The counts' covariance is
+    A client's message is multiplied by `weight` times its count. The covariance of the counts is
     ``diag(own) + sign * outer(common, common)``.
 
     Attributes
@@ -530,7 +550,7 @@ class Counts(NamedTuple):
     sign
         1 or -1.
     active
-        ``[num_clients]`` float64, how many messages it sends in a round on average.
+        ``[num_clients]`` float64, mean number of messages per round.
     """
 
     weight: Any
@@ -544,7 +564,7 @@ class Counts(NamedTuple):
 def as_functions(tree: ArrayTree) -> ArrayTree:
     """Wrap every plain function in `tree` as a `Partial`, so that the tree can enter `jax.jit`.
 
-    A wrapped function is compared by identity: pass the same function object to share a
+    Wrapped functions are compared by identity: pass the same function object to share a
     compilation.
 
     Raises
@@ -568,9 +588,9 @@ def as_functions(tree: ArrayTree) -> ArrayTree:
 
 @compiled(static_argnames=("num_axes",))
 def mapped(fn: Any, tree: ArrayTree, *, num_axes: int) -> ArrayTree:
-    """Return `fn` of every element along the first `num_axes` axes of a tree's leaves.
+    """Return `fn` of each element along the first `num_axes` axes of a tree's leaves.
 
-    Pass what `as_functions` returns, so that calls with one function share a compilation.
+    Pass the result of `as_functions`, so that calls with one function share a compilation.
     """
     for _ in range(num_axes):
         fn = jax.vmap(fn)

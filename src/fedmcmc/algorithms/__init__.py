@@ -1,7 +1,6 @@
-"""Published algorithms as compositions of blocks, one paper or family of papers per file.
+"""Published algorithms: compositions of kernels and transforms, one paper or family per file.
 
-There is no arithmetic here: what a composition needs and no block does is a block that is missing.
-It may import every room on lower floors, and kernels and transforms.
+Algorithms contain no arithmetic. They may import all lower layers, kernels and transforms.
 """
 
 from fedmcmc.algorithms._dg_sgld import dg_sgld as dg_sgld
@@ -20,7 +19,6 @@ from fedmcmc.algorithms._lsd import lsd as lsd
 from fedmcmc.algorithms._lsd import lsd_pp as lsd_pp
 from fedmcmc.algorithms._lsd import lsd_star as lsd_star
 from fedmcmc.algorithms._lsd import psgld as psgld
-from fedmcmc.algorithms._names import name_of as name_of
 from fedmcmc.algorithms._qlsd import qlsd as qlsd
 from fedmcmc.algorithms._qlsd import qlsd_pp as qlsd_pp
 from fedmcmc.algorithms._qlsd import qlsd_star as qlsd_star

@@ -1,4 +1,4 @@
-"""DG-SGLD, and DG-LMC where gradients are exact.
+"""DG-SGLD, and DG-LMC with exact gradients.
 
 Source: Plassier, Vono, Durmus and Moulines (2021), DG-LMC: a turn-key and scalable synchronous
 distributed MCMC algorithm via Langevin Monte Carlo within Gibbs. Their ``gamma_i`` is `step_size`,
@@ -20,36 +20,31 @@ def dg_sgld(
     temperature: Number = 1.0,
     replace: bool = True,
 ) -> FederatedKernel:
-    """Langevin within Gibbs: clients move copies of the position, the server averages and draws.
+    """Build DG-SGLD, Langevin within Gibbs: clients move copies of the position in every round.
 
-    Every client takes part in every round.
+    The server draws the next position given the average of the copies.
 
     Parameters
     ----------
     posterior
-        The model. The prior is split over the clients by their shares of the rows.
+        Model. The prior is split over the clients in proportion to their numbers of rows.
     step_size
-        Of the clients' Langevin steps: a number or schedule of the round, or ``[num_clients]``.
-        Steps are stable where ``step_size * (smoothness + 1 / tolerance) < 2``, with the
-        smoothness (largest curvature) of the client's own log density; the paper takes
+        Size of the clients' Langevin steps: a number, a schedule of the round, or
+        ``[num_clients]``. Steps are stable if ``step_size * (smoothness + 1 / tolerance) < 2``,
+        where the smoothness is the largest curvature of the client's log density. The paper uses
         ``tolerance / (2 * (tolerance * smoothness + 1))``.
     num_local_steps
-        Steps per round.
+        Number of steps per round.
     tolerance
-        Variance by which a client's copy may differ from the server's position: a number or
-        schedule of the round, or ``[num_clients]``.
-    batch_size
-        Rows per gradient, or below one the fraction of a client's rows; ``None`` for all of them,
-        which is DG-LMC.
-    temperature
-        Multiplies the variance of all noise.
-    replace
-        Whether minibatches are drawn with replacement.
+        Variance of a client's copy around the server's position: a number, a schedule of the round,
+        or ``[num_clients]``.
+    batch_size, temperature, replace
+        See `fedmcmc.lsd`. With ``batch_size=None`` this is DG-LMC.
 
     Notes
     -----
-    The law is not the posterior's even as the step size goes to zero: where the client's log
-    densities are quadratic with curvatures ``A_i``, the precision is then
+    The stationary distribution differs from the posterior even as the step size goes to zero. If
+    the clients' log densities are quadratic with curvatures ``A_i``, its precision is then
     ``sum_i inverse(inverse(A_i) + tolerance_i)`` instead of ``sum_i A_i``. A small tolerance needs
     a small step size.
 

@@ -3,11 +3,11 @@
 Sources: Deng, Zhang, Ma, Song, Zhang and Lin (2021), On convergence of federated averaging Langevin
 dynamics; Liang, Zhang, Deng, Song and Lin (2024), Bayesian federated learning with Hamiltonian
 Monte Carlo: algorithm and theory, Algorithms 1 to 3 and B.2. Their ``eta`` is the leapfrog
-`step_size`, ``K`` or ``L`` is `num_integration_steps`, ``T`` is `num_local_steps`; their losses
-``f_c`` are minus a client's log likelihood over its weight, minus the log prior.
+`step_size`, ``K`` or ``L`` is `num_integration_steps`, and ``T`` is `num_local_steps`. Their loss
+``f_c`` is minus the log likelihood of client ``c`` divided by its weight, minus the log prior.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 from jax import Array
 
@@ -20,7 +20,7 @@ from fedmcmc._types import (
     Participation,
     Posterior,
 )
-from fedmcmc.dynamics import Integrator, euler_maruyama, leapfrog, shared_momentum
+from fedmcmc.dynamics import euler_maruyama, leapfrog, shared_momentum
 from fedmcmc.gradients import for_batch_size, noisy, scaffold
 from fedmcmc.kernels import averaging
 from fedmcmc.pytrees import schedules
@@ -41,25 +41,26 @@ def fa_ld(
     replace: bool = True,
     metric: ArrayTree | None = None,
 ) -> FederatedKernel:
-    """Federated averaging Langevin dynamics: local Langevin steps, then a weighted average.
+    """Build FA-LD, federated averaging Langevin dynamics: local steps, then a weighted average.
 
     Parameters
     ----------
     posterior
-        The model.
+        Model.
     step_size
         Number or schedule of the round. A local step of client ``c`` is
-        ``position + step_size * gradient + sqrt(2 * step_size) * normal`` with the gradient of the
-        log prior plus one over the client's weight times that of its log likelihood.
+        ``position + step_size * gradient + sqrt(2 * step_size) * normal``. Its gradient is the
+        gradient of the log prior plus the gradient of the client's log likelihood divided by its
+        weight.
     num_local_steps
-        Steps between two communications, ``T``. Above one, clients that differ in curvature bias
-        the mean.
+        Number of steps between two communications, ``T``. With more than one, differences in
+        curvature between clients bias the mean.
     rho
         Correlation of the clients' noise, in [0, 1]; see `fedmcmc.shared_momentum`.
     batch_size, replace, metric
-        As in `fedmcmc.lsd`.
+        See `fedmcmc.lsd`.
     gradient_noise, control_variate, weights, participation, temperature
-        As in `fa_hmc`.
+        See `fa_hmc`.
 
     References
     ----------
@@ -67,26 +68,17 @@ def fa_ld(
 
     Examples
     --------
-    >>> import jax, jax.numpy as jnp
     >>> import fedmcmc
-    >>> posterior = fedmcmc.Posterior(
-    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
-    ... )
-    >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(5)])
+    >>> posterior = fedmcmc.Posterior(lambda theta: 0.0, lambda theta, x: -0.5 * (x - theta) ** 2)
     >>> kernel = fa_ld(posterior, step_size=0.01, num_local_steps=5, rho=0.5)
-    >>> samples = fedmcmc.sample(
-    ...     jax.random.key(0), kernel, data, 0.0, num_rounds=100, progress=False
-    ... )
-    >>> samples.draws.shape
-    (1, 100)
     """
-    return _averaged(
+    return averaging(
         posterior,
-        euler_maruyama(metric),
         _estimator(batch_size, replace, gradient_noise, control_variate, weights),
+        integrator=euler_maruyama(metric),
+        momentum=shared_momentum(rho),
         step_size=step_size,
         num_local_steps=num_local_steps,
-        rho=rho,
         weights=weights,
         participation=participation,
         temperature=temperature,
@@ -110,51 +102,52 @@ def fa_hmc(
     temperature: Number = 1.0,
     replace: bool = True,
 ) -> FederatedKernel:
-    """Federated averaging Hamiltonian Monte Carlo, without a Metropolis correction.
+    """Build FA-HMC, federated averaging Hamiltonian Monte Carlo without a Metropolis correction.
 
     Parameters
     ----------
     posterior
-        The model.
+        Model.
     step_size
-        Leapfrog step, ``eta``, a number or schedule of the round. It must stay below two over the
-        root of the largest curvature of any client's weighted loss (times the inverse mass matrix).
+        Leapfrog step, ``eta``: a number or schedule of the round. It must be smaller than two
+        divided by the square root of the largest curvature of any client's weighted loss ``f_c``
+        (times the inverse mass matrix).
     num_integration_steps
-        Leapfrog steps per trajectory, ``L``. With one, this is `fa_ld` at ``step_size ** 2 / 2``.
+        Number of leapfrog steps per trajectory, ``L``. One gives `fa_ld` at ``step_size ** 2 / 2``.
     num_local_steps
-        Trajectories between two communications, ``T``, each with a new momentum. Where clients
-        differ in curvature, more than one leapfrog step or trajectory biases the mean;
-        `fedmcmc.predict_bias` says by how much.
+        Number of trajectories between two communications, ``T``, each with a new momentum. If
+        clients differ in curvature, more than one leapfrog step or trajectory biases the mean;
+        `fedmcmc.predict_bias` computes the bias.
     rho
         Correlation of the clients' momenta, in [0, 1]; see `fedmcmc.shared_momentum`.
     batch_size, replace
-        As in `fedmcmc.lsd`.
+        See `fedmcmc.lsd`.
     gradient_noise
         Standard deviation of normal noise that is added to each coordinate of every gradient of a
-        client's weighted loss, also of a corrected one. The Python number zero adds none.
+        client's weighted loss, after any control variate. The Python number zero adds none.
     gradients
-        Whether the two half kicks between two drifts have stochastic gradients of their own or
-        share one; see `fedmcmc.leapfrog`.
+        ``"fresh"`` computes a new stochastic gradient for each half kick, ``"reuse"`` shares one
+        between the two half kicks of neighboring steps; see `fedmcmc.leapfrog`.
     control_variate
-        Whether clients move along gradients relative to those at the start of the round, plus the
-        mean of all clients' there (`fedmcmc.scaffold`); the mean of a Gaussian target is then exact
-        for any number of steps, at the price of one more phase per round. Everyone must take part.
+        If true, clients correct their gradients by the mean gradient at the start of the round
+        (`fedmcmc.scaffold`). The mean of a Gaussian target is then exact for any number of steps.
+        Each round has one more phase, and all clients must take part.
     inverse_mass_matrix
-        Shaped as the position for a diagonal, or ``[d, d]`` over the raveled position; the identity
-        by default.
+        Diagonal, shaped as the position, or ``[d, d]`` over the raveled position; the identity by
+        default.
     weights
-        ``[num_clients]``, positive, summing to one: the weights of the average, by default the
-        clients' shares of rows. The target is the posterior for all weights.
+        ``[num_clients]``, positive, summing to one: weights of the average, by default the clients'
+        shares of the rows. The target is the posterior for all weights.
     participation
-        Who takes part, everyone by default; see `fedmcmc.averaging`.
+        Participation rule, all clients by default; see `fedmcmc.averaging`.
     temperature
-        Multiplies the variance of the momenta.
+        Factor of the variance of the momenta.
 
     Notes
     -----
-    Mean and covariance on Gaussian targets after any number of rounds are in ``docs/laws.md``. An
-    average of local trajectories has no way back whose probability is known, so that no Metropolis
-    test makes these draws exact; `fedmcmc.hmc` has trajectories of the whole posterior.
+    ``docs/laws.md`` has the mean and covariance on Gaussian targets after any number of rounds. An
+    average of local trajectories has no reverse move of known probability, so no Metropolis test
+    can make these draws exact. `fedmcmc.hmc` simulates trajectories of the whole posterior.
 
     References
     ----------
@@ -176,15 +169,15 @@ def fa_hmc(
     ((2, 100), 64)
     """
     positive_integer(num_integration_steps, "num_integration_steps")
-    return _averaged(
+    return averaging(
         posterior,
-        leapfrog(
+        _estimator(batch_size, replace, gradient_noise, control_variate, weights),
+        integrator=leapfrog(
             num_integration_steps, gradients=gradients, inverse_mass_matrix=inverse_mass_matrix
         ),
-        _estimator(batch_size, replace, gradient_noise, control_variate, weights),
+        momentum=shared_momentum(rho),
         step_size=step_size,
         num_local_steps=num_local_steps,
-        rho=rho,
         weights=weights,
         participation=participation,
         temperature=temperature,
@@ -205,18 +198,5 @@ def _estimator(
         estimator = scaffold(estimator, shares=weights)
     if isinstance(gradient_noise, (int, float)) and gradient_noise == 0:
         return estimator
-    schedules.number(gradient_noise, "gradient_noise", minimum=0.0)  # raises with its own name
+    schedules.number(gradient_noise, "gradient_noise", minimum=0.0)  # raises with this name
     return noisy(estimator, gradient_noise, weighted=True, weights=weights)
-
-
-def _averaged(
-    posterior: Posterior,
-    integrator: Integrator,
-    estimator: GradientEstimator,
-    *,
-    rho: Number,
-    **settings: Any,
-) -> FederatedKernel:
-    return averaging(
-        posterior, estimator, integrator=integrator, momentum=shared_momentum(rho), **settings
-    )

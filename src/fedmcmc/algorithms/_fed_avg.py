@@ -1,4 +1,4 @@
-"""FedAvg with optimizers on both sides, and FedPA: optimization that corrects for local covariance.
+"""FedAvg with optimizers at clients and server, and FedPA, which corrects for local covariance.
 
 Sources: McMahan et al. (2017), Communication-efficient learning of deep networks from decentralized
 data; Reddi et al. (2021), Adaptive federated optimization; Al-Shedivat et al. (2021), Federated
@@ -29,49 +29,50 @@ def fed_avg(
     client_learning_rate: Number = 1.0,
     server_learning_rate: Number = 1.0,
 ) -> FederatedKernel:
-    """Federated averaging, with an optimizer at the clients and one at the server (FedOpt).
+    """Build federated averaging with an optimizer at the clients and one at the server (FedOpt).
 
-    A client of the cohort trains from the broadcast position and sends how far it came; the server
-    takes minus the mean, weighted by the clients' numbers of rows, for a gradient.
+    Each client of the cohort trains from the broadcast position and sends its displacement. The
+    server averages the displacements, weighted by numbers of rows, and uses minus the mean as a
+    gradient.
 
     Parameters
     ----------
     posterior
-        The model; a flat prior is the papers' case. A client minimizes minus the mean log
-        likelihood of its rows minus ``log prior / num_rows``, so that with one local step the
-        server descends minus the log posterior, over the number of all rows.
+        Model; the papers use a flat prior. A client minimizes minus the mean log likelihood of its
+        rows minus ``log prior / num_rows``. With one local step, the server therefore descends
+        minus the log posterior divided by the total number of rows.
     client_optimizer
-        As from optax; its state starts anew in every round, and a schedule in it counts local
+        Optimizer of optax. It is initialized again in each round, and its schedules count local
         steps.
     num_local_epochs, num_local_steps
-        Either passes over a client's rows per round, each in a new order, or steps on minibatches
-        drawn with replacement.
+        Number of passes over a client's rows per round, each in a new order, or number of steps on
+        minibatches drawn with replacement. Exactly one of them is required.
     batch_size
-        Rows per step, an integer; ``None`` for all of a client's. Where an epoch is not a multiple
-        of it, its last step takes the rows that are left.
+        Number of rows per step, an integer; ``None`` for all of a client's rows. The last step of
+        an epoch uses the remaining rows.
     server_optimizer
-        As from optax: ``optax.sgd(lr, momentum)``, ``optax.adagrad``, ``optax.adam``,
-        ``optax.yogi``. By default the server averages positions, ``optax.sgd(1.0)``.
+        Optimizer of optax, such as ``optax.adam``; the default ``optax.sgd(1.0)`` averages
+        positions.
     cohort_size
-        Clients per round, drawn uniformly without replacement; ``None`` for all.
+        Number of clients per round, drawn uniformly without replacement; ``None`` for all.
     participation
-        Any other rule, in place of `cohort_size`.
+        Any other participation rule, in place of `cohort_size`.
     client_learning_rate, server_learning_rate
-        Multiply what the optimizers return: numbers or schedules of the round. Another one needs
-        no new compilation, another optimizer does.
+        Factors of the optimizers' updates: numbers or schedules of the round. A new number compiles
+        nothing again, a new optimizer does.
 
     Returns
     -------
     FederatedKernel
-        Its draws are the server's position, a point estimate.
+        Kernel whose draws are the server's position, a point estimate.
 
     Notes
     -----
-    The large-batch SGD of the papers, where clients send gradients, is ``num_local_steps=1``.
-
-    On quadratics ``A_k`` with minima ``m_k``, full gradients and ``K`` plain steps of size ``lr``
-    the fixed point is ``(sum_k w_k M_k)^{-1} sum_k w_k M_k m_k`` with
-    ``M_k = I - (I - lr A_k)^K``, which is not the posterior mean where the ``A_k`` differ.
+    The large-batch SGD of the papers, where clients send gradients, is ``num_local_steps=1``. If
+    client ``k`` has a quadratic loss with curvature ``A_k`` and minimum ``m_k``, ``K`` plain steps
+    of size ``lr`` with full gradients have the fixed point
+    ``(sum_k w_k M_k)^{-1} sum_k w_k M_k m_k`` with ``M_k = I - (I - lr A_k)^K``. It differs from
+    the posterior mean if the ``A_k`` differ.
 
     References
     ----------
@@ -121,40 +122,40 @@ def fed_pa(
     client_learning_rate: Number = 1.0,
     server_learning_rate: Number = 1.0,
 ) -> FederatedKernel:
-    """Federated posterior averaging: pseudo-gradients of Gaussians fitted to local samples.
+    """Build federated posterior averaging: pseudo-gradients of Gaussians fitted to local samples.
 
-    A client's training is taken for sampling: after a burn-in, the average of the iterates of an
-    epoch (or of `num_local_steps` steps) is one sample of its local posterior. It sends
-    ``C^{-1} (theta - m)`` with the samples' mean ``m`` and shrunken covariance ``C``, see
-    `fedmcmc.posterior_delta`. With exact moments the fixed point is the posterior mean for
-    Gaussian likelihoods, where that of federated averaging is not.
+    A client treats its training as sampling. After a burn-in, the average of the iterates of each
+    epoch (or of `num_local_steps` steps) is one sample of its local posterior. The client sends
+    ``C^{-1} (theta - m)``, with the samples' mean ``m`` and shrunken covariance ``C``
+    (`fedmcmc.posterior_delta`). With exact moments and Gaussian likelihoods the fixed point is the
+    posterior mean.
 
     Parameters
     ----------
     posterior, client_optimizer, batch_size, server_optimizer, cohort_size, participation
-        As for `fedmcmc.fed_avg`.
+        See `fedmcmc.fed_avg`.
     shrinkage
-        The paper's ``rho``, at least zero; zero takes the identity for the covariance. Larger
-        values trust the samples' covariance more, and need more samples or smaller steps.
+        ``rho`` of the paper, at least zero; zero replaces the covariance by the identity. Larger
+        values give the sample covariance more weight, and need more samples or smaller steps.
     num_samples, num_burnin
-        Samples per round, and epochs (or windows) before the first.
+        Number of samples per round, and number of epochs (or windows) before the first sample.
     num_discarded
-        Epochs (or windows) between two samples that are not used, so that samples depend less on
-        each other.
+        Number of unused epochs (or windows) between two samples, which reduce their correlation.
     num_local_epochs
-        Epochs in all, by default as many as `num_burnin`, `num_samples` and `num_discarded` take;
-        if there are more, they are burn-in.
+        Total number of epochs, by default the number that the three arguments above require.
+        Additional epochs extend the burn-in.
     num_local_steps
-        In place of epochs, windows of so many steps on minibatches drawn with replacement.
+        Number of steps per window, on minibatches drawn with replacement; replaces epochs by
+        windows.
     client_learning_rate, server_learning_rate
-        As for `fedmcmc.fed_avg`.
+        See `fedmcmc.fed_avg`.
 
     Returns
     -------
     FederatedKernel
-        Its draws are the server's position, a point estimate. Its state fits `fedmcmc.fed_avg` of
-        the same server optimizer, with which the paper burns in:
-        ``sample(..., state=burnt_in.state)`` goes on from there.
+        Kernel whose draws are the server's position, a point estimate. It accepts the state of a
+        run of `fedmcmc.fed_avg` with the same server optimizer:
+        ``sample(..., state=burnt_in.state)``. The paper burns in this way.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""FedBE.
+"""FedBE, an ensemble of Bayesian models.
 
 Source: Chen and Chao (2021), FedBE: making Bayesian model ensemble applicable to federated
 learning.
@@ -30,55 +30,48 @@ def fed_be(
     distill: kernels.Distiller | None = None,
     replace: bool = True,
 ) -> FederatedKernel:
-    """Federated Bayesian model ensemble: a distribution fitted to the models of a federation.
+    """Build a federated Bayesian model ensemble (FedBE).
 
-    Clients train the broadcast model on their own rows, the server fits a distribution to what
-    comes back, and draws are members of that ensemble: average the predictions over them.
+    Clients train the broadcast model on their own rows, and the server fits a distribution to the
+    trained models. Draws are members of this ensemble, whose predictions are averaged.
 
     Parameters
     ----------
     posterior
-        The model; a flat prior is the paper's case. Clients minimize minus the mean log likelihood
-        of their rows minus ``log prior / num_rows``.
+        Model; the paper uses a flat prior. Clients minimize minus the mean log likelihood of their
+        rows minus ``log prior / num_rows``.
     client_optimizer
-        As from optax; its state starts anew in every round.
+        Optimizer of optax, which is initialized again in each round.
     num_local_steps
-        Steps of the optimizer per round.
+        Number of steps of the optimizer per round.
     ensemble
-        ``"gaussian"``: a normal distribution with mean and diagonal covariance of the clients'
-        models, weighted by their shares of the rows; every draw is a new member.
-        ``"dirichlet"``: `num_models` means of the clients' models with random weights, drawn anew
-        in every round, ``sum_i g_i p_i w_i / sum_i g_i p_i`` for shares ``p_i`` and a Dirichlet
-        vector ``g``; a draw is one of them.
-    batch_size
-        Rows per gradient, or below one the fraction of a client's rows; ``None`` for all of them.
+        ``"gaussian"`` fits a normal distribution with diagonal covariance to the clients' models,
+        weighted by their shares of the rows; each draw is a new member. ``"dirichlet"`` makes
+        `num_models` new means ``sum_i g_i p_i w_i / sum_i g_i p_i`` of the clients' models ``w_i``
+        per round, for shares ``p_i`` and a Dirichlet vector ``g``; a draw is one of these means.
+    batch_size, replace
+        See `fedmcmc.lsd`.
     learning_rate
-        Multiplies the optimizer's updates: a number, or a schedule of the round.
+        Factor of the optimizer's updates: a number, or a schedule of the round.
     concentration
-        Of the Dirichlet distribution, ``alpha``.
+        Parameter ``alpha`` of the Dirichlet distribution.
     num_models
-        Members of the Dirichlet ensemble; those given to `distill`, of either.
+        Number of members of the Dirichlet ensemble, and of the members passed to `distill`.
     participation
-        Everyone by default; means are over those who take part.
+        Participation rule, all clients by default; means are over the clients that take part.
     distill
-        ``(rng_key, mean, members) -> position``: the next round's start. The paper's last step is
-        `fedmcmc.distillation`, with unlabeled inputs of the server. By default the next round
-        starts at the weighted mean, as in federated averaging.
-    replace
-        Whether minibatches are drawn with replacement.
+        ``(rng_key, mean, members) -> position``, which computes the start of the next round. The
+        paper's last step is `fedmcmc.distillation`, with unlabeled inputs at the server. By default
+        the next round starts at the weighted mean, as in federated averaging.
 
     Notes
     -----
-    The server sees sums alone, so that the clients' own models, which the paper adds to the
-    ensemble, are not in it; and for a Dirichlet ensemble a client sends `num_models` weighted
-    models and one for the mean, ``(num_models + 1) * (d + 1)`` numbers. A Gaussian one takes
-    ``2 * d + 1``.
-
-    The authors' released code differs from their paper, which is followed here: it fits the
-    Gaussian tensor by tensor to updates of unit norm with equal weights and draws a tenth of the
-    spread, its Dirichlet weights leave the shares out, and it sharpens the averaged predictions.
-
-    For compressed messages see `fedmcmc.ensemble`.
+    The server receives only sums, so the ensemble does not contain the clients' own models, which
+    the paper adds. A client sends ``2 * d + 1`` numbers for a Gaussian ensemble and
+    ``(num_models + 1) * (d + 1)`` for a Dirichlet one. This function follows the paper; the
+    authors' code fits the Gaussian to updates of unit norm with equal weights and draws a tenth of
+    the spread, uses no shares in the Dirichlet weights, and sharpens the averaged predictions.
+    `fedmcmc.ensemble` supports compressed messages.
 
     References
     ----------

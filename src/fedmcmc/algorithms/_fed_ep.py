@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import optax
 
 DAMPING = 0.7
-"""Where nothing is chosen: at one a few rounds suffice for posteriors near a Gaussian."""
+"""Damping of `fed_ep` without settings: few rounds suffice for posteriors near a Gaussian."""
 
 
 def fed_ep(
@@ -35,72 +35,63 @@ def fed_ep(
     first_sites: Literal["constant", "expansion"] | None = None,
     max_norm: Number | None = None,
 ) -> FederatedKernel:
-    """Federated expectation propagation: each client keeps and refines a site.
+    """Build federated expectation propagation: each client keeps and refines a site.
 
     The approximation is the prior's factor times one Gaussian site per client. A client of the
-    cohort fits a Gaussian to its likelihood times its cavity (the approximation divided by the
-    client's own site). It sends the change of natural parameters from the approximation to that
-    fit. Server and client both apply the change, so the approximation stays the product of the
-    prior and the sites.
+    cohort divides the approximation by its own site (this is its cavity), fits a Gaussian to the
+    cavity times its likelihood, and sends the change of natural parameters. Server and client both
+    apply the change.
 
     Parameters
     ----------
     posterior
-        The model.
+        Model.
     inference
-        How a client fits: `fedmcmc.inference.importance`, `exact_gaussian`, `scaled_identity` (the
-        paper's I), `mcmc` (M), `laplace` (L) or `ngvi` (V). Without one, all defaults are for
-        models of up to 64 numbers: `importance`, a dense structure, damping 0.7, and expansions
-        for first sites, so that the run is to start at the mode; nothing is random then but draws,
-        and a few rounds come to rest (``until=fedmcmc.at_rest()``). With one, defaults are the
-        paper's: a diagonal structure, no damping, constants for first sites. A posterior with
-        latents of groups takes `fedmcmc.inference.mcmc_local`, which is random, and is its default.
+        Fit at a client: `fedmcmc.inference.importance`, `exact_gaussian`, `scaled_identity` (I in
+        the paper), `mcmc` (M), `laplace` (L), `ngvi` (V), or `mcmc_local` for latents of groups. If
+        it is ``None``, the defaults are for up to 64 parameters and a run that starts at the mode:
+        `importance` (or `mcmc_local`), a dense structure, damping 0.7, and expansions as first
+        sites. Otherwise the defaults are those in the paper: a diagonal structure, no damping, and
+        constant first sites.
     cohort_size
-        Clients per round, drawn uniformly without replacement; ``None`` for all.
+        Number of clients per round, drawn uniformly without replacement; ``None`` for all.
     damping
-        Multiplies changes, on both sides: a number or a schedule of the round. With many clients
-        at once, plain steps overshoot: the released code takes one over the cohort's size. It
-        multiplies what an optimizer returns; one that is not linear in what it is given (Adagrad,
-        Adam) is to be given the mean, ``optax.chain(optax.scale(1 / cohort_size), ...)``.
+        Factor of the changes on both sides, after any optimizer: a number or a schedule of the
+        round. With many clients per round plain steps overshoot; the authors' code uses one divided
+        by `cohort_size`. A nonlinear optimizer (Adagrad, Adam) needs the mean of the changes,
+        ``optax.chain(optax.scale(1 / cohort_size), ...)``.
     server_optimizer, client_optimizer
-        As from optax, along changes of natural parameters; plain steps by default. The
-        approximation is the product of the prior and the sites if both are the same and linear in
-        the changes (SGD with or without momentum). Otherwise the sums of their steps must agree in
-        the long run. A client that was absent first takes the steps that its momentum asks for in
-        the rounds that it missed; see `fedmcmc.natural`.
+        Optimizers of optax for changes of natural parameters; plain steps by default. If both are
+        the same and linear (SGD, also with momentum), the approximation remains the product of the
+        prior and the sites; see `fedmcmc.natural`.
     structure
-        Of the approximation and the sites.
+        Structure of the approximation and the sites.
     participation
         Any other rule without repeats, in place of `cohort_size`.
     prior
-        A `fedmcmc.Gaussian` for the prior; by default the server finds it from the log prior.
-        ``Gaussian.uniform(position)`` for a flat one, also where the posterior has another (whose
-        part a ``weight_decay`` of the clients then plays, as in the released code).
+        `fedmcmc.Gaussian` for the prior; by default the server computes it from the log prior.
+        ``Gaussian.uniform(position)`` is a flat prior.
     initial_precision
-        Precision per row of the first sites, about the first position; zero for constants.
+        Precision per row of the first sites, around the first position; zero for constants.
     first_sites
-        ``"constant"``, or ``"expansion"`` of the log likelihood at the first position, see
-        `fedmcmc.natural`.
+        ``"constant"``, or ``"expansion"`` of the log likelihood at the first position.
     max_norm
-        Longer changes are scaled down to this Euclidean norm; see `fedmcmc.natural`.
+        Largest Euclidean norm of a change; longer changes are scaled down.
 
     Returns
     -------
     FederatedKernel
-        Draws are from the approximation, ``state.broadcast.position`` is its mean (the point
-        estimate), ``state.server.approximation.gaussian`` the `Gaussian`, and
-        ``state.clients.site`` the sites, which serve as surrogates of `fedmcmc.fsgld` as they are.
-        In ``samples.state`` all of them have a leading chain axis.
+        Kernel whose draws are from the approximation. ``state.broadcast.position`` is its mean,
+        ``state.server.approximation.gaussian`` the `Gaussian`, and ``state.clients.site`` the
+        sites, which `fedmcmc.fsgld` accepts as surrogates. In ``samples.state`` they have a leading
+        chain axis.
 
     Notes
     -----
-    A client whose fit is not proper changes nothing (``samples.info["num_lost"]`` counts them). If
-    the product of all sites is not proper, position and draws stay those of the last proper one,
-    which is also the clients' cavity until the product is proper again; see `fedmcmc.natural`.
-
-    For Gaussian likelihoods: with dense sites, constants to begin with and all clients, one round
-    gives the posterior; with diagonal sites (moments matched) or a scaled identity the mean is
-    exact wherever a run comes to rest.
+    A client whose fit is not proper changes nothing; ``samples.info["num_lost"]`` counts such fits.
+    If the product of the sites is not proper, position and draws stay at the last proper product.
+    For Gaussian likelihoods one round of all clients with dense sites, constant at first, gives the
+    posterior. With diagonal or scaled-identity sites the mean at a fixed point is exact.
 
     References
     ----------
@@ -122,21 +113,22 @@ def fed_ep(
     (0.375, 8.0)
     """
     expect(posterior, Posterior, "posterior")
-    plain = inference is not None
+    as_in_paper = inference is not None
+    default_sites: Literal["constant", "expansion"] = "constant" if as_in_paper else "expansion"
     if inference is None:
         inference = importance() if posterior.local is None else mcmc_local()
     return natural(
         posterior,
         inference,
         cavity="site",
-        structure=("diagonal" if plain else "dense") if structure is None else structure,
-        damping=(1.0 if plain else DAMPING) if damping is None else damping,
+        structure=("diagonal" if as_in_paper else "dense") if structure is None else structure,
+        damping=(1.0 if as_in_paper else DAMPING) if damping is None else damping,
         server_optimizer=server_optimizer,
         client_optimizer=client_optimizer,
         participation=cohorts_of(cohort_size, participation),
         prior=prior,
         initial_precision=initial_precision,
-        first_sites=("constant" if plain else "expansion") if first_sites is None else first_sites,
+        first_sites=default_sites if first_sites is None else first_sites,
         max_norm=max_norm,
     )
 
@@ -155,35 +147,35 @@ def fed_sep(
     initial_precision: Number = 0.0,
     max_norm: Number | None = None,
 ) -> FederatedKernel:
-    """Federated stochastic expectation propagation: clients keep nothing.
+    """Build federated stochastic expectation propagation, whose clients keep nothing.
 
-    As `fedmcmc.fed_ep`, but all clients share one average site, which follows from what the server
-    knows. The server adds the changes of the clients that take part, as in Algorithm 3: a change
-    replaces one of the average sites by the client's. If clients take part with different
-    probabilities, a change counts the mean probability over the client's own.
+    All clients share one average site, which the server derives from its own state. It adds the
+    changes of the clients that take part (Algorithm 3). If participation probabilities differ, a
+    change is multiplied by the mean probability divided by the client's own.
 
     Parameters
     ----------
     posterior, inference, cohort_size, server_optimizer, structure
-        As for `fedmcmc.fed_ep`.
+        See `fedmcmc.fed_ep`.
     damping
-        Likewise. The released code moves along the mean of the cohort's changes, which is a damping
-        of one over the cohort's size, times the server optimizer's step. A damping of the number of
-        clients over the cohort's size lets a cohort stand for all clients; the approximation then
-        forgets all but the last cohort.
+        Factor of the changes. The authors' code moves along the cohort's mean change, which is a
+        damping of one over the cohort's size, times the server optimizer's step. A damping of
+        ``num_clients / cohort_size`` makes a cohort represent all clients, and the approximation
+        then depends on the last cohort only.
     cavity
-        ``"average"``, the paper's: the approximation over ``(q / prior)^(1 / num_clients)``.
-        ``"power"``: the same with the client's share of the rows for the power; with a flat prior
-        that of the released code, the power ``1 - share`` of the approximation.
+        ``"average"``, as in the paper: the approximation divided by
+        ``(q / prior)^(1 / num_clients)``. ``"power"`` uses the client's share of the rows as the
+        power. With a flat prior this is the cavity in the authors' code, the approximation to the
+        power ``1 - share``.
     participation, prior, initial_precision, max_norm
         See `fedmcmc.natural`.
 
     Notes
     -----
-    With dense sites, Gaussian likelihoods and all clients one round gives the posterior, from any
-    start. With cohorts the approximation varies from round to round about the posterior, by less if
-    `damping` is small. With diagonal sites or a scaled identity the mean at rest is biased, unless
-    clients agree; `fedmcmc.fed_ep` has no such bias, at the price of one site per client.
+    For Gaussian likelihoods one round of all clients with dense sites gives the posterior from any
+    start. With cohorts the approximation varies around the posterior, less so with a small
+    `damping`. With diagonal or scaled-identity sites the mean at a fixed point is biased unless
+    clients agree. `fedmcmc.fed_ep` has no such bias, but stores one site per client.
 
     References
     ----------
@@ -219,18 +211,17 @@ def adf(
     initial_precision: Number = 0.0,
     max_norm: Number | None = None,
 ) -> FederatedKernel:
-    """Assumed density filtering: the approximation itself is the cavity.
+    """Build assumed density filtering, where the approximation itself is the cavity.
 
-    A client multiplies its likelihood into the approximation each time that it takes part. One
-    round of all clients counts each row once. More rounds count rows again, so that the
-    approximation becomes too narrow: a run of more than one pass over the clients warns. Cohorts
-    are drawn anew in each round, so within a pass some clients are drawn twice and others not at
-    all.
+    A client multiplies the approximation by its likelihood each time that it takes part. One round
+    of all clients counts each row once. Further rounds count rows again and make the approximation
+    too narrow, so a run of more than one pass over the clients warns. Cohorts are drawn again in
+    each round, so within a pass a client may take part twice or not at all.
 
     Parameters
     ----------
     posterior, inference, cohort_size, damping, server_optimizer, structure
-        As for `fedmcmc.fed_ep`.
+        See `fedmcmc.fed_ep`.
     participation, prior, initial_precision, max_norm
         See `fedmcmc.natural`.
 

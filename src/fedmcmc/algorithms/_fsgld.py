@@ -28,39 +28,26 @@ def sgld(
     replace: bool = True,
     metric: ArrayTree | None = None,
 ) -> FederatedKernel:
-    """Stochastic gradient Langevin dynamics on all rows, pooled as one client's.
+    """Build stochastic gradient Langevin dynamics on all rows, pooled as the rows of one client.
 
-    The centralized reference: one round is one step.
+    This is the centralized reference: one round is one step.
 
     Parameters
     ----------
     posterior
-        The model.
+        Model.
     step_size
-        Number or schedule of the round; ``h / 2`` of Welling and Teh (2011), eq. 4.
+        Number or schedule of the round; ``h / 2`` in Welling and Teh (2011), eq. 4.
     batch_size
-        Rows per gradient, ``None`` for all.
-    temperature
-        Multiplies the variance of the noise.
-    replace
-        Whether minibatches are drawn with replacement.
-    metric
-        As in `fedmcmc.lsd`.
+        Number of rows per gradient; ``None`` for all.
+    temperature, replace, metric
+        See `fedmcmc.lsd`.
 
     Examples
     --------
-    >>> import jax, jax.numpy as jnp
     >>> import fedmcmc
-    >>> posterior = fedmcmc.Posterior(
-    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
-    ... )
-    >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(5)])
+    >>> posterior = fedmcmc.Posterior(lambda theta: 0.0, lambda theta, x: -0.5 * (x - theta) ** 2)
     >>> kernel = sgld(posterior, step_size=0.05)
-    >>> samples = fedmcmc.sample(
-    ...     jax.random.key(0), kernel, data, 0.0, num_rounds=10, progress=False
-    ... )
-    >>> samples.draws.shape
-    (1, 10)
     """
     return relay(
         posterior,
@@ -83,30 +70,24 @@ def dsgld(
     replace: bool = True,
     metric: ArrayTree | None = None,
 ) -> FederatedKernel:
-    """Distributed SGLD: a chain visits clients at random and takes local steps at each.
+    """Build distributed SGLD: a chain visits random clients and takes local steps at each.
 
     Parameters
     ----------
     posterior
-        The model.
+        Model.
     step_size
-        Number or schedule of the round; ``h / 2`` of the papers.
+        Number or schedule of the round; ``h / 2`` in the papers.
     num_local_steps
-        Local updates per visit, ``T``: one number, or one per client, for clients that are not
-        equally fast. As ``T`` grows, the law moves away from the posterior, towards a mixture of
-        the clients' tempered posteriors, which are proportional to ``prior * likelihood_s ** (1 /
-        probabilities[s])``. Where numbers differ, the client's share of all steps stands for its
-        probability, ``probabilities[s] * T[s]`` over their sum.
-    batch_size
-        Rows per gradient, or below one the fraction of a client's rows; ``None`` for all of them.
+        Number of local steps per visit, ``T``: one number, or one per client if clients differ in
+        speed. With growing ``T``, the stationary distribution moves from the posterior to a mixture
+        of the clients' tempered posteriors, ``prior * likelihood_s ** (1 / probabilities[s])``. If
+        the numbers differ, the client's share of all steps replaces its probability:
+        ``probabilities[s] * T[s]`` divided by the sum over clients.
     probabilities
-        ``[num_clients]``, how often each client is visited; uniform by default.
-    temperature
-        Multiplies the variance of the noise.
-    replace
-        Whether minibatches are drawn with replacement.
-    metric
-        As in `fedmcmc.lsd`.
+        ``[num_clients]``, probability of visiting each client; uniform by default.
+    batch_size, temperature, replace, metric
+        See `fedmcmc.lsd`.
 
     References
     ----------
@@ -139,45 +120,41 @@ def fsgld(
     refresh_every: int | None = None,
     refresh_until: int | Array | None = None,
 ) -> FederatedKernel:
-    """Federated SGLD: `dsgld` with conducive gradients.
+    """Build federated SGLD: `dsgld` with conducive gradients.
 
     Parameters
     ----------
     posterior
-        The model.
+        Model.
     surrogates
-        One `Gaussian` per client for its likelihood, leaves ``[num_clients, ...]``; see
-        `fedmcmc.surrogates`.
+        One `Gaussian` per client that approximates its likelihood, leaves ``[num_clients, ...]``;
+        see `fedmcmc.surrogates`.
     step_size, num_local_steps, batch_size, probabilities, temperature, replace, metric
-        As in `dsgld`.
+        See `dsgld`.
     alpha
-        Strength of the conducive gradients (Remark 1), number or schedule of the round.
+        Strength of the conducive gradients (Remark 1), a number or schedule of the round.
     refresh_every
-        Rounds between refreshes of the surrogates at the chain's present place, an integer; by
-        default they stay as given. In its first visit after each round that is a multiple, a
-        client replaces its surrogate by the expansion of its log likelihood to second order at the
-        position at which the visit begins, dense or diagonal as the first ones, and sends the
-        change; where it is not finite the old one stays. From the next round on it is in use.
+        Number of rounds between refreshes of the surrogates, an integer; by default they stay
+        fixed. In its first visit after each multiple, a client replaces its surrogate by the
+        second-order expansion of its log likelihood at the start of the visit, dense or diagonal as
+        before. The new surrogate is used from the next round on. If it is not finite, the client
+        keeps the old one.
     refresh_until
-        The round from which on nobody refits; by default everyone always does.
+        First round without refreshes; by default refreshes never stop.
 
     Notes
     -----
-    With exact surrogates and full gradients every client has the same drift, that of the
-    posterior. The law is then that of plain Langevin dynamics for any `num_local_steps`.
-    Minibatches add noise to every local step, which surrogates do not remove: they correct the
-    mean of an estimate, not its variance. The stationary mean and covariance on Gaussian targets,
-    minibatch noise included, are in ``docs/laws.md``.
+    With exact surrogates and full gradients, the drift at every client is the drift of the
+    posterior, and draws have the distribution of plain Langevin dynamics for any `num_local_steps`.
+    Minibatches add noise to each local step. Surrogates correct the mean of an estimate but do not
+    remove its variance. ``docs/laws.md`` has the stationary mean and covariance on Gaussian
+    targets, with minibatch noise.
 
-    With `refresh_every`, a round has the law of FSGLD with the surrogates that are in use when it
-    begins: corrections sum to zero over the clients in every round, so that small steps sample the
-    posterior as without. What is lost: surrogates follow from where the chain has been, so the
-    positions alone are no Markov chain, and the stationary law at a finite step is known only where
-    expansions are the same everywhere (Gaussian likelihoods). Set `refresh_until` to the number of
-    rounds of burn-in, and all that is kept is FSGLD with surrogates that stay. A refresh takes a
-    Hessian of the visited client's rows, ``d`` products with a vector, and every message is longer
-    by the natural parameters, which are zero where nothing is due; broadcasts hold the product of
-    the surrogates.
+    Refreshed corrections also sum to zero over the clients, so small steps still sample the
+    posterior. At a finite step size, the stationary distribution is then known for Gaussian
+    likelihoods only; set `refresh_until` to the number of burn-in rounds to draw with fixed
+    surrogates. A refresh computes a Hessian of the client's rows (``d`` products with a vector),
+    and each message grows by the natural parameters.
 
     References
     ----------
@@ -217,7 +194,7 @@ def fsgld(
             metric=metric,
         )
     if refresh_until is not None:
-        raise ValueError("refresh_until goes with refresh_every.")
+        raise ValueError("refresh_until needs refresh_every.")
     return relay(
         posterior,
         conducive(for_batch_size(batch_size, replace=replace), surrogates, alpha, shares=shares),
@@ -230,13 +207,15 @@ def fsgld(
 
 
 def _shares(surrogates: Gaussian, probabilities: Any, num_local_steps: Any) -> Array:
-    """Return each client's share of visits, or of all steps where visits differ in length."""
+    """Return each client's share of visits, or of all steps if visits differ in length."""
     num = surrogates.num_clients
     shares = jnp.full(num, 1 / num) if probabilities is None else probabilities
     if not np.ndim(num_local_steps):
         return shares
     steps = integers_per_client(num_local_steps, "num_local_steps")
     if len(steps) != num:
-        raise ValueError(f"num_local_steps must be one number per client, {num}, got {len(steps)}.")
-    own = jnp.asarray(shares) * jnp.asarray(steps)
-    return own / jnp.sum(own)
+        raise ValueError(
+            f"num_local_steps must have one number for each of {num} clients, got {len(steps)}."
+        )
+    num_steps = jnp.asarray(shares) * jnp.asarray(steps)
+    return num_steps / jnp.sum(num_steps)

@@ -1,7 +1,7 @@
-"""LSD, LSD* and LSD++, and preconditioned SGLD: one step per round along the sum of gradients.
+"""LSD, LSD*, LSD++ and preconditioned SGLD: one step per round along the sum of gradients.
 
 Source: Vono, Plassier, Durmus, Dieuleveut and Moulines (2022), QLSD: Quantised Langevin stochastic
-dynamics for Bayesian federated learning. Their ``gamma`` is `step_size`, their potentials are
+dynamics for Bayesian federated learning. Their ``gamma`` is `step_size`, and their potentials are
 minus our log densities. `fedmcmc.algorithms.qlsd` compresses the messages.
 """
 
@@ -30,53 +30,58 @@ def lsd(
     prior: Prior = "server",
     replace: bool = True,
     metric: ArrayTree | None = None,
+    noise: Literal["server", "clients"] = "server",
     refresh: Refresh | None = None,
     order: Order = "refresh_first",
     num_draws: int = 1,
 ) -> FederatedKernel:
-    """Langevin stochastic dynamics: each round, one step along the sum of the clients' gradients.
+    """Build Langevin stochastic dynamics: one step per round along the clients' summed gradients.
 
     Parameters
     ----------
     posterior
-        The model.
+        Model.
     step_size
         Number or schedule of the round.
     batch_size
-        Rows per gradient, or below one the fraction of a client's rows; ``None`` for all of them.
+        Number of rows per gradient, or a fraction of a client's rows if below one; ``None`` for
+        all.
     participation
-        Who sends a gradient, everyone by default; see `bernoulli` (weights ``1 / p``, or
-        ``b / |A|``) and `uniform` (weights ``b / a``).
+        Rule for the clients that send a gradient, all by default; see `bernoulli` (weights
+        ``1 / p``, or ``b / |A|``) and `uniform` (weights ``b / a``).
     temperature
-        Multiplies the variance of the noise.
+        Factor of the variance of the noise.
     prior
-        Whether the server adds the prior's gradient, or each client its share of it.
+        ``"server"`` adds the prior's gradient at the server, ``"split"`` a share of it at each
+        client.
     replace
-        Whether minibatches are drawn with replacement.
+        If true, minibatches are drawn with replacement.
     metric
-        ``B = C C'``: a step is ``position + step_size * B gradient + sqrt(2 * step_size *
-        temperature) * C normal``, the plain step in coordinates ``inverse(C) position``. Shaped as
-        the position for a diagonal, or ``[d, d]`` over the raveled position; the identity by
-        default. The posterior's covariance makes all directions alike (`fedmcmc.whiten`).
-
+        ``B = C C'``: a step is
+        ``position + step_size * B gradient + sqrt(2 * step_size * temperature) * C normal``, the
+        plain step in coordinates ``inverse(C) position``. It is a diagonal, shaped as the position,
+        or ``[d, d]`` over the raveled position; the identity by default. The posterior's covariance
+        gives all directions the same scale (`fedmcmc.whiten`).
+    noise
+        ``"server"`` draws a step's noise at the server, ``"clients"`` a share of it at each client;
+        see `fedmcmc.langevin`.
     refresh
-        Of a posterior with latents of groups (`docs/hierarchies.md`): how a client moves those of
-        its own in each round, as `fedmcmc.hierarchy.independence`. Gradients are then those at the
-        latents, which stay at their client. Of the marginal posterior, whose Langevin step is
-        ``lsd(marginal(posterior))``, that is a noisy gradient: the covariance is larger by
-        ``step_size * W / (2 * num_draws)`` times itself, about, ``W`` the precision that not
-        knowing the latents takes from the position.
+        Move of a client's latents in each round, if the posterior has latents of groups
+        (`docs/hierarchies.md`), such as `fedmcmc.hierarchy.independence`. Gradients are then
+        computed at these latents, which stay at their client. They are noisy gradients of the
+        marginal posterior: compared with ``lsd(marginal(posterior))``, the covariance grows by
+        about ``step_size * W / (2 * num_draws)`` times itself, where ``W`` is the precision of the
+        position that is lost because the latents are unknown.
     order
-        With `refresh`: whether the gradient is taken at the latents after their move
-        (``"refresh_first"``) or before it (``"gradient_first"``).
+        ``"refresh_first"`` moves the latents before the gradient, ``"gradient_first"`` after it.
     num_draws
-        With `refresh`: moves per round, whose gradients are averaged.
+        Number of moves of the latents per round, whose gradients are averaged.
 
     Raises
     ------
     ValueError
-        On settings out of range; where the posterior has latents and there is no `refresh`, or the
-        other way around; with `refresh` on `batch_size`, `temperature` and ``prior="split"``.
+        If a setting is out of range, if only one of latents and `refresh` is present, or if
+        `refresh` is combined with `batch_size`, `temperature`, `noise` or ``prior="split"``.
 
     References
     ----------
@@ -98,10 +103,11 @@ def lsd(
     (1, 100)
     """
     if refresh is not None:
-        if batch_size is not None or temperature != 1.0 or prior != "server":
+        is_plain = batch_size is None and temperature == 1.0
+        if not is_plain or prior != "server" or noise != "server":
             raise ValueError(
                 "With refresh= a client uses all rows of its groups at temperature one, and the "
-                "server adds the prior: leave out batch_size, temperature and prior."
+                "server adds prior and noise: leave out batch_size, temperature, prior, noise."
             )
         return joint(
             posterior,
@@ -113,7 +119,7 @@ def lsd(
             metric=metric,
         )
     if order != "refresh_first" or num_draws != 1:
-        raise ValueError("order and num_draws are of latents: give refresh=, too.")
+        raise ValueError("order and num_draws are settings for latents, which need refresh=.")
     return langevin(
         posterior,
         for_batch_size(batch_size, replace=replace),
@@ -122,6 +128,7 @@ def lsd(
         participation=participation,
         prior=prior,
         metric=metric,
+        noise=noise,
     )
 
 
@@ -137,19 +144,19 @@ def lsd_star(
     replace: bool = True,
     metric: ArrayTree | None = None,
 ) -> FederatedKernel:
-    """`lsd` with each gradient relative to the one at `centre`, with the same rows at both.
+    """Build `lsd` with each gradient relative to the gradient of the same rows at `centre`.
 
     Parameters
     ----------
     posterior
-        The model.
+        Model.
     centre
-        Shaped as the position: the mode, ``theta*``, as from `fedmcmc.surrogates.mode`. There,
-        messages are zero and so is all noise but Langevin's own. Any other center gives the right
-        drift too (the server adds the gradient of the log posterior at the center, known from one
-        pass before the first round), only with more noise.
+        Position, best the mode ``theta*`` (`fedmcmc.surrogates.mode`): messages are zero there, and
+        only the Langevin noise remains. Any other center gives the correct drift with more noise.
+        The server adds the gradient of the log posterior at the center, which takes one pass over
+        all rows before the first round.
     step_size, batch_size, participation, temperature, prior, replace, metric
-        As in `lsd`.
+        See `lsd`.
 
     References
     ----------
@@ -185,17 +192,17 @@ def lsd_pp(
     replace: bool = True,
     metric: ArrayTree | None = None,
 ) -> FederatedKernel:
-    """`lsd` with variance-reduced minibatches (SVRG).
+    """Build `lsd` with variance-reduced minibatches (SVRG).
 
     Parameters
     ----------
     posterior
-        The model.
+        Model.
     refresh_every
-        Rounds between snapshots, ``l``. A client passes over all its rows in the first round after
-        a snapshot in which it takes part, and in no other.
+        Number of rounds between snapshots, ``l``. A client reads all its rows only in the first
+        round after a snapshot in which it takes part.
     step_size, batch_size, participation, temperature, prior, replace, metric
-        As in `lsd`.
+        See `lsd`.
 
     References
     ----------
@@ -229,24 +236,27 @@ def psgld(
     temperature: Number = 1.0,
     replace: bool = True,
 ) -> FederatedKernel:
-    """Preconditioned SGLD on all rows, pooled as one client's: a centralized reference.
+    """Build preconditioned SGLD on all rows, pooled as the rows of one client.
+
+    This is a centralized reference.
 
     Parameters
     ----------
     posterior
-        The model.
+        Model.
     step_size
-        Number or schedule of the round: the authors' learning rate ``lr``, for a gradient that is
-        a sum over rows.
+        Number or schedule of the round: the authors' learning rate ``lr`` for a gradient that is a
+        sum over rows.
     decay, damping, num_noiseless
-        As in `fedmcmc.preconditioners.rms`.
+        See `fedmcmc.preconditioners.rms`.
     batch_size, temperature, replace
-        As in `lsd`.
+        See `lsd`.
 
     Notes
     -----
-    The curvature term of Li et al. (2016) is omitted, as in the baseline of Vono et al. (2022):
-    the law is not the posterior's even as the step size goes to zero, unless `decay` goes to one.
+    The curvature term in Li et al. (2016) is omitted, which follows the baseline in Vono et al.
+    (2022). The stationary distribution differs from the posterior even as the step size goes to
+    zero, unless `decay` goes to one.
 
     References
     ----------

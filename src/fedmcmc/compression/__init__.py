@@ -18,6 +18,7 @@ from fedmcmc.compression._identity import identity as identity
 from fedmcmc.compression._memory import Memory as Memory
 from fedmcmc.compression._memory import memory as memory
 from fedmcmc.compression._per_client import per_client as per_client
+from fedmcmc.compression._quantize import Quantize as Quantize
 from fedmcmc.compression._quantize import quantize as quantize
 from fedmcmc.compression._sparsify import sparsify as sparsify
 from fedmcmc.compression._top_k import top_k as top_k

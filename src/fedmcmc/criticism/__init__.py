@@ -1,20 +1,19 @@
-"""Criticism of a fitted model: what it predicts, and which client does not fit, as sums.
+"""Criticism checks a model against data; `fedmcmc.diagnostics` checks draws against a posterior.
 
-Every question here is one exchange in which clients send sums over their rows, or none: rows,
-numbers per row and replicated rows never leave a client. The room imports `exact/` and every room
-on lower floors; what asks sees a consortium, and never rows.
+Clients send sums over their rows, or nothing. Rows, numbers per row and replicated rows never leave
+a client.
 
-================== ============================================== =================
-function           asks                                           exchanges
-================== ============================================== =================
-`loo`              how well is each row predicted from all others one
-`compare`          which of several models does that better       one
-`predictive_check` do replicated outcomes look like the observed  one
-`prior_predictive` do the prior's replicated outcomes             one
-`conflict`         which client does not fit the others           one
-`leave_out`        what is the posterior without a client         one
-`calibrate`        is the fit right on outcomes of its own        those of the fits
-================== ============================================== =================
+================== ================================================== =================
+function           question                                           exchanges
+================== ================================================== =================
+`loo`              How well is a row predicted by all other rows?     one
+`compare`          Which of several models predicts rows best?        one
+`predictive_check` Do replicated outcomes look like observed ones?    one
+`prior_predictive` Do the prior's outcomes look like observed ones?   one
+`conflict`         Which client disagrees with the other clients?     one
+`leave_out`        What is the posterior without a client?            one
+`calibrate`        Is the fit right on simulated outcomes?            exchanges of fits
+================== ================================================== =================
 """
 
 from fedmcmc.criticism._calibrate import Calibration as Calibration

@@ -1,4 +1,4 @@
-"""Simulation-based calibration: whether what fits a model fits it right, on outcomes of its own.
+"""Simulation-based calibration of a fit.
 
 Source: Talts, Betancourt, Simpson, Vehtari and Gelman (2018).
 """
@@ -15,11 +15,11 @@ import numpy as np
 from jax import Array
 from scipy.special import gammaincc
 
-from fedmcmc._checks import expect, positive_integer
+from fedmcmc._checks import positive_integer
 from fedmcmc._types import ArrayTree, Posterior, as_functions, compiled
-from fedmcmc.criticism._draws import equal_draws, one_of
-from fedmcmc.criticism._others import Outcomes, redrawn
+from fedmcmc.criticism._draws import equal_draws, position_shapes, refuse_whitened
 from fedmcmc.criticism._rows import check_resample
+from fedmcmc.criticism._wrapped import ReplicatedConsortium, redraw_rows
 from fedmcmc.data import FederatedData
 from fedmcmc.diagnostics import SamplingWarning
 from fedmcmc.kernels import check_model
@@ -30,21 +30,21 @@ from fedmcmc.runs import as_consortium
 
 @dataclass(frozen=True)
 class Calibration:
-    """Ranks of true parameters among draws of what was fitted to their outcomes.
+    """Ranks of true parameters among the draws of fits to simulated outcomes.
 
     Attributes
     ----------
     ranks
-        ``[num_repetitions, d]`` int, how many of the draws lie below the true value; uniform on
-        ``0 .. num_ranks - 1`` where the fit is right.
+        ``[num_repetitions, d]`` int, number of draws below the true value; uniform on
+        ``0 .. num_ranks - 1`` if the fit is right.
     num_ranks
-        One more than the draws.
+        Number of draws plus one.
     num_bins
-        Of the histograms that `p_values` are of; it divides `num_ranks`.
+        Number of histogram bins for `p_values`, a divisor of `num_ranks`.
     coordinates
         Names of the ``d`` coordinates.
     num_warned
-        How many fits warned of their own draws (`fedmcmc.SamplingWarning`); they count as all.
+        Number of fits that raised a `fedmcmc.SamplingWarning`; they are included.
     """
 
     ranks: np.ndarray
@@ -55,14 +55,14 @@ class Calibration:
 
     @property
     def counts(self) -> np.ndarray:
-        """Ranks in each bin, ``[num_bins, d]``."""
-        place = self.ranks * self.num_bins // self.num_ranks
-        counts: np.ndarray = (place[None] == np.arange(self.num_bins)[:, None, None]).sum(1)
+        """Number of ranks in each bin, ``[num_bins, d]``."""
+        bins = self.ranks * self.num_bins // self.num_ranks
+        counts: np.ndarray = (bins[None] == np.arange(self.num_bins)[:, None, None]).sum(1)
         return counts
 
     @property
     def p_values(self) -> np.ndarray:
-        """Of the chi-squared test of uniform ranks, ``[d]``."""
+        """p-values of the chi-squared test for uniform ranks, ``[d]``."""
         expected = len(self.ranks) / self.num_bins
         statistic = ((self.counts - expected) ** 2 / expected).sum(0)
         p_values: np.ndarray = gammaincc((self.num_bins - 1) / 2, statistic / 2)
@@ -81,7 +81,7 @@ class Calibration:
             bars = " ".join(f"{count:>3}" for count in counts[:, j])
             lines.append(f"{self.coordinates[j]:<{width}}  p {p_values[j]:<8.2g} {bars}")
         if self.num_warned:
-            lines.append(f"{self.num_warned:,} of {num:,} fits warned of their draws")
+            lines.append(f"{self.num_warned:,} of {num:,} fits warned about their draws")
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
@@ -103,36 +103,36 @@ def calibrate(
     num_draws: int = 99,
     num_bins: int = 10,
 ) -> Calibration:
-    """Test a fit on outcomes that the model draws for the clients' own covariates.
+    """Test a fit on outcomes that the model simulates for the clients' covariates.
 
-    Parameters are drawn from the prior, outcomes from the model, the fit is asked for draws, and
-    the true parameters are ranked among them. Where draws are the posterior's, ranks are uniform; a
-    histogram shaped as a U says that draws are too narrow, a heap that they are too wide.
+    In each repetition, parameters are drawn from the prior and outcomes from the model, the model
+    is fitted, and the true parameters are ranked among the fit's draws. If these are the
+    posterior's, ranks are uniform. A U-shaped histogram shows draws that are too narrow, a hump
+    draws that are too wide.
 
     Parameters
     ----------
     rng_key
-        For everything.
+        Random key.
     posterior
-        The model, in its own coordinates, with a ``resample_fn``.
+        Model in its original coordinates, with a ``resample_fn``.
     data
-        Clients with their covariates, a `FederatedData`; outcomes are drawn anew. Or a consortium
-        of clients elsewhere, who draw outcomes themselves: then `fit` is given a consortium that
-        answers questions about these, and runs no kernels (study: ``asks`` with ``"Redrawn"``).
+        `FederatedData` with the clients' covariates, or a consortium of remote clients. Remote
+        clients draw the outcomes themselves; `fit` then gets a consortium that answers questions
+        but runs no kernels (study: ``asks`` with ``"Redrawn"``).
     fit
-        ``(rng_key, data) -> draws`` in the model's own coordinates: what `fedmcmc.correct` or
-        `fedmcmc.sample` returns, or a pytree of independent positions ``[num, *event]``. Data of
-        all repetitions have the same shapes, so that compiled programs are used again.
+        Function ``(rng_key, data) -> draws`` in the model's original coordinates. The draws are a
+        result of `fedmcmc.correct` or `fedmcmc.sample`, or independent positions ``[num, *event]``.
+        Data have the same shapes in all repetitions, so that programs are compiled once.
     prior_fn
-        ``rng_key -> position``, a draw of the prior. (``init_fn`` of a posterior is a place to
-        start from, and no draw of the prior.)
+        Function ``rng_key -> position`` that draws from the prior. (``init_fn`` of a posterior
+        returns starting points, not draws from the prior.)
     num_repetitions
-        Fits.
+        Number of fits.
     num_draws
-        Draws of each fit that are used, one less than the number of ranks. Of correlated draws take
-        few, at long distances.
+        Number of draws used per fit. Use few draws if they are correlated.
     num_bins
-        Divides ``num_draws + 1``.
+        Number of histogram bins, a divisor of ``num_draws + 1``.
 
     Returns
     -------
@@ -142,7 +142,7 @@ def calibrate(
     Raises
     ------
     ValueError
-        Without a ``resample_fn``, if bins do not divide the ranks, or a fit gives too few draws.
+        If there is no ``resample_fn``, `num_bins` is no divisor, or a fit has too few draws.
 
     Examples
     --------
@@ -156,11 +156,11 @@ def calibrate(
     >>> data = fedmcmc.FederatedData.from_clients([jnp.zeros(3), jnp.zeros(5)])
     >>> def fit(rng_key, data):  # exact
     ...     return data.rows.sum() / 9 + jax.random.normal(rng_key, (99,)) / 3
-    >>> found = calibrate(jax.random.key(0), posterior, data, fit, jax.random.normal)
-    >>> bool(found.p_values[0] > 0.01)
+    >>> calibration = calibrate(jax.random.key(0), posterior, data, fit, jax.random.normal)
+    >>> bool(calibration.p_values[0] > 0.01)
     True
     """
-    expect(posterior, Posterior, "posterior")
+    refuse_whitened(posterior)
     consortium = as_consortium(data)
     num_repetitions = positive_integer(num_repetitions, "num_repetitions")
     num_draws = positive_integer(num_draws, "num_draws")
@@ -170,15 +170,10 @@ def calibrate(
             f"num_bins must be at least 2 and divide num_draws + 1 = {num_draws + 1}, got "
             f"{num_bins}."
         )
-    if posterior.position_fn is not None:
-        raise ValueError(
-            "Draws are compared in the model's own coordinates, and posterior is in whitened ones: "
-            "pass the posterior that was given to whiten."
-        )
     if not callable(fit) or not callable(prior_fn):
         raise TypeError(
-            "fit must be a function (rng_key, data) -> draws and prior_fn one rng_key -> position, "
-            f"got {type(fit).__name__} and {type(prior_fn).__name__}."
+            "fit must be a function (rng_key, data) -> draws, and prior_fn a function rng_key -> "
+            f"position, got {type(fit).__name__} and {type(prior_fn).__name__}."
         )
     like = jax.eval_shape(prior_fn, jax.eval_shape(lambda: jax.random.key(0)))
     check_model(posterior, like, consortium.federation)
@@ -188,19 +183,18 @@ def calibrate(
     for key in jax.random.split(as_key(rng_key), num_repetitions):
         prior_key, outcome_key, fit_key, draw_key = jax.random.split(key, 4)
         truth = jax.tree.map(trees.as_float, prior_fn(prior_key))
-        here = isinstance(data, FederatedData)
-        drawn: Any = Outcomes(consortium, model, outcome_key, truth)
-        if here:
-            drawn = _with_outcomes(model, data, outcome_key, truth)
-        with _counted() as said:
-            found = fit(fit_key, drawn)
-            chosen = equal_draws(found, posterior, num_draws, draw_key, least=num_draws)
-        num_warned += bool(said)
-        if not trees.same_shapes(one_of(chosen.positions), truth):
+        simulated: Any = ReplicatedConsortium(consortium, model, outcome_key, truth)
+        if isinstance(data, FederatedData):
+            simulated = _with_outcomes(model, data, outcome_key, truth)
+        with _collect_sampling_warnings() as collected:
+            draws = fit(fit_key, simulated)
+            chosen = equal_draws(draws, posterior, num_draws, draw_key, minimum=num_draws)
+        num_warned += bool(collected)
+        shapes = position_shapes(chosen.positions)
+        if not trees.same_shapes(shapes, truth):
             raise ValueError(
-                "fit must return draws of positions as those of prior_fn, shapes "
-                f"{jax.tree.map(jnp.shape, truth)}, got "
-                f"{jax.tree.map(lambda x: x.shape, one_of(chosen.positions))}."
+                "fit must return draws with the same shapes as those of prior_fn, shapes "
+                f"{jax.tree.map(jnp.shape, truth)}, got {jax.tree.map(lambda x: x.shape, shapes)}."
             )
         flat = np.asarray(jax.vmap(trees.ravel)(chosen.positions))
         ranks.append((flat < np.asarray(trees.ravel(truth))).sum(0))
@@ -209,18 +203,16 @@ def calibrate(
 
 
 @contextmanager
-def _counted() -> Iterator[list[Any]]:
-    """Keep warnings of draws in a list, and pass others on.
-
-    Of some hundred fits a few warn, which is their business; how many is ours.
-    """
-    counted: list[Any] = []
-    with warnings.catch_warnings(record=True) as said:
+def _collect_sampling_warnings() -> Iterator[list[Any]]:
+    """Collect sampling warnings in the list, and raise all other warnings again."""
+    collected: list[Any] = []
+    with warnings.catch_warnings(record=True) as recorded:
         warnings.simplefilter("always", SamplingWarning)
-        yield counted
-    counted += [x for x in said if issubclass(x.category, SamplingWarning)]
-    for x in said:
-        if not issubclass(x.category, SamplingWarning):
+        yield collected
+    for x in recorded:
+        if issubclass(x.category, SamplingWarning):
+            collected.append(x)
+        else:
             warnings.warn_explicit(x.message, x.category, x.filename, x.lineno)
 
 
@@ -228,9 +220,9 @@ def _counted() -> Iterator[list[Any]]:
 def _with_outcomes(
     posterior: Posterior, data: FederatedData, rng_key: Array, position: ArrayTree
 ) -> FederatedData:
-    """Return `data` with outcomes drawn at `position`, each client's with a key of its own."""
-    by_client = data.map_clients(lambda client: redrawn(posterior, rng_key, position, client))
-    places = jnp.arange(data.num_rows, dtype=jnp.int32)
-    owner = jnp.searchsorted(data.start, places, side="right") - 1
-    rows = jax.tree.map(lambda new: new[owner, places - data.start[owner]], by_client)
+    """Return `data` with outcomes drawn at `position`, with a separate key per client."""
+    by_client = data.map_clients(lambda client: redraw_rows(posterior, rng_key, position, client))
+    indices = jnp.arange(data.num_rows, dtype=jnp.int32)
+    owner = jnp.searchsorted(data.start, indices, side="right") - 1
+    rows = jax.tree.map(lambda new: new[owner, indices - data.start[owner]], by_client)
     return replace(data, rows=rows)

@@ -1,43 +1,39 @@
-"""Models on the same rows, compared by how well they predict each from all others.
+"""Comparison of models by leave-one-out cross-validation.
 
-Source: Vehtari, Gelman and Gabry (2017); Sivula, Magnusson and Vehtari (2020) for what the standard
-error is worth.
+Source: Vehtari, Gelman and Gabry (2017); Sivula, Magnusson and Vehtari (2020) for the reliability
+of the standard error.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import numpy as np
 from jax import Array
 
 from fedmcmc._types import Posterior
-from fedmcmc.criticism._draws import MOST_DRAWS, equal_draws
-from fedmcmc.criticism._loo import Loo, ask, result_of, warn_of_rows
-from fedmcmc.criticism._units import UNITS, few_units, unit_of, weight_notes
-from fedmcmc.random import as_key
+from fedmcmc.criticism._draws import MAX_DRAWS, equal_draws
+from fedmcmc.criticism._loo import Loo, collect_sums, make_loo, warn_if_unreliable
+from fedmcmc.criticism._units import UNITS, choose_unit, describe_unjudged, warn_if_weighted
 
 SMALL_DIFFERENCE, FEW_ROWS = 4, 100
-"""Below so many nats or rows, the normal approximation of a difference is unreliable."""
+"""Nats and rows below which the normal approximation of a difference is unreliable."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """How much better models predict each row from all others than another model does.
-
-    Models stand in the order of `elpd`, the best first.
+    """Leave-one-out comparison of models, in descending order of `elpd`.
 
     Attributes
     ----------
     models
-        One `Loo` by name.
+        `Loo` of each model by name.
     difference
-        ``[num_models]``, `elpd` of the best model minus each model's.
+        ``[num_models]``, `elpd` of the best model minus each model's `elpd`.
     se
-        ``[num_models]``, standard errors of the differences, from the rows' own differences.
+        ``[num_models]``, standard errors of the differences, from differences per row.
     notes
-        What to mind, one sentence each.
+        Limits of the result, one sentence each.
     """
 
     models: dict[str, Loo]
@@ -46,7 +42,7 @@ class Comparison:
     notes: tuple[str, ...]
 
     def __repr__(self) -> str:
-        """Return a table, and what to mind."""
+        """Return a table and the notes."""
         width = max(map(len, ["model", *self.models]))
         lines = [
             f"{'model':<{width}}  {'elpd':>9}  {'difference':>10}  {'se':>6}  {'p_loo':>6}  bad"
@@ -75,46 +71,46 @@ def compare(
     data: Any,
     *,
     unit: str | None = None,
-    num_draws: int = MOST_DRAWS,
+    num_draws: int = MAX_DRAWS,
     minimum_rows: int = 10,
     efficiency: float | None = None,
     secure_sum: bool = False,
     mend: bool = False,
     rng_key: Array | None = None,
 ) -> Comparison:
-    """Compare models by how well they predict each row from all others, in one exchange of sums.
+    """Compare models by leave-one-out cross-validation, in one exchange of sums.
 
-    Differences are taken and squared row by row, at the clients: their standard error is that of
-    the sum of differences, and not of a difference of sums.
+    Clients compute and square the difference of two models for each row, so that the standard error
+    is the standard error of a sum of differences.
 
     Parameters
     ----------
     models
-        Name to ``(posterior, draws)``, see `loo`. All posteriors take the same rows, and their
-        likelihoods are densities of the same outcomes, normalized.
+        Mapping of names to ``(posterior, draws)``, see `loo`. All posteriors use the same rows, and
+        their likelihoods are normalized densities of the same outcomes.
     data, unit, num_draws, minimum_rows, efficiency, secure_sum, mend, rng_key
-        As for `loo`; `mend` takes an exchange per model, and one for all. The unit is the same for
-        all models: groups if the data have them, or one model's latents are integrated out.
+        See `loo`; `mend` takes one exchange per model and one for all models. All models have the
+        same unit: groups if the data have groups, or one model's latents are integrated out.
 
     Returns
     -------
     Comparison
-        The models, the best first.
+        Models in descending order of `elpd`.
 
     Raises
     ------
     ValueError
-        As `loo`, or with fewer than two models.
+        If there are fewer than two models, or for a reason listed in `loo`.
 
     Warns
     -----
     SamplingWarning, UserWarning
-        As `loo`.
+        For the reasons listed in `loo`.
 
     Notes
     -----
-    Below about 4 nats, or 100 rows, the normal approximation of a difference is unreliable (Sivula,
-    Magnusson and Vehtari 2020): the result then says so.
+    The normal approximation of a difference is unreliable below about 4 nats or 100 rows (Sivula,
+    Magnusson and Vehtari 2020). The notes of the result then mention it.
 
     Examples
     --------
@@ -146,41 +142,31 @@ def compare(
     chosen = tuple(
         equal_draws(draws, model, num_draws, rng_key) for model, draws in models.values()
     )
-    efficiencies = [x.efficiency if efficiency is None else efficiency for x in chosen]
-    key = jax.random.key(0) if rng_key is None else as_key(rng_key)
-    unit = unit_of(posteriors, data, unit)
-    sums, totals = ask(
-        posteriors,
-        data,
-        chosen,
-        efficiencies,
-        minimum_rows,
-        secure_sum,
-        unit=unit,
-        mend=jax.random.fold_in(key, 1) if mend else None,
+    unit = choose_unit(posteriors, data, unit)
+    sums, totals = collect_sums(
+        posteriors, data, chosen, unit, minimum_rows, efficiency, secure_sum, mend, rng_key
     )
     units = UNITS[unit]
-    found = [result_of(sums, i, chosen[i], totals, units, minimum_rows) for i in range(len(models))]
-    elpd = np.array([x.elpd for x in found])
+    results = [make_loo(sums, i, x, totals, units, minimum_rows) for i, x in enumerate(chosen)]
+    elpd = np.array([x.elpd for x in results])
     order = np.argsort(-elpd, kind="stable")
-    best, num = order[0], found[0].num_rows
+    best, num = order[0], results[0].num_rows
     difference = elpd[best] - elpd
-    # Of the rows' differences: the mean of squares minus the square of the mean.
     squares = np.asarray(sums.differences, np.float64).sum(-1)[best]
     se = np.sqrt(np.maximum(squares - difference**2 / num, 0))
-    for name, x in zip(models, found, strict=True):
-        warn_of_rows(x, f"compare: {name}")
-    notes = weight_notes(dict(zip(models, posteriors, strict=True)), "compare", stacklevel=3)
+    for name, x in zip(models, results, strict=True):
+        warn_if_unreliable(x, f"compare: {name}")
+    notes = warn_if_weighted(dict(zip(models, posteriors, strict=True)), "compare", stacklevel=3)
     if (difference[order[1:]] < SMALL_DIFFERENCE).any():
         notes.append(
-            f"A difference below {SMALL_DIFFERENCE} nats is small, and its standard error "
+            f"A difference below {SMALL_DIFFERENCE} nats is small, and its standard error is "
             "unreliable."
         )
     if num < FEW_ROWS:
         notes.append(f"With {num} {units} (fewer than {FEW_ROWS}) standard errors are too small.")
-    if found[0].num_not_judged:
-        notes.append(few_units(found[0].num_not_judged, units, minimum_rows))
+    if results[0].num_not_judged:
+        notes.append(describe_unjudged(results[0].num_not_judged, units, minimum_rows))
     names = list(models)
     return Comparison(
-        {names[i]: found[i] for i in order}, difference[order], se[order], tuple(notes)
+        {names[i]: results[i] for i in order}, difference[order], se[order], tuple(notes)
     )

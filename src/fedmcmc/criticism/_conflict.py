@@ -1,4 +1,4 @@
-"""Conflict of each client's Gaussian surrogate with all others.
+"""Conflict between a client's Gaussian surrogate and the other clients.
 
 Source: Marshall and Spiegelhalter (2007), node splitting, here in natural parameters; Cochran
 (1954) and Higgins and Thompson (2002) for heterogeneity.
@@ -23,32 +23,33 @@ from fedmcmc.pytrees import trees
 from fedmcmc.surrogates import taylor
 
 SINGULAR = 20
-"""Eigenvalues below so many units in the last place of the largest are zero."""
+"""Size, in units in the last place of the largest eigenvalue, below which an eigenvalue is zero."""
 
 
 @dataclass(frozen=True)
 class Conflict:
-    """How far each client is from all others and the prior.
+    """Conflict of each client with the other clients and the prior.
 
     Attributes
     ----------
     statistic
-        ``[num_clients]``, chi-squared of `ranks` degrees of freedom where a client does not differ.
+        ``[num_clients]``, chi-squared with `ranks` degrees of freedom if the client does not
+        differ.
     ranks
-        ``[num_clients]`` int, how many directions of the parameters a client's rows inform about.
+        ``[num_clients]`` int, number of parameter directions that a client's rows inform.
     p_values
-        ``[num_clients]``. A small one names a client that differs, not one that errs.
+        ``[num_clients]``. A small p-value shows that a client differs, not that it is wrong.
     shift
-        ``[num_clients, d]``, the posterior's mean with the client minus that without it, in
+        ``[num_clients, d]``, posterior mean with the client minus the mean without it, in
         posterior sds.
     heterogeneity
         Cochran's Q of all clients, without the prior.
     heterogeneity_degrees
-        Its degrees of freedom.
+        Degrees of freedom of Q.
     coordinates
         Names of the ``d`` coordinates.
     labels
-        Labels of the clients, in the order of the first axes above.
+        Labels of the clients, in the order of axis 0.
     """
 
     statistic: np.ndarray
@@ -62,7 +63,7 @@ class Conflict:
 
     @property
     def heterogeneity_p_value(self) -> float:
-        """Probability of a larger Q where no client differs; one without degrees of freedom."""
+        """Probability of a larger Q if no client differs; one without degrees of freedom."""
         if not self.heterogeneity_degrees:
             return 1.0
         return float(gammaincc(self.heterogeneity_degrees / 2, self.heterogeneity / 2))
@@ -97,12 +98,10 @@ class Conflict:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures, vectors as lists."""
+        vectors = ("statistic", "ranks", "p_values", "shift")
         return {
             "labels": list(self.labels),
-            "statistic": self.statistic.tolist(),
-            "ranks": self.ranks.tolist(),
-            "p_values": self.p_values.tolist(),
-            "shift": self.shift.tolist(),
+            **{name: getattr(self, name).tolist() for name in vectors},
             "heterogeneity": self.heterogeneity,
             "heterogeneity_degrees": self.heterogeneity_degrees,
             "heterogeneity_p_value": self.heterogeneity_p_value,
@@ -119,48 +118,48 @@ def conflict(
 def conflict(
     surrogates: Any, prior: Any = None, draws: Any = None, *, labels: Sequence[Any] | None = None
 ) -> Conflict:
-    """Compare each client with all others: ``conflict(posterior, data, fitted)``.
+    """Compare each client with the other clients: ``conflict(posterior, data, fitted)``.
 
-    Every client's log likelihood and the prior are expanded to second order, in one exchange. The
-    center is the mode of a fit, or the mean of other draws. Instead of a model, Gaussians can be
-    given: ``conflict(surrogates, prior)`` needs no exchange.
+    The prior and the clients' log likelihoods are expanded to second order, in one exchange, at
+    the mode of a fit or at the mean of other draws. Alternatively pass Gaussians:
+    ``conflict(surrogates, prior)`` needs no exchange.
 
     Parameters
     ----------
     posterior, data, draws
-        As for `loo`.
+        See `loo`.
     surrogates
-        One Gaussian per client that stands for its likelihood, as from `fedmcmc.surrogates.taylor`
-        at the posterior's mode. They may be improper (few rows, no event).
+        One Gaussian per client that approximates its likelihood, for example from
+        `fedmcmc.surrogates.taylor` at the posterior mode. They may be improper (few rows, no
+        event).
     prior
-        The prior, or its expansion at the same point: counted once. `Gaussian.uniform` if it is
-        flat.
+        Prior, or its expansion at the same point; `Gaussian.uniform` for a flat prior.
     labels
-        Labels of the clients, by default those of the data that `fedmcmc.surrogates` was given.
+        Labels of the clients, by default the labels of the data behind the surrogates.
 
     Returns
     -------
     Conflict
-        A p-value per client, what leaving it out would shift, and Cochran's Q.
+        p-values, shifts without each client, and Cochran's Q.
 
     Raises
     ------
     TypeError
-        If an argument is something else.
+        If an argument has the wrong type.
     ValueError
-        If shapes do not fit, a surrogate has a direction of negative curvature, or the others and
-        the prior leave a direction open.
+        If shapes do not match, a surrogate has negative curvature, or the prior and the other
+        clients do not determine a direction.
 
     Notes
     -----
-    With natural parameters ``(A_i, eta_i)`` of client i, ``(Lam, eta)`` of the product of prior and
-    all other clients, whose mean is ``m``, and ``g = eta_i - A_i m``,
+    Client i has natural parameters ``(A_i, eta_i)``; the product of the prior and all other clients
+    has ``(Lam, eta)`` and mean ``m``. With ``g = eta_i - A_i m``,
 
-        T_i = g' (A_i + A_i Lam^-1 A_i)^+ g,    chi-squared of rank(A_i) degrees of freedom,
+        T_i = g' (A_i + A_i Lam^-1 A_i)^+ g,    chi-squared with rank(A_i) degrees of freedom,
         Q = sum_i eta_i' A_i^+ eta_i - eta' (sum_i A_i)^+ eta,    where eta = sum_i eta_i,
 
-    of ``sum_i rank(A_i) - rank(sum_i A_i)`` degrees. Exact for Gaussian likelihoods; of others
-    expanded at the common mode it is a score test, right for large clients.
+    with ``sum_i rank(A_i) - rank(sum_i A_i)`` degrees of freedom. Both are exact for Gaussian
+    likelihoods. For expansions at the common mode they are score tests, accurate for large clients.
 
     Examples
     --------
@@ -187,31 +186,31 @@ def conflict(
     clients = jax.vmap(as_dense)(surrogates)
     precision = np.asarray(clients.precision, np.float64)
     eta = np.asarray(jax.vmap(trees.ravel)(clients.precision_mean), np.float64)
-    first = as_dense(prior)
-    prior_precision = np.asarray(first.precision, np.float64)
-    prior_eta = np.asarray(trees.ravel(first.precision_mean), np.float64)
+    dense_prior = as_dense(prior)
+    prior_precision = np.asarray(dense_prior.precision, np.float64)
+    prior_eta = np.asarray(trees.ravel(dense_prior.precision_mean), np.float64)
     if not all(np.isfinite(x).all() for x in (precision, eta, prior_precision, prior_eta)):
         raise ValueError("Surrogates and prior must be finite.")
     resolution = SINGULAR * np.finfo(np.asarray(clients.precision).dtype).eps
-    # In units in which the posterior's curvature is one in each coordinate; no figure has a unit.
+    # Scale coordinates so that the posterior's curvature is one; the results have no units.
     diagonal = np.diag(prior_precision + precision.sum(0))
     unit = np.sqrt(np.where(diagonal > 0, diagonal, 1))
     precision, eta = precision / np.outer(unit, unit), eta / unit
-    whole = prior_precision / np.outer(unit, unit) + precision.sum(0)
-    whole_eta = prior_eta / unit + eta.sum(0)
+    full = prior_precision / np.outer(unit, unit) + precision.sum(0)
+    full_eta = prior_eta / unit + eta.sum(0)
     roots = [_root(precision[i], resolution, f"client {in_quotes(labels[i])}") for i in range(num)]
-    covariance = _inverse(whole, resolution, "The product of prior and all clients")
-    mean = covariance @ whole_eta
+    covariance = _inverse(full, resolution, "The product of the prior and all clients")
+    mean = covariance @ full_eta
     statistic, shift = np.empty(num), np.empty((num, len(mean)))
     for i, root in enumerate(roots):
-        name = f"Without client {in_quotes(labels[i])} the product of prior and others"
-        others = _inverse(whole - precision[i], resolution, name)
-        mean_of_others = others @ (whole_eta - eta[i])
+        name = f"Without client {in_quotes(labels[i])} the product of the prior and other clients"
+        cavity_covariance = _inverse(full - precision[i], resolution, name)
+        cavity_mean = cavity_covariance @ (full_eta - eta[i])
         # In the coordinates of the root, A_i = V V' and g = V u: T = u' (1 + V' Lam^-1 V)^-1 u.
-        u = _solve(root, eta[i] - precision[i] @ mean_of_others)
-        spread = np.eye(root.shape[1]) + root.T @ others @ root
+        u = _solve(root, eta[i] - precision[i] @ cavity_mean)
+        spread = np.eye(root.shape[1]) + root.T @ cavity_covariance @ root
         statistic[i] = u @ np.linalg.solve(spread, u)
-        shift[i] = (mean - mean_of_others) / np.sqrt(np.diag(covariance))
+        shift[i] = (mean - cavity_mean) / np.sqrt(np.diag(covariance))
     ranks = np.array([root.shape[1] for root in roots])
     total = _root(precision.sum(0), resolution, "the sum of all clients")
     squares = sum(float(np.sum(_solve(root, eta[i]) ** 2)) for i, root in enumerate(roots))
@@ -228,7 +227,7 @@ def conflict(
 
 
 def _expansions(posterior: Posterior, data: Any, draws: Any) -> tuple[Gaussian, Gaussian]:
-    """Return every client's expansion, and the prior's, at the center of the draws."""
+    """Return the expansions of all clients and of the prior at the center of the draws."""
     refuse_whitened(posterior)
     if isinstance(draws, Fitted) and draws.gaussian is not None:
         center = draws.gaussian.mean()
@@ -242,7 +241,7 @@ def _expansions(posterior: Posterior, data: Any, draws: Any) -> tuple[Gaussian, 
 
 
 def _root(precision: np.ndarray, resolution: float, name: str) -> np.ndarray:
-    """Return ``V`` ``[d, rank]`` with ``V V'`` the precision; raise `ValueError` if it has none."""
+    """Return ``V`` ``[d, rank]`` with ``V V'`` the precision; raise `ValueError` if indefinite."""
     diagonal = np.diag(precision)
     scale = np.sqrt(np.where(diagonal > 0, diagonal, 1))
     values, vectors = np.linalg.eigh((precision + precision.T) / 2 / np.outer(scale, scale))
@@ -253,8 +252,8 @@ def _root(precision: np.ndarray, resolution: float, name: str) -> np.ndarray:
             f"{values.min():.2g}, in units of its diagonal), which no Gaussian likelihood has. "
             "Expand at the posterior's mode, or fit surrogates.laplace or .sampled."
         )
-    kept = values > zero
-    return scale[:, None] * vectors[:, kept] * np.sqrt(values[kept])
+    positive = values > zero
+    return scale[:, None] * vectors[:, positive] * np.sqrt(values[positive])
 
 
 def _solve(root: np.ndarray, vector: np.ndarray) -> np.ndarray:
@@ -268,7 +267,8 @@ def _inverse(precision: np.ndarray, resolution: float, name: str) -> np.ndarray:
     if not lowest > resolution * len(precision):
         raise ValueError(
             f"{name} is no proper density (smallest eigenvalue {lowest:.2g}, in units of the "
-            "posterior's diagonal): give a prior that is proper where they say nothing."
+            "posterior's diagonal): use a prior that is proper where the clients have no "
+            "information."
         )
     inverse: np.ndarray = np.linalg.inv(precision)
     return inverse

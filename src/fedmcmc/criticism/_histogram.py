@@ -1,4 +1,4 @@
-"""Histograms of outcomes, whose small cells no client shows."""
+"""Histograms of outcomes without small cells."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,17 +13,17 @@ from fedmcmc._types import ArrayTree
 
 @dataclass(frozen=True, eq=False)
 class Histogram:
-    """How many rows have a value in each of some bins: a statistic for `predictive_check`.
+    """Number of rows with a value in each bin, a statistic for `predictive_check`.
 
-    Small cells are merged with a neighbor before they leave a client.
+    A client merges small cells with a neighbor before it sends them.
 
     Parameters
     ----------
     values
-        ``rows -> [num_rows]``.
+        Function ``rows -> [num_rows]``.
     edges
-        ``[num_bins - 1]``, ascending: bin ``j`` holds ``edges[j - 1] <= value < edges[j]``, the
-        first and the last what lies outside. They are fixed before anybody looks at the rows.
+        ``[num_bins - 1]``, ascending: bin ``j`` holds ``edges[j - 1] <= value < edges[j]``; the
+        outer bins hold all smaller or larger values. Choose them without looking at the rows.
 
     Raises
     ------
@@ -42,37 +42,37 @@ class Histogram:
     def __post_init__(self) -> None:
         edges = np.asarray(self.edges, np.float64)
         if edges.ndim != 1 or not edges.size or not (np.diff(edges) > 0).all():
-            raise ValueError(f"edges must be numbers that ascend, got {self.edges!r}.")
+            raise ValueError(f"edges must be ascending numbers, got {self.edges!r}.")
 
     def __call__(self, rows: ArrayTree) -> Array:
-        """Return which bin each row is in, ``[num_rows, num_bins]``, one and zeros."""
+        """Return the one-hot bin of each row, ``[num_rows, num_bins]``."""
         values = self.values(rows)
         edges = jnp.asarray(self.edges, jnp.result_type(float))
-        place = jnp.searchsorted(edges, values.astype(edges.dtype), side="right")
+        index = jnp.searchsorted(edges, values.astype(edges.dtype), side="right")
         bins = jnp.arange(edges.shape[0] + 1)
-        return (place[:, None] == bins).astype(jnp.result_type(float))
+        return (index[:, None] == bins).astype(jnp.result_type(float))
 
 
-def receivers(counts: Array, least: Array) -> Array:
-    """Return into which cell each goes so that none holds less than `least`, ``[num_bins]`` int32.
+def merge_targets(counts: Array, minimum: Array) -> Array:
+    """Return the cell that each cell is merged into, ``[num_bins]`` int32.
 
-    From the left, a cell with fewer goes to its neighbor on the right, together with what it has
-    received; what is left over at the end goes to the last cell that holds enough. Which neighbor
-    that is depends on the bins alone: chosen by counts, it would say which is the smaller.
+    From the left, cells are merged with their right neighbor until they hold at least `minimum`
+    rows; a remainder at the right end goes to the nearest such cell. The neighbor does not depend
+    on its count: otherwise it would reveal which neighbor is smaller.
     """
     num = counts.shape[0]
-    waiting, closed = jnp.zeros((), counts.dtype), []
+    running, closed = jnp.zeros((), counts.dtype), []
     for j in range(num):
-        waiting = waiting + counts[j]
-        closed.append(waiting >= least)
-        waiting = jnp.where(closed[-1], 0, waiting)
-    places = jnp.arange(num, dtype=jnp.int32)
+        running = running + counts[j]
+        closed.append(running >= minimum)
+        running = jnp.where(closed[-1], 0, running)
+    bins = jnp.arange(num, dtype=jnp.int32)
     ends = jnp.stack(closed)
-    last = jnp.max(jnp.where(ends, places, -1))
-    following = jnp.min(jnp.where(ends & (places >= places[:, None]), places, num), axis=1)
-    return jnp.where(following < num, following, jnp.where(last >= 0, last, num - 1))
+    final = jnp.max(jnp.where(ends, bins, -1))
+    following = jnp.min(jnp.where(ends & (bins >= bins[:, None]), bins, num), axis=1)
+    return jnp.where(following < num, following, jnp.where(final >= 0, final, num - 1))
 
 
-def merged(table: Array, receiver: Array) -> Array:
-    """Return ``[..., num_bins]`` counts with each cell's in the cell that receives it."""
-    return jnp.zeros_like(table).at[..., receiver].add(table)
+def merge_cells(table: Array, targets: Array) -> Array:
+    """Return counts ``[..., num_bins]`` after adding each cell to its target."""
+    return jnp.zeros_like(table).at[..., targets].add(table)

@@ -1,11 +1,10 @@
-"""What the posterior would be without a client, by the weights that its own values give the draws.
+"""Posterior without each client, by case-deletion weights.
 
-Source: Peruggia (1997), case-deletion weights, for a client's rows together; Vehtari et al. (2024)
-for smoothing.
+Source: Peruggia (1997), here for all rows of a client; Vehtari et al. (2024) for smoothing.
 """
 
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -14,63 +13,76 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._checks import expect, in_quotes
-from fedmcmc._types import ArrayTree, Client, Exact, Federation, Posterior, register_dataclass
-from fedmcmc.criticism._draws import LEAST_DRAWS, one_of, refuse_whitened, weighted_draws
-from fedmcmc.criticism._others import Others
+from fedmcmc._types import (
+    ArrayTree,
+    Client,
+    Exact,
+    Federation,
+    Posterior,
+    register_dataclass,
+)
+from fedmcmc.criticism._draws import MIN_DRAWS, position_shapes, refuse_whitened, weighted_draws
 from fedmcmc.criticism._pareto import psis, tail_length
 from fedmcmc.criticism._priors import expanded_prior
+from fedmcmc.criticism._wrapped import LeaveOneOutConsortium
 from fedmcmc.data import labels_of
 from fedmcmc.diagnostics import SamplingWarning
 from fedmcmc.exact import correct, threshold
 from fedmcmc.gaussian import Gaussian, as_dense
-from fedmcmc.kernels import Question, check_model, differences
+from fedmcmc.kernels import Question, Separate, check_model, differences
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key
 from fedmcmc.runs import as_consortium
 
 UNBOUNDED = 1e30
-"""What a client sends in place of an infinite number, which would be taken for a broken message."""
+"""Number that a client sends instead of infinity, since messages must be finite."""
 
 
 class WeightedPoints(NamedTuple):
-    """Points ``[num, *event]`` with the logarithms of their weights, ``[num]``, and a center.
+    """Points ``[num, *event]`` with log weights ``[num]``.
 
-    Moments are said of ``(point - centre) / scale``, scale ``[d]``, so that no digit is lost.
+    Moments refer to ``(point - center) / scale``, with scale ``[d]``, to keep digits.
     """
 
     points: ArrayTree
     log_ratios: Array
-    centre: ArrayTree
+    center: ArrayTree
     scale: Array
 
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class WithoutClient(Question):
-    """The moments of the posterior without each client, ``[num_clients, 2 d + 2]``.
+    """Moments of the posterior without each client, ``[num_clients, 2 d + 2]``.
 
-    A client fills its own row and leaves the others zero: mean ``[d]``, sd ``[d]``, k-hat and
-    effective draws. So the sum holds them all.
+    A client fills its row with mean ``[d]``, sd ``[d]``, k-hat and effective draws, and sends zeros
+    in all other rows, so that the sum has all rows.
     """
+
+    disclosure = replace(
+        Separate.disclosure,
+        content="the values of the parameters without the rows of this site, and how certain "
+        "they are. One answer per site, no sum over the sites",
+    )
 
     num_clients: int = field(metadata={"static": True})
 
     def answer(self, content: WeightedPoints, client: Client) -> Exact:
         value, _, _ = differences(
-            self.posterior, content.points, content.centre, client, gradients=False
+            self.posterior, content.points, content.center, client, gradients=False
         )
-        # Where the client has no density the posterior has none either: the point has no weight.
+        # If a client has no density at a point, neither has the posterior: the weight is zero.
         ratios = jnp.where(jnp.isfinite(value), content.log_ratios - value, -jnp.inf)
         log_weights, khat = psis(ratios, tail_length(ratios.shape[0]))
         weights = jnp.exp(log_weights)
         flat = jax.vmap(trees.ravel)(content.points)
-        flat = (flat - trees.ravel(content.centre)) / content.scale
+        flat = (flat - trees.ravel(content.center)) / content.scale
         mean = weights @ flat
         sd = jnp.sqrt(weights @ (flat - mean) ** 2)
-        own = jnp.concatenate([mean, sd, jnp.stack([khat, 1 / jnp.sum(weights**2)])])
-        own = jnp.where(jnp.isfinite(own), own, jnp.sign(own) * UNBOUNDED)
-        table = jnp.zeros((self.num_clients, own.shape[0]), own.dtype)
-        return Exact(table.at[client.index].set(own))
+        row = jnp.concatenate([mean, sd, jnp.stack([khat, 1 / jnp.sum(weights**2)])])
+        row = jnp.where(jnp.isfinite(row), row, jnp.sign(row) * UNBOUNDED)
+        table = jnp.zeros((self.num_clients, row.shape[0]), row.dtype)
+        return Exact(table.at[client.index].set(row))
 
     def answer_like(self, content: WeightedPoints) -> Exact:
         size = content.scale.shape[0]
@@ -78,36 +90,36 @@ class WithoutClient(Question):
         return Exact(jax.ShapeDtypeStruct(shape, jnp.result_type(float)))
 
     def check_content(self, content: WeightedPoints, federation: Federation) -> None:
-        check_model(self.posterior, one_of(content.points), federation)
+        check_model(self.posterior, position_shapes(content.points), federation)
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """The posterior without each client.
+    """Posterior without each client.
 
     Attributes
     ----------
     mean, sd
-        ``[num_clients, d]``, of the posterior without the client.
+        ``[num_clients, d]``, moments of the posterior without the client.
     shift
-        ``[num_clients, d]``, the mean with the client minus that without it, in sds of the
-        posterior with all clients.
+        ``[num_clients, d]``, mean with the client minus mean without it, in sds of the posterior
+        with all clients.
     khat
-        ``[num_clients]``, of the weights; minus infinity where they are equal.
+        ``[num_clients]``, tail shape of the weights; minus infinity if the weights are equal.
     ess
         ``[num_clients]``, effective draws.
     reliable
-        ``[num_clients]`` bool, where k-hat is below `good_k`.
+        ``[num_clients]`` bool, true if k-hat is below `good_k`.
     refitted
-        ``[num_clients]`` bool, whose figures come of a correction without the client.
+        ``[num_clients]`` bool, true if the figures come from a correction without the client.
     good_k
-        ``min(1 - 1 / log10(num_draws), 0.7)``.
+        Limit of k-hat, ``min(1 - 1 / log10(num_draws), 0.7)``.
     coordinates
         Names of the ``d`` coordinates.
     totals
         ``rounds``, ``bits_up`` and ``bits_down`` of all exchanges.
     labels
-        Labels of the clients, in the order of the first axes above.
+        Labels of the clients, in the order of axis 0.
     """
 
     mean: np.ndarray
@@ -123,16 +135,16 @@ class LeftOut:
     labels: tuple[Any, ...]
 
     def __repr__(self) -> str:
-        """Return the clients with the largest shifts, and which figures cannot be trusted."""
+        """Return a table of the clients with the largest shifts."""
         largest = np.abs(self.shift).argmax(1)
         size = np.take_along_axis(self.shift, largest[:, None], 1)[:, 0]
         order = np.argsort(-np.abs(size))[:10]
         width = max(len("client"), *(len(str(self.labels[i])) for i in order))
         lines = [f"{'client':>{width}}  largest shift (posterior sds)  k-hat"]
         for i in order:
-            told = f"{size[i]:+.2f} in {self.coordinates[largest[i]]}"
+            shift = f"{size[i]:+.2f} in {self.coordinates[largest[i]]}"
             trust = " unreliable" * (not self.reliable[i]) + " refitted" * bool(self.refitted[i])
-            lines.append(f"{self.labels[i]!s:>{width}}  {told:<29}  {self.khat[i]:>5.2f}{trust}")
+            lines.append(f"{self.labels[i]!s:>{width}}  {shift:<29}  {self.khat[i]:>5.2f}{trust}")
         if len(size) > len(order):
             lines.append(f"... and {len(size) - len(order)} more with smaller shifts")
         return "\n".join(lines)
@@ -153,29 +165,29 @@ def leave_out(
     prior: Gaussian | None = None,
     rng_key: Array | None = None,
 ) -> LeftOut:
-    """Return the posterior without each client, from one exchange.
+    """Compute the posterior without each client, in one exchange.
 
-    Each client divides the weights of the draws by its own likelihood, smooths them, and sends the
-    moments that they give. If a client carries much of the information, or differs much, the k-hat
-    of these weights is high and its figures are not `LeftOut.reliable`. With surrogates such
-    clients are left out again, by a correction of the others' posterior.
+    Each client divides the weights of the draws by its likelihood, smooths the result, and sends
+    the weighted moments. If a client has much of the information, or differs strongly, k-hat is
+    high and the figures are not `LeftOut.reliable`. With surrogates, `fedmcmc.correct` then samples
+    the posterior without this client, from the product of the prior and the other surrogates; this
+    takes a few more exchanges per client.
 
     Parameters
     ----------
     posterior
-        The model, in its own coordinates.
+        Model in its original coordinates.
     data
-        A `FederatedData`, or a consortium of clients elsewhere.
+        `FederatedData`, or a consortium of remote clients.
     corrected
-        Draws of the posterior of all clients: the result of `fedmcmc.fit`, of `fedmcmc.correct` or
-        of `fedmcmc.sample`, or a pytree of positions, leaves ``[num, *event]``, of equal weight.
+        Draws of the posterior of all clients: a result of `fedmcmc.fit`, `fedmcmc.correct` or
+        `fedmcmc.sample`, or a pytree of positions with leaves ``[num, *event]`` and equal weights.
         Weighted draws are used with their weights.
     surrogates, prior
-        One Gaussian per client, and the prior's (by default its expansion at the mean of the
-        draws), as for `conflict`. With them `fedmcmc.correct` asks all others about each client
-        whose k-hat is too high, from the product of prior and others: an exchange or a few each.
+        One Gaussian per client, and a Gaussian for the prior (by default its expansion at the mean
+        of the draws), see `conflict`.
     rng_key
-        Of these corrections, by default ``jax.random.key(0)``.
+        Random key for the corrections, by default ``jax.random.key(0)``.
 
     Returns
     -------
@@ -185,21 +197,20 @@ def leave_out(
     Raises
     ------
     TypeError
-        If `posterior` or a Gaussian is something else.
+        If `posterior` or a Gaussian has the wrong type.
     ValueError
-        If draws are too few or no draws, posterior is in whitened coordinates, or a prior comes
-        without surrogates or does not fit.
+        If there are too few draws, `posterior` is whitened, or `prior` comes without surrogates or
+        does not match.
 
     Warns
     -----
     SamplingWarning
-        If the k-hat of some client is above ``min(1 - 1 / log10(num_draws), 0.7)``.
+        If the k-hat of a client is above ``min(1 - 1 / log10(num_draws), 0.7)``.
 
     Notes
     -----
-    The weights are ``W_m / p(rows_i | theta_m)`` at draws of weight ``W_m``. Whoever sees the
-    result learns how each client moves the posterior, under a secure sum too. `conflict` gives the
-    answer of Gaussians.
+    A draw of weight ``W_m`` gets the weight ``W_m / p(rows_i | theta_m)``. The result shows how
+    each client moves the posterior, even under a secure sum. `conflict` is the Gaussian analog.
 
     Examples
     --------
@@ -216,45 +227,49 @@ def leave_out(
     """
     refuse_whitened(posterior)
     if surrogates is None and prior is not None:
-        raise ValueError("prior= is used with surrogates= alone: give both, or neither.")
+        raise ValueError("prior= needs surrogates=: pass both, or neither.")
     draws = weighted_draws(corrected, posterior)
     points, weights, num = draws.positions, draws.weights, len(draws.weights)
     flat = np.asarray(jax.vmap(trees.ravel)(points), np.float64)
     mean = weights @ flat
     sd = np.sqrt(weights @ (flat - mean) ** 2)
-    if num < LEAST_DRAWS or not (sd > 0).all():
-        raise ValueError(f"The {num} weighted draws are too few, or do not differ.")
+    if num < MIN_DRAWS or not (sd > 0).all():
+        raise ValueError(
+            f"leave_out needs at least {MIN_DRAWS} draws whose coordinates all vary, got {num} "
+            f"draws with {int((sd > 0).sum())} of {len(sd)} coordinates that vary."
+        )
     like = jax.tree.map(lambda leaf: leaf[0], points)
-    centre = trees.cast_like(trees.unravel(jnp.asarray(mean), like), like)
-    middle = np.asarray(trees.ravel(centre), np.float64)
+    center = trees.cast_like(trees.unravel(jnp.asarray(mean), like), like)
+    middle = np.asarray(trees.ravel(center), np.float64)
     scale = jnp.asarray(sd, jnp.result_type(float))
-    # Not smoothed: the weights without a client are, as a whole.
+    # Not smoothed here: clients smooth the weights without them.
     ratios = jnp.asarray(draws.log_ratios - draws.log_ratios.max(), scale.dtype)
     consortium = as_consortium(data)
     num_clients, labels = consortium.federation.num_clients, labels_of(consortium)
     if surrogates is not None:
         expect(surrogates, Gaussian, "surrogates")
-        prior = expanded_prior(posterior, centre) if prior is None else prior
+        prior = expanded_prior(posterior, center) if prior is None else prior
         expect(prior, Gaussian, "prior")
         surrogates.check_clients(like, num_clients)
-    asked = consortium.ask(
-        WithoutClient(posterior, num_clients), WeightedPoints(points, ratios, centre, scale)
+    answer = consortium.ask(
+        WithoutClient(posterior, num_clients), WeightedPoints(points, ratios, center, scale)
     )
-    table = np.asarray(asked.value.value, np.float64)
+    table = np.asarray(answer.value.value, np.float64)
     table = np.where(np.abs(table) >= UNBOUNDED / 2, np.sign(table) * np.inf, table)
     size, units = len(mean), np.asarray(scale, np.float64)
     means, sds = middle + table[:, :size] * units, table[:, size : 2 * size] * units
     khat, ess, good_k = table[:, -2], table[:, -1], threshold(num)
     refitted = np.zeros(num_clients, bool)
-    totals = np.array([asked.rounds, asked.bits_up, asked.bits_down], float)
+    totals = np.array([answer.rounds, answer.bits_up, answer.bits_down], float)
     for i in np.flatnonzero(~(khat < good_k)) if surrogates is not None else ():
         key = jax.random.fold_in(jax.random.key(0) if rng_key is None else as_key(rng_key), i)
-        others = _others(surrogates, prior, int(i))
-        again = correct(key, posterior, Others(consortium, int(i)), others, num_draws=num)
-        means[i], sds[i] = (_ravel(x) for x in (again.mean(lambda x: x), again.sd(lambda x: x)))
-        khat[i], ess[i], refitted[i] = again.khat, again.ess, True
-        totals += [again.totals[name] for name in ("rounds", "bits_up", "bits_down")]
-    found = LeftOut(
+        remaining = LeaveOneOutConsortium(consortium, int(i))
+        cavity = _cavity(surrogates, prior, int(i))
+        refit = correct(key, posterior, remaining, cavity, num_draws=num)
+        means[i], sds[i] = (_ravel(x) for x in (refit.mean(lambda x: x), refit.sd(lambda x: x)))
+        khat[i], ess[i], refitted[i] = refit.khat, refit.ess, True
+        totals += [refit.totals[name] for name in ("rounds", "bits_up", "bits_down")]
+    result = LeftOut(
         mean=means,
         sd=sds,
         shift=(mean - means) / sd,
@@ -267,24 +282,24 @@ def leave_out(
         totals=dict(zip(("rounds", "bits_up", "bits_down"), totals.tolist(), strict=True)),
         labels=labels,
     )
-    bad = np.flatnonzero(~found.reliable)
+    bad = np.flatnonzero(~result.reliable)
     if bad.size:
         warnings.warn(
             f"leave_out: k-hat above {good_k:.2f} for {bad.size} of {num_clients} clients (first "
-            f"client {in_quotes(labels[bad[0]])}: {khat[bad[0]]:.2f}): without them the posterior "
-            "is so far away that the draws hardly reach it. Give surrogates= (for example from "
-            "fedmcmc.surrogates.taylor): each such client is then left out by a correction.",
+            f"client {in_quotes(labels[bad[0]])}: {khat[bad[0]]:.2f}): the draws hardly cover the "
+            "posterior without such a client. Pass surrogates= (for example from "
+            "fedmcmc.surrogates.taylor) to sample that posterior by a correction.",
             SamplingWarning,
             stacklevel=2,
         )
-    return found
+    return result
 
 
-def _others(surrogates: Any, prior: Any, index: int) -> Gaussian:
-    """Return the product of the prior and all surrogates but one, dense."""
+def _cavity(surrogates: Any, prior: Any, index: int) -> Gaussian:
+    """Return the dense product of the prior and all surrogates but one."""
     clients = jax.vmap(as_dense)(surrogates)
-    rest: Gaussian = jax.tree.map(lambda leaf: jnp.delete(leaf, index, 0).sum(0), clients)
-    return rest * as_dense(prior)
+    product: Gaussian = jax.tree.map(lambda leaf: jnp.delete(leaf, index, 0).sum(0), clients)
+    return product * as_dense(prior)
 
 
 def _ravel(tree: ArrayTree) -> np.ndarray:

@@ -1,7 +1,6 @@
-"""Leave-one-out cross-validation of rows or of groups of rows, as sums.
+"""Leave-one-out cross-validation of rows, groups or clients.
 
-Proposals that reach farther than the posterior, for rows that need them, are as in Paananen et al.
-(2021); for the rest see `_left_one_out`.
+Source: see `_loo_question`; Paananen et al. (2021) for proposals with wider tails.
 """
 
 import warnings
@@ -15,10 +14,10 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._types import ArrayTree, ClientTerms, Posterior, as_functions
-from fedmcmc.criticism._draws import MOST_DRAWS, EqualDraws, equal_draws
-from fedmcmc.criticism._left_one_out import LeaveGroupsOut, LeaveOneOut, Left, Wide
+from fedmcmc.criticism._draws import MAX_DRAWS, EqualDraws, equal_draws
+from fedmcmc.criticism._loo_question import LeaveGroupsOut, LeaveOneOut, LooSums, WidenedDraws
 from fedmcmc.criticism._pareto import tail_length
-from fedmcmc.criticism._units import UNITS, few_units, unit_of, weight_notes
+from fedmcmc.criticism._units import UNITS, choose_unit, describe_unjudged, warn_if_weighted
 from fedmcmc.diagnostics import SamplingWarning
 from fedmcmc.exact import Target, threshold
 from fedmcmc.gaussian import Mixture
@@ -27,16 +26,16 @@ from fedmcmc.random import as_key
 from fedmcmc.runs import Consortium, as_consortium
 
 WIDER = ((0.4, np.inf, 1.0), (0.3, 5.0, 2.0), (0.3, 5.0, 8.0))
-"""Parts of what weighted points are drawn of: share, degrees of freedom, factor of the covariance.
-Without an influential row the posterior is wider than with it."""
+"""Components of the weighted points: share, degrees of freedom, factor of the covariance. Without
+an influential row the posterior is wider."""
 NUM_POINTS = 4000
 
 
 @dataclass(frozen=True)
 class Loo:
-    """How well a model predicts each row from all others.
+    """Leave-one-out predictive densities of a model, summed over rows.
 
-    If `unit` is ``"groups"`` or ``"clients"``, all figures are of these instead of rows.
+    If `unit` is ``"groups"`` or ``"clients"``, all figures refer to these instead of rows.
 
     Attributes
     ----------
@@ -44,25 +43,25 @@ class Loo:
         Sum of the rows' log predictive densities, and its standard error,
         ``sqrt(num_rows * variance)``.
     p_loo
-        Effective number of parameters: what leaving each row out costs in nats.
+        Effective number of parameters: decrease of the sum, in nats, when rows are left out.
     num_rows
-        Rows in the sums.
+        Number of rows in the sums.
     num_not_judged
-        Rows of clients with fewer rows than `minimum_rows`, which are in no sum.
+        Number of rows of clients with fewer rows than `minimum_rows`, which are in no sum.
     num_bad, num_very_bad
-        Rows whose k-hat is above `good_k`, and above one: their densities cannot be trusted.
+        Number of rows with k-hat above `good_k`, and above one: their densities are unreliable.
     num_mended
-        Rows whose densities are those of weighted points, as draws did not suffice; see `loo`.
+        Number of rows whose densities come from weighted points; see `loo`.
     good_k
-        ``min(1 - 1 / log10(num_draws), 0.7)``.
+        Limit of k-hat, ``min(1 - 1 / log10(num_draws), 0.7)``.
     num_draws
-        Draws used.
+        Number of draws used.
     totals
         ``rounds``, ``bits_up`` and ``bits_down`` of the exchange.
     unit
-        What was left out: ``"rows"``, ``"groups"`` or ``"clients"``.
+        Unit that was left out: ``"rows"``, ``"groups"`` or ``"clients"``.
     num_available
-        Draws that there are, of which `num_draws` were used.
+        Number of draws before thinning.
     notes
         Limits of the result, one sentence each.
     """
@@ -84,16 +83,16 @@ class Loo:
 
     @property
     def verdict(self) -> str:
-        """``"good"``, ``"doubtful"`` (a k-hat above `good_k`) or ``"failed"`` (one above one)."""
+        """``"good"``, ``"doubtful"`` (a k-hat above `good_k`) or ``"failed"`` (above one)."""
         return "failed" if self.num_very_bad else "doubtful" if self.num_bad else "good"
 
     def __repr__(self) -> str:
-        """Return the figures, and how many rows they can be trusted for."""
+        """Return the figures and the verdict."""
         thinned = f" of {self.num_available:,}" * (self.num_available > self.num_draws)
         lines = [
             f"elpd_loo {self.elpd:.1f} (se {self.se:.1f}), p_loo {self.p_loo:.1f}; "
             f"{self.num_rows:,} {self.unit}, {self.num_draws:,}{thinned} draws",
-            f"{self.verdict}: {_told(self)}",
+            f"{self.verdict}: {_describe_khat(self)}",
         ]
         if self.num_mended:
             lines.append(f"{self.num_mended:,} {self.unit} by weighted points")
@@ -110,79 +109,77 @@ def loo(
     draws: Any,
     *,
     unit: str | None = None,
-    num_draws: int = MOST_DRAWS,
+    num_draws: int = MAX_DRAWS,
     minimum_rows: int = 10,
     efficiency: float | None = None,
     secure_sum: bool = False,
     mend: bool = False,
     rng_key: Array | None = None,
 ) -> Loo:
-    """Estimate how well the model predicts each row from all others, in one exchange of sums.
+    """Estimate leave-one-out predictive densities, in one exchange of sums.
 
-    Every client weights the draws for each of its rows as if the row had been left out, smooths
-    the weights, and sends sums over its rows. Rows and their densities stay where they are.
+    For each of its rows, a client weights the draws as if the row were left out, smooths the
+    weights, and sends sums over its rows.
 
-    Whole groups are left out if the data have ``groups=``, or if the model's latents are integrated
-    out (`fedmcmc.marginal`, as in the `posterior` of a `fedmcmc.Fitted`): how well is a new patient
-    or a new hospital predicted? What is said of rows here then holds of groups.
+    If the data have ``groups=``, or if the model's latents are integrated out (`fedmcmc.marginal`,
+    or the `posterior` of a `fedmcmc.Fitted`), complete groups are left out, which measures the
+    prediction of a new patient or hospital. Read "group" for "row" below in this case.
 
     Parameters
     ----------
     posterior
-        The model, normalized if densities are to be compared; in its own coordinates.
+        Model in its original coordinates, with a normalized likelihood if models are compared.
     data
-        A `FederatedData`, or a consortium of clients elsewhere.
+        `FederatedData`, or a consortium of remote clients.
     draws
-        Of the posterior: a `fedmcmc.Fitted`, a `fedmcmc.Corrected` (resampled), `fedmcmc.Samples`
-        (of a sampler without bias), or a pytree of positions, leaves ``[num, *event]``, of equal
-        weight.
+        Posterior draws: a `fedmcmc.Fitted`, a `fedmcmc.Corrected` (resampled), `fedmcmc.Samples`
+        of an unbiased sampler, or a pytree of positions with leaves ``[num, *event]`` and equal
+        weights.
     unit
-        What is left out: ``"row"``, ``"group"`` or ``"client"``. By default groups if there are
-        any, else rows. A client at a real site is one group.
+        Unit that is left out: ``"row"``, ``"group"`` or ``"client"``; by default groups if there
+        are any. A client at a real site is one group.
     num_draws
-        Number of draws that are sent, at least 100; if there are more, they are thinned evenly.
+        Number of draws that are sent, at least 100; more draws are thinned evenly.
     minimum_rows
-        A client with fewer rows (groups) sends no sum, as that of one row is the row's own density;
-        its rows are counted.
+        Smallest number of rows for which a client sends sums, since a sum over a single row is its
+        density. Rows of smaller clients are only counted.
     efficiency
-        Effective draws per draw, at most one: the fewer, the longer the tail of the weights. By
-        default that of `draws`: of `Samples` the mean over coordinates, one of a pytree.
+        Effective draws per draw, at most one; a lower efficiency lengthens the tail of the weights.
+        By default the efficiency of `draws`: the mean over coordinates for `Samples`, one for a
+        pytree.
     secure_sum
-        Whether sums are added where nobody sees a single client's: `minimum_rows` then does not
-        hold.
+        If true, nobody sees the sum of a single client, and `minimum_rows` does not apply.
     mend
-        Whether rows with a bad k-hat are judged again, in two exchanges more, by 4,000 points that
-        reach farther than the draws: weighted by the posterior, then for such a row as if it had
-        been left out. The server learns how many there are, and sums.
+        If true, rows with a bad k-hat are computed again, in two more exchanges, from 4,000
+        weighted points with wider tails than the draws. The server learns the number of such rows.
     rng_key
-        For resampling weighted draws, and for those points; by default ``jax.random.key(0)``.
+        Random key for resampling and for the points; by default ``jax.random.key(0)``.
 
     Returns
     -------
     Loo
-        Without `mend` equal to ArviZ's ``loo`` on the pooled rows, up to rounding.
+        Sums over rows; without `mend` equal to ArviZ's ``loo`` on the pooled rows, up to rounding.
 
     Raises
     ------
     ValueError
-        If draws are too few, no client has enough rows, a log likelihood is not finite, or single
-        rows are to be left out of groups whose latents are integrated out.
+        If draws are too few, no client has enough rows, a log likelihood is not finite, or `unit`
+        is ``"row"`` and latents are integrated out.
 
     Warns
     -----
     SamplingWarning
-        If the k-hat of some row is above ``min(1 - 1 / log10(num_draws), 0.7)``, with `mend` that
-        by weighted points, too.
+        If the k-hat of a row is above ``min(1 - 1 / log10(num_draws), 0.7)``; with `mend`, also for
+        the weighted points.
     UserWarning
-        If terms of the likelihood are weighted (`numpyro.handlers.scale`), so that they are no log
-        densities of outcomes.
+        If likelihood terms are weighted (`numpyro.handlers.scale`) and thus no log densities.
 
     Notes
     -----
     With ``L[s, j] = log p(y_j | theta_s)`` and weights ``w_s`` smoothed from ``exp(-L[s, j])``, a
     row's density is ``e_j = log sum_s w_s exp(L[s, j])``. Clients send the number of rows, the sums
-    of ``e_j``, of its square and of ``log mean_s exp(L[s, j]) - e_j``, and how many k-hats are
-    above the threshold and above one.
+    of ``e_j``, of its square and of ``log mean_s exp(L[s, j]) - e_j``, and the numbers of k-hats
+    above the limit and above one.
 
     Examples
     --------
@@ -199,89 +196,82 @@ def loo(
     good: k-hat of all rows below 0.70
     """
     chosen = equal_draws(draws, posterior, num_draws, rng_key)
-    efficiencies = [chosen.efficiency if efficiency is None else efficiency]
-    key = jax.random.key(0) if rng_key is None else as_key(rng_key)
-    unit = unit_of((posterior,), data, unit)
-    sums, totals = ask(
-        (posterior,),
-        data,
-        (chosen,),
-        efficiencies,
-        minimum_rows,
-        secure_sum,
-        unit=unit,
-        mend=jax.random.fold_in(key, 1) if mend else None,
+    unit = choose_unit((posterior,), data, unit)
+    sums, totals = collect_sums(
+        (posterior,), data, (chosen,), unit, minimum_rows, efficiency, secure_sum, mend, rng_key
     )
-    notes = weight_notes({"": posterior}, "loo", stacklevel=3)
-    found = result_of(sums, 0, chosen, totals, UNITS[unit], minimum_rows, notes)
-    warn_of_rows(found, "loo")
-    return found
+    notes = warn_if_weighted({"": posterior}, "loo", stacklevel=3)
+    result = make_loo(sums, 0, chosen, totals, UNITS[unit], minimum_rows, notes)
+    warn_if_unreliable(result, "loo")
+    return result
 
 
-def ask(
+def collect_sums(
     models: tuple[Posterior, ...],
     data: Any,
-    draws: tuple[Any, ...],
-    efficiencies: list[float],
-    minimum_rows: int,
-    secure_sum: bool,
-    *,
+    draws: tuple[EqualDraws, ...],
     unit: str,
-    mend: Array | None = None,
-) -> tuple[Left, dict[str, float]]:
-    """Return the sums of all clients over their rows, and what the exchanges cost.
-
-    `mend` is a key for points by which rows with a bad k-hat are judged again.
-    """
-    for efficiency in efficiencies:
-        if not 0 < efficiency <= 1:
-            raise ValueError(f"efficiency must lie in (0, 1], got {efficiency!r}.")
+    minimum_rows: int,
+    efficiency: float | None,
+    secure_sum: bool,
+    mend: bool,
+    rng_key: Array | None,
+) -> tuple[LooSums, dict[str, float]]:
+    """Return the sums over all clients, and the cost of the exchanges; see `loo`."""
+    if efficiency is not None and not 0 < efficiency <= 1:
+        raise ValueError(f"efficiency must lie in (0, 1], got {efficiency!r}.")
     if minimum_rows < 1:
         raise ValueError(f"minimum_rows must be at least 1, got {minimum_rows!r}.")
+    key = jax.random.fold_in(jax.random.key(0) if rng_key is None else as_key(rng_key), 1)
     consortium = as_consortium(data)
-    tails = tuple(tail_length(x.num, e) for x, e in zip(draws, efficiencies, strict=True))
-    worst = jnp.array([threshold(x.num) for x in draws])
-    least = 1 if secure_sum else minimum_rows
-    question = LeaveOneOut(models[0], models[1:], least, worst, tails)
+    tails = tuple(
+        tail_length(x.num, x.efficiency if efficiency is None else efficiency) for x in draws
+    )
+    khat_limits = jnp.array([threshold(x.num) for x in draws])
+    minimum = 1 if secure_sum else minimum_rows
+    question = LeaveOneOut(models[0], models[1:], minimum, khat_limits, tails)
     if unit != "row":
-        question = LeaveGroupsOut(models[0], models[1:], least, worst, tails, unit == "client")
+        question = LeaveGroupsOut(
+            models[0], models[1:], minimum, khat_limits, tails, unit == "client"
+        )
     units = UNITS[unit]
-    asked = consortium.ask(question, tuple(x.positions for x in draws))
-    sums: Left = asked.value.value
-    totals = {"rounds": asked.rounds, "bits_up": asked.bits_up, "bits_down": asked.bits_down}
-    if mend is not None and np.any(np.asarray(sums.bad) > 0) and not sums.not_finite > 0:
+    answer = consortium.ask(question, tuple(x.positions for x in draws))
+    sums: LooSums = answer.value.value
+    costs = [(answer.rounds, answer.bits_up, answer.bits_down)]
+    if mend and np.any(np.asarray(sums.bad) > 0) and not sums.not_finite > 0:
         content = []
-        for number, (model, own) in enumerate(zip(models, draws, strict=True)):
-            entry, cost = _wide(jax.random.fold_in(mend, number), model, consortium, own.positions)
+        for i, (model, x) in enumerate(zip(models, draws, strict=True)):
+            entry, cost = _add_points(jax.random.fold_in(key, i), model, consortium, x.positions)
             content.append(entry)
-            totals = {name: totals[name] + cost[name] for name in totals}
-        asked = consortium.ask(question, tuple(content))
-        sums = asked.value.value
-        cost = {"rounds": asked.rounds, "bits_up": asked.bits_up, "bits_down": asked.bits_down}
-        totals = {name: totals[name] + cost[name] for name in totals}
+            costs.append(cost)
+        answer = consortium.ask(question, tuple(content))
+        sums = answer.value.value
+        costs.append((answer.rounds, answer.bits_up, answer.bits_down))
+    names = ("rounds", "bits_up", "bits_down")
+    totals: dict[str, float] = dict(zip(names, map(sum, zip(*costs, strict=True)), strict=True))
     if sums.not_finite > 0:
         raise ValueError(
             f"The log likelihood is not finite for {int(sums.not_finite)} {units} at some of the "
             f"draws: the model overflows there, or gives these {units} no probability."
         )
     if sums.judged == 0:
-        why = f"No client has at least {minimum_rows} {units}: a sum over so few shows single ones"
+        reason = f"No client has at least {minimum_rows} {units}: smaller sums reveal single values"
         if unit == "client":
-            why = "With unit='client' the sum of a client is its own density"
+            reason = "With unit='client' the sum of a client is its own density"
         integrates = any(isinstance(model.loglikelihood_fn, ClientTerms) for model in models)
         raise ValueError(
-            f"{why}, so none sends it. Pass secure_sum=True if sums are added securely, or "
-            f"minimum_rows=1 if such sums may be seen"
+            f"{reason}, so no client sends a sum. Pass secure_sum=True if sums are added securely, "
+            f"or minimum_rows=1 if the server may see such sums"
             + ", or unit='row' to leave out rows" * (unit == "group" and not integrates)
             + "."
         )
     return sums, totals
 
 
-def _wide(
+def _add_points(
     rng_key: Array, posterior: Posterior, consortium: Consortium, draws: ArrayTree
-) -> tuple[Wide, dict[str, float]]:
-    """Return draws with weighted points around them, and what the exchange for these cost."""
+) -> tuple[WidenedDraws, tuple[int, float, float]]:
+    """Return draws with weighted points around them, and the exchange's rounds and bits."""
     flat = np.asarray(jax.vmap(trees.ravel)(draws), np.float64)
     mean, covariance = flat.mean(0), np.atleast_2d(np.cov(flat.T))
     proposal = Mixture.of([(share, nu, mean, scale * covariance) for share, nu, scale in WIDER])
@@ -291,16 +281,15 @@ def _wide(
         return trees.cast_like(trees.unravel(jnp.asarray(x), like), like)
 
     target = Target(as_functions(posterior), consortium, position(mean))
-    found = target.weigh(rng_key, proposal, NUM_POINTS)
-    log_weights = jnp.asarray(found.log_ratios - found.log_ratios.max(), jnp.result_type(float))
-    points = jax.vmap(position)(jnp.asarray(found.points, jnp.result_type(float)))
-    rounds, up, down = found.cost
-    cost = {"rounds": rounds, "bits_up": up, "bits_down": down}
-    return Wide(draws, points, log_weights), cost
+    weighed = target.weigh(rng_key, proposal, NUM_POINTS)
+    log_weights = jnp.asarray(weighed.log_ratios - weighed.log_ratios.max(), jnp.result_type(float))
+    points = jax.vmap(position)(jnp.asarray(weighed.points, jnp.result_type(float)))
+    rounds, bits_up, bits_down = weighed.cost
+    return WidenedDraws(draws, points, log_weights), (rounds, bits_up, bits_down)
 
 
-def result_of(
-    sums: Left,
+def make_loo(
+    sums: LooSums,
     model: int,
     draws: EqualDraws,
     totals: dict[str, float],
@@ -308,19 +297,19 @@ def result_of(
     minimum_rows: int,
     notes: Sequence[str] = (),
 ) -> Loo:
-    """Return what the sums say of one of the models."""
+    """Return the `Loo` of the model with index `model`."""
     elpd, squared, p_loo = (
         float(np.asarray(x, np.float64)[model].sum()) for x in (sums.elpd, sums.squared, sums.p_loo)
     )
-    num, others = int(sums.judged), int(sums.others)
-    if others:
-        notes = (*notes, few_units(others, unit, minimum_rows))
+    num, num_not_judged = int(sums.judged), int(sums.not_judged)
+    if num_not_judged:
+        notes = (*notes, describe_unjudged(num_not_judged, unit, minimum_rows))
     return Loo(
         elpd,
         float(np.sqrt(max(squared - elpd**2 / num, 0.0))),
         p_loo,
         num,
-        others,
+        num_not_judged,
         int(sums.bad[model]),
         int(sums.very_bad[model]),
         int(sums.mended[model]),
@@ -333,23 +322,23 @@ def result_of(
     )
 
 
-def _told(found: Loo) -> str:
-    bad, unit = found.num_bad, found.unit
+def _describe_khat(result: Loo) -> str:
+    bad, unit = result.num_bad, result.unit
     if not bad:
-        return f"k-hat of all {unit} below {found.good_k:.2f}"
+        return f"k-hat of all {unit} below {result.good_k:.2f}"
     return (
-        f"k-hat of {bad:,} of {found.num_rows:,} {unit} above {found.good_k:.2f}, of "
-        f"{found.num_very_bad:,} above 1"
+        f"k-hat of {bad:,} of {result.num_rows:,} {unit} above {result.good_k:.2f}, of "
+        f"{result.num_very_bad:,} above 1"
     )
 
 
-def warn_of_rows(found: Loo, name: str) -> None:
-    """Warn where the densities of some rows cannot be trusted."""
-    if found.num_bad:
+def warn_if_unreliable(result: Loo, name: str) -> None:
+    """Warn if the densities of some rows are unreliable."""
+    if result.num_bad:
         warnings.warn(
-            f"{name}: {_told(found)}: without such a {found.unit[:-1]} the posterior is another, "
-            "and its density here is unreliable."
-            + (" loo(mend=True) judges it by points that reach farther." * (name == "loo")),
+            f"{name}: {_describe_khat(result)}. Such a {result.unit[:-1]} changes the posterior "
+            "so much that the density computed without it is unreliable."
+            + (" loo(mend=True) uses points with wider tails for it." * (name == "loo")),
             SamplingWarning,
             stacklevel=3,
         )

@@ -1,6 +1,6 @@
-"""Pareto-smoothed importance weights in JAX: for clients, who smooth theirs by themselves.
+"""Pareto-smoothed importance weights in JAX, for clients that smooth weights per row.
 
-`fedmcmc.exact.psis` is the same for a server, in float64.
+`fedmcmc.diagnostics.psis` is the server's version in float64.
 """
 
 from functools import partial
@@ -12,15 +12,15 @@ from jax import Array
 from jax.scipy.special import logsumexp
 
 ROUNDING = 100
-"""Log ratios that differ by less than so many units in their last place are equal."""
+"""Difference of log ratios, in units in the last place, below which they are equal."""
 EQUAL = 1e-9
 PRIOR_SHAPE, PRIOR_DRAWS = 0.5, 10
 
 
 def tail_length(num: int, efficiency: float = 1.0) -> int:
-    """Return how many of `num` draws are the tail: ``3 sqrt(num / efficiency)``, or a fifth.
+    """Return the number of draws in the tail, ``3 sqrt(num / efficiency)`` or a fifth of `num`.
 
-    Vehtari et al. (2024), Appendix H; `efficiency` is effective draws per draw.
+    Vehtari et al. (2024), Appendix H; `efficiency` is the number of effective draws per draw.
     """
     return int(3 * np.sqrt(num / efficiency)) if num * efficiency > 225 else num // 5
 
@@ -34,49 +34,48 @@ def psis(log_ratios: Array, num_tail: int) -> tuple[Array, Array]:
     log_ratios
         ``[num]``, log of target over proposal up to a constant; minus infinity is allowed.
     num_tail
-        Static, of `tail_length`, at least 5 and less than `num`.
+        Static number from `tail_length`, at least 5 and less than `num`.
 
     Returns
     -------
     log_weights
-        ``[num]``, in the order of the ratios; their exponentials sum to one.
+        ``[num]``, normalized, in the order of the ratios.
     khat
-        ``[]``, the shape of the tail: minus infinity where its ratios are equal, infinity where no
+        ``[]``, shape of the tail: minus infinity if its ratios are equal, infinity if no
         distribution fits.
 
     References
     ----------
     Vehtari, Simpson, Gelman, Yao and Gabry (2024), Algorithm 1; Zhang and Stephens (2009).
     """
-    largest, places = jax.lax.top_k(log_ratios, num_tail + 1)
-    tail, khat = smoothed_tail(largest)
-    smoothed = (log_ratios - largest[0]).at[places[:-1]].set(tail)
+    largest, indices = jax.lax.top_k(log_ratios, num_tail + 1)
+    tail, khat = smooth_tail(largest)
+    smoothed = (log_ratios - largest[0]).at[indices[:-1]].set(tail)
     return smoothed - logsumexp(smoothed), khat
 
 
 @partial(jax.jit, inline=True)
-def smoothed_tail(largest: Array) -> tuple[Array, Array]:
-    """Return the tail of log ratios, smoothed, and its k-hat; see `psis`.
+def smooth_tail(largest: Array) -> tuple[Array, Array]:
+    """Return the smoothed tail of log ratios ``[num_tail]``, descending from zero, and its k-hat.
 
-    `largest` ``[num_tail + 1]`` descends: the tail, and what lies next below it. What is returned,
-    ``[num_tail]``, descends too, from the largest ratio at zero.
+    `largest` ``[num_tail + 1]`` descends: the tail and the next smaller ratio. See `psis`.
     """
     ratios = (largest - largest[0])[::-1]
     tail, cut, num_tail = ratios[1:], ratios[0], ratios.shape[0] - 1
-    # exp(tail) - exp(cut), without the digits that this loses
+    # exp(tail) - exp(cut) without cancellation
     excess = jnp.where(jnp.isneginf(tail), 0, jnp.exp(tail) * -jnp.expm1(cut - tail))
     shape, scale = _fit(excess)
     epsilon = jnp.finfo(ratios.dtype).eps
-    # So far apart that this type cannot hold them together; shapes are far above one there.
-    spans = excess[_quartile(num_tail)] > epsilon * excess[-1]
+    # False if the floating-point type cannot resolve the tail, whose shape is then far above one.
+    resolved = excess[_quartile(num_tail)] > epsilon * excess[-1]
     khat = (num_tail * shape + PRIOR_DRAWS * PRIOR_SHAPE) / (num_tail + PRIOR_DRAWS)
-    places = (jnp.arange(num_tail, dtype=ratios.dtype) + 0.5) / num_tail
-    # An exponential distribution at zero, where the quotient is not a number.
+    probabilities = (jnp.arange(num_tail, dtype=ratios.dtype) + 0.5) / num_tail
+    # At shape zero, the exponential distribution, the quotient would be NaN.
     k = jnp.where(jnp.abs(khat) > epsilon, khat, epsilon)
-    quantiles = scale * jnp.expm1(-k * jnp.log1p(-places)) / k
+    quantiles = scale * jnp.expm1(-k * jnp.log1p(-probabilities)) / k
     fitted = jnp.minimum(jnp.logaddexp(cut, jnp.log(quantiles)), 0)
     fitted = jnp.where(jnp.isneginf(tail), tail, fitted)
-    fits = jnp.isfinite(khat) & (scale > 0) & spans
+    fits = jnp.isfinite(khat) & (scale > 0) & resolved
     equal = -tail[0] < jnp.maximum(EQUAL, ROUNDING * epsilon * (1 + jnp.abs(largest[0])))
     khat = jnp.where(equal, -jnp.inf, jnp.where(fits, khat, jnp.inf))
     return jnp.where(fits & ~equal, fitted, tail)[::-1], khat
@@ -85,7 +84,7 @@ def smoothed_tail(largest: Array) -> tuple[Array, Array]:
 def _fit(excess: Array) -> tuple[Array, Array]:
     """Return shape and scale of a generalized Pareto distribution, Zhang and Stephens (2009).
 
-    `excess` ``[num]`` ascends. The shape is without the prior of `psis`.
+    `excess` ``[num]`` ascends. The shape does not include the prior of `psis`.
     """
     num, dtype = excess.shape[0], excess.dtype
     num_candidates = 30 + int(np.sqrt(num))
@@ -102,5 +101,5 @@ def _fit(excess: Array) -> tuple[Array, Array]:
 
 
 def _quartile(num: int) -> int:
-    """Return the place of the lower quartile of `num` numbers that ascend."""
+    """Return the index of the lower quartile of `num` ascending numbers."""
     return int(num / 4 + 0.5) - 1

@@ -1,4 +1,4 @@
-"""Posterior predictive checks: sums over rows, beside those of outcomes drawn from the model.
+"""Posterior predictive checks by sums over observed and replicated rows.
 
 Source: Gelman, Meng and Stern (1996).
 """
@@ -12,29 +12,37 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Client, Exact, Federation, Posterior, register_dataclass
-from fedmcmc.criticism._draws import equal_draws, one_of
-from fedmcmc.criticism._histogram import Histogram, merged, receivers
-from fedmcmc.criticism._rows import BUDGET, check_resample, over_rows
-from fedmcmc.criticism._units import few_units, has_groups
+from fedmcmc._types import (
+    ArrayTree,
+    Client,
+    Disclosure,
+    Exact,
+    Federation,
+    Posterior,
+    register_dataclass,
+)
+from fedmcmc.criticism._draws import equal_draws, position_shapes
+from fedmcmc.criticism._histogram import Histogram, merge_cells, merge_targets
+from fedmcmc.criticism._rows import BUDGET, check_resample, sum_over_rows
+from fedmcmc.criticism._units import describe_unjudged, has_groups
 from fedmcmc.gradients import row_size
 from fedmcmc.kernels import Question, check_model
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key
 from fedmcmc.runs import as_consortium
 
-GROUPED = (
-    "Sums over rows do not show whether rows of a group are more alike than the model has them: "
-    "criticism.loo leaves out whole groups."
+GROUPED_NOTE = (
+    "Sums over rows do not show whether rows of a group are more similar than the model predicts: "
+    "use criticism.loo, which leaves out complete groups."
 )
 Statistic = Callable[[ArrayTree], Array]
-"""``rows -> [num_rows]`` or ``[num_rows, num_values]``, which is summed over rows."""
+"""Function ``rows -> [num_rows]`` or ``[num_rows, num_values]``, summed over rows."""
 
 
 class Replicates(NamedTuple):
-    """Positions, leaves ``[num_draws, *event]``, and a public key, ``[2]`` uint32, for outcomes.
+    """Positions with leaves ``[num_draws, *event]``, and a public key ``[2]`` uint32 for outcomes.
 
-    The words are those of the Threefry generator; a client's key is that with its id folded in.
+    The words are a Threefry key, into which each client folds its index.
     """
 
     words: Array
@@ -42,50 +50,55 @@ class Replicates(NamedTuple):
 
 
 class Replicated(NamedTuple):
-    """A client's sums over its rows.
+    """Sums over a client's rows.
 
     Attributes
     ----------
     observed
-        ``[num_values]``, of the outcomes.
+        ``[num_values]``, sums over observed rows.
     gaps
-        ``[num_draws, num_values]``, of replicated outcomes minus observed ones, row by row.
+        ``[num_draws, num_values]``, sums of replicated minus observed values per row.
     merged
-        ``[num_values]``, one for each cell that is merged into another.
-    judged, others
-        ``[]``, rows in the sums, and rows of a client that has too few to send any.
+        ``[num_values]``, one for each cell that is merged into another cell.
+    judged, not_judged
+        ``[]``, numbers of rows in the sums, and of rows of a client that has too few rows.
     """
 
     observed: Any
     gaps: Any
     merged: Any
     judged: Any
-    others: Any
+    not_judged: Any
 
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Replication(Question):
-    """Sums of statistics of rows, and of rows whose outcomes are drawn from the model."""
+    """Sums of statistics of observed rows, and of rows with replicated outcomes."""
+
+    disclosure = Disclosure(
+        "summaries of the rows of this site, and of outcomes drawn from the model in their place",
+        reason="the server chooses how many rows a site must have for its rows to count",
+    )
 
     statistics: tuple[Statistic, ...]
-    least: Any  # rows of a client that may send sums
-    least_count: Any  # in a cell of a histogram
-    sizes: tuple[int, ...] = field(metadata={"static": True})  # values of each statistic
-    cells: tuple[bool, ...] = field(metadata={"static": True})  # which are histograms
+    minimum_rows: Any  # smallest number of rows of a client that sends sums
+    minimum_count: Any  # smallest cell of a histogram
+    sizes: tuple[int, ...] = field(metadata={"static": True})  # number of values per statistic
+    are_histograms: tuple[bool, ...] = field(metadata={"static": True})
 
     def answer(self, content: Replicates, client: Client) -> Exact:
         words = jax.random.wrap_key_data(content.words, impl="threefry2x32")
-        own_key = jax.random.fold_in(words, client.index)
+        client_key = jax.random.fold_in(words, client.index)
         num = jax.tree.leaves(content.positions)[0].shape[0]
         dtype = jnp.result_type(float)
 
-        def of_rows(rows: ArrayTree, mask: Array, number: Array) -> tuple[Array, Array]:
+        def block_sums(rows: ArrayTree, mask: Array, number: Array) -> tuple[Array, Array]:
             observed = self._terms(rows)
 
             def gap(numbered: tuple[Array, ArrayTree]) -> Array:
                 index, position = numbered
-                key = jax.random.fold_in(jax.random.fold_in(own_key, number), index)
+                key = jax.random.fold_in(jax.random.fold_in(client_key, number), index)
                 assert self.posterior.resample_fn is not None
                 replicated = self._terms(self.posterior.resample_fn(key, position, rows))
                 return jnp.sum(jnp.where(mask[:, None], replicated - observed, 0), axis=0)
@@ -96,13 +109,12 @@ class Replication(Question):
             )
             return jnp.sum(jnp.where(mask[:, None], observed, 0), axis=0), gaps
 
-        observed, gaps = over_rows(of_rows, client, 1)
-        observed, gaps, is_merged = self.suppressed(observed, gaps)
+        observed, gaps = sum_over_rows(block_sums, client, 1)
+        observed, gaps, is_merged = self.merge_small_cells(observed, gaps)
         size = client.size.astype(dtype)
-        zero = jnp.zeros((), dtype)
-        sums = Replicated(observed, gaps, is_merged, size, zero)
-        nothing = trees.zeros_like(sums)._replace(others=size)
-        return Exact(trees.select(client.size >= self.least, sums, nothing))
+        sums = Replicated(observed, gaps, is_merged, size, jnp.zeros((), dtype))
+        empty = trees.zeros_like(sums)._replace(not_judged=size)
+        return Exact(trees.select(client.size >= self.minimum_rows, sums, empty))
 
     def answer_like(self, content: Replicates) -> Exact:
         num, size = jax.tree.leaves(content.positions)[0].shape[0], sum(self.sizes)
@@ -111,46 +123,46 @@ class Replication(Question):
         return Exact(Replicated(*(jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)))
 
     def check_content(self, content: Replicates, federation: Federation) -> None:
-        check_model(self.posterior, one_of(content.positions), federation)
-        check_resample(self.posterior, one_of(content.positions), federation)
+        check_model(self.posterior, position_shapes(content.positions), federation)
+        check_resample(self.posterior, position_shapes(content.positions), federation)
 
     def _terms(self, rows: ArrayTree) -> Array:
         """Return all statistics of each row, ``[num_rows, num_values]``."""
-        found = [fn(rows).astype(jnp.result_type(float)) for fn in self.statistics]
-        return jnp.concatenate([x if x.ndim == 2 else x[:, None] for x in found], axis=1)
+        values = [fn(rows).astype(jnp.result_type(float)) for fn in self.statistics]
+        return jnp.concatenate([x if x.ndim == 2 else x[:, None] for x in values], axis=1)
 
-    def suppressed(self, observed: Array, gaps: Array) -> tuple[Array, Array, Array]:
-        """Merge the small cells of observed histograms, and the same cells of replicated ones."""
-        parts, first = [], 0
-        for size, are_cells in zip(self.sizes, self.cells, strict=True):
-            own = slice(first, first + size)
-            first += size
-            if not are_cells:
-                parts.append((observed[own], gaps[:, own], jnp.zeros_like(observed[own])))
+    def merge_small_cells(self, observed: Array, gaps: Array) -> tuple[Array, Array, Array]:
+        """Merge small cells of observed histograms, and the same cells of replicated histograms."""
+        parts, start = [], 0
+        for size, is_histogram in zip(self.sizes, self.are_histograms, strict=True):
+            sums, sum_gaps = observed[start : start + size], gaps[:, start : start + size]
+            start += size
+            if not is_histogram:
+                parts.append((sums, sum_gaps, jnp.zeros_like(sums)))
                 continue
-            receiver = receivers(observed[own], self.least_count)
-            moved = (receiver != jnp.arange(size)).astype(observed.dtype)
-            parts.append((merged(observed[own], receiver), merged(gaps[:, own], receiver), moved))
+            targets = merge_targets(sums, self.minimum_count)
+            moved = (targets != jnp.arange(size)).astype(observed.dtype)
+            parts.append((merge_cells(sums, targets), merge_cells(sum_gaps, targets), moved))
         a, b, c = zip(*parts, strict=True)
         return jnp.concatenate(a), jnp.concatenate(b, axis=1), jnp.concatenate(c)
 
 
 @dataclass(frozen=True)
 class PredictiveCheck:
-    """Sums over rows, and where they lie among those of outcomes drawn from the model.
+    """Sums over rows, with the distribution of the same sums under the model.
 
     Attributes
     ----------
     names
-        One per value.
+        Names of the values.
     observed
-        ``[num_values]``, sums over the rows.
+        ``[num_values]``, sums over the observed rows.
     replicated
-        ``[num_draws, num_values]``, the same of outcomes drawn at each draw.
+        ``[num_draws, num_values]``, sums over replicated rows, per draw.
     merged
-        ``[num_values]``, how many clients merged this cell with a neighbor, as it was small.
+        ``[num_values]``, number of clients that merged this cell with a neighbor.
     num_rows, num_not_judged
-        Rows in the sums, and rows of clients with fewer than `minimum_rows`, which are not.
+        Number of rows in the sums, and of rows of clients with fewer than `minimum_rows`.
     totals
         ``rounds``, ``bits_up`` and ``bits_down`` of the exchange.
     notes
@@ -168,19 +180,19 @@ class PredictiveCheck:
 
     @property
     def p_values(self) -> np.ndarray:
-        """Shares of replicated values above the observed ones, ties by half, ``[num_values]``."""
+        """Share of replicated values above the observed value, ties by half, ``[num_values]``."""
         return ((self.replicated > self.observed) + 0.5 * (self.replicated == self.observed)).mean(
             0
         )
 
     def interval(self, share: float = 0.9) -> np.ndarray:
-        """Return the middle `share` of replicated values, ``[2, num_values]``."""
+        """Return the central interval of a `share` of replicated values, ``[2, num_values]``."""
         if not 0 < share < 1:
             raise ValueError(f"share must lie between 0 and 1, got {share!r}.")
         return np.quantile(self.replicated, [(1 - share) / 2, (1 + share) / 2], axis=0)
 
     def of(self, fn: Callable[[np.ndarray], Any], name: str) -> "PredictiveCheck":
-        """Return the check of a function of the sums, ``[num_values] -> []``: a mean, an sd."""
+        """Return the check of a function of the sums, ``[num_values] -> []``, such as a mean."""
         observed = np.atleast_1d(np.asarray(fn(self.observed), np.float64))
         if observed.shape != (1,):
             raise ValueError(f"fn must return one number, got shape {observed.shape}.")
@@ -190,7 +202,7 @@ class PredictiveCheck:
         )
 
     def __repr__(self) -> str:
-        """Return a table of observed sums, replicated ones and p-values."""
+        """Return a table of observed sums, replicated sums and p-values."""
         low, high = self.interval()
         width = max(map(len, ["", *self.names]))
         lines = [
@@ -198,15 +210,15 @@ class PredictiveCheck:
             f"{'':<{width}}  {'observed':>10}  {'mean':>10}  {'5 %':>10}  {'95 %':>10}      p",
         ]
         for j, name in enumerate(self.names):
-            told = [self.observed[j], self.replicated[:, j].mean(), low[j], high[j]]
-            numbers = "  ".join(f"{x:>10.4g}" for x in told)
+            figures = [self.observed[j], self.replicated[:, j].mean(), low[j], high[j]]
+            numbers = "  ".join(f"{x:>10.4g}" for x in figures)
             lines.append(f"{name:<{width}}  {numbers}  {self.p_values[j]:>5.3f}")
         if self.merged.any():
             lines.append(f"small cells were merged at {int(self.merged.max())} client(s) or more")
         return "\n".join([*lines, *self.notes])
 
     def to_dict(self) -> dict[str, dict[str, float]]:
-        """Return observed sum, mean and sd of replicated ones and p-value by name."""
+        """Return the observed sum, the mean and sd of replicated sums, and the p-value by name."""
         return {
             name: {
                 "observed": float(self.observed[j]),
@@ -230,53 +242,51 @@ def predictive_check(
     minimum_count: int = 5,
     secure_sum: bool = False,
 ) -> PredictiveCheck:
-    """Compare sums over rows with those of outcomes drawn from the model, in one exchange.
+    """Compare sums over observed rows with sums over replicated rows, in one exchange.
 
-    At each draw every client draws outcomes for its own rows, and sends sums of a statistic: of the
-    observed rows, and of the replicated ones. Rows and replicated rows stay where they are.
+    For each draw, a client draws outcomes for its rows. It sends sums of statistics of the observed
+    rows and of the replicated rows.
 
     Parameters
     ----------
     rng_key
-        For the outcomes; for weighted draws also for resampling.
+        Random key for the outcomes, and for resampling weighted draws.
     posterior
-        The model, in its own coordinates, with a ``resample_fn``.
+        Model in its original coordinates, with a ``resample_fn``.
     data, draws, num_draws
-        As of `loo`.
+        See `loo`.
     statistics
-        ``rows -> [num_rows]`` or ``[num_rows, num_values]``, or such functions by name. They are
-        summed over the rows: counts, sums of an outcome, its square, its product with a covariate.
-        Maxima and quantiles are no sums: take a `Histogram`. Means and sds are functions of sums,
-        see `PredictiveCheck.of`.
+        Function ``rows -> [num_rows]`` or ``[num_rows, num_values]``, or such functions by name.
+        They are summed over the rows: counts, sums of an outcome, its square, its product with a
+        covariate. Maxima and quantiles are not sums: use a `Histogram`. Means and sds are functions
+        of sums, see `PredictiveCheck.of`.
     minimum_rows
-        A client with fewer rows sends no sum; its rows are counted.
+        Smallest number of rows for which a client sends sums; other rows are only counted.
     minimum_count
-        A client merges a cell of its observed `Histogram` that holds fewer rows with the next, and
-        the same cells of its replicated ones, so that the comparison stays one of like with like.
-        A sum of zeros and ones is no histogram: count rare events by one.
+        Number of rows below which a client merges a cell of an observed `Histogram` with a
+        neighbor; the same cells of replicated histograms are merged. Use a histogram to count rare
+        events, because a sum of zeros and ones is not protected.
     secure_sum
-        Whether sums are added where nobody sees a single client's: both rules then hold for the
-        total alone.
+        If true, nobody sees the sums of a single client, and both rules apply only to the total.
 
     Returns
     -------
     PredictiveCheck
-        With p-values. They are conservative, not uniform: outcomes are drawn from what was fitted
-        to these rows, so a p-value of 0.2 may be a misfit, and one of 0.001 is.
+        Sums and p-values. The p-values are conservative, not uniform, because the model was fitted
+        to the same rows: 0.001 shows a misfit, but 0.2 does not exclude one.
 
     Raises
     ------
     ValueError
-        Without a ``resample_fn``, if a statistic has not one term per row, if draws are too few, or
-        no client has enough rows.
+        If there is no ``resample_fn``, a statistic does not have one term per row, draws are too
+        few, or no client has enough rows.
 
     Notes
     -----
-    The differences of replicated and observed sums are taken row by row, and no digit is lost where
-    the sums are large. Replicated sums of a client with few rows tell of its covariates: use a
-    secure sum, or raise `minimum_rows`. A thousand draws give a p-value with a standard error below
-    0.016. Sums over rows do not show whether rows of one group (``groups=``) are more alike than
-    the model has them.
+    Replicated and observed values are subtracted per row, which keeps digits if sums are large.
+    Replicated sums of a client with few rows reveal its covariates: use a secure sum, or raise
+    `minimum_rows`. With 1,000 draws a p-value has a standard error below 0.016. Sums over rows do
+    not show whether rows of a group (``groups=``) are more similar than the model predicts.
 
     Examples
     --------
@@ -298,52 +308,52 @@ def predictive_check(
     """
     key = as_key(rng_key)
     chosen = equal_draws(draws, posterior, num_draws, key)
-    named = statistics if isinstance(statistics, Mapping) else {"": statistics}
-    for name, fn in named.items():
+    by_name = statistics if isinstance(statistics, Mapping) else {"": statistics}
+    for name, fn in by_name.items():
         if not callable(fn):
             raise TypeError(
                 "statistics must be a function of rows, or functions by name, got "
                 f"{name + ': ' if name else ''}{type(fn).__name__}."
             )
-    if not named or minimum_rows < 1 or minimum_count < 0:
+    if not by_name or minimum_rows < 1 or minimum_count < 0:
         raise ValueError(
             "predictive_check needs a statistic, minimum_rows of at least 1 and minimum_count of "
-            f"at least 0; got {len(named)} statistics, {minimum_rows!r} and {minimum_count!r}."
+            f"at least 0; got {len(by_name)} statistics, {minimum_rows!r} and {minimum_count!r}."
         )
     consortium = as_consortium(data)
-    sizes = tuple(_num_values(name, fn, consortium.federation) for name, fn in named.items())
-    cells = tuple(isinstance(fn, Histogram) for fn in named.values())
+    sizes = tuple(_num_values(name, fn, consortium.federation) for name, fn in by_name.items())
     question = Replication(
         posterior,
-        tuple(named.values()),
+        tuple(by_name.values()),
         1 if secure_sum else minimum_rows,
         0 if secure_sum else minimum_count,
         tuple(max(size, 1) for size in sizes),
-        cells,
+        tuple(isinstance(fn, Histogram) for fn in by_name.values()),
     )
     words = jax.random.bits(jax.random.fold_in(key, 1), (2,), jnp.uint32)
-    asked = consortium.ask(question, Replicates(words, chosen.positions))
-    sums: Replicated = asked.value.value
+    answer = consortium.ask(question, Replicates(words, chosen.positions))
+    sums: Replicated = answer.value.value
     if sums.judged == 0:
         raise ValueError(
-            f"No client has at least {minimum_rows} rows, so none sends a sum. Lower minimum_rows, "
-            "or use a secure sum."
+            f"No client has at least {minimum_rows} rows, so no client sends a sum. Lower "
+            "minimum_rows, or use a secure sum."
         )
-    found = sums.observed, sums.gaps, sums.merged
+    results = sums.observed, sums.gaps, sums.merged
     if secure_sum:
-        found = replace(question, least_count=minimum_count).suppressed(*found[:2])
-    observed, gaps, moved = (np.asarray(x, np.float64) for x in found)
-    others, notes = int(sums.others), [GROUPED] if has_groups(data) else []
-    if others:
-        notes.append(few_units(others, "rows", minimum_rows))
+        total_question = replace(question, minimum_count=minimum_count)
+        results = total_question.merge_small_cells(sums.observed, sums.gaps)
+    observed, gaps, moved = (np.asarray(x, np.float64) for x in results)
+    num_not_judged, notes = int(sums.not_judged), [GROUPED_NOTE] if has_groups(data) else []
+    if num_not_judged:
+        notes.append(describe_unjudged(num_not_judged, "rows", minimum_rows))
     return PredictiveCheck(
-        _names(named, sizes),
+        _names(by_name, sizes),
         observed,
         observed + gaps,
         moved,
         int(sums.judged),
-        others,
-        {"rounds": asked.rounds, "bits_up": asked.bits_up, "bits_down": asked.bits_down},
+        num_not_judged,
+        {"rounds": answer.rounds, "bits_up": answer.bits_up, "bits_down": answer.bits_down},
         tuple(notes),
     )
 
@@ -360,28 +370,28 @@ def prior_predictive(
     minimum_count: int = 5,
     secure_sum: bool = False,
 ) -> PredictiveCheck:
-    """Compare sums over rows with those of outcomes that the prior expects, in one exchange.
+    """Compare sums over rows with sums over outcomes from the prior, in one exchange.
 
     Parameters
     ----------
     rng_key
-        For the prior's draws and the outcomes.
+        Random key for the prior's draws and the outcomes.
     posterior, data, statistics, num_draws, minimum_rows, minimum_count, secure_sum
-        As of `predictive_check`.
+        See `predictive_check`.
     prior_fn
-        ``rng_key -> position``, a draw of the prior. (``init_fn`` of a posterior is a place to
-        start from, and no draw of the prior.)
+        Function ``rng_key -> position`` that draws from the prior. (``init_fn`` of a posterior
+        returns starting points, not draws from the prior.)
 
     Returns
     -------
     PredictiveCheck
-        A small p-value, or one near one, says that the prior hardly expects such rows. Before a
-        fit it is uniform, where the prior is right.
+        Sums and p-values. A p-value near zero or one shows that the prior makes such rows unlikely.
+        If prior and model are right, p-values are uniform.
 
     Raises
     ------
     ValueError
-        As `predictive_check`.
+        For the reasons listed in `predictive_check`.
 
     Examples
     --------
@@ -414,7 +424,7 @@ def prior_predictive(
 
 
 def _num_values(name: str, fn: Statistic, federation: Federation) -> int:
-    """Return how many values a statistic has, zero for ``[num_rows]``."""
+    """Return the number of values of a statistic, zero for shape ``[num_rows]``."""
     num = 11
     rows = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct((num, *leaf.shape[1:]), leaf.dtype), federation.rows
@@ -428,9 +438,9 @@ def _num_values(name: str, fn: Statistic, federation: Federation) -> int:
     return shape[1] if len(shape) == 2 else 0
 
 
-def _names(named: Mapping[str, Statistic], sizes: tuple[int, ...]) -> tuple[str, ...]:
+def _names(by_name: Mapping[str, Statistic], sizes: tuple[int, ...]) -> tuple[str, ...]:
     names: list[str] = []
-    for name, size in zip(named, sizes, strict=True):
+    for name, size in zip(by_name, sizes, strict=True):
         stem = name or "sum"
         names += [f"{stem}[{j}]" for j in range(size)] if size else [stem]
     return tuple(names)

@@ -1,4 +1,4 @@
-"""The prior as a Gaussian: its second-order expansion at a position."""
+"""Second-order expansion of the prior."""
 
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
@@ -10,20 +10,18 @@ from fedmcmc.pytrees import trees
 
 
 def expanded_prior(posterior: Posterior, position: ArrayTree) -> Gaussian:
-    """Return the Gaussian, dense, with the prior's gradient and curvature at `position`.
-
-    For a normal prior it is the prior itself, for a flat one the constant.
+    """Return the dense Gaussian with the prior's gradient and curvature at `position`.
 
     Raises
     ------
     ValueError
-        If the log prior has no finite gradient and curvature there.
+        If the gradient or curvature is not finite.
     """
     flat, unravel = ravel_pytree(trees.as_floats(position, "position"))
     gradient, precision = Target(posterior, jnp.ones(()), unravel).expand_prior(flat, True)
     if not bool(jnp.isfinite(gradient).all() & jnp.isfinite(precision).all()):
         raise ValueError(
             "The log prior has no finite gradient and curvature at the center of the posterior, so "
-            "that no Gaussian stands for the prior: pass prior=."
+            "no Gaussian approximates the prior: pass prior=."
         )
     return as_gaussian(gradient, precision, flat, unravel)

@@ -1,4 +1,4 @@
-"""What several questions ask of a client's rows: some rows at a time, sums that lose no digit."""
+"""Accurate sums over blocks of a client's rows, and checks of outcome simulators."""
 
 from collections.abc import Callable
 
@@ -13,17 +13,16 @@ from fedmcmc.kernels import compensated_sum, in_parts
 from fedmcmc.pytrees import trees
 
 BUDGET = 2**19
-"""Numbers of rows and draws that one client takes at a time."""
+"""Numbers of rows times draws in one block."""
 
 
-def over_rows(
+def sum_over_rows(
     fn: Callable[[ArrayTree, Array, Array], ArrayTree], client: Client, num_draws: int
 ) -> ArrayTree:
     """Return the sum of ``fn(rows, mask, number)`` over blocks of the client's rows.
 
-    Blocks are so small that `num_draws` numbers per number of a row fit `BUDGET`. Rows behind the
-    client's last are copies of its first, where the mask ``[block]`` does not hold; `number` is
-    ``[]`` int32, that of the block.
+    The size of a block times `num_draws` is limited by `BUDGET`. The mask ``[block]`` is false for
+    padding rows, which are copies of row 0; `number` is the index of the block, ``[]`` int32.
     """
     size = max(1, min(client.max_size, BUDGET // (num_draws * max(row_size(client.rows), 1))))
 
@@ -32,19 +31,19 @@ def over_rows(
         mask = offsets < client.size
         return fn(gather(client, jnp.where(mask, offsets, 0)), mask, number)
 
-    first = jnp.zeros((), jnp.int32)
+    start = jnp.zeros((), jnp.int32)
     if size == client.max_size:
-        return block(first)
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(block, first))
+        return block(start)
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(block, start))
     return jax.lax.fori_loop(
         0, (client.size + size - 1) // size, lambda i, sums: trees.add(sums, block(i)), zeros
     )
 
 
 def exact_sum(terms: Array, mask: Array) -> Array:
-    """Return the sum of ``[..., num]`` terms where `mask` ``[num]`` holds, in parts ``[..., 3]``.
+    """Return the sum of ``[..., num]`` terms where `mask` ``[num]`` is true, as parts ``[..., 3]``.
 
-    Adding parts loses no digit; add the three in float64.
+    Parts can be added without rounding error; the final sum of the three needs float64.
     """
     flat = jnp.where(mask, terms, 0).reshape(-1, terms.shape[-1])
     sums = jax.vmap(lambda x: in_parts(*compensated_sum(x)))(flat)
@@ -52,27 +51,26 @@ def exact_sum(terms: Array, mask: Array) -> Array:
 
 
 def check_resample(posterior: Posterior, position: ArrayTree, federation: Federation) -> None:
-    """Raise `ValueError` unless the model can draw outcomes for rows like the federation's."""
+    """Raise `ValueError` if the model cannot draw outcomes for the federation's rows."""
     if posterior.resample_fn is None:
-        why = posterior.why_no_resample
+        reason = posterior.why_no_resample
         raise ValueError(
             "Replicated outcomes are drawn from the model: the posterior needs a resample_fn, "
             "(rng_key, position, batch) -> batch."
             + (
-                f" from_numpyro made none, as {why}."
-                if why
-                else " from_numpyro and from_flax make one where they can."
+                f" from_numpyro could not create one, because {reason}."
+                if reason
+                else " from_numpyro and from_flax create one if possible."
             )
             + " If you can draw outcomes yourself, use posterior._replace(resample_fn=...)."
         )
-    few = jax.tree.map(
+    rows = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct((3, *leaf.shape[1:]), leaf.dtype), federation.rows
     )
     key = jax.eval_shape(lambda: jax.random.key(0))
-    drawn = jax.eval_shape(posterior.resample_fn, key, trees.shapes_of(position), few)
-    if not trees.same_shapes(drawn, few):
+    outcomes = jax.eval_shape(posterior.resample_fn, key, trees.shapes_of(position), rows)
+    if not trees.same_shapes(outcomes, rows):
         raise ValueError(
-            "resample_fn must return rows of the shapes it is given: "
-            f"{jax.tree.map(lambda x: x.shape, few)}, got "
-            f"{jax.tree.map(lambda x: jnp.shape(x), drawn)}."
+            "resample_fn must return rows with the shapes of its argument: "
+            f"{jax.tree.map(jnp.shape, rows)}, got {jax.tree.map(jnp.shape, outcomes)}."
         )

@@ -1,4 +1,4 @@
-"""What is left out of a fit: rows, groups of rows, or clients; and weights of likelihood terms."""
+"""Units that cross-validation leaves out, and checks of weighted likelihood terms."""
 
 import warnings
 from collections.abc import Mapping
@@ -9,22 +9,22 @@ from fedmcmc.data import FederatedData
 from fedmcmc.hierarchy import MarginalTerms
 
 UNITS = {"row": "rows", "group": "groups", "client": "clients"}
-"""Names of units as arguments, and in results."""
+"""Names of units as arguments, and their plurals in results."""
 
 
 def has_groups(data: Any) -> bool:
-    """Return whether the rows are here and belong to groups (``groups=``)."""
-    data = getattr(data, "data", data)  # of simulated clients
+    """Return true if the rows are local and belong to groups (``groups=``)."""
+    data = getattr(data, "data", data)  # simulated clients store their data
     return isinstance(data, FederatedData) and data.num_groups is not None
 
 
-def unit_of(posteriors: tuple[Posterior, ...], data: Any, unit: str | None) -> str:
-    """Return the unit that is left out: the given one, else groups where there are any.
+def choose_unit(posteriors: tuple[Posterior, ...], data: Any, unit: str | None) -> str:
+    """Return `unit`, or by default groups if there are any and otherwise rows.
 
     Raises
     ------
     ValueError
-        If the unit is none of `UNITS`, or rows of a model whose latents are integrated out.
+        If the unit is not in `UNITS`, or is ``"row"`` although latents are integrated out.
     """
     integrates = any(isinstance(model.loglikelihood_fn, ClientTerms) for model in posteriors)
     if unit is None:
@@ -34,24 +34,24 @@ def unit_of(posteriors: tuple[Posterior, ...], data: Any, unit: str | None) -> s
     if unit == "row" and integrates:
         raise ValueError(
             "unit='row' leaves out single rows, but the latents of this model's groups are "
-            "integrated out, so that rows of a group have no densities of their own: use "
-            "unit='group' or unit='client'."
+            "integrated out, so that single rows of a group have no densities: use unit='group' or "
+            "unit='client'."
         )
     return unit
 
 
 def weighted_sites(posterior: Posterior) -> tuple[str, ...]:
-    """Return the observed sites whose terms are weighted, of a model that has sites."""
+    """Return the observed sites with weighted terms; empty for models without sites."""
     fn: Any = posterior.loglikelihood_fn
     if isinstance(fn, MarginalTerms):
         fn = fn.local.loglikelihood_fn
-    fn = getattr(fn, "func", fn)  # within a kernel functions are wrapped
+    fn = getattr(fn, "func", fn)  # kernels wrap functions
     weighted_fn = getattr(fn, "weighted_fn", None)
     return () if weighted_fn is None else weighted_fn()
 
 
-def weight_notes(models: Mapping[str, Posterior], name: str, *, stacklevel: int) -> list[str]:
-    """Warn of models with weighted terms; return what was said."""
+def warn_if_weighted(models: Mapping[str, Posterior], name: str, *, stacklevel: int) -> list[str]:
+    """Warn about models with weighted terms, and return the texts of the warnings."""
     notes = []
     for model, posterior in models.items():
         sites = weighted_sites(posterior)
@@ -67,12 +67,13 @@ def weight_notes(models: Mapping[str, Posterior], name: str, *, stacklevel: int)
     return notes
 
 
-def few_units(num: int, unit: str, minimum: int) -> str:
-    """Return what is said of units whose clients have too few to send a sum."""
-    one = num == 1
+def describe_unjudged(num: int, unit: str, minimum: int) -> str:
+    """Return a note on units of clients that have too few units to send a sum."""
+    subject = f"1 {unit[:-1]} is not judged: its client has"
+    if num > 1:
+        subject = f"{num:,} {unit} are not judged: their clients have"
     return (
-        f"{num:,} {unit[:-1] if one else unit} {'is' if one else 'are'} not judged: "
-        f"{'its client has' if one else 'their clients have'} fewer than minimum_rows={minimum} "
-        f"{unit}, and a sum over so few would show single ones. Lower minimum_rows if such sums "
-        "may be seen, or pass secure_sum=True if sums are added securely."
+        f"{subject} fewer than minimum_rows={minimum} {unit}, and a sum over so few would reveal "
+        "single values. Lower minimum_rows if the server may see such sums, or pass "
+        "secure_sum=True if sums are added securely."
     )

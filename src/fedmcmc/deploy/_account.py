@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from fedmcmc import wire
-from fedmcmc._types import ArrayTree, FederatedKernel
+from fedmcmc._types import ArrayTree, Disclosure, FederatedKernel
 from fedmcmc.compression import Dense, OneOf, Quantized, Sparse, WithExact
 from fedmcmc.data import Levels
 from fedmcmc.deploy._columns import column_names
@@ -17,72 +17,11 @@ from fedmcmc.deploy._limits import Limits, num_parameters, numbers_per_message, 
 from fedmcmc.deploy._recovery import messages_to_recover
 from fedmcmc.deploy._shapes import Exchange, Shapes, shapes_of_run
 from fedmcmc.deploy._study import Study, software
+from fedmcmc.deploy._words import disclosures
 from fedmcmc.pytrees import trees
 from fedmcmc.transforms import is_secured
 
 WIDTH = 92
-ANSWERS = {
-    "AllBut": "another question of this list, without the rows of one site. Subtracted from the "
-    "answers with these rows, it gives the server the answer of that site alone",
-    "Augmented": "no separate question: allows minibatches whose rows are transformed at random",
-    "Averaging": "how far the site's own copy of the chain moved, times the weight of the site",
-    "CommonExpansions": "the values of the parameters that the rows of this site alone suggest, "
-    "and how certain they are, near a position that the server chooses. One answer per site, no "
-    "sum over the sites",
-    "Conducive": "no separate question: allows gradients corrected by a summary of the rows",
-    "Consensus": "the difference between the site's own chain and the chain of the server",
-    "EnsembleKernel": "a model trained on the rows of this site, times the weight of the site, and "
-    "the squares of its numbers",
-    "Epochs": "no separate question: allows questions that pass over the rows in minibatches",
-    "Evaluations": "log likelihoods, and their gradients if the server asks for them, at positions "
-    "that the server chooses",
-    "Expansions": "the log likelihood, its gradient and its curvature at positions that the server "
-    "chooses",
-    "Falls": "by how much the log likelihood falls between the best fit and positions around it",
-    "FederatedGibbs": "sums over the random effects of this site, their changes, and the log "
-    "likelihood and its gradient at positions that the server proposes",
-    "FixedPoint": "no separate question: allows gradients minus gradients at a fixed position",
-    "GaussianMetropolis": "log likelihoods at positions that the server proposes",
-    "HamiltonianMonteCarlo": "the log likelihood and its gradient at positions of the chain",
-    "JointLangevin": "the gradient of the log likelihood of the rows together with the random "
-    "effects of this site, which the site draws itself",
-    "Langevin": "the gradient of the log likelihood at the position of the chain",
-    "LeaveGroupsOut": "how well each group of rows is predicted by the other groups, summed over "
-    "the groups of this site",
-    "LeaveOneOut": "how well each row is predicted by the others, summed over the rows of this "
-    "site",
-    "Minibatch": "no separate question: allows questions about random minibatches of the rows",
-    "MultipleTry": "log likelihoods at positions that the server proposes",
-    "Natural": "a change of this site's summary of its rows: estimates of the parameters, and how "
-    "certain they are. Added up, the changes are this summary. No other kind of message reveals "
-    "more",
-    "Noisy": "no separate question: allows gradients to which the site adds noise",
-    "OwnExpansions": "the values of the parameters that the rows of this site alone suggest, and "
-    "how certain they are. One answer per site, no sum over the sites",
-    "PseudoGradients": "how far the model moved when it was trained on the rows of this site, and "
-    "the share of this site in all rows",
-    "Redrawn": "the answer to another question of this list, with outcomes that the site draws "
-    "from the model in place of its own. The other columns are the site's own",
-    "RefreshedRelay": "how far the site moved the chain, in rounds in which the chain is at this "
-    "site, and in some of these rounds the gradient and the curvature of the log likelihood. A "
-    "site that has the chain just before and just after can compute how far this site moved it",
-    "Relay": "how far the site moved the chain, in rounds in which the chain is at this site. A "
-    "site that has the chain just before and just after can compute how far this site moved it",
-    "Replication": "summaries of the rows of this site, and of outcomes drawn from the model in "
-    "their place",
-    "Scaffold": "no separate question: allows gradients corrected by gradients of all sites",
-    "ScoreCovariances": "how much the gradients of single rows vary, as a matrix. One answer per "
-    "site, no sum over the sites",
-    "Svrg": "no separate question: allows questions in which gradients of minibatches are "
-    "corrected by gradients of all rows",
-    "WithoutClient": "the values of the parameters without the rows of this site, and how certain "
-    "they are. One answer per site, no sum over the sites",
-}
-"""Content of a site's messages by class of kernel; docs/privacy.md lists what each reveals."""
-BATCH_ESTIMATORS = ("Augmented", "Epochs", "Minibatch")
-"""Classes in `Study.asks` that allow questions about minibatches."""
-SINGLE_ANSWERS = ("CommonExpansions", "OwnExpansions", "ScoreCovariances", "WithoutClient")
-"""Questions whose answers are not summed over sites."""
 
 
 class _Counts(NamedTuple):
@@ -257,8 +196,9 @@ def _messages_of_kernel(
     study: Study, site: str, kernel: FederatedKernel, shapes: Shapes | None
 ) -> list[str]:
     lines: list[str] = []
+    told = disclosures()
     for family in _families(kernel):
-        lines += _item(f"{family}: {ANSWERS.get(family, 'see this class in fedmcmc')}.")
+        lines += _item(f"{family}: {told.get(family, Disclosure()).content}.")
     lines += _batches_text(study, site, kernel)
     if shapes is None:
         unknown = "Sizes depend on where the server starts the chains: the model has no init_fn."
@@ -332,9 +272,9 @@ def _answers(study: Study) -> list[str]:
         "The server may ask these questions (asks in the study). It chooses at how many positions, "
         "so the sizes of answers are not known beforehand:"
     )
+    told = disclosures()
     for name in dict.fromkeys(study.asks):
-        what = ANSWERS.get(name, "see this class in fedmcmc")
-        lines += _item(f"{name}: {what}.", deeper=True)
+        lines += _item(f"{name}: {told[name].content}.", deeper=True)
     if study.secure:
         lines += _item(
             f"Answers are masked, too: the server reads only totals over all {len(study.sites)} "
@@ -508,29 +448,16 @@ def _warnings(
             f"limits.refused_columns names {name!r}, which is no column of this study, so the site "
             f"does not decline. Check the spelling: the columns are {columns}."
         )
-    estimators = [name for name in BATCH_ESTIMATORS if name in classes]
-    if estimators:
-        warnings.append(
-            f"{', '.join(estimators)} in asks: the server chooses the size of minibatches in its "
-            "own questions, down to limits.min_batch rows."
-        )
-    if "AllBut" in classes:
-        warnings.append(
-            "AllBut in asks lets the server subtract two sums. The difference is the answer of one "
-            "site alone."
-        )
-    single = [name for name in SINGLE_ANSWERS if name in classes]
-    if single:
-        warnings.append(
-            f"{', '.join(single)} in asks: each site answers for itself alone. For a site with few "
-            "rows, such an answer can reveal the rows. The server may send the answers to all "
-            "sites."
-        )
-    if "Natural" in classes:
-        of = "all sites together" if study.secure else "the rows of this site alone"
-        warnings.append(
-            f"Natural: the messages add up to the estimates, and their certainty, of {of}."
-        )
+    rows = "all sites together" if study.secure else "this site alone"
+    told = disclosures()
+    names_by_warning: dict[str, list[str]] = {}
+    for name in sorted(classes):
+        names_by_warning.setdefault(told.get(name, Disclosure()).warning, []).append(name)
+    warnings += [
+        f"{', '.join(names)}: {warning.format(rows=rows)}"
+        for warning, names in names_by_warning.items()
+        if warning
+    ]
     if study.reproducible:
         warnings.append(
             "reproducible = true: all parties know all random numbers of this site, so noise and "

@@ -1,8 +1,8 @@
-"""What left a site: a log of lines that each hold the hash of the line before.
+"""Audit log of a site's messages, whose lines each contain the hash of the previous line.
 
-A line is written before what it tells of leaves. Whoever changes a line has to change all that
-follow. Whoever can write the file can do that, or cut lines off its end, so an owner notes down the
-last hash now and then, where others cannot reach it.
+The site writes a line before the message leaves. A changed line can only go unnoticed if all later
+lines change too. Anyone who can write the file can do that, or remove lines from its end, so the
+owner should sometimes store the last hash at a place that others cannot change.
 """
 
 import datetime
@@ -18,34 +18,34 @@ from fedmcmc.deploy._private import close_to_others
 
 try:
     import fcntl
-except ImportError:  # pragma: no cover - where there are no such locks
+except ImportError:  # pragma: no cover - systems without such locks
     fcntl = None  # type: ignore[assignment]
 
 FIRST = "0" * 64
-"""What the first line has in the place of the hash of the line before."""
+"""Previous hash in the first line."""
 SYNC_SECONDS = 1.0
-"""Lines that were written this long ago are on the disk at the latest when the next one is."""
+"""Age of lines after which the next write puts them on the disk."""
 MOST_LINE_BYTES = 2**16
 _END = re.compile(rb', "hash": "([0-9a-f]{64})"\}\Z')
 
 
 class LogError(ValueError):
-    """A log is not what a site wrote; the message names the first line that is not."""
+    """Log that differs from what a site wrote; the message names the first wrong line."""
 
 
 class Verified(NamedTuple):
-    """What `verify_log` found.
+    """Result of `verify_log`.
 
     Attributes
     ----------
     num_lines
-        Lines in the log.
+        Number of lines in the log.
     last
-        The hash of the last one.
+        Hash of the last line.
     num_answers
-        Lines about messages that left.
+        Number of lines about messages that left.
     num_bytes
-        Bytes of these messages.
+        Number of bytes in these messages.
     """
 
     num_lines: int
@@ -55,27 +55,27 @@ class Verified(NamedTuple):
 
 
 class AuditLog:
-    """An append-only file, to which a site writes what it is about to send.
+    """Append-only file to which a site writes each message before it leaves.
 
-    A process that is killed loses no line, and a machine that loses power those of about the last
-    second. A last line that was cut short is removed when the log is opened again, which the log
-    then says.
+    A killed process loses no line; a power failure loses the lines of about the last second. If the
+    last line is cut short, the next process removes it and logs the removal.
 
     Parameters
     ----------
     path
-        A file; made if missing.
+        File of the log; created if missing.
 
     Attributes
     ----------
     num_numbers
-        Numbers that have left the site in all, which each line carries; when a log is opened, what
-        its last line says.
+        Count of all numbers that have left the site, which each line contains. An opened log starts
+        with the count in its last line.
 
     Raises
     ------
     LogError
-        If its last whole line is none of a log, or another site or process writes to it.
+        If the last complete line is not a line of a log, or if another site or process writes to
+        the file.
 
     Examples
     --------
@@ -96,7 +96,7 @@ class AuditLog:
         self._synced = time.monotonic()
         try:
             self._lock()
-            self._last, self.num_numbers, torn = self._end()
+            self._last_hash, self.num_numbers, torn = self._read_end()
         except BaseException:
             os.close(self._file)
             raise
@@ -104,26 +104,26 @@ class AuditLog:
             self.write("repaired", removed=len(torn), digest=hashlib.sha256(torn).hexdigest())
 
     def _lock(self) -> None:
-        """Keep others from writing to the file until it is closed."""
+        """Lock the file until it is closed."""
         if fcntl is None:
             return
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise LogError(
-                f"Another site or process writes to {self.path}. Each site needs an audit log of "
-                f'its own: set log = "FILE" in the settings of one of them.'
+                f"Another site or process writes to {self.path}. Each site needs its own audit "
+                f'log: set log = "FILE" in the settings of one of them.'
             ) from None
 
-    def _end(self) -> tuple[str, int, bytes]:
-        """Return the hash and the count of the last whole line, and what is behind it, removed."""
+    def _read_end(self) -> tuple[str, int, bytes]:
+        """Return hash and count of the last complete line; remove and return bytes after it."""
         size = os.fstat(self._file).st_size
         begin = max(size - 2 * MOST_LINE_BYTES, 0)
         os.lseek(self._file, begin, os.SEEK_SET)
         tail = b""
         while part := os.read(self._file, 2 * MOST_LINE_BYTES):
             tail += part
-        whole, newline, torn = tail.rpartition(b"\n")
+        complete, newline, torn = tail.rpartition(b"\n")
         if not newline and begin > 0:
             raise LogError(f"{self.path} does not end with lines of a log.")
         if torn:
@@ -131,107 +131,100 @@ class AuditLog:
             os.fsync(self._file)
         if not newline:
             return FIRST, 0, torn
-        line = whole.rpartition(b"\n")[2]
-        found = _hash_of(line)
-        if found is None:
+        line = complete.rpartition(b"\n")[2]
+        line_hash = _verified_hash(line)
+        if line_hash is None:
             raise LogError(
-                f"The last line of {self.path} is not one that a site wrote. Keep the file, find "
-                "out who changed it, and name another one in the site's settings."
+                f"The last line of {self.path} was not written by a site. Keep the file, find out "
+                "who changed it, and set another file in the site's settings."
             )
-        return found, int(json.loads(line).get("numbers", 0)), torn
+        return line_hash, int(json.loads(line).get("numbers", 0)), torn
 
     def write(self, what: str, **entry: Any) -> None:
-        """Add a line: the time, what happened, what more there is to say, and `num_numbers`."""
+        """Add a line with the time, the event `what`, the entries, and `num_numbers`."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         fields = {"time": now, "what": what, **entry, "numbers": self.num_numbers}
-        fields["previous"] = self._last
+        fields["previous"] = self._last_hash
         body = json.dumps(fields)
-        own = hashlib.sha256(body.encode()).hexdigest()
-        # One write, which a kill leaves whole or cut short.
-        line = f'{body[:-1]}, "hash": "{own}"}}\n'.encode()
+        line_hash = hashlib.sha256(body.encode()).hexdigest()
+        # After a kill during this single write, the line is complete or cut short.
+        line = f'{body[:-1]}, "hash": "{line_hash}"}}\n'.encode()
         try:
             num = os.write(self._file, line)
         except OSError as error:
             error.filename = str(self.path)
             raise
         if num != len(line):
-            os.ftruncate(self._file, os.fstat(self._file).st_size - num)  # the next one is whole
+            os.ftruncate(
+                self._file, os.fstat(self._file).st_size - num
+            )  # so that the next line is complete
             raise OSError(f"{self.path} could not be written to its end: the disk may be full.")
-        self._last = own
+        self._last_hash = line_hash
         if time.monotonic() - self._synced > SYNC_SECONDS:
             os.fsync(self._file)
             self._synced = time.monotonic()
 
     def close(self) -> None:
-        """Put the last lines on the disk, and close the file."""
+        """Write the last lines to the disk and close the file."""
         os.fsync(self._file)
         os.close(self._file)
 
 
 def verify_log(path: str | Path, *, holds: str | None = None) -> Verified:
-    """Check each line of a log against the one before.
+    """Check each line of a log against the previous line.
 
     Parameters
     ----------
     path
-        Of an `AuditLog`.
+        File of an `AuditLog`.
     holds
-        A hash that was noted down: it must be that of a line. Otherwise lines that were cut off the
-        end go unnoticed, and so does a log that was written anew as a whole.
+        Hash of a line from an earlier time; one line must have it. Without it, nobody notices if
+        lines are missing at the end or if the whole log was replaced.
 
     Raises
     ------
     LogError
-        Naming the first line that is not as a site wrote it, or saying that `holds` is missing.
+        If a line is not as a site wrote it (the message names the first), or no line has the hash
+        `holds`.
     """
-    last, number, num_answers, num_bytes = FIRST, 0, 0, 0
+    previous, number, num_answers, num_bytes = FIRST, 0, 0, 0
     missing = holds
     with Path(path).open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 raise LogError(
                     f"Line {number} of {path} is cut short. If it is the last one and the site was "
-                    "killed, the site removes it, and says so, when it is started again."
+                    "killed, the site removes it at its next start, and logs that."
                 )
-            found = _hash_of(line[:-1])
-            if found is None:
-                raise LogError(f"Line {number} of {path} was changed: it does not have its hash.")
+            line_hash = _verified_hash(line[:-1])
+            if line_hash is None:
+                raise LogError(f"Line {number} of {path} was changed: its hash does not match.")
             entry = json.loads(line)
-            if entry.get("previous") != last:
+            if entry.get("previous") != previous:
                 raise LogError(
                     f"Line {number} of {path} does not follow line {number - 1}: lines before it "
                     "were removed, inserted, changed or put into another order."
                     if number > 1
-                    else f"Line 1 of {path} is not the first one of a log: lines are missing."
+                    else f"Line 1 of {path} is not the first line of a log: lines are missing."
                 )
             if "bytes" in entry:
                 num_answers, num_bytes = num_answers + 1, num_bytes + int(entry["bytes"])
-            last = found
-            missing = None if found == holds else missing
+            previous = line_hash
+            missing = None if line_hash == holds else missing
     if missing is not None:
         raise LogError(
-            f"{path} has {number} lines that follow one another, and none with the hash {holds}: "
-            "lines were cut off its end, or it is another log."
+            f"{path} has {number} consistent lines, but none with the hash {holds}: lines were cut "
+            "off its end, or it is another log."
         )
-    return Verified(number, last, num_answers, num_bytes)
+    return Verified(number, previous, num_answers, num_bytes)
 
 
 def num_masked_answers(path: str | Path, study: str) -> int | None:
-    """Return how many answers under masks a log says that its site gave in a study.
+    """Return the number of masked answers in a log to the study with this digest.
 
-    Parameters
-    ----------
-    path
-        Of an `AuditLog`.
-    study
-        The study's digest.
-
-    Returns
-    -------
-    int or None
-        ``None`` where the site was in no session of the study.
+    Return ``None`` if the site was in no session of the study.
     """
-    current, found = None, None
+    current, num_answers = None, None
     with Path(path).open("rb") as file:
         for line in file:
             if b'"started"' not in line and b'"answers": ' not in line:
@@ -239,18 +232,19 @@ def num_masked_answers(path: str | Path, study: str) -> int | None:
             try:
                 entry = json.loads(line)
             except ValueError:
-                continue  # which verifying finds
+                continue  # `verify_log` reports it
             if entry.get("what") == "started":
                 current = entry.get("study")
             if current == study and "answers" in entry:
-                found = max(found or 0, int(entry["answers"]))
-    return found
+                num_answers = max(num_answers or 0, int(entry["answers"]))
+    return num_answers
 
 
-def _hash_of(line: bytes) -> str | None:
-    """Return the hash that a line ends with, `None` if it is not its own."""
+def _verified_hash(line: bytes) -> str | None:
+    """Return the hash at the end of a line, `None` if the line does not have this hash."""
     end = _END.search(line)
     if end is None:
         return None
-    own = end[1].decode()
-    return own if hashlib.sha256(line[: end.start()] + b"}").hexdigest() == own else None
+    stored = end[1].decode()
+    computed = hashlib.sha256(line[: end.start()] + b"}").hexdigest()
+    return stored if computed == stored else None

@@ -1,4 +1,4 @@
-"""A folder per party with all that it needs: keys, certificates, the study, settings."""
+"""Folders of all parties with keys, certificates, the study and settings."""
 
 import shutil
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ PARTIES = "parties.toml"
 
 
 class Party(NamedTuple):
-    """What all may know of a party: fingerprint of its certificate, and a site's identity."""
+    """Public data of a party: fingerprint of its certificate, and a site's identity."""
 
     fingerprint: str
     identity: str
@@ -48,40 +48,40 @@ def make_consortium(
     hosts: Sequence[str] = (),
     requests: str | Path | None = None,
 ) -> dict[str, Party]:
-    """Make an authority, and a folder per party that its owner is given as a whole.
+    """Create a certificate authority, and a folder per party for its owner.
 
     Parameters
     ----------
     study
-        A study's TOML file. Where it has a table ``secure`` without ``identities``, the parties'
-        studies get them.
+        TOML file of a study. If it has a table ``secure`` without ``identities``, the copies of the
+        parties receive the identities.
     folder
-        Where to; new or empty. ``authority`` in it stays with whoever runs the consortium.
+        New or empty folder. The operator of the consortium keeps the folder ``authority`` in it.
     server
-        ``"host:port"`` at which sites reach the server.
+        ``"host:port"`` of the server for the sites.
     hosts
         Other names and addresses of the server.
     requests
-        A folder with ``NAME.csr`` and ``NAME.identity.pub`` of parties that have made their own
-        keys (`make_request`, `make_identity`). Keys of the others are made here.
+        Folder with ``NAME.csr`` and ``NAME.identity.pub`` of parties that created their own keys
+        (`make_request`, `make_identity`). This function creates the keys of all other parties.
 
     Returns
     -------
     dict
-        The parties by name, the server among them, as also written to ``parties.toml``.
+        Parties by name, including the server, as in ``parties.toml``.
 
     Raises
     ------
     FileExistsError
-        If `folder` holds anything.
+        If `folder` is not empty.
     ValueError
-        If the file is no study, its files lie outside of its folder, a site's name cannot be that
-        of a folder and a certificate, or `server` has no port.
+        If the file is not a study, its files are outside of its folder, a site's name cannot be the
+        name of a folder and a certificate, or `server` has no port.
     """
     path, folder = Path(study), Path(folder)
-    given = read_toml(path)
+    entries = read_toml(path)
     host, _ = check_address(server, "server")
-    names = list(given.get("sites", {}))
+    names = list(entries.get("sites", {}))
     for name in names:
         check_party_name(name)
         if fold(name) in (SERVER, AUTHORITY, STUDY, PARTIES):
@@ -91,37 +91,37 @@ def make_consortium(
         raise FileExistsError(f"{folder} is not empty: new keys would undo those that are in it.")
     try:
         inbox = None if requests is None else Path(requests)
-        return _made(path, given, folder, server, [host, *hosts], inbox)
+        return _write_folders(path, entries, folder, server, [host, *hosts], inbox)
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)  # half a consortium is none
+        shutil.rmtree(folder, ignore_errors=True)  # an incomplete consortium is of no use
         raise
 
 
-def _made(
+def _write_folders(
     path: Path,
-    given: dict[str, Any],
+    entries: dict[str, Any],
     folder: Path,
     server: str,
     hosts: Sequence[str],
     requests: Path | None,
 ) -> dict[str, Party]:
     private_folder(folder)
-    authority = f"{given.get('name')} consortium".encode()[:MAX_BYTES].decode(errors="ignore")
+    authority = f"{entries.get('name')} consortium".encode()[:MAX_BYTES].decode(errors="ignore")
     make_authority(folder / AUTHORITY, authority)
     parties = {
-        name: _keys(
+        name: _write_keys(
             folder / AUTHORITY,
             folder / name / "keys",
             name,
             hosts if name == SERVER else (),
             requests,
         )
-        for name in (SERVER, *given.get("sites", {}))
+        for name in (SERVER, *entries.get("sites", {}))
     }
     text = path.read_text(encoding="utf-8")
-    if "secure" in given and "identities" not in given["secure"]:
+    if "secure" in entries and "identities" not in entries["secure"]:
         text += "\n[secure.identities]\n" + _table(_identities(parties))
-    study = _copied(path, text, folder / STUDY)
+    study = _copy_study(path, text, folder / STUDY)
     for name in parties:
         shutil.copytree(folder / STUDY, folder / name / STUDY)
     for name in study.sites:
@@ -149,7 +149,7 @@ def _identities(parties: dict[str, Party]) -> dict[str, str]:
     return {name: party.identity for name, party in parties.items() if party.identity}
 
 
-def _keys(
+def _write_keys(
     authority: Path, folder: Path, name: str, hosts: Sequence[str], requests: Path | None
 ) -> Party:
     request = None if requests is None else requests / f"{name}.csr"
@@ -166,8 +166,8 @@ def _keys(
     return Party(pin, identity)
 
 
-def _copied(path: Path, text: str, folder: Path) -> Study:
-    """Write a study and the files that it names to a folder; return it."""
+def _copy_study(path: Path, text: str, folder: Path) -> Study:
+    """Write a study and the files that it names to a folder; return the study."""
     folder.mkdir(parents=True)
     (folder / path.name).write_text(text, encoding="utf-8")
     study = Study.read(folder / path.name)
@@ -175,7 +175,7 @@ def _copied(path: Path, text: str, folder: Path) -> Study:
         data = read_source(study.name, path.parent, source).data
         (folder / source).parent.mkdir(parents=True, exist_ok=True)
         (folder / source).write_bytes(data)
-    _ = study.digest  # raises where a package is missing
+    _ = study.digest  # raises if a package is missing
     return study
 
 

@@ -115,7 +115,7 @@ def write_partial_draws(samples: Samples | None, path: Path, checkpoint: Path | 
             text += f" {path} stays as it was, with {content}."
     if checkpoint is not None:
         round_ = int(np.asarray(samples.state.broadcast.round)[0])
-        text += f" The checkpoint in {checkpoint} is of round {round_}: start again to go on."
+        text += f" The checkpoint in {checkpoint} is of round {round_}: start again to continue."
     return text
 
 

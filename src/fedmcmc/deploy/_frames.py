@@ -1,4 +1,4 @@
-"""What crosses between a site and the server: a header in JSON and a body of bytes."""
+"""Messages between a site and the server: a header in JSON and a body of bytes."""
 
 import hashlib
 import json
@@ -9,38 +9,43 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedmcmc import wire
+from fedmcmc._types import ArrayTree
+
 MAGIC = b"fmc2"
 MOST_HEADER_BYTES = 2**20
-"""A header holds words and about 60 bytes per chain; arrays are in the body."""
+"""Largest header. It holds words and about 60 bytes per chain; arrays are in the body."""
 MOST_DEPTH = 64
-"""Lists and tables within one another in a header; a kernel in words has about twenty."""
+"""Largest nesting of lists and tables in a header; a kernel in words has about twenty levels."""
 BLOCK = 512
-"""Bytes that are added at a time for a checksum."""
+"""Bytes per block of a checksum."""
 JOIN_BYTES = 2**16
-"""Largest message of a site that has not joined, and room for a header in every later one."""
+"""Largest message of a site that has not joined, and allowance for the header of later ones."""
 STEP_ENTRIES = {"weights": float, "active": bool, "counted": bool, "marks": int, "keep": int}
-"""Lists in the header of a step, and the type of what they hold."""
+"""Lists in the header of a step, and the type of their entries."""
 MOST_MARKS = 16
-"""Rounds of which a server may have a site keep its states; a checkpoint has two."""
+"""Largest number of rounds whose states a site stores for a server; a checkpoint has two."""
 PART_BYTES = 8
 """Bytes that `pack` adds per part of a body."""
+MAX_REASON_LENGTH = 2000
+"""Characters of the other party's reason that are sent, logged or shown."""
 _HEAD = struct.Struct(">4sIIQ")
-"""Mark, bytes of the header, checksum, bytes of the body."""
+"""Magic bytes, length of the header, checksum, length of the body."""
 
 
 class FrameError(ValueError):
-    """Bytes that are no message, or not one that is expected."""
+    """Bytes that are not the expected message."""
 
 
 class Refused(RuntimeError):
-    """A site or the server declines, with a reason; nothing is computed."""
+    """Request that a site or the server declines with a reason; nothing is computed."""
 
 
 class Tag(NamedTuple):
-    """Which exchange of which run a message belongs to.
+    """Exchange of a run to which a message belongs.
 
-    `attempt` tells the processes of one run apart: a server that was started again repeats rounds
-    that it has not saved.
+    `attempt` identifies the server's process: after a restart a server repeats rounds that it has
+    not saved.
     """
 
     run: str
@@ -50,44 +55,44 @@ class Tag(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """One message: what it is, its header, and its arrays as bytes."""
+    """One message: its kind, its header, and its arrays as bytes."""
 
     kind: str
     header: dict[str, Any]
     body: bytes = b""
 
-    def to_bytes(self, of_body: int | None = None) -> bytes:
-        """Return the frame as it crosses; `of_body` is the body's checksum, where it is known.
+    def to_bytes(self, body_checksum: int | None = None) -> bytes:
+        """Return the encoded message; `body_checksum` saves computing the body's checksum.
 
         Raises
         ------
         ValueError
-            If the header is longer than who receives it accepts.
+            If the header is longer than a receiver accepts.
         """
         header = json.dumps({"kind": self.kind, **self.header}).encode()
         if len(header) > MOST_HEADER_BYTES:
             raise ValueError(
-                f"The header of a message of the kind {self.kind!r} has {len(header):,} bytes, at "
-                f"most {MOST_HEADER_BYTES:,} are sent: use fewer chains."
+                f"The header of a message of the kind {self.kind!r} has {len(header):,} bytes, "
+                f"more than the {MOST_HEADER_BYTES:,} that are allowed: use fewer chains."
             )
-        of_body = checksum(self.body) if of_body is None else of_body
-        head = _HEAD.pack(MAGIC, len(header), zlib.crc32(header, of_body), len(self.body))
+        body_checksum = checksum(self.body) if body_checksum is None else body_checksum
+        head = _HEAD.pack(MAGIC, len(header), zlib.crc32(header, body_checksum), len(self.body))
         return b"".join((head, header, self.body))
 
     @classmethod
     def parse(cls, data: bytes) -> "Frame":
-        """Return the frame in some bytes.
+        """Decode a message.
 
         Raises
         ------
         FrameError
-            If they are none.
+            If the bytes are not a message.
         """
         if len(data) < _HEAD.size:
-            raise FrameError(f"{len(data)} bytes are no message: they are too few.")
-        magic, size, expected, rest = _HEAD.unpack_from(data)
-        whole = _HEAD.size + size + rest == len(data)
-        if magic != MAGIC or size > MOST_HEADER_BYTES or not whole:
+            raise FrameError(f"{len(data)} bytes are too few for a message.")
+        magic, size, expected, body_size = _HEAD.unpack_from(data)
+        is_complete = _HEAD.size + size + body_size == len(data)
+        if magic != MAGIC or size > MOST_HEADER_BYTES or not is_complete:
             raise FrameError("The bytes received do not begin as a message does.")
         begin, end = _HEAD.size, _HEAD.size + size
         body = data[end:]
@@ -98,39 +103,33 @@ class Frame(NamedTuple):
             kind = header.pop("kind")
         except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
             raise FrameError("The header of a message is not readable.") from None
-        # Most headers have fewer brackets than levels that are allowed.
+        # Most headers have fewer brackets than allowed levels, which is faster to count.
         num_brackets = data.count(b"[", begin, end) + data.count(b"{", begin, end)
         if num_brackets > MOST_DEPTH and is_deeper(header, MOST_DEPTH):
             raise FrameError(f"The header of a message has more than {MOST_DEPTH} levels.")
         if not isinstance(kind, str):
-            raise FrameError("The header of a message does not say what it is.")
+            raise FrameError("The header of a message has no kind.")
         return cls(kind, header, body)
 
     @property
     def tag(self) -> Tag:
-        """The tag in the header.
-
-        Raises
-        ------
-        FrameError
-            If there is none.
-        """
-        found = self.header.get("tag")
+        """The tag in the header; a header without a tag raises `FrameError`."""
+        entry = self.header.get("tag")
         if (
-            not isinstance(found, list)
-            or len(found) != len(Tag._fields)
-            or not isinstance(found[0], str)
-            or not all(type(x) is int and -1 <= x < 2**63 for x in found[1:])
+            not isinstance(entry, list)
+            or len(entry) != len(Tag._fields)
+            or not isinstance(entry[0], str)
+            or not all(type(x) is int and -1 <= x < 2**63 for x in entry[1:])
         ):
             raise FrameError(f"A message of the kind {self.kind!r} has no tag.")
-        return Tag(*found)
+        return Tag(*entry)
 
 
-def printable(text: Any, most: int | None = 500) -> str:
-    r"""Return text of another party as one line that a log or a terminal can show.
+def printable(text: Any, max_length: int | None = 500) -> str:
+    r"""Return another party's text as one line that is safe in a log or a terminal.
 
     Control characters, line breaks, terminal escapes and invisible characters (`str.isprintable`)
-    are escaped, and text of more than `most` characters is cut.
+    are escaped, and text of more than `max_length` characters is cut.
 
     Examples
     --------
@@ -140,19 +139,13 @@ def printable(text: Any, most: int | None = 500) -> str:
     text = str(text)
     shown = "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode()
-        for char in (text if most is None else text[: most + 1])
+        for char in (text if max_length is None else text[: max_length + 1])
     )
-    return shown if most is None or len(shown) <= most else f"{shown[:most]}…"
+    return shown if max_length is None or len(shown) <= max_length else f"{shown[:max_length]}…"
 
 
 def check_step(header: dict[str, Any], num_chains: int) -> None:
-    """Raise unless what the header of a step says of chains and rounds has the expected types.
-
-    Raises
-    ------
-    FrameError
-        Naming the entry.
-    """
+    """Raise `FrameError` unless the entries of a step's header have the expected types."""
     for name, expected in STEP_ENTRIES.items():
         entries = header.get(name)
         if not isinstance(entries, list) or not set(map(type, entries)) <= {expected}:
@@ -160,22 +153,23 @@ def check_step(header: dict[str, Any], num_chains: int) -> None:
                 f"The entry {name!r} of a message is not a list of {expected.__name__}."
             )
     if any(len(header[name]) != num_chains for name in ("weights", "active", "counted")):
-        raise FrameError("A message does not say of every chain who takes part and what counts.")
+        raise FrameError("A message does not state for every chain who takes part and what counts.")
     for name in ("marks", "keep"):
         rounds = header[name]
         if len(rounds) > MOST_MARKS or not all(0 <= x < 2**31 for x in rounds):
-            raise FrameError(f"The entry {name!r} of a message does not hold a few rounds.")
+            raise FrameError(f"The entry {name!r} of a message is not a short list of rounds.")
     if not all(map(math.isfinite, header["weights"])):
         raise FrameError("A weight in a message is not finite.")
-    last = header.get("last")
-    if last is not None and (not isinstance(last, list) or list(map(type, last)) != [int, int]):
+    answer = header.get("last")
+    is_answer = isinstance(answer, list) and list(map(type, answer)) == [int, int]
+    if answer is not None and not is_answer:
         raise FrameError("The entry 'last' of a message is not a round and a phase.")
 
 
-def is_deeper(value: Any, most: int) -> bool:
-    """Return whether lists and tables lie within one another more than `most` times."""
+def is_deeper(value: Any, max_depth: int) -> bool:
+    """Return true if lists and tables are nested in more than `max_depth` levels."""
     level = [value]
-    for _ in range(most + 1):
+    for _ in range(max_depth + 1):
         level = [
             child
             for node in level
@@ -188,40 +182,31 @@ def is_deeper(value: Any, most: int) -> bool:
 
 
 def checksum(body: bytes) -> int:
-    """Return the checksum of a body: of its blocks added without carry, and of what is left.
+    """Return the CRC-32 of the exclusive or of a body's blocks, and of the remaining bytes.
 
-    It finds damage, as `zlib.crc32` of the whole does, in a tenth of its time; who means to deceive
-    is kept out by the transport.
+    It detects accidental damage in a tenth of the time of `zlib.crc32` of the whole body. The
+    transport protects from forged messages.
     """
     size = len(body) // BLOCK * BLOCK
     blocks = np.frombuffer(body, np.uint64, size // 8).reshape(-1, BLOCK // 8)
-    rest = memoryview(body)[size:]
-    return zlib.crc32(rest, zlib.crc32(np.bitwise_xor.reduce(blocks, axis=0)))
+    remaining = memoryview(body)[size:]
+    return zlib.crc32(remaining, zlib.crc32(np.bitwise_xor.reduce(blocks, axis=0)))
 
 
 def digest_of(*parts: bytes) -> str:
-    """Return the SHA-256 of some bytes, each with its length, in hexadecimal."""
-    whole = hashlib.sha256()
-    for part in parts:
-        whole.update(struct.pack(">Q", len(part)))
-        whole.update(part)
-    return whole.hexdigest()
+    """Return the SHA-256 of all parts, each after its length, in hexadecimal."""
+    digest = hashlib.sha256()
+    for piece in pieces_of(*parts):
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def num_bytes_of(begin: bytes) -> int:
-    """Return how many bytes a message has that begins with `begin`, which holds all of its mark.
-
-    Raises
-    ------
-    FrameError
-        If no message begins so.
-    """
-    if len(begin) < _HEAD.size:
+    """Return the length of a message; raise `FrameError` if the bytes do not begin a message."""
+    if len(begin) < _HEAD.size or not begin.startswith(MAGIC):
         raise FrameError(f"{len(begin)} bytes that do not begin a message")
-    magic, size, _, rest = _HEAD.unpack_from(begin)
-    if magic != MAGIC:
-        raise FrameError(f"{len(begin)} bytes that do not begin a message")
-    return int(_HEAD.size + size + rest)
+    _, size, _, body_size = _HEAD.unpack_from(begin)
+    return int(_HEAD.size + size + body_size)
 
 
 def pack(*parts: bytes) -> bytes:
@@ -230,28 +215,33 @@ def pack(*parts: bytes) -> bytes:
 
 
 def pieces_of(*parts: bytes) -> list[bytes]:
-    """Return what `pack` puts together: before each part its length."""
+    """Return the pieces that `pack` joins: the length of each part before the part."""
     return [piece for part in parts for piece in (struct.pack(">Q", len(part)), part)]
 
 
 def unpack(body: Any, num: int) -> list[Any]:
-    """Return the `num` parts of a body that `pack` made; of a `memoryview` parts of the same.
+    """Return the parts of a body; raise `FrameError` unless it has exactly `num` parts.
 
-    Raises
-    ------
-    FrameError
-        If it has not exactly so many.
+    Parts of a `memoryview` are not copied.
     """
-    parts, at = [], 0
+    parts, offset = [], 0
     for _ in range(num):
-        if at + 8 > len(body):
+        if offset + PART_BYTES > len(body):
             raise FrameError("A message is cut short.")
-        (size,) = struct.unpack_from(">Q", body, at)
-        at += 8
-        if size > len(body) - at:
+        (size,) = struct.unpack_from(">Q", body, offset)
+        offset += PART_BYTES
+        if size > len(body) - offset:
             raise FrameError("A message is cut short.")
-        parts.append(body[at : at + size])
-        at += size
-    if at != len(body):
-        raise FrameError("A message is longer than what it holds.")
+        parts.append(body[offset : offset + size])
+        offset += size
+    if offset != len(body):
+        raise FrameError("A message is longer than its parts.")
     return parts
+
+
+def decode(data: bytes, like: ArrayTree) -> ArrayTree:
+    """Return the arrays in a part of a body; raise `FrameError` if their shapes differ."""
+    try:
+        return wire.decode(data, like)
+    except ValueError as error:
+        raise FrameError(str(error)) from None

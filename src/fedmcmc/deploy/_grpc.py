@@ -1,11 +1,11 @@
-"""Sites over gRPC: TLS with certificates both ways, one stream of messages per site.
+"""Sites over gRPC: mutual TLS, one stream of messages per site.
 
-Sites dial out; the server waits for them at one port. A site is known by the fingerprint of its
-certificate, which the server has beside its name.
+Sites connect to one port of the server. The server identifies a site by the fingerprint of its
+certificate.
 
-A message crosses in parts of at most 1 MiB, of which the first tells the length of the whole.
-gRPC takes no longer part and none that is compressed, and the receiver no longer message than it
-expects: it ends the connection before it sets memory aside.
+A message consists of parts of at most 1 MiB, and its first part contains its length. gRPC rejects
+longer parts and compressed ones. If a message is longer than expected, the receiver ends the
+connection before it allocates memory.
 """
 
 import logging
@@ -34,13 +34,13 @@ from fedmcmc.deploy._site import Site
 LOG = logging.getLogger("fedmcmc.deploy")
 METHOD = "/fedmcmc.Study/Join"
 CHUNK_BYTES = 2**20
-"""Bytes of a message that one gRPC message holds, except for the last one of a message."""
-IDENTITY_ALONE = 1
-"""gRPC's set of the ways to compress that are enabled: bit 0 is none of them."""
+"""Bytes of a message in each gRPC message; the last one may have fewer."""
+NO_COMPRESSION = 1
+"""gRPC's set of enabled compression algorithms; bit 0 stands for no compression."""
 OPTIONS = [
     ("grpc.max_receive_message_length", CHUNK_BYTES),
     ("grpc.max_send_message_length", CHUNK_BYTES),
-    ("grpc.compression_enabled_algorithms_bitset", IDENTITY_ALONE),
+    ("grpc.compression_enabled_algorithms_bitset", NO_COMPRESSION),
     ("grpc.max_concurrent_streams", 8),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
@@ -49,58 +49,49 @@ OPTIONS = [
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.so_reuseport", 0),  # two servers at one port would share the sites
 ]
-SHORTEST_WAIT, LONGEST_WAIT = 0.1, 5.0
-"""Seconds between attempts to reach the server."""
-MOST_WAITING = 3
-"""Messages of a site that may wait at the server: it answers one request at a time."""
-MOST_UNSENT = 16
-"""Messages for a site that may wait at the server; one that is further behind has to join again."""
+MIN_WAIT_SECONDS, MAX_WAIT_SECONDS = 0.1, 5.0
+"""Waits between attempts to reach the server."""
+MAX_UNREAD = 3
+"""Largest number of unread messages per site; a site answers one request at a time."""
+MAX_UNSENT = 16
+"""Largest number of unsent messages per site; a site that is further behind joins again."""
 WRONG_CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"
-"""What gRPC's details of an error hold where a certificate is not accepted."""
+"""Text in the details of gRPC's error for an invalid certificate."""
 
 
 class TransportError(Exception):
-    """What arrives is not a message in parts, or one that is longer than expected."""
+    """Bytes that are not the parts of a message, or a message that is longer than expected."""
 
 
 def split_message(data: bytes) -> Iterator[bytes]:
-    """Yield the parts in which a message crosses."""
-    for begin in range(0, len(data), CHUNK_BYTES):
-        yield data[begin : begin + CHUNK_BYTES]
+    """Yield the parts of a message."""
+    for start in range(0, len(data), CHUNK_BYTES):
+        yield data[start : start + CHUNK_BYTES]
 
 
 def join_parts(parts: Iterable[bytes], most_bytes: Callable[[], int]) -> Iterator[bytes]:
-    """Yield whole messages from their parts.
+    """Yield complete messages from their parts; drop an incomplete message at the end.
 
-    Parameters
-    ----------
-    parts
-        As they arrive. A message that is cut short by their end is dropped.
-    most_bytes
-        Returns the length of the longest message that is accepted; called once per message.
-
-    Raises
-    ------
-    TransportError
-        If a message is longer, or a part is not one.
+    Raise `TransportError` if a message is longer than the result of `most_bytes`, which is called
+    once per message, or if bytes are not a part of a message.
     """
     parts = iter(parts)
-    for first in parts:
+    for part in parts:
         try:
-            size = num_bytes_of(first)
+            size = num_bytes_of(part)
         except FrameError as error:
             raise TransportError(str(error)) from None
-        most = most_bytes()
-        if size > most:
+        max_bytes = most_bytes()
+        if size > max_bytes:
             raise TransportError(
-                f"a message of {size:,} bytes, where at most {most:,} are expected"
+                f"a message of {size:,} bytes, where at most {max_bytes:,} are expected"
             )
-        pieces, part, missing = [], first, size
+        pieces, missing = [], size
         while len(part) == min(missing, CHUNK_BYTES):
             pieces.append(part)
             missing -= len(part)
             if not missing:
-                yield b"".join(pieces)  # no copy of a single piece
+                yield b"".join(pieces)  # does not copy a single piece
                 break
             following = next(parts, None)
             if following is None:
@@ -113,10 +104,10 @@ def join_parts(parts: Iterable[bytes], most_bytes: Callable[[], int]) -> Iterato
 
 @dataclass(frozen=True)
 class Credentials:
-    """Files of a party: its key, its certificate, and that of the consortium's authority.
+    """Files of a party: its key, its certificate, and the certificate of the authority.
 
-    With `server_fingerprint`, a site accepts one certificate of the server alone, whatever others
-    the authority has signed: the one with this SHA-256, in the file ``server.crt`` beside
+    With `server_fingerprint`, a site accepts only the server's certificate with this SHA-256, even
+    if the authority has signed others. The certificate is in the file ``server.crt`` next to
     `authority`.
     """
 
@@ -126,7 +117,7 @@ class Credentials:
     server_fingerprint: str | None = None
 
     def read(self) -> tuple[bytes, bytes, bytes]:
-        """Return key, certificate, and the certificate by which the other party is verified.
+        """Return key, certificate, and the certificate that verifies the other party.
 
         Raises
         ------
@@ -140,28 +131,28 @@ class Credentials:
             if not trusted.exists():
                 raise ValueError(
                     f"server_fingerprint needs the server's certificate in {trusted}, which is "
-                    "missing: get it from whoever runs the consortium."
+                    "missing: request it from the operator of the consortium."
                 )
-            # Whatever else is in the file would be trusted, too.
+            # Other certificates in the file would also be trusted.
             authority = first_certificate(trusted.read_bytes())
             pin, actual = _normal(self.server_fingerprint), fingerprint(authority)
             if actual != pin:
                 raise ValueError(
                     f"{trusted} has the fingerprint {actual}, and server_fingerprint is {pin}: put "
-                    "the server's present certificate there, and compare its fingerprint with "
-                    "whoever runs the server before you change the setting."
+                    "the server's current certificate there, and compare its fingerprint with the "
+                    "operator of the server before you change the setting."
                 )
         key, certificate = Path(self.key).read_bytes(), Path(self.certificate).read_bytes()
         if not is_key_of(key, certificate):
             raise ValueError(
-                f"{self.key} is not the private key of the certificate {self.certificate}: put the "
-                "key there that its request was made with (fedmcmc deploy request)."
+                f"{self.key} is not the private key of the certificate {self.certificate}: use the "
+                "key that created its request (fedmcmc deploy request)."
             )
         return key, certificate, authority
 
 
 class _Connection:
-    """One connection of a site, as the server has it; what waits in both directions is bounded."""
+    """Connection of a site at the server, with bounded queues in both directions."""
 
     def __init__(self, name: str, context: Any) -> None:
         self.name, self.context = name, context
@@ -169,18 +160,12 @@ class _Connection:
         self.outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self.refusal = ""
         self._arrived: deque[bytes | None] = deque()
-        self._places = threading.Semaphore(MOST_WAITING)
+        self._free_slots = threading.Semaphore(MAX_UNREAD)
         self._lock, self._ended = threading.Lock(), False
 
     def admit(self) -> int:
-        """Return the bytes of the longest message that is accepted, once there is a place for one.
-
-        Raises
-        ------
-        ConnectionError
-            If the connection ends before.
-        """
-        while not self._places.acquire(timeout=1.0):
+        """Wait for space in the queue, and return the largest accepted length of a message."""
+        while not self._free_slots.acquire(timeout=1.0):
             if self._ended:
                 raise ConnectionError
         return self.most_bytes
@@ -192,20 +177,17 @@ class _Connection:
                 self._arrived.append(data)
 
     def take(self) -> bytes | None:
-        """Return the message that arrived first, `None` for the end of the connection.
+        """Return the oldest unread message, `None` for the end of the connection.
 
-        Raises
-        ------
-        IndexError
-            If it was dropped.
+        Raise `IndexError` if the message was dropped.
         """
         data = self._arrived.popleft()
         if data is not None:
-            self._places.release()
+            self._free_slots.release()
         return data
 
     def end(self, *, was_last: bool = False) -> None:
-        """Drop what has arrived and send nothing more; `take` returns the end of the last one."""
+        """Drop unread messages and send no more; with `was_last`, `take` returns the end."""
         with self._lock:
             if not self._ended:
                 self._ended = True
@@ -216,27 +198,27 @@ class _Connection:
 
 
 class GrpcServer:
-    """The server's end: it waits for sites at one port.
+    """The server's end of gRPC, which waits for sites at one port.
 
     Parameters
     ----------
     address
-        ``"host:port"`` to wait at; port 0 takes a free one.
+        ``"host:port"`` of the server; port 0 selects a free port.
     credentials
-        Of the server.
+        Credentials of the server.
     sites
-        Fingerprints of the sites' certificates by name (`deploy.fingerprint`). Removing one, and
-        starting the server again, revokes it.
+        Fingerprints of the sites' certificates by name (`deploy.fingerprint`). To revoke a
+        certificate, remove its fingerprint and start the server again.
 
     Attributes
     ----------
     port
-        At which it waits.
+        Port of the server.
 
     Raises
     ------
     OSError
-        If it cannot wait at that port.
+        If the port is not available.
     """
 
     def __init__(self, address: str, credentials: Credentials, sites: Mapping[str, str]) -> None:
@@ -248,11 +230,11 @@ class GrpcServer:
         self._names = {_normal(pin): name for name, pin in sites.items()}
         if len(self._names) != len(sites):
             raise ValueError("Two sites have the same certificate.")
-        # One entry per message, so that those of all sites come in their order.
+        # One entry per message, in the order of arrival from all sites.
         self._arrivals: queue.SimpleQueue[_Connection] = queue.SimpleQueue()
         self._connections: dict[str, _Connection] = {}
         self._lock, self._closed = threading.Lock(), threading.Event()
-        # One thread per stream; a site that comes again may for a moment have two.
+        # One thread per stream; a site that connects again may briefly have two streams.
         num_threads = 4 * len(sites) + 4
         workers = ThreadPoolExecutor(num_threads, thread_name_prefix="sites")
         self._server = grpc.server(workers, options=OPTIONS, maximum_concurrent_rpcs=num_threads)
@@ -269,27 +251,27 @@ class GrpcServer:
             self.port = self._server.add_secure_port(address, secure)
         except RuntimeError as error:
             raise OSError(
-                f"The server cannot wait at {address}: another process waits at that port, it is "
-                "no address of this machine, or key and certificate do not belong together."
+                f"The server cannot wait at {address}: another process uses that port, the address "
+                "is not an address of this machine, or key and certificate do not match."
             ) from error
         self._server.start()
 
     def _join(self, parts: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        given = context.auth_context().get("x509_pem_cert", [b""])[0]
-        name = self._names.get(fingerprint(given) if given else "", "")
+        certificate = context.auth_context().get("x509_pem_cert", [b""])[0]
+        name = self._names.get(fingerprint(certificate) if certificate else "", "")
         if not name:
-            LOG.warning("somebody whose certificate is not registered was turned away")
+            LOG.warning("a connection with an unregistered certificate was rejected")
             context.abort(
                 self._grpc.StatusCode.PERMISSION_DENIED,
                 "this certificate is not registered for the study",
             )
         connection = _Connection(name, context)
         with self._lock:
-            before, self._connections[name] = self._connections.get(name), connection
-        if before is not None:
-            before.end()
+            previous, self._connections[name] = self._connections.get(name), connection
+        if previous is not None:
+            previous.end()
         if not context.add_callback(connection.end) or self._closed.is_set():
-            connection.end()  # it has ended by now
+            connection.end()  # the site has disconnected or the server has closed
         threading.Thread(
             target=self._read, args=(connection, parts), name=f"from {name}", daemon=True
         ).start()
@@ -297,7 +279,7 @@ class GrpcServer:
             while (data := connection.outbox.get()) is not None:
                 yield from split_message(data)
         finally:
-            self._left(connection)
+            self._remove(connection)
         if connection.refusal:
             context.abort(self._grpc.StatusCode.PERMISSION_DENIED, connection.refusal)
 
@@ -306,18 +288,18 @@ class GrpcServer:
         try:
             for data in join_parts(parts, connection.admit):
                 if self._connections.get(name) is not connection:
-                    return  # it has joined again; what comes here is of its former life
+                    return  # a newer connection of the site has replaced this one
                 connection.put(data)
                 self._arrivals.put(connection)
         except TransportError as error:
             if self._connections.get(name) is connection:
                 LOG.warning("%s sent %s; its connection was ended", name, error)
                 connection.refusal = f"{name} sent {error}"
-        except Exception as error:  # gRPC ends an iterator so when its stream breaks
+        except Exception as error:  # gRPC ends the iterator of a broken stream this way
             LOG.info("%s: the connection ended (%s)", name, type(error).__name__)
         connection.outbox.put(None)
 
-    def _left(self, connection: _Connection) -> None:
+    def _remove(self, connection: _Connection) -> None:
         with self._lock:
             if self._connections.get(connection.name) is not connection:
                 return
@@ -326,19 +308,19 @@ class GrpcServer:
         self._arrivals.put(connection)
 
     def send(self, site: str, data: bytes) -> None:
-        """Send bytes to a site; where it is not connected they are dropped."""
+        """Send bytes to a site; if it is not connected, drop them."""
         connection = self._connections.get(site)
         if connection is None:
             return
-        if connection.outbox.qsize() >= MOST_UNSENT:
-            LOG.info("%s: %d messages wait for it; it has to join again", site, MOST_UNSENT)
+        if connection.outbox.qsize() >= MAX_UNSENT:
+            LOG.info("%s: %d messages wait for it; it has to join again", site, MAX_UNSENT)
             connection.context.cancel()
-            self._left(connection)
+            self._remove(connection)
             return
         connection.outbox.put(data)
 
     def receive(self, timeout: float) -> tuple[str, bytes | None] | None:
-        """Return who sent what, `None` for the bytes if its connection ended, `None` if nobody."""
+        """Return a site and its message (`None` if it left), or `None` after `timeout` seconds."""
         end = time.monotonic() + timeout
         while True:
             try:
@@ -347,10 +329,10 @@ class GrpcServer:
             except queue.Empty:
                 return None
             except IndexError:
-                continue  # of a connection that another one has replaced
+                continue  # a newer connection has replaced this one
 
     def limit(self, site: str, num_bytes: int) -> None:
-        """Accept messages of at most `num_bytes` over a site's present connection."""
+        """Accept messages of at most `num_bytes` over a site's current connection."""
         connection = self._connections.get(site)
         if connection is not None:
             connection.most_bytes = num_bytes
@@ -373,25 +355,25 @@ def serve_site(
     server_name: str | None = None,
     stop: threading.Event | None = None,
 ) -> None:
-    """Answer the server's messages until `stop` is set; connect again whenever that is needed.
+    """Answer the server's messages until `stop` is set, and reconnect after each interruption.
 
     Parameters
     ----------
     site
-        The site.
+        Site that answers.
     address
         ``"host:port"`` of the server.
     credentials
-        Of the site.
+        Credentials of the site.
     server_name
-        A name in the server's certificate, where it is not the host of `address`.
+        Name in the server's certificate, if it is not the host of `address`.
     stop
-        Ends this when set.
+        Event that ends the function.
 
     Raises
     ------
     Refused
-        If the server does not take this site, or sends a longer message than the site accepts.
+        If the server rejects this site, or sends a longer message than the site accepts.
     ValueError
         If other users can read the site's key, or ``server.crt`` is not the pinned certificate.
     """
@@ -403,7 +385,7 @@ def serve_site(
     if server_name is not None:
         options.append(("grpc.ssl_target_name_override", server_name))
     stop = threading.Event() if stop is None else stop
-    wait, is_warned = SHORTEST_WAIT, False
+    wait, is_warned = MIN_WAIT_SECONDS, False
     while not stop.is_set():
         with grpc.secure_channel(address, secure, options) as channel:
             outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -416,7 +398,7 @@ def serve_site(
             watch.start()
             try:
                 for data in join_parts(call, lambda: site.limits.most_bytes):
-                    wait, is_warned = SHORTEST_WAIT, False
+                    wait, is_warned = MIN_WAIT_SECONDS, False
                     answer = site.answer(data)
                     if answer is not None:
                         outbox.put(answer)
@@ -428,13 +410,14 @@ def serve_site(
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.PERMISSION_DENIED:
                     raise Refused(
-                        f"The server turned {site.name} away: {printable(error.details())}."
+                        f"The server rejected {site.name}: {printable(error.details())}."
                     ) from None
                 if WRONG_CERTIFICATE in (error.details() or "") and not is_warned:
                     is_warned = True
                     LOG.warning(
-                        "%s: the server at %s was not accepted and got nothing: its certificate "
-                        "is not %s, or is not valid today. Ask whoever runs the server.",
+                        "%s: the server at %s was not accepted and received nothing: its "
+                        "certificate is not %s, or is not valid today. Ask the operator of the "
+                        "server.",
                         *(site.name, address, _expected(credentials)),
                     )
                 elif not stop.is_set():
@@ -442,8 +425,8 @@ def serve_site(
             finally:
                 outbox.put(None)
                 call.cancel()
-        stop.wait(wait * (0.5 + 0.5 * random.random()))  # so that sites do not all come at once
-        wait = min(2 * wait, LONGEST_WAIT)
+        stop.wait(wait * (0.5 + 0.5 * random.random()))  # so that sites do not all connect at once
+        wait = min(2 * wait, MAX_WAIT_SECONDS)
 
 
 def _cancel(stop: threading.Event, call: Any) -> None:

@@ -25,32 +25,17 @@ NUM_FIRST = 5
 
 
 class Fault(NamedTuple):
-    """Message that the server cannot add.
+    """Message that the server cannot add."""
 
-    Attributes
-    ----------
-    site
-        Number of the site.
-    chains
-        Chains with such a message, ``[num_chains]`` bool.
-    text
-        Problem, in words.
-    """
-
-    site: int
-    chains: np.ndarray
-    text: str
+    site: int  # number of the site
+    chains: np.ndarray  # [num_chains] bool, chains with such a message
+    text: str  # problem
 
 
 class Guard:
     """Checks of the unmasked messages of one run.
 
-    Parameters
-    ----------
-    names
-        Names of the sites.
-    most_norm
-        Largest norm of a message that the server accepts, or ``None`` for `LARGEST`.
+    The largest accepted norm of a message is `most_norm`, or `LARGEST` if this is ``None``.
     """
 
     def __init__(self, names: Sequence[str], most_norm: float | None) -> None:
@@ -67,18 +52,12 @@ class Guard:
         region where the model is finite. No site is at fault then, and the run ends with
         `fedmcmc.NonFiniteError`, like a simulated run.
 
-        Parameters
-        ----------
-        codes
-            Code of each site's message, leaves ``[num_chains, ...]``.
-        sent
-            Whether a site sent a message in a chain, ``[num_sites, num_chains]`` bool.
-        round_, phase
-            Round and phase, for error messages.
+        The sites' codes have leaves ``[num_chains, ...]``; `sent` are flags ``[num_sites,
+        num_chains]`` of sites that sent a message in a chain.
         """
         norms = np.stack([norms_of(code, sent.shape[1]) for code in codes])
-        most = LARGEST if self.most_norm is None else min(self.most_norm, LARGEST)
-        good = sent & (norms <= most)
+        limit = LARGEST if self.most_norm is None else min(self.most_norm, LARGEST)
+        good = sent & (norms <= limit)
         faults = []
         if not np.array_equal(good, sent):
             faults = self._faults(norms, sent, round_, phase)
@@ -87,8 +66,8 @@ class Guard:
 
     def _faults(self, norms: np.ndarray, sent: np.ndarray, round_: int, phase: int) -> list[Fault]:
         wild = sent & ~(norms <= LARGEST)
-        together = (wild.sum(axis=0) > 1) & (wild == sent).all(axis=0)
-        wild &= ~together
+        is_shared = (wild.sum(axis=0) > 1) & (wild == sent).all(axis=0)
+        wild &= ~is_shared
         above = np.zeros_like(wild)
         if self.most_norm is not None:
             above = sent & ~(norms <= self.most_norm)
@@ -96,14 +75,14 @@ class Guard:
         for index in np.flatnonzero((wild | above).any(axis=1)):
             chains = wild[index] | above[index]
             chain = int(np.flatnonzero(chains)[0])
-            where = f"round {round_} (phase {phase}, chain {chain})"
+            place = f"round {round_} (phase {phase}, chain {chain})"
             problem = f"has the norm {norms[index, chain]:.3g}, above most_norm = {self.most_norm}."
             if wild[index, chain]:
                 problem = (
                     "holds numbers that are not finite, or too large to be added. The site's rows "
                     "or software are at fault, or the step size is too large for this posterior."
                 )
-            faults.append(Fault(int(index), chains, f"its message of {where} {problem}"))
+            faults.append(Fault(int(index), chains, f"its message of {place} {problem}"))
         return faults
 
     def _compare(self, norms: np.ndarray, round_: int, phase: int) -> None:
@@ -117,15 +96,15 @@ class Guard:
             return
         for index in np.flatnonzero((growth > MOST_GROWTH) & (history.num >= NUM_FIRST)).tolist():
             other_growth = np.delete(growth, index)
-            alike = growth[index] <= MOST_GROWTH * max(1.0, other_growth.max(initial=0.0))
-            if alike or index in self._suspected:
+            is_shared = growth[index] <= MOST_GROWTH * max(1.0, other_growth.max(initial=0.0))
+            if is_shared or index in self._suspected:
                 continue
             self._suspected.add(index)
             warnings.warn(
                 f"{self.names[index]}: its message of round {round_} (phase {phase}) has the norm "
                 f"{largest[index]:.3g}; the largest of its {history.num[index]} before had "
-                f"{history.largest[index]:.3g}, and no other site's grew alike. Ask the site: its "
-                f"rows or software may have changed, and draws from here on may be wrong. "
+                f"{history.largest[index]:.3g}, and no other site's messages grew as much. Ask the "
+                f"site: its rows or software may have changed, and later draws may be wrong. "
                 f"most_norm= sets a limit.",
                 RuntimeWarning,
                 stacklevel=2,
@@ -148,15 +127,10 @@ class _History(NamedTuple):
 
 
 def count_faults(codes: Sequence[ArrayTree], sent: np.ndarray) -> list[Fault]:
-    """Return the answers to a question that do not count as one.
+    """Return the answers to a question whose count is not one.
 
-    The counts of all sites add up to their number if the sum is whole; a wrong one would make each
-    sum void, and none would say whose it was.
-
-    Parameters
-    ----------
-    codes, sent
-        As of `Guard.check`.
+    The counts of a complete sum add up to the number of sites. A wrong count would make every sum
+    void, without a hint at the site.
     """
     faults = []
     for site, code in enumerate(codes):
@@ -209,7 +183,7 @@ def _square(leaf: Any, num: int) -> np.ndarray:
     flat = np.asarray(leaf).reshape(num, -1)
     if flat.dtype.kind == "V":  # bfloat16, which NumPy does not add
         flat = flat.astype(np.float32)
-    if flat.dtype == np.float32:  # BLAS takes a tenth of the time that sums in float64 take
+    if flat.dtype == np.float32:  # BLAS takes a tenth of the time of sums in float64
         fast = [float(row.dot(row)) for row in flat]
         if all(square < LARGEST_FAST for square in fast):
             return np.array(fast)

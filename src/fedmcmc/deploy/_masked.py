@@ -1,4 +1,4 @@
-"""The server's part in masks: it passes on what sites sign, and adds words that it cannot read."""
+"""The server's part in masks: it forwards signed messages and adds words that it cannot read."""
 
 import time
 from collections.abc import Callable
@@ -14,13 +14,7 @@ Requests = Callable[[dict[str, Any]], dict[str, bytes]]
 
 
 class MaskedSums:
-    """Sums over all sites of a study under masks.
-
-    Parameters
-    ----------
-    links
-        To the sites.
-    """
+    """Sums over all sites of a study under masks."""
 
     def __init__(self, links: Links) -> None:
         self.links, self.names = links, list(links.study.sites)
@@ -30,19 +24,10 @@ class MaskedSums:
     ) -> np.ndarray:
         """Return the sum ``[num_words]`` uint64 of all sites' words.
 
-        Where a site is lost, what came so far is void, and another session is made. In it all sites
-        send the same words again, under other masks.
-
-        Parameters
-        ----------
-        tag
-            Of the exchange.
-        place
-            ``(number of the phase, number of phases, whether of the set-up)``.
-        num_words
-            That each site sends.
-        requests
-            From what is said of the masks to the sites' requests.
+        If a site loses the session, all answers are void and a new session begins. In it all sites
+        send the same words again, under other masks. `place` has the number of the phase, the
+        number of phases, and true in the set-up; `requests` returns the sites' requests from the
+        entry ``masks`` of their headers.
         """
         from fedmcmc.deploy.secure import MaskTag, masked_bytes, unmask
 
@@ -51,7 +36,7 @@ class MaskedSums:
 
         def read(site: str, data: bytes) -> np.ndarray:
             expected = (self.links.session, mask_tag, self.names.index(site), num_words)
-            return _words_in(data, *expected)
+            return _read_words(data, *expected)
 
         while True:
             try:
@@ -62,40 +47,44 @@ class MaskedSums:
                     "attempt": mask_tag.attempt,
                     "sites": list(range(len(self.names))),
                 }
-                asked = requests(masks)
-                most = masked_bytes(num_words)
                 answers = self.links.exchange(
-                    asked, "answer", tag, read, most_bytes=most, masked=True
+                    requests(masks),
+                    "answer",
+                    tag,
+                    read,
+                    most_bytes=masked_bytes(num_words),
+                    masked=True,
                 )
             except SessionLost:
                 continue
             return unmask(list(answers.values()))
 
     def _open_session(self, run: str) -> None:
-        """Pass on what the sites need to agree on keys."""
+        """Forward the messages with which the sites agree on keys."""
         from fedmcmc.deploy.secure import session_identifier
 
         number = time.time_ns()
-        passed: list[list[bytes]] = [[]]
+        forwarded: list[list[bytes]] = [[]]
         for stage in STAGES:
             tag = Tag(run, -1, STAGES.index(stage), number)
-            request = Frame(stage, {"tag": list(tag)}, pack(*passed[-1])).to_bytes()
-            asked = dict.fromkeys(self.names, request)
+            request = Frame(stage, {"tag": list(tag)}, pack(*forwarded[-1])).to_bytes()
+            requests = dict.fromkeys(self.names, request)
             answers = self.links.exchange(
-                asked, "answer", tag, lambda site, data: data, masked=True
+                requests, "answer", tag, lambda site, data: data, masked=True
             )
-            passed.append([answers[site] for site in self.names])
-        hellos = passed[1]
+            forwarded.append([answers[site] for site in self.names])
+        hellos = forwarded[1]
         self.links.session = session_identifier(self.links.study.consortium, hellos).hex()
 
 
-def _words_in(data: bytes, session: str, tag: Any, index: int, num_words: int) -> np.ndarray:
+def _read_words(data: bytes, session: str, tag: Any, index: int, num_words: int) -> np.ndarray:
+    """Return the masked words of a site; raise `FrameError` unless they are the requested ones."""
     from fedmcmc.deploy.secure import read_masked
 
     try:
-        identifier, found, number, words = read_masked(data)
+        identifier, message_tag, number, words = read_masked(data)
     except ValueError as error:
         raise FrameError(str(error)) from None
-    if (identifier.hex(), found, number, words.size) != (session, tag, index, num_words):
-        raise FrameError("These are not the masked words that were asked for.")
+    if (identifier.hex(), message_tag, number, words.size) != (session, tag, index, num_words):
+        raise FrameError("The masked words are not the requested ones.")
     return words

@@ -12,12 +12,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedmcmc._types import ArrayTree, FederatedKernel
+from fedmcmc._types import ArrayTree, Disclosure, FederatedKernel
 from fedmcmc.compression import Grid, Word
 from fedmcmc.deploy._columns import check_keys
 from fedmcmc.deploy._frames import FrameError, Refused, unpack
 from fedmcmc.deploy._private import check_private
-from fedmcmc.deploy._words import class_names
+from fedmcmc.deploy._words import askable_kernels, class_names, disclosures
 from fedmcmc.transforms import FEWEST_SITES, check_cohorts
 
 KEY_DIGITS = 64
@@ -26,39 +26,12 @@ COUNTS = {"answers", "minimum", "colluding"}
 ALLOWED = WANTED | COUNTS | {"operator", "resolution", "most"}
 RESOLUTION, MOST = 2.0**-22, 2.0**30
 """Of what the server asks, where a study does not say: log likelihoods up to 1e9, to 1e-7."""
-SUMS = (
-    "Evaluations",
-    "Expansions",
-    "Falls",
-    "GaussianMetropolis",
-    "HamiltonianMonteCarlo",
-    "Langevin",
-    "MultipleTry",
-    "Natural",
-)
-"""What a server may ask for under masks, for `Study.asks`: whatever numbers it chooses, all sites'
-answers count in the sum alike, except at places where a site's log likelihood is out of range."""
-SINGLES = {
-    "AllBut": "the sum without one site, less the sum with it, is that site's answer",
-    "CommonExpansions": "it is a table with a row per site, which only that site fills",
-    "OwnExpansions": "it is a table with a row per site, which only that site fills",
-    "ScoreCovariances": "it is a table with a row per site, which only that site fills",
-    "WithoutClient": "it is a table with a row per site, which only that site fills",
-    "LeaveGroupsOut": "the server chooses how many groups a site must have for them to count",
-    "LeaveOneOut": "the server chooses how many rows a site must have for its rows to count",
-    "Replication": "the server chooses how many rows a site must have for its rows to count",
-    "RefreshedRelay": "in a round one site alone has something to say",
-    "Relay": "in a round one site alone has something to say",
-}
-"""What would tell single sites' answers, and why."""
+SUMS = tuple(name for name, each in askable_kernels().items() if each.hidden_in_sums)
+"""Kernels that a server may ask for under masks, for `Study.asks`."""
 APART = {"PerClient"}
 """Parts of kernels in which a server could choose other numbers for each site."""
 MASKS = "masks"
 """The file of a site's rules in its folder."""
-ANEW = (
-    "Bring back the file, or agree with the other owners on a new study, of another name, and give "
-    "its site another folder."
-)
 STAGES = OPEN, CONFIRM, SEAL = ("open", "confirm", "seal")
 """What a server asks for, in this order, to make a session."""
 
@@ -89,7 +62,7 @@ def check_settings(secure: Mapping[str, Any], sites: Mapping[str, int], asks: An
             )
     for name in asks:
         if name not in SUMS:
-            why = SINGLES.get(name, "nobody has looked at what its sums would tell of one site")
+            why = disclosures().get(name, Disclosure()).reason
             raise ValueError(
                 f"The server may not ask {name} (asks) where answers are under masks: {why}. "
                 f"Allowed are {', '.join(SUMS)}; fedmcmc.whiten(surrogates=False) and "
@@ -143,7 +116,7 @@ def check_alike(words: Any) -> None:
 
     With a weight of zero for all others, one message would be the sum.
     """
-    found = class_names(words) & (APART | SINGLES.keys())
+    found = class_names(words) & (APART | askable_kernels().keys() - {*SUMS})
     if found:
         raise Refused(
             f"The server's kernel holds numbers that differ from site to site "

@@ -7,6 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+NEW_STUDY_ADVICE = (
+    "Bring back the file, or agree with the other owners on a new study, of another name, and give "
+    "its site another folder."
+)
+"""Remedy for a site whose file of counts or masks is lost."""
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 """Permissions of all users except the owner."""
 

@@ -1,6 +1,6 @@
-"""What sites and server compute, compiled: steps of one client, and what becomes of all codes.
+"""Compiled programs of sites and server: steps of one client, and sums of all clients' codes.
 
-All chains of a run are computed together; their axis is the first of all leaves.
+All chains of a run are computed together; their axis is the first one of all leaves.
 """
 
 from dataclasses import replace
@@ -19,6 +19,7 @@ from fedmcmc._types import (
     Cohort,
     FederatedKernel,
     FederatedState,
+    user_position,
 )
 from fedmcmc.deploy._shapes import Report
 from fedmcmc.deploy._study import Study
@@ -36,51 +37,51 @@ from fedmcmc.rounds import (
 )
 
 
-def chain_of(tree: ArrayTree, chain: int) -> ArrayTree:
+def take_chain(tree: ArrayTree, chain: int) -> ArrayTree:
     """Return one chain of a tree, as NumPy arrays."""
     return jax.tree.map(lambda leaf: np.asarray(leaf)[chain], tree)
 
 
-def stacked(parts: list[ArrayTree]) -> ArrayTree:
-    """Return NumPy arrays with a leading axis, of one chain without copying them.
+def stack_chains(parts: list[ArrayTree]) -> ArrayTree:
+    """Return NumPy arrays with a leading chain axis; a single chain is not copied.
 
-    A compiled function takes them sooner than JAX arrays that would have to be made of them.
+    Compiled functions accept NumPy arrays faster than new JAX arrays.
     """
     if len(parts) == 1:
         return jax.tree.map(lambda leaf: leaf[None], parts[0])
     return jax.tree.map(lambda *leaves: np.stack(leaves), *parts)
 
 
-def over_chains(fn: Any, *trees_: ArrayTree) -> ArrayTree:
-    """Return ``fn`` of every chain, whose axis is the first of all leaves.
+def map_chains(fn: Any, *trees_: ArrayTree) -> ArrayTree:
+    """Apply `fn` to every chain, which the first axis of all leaves counts.
 
     A single chain is computed without that axis, as in a simulated run.
     """
     if jax.tree.leaves(trees_)[0].shape[0] == 1:
-        alone = jax.tree.map(lambda leaf: leaf[0], trees_)
-        return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], fn(*alone))
+        chain = jax.tree.map(lambda leaf: leaf[0], trees_)
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], fn(*chain))
     return jax.vmap(fn)(*trees_)
 
 
-def one_round(broadcasts: Broadcast) -> tuple[Broadcast, Array]:
-    """Return broadcasts of many chains without the round's number, and that, which is one of all.
+def split_round(broadcasts: Broadcast) -> tuple[Broadcast, Array]:
+    """Return broadcasts with their rounds set to zero, and the round, which all chains share.
 
     A condition on the round then stays a branch for all chains.
     """
     return broadcasts._replace(round=jnp.zeros_like(broadcasts.round)), broadcasts.round[0]
 
 
-# At a site
+# Programs of a site
 
 
 @jax.jit
-def first_states(kernel: FederatedKernel, client: Client, broadcasts: Broadcast) -> ArrayTree:
-    """Return what a client keeps before the first round."""
-    return over_chains(lambda broadcast: kernel.client_init(broadcast, client), broadcasts)
+def init_client_states(kernel: FederatedKernel, client: Client, broadcasts: Broadcast) -> ArrayTree:
+    """Return a client's states before the first round."""
+    return map_chains(lambda broadcast: kernel.client_init(broadcast, client), broadcasts)
 
 
 @partial(jax.jit, static_argnames=("number", "setup", "generator"))
-def steps(
+def run_client(
     kernel: FederatedKernel,
     client: Client,
     keys: Array | ClientKeys,
@@ -93,17 +94,17 @@ def steps(
     setup: bool,
     generator: Any = None,
 ) -> tuple[ArrayTree, ArrayTree, Report]:
-    """Return codes, states and reports of all chains; where not active, the state as it was.
+    """Return codes, states and reports of all chains; inactive chains keep their state.
 
-    `keys` are those of the chains, or, as words, of the client in this phase of this round: of
-    this package's generator what it draws alone, of the server's `generator` what all draw alike.
+    `keys` are keys of the chains, or words of the client's keys in this phase of this round.
+    Private keys are for this package's generator, and shared keys for the server's `generator`.
     """
     if isinstance(keys, ClientKeys):
-        keys = ClientKeys(_typed(keys.private, CHACHA), _typed(keys.shared, generator))
+        keys = ClientKeys(_wrap_keys(keys.private, CHACHA), _wrap_keys(keys.shared, generator))
     phase = kernel.setup[number] if setup else kernel.phases[number]
-    broadcasts, round_ = one_round(broadcasts)
+    broadcasts, round_ = split_round(broadcasts)
 
-    def one(
+    def run_chain(
         key: Array | ClientKeys,
         broadcast: Broadcast,
         state: ArrayTree,
@@ -111,37 +112,37 @@ def steps(
         on: Array,
     ) -> tuple[ArrayTree, ArrayTree, Report]:
         broadcast = broadcast._replace(round=round_)
-        own = replace(client, weight=weight)
-        code, new, info = client_step(kernel, phase, key, broadcast, state, own)
+        weighted = replace(client, weight=weight)
+        code, new, info = client_step(kernel, phase, key, broadcast, state, weighted)
         return code, trees.select(on, new, state), Report.of(info)
 
-    outputs: tuple[ArrayTree, ArrayTree, Report] = over_chains(
-        one, keys, broadcasts, states, weights, active
+    outputs: tuple[ArrayTree, ArrayTree, Report] = map_chains(
+        run_chain, keys, broadcasts, states, weights, active
     )
     return outputs
 
 
-def _typed(words: ArrayTree, generator: Any) -> ArrayTree:
+def _wrap_keys(words: ArrayTree, generator: Any) -> ArrayTree:
     """Return typed keys from words, ``()`` from ``()``."""
     return jax.tree.map(lambda leaf: jax.random.wrap_key_data(leaf, impl=generator), words)
 
 
 @jax.jit
-def select(counted: Array, new: ArrayTree, old: ArrayTree) -> ArrayTree:
-    """Return the chains of `new` that were counted, and the others of `old`."""
+def select_chains(counted: Array, new: ArrayTree, old: ArrayTree) -> ArrayTree:
+    """Return `new` in the counted chains and `old` in all other chains."""
     return jax.vmap(trees.select)(counted, new, old)
 
 
-# At the server
+# Programs of the server
 
 
-class Moved(NamedTuple):
-    """What a server has after a phase of a round.
+class Stepped(NamedTuple):
+    """Results of the server's step after a phase.
 
     Attributes
     ----------
     broadcast, server, info
-        As of `rounds.server_step`.
+        Results of `rounds.server_step`.
     draw, finite
         One draw of every chain, and which chains are finite; ``()`` before the last phase.
     """
@@ -153,23 +154,8 @@ class Moved(NamedTuple):
     finite: ArrayTree
 
 
-class Taken(NamedTuple):
-    """What of single messages the server keeps, besides their sum.
-
-    Attributes
-    ----------
-    memories
-        Its copies of the clients' memories.
-    taken
-        ``[cohort_size, num_chains]`` bool, which messages are in the sum.
-    """
-
-    memories: ArrayTree
-    taken: Array
-
-
 @partial(jax.jit, static_argnames="study")
-def first(
+def init_server(
     kernel: FederatedKernel,
     study: Study,
     init_keys: Array,
@@ -179,7 +165,7 @@ def first(
     """Return the first broadcast, the server's first state, and its copies of memories."""
     federation = study.federation
 
-    def one(
+    def init_chain(
         key: Array, position: ArrayTree, totals: tuple[ArrayTree, ...]
     ) -> tuple[Broadcast, ArrayTree, tuple[ArrayTree, ...]]:
         broadcast, server = kernel.server_init(key, position, federation, totals)
@@ -188,28 +174,28 @@ def first(
         memories = tuple(first_memories(kernel, n, broadcast, num) for n in numbers)
         return broadcast, server, memories
 
-    firsts: tuple[Broadcast, ArrayTree, tuple[ArrayTree, ...]] = over_chains(
-        one, init_keys, positions, totals
+    outputs: tuple[Broadcast, ArrayTree, tuple[ArrayTree, ...]] = map_chains(
+        init_chain, init_keys, positions, totals
     )
-    return firsts
+    return outputs
 
 
 @jax.jit
 def shared_words(keys: Array, number: Any) -> Array:
-    """Return the keys of what all clients draw alike in a round, as words ``[num_chains, ...]``."""
+    """Return words ``[num_chains, ...]`` of the keys that all clients share in a round."""
     return jax.random.key_data(jax.vmap(lambda key: shared_key(key, number))(keys))
 
 
 @partial(jax.jit, static_argnames="num_clients")
-def cohorts(kernel: FederatedKernel, keys: Array, number: Any, num_clients: int) -> Cohort:
+def draw_cohort(kernel: FederatedKernel, keys: Array, number: Any, num_clients: int) -> Cohort:
     """Return the cohort of a round, entries ``[cohort_size, num_chains]``."""
-    found: Cohort = jax.vmap(lambda key: cohort_of(kernel, key, number, num_clients), out_axes=1)(
+    cohort: Cohort = jax.vmap(lambda key: cohort_of(kernel, key, number, num_clients), out_axes=1)(
         keys
     )
-    return found
+    return cohort
 
 
-def total_of(
+def add_codes(
     kernel: FederatedKernel,
     broadcasts: Broadcast,
     memories: ArrayTree,
@@ -220,41 +206,40 @@ def total_of(
     setup: bool,
     waits: bool,
 ) -> tuple[Received, Array]:
-    """Return the server's total after all messages of a phase, and which of them are in it.
+    """Return the server's total of a phase, and flags ``[cohort_size, num_chains]`` of its codes.
 
-    All that the server computes of single messages goes through here. There is one code per site,
+    All computations of the server with single messages are here. `codes` has one entry per site,
     leaves ``[num_chains, ...]``; entries of the cohort are ``[cohort_size, num_chains]``.
     """
     phase = kernel.setup[number] if setup else kernel.phases[number]
-    own = jax.tree.map(lambda *leaves: jnp.stack(leaves), *codes)
-    if setup or kernel.participation.cohort_size is None:
-        pass  # all clients, in their order
-    else:
-        own = jax.tree.map(lambda leaf: leaf[cohort.ids, jnp.arange(cohort.ids.shape[1])], own)
-    own, slots = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), (own, cohort))
+    slot_codes = jax.tree.map(lambda *leaves: jnp.stack(leaves), *codes)
+    if not setup and kernel.participation.cohort_size is not None:
+        chains = jnp.arange(cohort.ids.shape[1])
+        slot_codes = jax.tree.map(lambda leaf: leaf[cohort.ids, chains], slot_codes)
+    slot_codes, slots = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), (slot_codes, cohort))
 
-    def one(
+    def add_chain(
         broadcast: Broadcast, memory: ArrayTree, codes: ArrayTree, slots: Cohort
     ) -> tuple[Received, Array]:
-        def take(received: Received, entry: tuple[ArrayTree, Cohort]) -> tuple[Received, Array]:
+        def add_code(received: Received, entry: tuple[ArrayTree, Cohort]) -> tuple[Received, Array]:
             code, slot = entry
             if not trees.is_empty(slot.garbage):
-                code = jax.tree.map(partial(_broken, slot.garbage), code)
+                code = jax.tree.map(partial(_corrupt, slot.garbage), code)
             late = {"late": slot.late} if waits else {}
             new = receive(kernel, phase, received, code, slot.ids, slot.weight, **late)
-            taken = slot.active & (new.num_excluded == received.num_excluded)
-            return trees.select(slot.active, new, received), taken
+            is_added = slot.active & (new.num_excluded == received.num_excluded)
+            return trees.select(slot.active, new, received), is_added
 
         nothing = nothing_received(kernel, phase, broadcast, memory, waits=waits)
-        received, taken = jax.lax.scan(take, nothing, (codes, slots))
-        return received, taken
+        received, is_added = jax.lax.scan(add_code, nothing, (codes, slots))
+        return received, is_added
 
-    received, taken = over_chains(one, broadcasts, memories, own, slots)
-    return received, jnp.swapaxes(taken, 0, 1)
+    received, is_added = map_chains(add_chain, broadcasts, memories, slot_codes, slots)
+    return received, jnp.swapaxes(is_added, 0, 1)
 
 
 @partial(jax.jit, static_argnames="number")
-def summed(
+def sum_setup(
     kernel: FederatedKernel,
     broadcasts: Broadcast,
     codes: tuple[ArrayTree, ...],
@@ -263,14 +248,14 @@ def summed(
     number: int,
 ) -> ArrayTree:
     """Return a sum of all clients' messages before the first round."""
-    received, _ = total_of(
+    received, _ = add_codes(
         kernel, broadcasts, (), codes, cohort, number=number, setup=True, waits=False
     )
     return received.total
 
 
 @partial(jax.jit, static_argnames=("number", "waits"))
-def taken_in(
+def receive_codes(
     kernel: FederatedKernel,
     keys: Array,
     broadcasts: Broadcast,
@@ -281,55 +266,50 @@ def taken_in(
     *,
     number: int,
     waits: bool,
-) -> tuple[Moved, Taken]:
-    """Return what the server has after a phase, from the codes of all sites."""
-    received, taken = total_of(
+) -> tuple[Stepped, ArrayTree, Array]:
+    """Add the codes of all sites and run the server's step.
+
+    Return also the server's copies of the clients' memories, and flags ``[cohort_size,
+    num_chains]`` of messages in the sum.
+    """
+    received, is_added = add_codes(
         kernel, broadcasts, memories, codes, cohort, number=number, setup=False, waits=waits
     )
-    found = _moved(kernel, keys, broadcasts, servers, received, number)
-    return found, Taken(received.memories, taken)
+    stepped = _step_server(kernel, keys, broadcasts, servers, received, number)
+    return stepped, received.memories, is_added
 
 
-@partial(jax.jit, static_argnames="number")
-def moved(
-    kernel: FederatedKernel,
-    keys: Array,
-    broadcasts: Broadcast,
-    servers: ArrayTree,
-    received: Received,
-    *,
-    number: int,
-) -> Moved:
-    """Return what the server has after a phase, from a total."""
-    return _moved(kernel, keys, broadcasts, servers, received, number)
-
-
-def _moved(
+def _step_server(
     kernel: FederatedKernel,
     keys: Array,
     broadcasts: Broadcast,
     servers: ArrayTree,
     received: Received,
     number: int,
-) -> Moved:
-    broadcasts, round_ = one_round(broadcasts)
+) -> Stepped:
+    """Run the server's step with the total of a phase."""
+    broadcasts, round_ = split_round(broadcasts)
 
-    def one(key: Array, broadcast: Broadcast, server: ArrayTree, received: Received) -> Moved:
+    def step_chain(
+        key: Array, broadcast: Broadcast, server: ArrayTree, received: Received
+    ) -> Stepped:
         broadcast = broadcast._replace(round=round_)
         broadcast, server, info = server_step(kernel, number, key, broadcast, server, received)
         if number < len(kernel.phases) - 1:
-            return Moved(broadcast, server, info, (), ())
+            return Stepped(broadcast, server, info, (), ())
         draw = kernel.draw(draw_key(key, round_), FederatedState(broadcast, server, ()))
-        if kernel.position_fn is not None:
-            draw = kernel.position_fn(draw)
-        return Moved(broadcast, server, info, draw, trees.all_finite(broadcast))
+        draw = user_position(kernel, draw)
+        return Stepped(broadcast, server, info, draw, trees.all_finite(broadcast))
 
-    found: Moved = over_chains(one, keys, broadcasts, servers, received)
-    return found
+    stepped: Stepped = map_chains(step_chain, keys, broadcasts, servers, received)
+    return stepped
 
 
-def _broken(garbage: Array, leaf: Array) -> Array:
-    """Return numbers as they arrive from a simulated fault; integers of a code cannot be broken."""
+step_server = jax.jit(_step_server, static_argnames="number")
+
+
+def _corrupt(garbage: Array, leaf: Array) -> Array:
+    """Return numbers as they arrive from a simulated fault; integers of a code do not change."""
     if not jnp.issubdtype(leaf.dtype, jnp.floating):
         return leaf
     return jnp.where(garbage == 0, leaf, trees.cast(garbage, leaf))

@@ -15,8 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedmcmc.deploy._frames import Refused
-from fedmcmc.deploy._masks import ANEW
-from fedmcmc.deploy._private import open_private
+from fedmcmc.deploy._private import NEW_STUDY_ADVICE, open_private
 from fedmcmc.deploy._session import DIGEST_BYTES, Consortium, Session
 from fedmcmc.deploy._sums import MaskTag, mask, masked_frame
 
@@ -204,14 +203,15 @@ class SiteRules:
             if self._begun.exists():
                 raise RuleError(
                     f"{self._path} is gone, so this site does not know what it answered last. "
-                    f"{ANEW}"
+                    f"{NEW_STUDY_ADVICE}"
                 )
             return _Last()
         data = self._path.read_bytes()
         body, digest = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
         if len(data) < HEADER.size + DIGEST_BYTES or hashlib.sha256(body).digest() != digest:
             raise RuleError(
-                f"{self._path} is damaged, so this site does not know what it answered last. {ANEW}"
+                f"{self._path} is damaged, so this site does not know what it answered last. "
+                f"{NEW_STUDY_ADVICE}"
             )
         fields = HEADER.unpack_from(body)
         mark, study, session, round_, exchange, num_answers, ended, question, _ = fields

@@ -1,4 +1,4 @@
-"""The server of a study: a consortium of real sites, for `sample`, `fit` and `correct`."""
+"""Server of a study: real sites in place of data for `sample`, `fit` and `correct`."""
 
 import json
 import time
@@ -20,7 +20,7 @@ from fedmcmc._types import (
 from fedmcmc.deploy._frames import digest_of
 from fedmcmc.deploy._guard import Guard
 from fedmcmc.deploy._links import Links, SiteError
-from fedmcmc.deploy._rounds import AtServer, Drawn, Figures, Rounds
+from fedmcmc.deploy._rounds import AtServer, RoundDraw, RoundFigures, Rounds
 from fedmcmc.deploy._shapes import as_sent, shapes_of_run
 from fedmcmc.deploy._study import Study
 from fedmcmc.deploy._transport import Transport
@@ -33,46 +33,46 @@ from fedmcmc.rounds import Arrangement, Program, RoundRecord, Segment, take_in
 from fedmcmc.runs import Sum, Work, check_fits_sum, sample, start_positions
 from fedmcmc.transforms import faults, is_secured, with_counts
 
-MOST_TRIES = 20
-"""Rounds in which a question is asked again because a site was missing."""
-SHORT_SEGMENT = 8
-"""Rounds of a segment at most, where a run that ends in a round goes back to its segment's first:
-each segment costs every site one more file that is written to its disk."""
+MAX_TRIES = 20
+"""Rounds of a question until all sites have answered."""
+MAX_SEGMENT_ROUNDS = 8
+"""Largest length of a segment if an interrupted run returns to the segment's beginning. In each
+segment every site writes one more file to its disk."""
 
 
 class Sites:
-    """The sites of a study, as its server reaches them.
+    """Sites of a study, connected to its server.
 
-    It stands for data in `fedmcmc.sample`, `fedmcmc.fit`, `fedmcmc.correct`, `fedmcmc.whiten`,
-    `fedmcmc.surrogates` and `fedmcmc.criticism`: rows stay where they are, and the server sees
+    `Sites` replaces data in `fedmcmc.sample`, `fedmcmc.fit`, `fedmcmc.correct`, `fedmcmc.whiten`,
+    `fedmcmc.surrogates` and `fedmcmc.criticism`: rows stay at the sites, and the server receives
     messages.
 
     Parameters
     ----------
     study
-        What the parties agreed on.
+        Study that the parties agreed on.
     transport
         The server's end of the network: `Local`, or `GrpcServer`.
     on_missing
-        What a round does where a site does not answer within `timeout` seconds. ``"wait"`` waits
-        for it, so that draws are those of the kernel. ``"leave_out"`` goes on without its message,
-        as with ``fedmcmc.faults(kernel, drop=..., rescale=False)``; for sites that are not
-        connected it does not wait. It also leaves out a site that declines, or whose message
+        Action if a site does not answer within `timeout` seconds. ``"wait"`` waits for the site,
+        so that the kernel's distribution does not change. ``"leave_out"`` continues without its
+        message, like ``fedmcmc.faults(kernel, drop=..., rescale=False)``, and does not wait for
+        sites that are not connected. It also leaves out a site that declines or whose message
         cannot be added, and warns once per site. Before the first round all sites are needed.
     timeout
-        Seconds.
+        Seconds to wait for an answer.
     most_norm
-        Largest norm of a message, by default no limit. With ``"wait"`` a run ends at a larger one,
-        with ``"leave_out"`` it goes on without that message. Messages with numbers that are not
-        finite are never added. If a site's messages grow a thousandfold and no other site's do, the
-        run warns. Under masks none of this can be checked.
+        Largest norm of a message, by default no limit. After a larger message a run ends with
+        ``"wait"`` and continues without the message with ``"leave_out"``. Messages with numbers
+        that are not finite are never added. If the messages of a single site grow by a factor of
+        1,000, the run warns. Under masks none of these checks is possible.
 
     Attributes
     ----------
     federation
-        What is known of the sites' rows: numbers, sizes, shapes.
+        Numbers, sizes and shapes of the sites' rows.
     num_missed
-        Rounds of the last run in which each site was left out, by name.
+        Number of rounds of the last run without each site, by name.
     """
 
     def __init__(
@@ -98,13 +98,13 @@ class Sites:
                 )
             if on_missing != "wait":
                 raise ValueError(
-                    "Under masks a round without one site is void: its message and the others' "
-                    "masks are in no sum. on_missing must be 'wait'."
+                    "Under masks a round without one site is void, because the masks of the other "
+                    "sites do not cancel: on_missing must be 'wait'."
                 )
-            study.consortium  # noqa: B018  # raises where sums over these sites hide nothing
+            study.consortium  # noqa: B018  # raises if sums over these sites hide nothing
         self.study, self.on_missing, self.most_norm = study, on_missing, most_norm
         self._links = Links(study, transport, timeout)
-        self._asked = 0
+        self._num_questions = 0
         self.num_missed: dict[str, int] = {}
 
     def __repr__(self) -> str:
@@ -113,7 +113,7 @@ class Sites:
 
     @property
     def federation(self) -> Federation:
-        """What is known of the sites' rows before the first round."""
+        """Numbers, sizes and shapes of the sites' rows."""
         return self.study.federation
 
     @property
@@ -135,49 +135,53 @@ class Sites:
         SiteError
             If a site declines, or its answer cannot be added.
         ValueError
-            If answers do not fit the sum of a study under masks.
+            If answers are out of the range of a study's masked sums.
         """
         kernel: FederatedKernel = self.own(as_functions(question))
         content = jax.tree.map(as_sent, content)
         keys, like = jax.random.key(0)[None], trees.shapes_of(content)
-        rounds = self._rounds(kernel, keys, like, f"question {self._asked}", is_question=True)
-        self._asked += 1
+        rounds = self._rounds(
+            kernel, keys, like, f"question {self._num_questions}", is_question=True
+        )
+        self._num_questions += 1
         rounds.begin()
         positions = jax.tree.map(lambda leaf: leaf[None], content)
         state = rounds.set_up(positions, jax.vmap(init_key)(keys))
         rounds.start(state)
-        up = down = 0.0
-        for tries in range(1, MOST_TRIES + 1):
-            state, figures, drawn = rounds.round(state, tries - 1)
-            answered = jax.tree.map(lambda leaf: leaf[0], drawn.draw)
-            up, down = up + float(figures.bits_up[0]), down + float(figures.bits_down[0])
+        bits_up = bits_down = 0.0
+        for num_rounds in range(1, MAX_TRIES + 1):
+            state, figures, round_draw = rounds.round(state, num_rounds - 1)
+            answer = jax.tree.map(lambda leaf: leaf[0], round_draw.draw)
+            bits_up += float(figures.bits_up[0])
+            bits_down += float(figures.bits_down[0])
             check_fits_sum(question, state.server)
-            if answered.whole:
-                return Sum(answered.value, tries, up, down)
+            if answer.whole:
+                return Sum(answer.value, num_rounds, bits_up, bits_down)
         missed = ", ".join(f"{site} {num}" for site, num in rounds.num_missed.items() if num)
         raise SiteError(
-            f"In none of {MOST_TRIES} rounds did all {len(self.study.sites)} sites answer; a sum "
-            f"without one of them would be that of another posterior. Rounds missed: {missed}."
+            f"In none of {MAX_TRIES} rounds did all {len(self.study.sites)} sites answer; a sum "
+            f"without one of them would belong to another posterior. Rounds missed: {missed}."
         )
 
     def own(self, kernel: FederatedKernel) -> FederatedKernel:
-        """Return the kernel as these sites run it.
+        """Return the kernel that these sites run in place of `kernel`.
 
-        The study's own with the same numbers; under masks a secure sum of any other.
+        This is the study's kernel if it has the same numbers; under masks, the secure sum of any
+        other kernel.
         """
         return self.study.own(kernel)
 
     def sample(self, rng_key: Array, kernel: FederatedKernel, *args: Any, **kwargs: Any) -> Samples:
-        """Run a kernel on the sites: `fedmcmc.sample` with these in place of data."""
+        """Call `fedmcmc.sample` with these sites in place of data."""
         return sample(rng_key, kernel, self, *args, **kwargs)
 
     def begin(
         self, kernel: FederatedKernel, keys: Array, position: ArrayTree, state: Any
-    ) -> tuple["OverSites", FederatedState, str]:
-        """Return where a run is computed, its first state, and a digest that stands for rows.
+    ) -> tuple["SitesExecutor", FederatedState, str]:
+        """Start a run at the sites; return its executor, first state, and a digest of the study.
 
-        `fedmcmc.sample` calls it. Sites are told of the run, and what it needs summed before its
-        first round is summed.
+        `fedmcmc.sample` calls this method. It also computes the sums that the run needs before its
+        first round.
         """
         kernel = self.own(kernel)
         if self.most_norm is not None and is_secured(kernel):
@@ -188,13 +192,13 @@ class Sites:
         if state is not None:
             state = with_counts(kernel, state)
         if self.on_missing == "leave_out":
-            # Raises where a kernel does not go on without a client.
+            # Raises if the kernel cannot continue without a client.
             faults(kernel, drop=0.5, rescale=False)
-            if not kernel.phases_apart:
+            if not kernel.traits.phases_independent:
                 raise ValueError(
-                    "Sites of this kernel carry out in one exchange of a round what was agreed in "
-                    "another (interweave=True), and one that is lost in between would stay behind: "
-                    "on_missing must be 'wait'."
+                    "With this kernel (interweave=True) one exchange of a round completes another, "
+                    "and a site that is lost in between would have an outdated state: on_missing "
+                    "must be 'wait'."
                 )
         init_keys: ArrayTree = jax.vmap(init_key)(keys)
         if state is None:
@@ -206,23 +210,25 @@ class Sites:
         rounds = self._rounds(kernel, keys, like, digest_of(start))
         self.num_missed = rounds.num_missed
         rounds.begin()
-        first = rounds.set_up(positions, init_keys)
+        first_state = rounds.set_up(positions, init_keys)
         if state is not None:
-            keeps = bool(jax.tree.leaves((rounds.shapes.client, rounds.shapes.memories)))
-            if keeps and not isinstance(state.clients, AtServer):
+            has_states = bool(jax.tree.leaves((rounds.shapes.client, rounds.shapes.memories)))
+            if has_states and not isinstance(state.clients, AtServer):
                 raise ValueError(
-                    "The clients of this kernel keep a state of their own, which must be at the "
-                    "sites: state= goes on from a run at these sites, and this is none."
+                    "The clients of this kernel have a state, which must be at the sites: state= "
+                    "must come from a run at these sites, and this one does not."
                 )
-            clients = state.clients if keeps else first.clients
+            clients = state.clients if has_states else first_state.clients
             state = state._replace(clients=clients)
-            difference = trees.first_difference(trees.shapes_of(first), trees.shapes_of(state))
+            shapes = trees.shapes_of(first_state)
+            difference = trees.first_difference(shapes, trees.shapes_of(state))
             if difference:
                 raise ValueError(f"state does not fit this kernel and these sites: {difference}.")
-            first = state
-        first = jax.tree.map(trees.strong, first)
+            first_state = state
+        first_state = jax.tree.map(trees.strong, first_state)
         program = Program(kernel, self.study.hollow, Arrangement(clients_at_a_time=1))
-        return OverSites(rounds, program, first, state is not None), first, self.study.digest
+        executor = SitesExecutor(rounds, program, first_state, state is not None)
+        return executor, first_state, self.study.digest
 
     def _rounds(
         self,
@@ -235,7 +241,7 @@ class Sites:
     ) -> Rounds:
         shapes = shapes_of_run(kernel, self.study, like)
         words, numbers = self.study.words_of(kernel)
-        position, _ = to_words(shapes.first.position, self.study.functions)
+        position, _ = to_words(shapes.setup_broadcast.position, self.study.functions)
         name = digest_of(
             self.study.digest.encode(),
             json.dumps([words, position]).encode(),
@@ -256,49 +262,47 @@ class Sites:
         )
 
 
-class OverSites:
-    """Where `fedmcmc.sample` computes a run at real sites; see its executor of one device."""
+class SitesExecutor:
+    """Executor of `fedmcmc.sample` for real sites."""
 
     shared = False
-    # A checkpoint is written before the run goes on, so that sites keep their states of its round.
+    # A checkpoint is written before the run continues, while sites have the states of its round.
     in_place = True
     finished_rounds: tuple[int, Segment] | None = None
 
     def __init__(
-        self, rounds: Rounds, program: Program, first: FederatedState, goes_on: bool
+        self, rounds: Rounds, program: Program, first_state: FederatedState, continues: bool
     ) -> None:
         self.rounds, self.keys = rounds, rounds.keys
         self.plain = self.program = program
-        self.shapes = trees.shapes_but_keys(first)
-        like = rounds.shapes.client
-        num, sites = len(rounds.keys), len(rounds.names)
-        # Sites go back to the beginning of a segment where they have lost that of a round.
-        self.longest = None if rounds.can_always_resume else SHORT_SEGMENT
+        self.shapes = trees.shapes_but_keys(first_state)
+        num, num_sites = len(rounds.keys), len(rounds.names)
+        # Sites that no longer have the state of a round return to the beginning of its segment.
+        self.longest = None if rounds.can_always_resume else MAX_SEGMENT_ROUNDS
         clients = jax.tree.map(
-            lambda s: jax.ShapeDtypeStruct((num, sites, *s.shape), s.dtype), like
+            lambda s: jax.ShapeDtypeStruct((num, num_sites, *s.shape), s.dtype),
+            rounds.shapes.client,
         )
         self.simulated_shapes = self.table_shapes = self.shapes._replace(clients=clients)
-        # Sites begin with what they make of the first broadcast, unless a run goes on.
-        self._first = None if goes_on else int(np.asarray(first.broadcast.round)[0])
-        self._at: int | None = None
-        self._saved: list[int] = []
-        self._good: tuple[tuple[int, int], Segment] | None = None
+        # Round in which sites compute their first states; `None` if they continue a run.
+        first_round = int(np.asarray(first_state.broadcast.round)[0])
+        self._first_round = None if continues else first_round
+        self._next_round: int | None = None  # of the sites' states; `None` if unknown
+        self._checkpoints: list[int] = []
+        self._finite_segment: tuple[tuple[int, int], Segment] | None = None
         self._records: RoundRecord = program.record_shapes(rounds.keys, self.table_shapes)
 
     def lay_out(self, state: FederatedState) -> FederatedState:
-        """Return the state; where it is another than the last, sites go back to its round."""
-        self._at = None
+        """Return the state; before the next round the sites return to theirs of the same round."""
+        self._next_round = None
         return jax.tree.map(jnp.asarray, state)
 
     def gather(self, state: FederatedState) -> FederatedState:
-        """Return the state, and have the sites keep theirs of this round.
-
-        It is that of a checkpoint, of which a run has the last two.
-        """
+        """Return the state for a checkpoint; sites store their states of the last two."""
         round_ = int(np.asarray(state.broadcast.round)[0])
-        if round_ not in self._saved:
-            self._saved = [*self._saved[-1:], round_]
-        self.rounds.mark(round_, self._saved)
+        if round_ not in self._checkpoints:
+            self._checkpoints = [*self._checkpoints[-1:], round_]
+        self.rounds.mark(round_, self._checkpoints)
         return state
 
     def lay_out_chains(self, tree: ArrayTree) -> ArrayTree:
@@ -306,73 +310,77 @@ class OverSites:
         return jax.tree.map(jnp.asarray, tree)
 
     def to_host(self, tree: ArrayTree) -> ArrayTree:
-        """Return arrays with a leading chain axis as NumPy arrays, typed keys as they are."""
+        """Return arrays with a leading chain axis as NumPy arrays, typed keys unchanged."""
         return jax.tree.map(lambda leaf: leaf if trees.is_key(leaf) else np.asarray(leaf), tree)
 
-    def run(self, segment: Work, state: FederatedState, at: int, stop: int) -> Segment:
-        """Run rounds ``[at, stop)``, or up to the first after which a chain is not finite."""
-        if self._good is not None and self._good[0] == (at, stop):
-            return self._good[1]  # the rounds before a bad one, asked for again
-        if self._at != at:
-            self.rounds.start(state) if at == self._first else self.rounds.resume(state)
-        self._at = None  # until all of them are done
-        # A run that is interrupted goes on from the beginning of a segment.
-        self.rounds.mark(at, [*self._saved, at])
+    def run(self, segment: Work, state: FederatedState, start: int, stop: int) -> Segment:
+        """Run rounds ``[start, stop)``, or up to the first after which a chain is not finite."""
+        if self._finite_segment is not None and self._finite_segment[0] == (start, stop):
+            return self._finite_segment[1]  # the run requests the rounds before a bad one again
+        if self._next_round != start:
+            is_first = start == self._first_round
+            self.rounds.start(state) if is_first else self.rounds.resume(state)
+        self._next_round = None  # until all rounds are finished
+        # An interrupted run continues from the beginning of a segment.
+        self.rounds.mark(start, [*self._checkpoints, start])
         num = len(self.keys)
-        done = _Done(at, state, np.zeros((2, num)), (), segment.accumulator_states)
+        progress = _Progress(start, state, np.zeros((2, num)), (), segment.accumulator_states)
         self.finished_rounds = None
         segment = replace(segment, plan=jax.tree.map(np.asarray, segment.plan))  # read per round
         try:
-            for number in range(at, stop):
-                state, figures, drawn = self.rounds.round(done.state, number)
-                if not drawn.finite.all():
-                    self._good = (at, number), done.to_segment(np.full(num, -1))
-                    first_bad = np.where(drawn.finite, -1, number)
-                    return done._replace(state=state).to_segment(first_bad)
-                done = self._after(done, segment, state, figures, drawn)
+            for number in range(start, stop):
+                state, figures, round_draw = self.rounds.round(progress.state, number)
+                if not round_draw.finite.all():
+                    self._finite_segment = (start, number), progress.to_segment(np.full(num, -1))
+                    first_bad = np.where(round_draw.finite, -1, number)
+                    return progress._replace(state=state).to_segment(first_bad)
+                progress = self._add_round(progress, segment, state, figures, round_draw)
         except (SiteError, KeyboardInterrupt):
-            if self.rounds.can_resume(done.round):
-                self.finished_rounds = done.round, done.to_segment(np.full(num, -1))
+            if self.rounds.can_resume(progress.round):
+                self.finished_rounds = progress.round, progress.to_segment(np.full(num, -1))
             raise
-        self._at = stop
-        return done.to_segment(np.full(num, -1))
+        self._next_round = stop
+        return progress.to_segment(np.full(num, -1))
 
-    def _after(
-        self, done: "_Done", work: Work, state: FederatedState, figures: Figures, drawn: Drawn
-    ) -> "_Done":
-        """Return what the rounds of a segment gave, with one more of them."""
-        number, plan = done.round, work.plan
-        bits = done.bits + np.stack([figures.bits_up, figures.bits_down])
-        done = done._replace(round=number + 1, state=state, bits=bits)
-        ahead, thinning = number - int(plan.keep_from), int(plan.thinning)
-        if ahead < 0 or (ahead + 1) % thinning:
-            return done
-        record = self._record(drawn.draw, figures, number)
+    def _add_round(
+        self,
+        progress: "_Progress",
+        work: Work,
+        state: FederatedState,
+        figures: RoundFigures,
+        round_draw: RoundDraw,
+    ) -> "_Progress":
+        """Return the results of a segment after one more round."""
+        number, plan = progress.round, work.plan
+        bits = progress.bits + np.stack([figures.bits_up, figures.bits_down])
+        progress = progress._replace(round=number + 1, state=state, bits=bits)
+        num_after, thinning = number - int(plan.keep_from), int(plan.thinning)
+        if num_after < 0 or (num_after + 1) % thinning:
+            return progress
+        like = self._records.info
+        info = figures.select(like, number)
+        cast: Any = {name: info[name].astype(like[name].dtype) for name in like}
+        record = RoundRecord(jax.tree.map(np.asarray, round_draw.draw), cast)
         if work.capacity:
-            done = done._replace(records=(*done.records, record))
-        if done.accumulator_states:
-            given = (work.accumulators, self.keys, number, ahead // thinning, record)
-            done = done._replace(accumulator_states=_taken_in(*given, done.accumulator_states))
-        return done
-
-    def _record(self, draw: ArrayTree, figures: Figures, number: int) -> RoundRecord:
-        like = self._records
-        info = figures.named(like.info, number)
-        cast: Any = {name: info[name].astype(like.info[name].dtype) for name in like.info}
-        return RoundRecord(jax.tree.map(np.asarray, draw), cast)
+            progress = progress._replace(records=(*progress.records, record))
+        if progress.accumulator_states:
+            index, states = num_after // thinning, progress.accumulator_states
+            states = _accumulate(work.accumulators, self.keys, number, index, record, states)
+            progress = progress._replace(accumulator_states=states)
+        return progress
 
 
-class _Done(NamedTuple):
-    """What the finished rounds of a segment gave."""
+class _Progress(NamedTuple):
+    """Results of the finished rounds of a segment."""
 
-    round: int  # the next one
+    round: int  # next round
     state: FederatedState
     bits: np.ndarray  # [2, num_chains], up and down
     records: tuple[RoundRecord, ...]
     accumulator_states: dict[str, ArrayTree]
 
     def to_segment(self, first_bad: Any) -> Segment:
-        """Return them as `fedmcmc.rounds.run_segment` does."""
+        """Return the results in the form of `fedmcmc.rounds.run_segment`."""
         records = RoundRecord((), {})
         if self.records:
             records = jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *self.records)
@@ -383,14 +391,14 @@ class _Done(NamedTuple):
 
 
 @jax.jit
-def _taken_in(
+def _accumulate(
     accumulators: Any, keys: Array, number: int, index: int, record: RoundRecord, states: Any
 ) -> Any:
-    def one(key: Array, record: RoundRecord, states: Any) -> Any:
-        round_, place = (jnp.asarray(x, jnp.int32) for x in (number, index))
-        return take_in(accumulators, key, round_, place, record, states)
+    def accumulate_chain(key: Array, record: RoundRecord, states: Any) -> Any:
+        round_, position = (jnp.asarray(x, jnp.int32) for x in (number, index))
+        return take_in(accumulators, key, round_, position, record, states)
 
-    return jax.vmap(one)(keys, record, states)
+    return jax.vmap(accumulate_chain)(keys, record, states)
 
 
 def _is_above_zero(number: Any) -> bool:
@@ -414,35 +422,36 @@ def run(
     Parameters
     ----------
     study
-        What the parties agreed on.
+        Study that the parties agreed on.
     rng_key
-        Key of the run, which stays at the server unless the study is `reproducible`. Who knows it
-        knows the server's noise, so it should be a `random.secret_key`.
+        Key of the run, which stays at the server unless the study is `reproducible`. Anyone who has
+        the key can compute the server's noise, so use a `random.secret_key`.
     kernel
         One of the study's kernels, or its name.
     position
-        Where chains start, as in `fedmcmc.sample`.
+        Start of the chains, see `fedmcmc.sample`.
     transport, on_missing, timeout, most_norm
-        As of `Sites`.
+        Arguments of `Sites`.
     **settings
-        The arguments of `fedmcmc.sample`: `num_rounds`, `num_burnin`, `thinning`, `num_chains`,
+        Arguments of `fedmcmc.sample`: `num_rounds`, `num_burnin`, `thinning`, `num_chains`,
         `until`, `max_rounds`, `record`, `checkpoint`, `progress`.
 
     Returns
     -------
     Samples
-        As `fedmcmc.sample` returns them; ``state.clients`` is what the server keeps of its sites.
+        Result of `fedmcmc.sample`; ``state.clients`` is the server's record of its sites.
 
     Raises
     ------
     Refused
-        If the kernel is none that the study allows.
+        If the study does not allow the kernel.
     SiteError
-        If a site declines or its message cannot be added; the draws before are in its `samples`.
+        If a site declines or its message cannot be added; `samples` has the draws before it.
     """
     sites = Sites(study, transport, on_missing=on_missing, timeout=timeout, most_norm=most_norm)
     try:
-        own = study.kernel(kernel) if isinstance(kernel, str) else kernel
-        return sample(as_key(rng_key), own, sites, position, **settings)
+        if isinstance(kernel, str):
+            kernel = study.kernel(kernel)
+        return sample(as_key(rng_key), kernel, sites, position, **settings)
     finally:
         sites.close()

@@ -1,4 +1,4 @@
-"""The shapes of all that crosses in a run, which both sides work out by themselves."""
+"""Shapes of all messages of a run, which sites and server compute independently."""
 
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from fedmcmc.rounds import (
 
 
 class Report(NamedTuple):
-    """What of a client's `StepInfo` leaves its site, beside the code."""
+    """`StepInfo` fields that a site sends to the server with the code."""
 
     bits: ArrayTree
     gradient_norm: ArrayTree
@@ -32,45 +32,43 @@ class Report(NamedTuple):
 
     @classmethod
     def of(cls, info: StepInfo) -> "Report":
-        """Return it of a step."""
+        """Return the report of a step."""
         return cls(info.bits, info.gradient_norm, info.bits_down, info.usable)
 
 
 class Exchange(NamedTuple):
-    """What goes down and up in one phase, of one chain."""
+    """Shapes of the messages of one chain in one phase."""
 
     broadcast: Broadcast
     code: ArrayTree
     report: Report
-    private: ArrayTree  # what the client draws alone
+    private: ArrayTree  # numbers that the client draws from its own keys
 
 
 class Shapes(NamedTuple):
-    """Shapes of one chain."""
+    """Shapes of the messages and states of one chain."""
 
-    first: Broadcast  # of the phases of `setup`
+    setup_broadcast: Broadcast
     setup: tuple[ArrayTree, ...]  # codes
     phases: tuple[Exchange, ...]
-    server: ArrayTree
-    client: ArrayTree  # what a client keeps
+    client: ArrayTree  # state of a client
     memories: tuple[ArrayTree, ...]  # the server's copies, one entry per phase
-    waits: bool  # whether messages of the last phase may be late
-    shared: ArrayTree  # what all clients draw alike in a round
+    waits: bool  # messages of the last phase may be late
+    shared: ArrayTree  # numbers that all clients draw from shared keys in a round
 
 
 def max_num_bytes(tree: ArrayTree) -> int:
-    """Return a bound of the bytes of a code, report or broadcast as it crosses.
+    """Return an upper bound of the bytes of an encoded code, report or broadcast.
 
-    A number that is compressed takes more bits than an uncompressed one at worst, and fewer than
-    twice as many.
+    In the worst case a compressed number takes almost twice the bits of an uncompressed one.
     """
     return 2 * trees.num_bytes(tree) + 64
 
 
 def as_sent(leaf: Any) -> Array:
-    """Return a number of a position, or of what a question is about, as it is sent: as a float.
+    """Return numbers of a position, or of a question's content, as floats, which messages hold.
 
-    Words of random keys, the only ones without a sign, stay as they are.
+    Words of random keys, the only unsigned integers, do not change.
     """
     if jnp.issubdtype(jnp.result_type(leaf), jnp.unsignedinteger):
         return jnp.asarray(leaf)
@@ -80,23 +78,19 @@ def as_sent(leaf: Any) -> Array:
 def shapes_of_run(kernel: FederatedKernel, study: Study, position: ArrayTree) -> Shapes:
     """Return the shapes of a run that starts at positions like `position`.
 
-    Raises
-    ------
-    ValueError
-        If model, kernel and sites do not fit together.
-    Refused
-        If the kernel wants rows in one place.
+    Raise `ValueError` if model, kernel and sites do not fit together, and `Refused` if the kernel
+    pools the rows of all clients.
     """
     if kernel.participation.pooled:
         raise Refused(
-            f"{type(kernel).__name__} treats all rows as those of one client (sgld, psgld): that "
-            "cannot run where rows stay at their sites."
+            f"{type(kernel).__name__} treats all rows as rows of one client (sgld, psgld): it "
+            "cannot run if rows stay at their sites."
         )
     federation, key = study.federation, jax.eval_shape(lambda: jax.random.key(0))
     kernel.participation.check(federation.num_clients)
     position = jax.tree.map(lambda s: jax.eval_shape(as_sent, s), position)
-    first = jax.eval_shape(lambda p: Broadcast(jnp.zeros((), jnp.int32), p), position)
-    messages = tuple(phase.message_like(first) for phase in kernel.setup)
+    setup_broadcast = jax.eval_shape(lambda p: Broadcast(jnp.zeros((), jnp.int32), p), position)
+    messages = tuple(phase.message_like(setup_broadcast) for phase in kernel.setup)
     broadcast, server = jax.eval_shape(
         lambda key, p, totals: kernel.server_init(key, p, federation, totals),
         key,
@@ -104,14 +98,14 @@ def shapes_of_run(kernel: FederatedKernel, study: Study, position: ArrayTree) ->
         messages,
     )
     client = study.client_like
-    state = kept = jax.eval_shape(kernel.client_init, broadcast, client)
+    state = client_state = jax.eval_shape(kernel.client_init, broadcast, client)
     first_round = jnp.zeros((), jnp.int32)
     cohort = jax.eval_shape(
         lambda k: cohort_of(kernel, k, first_round, federation.num_clients), key
     )
     waits = not trees.is_empty(cohort.late)
-    setup = tuple(code_like(kernel, phase, first) for phase in kernel.setup)
-    phases, memories, last = [], [], len(kernel.phases) - 1
+    setup = tuple(code_like(kernel, phase, setup_broadcast) for phase in kernel.setup)
+    phases, memories, last_phase = [], [], len(kernel.phases) - 1
     for number in range(len(kernel.phases)):
         code, state, info = jax.eval_shape(
             lambda key, b, s, c, number=number: client_step(kernel, number, key, b, s, c),
@@ -129,12 +123,14 @@ def shapes_of_run(kernel: FederatedKernel, study: Study, position: ArrayTree) ->
             )
         )
 
-        def served(key: Any, b: Any, server: Any, number: int = number) -> Any:
-            received = nothing_received(kernel, number, b, waits=waits and number == last)
+        def step(key: Any, b: Any, server: Any, number: int = number) -> Any:
+            received = nothing_received(kernel, number, b, waits=waits and number == last_phase)
             return server_step(kernel, number, key, b, server, received)
 
-        broadcast, server, _ = jax.eval_shape(served, key, broadcast, server)
+        broadcast, server, _ = jax.eval_shape(step, key, broadcast, server)
     if study.secure:
         codes = (*setup, *(phase.code for phase in phases))
         check_kernel(kernel, codes, waits=waits)
-    return Shapes(first, setup, tuple(phases), server, kept, tuple(memories), waits, shared)
+    return Shapes(
+        setup_broadcast, setup, tuple(phases), client_state, tuple(memories), waits, shared
+    )

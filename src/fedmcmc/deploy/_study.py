@@ -32,7 +32,7 @@ from fedmcmc.deploy._words import (
 )
 from fedmcmc.pytrees import schedules
 from fedmcmc.storage import describe, versions
-from fedmcmc.transforms import Secured, is_secured, secure_sum
+from fedmcmc.transforms import is_secured, secure_sum, without_secure_sum
 
 SETUP = ("CommonExpansions", "Expansions", "Falls", "OwnExpansions", "ScoreCovariances")
 """What `fedmcmc.whiten` and `fedmcmc.surrogates` ask sites for, for `Study.asks`."""
@@ -382,13 +382,14 @@ class Study:
             return {"named": name}, b""
         if self.secure:
             grid = grid_of(self.secure)
-            if not isinstance(kernel, Secured) or kernel.grid != grid:
+            inner = without_secure_sum(kernel, grid)
+            if inner is None:
                 raise Refused(
                     f"Under masks the study {self.name!r} sums what the server asks in steps of "
                     f"2**{-grid.digits} up to {grid.most:g} (secure.resolution, secure.most): give "
                     "the kernel as it is, without fedmcmc.secure_sum."
                 )
-            kernel = kernel.kernel
+            kernel = inner
         self._check_class(type(kernel).__qualname__)
         words, body = to_words(kernel, self.functions)
         self._check_classes(words)
@@ -419,9 +420,9 @@ class Study:
         """Raise `Refused` unless the study allows the kernels and estimators in words."""
         self._check_class(name_of_class(words))
         names = class_names(words)
-        for name in sorted(names & askable_kernels()):
+        for name in sorted(names & askable_kernels().keys()):
             self._check_class(name)
-        for name in sorted(names & askable_estimators() - {*self.asks}):
+        for name in sorted(names & askable_estimators().keys() - {*self.asks}):
             raise Refused(
                 f"The server's {name_of_class(words)} holds the gradient estimator {name!r}, and "
                 f"in its own questions the study {self.name!r} allows full gradients only. Put the "

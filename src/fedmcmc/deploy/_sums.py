@@ -1,8 +1,8 @@
-"""Masks that cancel in a sum: what of a site's words leaves it.
+"""Masks that cancel in a sum of all sites' words.
 
-Of every pair of sites the one with the lower number adds a stream of words and the other subtracts
-it, modulo 2^64. A masked message is uniform to whoever lacks one of its masks, and the sum of all
-sites' is the sum of their words.
+In every pair of sites the site with the lower number adds a stream of words and the other subtracts
+it, modulo 2^64. A masked message is uniformly random to anyone who lacks one of its masks, and the
+sum of all masked messages equals the sum of the words.
 """
 
 import struct
@@ -15,24 +15,24 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from fedmcmc.deploy._session import DIGEST_BYTES, Session
 
 OWN_EXCHANGE = 2**16 - 1
-"""The exchange of a kernel's own phase; those before it are 0, 1, ..."""
+"""Exchange of a kernel's last phase; the earlier phases have 0, 1, ..."""
 SETUP_EXCHANGE = 2**15
-"""The first exchange of the phases of set-up, which belong to round 0."""
+"""Exchange of the first phase of the set-up; the set-up belongs to round 0."""
 WORD_BYTES = 8
 HEADER = struct.Struct("<32sQHHIQ")
 
 
 class MaskTag(NamedTuple):
-    """Which message it is, within a session.
+    """Number of a message within a session.
 
     Attributes
     ----------
     round
-        Below ``2**64``.
+        Round, below ``2**64``.
     attempt
-        Counts repetitions of a round that was lost, below ``2**16``.
+        Number of repetitions of a lost round, below ``2**16``.
     exchange
-        Which phase of the round, below ``2**16``; see `of_phase`.
+        Number of the phase in the round, below ``2**16``; see `of_phase`.
     """
 
     round: int
@@ -43,20 +43,20 @@ class MaskTag(NamedTuple):
     def of_phase(
         cls, round_: int, attempt: int, number: int, num_phases: int, *, setup: bool = False
     ) -> "MaskTag":
-        """Return the tag of phase `number` of a round, or of the set-up before the first."""
+        """Return the tag of phase `number` of a round, or of the set-up before the first round."""
         if setup:
             return cls(0, attempt, SETUP_EXCHANGE + number)
         return cls(round_, attempt, OWN_EXCHANGE if number == num_phases - 1 else number)
 
     @property
     def place(self) -> tuple[int, int]:
-        """Where the message is in the order of a session, whatever its attempt."""
+        """Position of the message in the order of a session, without its attempt."""
         is_setup = SETUP_EXCHANGE <= self.exchange < OWN_EXCHANGE
         return (-1 if is_setup else self.round, self.exchange)
 
 
 def stream(key: bytes, tag: MaskTag, num_words: int) -> np.ndarray:
-    """Return ``[num_words]`` uint64, the ChaCha20 key stream of a pair's key and a tag."""
+    """Return the ChaCha20 key stream of a pair's key and a tag, ``[num_words]`` uint64."""
     nonce = bytes(4) + struct.pack("<QHH", tag.round, tag.attempt, tag.exchange)
     encryptor = Cipher(algorithms.ChaCha20(key, nonce), mode=None).encryptor()
     return np.frombuffer(encryptor.update(bytes(WORD_BYTES * num_words)), "<u8").astype(np.uint64)
@@ -65,28 +65,28 @@ def stream(key: bytes, tag: MaskTag, num_words: int) -> np.ndarray:
 def mask(words: np.ndarray, session: Session, tag: MaskTag) -> np.ndarray:
     """Return a site's words under its masks of this tag.
 
-    Never mask two different vectors with one session and tag: their difference would be in clear.
-    `SiteRules` sees to that.
+    Never mask two different vectors with one session and tag: the difference of the masked vectors
+    would be the difference of the vectors. `SiteRules` prevents this.
 
     Parameters
     ----------
     words
-        ``[num_words]`` uint64, as of `fedmcmc.compression.host_words`.
+        Words ``[num_words]`` uint64 from `fedmcmc.compression.host_words`.
     session
-        The site's.
+        Session of the site.
     tag
-        Which message it is.
+        Tag of the message.
 
     Raises
     ------
     ValueError
-        If `words` is no vector of uint64.
+        If `words` is not a vector of uint64.
     """
     _check(words)
     masked = words.copy()
-    for other, key in session.pair_keys.items():
+    for peer, key in session.pair_keys.items():
         pad = stream(key, tag, words.size)
-        if other > session.index:
+        if peer > session.index:
             masked += pad
         else:
             masked -= pad
@@ -94,15 +94,15 @@ def mask(words: np.ndarray, session: Session, tag: MaskTag) -> np.ndarray:
 
 
 def unmask(masked: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the sum of all sites' words, from the masked words of every one of them.
+    """Return the sum of all sites' words from their masked words.
 
-    `fedmcmc.compression.limbs_of_host` gives it the shapes that ``server_step`` takes. Nothing here
-    can tell whether one is missing: the sum is then uniformly random.
+    `fedmcmc.compression.limbs_of_host` gives the sum the shapes that ``server_step`` needs. This
+    function cannot detect that a site is missing: the sum is then uniformly random.
 
     Raises
     ------
     ValueError
-        If they are not vectors of uint64 of one length.
+        If the masked words are not vectors of uint64 with one length.
     """
     if not masked or len({words.shape for words in masked}) != 1:
         raise ValueError("A sum needs the masked words of all sites, of one length.")
@@ -114,16 +114,16 @@ def unmask(masked: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def masked_frame(session: Session, tag: MaskTag, masked: np.ndarray) -> bytes:
-    """Return what a site sends: session, tag, its number, how many words, and the words.
+    """Return a site's message: session, tag, number of the site, number of words, and the words.
 
-    The transport authenticates it.
+    The transport authenticates the message.
     """
     head = (session.identifier, tag.round, tag.attempt, tag.exchange, session.index, masked.size)
     return HEADER.pack(*head) + masked.astype("<u8").tobytes()
 
 
 def masked_bytes(num_words: int) -> int:
-    """Return the bytes of a frame of so many words."""
+    """Return the length of a frame with `num_words` words."""
     return HEADER.size + WORD_BYTES * num_words
 
 
@@ -133,7 +133,7 @@ def read_masked(data: bytes) -> tuple[bytes, MaskTag, int, np.ndarray]:
     Raises
     ------
     ValueError
-        If `data` is none.
+        If `data` is not such a frame.
     """
     if len(data) < HEADER.size:
         raise ValueError(f"A frame of masked words has {HEADER.size} bytes or more.")

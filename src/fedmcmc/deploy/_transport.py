@@ -1,4 +1,4 @@
-"""What the server and a site need of a network, and the one inside a program that tests use."""
+"""Interface of a network between server and sites, and its implementation within a process."""
 
 import queue
 import threading
@@ -10,24 +10,24 @@ from fedmcmc.deploy._site import Site
 
 
 class Transport(Protocol):
-    """The server's end: it knows which of the registered sites a message is from.
+    """The server's end of a network that authenticates the sender of each message.
 
-    A site's first message after it has joined is its `Site.hello`. Messages of one connection come
-    in their order; those of a connection that breaks may be lost, and the site then joins again.
+    A site's first message after it has joined is its `Site.hello`. Messages of one connection
+    arrive in order. If a connection breaks, its messages may be lost, and the site joins again.
     """
 
     def send(self, site: str, data: bytes) -> None:
-        """Send bytes to a site; where it is not connected they are dropped."""
+        """Send bytes to a site; if it is not connected, drop them."""
         ...
 
     def receive(self, timeout: float) -> tuple[str, bytes | None] | None:
-        """Return who sent what, `None` for the bytes if its connection ended, `None` if nobody."""
+        """Return a site and its message (`None` if it left), or `None` after `timeout` seconds."""
         ...
 
     def limit(self, site: str, num_bytes: int) -> None:
-        """Accept messages of at most `num_bytes` over a site's present connection.
+        """Accept messages of at most `num_bytes` over a site's current connection.
 
-        A connection starts with `JOIN_BYTES`. A longer message ends it, unread.
+        The initial limit is `JOIN_BYTES`. A longer message ends the connection unread.
         """
         ...
 
@@ -37,9 +37,9 @@ class Transport(Protocol):
 
 
 class Local:
-    """Sites in threads of this program, which take turns: for tests and rehearsals.
+    """Sites in threads of this process, for tests and rehearsals.
 
-    NumPyro traces one model at a time in a program.
+    One site computes at a time, because NumPyro can trace only one model at a time.
 
     Examples
     --------
@@ -56,9 +56,9 @@ class Local:
         self.refused: dict[str, str] = {}
 
     def join(self, site: Site, *, heard: Callable[[bytes, bytes], None] | None = None) -> None:
-        """Connect a site, which then answers in a thread of its own until `leave` or `close`.
+        """Connect a site, which answers in its own thread until `leave` or `close`.
 
-        `heard` is told of every message and its answer.
+        The transport calls `heard` with every message and its answer.
         """
         outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
 
@@ -78,7 +78,7 @@ class Local:
         thread = threading.Thread(target=serve, name=f"site {site.name}", daemon=True)
         with self._lock:
             if self._closed:
-                return  # the server has ended
+                return  # the transport is closed
             self.leave(site.name)
             self._outboxes[site.name] = outbox
             self._threads.append(thread)
@@ -86,27 +86,27 @@ class Local:
             thread.start()
 
     def leave(self, name: str) -> None:
-        """End a site's connection, as if it had died: what it is doing is never heard of."""
+        """End a site's connection as if it had crashed: its current answer is lost."""
         outbox = self._outboxes.pop(name, None)
         if outbox is not None:
             outbox.put(None)
             self._inbox.put((name, None))
 
     def send(self, site: str, data: bytes) -> None:
-        """Send bytes to a site; where it is not connected they are dropped."""
+        """Send bytes to a site; if it is not connected, drop them."""
         outbox = self._outboxes.get(site)
         if outbox is not None:
             outbox.put(data)
 
     def receive(self, timeout: float) -> tuple[str, bytes | None] | None:
-        """Return who sent what, `None` for the bytes if its connection ended, `None` if nobody."""
+        """Return a site and its message (`None` if it left), or `None` after `timeout` seconds."""
         try:
             return self._inbox.get(timeout=timeout) if timeout else self._inbox.get_nowait()
         except queue.Empty:
             return None
 
     def limit(self, site: str, num_bytes: int) -> None:
-        """Do nothing: messages within a program have been made by the time they are sent."""
+        """Do nothing: messages within a process already use memory when they are sent."""
 
     def close(self) -> None:
         """End all connections and wait for the threads."""

@@ -1,16 +1,16 @@
 """Sites over NVFlare's Collab API: for consortia that want its provisioning, audit and governance.
 
-NVFlare starts a process for each site and job, knows who is who by its own certificates, and
-carries bytes. Runs, states, approvals and logs are those of `fedmcmc.deploy`. Needs the extra
-``nvflare``.
+NVFlare starts a process for each site and job, identifies parties by its own certificates, and
+transports bytes. Runs, states, approvals and logs come from `fedmcmc.deploy`. The module needs the
+extra ``nvflare``.
 
-Each party says where its settings file lies in the environment variable ``FEDMCMC_SETTINGS``, in
-which ``{site}`` stands for its name: a job cannot choose it. Each site's own ``resources.json``
-must allow the two classes of this module, and those of `write_job`.
+Each party gives the path of its settings file in the environment variable ``FEDMCMC_SETTINGS``,
+where ``{site}`` stands for its name: a job cannot choose the file. The ``resources.json`` of every
+party must allow the classes in `ALLOWED`.
 
-NVFlare sends a site's log of errors to the server unless the site's ``resources.json`` says
-``"allow_log_streaming": false``. What goes wrong in this package is kept from that log, as it may
-hold numbers of rows: it is in ``errors.log`` in the site's own folder.
+NVFlare sends a site's error log to the server unless the site's ``resources.json`` contains
+``"allow_log_streaming": false``. Errors of this package may contain numbers from rows; they are
+only in ``errors.log`` in the site's own folder.
 """
 
 import json
@@ -45,23 +45,23 @@ ALLOWED = (
 )
 """Classes that ``class_allow_list`` in the ``resources.json`` of every party must hold."""
 CALL_SECONDS = 600.0
-"""A call may last as long as a site compiles."""
+"""Largest duration of a call, which may include a compilation."""
 ERRORS = "errors.log"
-"""In a site's folder: what went wrong there."""
+"""File in a site's folder with the errors of the site."""
 WAIT_SECONDS = 1.0
-"""Before a site that could not be called is called again."""
+"""Seconds until a site that could not be called is called again."""
 
 
 class Calls:
-    """The server's end: each message is a call of a site, whose result is the answer.
+    """The server's end: each message is a call to a site, and its result is the answer.
 
     Parameters
     ----------
     sites
         Collab's proxies by name.
     timeout
-        Seconds after which a call is given up and the site counts as having left. It is then called
-        again, and gives the answer that it has or has not given.
+        Seconds after which a call ends and the site counts as disconnected. The server then calls
+        the site again, which repeats its answer.
     """
 
     def __init__(self, sites: Mapping[str, Any], timeout: float = CALL_SECONDS) -> None:
@@ -104,17 +104,17 @@ class Calls:
         self._outboxes[site].put(data)
 
     def receive(self, timeout: float) -> tuple[str, bytes | None] | None:
-        """Return who sent what, `None` for the bytes if a call failed, `None` if nobody."""
+        """Return a site and its message (`None` if it left), or `None` after `timeout` seconds."""
         try:
             return self._inbox.get(timeout=timeout) if timeout else self._inbox.get_nowait()
         except queue.Empty:
             return None
 
     def limit(self, site: str, num_bytes: int) -> None:
-        """Do nothing: NVFlare hands over whole messages, of which `Links` drops those too long."""
+        """Do nothing: NVFlare delivers complete messages, and `Links` drops longer ones."""
 
     def close(self) -> None:
-        """Call nobody any more."""
+        """End all calls."""
         self._closed.set()
         for outbox in self._outboxes.values():
             outbox.put(None)
@@ -123,12 +123,12 @@ class Calls:
 class FlareServer:
     """The server's part of a job.
 
-    Its settings file is that of `run_server` without ``address``, ``sites`` and keys.
+    Its settings file has the format of `run_server` without ``address``, ``sites`` and keys.
     """
 
     @collab.main
     def run(self) -> None:
-        """Run what the settings say, and write draws."""
+        """Run the kernel that the settings name, and write draws."""
         proxies = {str(site.name): site for site in collab.clients}
         run_over(settings_of("server"), lambda: Calls(proxies))
 
@@ -136,7 +136,7 @@ class FlareServer:
 class FlareSite:
     """A site's part of a job.
 
-    Its settings file is that of `run_site` without ``server`` and keys.
+    Its settings file has the format of `run_site` without ``server`` and keys.
     """
 
     @collab.init
@@ -146,15 +146,15 @@ class FlareSite:
         Raises
         ------
         RuntimeError
-            If that cannot be done; why is in the site's own log of errors alone.
+            If the site cannot be opened. The reason is only in the site's own error log.
         """
         self._lock, self._open = threading.Lock(), ExitStack()
-        given, base = site_settings(settings_of(collab.site_name), dials=False)
-        errors = base / given["folder"] / ERRORS
+        settings, base = site_settings(settings_of(collab.site_name), dials=False)
+        errors = base / settings["folder"] / ERRORS
         errors.parent.mkdir(parents=True, exist_ok=True)
-        self._open.enter_context(_logged_alone(errors))
+        self._open.enter_context(_log_only_to(errors))
         try:
-            self._site = self._open.enter_context(opened_site(given, base))
+            self._site = self._open.enter_context(opened_site(settings, base))
         except Exception:
             LOG.exception("%s could not be opened", collab.site_name)
             self._open.close()
@@ -162,7 +162,7 @@ class FlareSite:
 
     @collab.publish
     def hello(self) -> bytes:
-        """Return what the site says of itself."""
+        """Return the message with which the site joins."""
         with self._lock:
             data: bytes = self._site.hello()
             return data
@@ -170,7 +170,7 @@ class FlareSite:
     @collab.publish
     def answer(self, data: bytes) -> bytes:
         """Return the answer to a message, empty if there is none."""
-        with self._lock:  # a call that was given up may still run
+        with self._lock:  # a call that timed out may still run
             try:
                 return self._site.answer(data) or b""
             except Refused as error:
@@ -179,13 +179,13 @@ class FlareSite:
 
     @collab.final
     def close(self) -> None:
-        """Put the site's log on the disk."""
+        """Close the site and its log."""
         self._open.close()
 
 
 @contextmanager
-def _logged_alone(path: Path) -> Iterator[None]:
-    """Have this package's log in a file, and nowhere else."""
+def _log_only_to(path: Path) -> Iterator[None]:
+    """Write this package's log to a file only."""
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     LOG.addHandler(handler)
@@ -199,20 +199,22 @@ def _logged_alone(path: Path) -> Iterator[None]:
 
 
 def settings_of(party: str) -> Path:
-    """Return where this party's settings file lies, as its own environment says.
+    """Return the path of this party's settings file from its environment.
 
     Raises
     ------
     ValueError
-        If it does not.
+        If the environment variable is not set.
     """
     if SETTINGS not in os.environ:
-        raise ValueError(f"Say in the environment variable {SETTINGS} where the settings lie.")
+        raise ValueError(
+            f"Set the environment variable {SETTINGS} to the path of the settings file."
+        )
     return Path(os.environ[SETTINGS].replace("{site}", party))
 
 
 def write_job(folder: str | Path, name: str, num_sites: int) -> Path:
-    """Write a job in which no code travels, for NVFlare's ``submit_job``; return its folder."""
+    """Write a job without code for NVFlare's ``submit_job``; return its folder."""
     config = Path(folder) / name / "app" / "config"
     config.mkdir(parents=True)
     meta = {"name": name, "min_clients": num_sites, "deploy_map": {"app": ["@ALL"]}}
@@ -228,7 +230,7 @@ def write_job(folder: str | Path, name: str, num_sites: int) -> Path:
         "executors": [{"tasks": ["*"], "executor": executor}],
         "components": [{"id": "_client", "path": ALLOWED[3], "args": {}}],
     }
-    for which, content in (("server", server), ("client", site)):
+    for party, content in (("server", server), ("client", site)):
         text = json.dumps({"format_version": 2, **content, **filters}, indent=1)
-        (config / f"config_fed_{which}.json").write_text(text)
+        (config / f"config_fed_{party}.json").write_text(text)
     return config.parents[1]

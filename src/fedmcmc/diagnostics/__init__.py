@@ -1,6 +1,7 @@
-"""Whether draws suffice and are the posterior's: R-hat, effective sample sizes, gradients, rules.
+"""Diagnostics check draws against a posterior; `fedmcmc.criticism` checks a model against data.
 
-It sees draws, a model and rows, not kernels, and imports types, data, Gaussians and gradients.
+Convergence (R-hat, effective sample sizes), bias by gradients and weights, Monte Carlo errors and
+stopping rules. The package sees draws, a model and rows, but no kernels.
 """
 
 from fedmcmc.diagnostics._diagnosis import BIAS as BIAS

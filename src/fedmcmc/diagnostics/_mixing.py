@@ -1,4 +1,4 @@
-"""Whether chains agree and draws are many enough: R-hat and effective sample sizes."""
+"""R-hat and effective sample sizes."""
 
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -10,10 +10,10 @@ import numpy as np
 from fedmcmc._types import ArrayTree
 
 MANY_CHAINS, SUPERCHAINS = 16, 8
-"""From so many chains on, R-hat is nested, of so many groups: of short chains the usual one is high
-even where all is well."""
-NUMBERS, FEWEST_COORDINATES, MOST_DRAWS = 2**19, 8, 2**15
-"""How many numbers, coordinates and draws are judged: a second's work."""
+"""Smallest number of chains for nested R-hat, and its number of groups. The usual R-hat of many
+short chains is high even if nothing is wrong."""
+MAX_VALUES, MIN_COORDINATES, MAX_DRAWS = 2**19, 8, 2**15
+"""Numbers, coordinates and draws that are judged, which takes about a second."""
 
 
 class Mixing(NamedTuple):
@@ -22,17 +22,17 @@ class Mixing(NamedTuple):
     Attributes
     ----------
     rhat, ess_bulk, ess_tail
-        ``[num_judged]`` float64: rank-normalized, of the bulk, and of the 5 % and 95 % quantiles,
-        each over all chains. NaN for a coordinate that never moved.
+        ``[num_judged]`` float64: rank-normalized R-hat, and effective sample sizes of the bulk and
+        of the 5 % and 95 % quantiles, over all chains. NaN for a coordinate that never moved.
     coordinates
-        ``[num_judged]``, which numbers of the raveled draw they are.
+        ``[num_judged]``, indices in the raveled draw.
     num_coordinates
-        Of how many.
+        Number of coordinates of a raveled draw.
     num_parts
-        Of how many parts of chains R-hat compares the means.
+        Number of parts of chains whose means R-hat compares.
     reach
-        ``[num_judged]``, the largest distance from the median over the interquartile range: ranks,
-        and so all figures above, do not see how far a few draws are away.
+        ``[num_judged]``, largest distance from the median over the interquartile range. The other
+        figures use ranks, which do not show how far away a few draws are.
     """
 
     rhat: np.ndarray
@@ -46,7 +46,7 @@ class Mixing(NamedTuple):
     def disagree(self, threshold: float) -> np.ndarray:
         """Return where R-hat is above the threshold and above its own noise, ``[num_judged]``.
 
-        Of chains without fault the means of the parts still vary: ``rhat**2 - 1`` is about
+        Even if chains agree, the means of their parts vary: ``rhat**2 - 1`` is about
         ``num_parts / ess`` times a chi-square over its degrees of freedom.
         """
         tails = 1 + 3 * np.sqrt(2 / (self.num_parts - 1))
@@ -54,34 +54,36 @@ class Mixing(NamedTuple):
 
 
 def judged_values(draws: ArrayTree) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return the numbers that are judged, ``[num_chains, num, num_judged]`` float64.
+    """Return the judged values of draws with leaves ``[num_chains, num_draws, *event]``.
 
-    Return also which coordinates of the raveled draw they are, ``[num_judged]``, and of how many.
-    Draws have leaves ``[num_chains, num_draws, *event]``. Of more than 32,768 draws evenly spaced
-    ones are judged, and of many coordinates evenly spaced ones: at least eight, and 524,288 numbers
-    in all.
+    If there are more than 32,768 draws, or more than 524,288 numbers, evenly spaced draws and at
+    least eight evenly spaced coordinates are judged. The results are the values ``[num_chains, num,
+    num_judged]`` float64, their indices in the raveled draw, and the number of all coordinates.
     """
     leaves = [
         np.asarray(leaf).reshape(*leaf.shape[:2], -1)
         for leaf in jax.tree.leaves(draws)
-        if jnp.issubdtype(leaf.dtype, jnp.number)  # NumPy's own does not know bfloat16
+        if jnp.issubdtype(leaf.dtype, jnp.number)  # NumPy's issubdtype lacks bfloat16
     ]
     num_chains, num_draws = leaves[0].shape[:2]
-    every = -(-num_chains * num_draws // MOST_DRAWS)
-    num_kept = num_chains * len(range(0, num_draws, every))
+    thinning = -(-num_chains * num_draws // MAX_DRAWS)
+    num_thinned = num_chains * len(range(0, num_draws, thinning))
     size = sum(leaf.shape[-1] for leaf in leaves)
-    num_judged = min(size, max(NUMBERS // num_kept, FEWEST_COORDINATES))
+    num_judged = min(size, max(MAX_VALUES // num_thinned, MIN_COORDINATES))
     chosen = np.unique(np.linspace(0, size - 1, num_judged).astype(int))
-    columns, first = [], 0
+    columns, start = [], 0
     for leaf in leaves:
-        own = chosen[(chosen >= first) & (chosen < first + leaf.shape[-1])] - first
-        columns.append(leaf[:, ::every, own].astype(np.float64))
-        first += leaf.shape[-1]
+        inside = chosen[(chosen >= start) & (chosen < start + leaf.shape[-1])] - start
+        columns.append(leaf[:, ::thinning, inside].astype(np.float64))
+        start += leaf.shape[-1]
     return np.concatenate(columns, -1), chosen, size
 
 
 def mixing(draws: ArrayTree) -> Mixing:
-    """Judge draws with leaves ``[num_chains, num_draws, *event]``; see `judged_values`."""
+    """Compute the `Mixing` of draws with leaves ``[num_chains, num_draws, *event]``.
+
+    `judged_values` selects the draws and coordinates.
+    """
     values, chosen, size = judged_values(draws)
     num_chains = len(values)
     if num_chains == 1:  # its halves; R-hat cuts these into halves again
@@ -90,9 +92,9 @@ def mixing(draws: ArrayTree) -> Mixing:
         rhat, num_parts = _statistic("rhat", values, method="rank"), 2 * len(values)
     else:
         num_parts = SUPERCHAINS
-        whole = num_chains // SUPERCHAINS * SUPERCHAINS
-        groups = np.arange(whole) // (num_chains // SUPERCHAINS)
-        rhat = _statistic("rhat_nested", values[:whole], groups, method="rank")
+        num_grouped = num_chains // SUPERCHAINS * SUPERCHAINS
+        groups = np.arange(num_grouped) // (num_chains // SUPERCHAINS)
+        rhat = _statistic("rhat_nested", values[:num_grouped], groups, method="rank")
     bulk = _statistic("ess", values, method="bulk")
     tail = _statistic("ess", values, method="tail", prob=(0.05, 0.95))
     moved = np.ptp(values, axis=(0, 1)) > 0
@@ -106,7 +108,7 @@ def mixing(draws: ArrayTree) -> Mixing:
 def worst(draws: ArrayTree) -> tuple[float, float]:
     """Return the largest R-hat and the smallest bulk effective sample size of any coordinate.
 
-    Unlike `mixing` it looks at all coordinates and draws, and is NaN where one never moved.
+    Unlike `mixing` it uses all coordinates and draws, and it is NaN if a coordinate never moved.
     """
     rhats, sizes = [], []
     for leaf in jax.tree.leaves(draws):
@@ -118,10 +120,8 @@ def worst(draws: ArrayTree) -> tuple[float, float]:
 
 
 def _statistic(name: str, values: np.ndarray, *arguments: Any, **settings: Any) -> np.ndarray:
-    """Return ArviZ's statistic of ``[num_chains, num_draws, n]``, ``[n]``.
-
-    ArviZ is imported when needed: it takes half a second.
-    """
+    """Return an ArviZ statistic ``[n]`` of values ``[num_chains, num_draws, n]``."""
+    # The import takes half a second.
     statistic = getattr(import_module("arviz_stats.base").array_stats, name)
     with np.errstate(invalid="ignore", divide="ignore"):
         return statistic(values, *arguments, chain_axis=0, draw_axis=1, **settings)

@@ -7,7 +7,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 EQUAL = 1e-9
-"""Log ratios that differ by less than this are equal: there is nothing to smooth."""
+"""Difference of log ratios below which they are equal and need no smoothing."""
 
 
 def psis(log_ratios: Any) -> tuple[np.ndarray, float]:
@@ -16,16 +16,17 @@ def psis(log_ratios: Any) -> tuple[np.ndarray, float]:
     Parameters
     ----------
     log_ratios
-        ``[num]``, log of target over proposal up to a constant; minus infinity is allowed.
+        ``[num]``, log densities of target over proposal up to a constant; minus infinity is
+        allowed.
 
     Returns
     -------
     log_weights
-        ``[num]`` float64, whose exponentials sum to one.
+        ``[num]`` float64, normalized: their exponentials sum to one.
     khat
-        The shape of the tail. Minus infinity where all ratios are equal. On Gaussians it estimates
-        one minus the smallest eigenvalue of proposal covariance times target precision, if that is
-        positive, with an sd of about 0.1.
+        Shape of the tail; minus infinity if all ratios are equal. For Gaussians it estimates
+        one minus the smallest eigenvalue of proposal covariance times target precision, if this
+        difference is positive, with an sd of about 0.1.
 
     Raises
     ------
@@ -45,21 +46,21 @@ def psis(log_ratios: Any) -> tuple[np.ndarray, float]:
     ratios = np.asarray(log_ratios, np.float64)
     if np.isnan(ratios).any() or np.isposinf(ratios).any() or np.isneginf(ratios).all():
         raise ValueError(
-            "Importance ratios must be numbers or minus infinity, and not all of them that: got "
-            f"{int(np.isnan(ratios).sum())} NaN, {int(np.isposinf(ratios).sum())} infinite and "
+            "Importance ratios must be numbers or minus infinity, and at least one must be finite: "
+            f"got {int(np.isnan(ratios).sum())} NaN, {int(np.isposinf(ratios).sum())} infinite and "
             f"{int(np.isneginf(ratios).sum())} minus infinite of {ratios.size}."
         )
     if np.ptp(ratios) < EQUAL:
         return np.full(ratios.shape, -np.log(ratios.size)), -np.inf
-    array_stats = import_module("arviz_stats.base").array_stats  # takes half a second
-    # ArviZ takes minus the log ratios, as they are those of leaving one out.
-    with np.errstate(all="ignore"):  # of a tail of equal or huge ratios
+    array_stats = import_module("arviz_stats.base").array_stats  # the import takes half a second
+    # ArviZ expects negative log ratios.
+    with np.errstate(all="ignore"):  # tails of equal or huge ratios
         smoothed, khat = array_stats.psislw(-ratios)
     return smoothed - logsumexp(smoothed), float(khat)
 
 
 def threshold(num: int) -> float:
-    """Return the shape of the tail below which `num` weighted draws can be trusted.
+    """Return the k-hat below which `num` weighted draws can be trusted.
 
     ``min(1 - 1 / log10(num), 0.7)``, Vehtari et al. (2024), equation 13.
     """

@@ -1,4 +1,4 @@
-"""When to stop: rules that a run asks, on its draws so far, whether it has sampled enough."""
+"""Stopping rules that a run checks on its draws so far."""
 
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -11,26 +11,26 @@ from fedmcmc.diagnostics._mixing import worst
 
 
 class StopDecision(NamedTuple):
-    """Whether to stop, and the figures that say so."""
+    """Decision to stop or continue, with the figures it rests on."""
 
     stop: bool
     figures: dict[str, float]
 
 
 class StoppingRule(NamedTuple):
-    """A rule for `fedmcmc.sample`, asked at numbers of draws that depend on nothing but the rule.
+    """Stopping rule for `fedmcmc.sample`.
 
     Attributes
     ----------
     next_check
-        ``num_draws -> num_draws``: after how many draws per chain to ask next, given how many there
-        were when it was asked last (zero before the first time).
+        ``num_draws -> num_draws``: number of draws per chain at the next check, from the number at
+        the previous check (zero before the first check).
     check
         ``draws -> StopDecision``, where `draws` has leaves ``[num_chains, num_draws, *event]``.
     name
-        What the rule wants, in words.
+        Condition in words.
     min_chains
-        Chains without which it cannot be asked.
+        Smallest number of chains.
     reads
         ``"draws"``, or ``"info"``: `check` then gets ``samples.info`` so far, arrays
         ``[num_chains, num_draws]``, and ``num_clients``.
@@ -46,22 +46,22 @@ class StoppingRule(NamedTuple):
 def rhat_below(
     threshold: float = 1.01, *, min_ess: float = 400.0, min_draws: int = 100, growth: float = 1.25
 ) -> StoppingRule:
-    """Stop two or more chains once the worst R-hat is low and the effective sample sizes enough.
+    """Stop two or more chains when R-hat is low and effective sample sizes are large.
 
-    Both are ArviZ's, of every coordinate of the draws after burn-in: R-hat the larger of the
-    rank-normalized split and folded ones, the effective sample size that of the bulk. They are
-    computed at `min_draws` draws per chain and then at each further `growth` times as many.
+    ArviZ computes both for each coordinate of the draws after burn-in: rank-normalized R-hat (the
+    larger of split and folded) and the bulk effective sample size. The first check is at
+    `min_draws` draws per chain; each later check is at `growth` times as many draws.
 
     Parameters
     ----------
     threshold
-        Above one. Gelman et al. stop at 1.1; Vehtari et al. (2021) advise 1.01.
+        Largest R-hat, above one. Gelman et al. stop at 1.1; Vehtari et al. (2021) advise 1.01.
     min_ess
-        Over all chains together; zero asks for R-hat alone.
+        Smallest effective sample size over all chains together; zero disables this condition.
     min_draws
-        Draws per chain before the first check, four at least.
+        Number of draws per chain before the first check, at least four.
     growth
-        Above one; how much longer the chains are at each check.
+        Ratio of chain lengths between checks, above one.
 
     Raises
     ------
@@ -70,8 +70,8 @@ def rhat_below(
 
     Notes
     -----
-    Draws that agree need not be right: a bias that all chains share, as that of local steps at
-    clients that differ, does not show in R-hat. See `fedmcmc.predict_bias`.
+    Chains that agree can still be biased: R-hat does not show a bias that all chains share, such as
+    the bias of local steps at heterogeneous clients. See `fedmcmc.predict_bias`.
 
     References
     ----------
@@ -79,42 +79,28 @@ def rhat_below(
 
     Examples
     --------
-    >>> import jax, jax.numpy as jnp
-    >>> import fedmcmc
-    >>> posterior = fedmcmc.Posterior(
-    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
-    ... )
-    >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(5)])
-    >>> samples = fedmcmc.sample(
-    ...     jax.random.key(0),
-    ...     fedmcmc.fa_hmc(posterior, step_size=0.2, num_integration_steps=3, num_local_steps=1),
-    ...     data,
-    ...     0.0,
-    ...     num_chains=4,
-    ...     num_burnin=20,
-    ...     until=rhat_below(1.01),
-    ...     max_rounds=10_000,
-    ...     progress=False,
-    ... )
-    >>> samples.stopped["reached"], samples.stopped["rhat"] < 1.01
-    (True, True)
+    >>> rule = rhat_below(1.01)  # fedmcmc.sample(..., until=rule)
+    >>> rule.next_check(0), rule.next_check(100)
+    (100, 125)
+    >>> rule.check(np.random.default_rng(0).normal(size=(4, 1000))).stop
+    True
     """
-    for name, number, least, strict in (
+    for name, number, minimum, strict in (
         ("threshold", threshold, 1.0, True),
         ("min_ess", min_ess, 0.0, False),
         ("min_draws", min_draws, 4, False),
         ("growth", growth, 1.0, True),
     ):
-        if not np.isfinite(number) or number < least or (strict and number == least):
+        if not np.isfinite(number) or number < minimum or (strict and number == minimum):
             bound = "above" if strict else "at least"
-            raise ValueError(f"{name} must be a number {bound} {least}, got {number!r}.")
+            raise ValueError(f"{name} must be a number {bound} {minimum}, got {number!r}.")
 
     def next_check(num_draws: int) -> int:
         return max(int(min_draws), num_draws + 1, int(np.ceil(num_draws * growth)))
 
     def check(draws: ArrayTree) -> StopDecision:
         rhat, ess = worst(draws)
-        # Not a number, as of a coordinate that never moved, is no reason to stop.
+        # R-hat is NaN for a coordinate that never moved; the run then continues.
         return StopDecision(bool(rhat < threshold and ess >= min_ess), {"rhat": rhat, "ess": ess})
 
     return StoppingRule(
@@ -126,20 +112,19 @@ def rhat_below(
 
 
 def at_rest(threshold: float = 0.01, *, num_rounds: int = 3) -> StoppingRule:
-    """Stop a kernel that refines an approximation once rounds hardly move it.
+    """Stop a kernel that refines an approximation when rounds hardly move the approximation.
 
-    That is where each of the last kept rounds, of every chain, moved no mean by more than
-    `threshold` of its sds, and no logarithm of an sd by more (``samples.info["shift"]``). With
-    cohorts this is required of more rounds, since clients that were absent may still move it.
+    In each of the latest kept rounds of every chain, no mean may move by more than `threshold` sds,
+    and no log sd by more than `threshold` (``samples.info["shift"]``). With cohorts the condition
+    covers more rounds, since absent clients may still move the approximation.
 
     Parameters
     ----------
     threshold
-        Positive. Inference that is random (`fedmcmc.inference.mcmc`, `sgd_mean`) never rests below
-        its own noise.
+        Largest shift, positive. Random inference (`fedmcmc.inference.mcmc`, `sgd_mean`) never moves
+        less than its noise.
     num_rounds
-        Number of kept rounds of all clients. With cohorts, the number of passes: as many rounds as
-        `num_rounds` times the number of clients takes.
+        Number of kept rounds of all clients. With cohorts, number of passes over the clients.
 
     Raises
     ------
@@ -148,25 +133,10 @@ def at_rest(threshold: float = 0.01, *, num_rounds: int = 3) -> StoppingRule:
 
     Examples
     --------
-    >>> import jax, jax.numpy as jnp
-    >>> import fedmcmc
-    >>> posterior = fedmcmc.Posterior(
-    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -jnp.log(jnp.cosh(x - theta))
-    ... )
-    >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(5)])
-    >>> mode = fedmcmc.surrogates.mode(posterior, data, 0.0)
-    >>> kernel = fedmcmc.fed_ep(posterior)
-    >>> samples = fedmcmc.sample(
-    ...     jax.random.key(0),
-    ...     kernel,
-    ...     data,
-    ...     mode.position,
-    ...     until=at_rest(),
-    ...     max_rounds=50,
-    ...     progress=False,
-    ... )
-    >>> samples.stopped["reached"], samples.stopped["rounds"] < 20
-    (True, True)
+    >>> rule = at_rest(0.01, num_rounds=2)  # fedmcmc.sample(..., until=rule)
+    >>> info = {"shift": np.array([[0.5, 0.002, 0.001]]), "num_active": np.full((1, 3), 4)}
+    >>> rule.check(info | {"num_clients": 4})
+    StopDecision(stop=True, figures={'shift': 0.002})
     """
     if not (np.isfinite(threshold) and threshold > 0):
         raise ValueError(f"threshold must be a positive number, got {threshold!r}.")
@@ -187,10 +157,10 @@ def at_rest(threshold: float = 0.01, *, num_rounds: int = 3) -> StoppingRule:
 
 
 def last_passes(info: dict[str, Any], num_passes: int) -> tuple[list[np.ndarray], bool]:
-    """Return each chain's shifts in its last passes over the clients, and if these are complete.
+    """Return each chain's shifts in its latest passes over the clients, and true if complete.
 
-    A pass is as many rounds as it takes until as many clients took part as there are. Rounds that
-    are fewer than `num_passes` of these are not complete, and all are returned.
+    A pass ends when the number of client visits reaches the number of clients. If there are fewer
+    than `num_passes` passes, the shifts of all rounds are returned with false.
     """
     shifts, complete = [], True
     for shift, active in zip(info["shift"], info["num_active"], strict=True):

@@ -1,4 +1,4 @@
-"""Verdict on a fit: one word with the figures that it rests on."""
+"""Verdict on a fit: one word and the figures behind it."""
 
 from enum import StrEnum
 from typing import Any
@@ -14,10 +14,10 @@ class VerdictKind(StrEnum):
     Attributes
     ----------
     PASSED
-        All checks passed. No check proves that draws follow the posterior: a mode that no draw
-        reached shows nowhere.
+        All checks passed. They do not prove that draws follow the posterior: no check shows a mode
+        that no draw reached.
     DOUBTFUL
-        The draws look right, but a check that could show otherwise did not pass.
+        The draws look right, but a check did not pass.
     APPROXIMATE
         The draws come from Gaussians that were not compared with the posterior.
     FAILED
@@ -31,27 +31,27 @@ class VerdictKind(StrEnum):
 
 
 class Verdict(str):
-    """Sentence on whether draws can be used, made from a kind and figures.
+    """Verdict on draws in one sentence, built from a kind and figures.
 
     Parameters
     ----------
     kind
         A `VerdictKind`, or its value.
     method
-        How the draws were checked: ``"importance"``, ``"MCMC"`` or ``"SMC"``; empty for others.
+        Method that produced the draws: ``"importance"``, ``"MCMC"``, ``"SMC"`` or empty.
     reason
-        Words that precede the figures: why the verdict is not better.
+        Text before the figures: the reason why the verdict is not better.
     details
-        Words that follow them: modes and costs.
+        Text after the figures: modes and costs.
     k_hat
-        Shape of the tail of importance weights; below 0.5 to pass.
+        Tail shape of the importance weights; passes below 0.5.
     r_hat
-        Largest R-hat of the chains; below 1.01 to pass.
+        Largest R-hat of the chains; passes below 1.01.
     ess
         Smallest number of effective draws.
     error, sd_error
-        Largest estimated Monte Carlo error of a posterior mean, in posterior sds, and of a
-        posterior sd, relative to it; both at most 0.05 to pass.
+        Largest Monte Carlo errors: posterior means in posterior sds, and posterior sds relative to
+        the sd; both pass up to 0.05.
 
     Attributes
     ----------
@@ -92,39 +92,30 @@ class Verdict(str):
     ) -> "Verdict":
         kind = VerdictKind(kind)
         figures = _figures(k_hat, r_hat, ess, error, sd_error, kind is VerdictKind.PASSED)
-        parts = [part for part in (reason, figures, details) if part]
-        verdict = super().__new__(cls, f"{kind}{f' ({method})' * bool(method)}: {_joined(parts)}.")
-        verdict.kind, verdict.method, verdict.reason, verdict.details = (
-            kind,
-            method,
-            reason,
-            details,
-        )
-        verdict.k_hat, verdict.r_hat, verdict.ess = k_hat, r_hat, ess
-        verdict.error, verdict.sd_error = error, sd_error
+        text = "; ".join(part.rstrip(".") for part in (reason, figures, details) if part)
+        verdict = super().__new__(cls, f"{kind}{f' ({method})' * bool(method)}: {text}.")
+        verdict.kind, verdict.method, verdict.reason = kind, method, reason
+        verdict.details, verdict.k_hat, verdict.r_hat = details, k_hat, r_hat
+        verdict.ess, verdict.error, verdict.sd_error = ess, error, sd_error
         return verdict
 
     def __getnewargs_ex__(self) -> tuple[tuple[str, str], dict[str, Any]]:
-        """Return the arguments from which a copy or a pickle is made."""
-        given = {
+        """Return the constructor's arguments for copies and pickles."""
+        keywords = {
             name: value for name, value in vars(self).items() if name not in ("kind", "method")
         }
-        return (str(self.kind), self.method), given
-
-
-def _joined(parts: list[str]) -> str:
-    return "; ".join(part.rstrip(".") for part in parts)
+        return (str(self.kind), self.method), keywords
 
 
 def _figures(
     k_hat: float, r_hat: float, ess: float, error: float, sd_error: float, passed: bool
 ) -> str:
-    """Return the figures in words, those that are too large with what is wanted."""
+    """Return the figures as text, with the limits if an error is too large."""
     words = []
     if error == error:
         text = f"Monte Carlo errors up to {error:.2g} sd (means) and {100 * sd_error:.2g} % (sds)"
         if not passed and not (error <= MEAN_ERROR and sd_error <= SD_ERROR):
-            text += f" (wanted: at most {MEAN_ERROR:g} sd and {100 * SD_ERROR:g} %)"
+            text += f" (required: at most {MEAN_ERROR:g} sd and {100 * SD_ERROR:g} %)"
         words.append(text)
     if k_hat == k_hat:
         words.append(f"k-hat {k_hat:.2f}")

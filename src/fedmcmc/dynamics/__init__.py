@@ -9,7 +9,9 @@ from fedmcmc.dynamics._acceptance import gaussian_mh_acceptance as gaussian_mh_a
 from fedmcmc.dynamics._acceptance import hmc_acceptance as hmc_acceptance
 from fedmcmc.dynamics._acceptance import hmc_step_size as hmc_step_size
 from fedmcmc.dynamics._acceptance import mala_acceptance as mala_acceptance
+from fedmcmc.dynamics._integrators import EulerMaruyama as EulerMaruyama
 from fedmcmc.dynamics._integrators import Integrator as Integrator
+from fedmcmc.dynamics._integrators import Leapfrog as Leapfrog
 from fedmcmc.dynamics._integrators import euler_maruyama as euler_maruyama
 from fedmcmc.dynamics._integrators import leapfrog as leapfrog
 from fedmcmc.dynamics._integrators import overdamped_langevin as overdamped_langevin
@@ -19,6 +21,7 @@ from fedmcmc.dynamics._momentum import Momentum as Momentum
 from fedmcmc.dynamics._momentum import independent_momentum as independent_momentum
 from fedmcmc.dynamics._momentum import shared_momentum as shared_momentum
 from fedmcmc.dynamics._preconditioners import Preconditioner as Preconditioner
+from fedmcmc.dynamics._preconditioners import Rms as Rms
 from fedmcmc.dynamics._preconditioners import rms as rms
 from fedmcmc.dynamics._slices import slice_sweeps as slice_sweeps
 from fedmcmc.dynamics._training import Length as Length

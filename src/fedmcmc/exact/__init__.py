@@ -1,7 +1,6 @@
-"""Importance weights and tempering: draws of the posterior from an approximation, checked.
+"""Importance weights and tempering: checked draws of the posterior from an approximation.
 
-What lives here asks a consortium for summed log likelihoods and never sees a row. It may import
-every room on lower floors.
+The server of this package collects sums of log likelihoods from a consortium and never sees a row.
 """
 
 from fedmcmc.diagnostics import psis as psis
@@ -12,5 +11,6 @@ from fedmcmc.exact._correct import correct as correct
 from fedmcmc.exact._correct import draws_needed as draws_needed
 from fedmcmc.exact._corrected import Corrected as Corrected
 from fedmcmc.exact._corrected import Round as Round
+from fedmcmc.exact._corrected import ravel_draws as ravel_draws
 from fedmcmc.exact._tempered import Tempered as Tempered
 from fedmcmc.exact._tempered import tempered as tempered

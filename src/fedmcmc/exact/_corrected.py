@@ -1,4 +1,4 @@
-"""What a correction by importance weights returns: weighted draws, evidence, a verdict."""
+"""Result of a correction by importance weights: weighted draws, evidence and a verdict."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,10 +19,10 @@ Fn = Callable[[ArrayTree], ArrayTree]
 
 
 class Round(NamedTuple):
-    """One round of a correction: a proposal, its draws, what their weights say.
+    """Diagnostics and cost of one proposal of a correction.
 
-    `khat` and `ess` are those of the round's own draws; `exchanges` counts rounds of
-    communication, of which a large number of draws takes several.
+    `khat` and `ess` describe the weights of the draws of this proposal. `exchanges` counts rounds
+    of communication; many draws need several.
     """
 
     khat: float
@@ -34,33 +34,35 @@ class Round(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Corrected(WithFunctions):
-    """Weighted draws of the posterior, and whether they can be trusted.
+    """Weighted draws of the posterior, with a verdict on their quality.
 
     Attributes
     ----------
     draws
-        Pytree of NumPy arrays, leaves ``[num_draws, *event]``, of the last round alone, in the
-        user's coordinates, unconstrained.
+        Draws of the last proposal in the user's unconstrained coordinates, a pytree of NumPy arrays
+        with leaves ``[num_draws, *event]``.
     log_weights
-        ``[num_draws]`` float64, smoothed; their exponentials sum to one.
+        Log of the smoothed weights, ``[num_draws]`` float64; the weights sum to one.
     khat
         Shape of the tail of the weights.
     ess
-        Effective draws, one over the sum of squared weights.
+        Number of effective draws, one over the sum of squared weights.
     log_evidence, log_evidence_sd
-        Log of ``p(data)`` with the standard error of its estimate. Right only if log prior and log
-        likelihood are normalized, as those of `fedmcmc.from_numpyro` are; nothing can check it.
-        NaN if the model's prior is improper.
+        Log of ``p(data)`` and its standard error; NaN if the prior is improper. The value is
+        correct only if log prior and log likelihood are normalized, as with
+        `fedmcmc.from_numpyro`; no check can establish this.
     proposal
-        What the draws are of, a `Mixture` over raveled sampled positions.
+        Distribution of the draws, a `Mixture` over raveled sampled positions.
     rounds
-        One `Round` per proposal, the last being that of the draws.
+        One `Round` per proposal; the last one belongs to the draws.
     totals
         ``rounds`` of communication, ``bits_up`` and ``bits_down`` of all clients.
     verdict
         A `fedmcmc.diagnostics.Verdict` of kind ``"passed"``, ``"doubtful"`` or ``"failed"``.
     constrain_fn
-        Unconstrained position to the user's parameters, ``None`` for the identity.
+        Function from an unconstrained position to the user's parameters; ``None`` for the identity.
+    log_ratios
+        Log of the unnormalized weights before smoothing, ``[num_draws]`` float64.
     """
 
     draws: ArrayTree
@@ -79,7 +81,7 @@ class Corrected(WithFunctions):
     FUNCTIONS: ClassVar[dict[str, str]] = {"constrain_fn": "constrained"}
 
     def __repr__(self) -> str:
-        """Return verdict, figures and cost."""
+        """Return the verdict and the evidence."""
         return (
             f"Corrected: {self.num_draws:,} weighted draws, {self.verdict}\n"
             f"log evidence {self.log_evidence:.4g} (sd {self.log_evidence_sd:.2g}, if prior and "
@@ -93,17 +95,17 @@ class Corrected(WithFunctions):
 
     @property
     def ess_share(self) -> float:
-        """Effective draws per draw."""
+        """Number of effective draws per draw."""
         return self.ess / self.num_draws
 
     @property
     def weights(self) -> np.ndarray:
-        """The weights, ``[num_draws]``; they sum to one."""
+        """Weights, ``[num_draws]``; they sum to one."""
         return np.exp(self.log_weights)
 
     @property
     def constrained(self) -> ArrayTree:
-        """The draws in the user's parameters, leaves ``[num_draws, ...]``, weighted as `draws`."""
+        """Draws in the user's parameters, leaves ``[num_draws, ...]``, with the same weights."""
         return self._mapped(self.constrain_fn)
 
     def mean(self, fn: Fn | None = None) -> ArrayTree:
@@ -113,44 +115,44 @@ class Corrected(WithFunctions):
     def sd(self, fn: Fn | None = None) -> ArrayTree:
         """Return the posterior sd of ``fn(position)``, by default of the user's parameters."""
 
-        def of(leaf: np.ndarray) -> np.ndarray:
+        def sd_of(leaf: np.ndarray) -> np.ndarray:
             return np.sqrt(self._mean((leaf - self._mean(leaf)) ** 2))
 
-        return jax.tree.map(of, self._mapped(fn or self.constrain_fn))
+        return jax.tree.map(sd_of, self._mapped(fn or self.constrain_fn))
 
     def quantile(self, p: Any, fn: Fn | None = None) -> ArrayTree:
-        """Return quantiles of ``fn(position)``, leaves ``[*p, ...]``: weighted, none in between."""
+        """Return weighted quantiles of ``fn(position)``, leaves ``[*p, ...]``, each at a draw."""
         levels = np.asarray(p, float)
         if not ((levels >= 0) & (levels <= 1)).all():
             raise ValueError(f"p must lie between 0 and 1, got {p!r}.")
 
-        def of(leaf: np.ndarray) -> np.ndarray:
+        def quantiles_of(leaf: np.ndarray) -> np.ndarray:
             order = np.argsort(leaf, axis=0)
-            above = np.cumsum(self.weights[order], axis=0)
-            place = (above[None] < levels.reshape(-1, *(1,) * leaf.ndim) - 1e-12).sum(1)
-            place = np.minimum(place, len(leaf) - 1)
-            found = np.take_along_axis(np.take_along_axis(leaf, order, 0), place, 0)
-            return found.reshape(*levels.shape, *leaf.shape[1:])
+            cumulative = np.cumsum(self.weights[order], axis=0)
+            rank = (cumulative[None] < levels.reshape(-1, *(1,) * leaf.ndim) - 1e-12).sum(1)
+            rank = np.minimum(rank, len(leaf) - 1)
+            values = np.take_along_axis(np.take_along_axis(leaf, order, 0), rank, 0)
+            return values.reshape(*levels.shape, *leaf.shape[1:])
 
-        return jax.tree.map(of, self._mapped(fn or self.constrain_fn))
+        return jax.tree.map(quantiles_of, self._mapped(fn or self.constrain_fn))
 
     def resample(
         self, rng_key: Array, num: int | None = None, *, replace: bool = True
     ) -> ArrayTree:
         """Return draws of equal weight, leaves ``[num, *event]``, in the order of `draws`.
 
-        With replacement by systematic resampling, which copies a draw ``num`` times its weight,
-        rounded up or down; without, each at most once, by the Gumbel trick: then the draws are
-        those of the posterior only where `num` is small beside `ess`.
+        With replacement, systematic resampling copies a draw ``num`` times its weight, rounded up
+        or down. Without replacement, the Gumbel trick uses each draw at most once, and the result
+        follows the posterior only if `num` is small compared with `ess`.
         """
-        index = self._chosen(rng_key, num, replace)
+        index = self._resampled_index(rng_key, num, replace)
         return jax.tree.map(lambda leaf: leaf[index], self.draws)
 
     def to_datatree(self, *, constrained: bool = True, **kwargs: Any) -> Any:
-        """Return resampled draws as an ArviZ ``DataTree``, as many as there are draws, one chain.
+        """Return `num_draws` resampled draws as an ArviZ ``DataTree`` with one chain.
 
-        Names of variables are those of `fedmcmc.Samples.to_datatree`.
-        ``sample_stats["log_weight"]`` holds the weight of each before resampling.
+        Variables have the same names as in `fedmcmc.Samples.to_datatree`.
+        ``sample_stats["log_weight"]`` holds the log weight of each draw before resampling.
 
         Raises
         ------
@@ -161,22 +163,26 @@ class Corrected(WithFunctions):
             from arviz_base import from_dict
         except ImportError as error:
             raise not_installed("to_datatree needs arviz-base", "arviz") from error
-        index = self._chosen(jax.random.key(0), None, True)
+        index = self._resampled_index(jax.random.key(0), None, True)
         draws = self.constrained if constrained else self.draws
         posterior = variables(named_leaves(jax.tree.map(lambda leaf: leaf[index][None], draws)))
         weights = {"log_weight": self.log_weights[index][None]}
         return from_dict({"posterior": posterior, "sample_stats": weights}, **kwargs)
 
-    def _chosen(self, rng_key: Array, num: int | None, replace: bool) -> np.ndarray:
+    def _resampled_index(self, rng_key: Array, num: int | None, replace: bool) -> np.ndarray:
         num = self.num_draws if num is None else num
         rng_key = as_key(rng_key)
         if replace:
-            first = float(jax.random.uniform(rng_key, ()))
-            places = (np.arange(num) + first) / num
-            ends = np.cumsum(self.weights)
-            return np.searchsorted(ends / ends[-1], places).clip(max=self.num_draws - 1)
+            offset = float(jax.random.uniform(rng_key, ()))
+            levels = (np.arange(num) + offset) / num
+            cumulative = np.cumsum(self.weights)
+            index = np.searchsorted(cumulative / cumulative[-1], levels)
+            return index.clip(max=self.num_draws - 1)
         if num > self.num_draws:
-            raise ValueError(f"Without replacement there are {self.num_draws} draws, not {num}.")
+            raise ValueError(
+                f"num must be at most {self.num_draws} without replacement, the number of draws; "
+                f"got {num}."
+            )
         gumbel = np.asarray(jax.random.gumbel(rng_key, (self.num_draws,)), np.float64)
         return np.sort(np.argsort(-(self.log_weights + gumbel))[:num])
 
@@ -185,10 +191,21 @@ class Corrected(WithFunctions):
             return self.draws
         if isinstance(fn, Absent):
             return self.computed("constrained", fn)
-        if fn is self.constrain_fn:  # compiled once for all results of a posterior
+        if fn is self.constrain_fn:  # `mapped` compiles once for all results of a posterior
             return jax.tree.map(np.asarray, mapped(as_functions(fn), self.draws, num_axes=1))
         return jax.tree.map(np.asarray, jax.jit(jax.vmap(fn))(self.draws))
 
     def _mean(self, leaf: np.ndarray) -> np.ndarray:
         mean: np.ndarray = np.tensordot(self.weights, np.asarray(leaf, np.float64), axes=1)
         return mean
+
+
+def ravel_draws(draws: ArrayTree) -> np.ndarray:
+    """Return draws with leaves ``[num_chains, num_draws, *event]`` as ``[num, d]`` float64."""
+    return np.concatenate(
+        [
+            np.asarray(leaf, np.float64).reshape(leaf.shape[0] * leaf.shape[1], -1)
+            for leaf in jax.tree.leaves(draws)
+        ],
+        axis=1,
+    )

@@ -1,7 +1,7 @@
-"""One call: from a model and clients to draws, evidence and a verdict, with a report.
+"""One call from a model and clients to draws, evidence, a verdict and a report.
 
-Modes, curvatures and corrections ask a consortium for sums. The room may import every room on
-lower floors, and exactness.
+A fit runs a list of stages (`_decisions`): functions of the problem and of the results so far
+(`_stages`). The server receives only sums over clients.
 """
 
 from fedmcmc.fitting._fit import fit as fit

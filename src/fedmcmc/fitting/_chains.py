@@ -1,4 +1,4 @@
-"""Chains of Hamiltonian Monte Carlo until they agree."""
+"""Chains of Hamiltonian Monte Carlo that run until they agree."""
 
 import warnings
 from dataclasses import dataclass, replace
@@ -11,6 +11,8 @@ from jax import Array
 
 from fedmcmc._types import ArrayTree, FederatedState, Posterior, compiled
 from fedmcmc.diagnostics import (
+    ESS,
+    RHAT,
     DiagnosisWarning,
     MonteCarloErrors,
     errors_of_chains,
@@ -18,7 +20,7 @@ from fedmcmc.diagnostics import (
     mixing,
 )
 from fedmcmc.dynamics import hmc_step_size
-from fedmcmc.exact import Corrected
+from fedmcmc.exact import Corrected, ravel_draws
 from fedmcmc.fitting._modes import Search
 from fedmcmc.gaussian import Mixture, defensive
 from fedmcmc.kernels import hmc
@@ -26,29 +28,30 @@ from fedmcmc.pytrees import trees
 from fedmcmc.records import Samples
 from fedmcmc.runs import Consortium
 
-NUM_CHAINS, NUM_PLACES = 64, 8
-"""Chains, eight from each of eight places: nested R-hat compares the places."""
-ADAPTING = (10, 10, 10, 20, 20, 40)
-"""Rounds of segments after each of which steps, and every other the metric, are adapted."""
-SEGMENT, FEWEST_ROUNDS = 50, 4
-"""Rounds of a segment, and of one that was interrupted (Ctrl-C) so that it is judged."""
-RHAT, ESS = 1.01, 400.0
-HOPELESS_ROUNDS, HOPELESS_RHAT = 600, 1.1
-"""Chains that after so many rounds are so far apart will not agree soon."""
-PER_DIMENSION = 10
+NUM_CHAINS, NUM_STARTS = 64, 8
+"""Number of chains and of starts: eight chains share a start, and nested R-hat compares starts."""
+ADAPTATION_ROUNDS = (10, 10, 10, 20, 20, 40)
+"""Rounds of the adaptation segments: the step size adapts after each, the metric after every second
+one."""
+SEGMENT_ROUNDS, MIN_SEGMENT_ROUNDS = 50, 4
+"""Number of rounds of a segment, and smallest number that is kept after an interrupt (Ctrl-C)."""
+EARLY_ABORT_ROUNDS, EARLY_ABORT_RHAT = 600, 1.1
+"""Number of rounds after which chains with a larger R-hat stop."""
+ESS_PER_DIMENSION = 10
 METRIC_PRIOR = 5.0
-"""Draws that a diagonal metric counts as when moments of chains replace it."""
-LEAST_EIGENVALUE, SHRINKAGE = 1e-5, 1e-4
-"""Smallest eigenvalue of a metric's correlations that is left as it is, and their shrinkage."""
+"""Number of draws that the previous diagonal metric counts as in an update."""
+MIN_EIGENVALUE, SHRINKAGE = 1e-5, 1e-4
+"""Smallest eigenvalue of a metric's correlations that needs no shrinkage, and the shrinkage."""
+REQUIREMENTS = f"required: R-hat below {RHAT:g}, {ESS:g} effective draws"
 ROUNDS_PER_DRAW = 10
-"""Rounds of a chain that adapts which count as one independent draw."""
+"""Number of rounds of an adapting chain that count as one independent draw."""
 
 
 @dataclass(frozen=True)
 class Chains:
-    """What chains found.
+    """Draws of sampled positions after adaptation, with the diagnostics of the chains.
 
-    `samples` are of sampled positions, `num_rounds` counts those of adaptation, too.
+    `num_rounds` includes adaptation.
     """
 
     samples: Samples
@@ -61,27 +64,22 @@ class Chains:
 
     @property
     def agree(self) -> bool:
-        """Whether R-hat, effective draws and Monte Carlo errors are as wanted."""
-        return self.rhat < RHAT and self.ess >= ESS and self.errors.are_small
-
-    @property
-    def wanted(self) -> str:
-        """What R-hat and effective draws are to be, in words."""
-        return f"wanted: R-hat below {RHAT:g}, {ESS:g} effective draws"
+        """True if R-hat, effective draws and Monte Carlo errors meet the requirements."""
+        return is_converged(self.rhat, self.ess, self.errors)
 
     @property
     def figures(self) -> dict[str, Any]:
-        """The figures of a `Verdict`."""
+        """Figures for a `Verdict`."""
         return dict(r_hat=self.rhat, ess=self.ess, error=self.errors.mean, sd_error=self.errors.sd)
 
     @property
     def covariance(self) -> np.ndarray:
         """Covariance of the draws, ``[d, d]``."""
-        return np.atleast_2d(np.cov(_flat(self.samples.draws).T))
+        return np.atleast_2d(np.cov(ravel_draws(self.samples.draws).T))
 
     def proposal(self) -> Mixture:
-        """Return a Gaussian of the draws' moments, with heavier tails."""
-        return defensive(_flat(self.samples.draws).mean(0), self.covariance)
+        """Return the Gaussian with the moments of the draws and heavier tails."""
+        return defensive(ravel_draws(self.samples.draws).mean(0), self.covariance)
 
 
 def run_chains(
@@ -93,39 +91,37 @@ def run_chains(
     *,
     max_rounds: int,
 ) -> Chains:
-    """Run 64 chains from eight places until nested R-hat and effective sizes are as wanted.
+    """Run 64 chains from eight starts until nested R-hat and effective draws are sufficient.
 
-    Steps are those that are accepted as often as wanted on a Gaussian, then adapted to the
-    acceptance of all chains; the metric is the covariance of the weighted draws, or that at the
-    mode, then that of the chains' own draws. What is kept was drawn after both were fixed.
+    The initial step size has the target acceptance on a Gaussian; then it adapts to the acceptance
+    of all chains. The initial metric is the covariance of the weighted draws or at the mode; then
+    it adapts to the draws of the chains. Only draws after adaptation are kept.
     """
-    place_key, init_key, run_key = jax.random.split(rng_key, 3)
-    like, size = search.centre, trees.num_elements(search.centre)
-    places, metric = _places(place_key, search, corrected)
-    metric = _well_conditioned(metric)
-    most = 1 if size <= 30 else 3 if size <= 300 else 5
-    target = 0.57 if most == 1 else 0.8
-    step = float(hmc_step_size(size, target, most))
-    kernel = _kernel(posterior, search.centre, step, most, metric, like)
+    start_key, init_key, run_key = jax.random.split(rng_key, 3)
+    centre, size = search.centre, trees.num_elements(search.centre)
+    starts, metric = _draw_starts(start_key, search, corrected)
+    metric = _shrink_correlations(metric)
+    max_steps = 1 if size <= 30 else 3 if size <= 300 else 5
+    target = 0.57 if max_steps == 1 else 0.8
+    step_size = float(hmc_step_size(size, target, max_steps))
+    kernel = _build_kernel(posterior, centre, step_size, max_steps, metric)
     keys = jax.random.split(init_key, NUM_CHAINS)
-    positions = jax.vmap(lambda x: trees.cast_like(trees.unravel(x, like), like))(
-        jnp.asarray(np.repeat(places, NUM_CHAINS // NUM_PLACES, axis=0), trees.ravel(like).dtype)
+    positions = jax.vmap(lambda x: trees.cast_like(trees.unravel(x, centre), centre))(
+        jnp.asarray(np.repeat(starts, NUM_CHAINS // NUM_STARTS, axis=0), trees.ravel(centre).dtype)
     )
     federation = consortium.federation
 
     @compiled
-    def started(kernel: Any, positions: ArrayTree, round_: Array) -> FederatedState:
-        """Return chains before their first trajectories, with the random numbers of a round."""
-
-        def begin(key: Array, position: ArrayTree) -> FederatedState:
+    def start_chains(kernel: Any, positions: ArrayTree, round_: Array) -> FederatedState:
+        def start(key: Array, position: ArrayTree) -> FederatedState:
             broadcast, server = kernel.server_init(key, position, federation, ())
             return FederatedState(broadcast._replace(round=round_), server, ())
 
-        return jax.vmap(begin)(keys, positions)
+        return jax.vmap(start)(keys, positions)
 
-    state = started(kernel, positions, jnp.int32(0))
+    state = start_chains(kernel, positions, jnp.int32(0))
 
-    def ran(state: Any, num_rounds: int) -> Samples:
+    def sample(state: Any, num_rounds: int) -> Samples:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DiagnosisWarning)
             return consortium.sample(
@@ -137,151 +133,143 @@ def run_chains(
                 progress=False,
             )
 
-    done, parts = 0, []
-    for number, length in enumerate(ADAPTING):
-        samples = ran(state, length)
+    num_rounds = 0
+    adaptation: list[Samples] = []
+    for number, length in enumerate(ADAPTATION_ROUNDS):
+        samples = sample(state, length)
         if samples.num_draws < length:
-            raise KeyboardInterrupt  # nothing was kept yet
-        done = done + length
-        parts.append(samples)
-        # Before its first trajectory ends, a chain reports an acceptance of one.
+            raise KeyboardInterrupt  # there are no draws to return
+        num_rounds += length
+        adaptation.append(samples)
+        # A chain reports an acceptance of 1 until its initial trajectory ends.
         gap = float(np.mean(samples.info["acceptance"][:, length // 2 :])) - target
-        step = step * float(np.exp(np.clip(2 * gap / np.sqrt(number + 1), -1, 1)))
+        step_size = step_size * float(np.exp(np.clip(2 * gap / np.sqrt(number + 1), -1, 1)))
         if number % 2:
-            metric = _moved_metric(metric, [part.draws for part in parts[-2:]])
-        kernel = _kernel(posterior, search.centre, step, most, metric, like)
-        # A trajectory is reversible only if step and metric are those that it began with.
-        state = started(kernel, samples.state.broadcast.position, jnp.int32(done))
-    adapted: list[Samples] = parts
-    kept: list[Samples] = []
+            metric = _update_metric(metric, [x.draws for x in adaptation[-2:]])
+        kernel = _build_kernel(posterior, centre, step_size, max_steps, metric)
+        # New trajectories: a change within a trajectory would make it irreversible.
+        state = start_chains(kernel, samples.state.broadcast.position, jnp.int32(num_rounds))
+    segments: list[Samples] = []
     rhat, ess, errors = np.inf, 0.0, MonteCarloErrors(np.inf, np.inf)
-    while done < max(max_rounds, sum(ADAPTING) + SEGMENT):
-        samples = ran(state, SEGMENT)
-        interrupted = samples.num_draws < SEGMENT
-        if interrupted and samples.num_draws < FEWEST_ROUNDS:
-            if kept:
+    while num_rounds < max(max_rounds, sum(ADAPTATION_ROUNDS) + SEGMENT_ROUNDS):
+        samples = sample(state, SEGMENT_ROUNDS)
+        interrupted = samples.num_draws < SEGMENT_ROUNDS
+        if interrupted and samples.num_draws < MIN_SEGMENT_ROUNDS:
+            if segments:
                 break
             raise KeyboardInterrupt
-        done, state = done + samples.num_draws, samples.state
-        kept.append(samples)
-        rhat, ess, errors = judge_chains(_joined([part.draws for part in kept]))
-        hopeless = done >= HOPELESS_ROUNDS and rhat > HOPELESS_RHAT
-        if interrupted or hopeless or (rhat < RHAT and ess >= ESS and errors.are_small):
+        num_rounds, state = num_rounds + samples.num_draws, samples.state
+        segments.append(samples)
+        rhat, ess, errors = judge_chains(_join([x.draws for x in segments]))
+        aborted = num_rounds >= EARLY_ABORT_ROUNDS and rhat > EARLY_ABORT_RHAT
+        if interrupted or aborted or is_converged(rhat, ess, errors):
             break
-    whole = replace(
-        kept[-1],
-        draws=_joined([part.draws for part in kept]),
+    samples = replace(
+        segments[-1],
+        draws=_join([x.draws for x in segments]),
         info={
-            name: np.concatenate([part.info[name] for part in kept], 1) for name in kept[-1].info
+            name: np.concatenate([x.info[name] for x in segments], 1) for name in segments[-1].info
         },
         totals={
-            name: np.sum([part.totals[name] for part in (*adapted, *kept)], axis=0)
-            for name in kept[-1].totals
+            name: np.sum([x.totals[name] for x in (*adaptation, *segments)], axis=0)
+            for name in segments[-1].totals
         },
     )
-    accepted = float(np.mean(whole.info["acceptance"]))
-    method = (
-        f"HMC, {NUM_CHAINS} chains, 1 to {most} steps" if most > 1 else f"MALA, {NUM_CHAINS} chains"
-    )
+    acceptance = float(np.mean(samples.info["acceptance"]))
+    method = f"MALA, {NUM_CHAINS} chains"
+    if max_steps > 1:
+        method = f"HMC, {NUM_CHAINS} chains, 1 to {max_steps} steps"
     why = (
-        f"{sum(ADAPTING)} rounds of adaptation left out; step {step:.3g}, {accepted:.0%} of "
-        f"trajectories accepted (wanted {target:.0%})"
+        f"{sum(ADAPTATION_ROUNDS)} rounds of adaptation excluded; step size {step_size:.3g}, "
+        f"{acceptance:.0%} of trajectories accepted (target {target:.0%})"
     )
-    return Chains(whole, done, rhat, ess, errors, method, why)
+    return Chains(samples, num_rounds, rhat, ess, errors, method, why)
 
 
 def judge_chains(draws: ArrayTree) -> tuple[float, float, MonteCarloErrors]:
     """Return the largest R-hat, the fewest effective draws and the largest Monte Carlo errors."""
-    found = mixing(draws)
-    rhat = float(np.nanmax(found.rhat))
-    ess = float(min(np.nanmin(found.ess_bulk), np.nanmin(found.ess_tail)))
+    figures = mixing(draws)
+    rhat = float(np.nanmax(figures.rhat))
+    ess = float(min(np.nanmin(figures.ess_bulk), np.nanmin(figures.ess_tail)))
     return rhat, ess, errors_of_chains(judged_values(draws)[0])
 
 
-def _kernel(
-    posterior: Posterior,
-    centre: ArrayTree,
-    step: float,
-    most: int,
-    metric: np.ndarray,
-    like: ArrayTree,
+def is_converged(rhat: float, ess: float, errors: MonteCarloErrors) -> bool:
+    return rhat < RHAT and ess >= ESS and errors.are_small
+
+
+def _build_kernel(
+    posterior: Posterior, centre: ArrayTree, step_size: float, max_steps: int, metric: np.ndarray
 ) -> Any:
-    given: ArrayTree = jnp.asarray(metric, jnp.result_type(float))
+    covariance: ArrayTree = jnp.asarray(metric, jnp.result_type(float))
     if metric.ndim == 1:
-        given = trees.unravel(given, like)
-    return hmc(posterior, centre, step_size=step, max_integration_steps=most, metric=given)
+        covariance = trees.unravel(covariance, centre)
+    return hmc(
+        posterior,
+        centre,
+        step_size=step_size,
+        max_integration_steps=max_steps,
+        metric=covariance,
+    )
 
 
-def _places(
+def _draw_starts(
     rng_key: Array, search: Search, corrected: Corrected | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return where chains start, ``[8, d]``, and a covariance to step by.
+    """Return starts of chains, ``[8, d]``, and a covariance for the initial metric.
 
-    Of weighted draws, chosen by the roots of their weights, so that they lie wider apart than the
-    posterior; else around the mode.
+    Starts are weighted draws, selected by the roots of their weights so that they are more
+    dispersed than the posterior; without weighted draws, they are drawn around the mode.
     """
     mode = search.modes[0]
     if corrected is None:
-        mixture = search.mixture(tail=0.5) if search.found else None
-        if mixture is not None:
-            draws = np.asarray(mixture.draw(rng_key, NUM_PLACES), np.float64)
+        if search.has_mode:
+            draws = np.asarray(search.mixture(tail=0.5).draw(rng_key, NUM_STARTS), np.float64)
             return np.asarray(jax.random.permutation(rng_key, draws)), mode.covariance
-        root = np.sqrt(np.diag(mode.covariance) if mode.covariance.ndim == 2 else mode.covariance)
-        noise = np.asarray(jax.random.normal(rng_key, (NUM_PLACES, len(root))), np.float64)
-        return mode.flat + 0.3 * root * noise, mode.covariance
-    flat = np.asarray(_flat(jax.tree.map(lambda leaf: leaf[None], corrected.draws)))
-    weights = np.exp((corrected.log_weights - corrected.log_weights.max()) / 2)
-    index = jax.random.choice(
-        rng_key, len(flat), (NUM_PLACES,), replace=False, p=jnp.asarray(weights / weights.sum())
-    )
+        sds = np.sqrt(np.diag(mode.covariance) if mode.covariance.ndim == 2 else mode.covariance)
+        noise = np.asarray(jax.random.normal(rng_key, (NUM_STARTS, len(sds))), np.float64)
+        return mode.flat + 0.3 * sds * noise, mode.covariance
+    flat = ravel_draws(jax.tree.map(lambda leaf: leaf[None], corrected.draws))
+    root_weights = np.exp((corrected.log_weights - corrected.log_weights.max()) / 2)
+    probabilities = jnp.asarray(root_weights / root_weights.sum())
+    index = jax.random.choice(rng_key, len(flat), (NUM_STARTS,), replace=False, p=probabilities)
     metric = mode.covariance
-    if corrected.ess > PER_DIMENSION * flat.shape[1] and metric.ndim == 2:
-        own = corrected.weights
-        gaps = flat - own @ flat
-        metric = (gaps.T * own) @ gaps
+    if corrected.ess > ESS_PER_DIMENSION * flat.shape[1] and metric.ndim == 2:
+        weights = corrected.weights
+        gaps = flat - weights @ flat
+        metric = (gaps.T * weights) @ gaps
     return flat[np.asarray(index)], metric
 
 
-def _well_conditioned(metric: np.ndarray) -> np.ndarray:
-    """Return a matrix whose correlations are shrunk so far that float32 can factorize it."""
+def _shrink_correlations(metric: np.ndarray) -> np.ndarray:
+    """Return the metric with correlations shrunk until float32 can factorize it."""
     if metric.ndim == 1:
         return metric
     scale = np.sqrt(np.diag(metric))
     correlation = metric / np.outer(scale, scale)
-    if np.linalg.eigvalsh(correlation)[0] > LEAST_EIGENVALUE:
+    if np.linalg.eigvalsh(correlation)[0] > MIN_EIGENVALUE:
         return metric
     shrunk = (1 - SHRINKAGE) * correlation + SHRINKAGE * np.eye(len(scale))
     return np.asarray(shrunk * np.outer(scale, scale))
 
 
-def _moved_metric(metric: np.ndarray, draws: list[ArrayTree]) -> np.ndarray:
-    """Return a mean of the covariance of draws and of the metric so far.
+def _update_metric(metric: np.ndarray, draws: list[ArrayTree]) -> np.ndarray:
+    """Return a weighted mean of the covariance of draws and the previous metric.
 
-    A matrix moves all the way only with ten independent draws per dimension: with fewer, the
-    covariance of draws is narrow in directions that they hardly span.
+    A matrix is replaced completely only with ten independent draws per dimension: with fewer, the
+    covariance of draws is too narrow in directions that the draws hardly span.
     """
-    flat = np.concatenate([_flat(each) for each in draws])
+    flat = np.concatenate([ravel_draws(x) for x in draws])
     gaps, num = flat - flat.mean(0), len(flat)
     if metric.ndim == 1:
         trust = num / (num + METRIC_PRIOR)
-        found = (gaps**2).mean(0)
+        covariance = (gaps**2).mean(0)
     else:
-        trust = min(1.0, num / ROUNDS_PER_DRAW / (PER_DIMENSION * flat.shape[1]))
-        found = gaps.T @ gaps / num
-    moved: np.ndarray = trust * found + (1 - trust) * metric
-    return moved
+        trust = min(1.0, num / ROUNDS_PER_DRAW / (ESS_PER_DIMENSION * flat.shape[1]))
+        covariance = gaps.T @ gaps / num
+    updated: np.ndarray = trust * covariance + (1 - trust) * metric
+    return updated
 
 
-def _flat(draws: ArrayTree) -> np.ndarray:
-    """Return draws ``[num_chains, num_draws, *event]`` as ``[num, d]`` float64."""
-    return np.concatenate(
-        [
-            np.asarray(leaf, np.float64).reshape(leaf.shape[0] * leaf.shape[1], -1)
-            for leaf in jax.tree.leaves(draws)
-        ],
-        axis=1,
-    )
-
-
-def _joined(parts: list[ArrayTree]) -> ArrayTree:
+def _join(parts: list[ArrayTree]) -> ArrayTree:
     return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *parts)

@@ -1,166 +1,179 @@
-"""Which stages a fit runs, and the verdict on their results."""
+"""Choice of the stages of a fit, and the verdict on their results."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from fedmcmc.diagnostics import Verdict, VerdictKind
-from fedmcmc.fitting._chains import HOPELESS_RHAT
-from fedmcmc.fitting._findings import listed
-from fedmcmc.fitting._predicted import HOPELESS
-from fedmcmc.fitting._runner import StageRunner
+from fedmcmc.fitting._chains import EARLY_ABORT_RHAT, REQUIREMENTS
+from fedmcmc.fitting._findings import join_names
+from fedmcmc.fitting._predicted import MAX_KHAT
+from fedmcmc.fitting._stages import (
+    CHAINS,
+    FAR_OUT,
+    WEIGHTING,
+    Problem,
+    Results,
+    run_steps,
+    run_tempering,
+)
 
-USUAL_ROUNDS, PATIENCE = 1050, 3600.0
-"""Rounds that chains may take, and seconds that ``effort="auto"`` spends on them at most."""
-MANY_PARAMETERS = 2000
+TYPICAL_ROUNDS, MAX_SECONDS = 1050, 3600.0
+"""Typical number of rounds of chains, and the longest time of these with ``effort="auto"``."""
+MAX_PARAMETERS = 2000
 """Number of parameters above which only ``effort="exact"`` runs chains."""
-TEMPERED_DIMENSIONS = 50
-"""Number of parameters up to which tempering is tried."""
+MAX_TEMPERED_PARAMETERS = 50
+"""Number of parameters up to which chains that disagree are replaced by tempering."""
 
 
-def decide(run: StageRunner, effort: str, max_rounds: int, latency: float) -> Verdict:
+def decide(problem: Problem, results: Results) -> tuple[Verdict, Results]:
     """Run the stages that are needed after the search for modes, and return the verdict."""
-    if effort == "approximate":
-        return _approximate(run, "as asked for")
-    if run.search.found and run.weights_may_do():
-        run.correct_by_modes()
-        if run.correction_is("failed") and run.ep_fits:
-            run.propagate()
-        if run.correction_is("passed"):
-            return _by_importance(run)
-    reason = _reason_to_stop(run, effort, max_rounds, latency)
+    if problem.effort == "approximate":
+        return _judge_approximation(results, "as requested"), results
+    results = run_steps(problem, WEIGHTING, results)
+    if results.correction_is(VerdictKind.PASSED):
+        return _judge_weights(results)
+    reason = _find_reason_to_stop(problem, results)
     if reason:
-        if run.correction_is("doubtful"):
-            return _by_importance(run, reason)
-        return _approximate(run, reason)
-    if len(run.search.modes) > 1:  # no chain comes across between them
-        return _temper(run)
-    run.run_chains(max_rounds)
-    chains = run.chains
+        if results.correction_is(VerdictKind.DOUBTFUL):
+            return _judge_weights(results, reason)
+        return _judge_approximation(results, reason), results
+    if len(results.search.modes) > 1:  # chains do not move between modes
+        return _temper(problem, results)
+    results = run_steps(problem, CHAINS, results)
+    chains = results.chains
     assert chains is not None
     details = f"{chains.num_rounds:,} rounds of {chains.samples.num_chains} chains"
     if chains.agree:
-        return _passed(run, "MCMC", details=details, **chains.figures)
-    before = f"chains did not agree (R-hat {chains.rhat:.3f}, {chains.ess:,.0f} effective draws)"
-    if run.search.found and run.size <= TEMPERED_DIMENSIONS:
-        return _temper(run, before)
-    if run.correction_is("doubtful"):
-        run.chains = None
-        return _by_importance(run, before)
-    longer = "raise max_rounds, or" if chains.num_rounds >= max_rounds else "try to"
-    reason = f"{before} ({chains.wanted}): {longer} reparametrize the model"
-    if run.search.found and chains.rhat > HOPELESS_RHAT:
-        # Chains that are far apart say less of the posterior than the curvature at its mode.
-        run.chains = None
-        reason += "; the draws are of the Gaussian at the mode"
-        return _verdict(run, VerdictKind.FAILED, reason=reason, details=details)
-    return _verdict(run, VerdictKind.FAILED, reason=reason, details=details, **chains.figures)
+        return _judge_passed(problem, results, "MCMC", details=details, **chains.figures)
+    failure = f"chains did not agree (R-hat {chains.rhat:.3f}, {chains.ess:,.0f} effective draws)"
+    if results.search.has_mode and results.size <= MAX_TEMPERED_PARAMETERS:
+        return _temper(problem, results, failure)
+    if results.correction_is(VerdictKind.DOUBTFUL):
+        return _judge_weights(replace(results, chains=None), failure)
+    remedy = "raise max_rounds, or" if chains.num_rounds >= problem.max_rounds else "try to"
+    reason = f"{failure} ({REQUIREMENTS}): {remedy} reparametrize the model"
+    figures = chains.figures
+    if results.search.has_mode and chains.rhat > EARLY_ABORT_RHAT:
+        # The curvature at the mode describes the posterior better than chains that are far apart.
+        results, figures = replace(results, chains=None), {}
+        reason += "; the draws are from the Gaussian at the mode"
+    verdict = _make_verdict(results, VerdictKind.FAILED, reason=reason, details=details, **figures)
+    return verdict, results
 
 
-def _reason_to_stop(run: StageRunner, effort: str, max_rounds: int, latency: float) -> str:
-    """Return why chains are not run unless ``effort="exact"``, empty if they are."""
-    if effort != "auto":
+def _find_reason_to_stop(problem: Problem, results: Results) -> str:
+    """Return the reason to run no chains unless ``effort="exact"``, or ""."""
+    if problem.effort != "auto":
         return ""
-    if run.size > MANY_PARAMETERS:
+    if results.size > MAX_PARAMETERS:
         return (
-            f'{run.size:,} parameters: effort="exact" would run up to {max_rounds:,} rounds '
-            f"of chains; judge predictions (fedmcmc.metrics)"
+            f'{results.size:,} parameters: effort="exact" would run up to '
+            f"{problem.max_rounds:,} rounds of chains; judge predictions (fedmcmc.metrics)"
         )
-    if latency * USUAL_ROUNDS > PATIENCE:
-        hours = latency * USUAL_ROUNDS / 3600
-        return f'effort="exact" would take up to {USUAL_ROUNDS:,} rounds, {hours:.1f} hours'
-    if run.caveats:
-        return 'no draws can pass; effort="exact" runs chains all the same'
-    if run.search.untold:
+    if problem.latency * TYPICAL_ROUNDS > MAX_SECONDS:
+        hours = problem.latency * TYPICAL_ROUNDS / 3600
+        return f'effort="exact" would take up to {TYPICAL_ROUNDS:,} rounds, {hours:.1f} hours'
+    if results.caveats:
+        return 'no draws can pass; effort="exact" still runs chains'
+    if results.search.unidentified:
         return (
-            f"no row depends on {listed(run.search.untold)}: change the model, or pass "
-            f'effort="exact" to run chains'
+            f"no row depends on {join_names(results.search.unidentified)}: change the model, or "
+            f'pass effort="exact" to run chains'
         )
-    if run.posterior.unmarked_local:
+    if problem.posterior.unmarked_local:
         return (
-            f"{listed(run.posterior.unmarked_local)} may lack infer={{'local': True}} (see "
-            f'the warning): mark what is local, or pass effort="exact" to run chains'
+            f"{join_names(problem.posterior.unmarked_local)} may lack infer={{'local': True}} (see "
+            f'the warning): mark local sites, or pass effort="exact" to run chains'
         )
     return ""
 
 
-def _temper(run: StageRunner, before: str = "") -> Verdict:
-    """Temper, and return the verdict; `before` names the check that failed before."""
-    chains, errors = run.chains, run.temper()
+def _temper(problem: Problem, results: Results, failure: str = "") -> tuple[Verdict, Results]:
+    """Temper, and return the verdict; `failure` describes the check that failed before."""
+    chains = results.chains
+    results, errors = run_tempering(problem, results)
     figures: dict[str, Any] = dict(error=errors.mean, sd_error=errors.sd)
     if not errors.are_small:
-        told = f"groups of tempering differ by {errors.mean:.2g} sd and {100 * errors.sd:.2g} %"
-        reason = "; ".join(x for x in (before, told) if x) + ": reparametrize the model"
+        gap = f"groups of tempering differ by {errors.mean:.2g} sd and {100 * errors.sd:.2g} %"
+        reason = "; ".join(x for x in (failure, gap) if x) + ": reparametrize the model"
         if chains is not None and chains.errors.excess < errors.excess:
-            run.chains, run.tempered = chains, None  # the better of the two
+            results = replace(results, chains=chains, tempered=None)  # the smaller error
             figures = chains.figures
-        return _verdict(run, VerdictKind.FAILED, reason=reason, **figures)
-    if run.posterior.improper:
+        return _make_verdict(results, VerdictKind.FAILED, reason=reason, **figures), results
+    if problem.posterior.improper:
         reason = (
-            f"the prior of {listed(run.posterior.improper)} is improper, and tempering would not "
-            f"notice a posterior that is improper, too: give it a proper prior"
+            f"the prior of {join_names(problem.posterior.improper)} is improper, and tempering "
+            f"cannot detect an improper posterior: use a proper prior"
         )
-        return _verdict(run, VerdictKind.DOUBTFUL, "SMC", reason=reason, **figures)
-    return _passed(run, "SMC", **figures)
+        verdict = _make_verdict(results, VerdictKind.DOUBTFUL, "SMC", reason=reason, **figures)
+        return verdict, results
+    return _judge_passed(problem, results, "SMC", **figures)
 
 
-def _passed(run: StageRunner, method: str, **parts: Any) -> Verdict:
+def _judge_passed(
+    problem: Problem, results: Results, method: str, **parts: Any
+) -> tuple[Verdict, Results]:
     """Return the verdict on draws that passed, unless the posterior does not fall far out."""
-    name = run.flat_coordinate()
+    results = run_steps(problem, FAR_OUT, results)
+    name = results.flat_coordinate
     if not name:
-        return _verdict(run, VerdictKind.PASSED, method, **parts)
-    reason = f"the log posterior does not fall along {name}: give it a proper prior"
-    return _verdict(run, VerdictKind.DOUBTFUL, method, reason=reason, **parts)
+        return _make_verdict(results, VerdictKind.PASSED, method, **parts), results
+    reason = f"the log posterior does not fall along {name}: use a proper prior"
+    return _make_verdict(results, VerdictKind.DOUBTFUL, method, reason=reason, **parts), results
 
 
-def _by_importance(run: StageRunner, reason: str = "") -> Verdict:
-    found = run.corrected
-    assert found is not None
-    run.evidence, told = found, found.verdict
-    return _verdict(
-        run,
-        told.kind,
+def _judge_weights(results: Results, reason: str = "") -> tuple[Verdict, Results]:
+    corrected = results.corrected
+    assert corrected is not None
+    results, verdict = replace(results, evidence=corrected), corrected.verdict
+    combined = _make_verdict(
+        results,
+        verdict.kind,
         "importance",
-        reason="; ".join(x for x in (told.reason, reason) if x),
-        k_hat=told.k_hat,
-        ess=told.ess,
-        error=told.error,
-        sd_error=told.sd_error,
+        reason="; ".join(x for x in (verdict.reason, reason) if x),
+        k_hat=verdict.k_hat,
+        ess=verdict.ess,
+        error=verdict.error,
+        sd_error=verdict.sd_error,
     )
+    return combined, results
 
 
-def _approximate(run: StageRunner, why: str) -> Verdict:
-    num = len(run.search.modes)
-    what = f"Gaussian{'s' * (num > 1)} at {num} mode{'s' * (num > 1)}"
-    if not run.search.found:
-        what = "a Gaussian at a place that is no mode"
-    checked = "not compared with the posterior"
-    if run.corrected is not None:
-        checked = "importance weights did not pass"
-    elif run.predicted > HOPELESS:
-        checked = (
-            f"not weighted, as a k-hat of at least {run.predicted:.2f} is predicted (wanted: "
-            f"at most {HOPELESS:g})"
+def _judge_approximation(results: Results, why: str) -> Verdict:
+    num = len(results.search.modes)
+    draws = f"Gaussian{'s' * (num > 1)} at {num} mode{'s' * (num > 1)}"
+    if not results.search.has_mode:
+        draws = "a Gaussian at a point that is not a mode"
+    check, k_hat = "not compared with the posterior", np.nan
+    if results.corrected is not None:
+        check, k_hat = "importance weights did not pass", results.corrected.khat
+    elif results.predicted_khat > MAX_KHAT:
+        check = (
+            f"not weighted, because a k-hat of at least {results.predicted_khat:.2f} is predicted "
+            f"(required: at most {MAX_KHAT:g})"
         )
-    k_hat = np.nan if run.corrected is None else run.corrected.khat
-    reason = f"{what}, {checked}; {why}"
-    return _verdict(run, VerdictKind.APPROXIMATE, reason=reason, k_hat=k_hat)
+    reason = f"{draws}, {check}; {why}"
+    return _make_verdict(results, VerdictKind.APPROXIMATE, reason=reason, k_hat=k_hat)
 
 
-def _so_far(run: StageRunner) -> str:
-    rounds = sum(stage.rounds for stage in run.stages)
-    bits = sum(stage.bits_up + stage.bits_down for stage in run.stages)
-    parts = [f"{rounds:,} rounds, {bits / 1e6:,.1f} Mbit"]
-    if run.search.num_symmetric > 1:
-        parts.append(f"{run.search.num_symmetric} symmetric modes")
-    return "; ".join([*parts, f"modes searched from {run.search.num_starts} starts"])
-
-
-def _verdict(run: StageRunner, kind: VerdictKind, method: str = "", **parts: Any) -> Verdict:
-    """Return a verdict with what all have: modes, costs, and what is never passed."""
-    details = "; ".join(x for x in (parts.pop("details", ""), _so_far(run)) if x)
-    caveats = run.search.caveats + run.caveats
+def _make_verdict(results: Results, kind: VerdictKind, method: str = "", **parts: Any) -> Verdict:
+    """Return a verdict with the costs so far; caveats turn ``passed`` into ``doubtful``."""
+    details = "; ".join(x for x in (parts.pop("details", ""), _summarize(results)) if x)
+    caveats = results.search.caveats + results.caveats
     if kind is VerdictKind.PASSED and caveats:
         kind = VerdictKind.DOUBTFUL
     reason = "; ".join(x for x in (*caveats, parts.pop("reason", "")) if x)
     return Verdict(kind, method, reason=reason, details=details, **parts)
+
+
+def _summarize(results: Results) -> str:
+    """Return the cost of the stages and the extent of the search."""
+    search = results.search
+    rounds = sum(row.rounds for row in results.rows)
+    bits = sum(row.bits_up + row.bits_down for row in results.rows)
+    parts = [f"{rounds:,} rounds, {bits / 1e6:,.1f} Mbit"]
+    if search.num_symmetric > 1:
+        parts.append(f"{search.num_symmetric} symmetric modes")
+    return "; ".join([*parts, f"modes searched from {search.num_starts} starts"])

@@ -1,4 +1,4 @@
-"""What a fit warns of, and how it says it."""
+"""Warnings of a fit."""
 
 import warnings
 from dataclasses import replace
@@ -10,62 +10,55 @@ from fedmcmc.hierarchy import of_few_groups
 from fedmcmc.runs import Consortium, SimulatedConsortium
 
 
-def warn_early(untold: tuple[str, ...], consortium: Consortium) -> tuple[str, ...]:
-    """Warn of parameters that no row depends on, before what takes long; return what was said.
+def warn_of_unidentified(names: tuple[str, ...], consortium: Consortium) -> tuple[str, ...]:
+    """Warn of parameters on which no row depends, and return the warnings.
 
-    The warning names the line that called the caller.
+    The warning points to the line that called the caller.
     """
-    said = (_nothing_told(untold, consortium),) if untold else ()
-    for finding in said:
-        warnings.warn(finding, DiagnosisWarning, stacklevel=4)
-    return said
-
-
-def warned(
-    fitted: Fitted, effort: str, consortium: Consortium, said: tuple[str, ...] = ()
-) -> Fitted:
-    """Warn of what is wrong, and return the fit with what was said, by now and before.
-
-    The warnings name the line that called the caller.
-    """
-    if effort != "approximate" and fitted.verdict.kind != VerdictKind.PASSED:
-        warnings.warn(f"fit: {fitted.verdict}", SamplingWarning, stacklevel=4)
-    few = _of_few(fitted, consortium)
-    if few is not None:
-        warnings.warn(few, DiagnosisWarning, stacklevel=4)
-        said = (*said, few)
-    report = replace(fitted.report, warnings=(*fitted.report.warnings, *said))
-    samples = replace(fitted.samples, warnings=(*fitted.samples.warnings, *said))
-    return replace(fitted, report=report, samples=samples)
-
-
-def listed(names: tuple[str, ...]) -> str:
-    """Return up to five names."""
-    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-
-
-def _nothing_told(untold: tuple[str, ...], consortium: Consortium) -> str:
-    """Return what is said of parameters that no row depends on."""
-    which = listed(untold)
-    posterior = "its posterior is its prior" if len(untold) == 1 else "their posterior is the prior"
-    told = f"No row says anything of {which}: {posterior}."
+    if not names:
+        return ()
+    posterior = "its posterior is its prior" if len(names) == 1 else "their posterior is the prior"
+    message = f"No row depends on {join_names(names)}: {posterior}."
     coding = consortium.data.coding if isinstance(consortium, SimulatedConsortium) else {}
     if coding:
         column, levels = next(iter(coding.items()))
-        told += (
-            f" Text columns are whole numbers in the model: where it compares {column} with "
+        message += (
+            f" Text columns are integers in the model: instead of comparing {column} with "
             f"{levels[0]!r}, write {column} == 0."
         )
-    return told
+    warnings.warn(message, DiagnosisWarning, stacklevel=4)
+    return (message,)
 
 
-def _of_few(fitted: Fitted, consortium: Consortium) -> str | None:
-    """Return what is said of fewer than five groups."""
+def warn_of_verdict(
+    fitted: Fitted, effort: str, consortium: Consortium, messages: tuple[str, ...] = ()
+) -> Fitted:
+    """Warn of a verdict that is not ``passed`` and of few groups; return the fit with its warnings.
+
+    `messages` are earlier warnings. New warnings point to the line that called the caller.
+    """
+    if effort != "approximate" and fitted.verdict.kind != VerdictKind.PASSED:
+        warnings.warn(f"fit: {fitted.verdict}", SamplingWarning, stacklevel=4)
+    few_groups = _few_groups_message(fitted, consortium)
+    if few_groups is not None:
+        warnings.warn(few_groups, DiagnosisWarning, stacklevel=4)
+        messages = (*messages, few_groups)
+    report = replace(fitted.report, warnings=(*fitted.report.warnings, *messages))
+    samples = replace(fitted.samples, warnings=(*fitted.samples.warnings, *messages))
+    return replace(fitted, report=report, samples=samples)
+
+
+def join_names(names: tuple[str, ...]) -> str:
+    """Return up to five names, separated by commas."""
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+
+
+def _few_groups_message(fitted: Fitted, consortium: Consortium) -> str | None:
     federation = consortium.federation
     if isinstance(consortium, SimulatedConsortium):
         num_groups = int(consortium.data.group_mask.sum())
     elif isinstance(federation.rows, Grouped):
-        return None  # how many there are only their clients know
+        return None  # only the clients have the number of groups
     else:
         num_groups = federation.num_clients
     return of_few_groups(fitted.posterior, num_groups, fitted.samples.draws)

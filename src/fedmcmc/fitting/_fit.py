@@ -1,4 +1,4 @@
-"""One call: modes, curvature, importance correction, and HMC where that does not do."""
+"""One call: modes, curvature, importance correction, and chains if these do not suffice."""
 
 import warnings
 from typing import Any, Literal
@@ -11,11 +11,11 @@ from fedmcmc._types import ArrayTree, Posterior, as_functions
 from fedmcmc.data import FederatedData
 from fedmcmc.diagnostics import SamplingWarning
 from fedmcmc.fitting._decisions import decide
-from fedmcmc.fitting._findings import warn_early, warned
-from fedmcmc.fitting._fitted import Fitted, with_names
-from fedmcmc.fitting._gibbs import check_many, fit_by_gibbs
-from fedmcmc.fitting._results import result_of
-from fedmcmc.fitting._runner import StageRunner
+from fedmcmc.fitting._findings import warn_of_unidentified, warn_of_verdict
+from fedmcmc.fitting._fitted import Fitted, describe
+from fedmcmc.fitting._gibbs import check_gibbs, fit_by_gibbs
+from fedmcmc.fitting._results import make_fitted
+from fedmcmc.fitting._stages import SEARCH, Problem, run_step
 from fedmcmc.hierarchy import MOST_DIMENSIONS, marginal, refuse_two_levels
 from fedmcmc.pytrees import in_single_precision, trees
 from fedmcmc.random import as_key
@@ -39,74 +39,70 @@ def fit(
 ) -> Fitted:
     """Sample a posterior without pooling rows, and check the draws.
 
-    First the modes are found, from several starts, with the curvature there (about ten rounds).
-    One more round weights draws of the Gaussians that these make, which usually passes for
-    regressions with more than ten rows per parameter; curvature predicts how well that will go, and
-    if it is hopeless no draw is weighted. If the weights do not pass, the proposal adapts,
-    expectation propagation gives another, and at last chains of Hamiltonian Monte Carlo run until
-    they agree. Between several modes, or if chains do not agree, tempering leads from the Gaussians
-    to the posterior.
+    The fit searches for modes from several starts and computes the curvature there (about ten
+    rounds). If the curvature is promising, one more round weights draws of the Gaussians at the
+    modes; for regressions with more than ten rows per parameter the weights usually pass. If not,
+    the fit adapts the proposal, tries expectation propagation, and finally runs chains of
+    Hamiltonian Monte Carlo until they agree. If there are several modes, or if chains do not agree,
+    it tempers from the Gaussians to the posterior.
 
     Parameters
     ----------
     model
-        A NumPyro model of one client's rows, or a `Posterior`.
+        NumPyro model of one client's rows, or a `Posterior`.
     data
-        A `FederatedData`, or a consortium of clients elsewhere.
+        A `FederatedData`, or a consortium of remote clients.
     rng_key
-        Of all that is random: the same key gives the same draws.
+        Random key; the same key gives the same draws.
     num_draws
-        Weighted draws per correction, at least 100.
+        Number of weighted draws per correction, at least 100.
     effort
-        ``"approximate"`` stops at the Gaussians; ``"exact"`` goes on to chains unless a correction
-        passes; ``"auto"`` too, up to 2,000 parameters and if 1,050 rounds of `latency` seconds take
-        less than an hour.
+        ``"approximate"`` stops at the Gaussians. ``"exact"`` runs chains unless a correction
+        passes. ``"auto"`` does the same if there are at most 2,000 parameters and 1,050 rounds of
+        `latency` seconds take at most an hour.
     max_rounds
-        Rounds of chains at most.
+        Largest number of rounds of chains.
     latency
-        Seconds that a round takes, where clients are elsewhere; none by default.
+        Seconds per round for remote clients; default zero.
     position
-        A place to start from, for a `Posterior` without ``init_fn``.
+        Start, for a `Posterior` without ``init_fn``.
     progress
-        Whether to show a bar per stage.
+        If true, show a progress bar per stage.
 
     Returns
     -------
     Fitted
         ``.samples``, ``.verdict``, ``.log_evidence``, ``.report``. The verdict is a
-        `fedmcmc.diagnostics.Verdict`, a sentence with ``.kind``, ``.k_hat`` and ``.error``. It
-        begins with:
+        `fedmcmc.diagnostics.Verdict`, a sentence that begins with:
 
-        - ``passed (importance)``: k-hat below 0.5 at the first correction;
-        - ``passed (MCMC)``: R-hat of all chains below 1.01 and 400 effective draws, of the shared
-          parameters;
-        - ``passed (SMC)``: eight groups of chains of `fedmcmc.tempered` that agree;
-        - ``doubtful``: a correction that passed only after its proposal was adapted or with k-hat
-          above 0.5, a log likelihood too large for its floating-point type, or another check that
-          left a question open;
+        - ``passed (importance)``: k-hat below 0.5 at the first proposal;
+        - ``passed (MCMC)``: R-hat below 1.01 and 400 effective draws of all shared parameters;
+        - ``passed (SMC)``: agreement of eight groups of chains of `fedmcmc.tempered`;
+        - ``doubtful``: a proposal that was adapted, k-hat above 0.5, a log likelihood too large for
+          its floating-point type, or another check without a clear result;
         - ``approximate``: draws of Gaussians;
-        - ``failed``: chains that do not agree, nor groups of tempering.
+        - ``failed``: disagreement of chains or of groups of tempering.
 
-        Whatever passed has estimated Monte Carlo errors of at most 0.05 sd for means and 5 % for
-        sds of all unconstrained coordinates; the verdict states them.
+        If the verdict is ``passed``, the Monte Carlo errors of all unconstrained coordinates are at
+        most 0.05 sd for means and 5 % for sds.
 
     Raises
     ------
     TypeError, ValueError
-        If model and data do not fit together, before anything is sampled; if the posterior is
-        improper along a direction that was tried, which the error names.
+        If model and data do not match; if the posterior is improper along a direction that the fit
+        tries, with the name of the direction.
 
     Warns
     -----
     SamplingWarning
-        If the verdict is not ``passed`` and `effort` asked for more than an approximation; if no
-        row depends on a parameter, as soon as that is known; if fewer than five groups have
-        effects, so that the prior of their spread matters.
+        If the verdict is not ``passed``, unless `effort` is ``"approximate"``; if no row depends on
+        a parameter; if fewer than five groups have effects, because the prior of their scale then
+        matters.
 
     Notes
     -----
-    No check proves that draws follow the posterior: a mode that no start leads to and no draw
-    reaches cannot be seen.
+    No check proves that draws follow the posterior: a mode that no start and no draw reaches stays
+    undetected.
 
     Examples
     --------
@@ -134,54 +130,61 @@ def fit(
     positive_integer(max_rounds, "max_rounds")
     if latency is not None and not latency >= 0:
         raise ValueError(f"latency must be a number of seconds per round, got {latency!r}.")
-    posterior, consortium = _understood(model, data)
-    asked = dict(effort=effort, num_draws=num_draws, max_rounds=max_rounds, latency=latency)
-    if posterior.local is not None:  # of more numbers than are integrated out
-        check_many(posterior, effort, max_rounds)
-        fitted = fit_by_gibbs(
-            posterior, consortium, as_key(rng_key), max_rounds, position, progress
-        )
-        return warned(with_names(fitted, consortium, asked), effort, consortium)
-    sampled = as_functions(posterior._replace(position_fn=None))
-    run = StageRunner(sampled, consortium, as_key(rng_key), num_draws, progress)
-    # What the stages find is in the report, and the verdict warns.
+    posterior, consortium = _as_posterior(model, data)
+    settings = dict(effort=effort, num_draws=num_draws, max_rounds=max_rounds, latency=latency)
+    key = as_key(rng_key)
+    if posterior.local is not None:  # too many random effects to integrate out
+        check_gibbs(posterior, effort, max_rounds)
+        fitted = fit_by_gibbs(posterior, consortium, key, max_rounds, position, progress)
+        return warn_of_verdict(describe(fitted, consortium, settings), effort, consortium)
+    problem = Problem(
+        as_functions(posterior._replace(position_fn=None)),
+        consortium,
+        key,
+        num_draws,
+        effort,
+        max_rounds,
+        latency or 0.0,
+        position,
+        progress,
+    )
+    # Warnings of single stages are in the report, and the verdict warns.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SamplingWarning)
-        run.find_modes(position)
-    said = warn_early(run.search.untold, consortium)
+        results = run_step(problem, SEARCH)
+    messages = warn_of_unidentified(results.search.unidentified, consortium)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SamplingWarning)
-        verdict = decide(run, effort, max_rounds, latency or 0.0)
-    fitted = with_names(result_of(run, posterior, verdict), consortium, asked)
-    return warned(fitted, effort, consortium, said)
+        verdict, results = decide(problem, results)
+    fitted = make_fitted(problem, results, posterior, verdict)
+    return warn_of_verdict(describe(fitted, consortium, settings), effort, consortium, messages)
 
 
-def _understood(model: Any, data: Any) -> tuple[Posterior, Consortium]:
-    """Return whom to ask, and the posterior: without latents, where they can be integrated out."""
+def _as_posterior(model: Any, data: Any) -> tuple[Posterior, Consortium]:
+    """Return the posterior, without random effects if possible, and the consortium."""
     consortium = as_consortium(data)
     if isinstance(model, Posterior):
-        return _without_latents(model), consortium
+        return _without_effects(model), consortium
     if not callable(model):
         raise TypeError(
             f"fit takes a NumPyro model or a fedmcmc.Posterior, got {type(model).__name__}."
         )
     from fedmcmc.interop.numpyro import from_numpyro
 
-    given: dict[str, Any] = dict(example=data)
+    example = data
     if not isinstance(data, FederatedData):
-        given = dict(
-            example=jax.tree.map(
-                lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), leaf.dtype),
-                consortium.federation.rows,
-            )
+        example = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), leaf.dtype),
+            consortium.federation.rows,
         )
-    posterior = _without_latents(from_numpyro(model, **given))
-    if posterior.local is not None:
-        posterior = from_numpyro(model, **given, centered=1.0)  # as Gibbs sampling needs it
+    posterior = _without_effects(from_numpyro(model, example=example))
+    if posterior.local is not None:  # Gibbs sampling needs centered effects
+        posterior = from_numpyro(model, example=example, centered=1.0)
     return posterior, consortium
 
 
-def _without_latents(posterior: Posterior) -> Posterior:
+def _without_effects(posterior: Posterior) -> Posterior:
+    """Integrate random effects out if there are few per group."""
     local: Any = posterior.local
     refuse_two_levels(local)
     if local is None or trees.num_elements(local.like.tree) > MOST_DIMENSIONS:

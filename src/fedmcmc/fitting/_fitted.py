@@ -1,4 +1,4 @@
-"""What a fit returns."""
+"""Result of a fit."""
 
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,28 +20,28 @@ from fedmcmc.storage import versions
 
 @dataclass(frozen=True, repr=False)
 class Fitted(WithFunctions):
-    """Draws of a posterior, with a verdict on whether they can be used.
+    """Draws from a posterior with a verdict on their quality.
 
     Attributes
     ----------
     samples
-        `Samples` of equal weight: ``.draws``, ``.constrained``, ``.to_datatree()``. Where they are
-        of importance weights, resampled, one chain.
+        `Samples` of equal weight: ``.draws``, ``.constrained``, ``.to_datatree()``. Importance
+        draws are resampled and form one chain.
     verdict
-        A `fedmcmc.diagnostics.Verdict`: a sentence that begins with ``passed``, ``doubtful``,
-        ``approximate`` or ``failed``, with the figures ``.kind``, ``.k_hat``, ``.error``, ....
+        `fedmcmc.diagnostics.Verdict`: a sentence that begins with ``passed``, ``doubtful``,
+        ``approximate`` or ``failed``, with attributes ``.kind``, ``.k_hat``, ``.error``, ....
     log_evidence, log_evidence_sd
-        Log of ``p(data)`` in nats, and its standard error; NaN if no correction passed, or if a
-        prior is improper, so that there is no evidence. Right if log prior and log likelihood are
-        normalized, as those of `fedmcmc.from_numpyro` are.
+        Log of ``p(data)`` in nats, and its standard error; NaN if no correction passed or if a
+        prior is improper. Correct if log prior and log likelihood are normalized, as in a model
+        from `fedmcmc.from_numpyro`.
     report
-        Stage by stage: ``print(fitted.report)``, ``.save(path)`` for a page, ``.to_dict()``.
+        Report on the stages: ``print(fitted.report)``, ``.save(path)`` for a page, ``.to_dict()``.
     posterior
-        The model as a `Posterior`, as `fedmcmc.criticism` takes it.
+        Model as a `Posterior`, for `fedmcmc.criticism`.
     corrected
-        The weighted draws that `samples` were resampled from, or ``None`` where they are others.
+        Weighted draws from which `samples` were resampled, or ``None`` for other methods.
     gaussian
-        Laplace's approximation at the highest mode, over sampled positions, or ``None``.
+        Laplace approximation at the highest mode, over sampled positions, or ``None``.
     """
 
     samples: Samples
@@ -56,7 +56,7 @@ class Fitted(WithFunctions):
     FUNCTIONS: ClassVar[dict[str, str]] = {"posterior": ""}
 
     def __repr__(self) -> str:
-        """Return the verdict, the parameters and what was done."""
+        """Return the report and a summary of the parameters."""
         lines = [str(self.report), ""]
         for name, row in self.report.summary.items():
             lines.append(
@@ -66,39 +66,31 @@ class Fitted(WithFunctions):
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """Return the same for notebooks, as tables."""
+        """Return the report as HTML, for notebooks."""
         return self.report.page().body
 
 
-def with_names(fitted: Fitted, consortium: Consortium, asked: dict[str, Any]) -> Fitted:
-    """Return a fit that says who the clients are, what codes stand for, and what is predicted.
-
-    And what its user asked for, by argument.
-    """
-    named: dict[str, Any] = {}
+def describe(fitted: Fitted, consortium: Consortium, settings: dict[str, Any]) -> Fitted:
+    """Return a fit that lists clients, codes, outcome and the settings of the call."""
+    facts: dict[str, Any] = {}
     if isinstance(consortium, SimulatedConsortium):
-        named = in_words(consortium.data)
-    elif type(consortium).__repr__ is not object.__repr__:  # `deploy.Sites` say who they are
-        named = {"sites": str(consortium)}
+        facts = in_words(consortium.data)
+    elif type(consortium).__repr__ is not object.__repr__:  # `deploy.Sites` lists its sites
+        facts = {"sites": str(consortium)}
     if fitted.posterior.observed:
-        named["outcome"] = fitted.posterior.observed
-    given = {name: value for name, value in asked.items() if value is not None}
-    named["fit"] = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        facts["outcome"] = fitted.posterior.observed
+    facts["fit"] = ", ".join(f"{name}={x!r}" for name, x in settings.items() if x is not None)
     report, samples = fitted.report, fitted.samples
-    # Of one stage its own draws say it all.
+    # The samples of a single stage already contain its cost.
     cost = {"cost": report.cost} if len(report.stages) > 1 else {}
     return replace(
         fitted,
-        report=replace(report, about=named | report.about),
-        samples=replace(
-            samples,
-            settings=named | samples.settings,
-            stopped=samples.stopped | cost,
-        ),
+        report=replace(report, about=facts | report.about),
+        samples=replace(samples, settings=facts | samples.settings, stopped=samples.stopped | cost),
     )
 
 
-def reported(
+def make_report(
     stages: tuple[Stage, ...],
     verdict: Verdict,
     samples: Samples,
@@ -111,11 +103,13 @@ def reported(
 ) -> Report:
     """Return the report of a fit.
 
-    `evidence` is its logarithm and the standard error of that, `improper` are the sites whose prior
-    is no density.
+    `evidence` holds the log evidence and its standard error; `improper` lists the sites with an
+    improper prior.
     """
     log_evidence, sd = evidence
-    no_evidence = f"none, as the prior of {', '.join(improper)} is improper" if improper else ""
+    no_evidence = (
+        f"none, because the prior of {', '.join(improper)} is improper" if improper else ""
+    )
     return Report(
         stages,
         verdict,
@@ -127,22 +121,21 @@ def reported(
             "log evidence": f"{log_evidence:.4f} (sd {sd:.2g})" if sd >= 0 else no_evidence,
             **versions(),
         },
-        partial(_figures, samples, weighted),
+        partial(_draw_figures, samples, weighted),
     )
 
 
-def _figures(samples: Samples, corrected: Corrected | None) -> list[Figure]:
+def _draw_figures(samples: Samples, corrected: Corrected | None) -> list[Figure]:
     """Return a forest plot, and traces or weights."""
-    several = samples.num_chains > 1
-    drawn = figures_of(samples.constrained, with_traces=several)
-    if corrected is not None and not several:
-        drawn.append(
+    has_chains = samples.num_chains > 1
+    figures = figures_of(samples.constrained, with_traces=has_chains)
+    if corrected is not None and not has_chains:
+        figures.append(
             histogram(
                 "Importance weights",
                 corrected.weights * corrected.num_draws,
-                "weight of a draw over the mean weight: all at one is perfect",
-                "How much each weighted draw counts. Few draws with large weights would carry the "
-                "result alone.",
+                "weight of a draw relative to the mean weight (ideally 1)",
+                "Weights of the draws. A few draws with large weights would dominate the result.",
             )
         )
-    return drawn
+    return figures

@@ -1,4 +1,4 @@
-"""Directions along which an improper prior leaves the posterior flat, so that there is none."""
+"""Detection of directions along which an improper prior leaves the posterior improper."""
 
 from typing import NamedTuple
 
@@ -10,18 +10,18 @@ from fedmcmc.kernels import BELOW, Points, evaluations
 from fedmcmc.pytrees import named_leaves, trees
 from fedmcmc.surrogates import Ledger
 
-MOST_COORDINATES = 32
-"""Coordinates with improper priors that are tried."""
-FAR, MOST_DOUBLINGS = 64.0, 60
-"""Conditional sds, or units if these are larger, up to which distances are tried, each twice the
-one before."""
-WINDOW, LEAST_FALL = 3, 0.1
-"""Doublings in a row, the last with finite densities, over each of which a flat log density falls
-by less than so many nats."""
+MAX_COORDINATES = 32
+"""Largest number of coordinates with improper priors that are tried."""
+MAX_DISTANCE, MAX_DOUBLINGS = 64.0, 60
+"""Largest distance, in multiples of the conditional sd or of 1 if that is larger; largest number of
+doublings of the distance."""
+WINDOW, MIN_DECREASE = 3, 0.1
+"""Number of doublings before a density overflows or the distances end; smallest decrease over each
+of these doublings, in nats, along a direction that is not flat."""
 
 
 class Direction(NamedTuple):
-    """A name, a first step in raveled coordinates, and how many times its length is far away."""
+    """Initial step in raveled coordinates, with the largest distance in multiples of it."""
 
     name: str
     step: np.ndarray
@@ -29,51 +29,49 @@ class Direction(NamedTuple):
 
 
 def refuse_flat_directions(posterior: Posterior, ledger: Ledger, search: Search) -> None:
-    """Raise `ValueError` if the log posterior does not fall along a direction far out.
+    """Raise `ValueError` if the log posterior does not decrease far out along a direction.
 
-    Only directions of improper priors are tried: each coordinate, both ways, and the directions
-    without curvature at the best place of the search. The first step is a conditional sd there, at
-    most one.
+    The function tries both signs of each coordinate with an improper prior, and the directions
+    without curvature at the highest mode. The initial step is a conditional sd at that mode, but at
+    most 1.
     """
-    mode = search.modes[0]
-    name = _flat_direction(
-        posterior, ledger, search.centre, mode.flat, _directions(posterior, search)
+    name = _find_flat_direction(
+        posterior, ledger, search.centre, search.modes[0].flat, _list_directions(posterior, search)
     )
     if name:
         names = ", ".join(posterior.improper)
         raise ValueError(
             f"The posterior is improper: its density does not fall along {name}, and the prior of "
-            f"{names} is improper. Give it a proper prior, or remove what the data cannot tell "
-            f"apart, such as one of two collinear columns."
+            f"{names} is improper. Use a proper prior, or remove parameters that the data cannot "
+            f"distinguish, such as the coefficient of one of two collinear columns."
         )
 
 
-def flat_coordinate(
+def find_flat_coordinate(
     posterior: Posterior, ledger: Ledger, centre: ArrayTree, draws: np.ndarray
 ) -> str:
     """Return the name of a coordinate along which the log posterior does not fall, else "".
 
-    From the middle of draws ``[num, d]``, both ways, far beyond them.
+    Distances start at the median of the draws ``[num, d]`` and extend far beyond the draws.
     """
-    size = draws.shape[1]
-    units, far = _units(draws.var(0))
-    places = range(min(size, MOST_COORDINATES))
-    directions = _axes(list(places), trees.element_names(centre), units, far)
-    return _flat_direction(posterior, ledger, centre, np.median(draws, axis=0), directions)
+    units, far = _choose_units(draws.var(0))
+    indices = list(range(min(draws.shape[1], MAX_COORDINATES)))
+    directions = _list_axis_directions(indices, trees.element_names(centre), units, far)
+    return _find_flat_direction(posterior, ledger, centre, np.median(draws, axis=0), directions)
 
 
-def _flat_direction(
+def _find_flat_direction(
     posterior: Posterior,
     ledger: Ledger,
     centre: ArrayTree,
     start: np.ndarray,
     directions: list[Direction],
 ) -> str:
-    """Return the name of the first flat direction from `start`, ``[d]``, else ""."""
+    """Return the name of a flat direction from `start`, ``[d]``, else ""."""
     if not directions:
         return ""
     far = max(direction.far for direction in directions)
-    num = min(max(int(np.ceil(np.log2(far))), WINDOW + 2), MOST_DOUBLINGS)
+    num = min(max(int(np.ceil(np.log2(far))), WINDOW + 2), MAX_DOUBLINGS)
     distances = 2.0 ** np.arange(1, num + 1)
     steps = np.stack([direction.step for direction in directions])
     flat = start + distances[None, :, None] * steps[:, None]
@@ -82,29 +80,30 @@ def _flat_direction(
     value[value < BELOW] = -np.inf
     prior = np.asarray(log_priors(posterior, points), np.float64)
     log_density = (value + prior).reshape(len(directions), num)
-    flat_ones = [i for i, values in enumerate(log_density) if _ends_flat(values)]
-    return directions[flat_ones[0]].name if flat_ones else ""
+    names = (x.name for x, values in zip(directions, log_density, strict=True) if _is_flat(values))
+    return next(names, "")
 
 
-def _ends_flat(values: np.ndarray) -> bool:
-    """Return whether log densities ``[num]`` hardly fall over the last finite doublings."""
+def _is_flat(values: np.ndarray) -> bool:
+    """Return true if log densities ``[num]`` hardly decrease over the last finite doublings."""
     is_finite = np.isfinite(values)
     num = len(values) if is_finite.all() else int(np.argmin(is_finite))
-    falls = -np.diff(values[:num])[-WINDOW:]
-    return len(falls) == WINDOW and bool((falls < LEAST_FALL).all())
+    decreases = -np.diff(values[:num])[-WINDOW:]
+    return len(decreases) == WINDOW and bool((decreases < MIN_DECREASE).all())
 
 
-def _directions(posterior: Posterior, search: Search) -> list[Direction]:
+def _list_directions(posterior: Posterior, search: Search) -> list[Direction]:
     if not posterior.improper:
         return []
     mode = search.modes[0]
-    variances = np.diag(mode.covariance) if mode.covariance.ndim == 2 else mode.covariance
-    if mode.covariance.ndim == 2:  # conditional ones
-        variances = np.minimum(variances, 1 / np.diag(np.linalg.pinv(mode.covariance)))
-    units, far = _units(variances)
+    variances = mode.covariance
+    if variances.ndim == 2:
+        conditional = 1 / np.diag(np.linalg.pinv(variances))
+        variances = np.minimum(np.diag(variances), conditional)
+    units, far = _choose_units(variances)
     names = trees.element_names(search.centre)
-    places = _improper_coordinates(posterior, search.centre)[:MOST_COORDINATES]
-    found = _axes(places, names, units, far)
+    indices = _list_improper_coordinates(posterior, search.centre)[:MAX_COORDINATES]
+    directions = _list_axis_directions(indices, names, units, far)
     for vector in mode.flat_along.T:
         largest = np.argmax(np.abs(vector))
         vector = vector / vector[largest]
@@ -117,34 +116,35 @@ def _directions(posterior: Posterior, search: Search) -> list[Direction]:
         ]
         name = " ".join(terms).removeprefix("+ ")
         step = units[largest] * vector
-        found += [Direction(name, step, FAR**2), Direction(name, -step, FAR**2)]
-    return found
+        far_along = MAX_DISTANCE**2
+        directions += [Direction(name, step, far_along), Direction(name, -step, far_along)]
+    return directions
 
 
-def _units(variances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return first steps along coordinates, and how many times these are far away."""
+def _choose_units(variances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return initial steps along coordinates, and largest distances in multiples of these steps."""
     sds = np.sqrt(np.maximum(variances, 1e-30))
     units = np.minimum(sds, 1.0)
-    return units, FAR * np.maximum(sds, 1.0) / units
+    return units, MAX_DISTANCE * np.maximum(sds, 1.0) / units
 
 
-def _axes(
-    places: list[int], names: list[str], units: np.ndarray, far: np.ndarray
+def _list_axis_directions(
+    indices: list[int], names: list[str], units: np.ndarray, far: np.ndarray
 ) -> list[Direction]:
-    """Return the directions of coordinates, both ways."""
-    found = []
-    for place in places:
-        step = units[place] * (np.arange(len(units)) == place)
-        found.append(Direction(f"{names[place]} towards plus infinity", step, far[place]))
-        found.append(Direction(f"{names[place]} towards minus infinity", -step, far[place]))
-    return found
+    """Return the positive and the negative direction of each coordinate."""
+    directions = []
+    for i in indices:
+        step = units[i] * (np.arange(len(units)) == i)
+        directions.append(Direction(f"{names[i]} towards plus infinity", step, far[i]))
+        directions.append(Direction(f"{names[i]} towards minus infinity", -step, far[i]))
+    return directions
 
 
-def _improper_coordinates(posterior: Posterior, centre: ArrayTree) -> list[int]:
-    places: list[int] = []
-    first = 0
+def _list_improper_coordinates(posterior: Posterior, centre: ArrayTree) -> list[int]:
+    indices: list[int] = []
+    start = 0
     for name, leaf in named_leaves(centre).items():
         if name in posterior.improper:
-            places += range(first, first + leaf.size)
-        first += leaf.size
-    return places
+            indices += range(start, start + leaf.size)
+        start += leaf.size
+    return indices

@@ -1,7 +1,7 @@
-"""Optimizers that run side by side and ask for their objectives in one message.
+"""Optimizers that run in parallel and evaluate their objectives in shared messages.
 
-An optimizer of SciPy calls its objective and waits. Here each runs in a thread of its own; when all
-that still run have asked, their points are evaluated together, in one exchange with the clients.
+A SciPy optimizer calls its objective and waits for the value. Each optimizer runs in a separate
+thread; when all running threads wait, their points are evaluated in one exchange with the clients.
 """
 
 import threading
@@ -13,29 +13,20 @@ import numpy as np
 from fedmcmc.surrogates import Stopped
 
 Evaluate = Callable[[np.ndarray], list[Any]]
-"""Points ``[num, d]`` to one result per point."""
+"""Function from points ``[num, d]`` to one result per point."""
 
 
 def lockstep(
     evaluate: Evaluate,
     starts: np.ndarray,
     optimize: Callable[[Callable[[np.ndarray], Any], np.ndarray], Any],
-    most: int,
+    max_evaluations: int,
 ) -> tuple[list[Any], int]:
-    """Run one optimizer per start and return what each returned, and how often was evaluated.
+    """Run one optimizer per start, ``[num, d]``; return the results and the number of evaluations.
 
-    Parameters
-    ----------
-    evaluate
-        Called with as many points as there are starts, ``[num, d]``; those whose optimizers have
-        ended repeat their last points.
-    starts
-        ``[num, d]``.
-    optimize
-        ``(objective, start) -> result``; after `most` evaluations the objective raises `Stopped`,
-        which it may catch.
-    most
-        Evaluations of all points together, at most.
+    Each evaluation has one point per start, so that one compiled program serves all calls: an
+    optimizer that has ended repeats its last point. After `max_evaluations` the objective raises
+    `Stopped`; the optimizer may catch it.
     """
     num = len(starts)
     points = np.array(starts, float)
@@ -44,12 +35,12 @@ def lockstep(
     errors: list[BaseException] = []
     changed = threading.Condition()
     running, waiting = set(range(num)), set()
-    over = False
+    stopped = False
 
     def worker(index: int) -> None:
         def objective(point: np.ndarray) -> Any:
             with changed:
-                if over:
+                if stopped:
                     raise Stopped
                 points[index] = point
                 waiting.add(index)
@@ -61,7 +52,7 @@ def lockstep(
 
         try:
             results[index] = optimize(objective, starts[index])
-        except BaseException as error:  # told by the main thread
+        except BaseException as error:  # the main thread raises it again
             errors.append(error)
         with changed:
             running.discard(index)
@@ -76,16 +67,16 @@ def lockstep(
             changed.wait_for(lambda: waiting == running)
             if not running:
                 break
-            found: list[Any] = [None] * num
-            if count < most and not over and not errors:
+            values: list[Any] = [None] * num
+            if count < max_evaluations and not stopped and not errors:
                 try:
-                    found = evaluate(points.copy())
+                    values = evaluate(points.copy())
                     count += 1
                 except BaseException as error:
                     errors.append(error)
-            over = over or found[0] is None
+            stopped = stopped or values[0] is None
             for index in waiting:
-                answers[index] = found[index]
+                answers[index] = values[index]
             waiting.clear()
             changed.notify_all()
     for thread in threads:

@@ -1,4 +1,4 @@
-"""The posterior's modes and the curvature there, from sums over clients alone."""
+"""Modes and curvature of the posterior, computed from sums over clients."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,7 +11,7 @@ from jax import Array
 
 from fedmcmc._types import ArrayTree, Posterior, as_functions, compiled
 from fedmcmc.fitting._lockstep import lockstep
-from fedmcmc.fitting._symmetries import MOST_IMAGES, Images, candidate_symmetries
+from fedmcmc.fitting._symmetries import MAX_IMAGES, Images, list_symmetries
 from fedmcmc.gaussian import Mixture
 from fedmcmc.kernels import BELOW, Points, evaluations
 from fedmcmc.pytrees import trees
@@ -31,38 +31,40 @@ from fedmcmc.surrogates import (
 
 NUM_STARTS = 8
 NUM_CANDIDATES = 32
-"""Places of which the first that have a finite density are starts."""
+"""Number of candidates for a start; candidates of finite density are used in order."""
 DENSE_DIMENSIONS = 1000
-"""Up to here the curvature at the mode is a matrix; above its diagonal."""
-ARRIVED = 1e-3
-"""A Newton step that promises to gain less, in nats, is the last."""
-APART = 1.0
-"""Mahalanobis distance from which on two maxima are two."""
-LEVEL, LOWER = 0.05, 10.0
-"""Nats by which a symmetric mode may be lower than the highest; by which an image of one of several
-modes may be lower and still be a start."""
-NEAR = 1e-5
-"""Of a draw of `init_fn`: a start near the origin."""
+"""Number of dimensions up to which the curvature at the mode is a matrix, else its diagonal."""
+MIN_GAIN = 1e-3
+"""Smallest predicted gain, in nats, for another Newton step."""
+MIN_DISTANCE = 1.0
+"""Smallest Mahalanobis distance of two distinct modes."""
+MAX_SYMMETRIC_GAP, MAX_START_GAP = 0.05, 10.0
+"""Largest difference, in nats, from the highest mode to a symmetric mode; and to an image that is
+used as a start if the posterior has several modes."""
+ORIGIN_SCALE = 1e-5
+"""Factor that turns a draw of `init_fn` into a start near the origin."""
 
 
 @dataclass(frozen=True)
 class Mode:
-    """A local maximum of the posterior and its curvature.
+    """Local maximum of the posterior with its curvature.
 
     Attributes
     ----------
     flat
-        ``[d]`` float64, the raveled position, after a last Newton step.
+        Raveled position after the final Newton step, ``[d]`` float64.
     log_density
-        Of the posterior there, relative to that at the search's center, in nats.
+        Log density of the posterior relative to the search's center, in nats.
     covariance
-        ``[d, d]``, the inverse of minus the Hessian; or ``[d]`` above 256 dimensions.
+        Inverse of the negative Hessian, ``[d, d]``, or of its diagonal, ``[d]``, in many
+        dimensions.
     gain
-        What the last step promised, in nats: of a mode that was found less than 1e-3.
+        Predicted gain of the final Newton step, in nats; below 1e-3 at a mode.
     clipped
-        Directions in which the log posterior does not fall, of which the curvature was made up.
+        Number of directions along which the log posterior does not fall; their curvature is
+        replaced by a small positive number.
     flat_along
-        ``[d, clipped]``, these directions; none where curvatures are diagonal.
+        These directions, ``[d, clipped]``; empty for diagonal curvatures.
     """
 
     flat: np.ndarray
@@ -73,13 +75,13 @@ class Mode:
     flat_along: np.ndarray
 
     @property
-    def found(self) -> bool:
-        """Whether it is a maximum, with curvature in all directions."""
-        return self.gain < ARRIVED and not self.clipped and bool(np.isfinite(self.flat).all())
+    def is_maximum(self) -> bool:
+        """True for a stationary point with positive curvature in all directions."""
+        return self.gain < MIN_GAIN and not self.clipped and bool(np.isfinite(self.flat).all())
 
     @property
     def log_mass(self) -> float:
-        """Log of what the Laplace approximation says the mode holds, up to what all share."""
+        """Log of the mode's mass by Laplace's method, up to a constant that all modes share."""
         if self.covariance.ndim == 1:
             return self.log_density + 0.5 * float(np.log(self.covariance).sum())
         return self.log_density + 0.5 * float(np.linalg.slogdet(self.covariance)[1])
@@ -87,25 +89,25 @@ class Mode:
 
 @dataclass(frozen=True)
 class Search:
-    """What a search for modes found.
+    """Result of a search for modes.
 
     Attributes
     ----------
     modes
-        From the highest down; those that hold next to nothing are left out. If none was found, the
-        best place where the search ended.
+        Modes in descending order of density, without modes of negligible mass. If the search
+        reached no mode, its highest point.
     num_starts
-        From how many starts.
+        Number of starts.
     centre
-        The highest mode as a position.
+        Position of the highest mode.
     rounds, bits_up, bits_down
-        What it cost.
-    untold
-        Names of parameters of which no row said anything, so that their posterior is their prior.
+        Cost of the search.
+    unidentified
+        Names of parameters on which no row depends; their posterior is the prior.
     num_symmetric
-        How many of the modes are as high as the highest one.
+        Number of modes as high as the highest one.
     caveats
-        Why draws around these modes may not be the whole posterior.
+        Reasons why draws around these modes may miss a part of the posterior.
     """
 
     modes: tuple[Mode, ...]
@@ -114,23 +116,23 @@ class Search:
     rounds: int
     bits_up: float
     bits_down: float
-    untold: tuple[str, ...] = ()
+    unidentified: tuple[str, ...] = ()
     num_symmetric: int = 1
     caveats: tuple[str, ...] = ()
 
     @property
-    def found(self) -> bool:
-        """Whether the highest place is a mode."""
-        return self.modes[0].found
+    def has_mode(self) -> bool:
+        """True if the search reached a mode."""
+        return self.modes[0].is_maximum
 
     def mixture(self, *, tail: float = 0.2, degrees: float = 5.0, widen: float = 1.0) -> Mixture:
-        """Return Laplace approximations of all modes, with heavier tails (`defensive`).
+        """Return the mixture of Laplace approximations at all modes, with heavier tails.
 
-        Covariances are multiplied by `widen`.
+        The tails are as in `fedmcmc.gaussian.defensive`; `widen` multiplies the covariances.
         """
         masses = np.array([mode.log_mass for mode in self.modes])
         weights = np.exp(masses - masses.max())
-        # A mode that Laplace's method thinks little of is still looked at.
+        # Laplace's method may underestimate the mass of a mode.
         weights = np.maximum(weights / weights.sum(), 0.05)
         parts: list[tuple[float, float, Any, Any]] = []
         for weight, mode in zip(weights, self.modes, strict=True):
@@ -151,139 +153,141 @@ def find_modes(
     max_evaluations: int = 60,
     num_draws: int = 4000,
 ) -> Search:
-    """Search for maxima of the posterior from several starts, whose points share each message.
+    """Search for modes of the posterior from several starts that share each message.
 
-    Starts are a place near the origin and draws of ``posterior.init_fn``, or `position` and normals
-    of sd 2 around it: the first of them with a finite density. Each is followed by SciPy's
-    trust-region Newton method on summed curvatures, above 256 dimensions by its L-BFGS.
+    Candidates for a start are a point near the origin and draws of ``posterior.init_fn``, or
+    `position` and normal draws with sd 2 around it; the search uses candidates of finite density.
+    SciPy's trust-region Newton method climbs from each start, or L-BFGS above 256 dimensions.
 
     Raises
     ------
     ValueError
-        Without a start, or if the density is finite at none of 32.
+        If there is no start, or if the density is finite at none of 32 candidates.
     """
     posterior = as_functions(posterior)
     ledger = Ledger(consortium)
-    candidates = _candidates(rng_key, posterior, position)
+    candidates = _draw_candidates(rng_key, posterior, position)
     values = np.asarray(ledger.ask(evaluations(posterior), Points(candidates)).value, np.float64)
     prior = np.asarray(log_priors(posterior, candidates), np.float64)
-    good = np.flatnonzero((values > BELOW) & np.isfinite(values) & np.isfinite(prior))
+    valid = np.flatnonzero((values > BELOW) & np.isfinite(values) & np.isfinite(prior))
     if not np.isfinite(prior).any():
         raise ValueError(
             f"The log density of the prior is finite at none of {len(prior)} starts: check its "
-            f"scales and bounds, or pass position=, a place where it is finite."
+            f"scales and bounds, or pass position=, a position where it is finite."
         )
-    if len(good) == 0:
+    if len(valid) == 0:
         explain_nonfinite(posterior, consortium, candidates)
         raise ValueError(
             f"The log density is finite at none of {len(values)} starts: scale the covariates, or "
-            f"pass position=, a place where it is. {SITE_LOGS}"
+            f"pass position=, a position where it is finite. {SITE_LOGS}"
         )
     flat = np.asarray(jax.vmap(trees.ravel)(candidates), np.float64)
-    starts = flat[good[:num_starts]]
-    starts = np.concatenate([starts, np.repeat(starts[:1], num_starts - len(starts), axis=0)])
+    starts = _pad(flat[valid[:num_starts]], num_starts)
     size = flat.shape[1]
     by_newton = size <= NEWTON_DIMENSIONS
-    follow = partial(newton, least_gain=ARRIVED) if by_newton else lbfgs
-    # Differences to the best start are small where they matter.
-    best = good[np.argmax((values + prior)[good])]
+    climb = partial(newton, least_gain=MIN_GAIN) if by_newton else lbfgs
+    # Relative to the best start, log densities near a mode are small and keep their digits.
+    best = valid[np.argmax((values + prior)[valid])]
     centre = jax.tree.map(lambda leaf: leaf[best], candidates)
     evaluate = Objective(posterior, ledger, centre, "dense" if by_newton else "none")
     results, _ = lockstep(
-        explained(evaluate, consortium, candidates), starts, follow, max_evaluations
+        explained(evaluate, consortium, candidates), starts, climb, max_evaluations
     )
     num_used = num_starts
-    while by_newton and num_used < len(good) and _some_may_be_missing(results, num_draws):
-        more = flat[good[num_used : num_used + num_starts]]
-        num_used += len(more)
-        more = np.concatenate([more, np.repeat(more[:1], num_starts - len(more), axis=0)])
-        results += lockstep(evaluate, more, follow, max_evaluations)[0]
-    if not by_newton:  # curvature at the highest place alone: it takes d**2 / 2 numbers
-        highest = min(results, key=lambda found: found.value)
+    while by_newton and num_used < len(valid) and _may_miss_modes(results, num_draws):
+        starts = flat[valid[num_used : num_used + num_starts]]
+        num_used += len(starts)
+        results += lockstep(evaluate, _pad(starts, num_starts), climb, max_evaluations)[0]
+    if not by_newton:  # one curvature only, because it takes d**2 / 2 numbers
+        highest = min(results, key=lambda result: result.value)
         structure: Structure = "dense" if size <= DENSE_DIMENSIONS else "diagonal"
-        at = Objective(posterior, ledger, centre, structure)
-        results = at(highest.point[None])
-    modes = _distinct([_mode_of(result) for result in results], num_draws)
+        results = Objective(posterior, ledger, centre, structure)(highest.point[None])
+    modes = _select_distinct([_as_mode(result) for result in results], num_draws)
     num_symmetric = 1
     caveats: tuple[str, ...] = ()
-    if by_newton and modes[0].found and posterior.position_fn is None:
-        images, complete = _images_of(modes[0], posterior, ledger, centre, len(modes) > 1)
+    if by_newton and modes[0].is_maximum and posterior.position_fn is None:
+        images, complete = _find_images(modes[0], posterior, ledger, centre, len(modes) > 1)
         if len(images):
-            starts = np.concatenate([images, np.repeat(images[:1], -len(images) % num_starts, 0)])
+            starts = _pad(images, num_starts)
             for batch in starts.reshape(-1, num_starts, size):
-                results += lockstep(evaluate, batch, follow, max_evaluations)[0]
-            modes = _distinct([_mode_of(result) for result in results], num_draws)
-            num_symmetric = sum(_as_high(mode, modes[0]) for mode in modes)
+                results += lockstep(evaluate, batch, climb, max_evaluations)[0]
+            modes = _select_distinct([_as_mode(result) for result in results], num_draws)
+            gaps = [modes[0].log_density - mode.log_density for mode in modes]
+            num_symmetric = sum(gap < MAX_SYMMETRIC_GAP for gap in gaps)
         if not complete:
             caveats = (
-                f"the posterior has more than {MOST_IMAGES} symmetric modes, of which the draws "
-                f"hold {num_symmetric}: order the exchangeable parameters",
+                f"the posterior has more than {MAX_IMAGES} symmetric modes, of which the draws "
+                f"represent {num_symmetric}: order the exchangeable parameters",
             )
-    middle = trees.cast_like(trees.unravel(jnp.asarray(modes[0].flat), centre), centre)
-    found = min(num_used, len(good))
-    cost = ledger.rounds, ledger.up, ledger.down
-    untold: tuple[str, ...] = ()
+    unidentified: tuple[str, ...] = ()
     if evaluate.untold is not None and evaluate.untold.any():
         names = trees.element_names(centre)
-        untold = tuple(names[i] for i in np.flatnonzero(evaluate.untold))
-    return Search(tuple(modes), found, middle, *cost, untold, num_symmetric, caveats)
+        unidentified = tuple(names[i] for i in np.flatnonzero(evaluate.untold))
+    centre, cost = _as_position(modes[0].flat, centre), (ledger.rounds, ledger.up, ledger.down)
+    num_used = min(num_used, len(valid))
+    return Search(tuple(modes), num_used, centre, *cost, unidentified, num_symmetric, caveats)
 
 
-def _some_may_be_missing(results: list[Expansion], num_draws: int) -> bool:
-    """Return whether starts led to several modes, to more than a tenth of which only one did.
+def _pad(starts: np.ndarray, multiple: int) -> np.ndarray:
+    """Return starts ``[num, d]`` padded with copies of one start to a multiple of a number."""
+    return np.concatenate([starts, np.repeat(starts[:1], -len(starts) % multiple, axis=0)])
 
-    The share of starts that alone led to their mode estimates how likely another start is to lead
-    to a new one (Good and Turing).
+
+def _may_miss_modes(results: list[Expansion], num_draws: int) -> bool:
+    """Return true if more than a tenth of the starts reached a mode that no other start reached.
+
+    This share estimates the probability that another start reaches a new mode (Good and Turing).
     """
-    found = [mode for mode in map(_mode_of, results) if mode.found]
-    modes = _distinct(found, num_draws) if found else []
+    maxima = [mode for mode in map(_as_mode, results) if mode.is_maximum]
+    modes = _select_distinct(maxima, num_draws) if maxima else []
     if len(modes) < 2:
         return False
-    counts = [sum(_distance(mode, other) < APART for other in found) for mode in modes]
-    return counts.count(1) > 0.1 * len(found)
+    counts = [sum(_mahalanobis_distance(mode, x) < MIN_DISTANCE for x in maxima) for mode in modes]
+    return counts.count(1) > 0.1 * len(maxima)
 
 
-def _as_high(mode: Mode, highest: Mode) -> bool:
-    return highest.log_density - mode.log_density < LEVEL
-
-
-def _images_of(
-    mode: Mode, posterior: Posterior, ledger: Ledger, centre: ArrayTree, several: bool
+def _find_images(
+    mode: Mode, posterior: Posterior, ledger: Ledger, centre: ArrayTree, multimodal: bool
 ) -> tuple[np.ndarray, bool]:
-    """Return where symmetric modes may lie, ``[num, d]``, and whether these are all.
+    """Return candidates for symmetric modes, ``[num, d]``, and true if no candidate is missing.
 
-    `several` says whether the search found more than one mode: then a few images of a somewhat
-    lower density are kept, too.
+    If the posterior is `multimodal`, a few images of a slightly lower density are included.
     """
-    position = trees.cast_like(trees.unravel(jnp.asarray(mode.flat), centre), centre)
-    images = Images(posterior, position)
-    symmetries = candidate_symmetries(images.values)
+    no_images = np.zeros((0, len(mode.flat)))
+    images = Images(posterior, _as_position(mode.flat, centre))
+    symmetries = list_symmetries(images.values)
     if not symmetries:
-        return np.zeros((0, len(mode.flat))), True
-    flat = images.flat([images.values, *(each.example(images.values) for each in symmetries)])
-    drop = LOWER if several else LEVEL
-    apart = np.array([_distance(replace(mode, flat=x), mode) >= APART for x in flat[1:]])
+        return no_images, True
+    flat = images.flat([images.values, *(x.example(images.values) for x in symmetries)])
+    max_gap = MAX_START_GAP if multimodal else MAX_SYMMETRIC_GAP
+    distant = np.array(
+        [_mahalanobis_distance(replace(mode, flat=x), mode) >= MIN_DISTANCE for x in flat[1:]]
+    )
     prior = np.asarray(log_priors(posterior, as_positions(flat, centre)), np.float64)
-    kept = np.flatnonzero(apart & np.isfinite(flat[1:]).all(1) & (prior[1:] > prior[0] - drop))
-    kept = kept[: NUM_CANDIDATES - 1]
-    if not len(kept):
-        return np.zeros((0, len(mode.flat))), True
-    # As many points as the first exchange, whose compiled program is used again.
-    places = np.concatenate([[0], kept + 1])
-    places = np.concatenate([places, np.zeros(NUM_CANDIDATES - len(places), int)])
-    points = as_positions(flat[places], centre)
+    plausible = distant & np.isfinite(flat[1:]).all(1) & (prior[1:] > prior[0] - max_gap)
+    chosen = np.flatnonzero(plausible)[: NUM_CANDIDATES - 1]
+    if not len(chosen):
+        return no_images, True
+    # The number of points of the initial exchange, whose compiled program is used again.
+    index = np.concatenate([[0], chosen + 1])
+    index = np.concatenate([index, np.zeros(NUM_CANDIDATES - len(index), int)])
+    points = as_positions(flat[index], centre)
     value = np.asarray(ledger.ask(evaluations(posterior), Points(points)).value, np.float64)
-    change = (value + prior[places])[1 : len(kept) + 1] - (value[0] + prior[0])
-    level = [symmetries[i] for i, gap in zip(kept, change, strict=True) if gap > -LEVEL]
-    found, complete = images.closure(level)
-    found += [
-        symmetries[i].example(images.values)
-        for i, gap in zip(kept, change, strict=True)
-        if -drop < gap <= -LEVEL
+    change = (value + prior[index])[1 : len(chosen) + 1] - (value[0] + prior[0])
+    changes = list(zip([symmetries[i] for i in chosen], change, strict=True))
+    exact = [symmetry for symmetry, gap in changes if gap > -MAX_SYMMETRIC_GAP]
+    starts, complete = images.closure(exact)
+    starts += [
+        symmetry.example(images.values)
+        for symmetry, gap in changes
+        if -max_gap < gap <= -MAX_SYMMETRIC_GAP
     ][:NUM_STARTS]
-    if not found:
-        return np.zeros((0, len(mode.flat))), complete
-    return images.flat(found), complete
+    return (images.flat(starts) if starts else no_images), complete
+
+
+def _as_position(flat: np.ndarray, centre: ArrayTree) -> ArrayTree:
+    """Return a raveled position ``[d]`` as a position."""
+    return trees.cast_like(trees.unravel(jnp.asarray(flat), centre), centre)
 
 
 def as_positions(flat: np.ndarray, centre: ArrayTree) -> ArrayTree:
@@ -297,24 +301,24 @@ def as_positions(flat: np.ndarray, centre: ArrayTree) -> ArrayTree:
     return jax.tree.unflatten(treedef, parts)
 
 
-def _candidates(rng_key: Array, posterior: Posterior, position: ArrayTree | None) -> ArrayTree:
-    """Return places to start from, leaves ``[num, *event]``, the likeliest to be good first."""
+def _draw_candidates(rng_key: Array, posterior: Posterior, position: ArrayTree | None) -> ArrayTree:
+    """Return candidates for a start, leaves ``[num, *event]``, the most promising one in front."""
     keys = jax.random.split(rng_key, NUM_CANDIDATES - 1)
     if position is not None:
-        first = trees.as_floats(position, "position")
-        flat = trees.ravel(first)
+        centre = trees.as_floats(position, "position")
+        flat = trees.ravel(centre)
         moved = jax.vmap(lambda key: flat + 2 * jax.random.normal(key, flat.shape, flat.dtype))
-        others = jax.vmap(lambda x: trees.cast_like(trees.unravel(x, first), first))(moved(keys))
+        draws = jax.vmap(lambda x: trees.cast_like(trees.unravel(x, centre), centre))(moved(keys))
     elif posterior.init_fn is not None:
-        others = jax.vmap(posterior.init_fn)(keys)
-        # Near the origin and not at it: there NumPyro's Bernoulli(logits=0) has a gradient of 0 or
-        # 1 in place of a half.
-        first = jax.tree.map(lambda leaf: NEAR * leaf[0], others)
+        draws = jax.vmap(posterior.init_fn)(keys)
+        # At the origin itself NumPyro's Bernoulli(logits=0) has a gradient of 0 or 1 instead of
+        # a half.
+        centre = jax.tree.map(lambda leaf: ORIGIN_SCALE * leaf[0], draws)
     else:
         raise ValueError(
-            "This posterior has no init_fn to draw starts from: pass position=, a place to start."
+            "This posterior has no init_fn to draw starts from: pass position=, a start."
         )
-    return jax.tree.map(lambda one, more: jnp.concatenate([one[None], more]), first, others)
+    return jax.tree.map(lambda x, more: jnp.concatenate([x[None], more]), centre, draws)
 
 
 @compiled
@@ -322,29 +326,33 @@ def log_priors(posterior: Posterior, positions: ArrayTree) -> Array:
     return jax.vmap(posterior.logprior_fn)(positions)
 
 
-def _mode_of(found: Expansion) -> Mode:
-    assert found.covariance is not None
-    # Inside of the quadratic region the last Newton step is free.
-    arrived = found.gain < 0.1 and not found.clipped
-    point = found.point + found.step if arrived else found.point
-    value = -found.value + (found.gain if arrived else 0.0)
-    return Mode(point, value, found.covariance, found.gain, found.clipped, found.flat_along)
+def _as_mode(result: Expansion) -> Mode:
+    assert result.covariance is not None
+    # In the quadratic region the final Newton step needs no further exchange.
+    is_quadratic = result.gain < 0.1 and not result.clipped
+    point = result.point + result.step if is_quadratic else result.point
+    value = -result.value + (result.gain if is_quadratic else 0.0)
+    return Mode(point, value, result.covariance, result.gain, result.clipped, result.flat_along)
 
 
-def _distinct(modes: list[Mode], num_draws: int) -> list[Mode]:
-    """Return maxima that are apart from one another and hold something, the highest first."""
-    modes = sorted(modes, key=lambda mode: -mode.log_density)
-    kept: list[Mode] = []
-    least = modes[0].log_density - 2 * np.log(NUM_STARTS * num_draws)
-    for mode in modes:
-        near = any(_distance(mode, other) < APART for other in kept)
-        if not kept or (mode.found and mode.log_density > least and not near):
-            kept.append(mode)
-    return kept
+def _select_distinct(candidates: list[Mode], num_draws: int) -> list[Mode]:
+    """Return maxima of non-negligible mass that are distant from each other, the highest in front.
+
+    The highest candidate is always included.
+    """
+    candidates = sorted(candidates, key=lambda mode: -mode.log_density)
+    modes = candidates[:1]
+    lowest = modes[0].log_density - 2 * np.log(NUM_STARTS * num_draws)
+    for mode in candidates[1:]:
+        is_near = any(_mahalanobis_distance(mode, x) < MIN_DISTANCE for x in modes)
+        if mode.is_maximum and mode.log_density > lowest and not is_near:
+            modes.append(mode)
+    return modes
 
 
-def _distance(mode: Mode, other: Mode) -> float:
-    gap = mode.flat - other.flat
-    if other.covariance.ndim == 1:
-        return float(np.sqrt(gap**2 @ (1 / other.covariance)))
-    return float(np.sqrt(gap @ np.linalg.solve(other.covariance, gap)))
+def _mahalanobis_distance(mode: Mode, reference: Mode) -> float:
+    """Return the Mahalanobis distance by the covariance of the reference."""
+    gap = mode.flat - reference.flat
+    if reference.covariance.ndim == 1:
+        return float(np.sqrt(gap**2 @ (1 / reference.covariance)))
+    return float(np.sqrt(gap @ np.linalg.solve(reference.covariance, gap)))

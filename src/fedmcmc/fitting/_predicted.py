@@ -1,8 +1,8 @@
-"""The tail of importance weights, predicted from curvature before any draw is weighted.
+"""Prediction of the tail index of importance weights from the posterior's curvature.
 
-Weights of a Gaussian proposal with covariance ``C`` for a Gaussian target with precision ``H`` have
-the tail index ``max(0, 1 - lam)``, with ``lam`` the smallest eigenvalue of ``C H``: a proposal that
-is too narrow in one direction has few draws where the target still has mass.
+For a Gaussian proposal with covariance ``C`` and a Gaussian target with precision ``H`` the tail
+index of the weights is ``max(0, 1 - lam)``, where ``lam`` is the smallest eigenvalue of ``C H``. A
+proposal that is too narrow in one direction has few draws in regions where the target has mass.
 """
 
 from dataclasses import dataclass
@@ -16,49 +16,39 @@ from fedmcmc.fitting._modes import Search
 from fedmcmc.runs import Consortium
 from fedmcmc.surrogates import Ledger, Objective
 
-HOPELESS = 0.9
-"""Above this predicted tail index no draws are weighted."""
-MOST_PRODUCTS = 20
-APART = 0.1
-"""Between the places whose gradients make a product with the Hessian, in conditional sds."""
+MAX_KHAT = 0.9
+"""Predicted tail index above which no draws are weighted."""
+MAX_PRODUCTS = 20
+DIFFERENCE_SDS = 0.1
+"""Distance of the two gradients of a Hessian-vector product, in conditional sds."""
 
 
 @dataclass(frozen=True)
-class Tail:
-    """A predicted tail index, and what it cost.
-
-    Attributes
-    ----------
-    khat
-        The index; where `products` is not zero, at least that.
-    products
-        Products with the Hessian, of which each took an exchange.
-    rounds, bits_up, bits_down
-        What they cost.
-    """
+class PredictedTail:
+    """Lower bound of the tail index, with the number of Hessian-vector products and the cost."""
 
     khat: float
-    products: int = 0
-    rounds: int = 0
-    bits_up: float = 0.0
-    bits_down: float = 0.0
+    products: int
+    rounds: int
+    bits_up: float
+    bits_down: float
 
 
 def tail_index(covariance: np.ndarray, precision: np.ndarray) -> float:
-    """Return the tail index of weights, from matrices ``[d, d]``."""
+    """Return the tail index of weights for a covariance and a precision, both ``[d, d]``."""
     root = np.linalg.cholesky(covariance)
     return float(max(0.0, 1 - np.linalg.eigvalsh(root.T @ precision @ root)[0]))
 
 
-def predicted_tail(
+def predict_tail(
     rng_key: Array, posterior: Posterior, consortium: Consortium, search: Search
-) -> Tail:
-    """Return the tail index of weights of a diagonal Gaussian at the highest mode.
+) -> PredictedTail:
+    """Return a lower bound of the tail index of weights of a diagonal Gaussian at the mode.
 
-    By Lanczos's method on the posterior's Hessian in units in which the diagonal is one. Its
-    smallest Ritz value falls to the smallest eigenvalue, so that the index is at least what is
-    returned, and the search ends once that is above 0.9. A product with the Hessian is a difference
-    of two gradients, one exchange.
+    Lanczos's method is applied to the posterior's Hessian, scaled to a unit diagonal. The smallest
+    Ritz value decreases towards the smallest eigenvalue, so the returned index is a lower bound.
+    The iteration stops as soon as the bound exceeds 0.9. Each Hessian-vector product is a
+    difference of two gradients and takes one exchange.
     """
     mode = search.modes[0]
     scales = np.sqrt(mode.covariance)
@@ -66,28 +56,28 @@ def predicted_tail(
     objective = Objective(as_functions(posterior), ledger, search.centre, "none")
 
     def product(vector: np.ndarray) -> np.ndarray:
-        step = APART / 2 * scales * vector
+        step = DIFFERENCE_SDS / 2 * scales * vector
         ahead, behind = objective(np.stack([mode.flat + step, mode.flat - step]))
-        return scales * (ahead.gradient - behind.gradient) / APART
+        return scales * (ahead.gradient - behind.gradient) / DIFFERENCE_SDS
 
     size = len(scales)
     start = np.asarray(jax.random.normal(rng_key, (size,)), np.float64)
     basis = [start / np.linalg.norm(start)]
     tridiagonal = np.zeros((0, 0))
     smallest = np.inf
-    while len(tridiagonal) < min(MOST_PRODUCTS, size) and 1 - smallest <= HOPELESS:
+    while len(tridiagonal) < min(MAX_PRODUCTS, size) and 1 - smallest <= MAX_KHAT:
         image = product(basis[-1])
         vectors = np.stack(basis)
-        # All of a row, and the basis kept orthogonal by hand: twenty vectors are few.
+        # Full reorthogonalization is cheap for at most 20 vectors.
         overlaps = vectors @ image
         tridiagonal = np.pad(tridiagonal, (0, 1))
         tridiagonal[-1, :] = tridiagonal[:, -1] = overlaps
         smallest = float(np.linalg.eigvalsh(tridiagonal)[0])
-        rest = image - overlaps @ vectors
-        rest -= (vectors @ rest) @ vectors
-        norm = float(np.linalg.norm(rest))
+        residual = image - overlaps @ vectors
+        residual -= (vectors @ residual) @ vectors
+        norm = float(np.linalg.norm(residual))
         if norm < 1e-6 * np.linalg.norm(image):
             break
-        basis.append(rest / norm)
+        basis.append(residual / norm)
     khat = max(0.0, 1 - smallest)
-    return Tail(khat, len(tridiagonal), ledger.rounds, ledger.up, ledger.down)
+    return PredictedTail(khat, len(tridiagonal), ledger.rounds, ledger.up, ledger.down)

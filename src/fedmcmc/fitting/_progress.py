@@ -1,4 +1,4 @@
-"""Progress of a stage whose length is not known: its name and the time since it began."""
+"""Progress bar of a stage of unknown length: its name and the elapsed time."""
 
 import threading
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ SECONDS_BETWEEN = 1.0
 
 @contextmanager
 def ticking(name: str, shown: bool) -> Iterator[Any]:
-    """Show a bar whose clock advances while the block runs, and yield it.
+    """Show a bar whose clock advances while the block runs, and yield the bar.
 
-    A stage may spend minutes in one compiled program, which reports nothing until it ends.
+    The clock runs in a thread because a compiled program may run for minutes without a report.
     """
     with tqdm(desc=name, bar_format=LAYOUT, disable=not shown) as bar:
         ended = threading.Event()

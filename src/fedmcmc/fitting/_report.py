@@ -1,4 +1,4 @@
-"""What a fit did and cost, stage by stage: as text, as a dictionary, as one page."""
+"""Report of a fit, stage by stage: as text, as a dictionary and as an HTML page."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -8,29 +8,38 @@ from typing import Any
 import numpy as np
 
 from fedmcmc.diagnostics import ESS, RHAT, Verdict, VerdictKind
-from fedmcmc.reports import INTRODUCTION, OF_DATA, Figure, Page, advice, data_section, table_of_rows
-from fedmcmc.reports import WORDS as WORDS_OF_RUNS
+from fedmcmc.records import Samples
+from fedmcmc.reports import (
+    INTRODUCTION,
+    OF_DATA,
+    WORDS,
+    Figure,
+    Page,
+    advice,
+    data_section,
+    table_of_rows,
+)
 
 WORST_KHAT = 0.7
-"""Above, weights are not to be used."""
+"""Largest k-hat at which importance weights can be used."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of a fit.
+    """Row of a report: one stage of a fit.
 
     Attributes
     ----------
     stage, method
-        What it was for, and how it was done.
+        Purpose and method.
     rounds, bits_up, bits_down, seconds
-        What it cost; a round is one exchange with all clients, bits are those of all of them.
+        Cost: number of exchanges with all clients, bits summed over clients, wall-clock time.
     khat, rhat, ess
-        Shape of the weights' tail, R-hat, effective draws; NaN where a stage has none.
+        Shape of the weights' tail, R-hat, number of effective draws; NaN if not computed.
     verdict
-        What came of it.
+        Result in a few words.
     why
-        In a sentence.
+        Explanation in a sentence.
     """
 
     stage: str
@@ -38,7 +47,7 @@ class Stage:
     rounds: int
     bits_up: float
     bits_down: float
-    seconds: float
+    seconds: float = 0.0
     khat: float = np.nan
     rhat: float = np.nan
     ess: float = np.nan
@@ -48,18 +57,22 @@ class Stage:
 
 @dataclass(frozen=True)
 class Report:
-    """All stages of a fit; printed, a table and the verdict.
+    """Stages of a fit with their cost, and the verdict.
 
     Attributes
     ----------
     stages
-        In the order in which they ran.
+        Stages in chronological order.
     verdict
-        The fit's, a sentence with figures.
+        Verdict on the fit, a sentence with figures.
     summary
-        Name of each parameter to its ``mean``, ``sd`` and quantiles ``5 %``, ``50 %``, ``95 %``.
+        ``mean``, ``sd`` and quantiles ``5 %``, ``50 %``, ``95 %`` per parameter name.
+    about
+        Facts on data, model and software, by name.
+    draw_figures
+        Function that draws the figures of the page, or ``None``.
     warnings
-        What the fit warned of besides its verdict, in its own words.
+        Warnings of the fit other than its verdict.
     """
 
     stages: tuple[Stage, ...]
@@ -71,17 +84,17 @@ class Report:
 
     @property
     def rounds(self) -> int:
-        """Exchanges with all clients."""
+        """Number of exchanges with all clients."""
         return sum(stage.rounds for stage in self.stages)
 
     @property
     def bits_up(self) -> float:
-        """Bits that all clients sent."""
+        """Number of bits that all clients sent."""
         return sum(stage.bits_up for stage in self.stages)
 
     @property
     def bits_down(self) -> float:
-        """Bits that all clients were sent."""
+        """Number of bits that all clients received."""
         return sum(stage.bits_down for stage in self.stages)
 
     @property
@@ -91,11 +104,11 @@ class Report:
 
     @property
     def cost(self) -> dict[str, float]:
-        """Exchanges and bits of all stages, by name."""
+        """Rounds and bits of all stages, by name."""
         return {"rounds": self.rounds, "bits_up": self.bits_up, "bits_down": self.bits_down}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything but figures, ready for JSON; a figure that is not there is ``None``."""
+        """Return everything except plots, ready for JSON; a missing figure is ``None``."""
         stages = [
             {key: None if value != value else value for key, value in asdict(stage).items()}
             for stage in self.stages
@@ -111,32 +124,75 @@ class Report:
 
     def __str__(self) -> str:
         """Return the verdict and the stages as a table."""
-        rows = [HEADER, *(_cells(stage) for stage in self.stages), self._sum()]
+        rows = [HEADER, *(_cells(stage) for stage in self.stages), self._total_row()]
         widths = [max(len(row[i]) for row in rows) for i in range(len(HEADER))]
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in rows
         ]
-        said = [f"Warning: {warning}" for warning in self.warnings]
-        return "\n".join([self.verdict, *said, "", *lines])
+        warnings = [f"Warning: {warning}" for warning in self.warnings]
+        return "\n".join([self.verdict, *warnings, "", *lines])
 
-    def _sum(self) -> tuple[str, ...]:
+    def _total_row(self) -> tuple[str, ...]:
         megabits = f"{(self.bits_up + self.bits_down) / 1e6:,.2f}"
         return ("all", "", f"{self.rounds:,}", megabits, "", "", "", f"{self.seconds:.1f}", "")
 
     def save(self, path: str | Path) -> Path:
-        """Write one self-contained HTML page: verdict, parameters, figures, stages, words.
+        """Write a self-contained HTML page: verdict, parameters, figures, stages, glossary.
 
         Raises
         ------
         ImportError
-            If what draws figures is not installed (the extra ``plots``).
+            If the plotting library is not installed (the extra ``plots``).
         """
         return self.page([] if self.draw_figures is None else self.draw_figures()).save(path)
 
     def page(self, figures: Sequence[Figure] = ()) -> Page:
-        """Return the page that `save` writes, with these figures."""
-        return _page(self, figures)
+        """Return the page that `save` writes, with the specified figures."""
+        page = Page("Report of a fit")
+        page.paragraph(INTRODUCTION)
+        passed = self.verdict.kind == VerdictKind.PASSED
+        good = passed and not self.warnings
+        headline = advice(self.verdict)
+        if self.warnings and passed:
+            headline = "Read the warning below before you use these results."
+        page.verdict(headline, self.verdict, tone="good" if good else "poor")
+        if self.warnings:
+            page.heading("Warnings")
+            page.items(list(self.warnings))
+        data_section(page, self.about)
+        page.heading("Parameters")
+        page.table(*table_of_rows(self.summary))
+        for figure in figures:
+            page.heading(figure.title)
+            page.figure(figure.svg, figure.about)
+        page.heading("Stages")
+        rows = [(*_cells(stage), stage.why) for stage in self.stages]
+        page.table(
+            (*HEADER, "why"),
+            [*rows, (*self._total_row(), "")],
+            texts=("method", "verdict", "why"),
+            marked={cell for i, stage in enumerate(self.stages) for cell in _marked(i, stage)},
+        )
+        if any(list(_marked(0, stage)) for stage in self.stages):
+            page.paragraph(
+                f"Marked: k-hat above {WORST_KHAT:g}, R-hat of {RHAT:g} or more, and fewer than "
+                f"{ESS:g} effective draws. The draws of a marked stage were not good enough."
+            )
+        page.heading("Glossary")
+        shared = dict(WORDS)
+        page.words((*GLOSSARY, *((term, shared[term]) for term in SHARED_TERMS)))
+        page.heading("About this run")
+        rows = [(name, str(value)) for name, value in self.about.items() if name not in OF_DATA]
+        page.table(("what", "value"), rows, texts=("value",))
+        return page
+
+
+def cost_of(samples: Samples, num_rounds: int | None = None) -> tuple[int, float, float]:
+    """Return the number of exchanges, which chains share, and the bits of all chains."""
+    totals = samples.totals
+    up, down = (float(np.sum(totals[name])) for name in ("bits_up", "bits_down"))
+    return int(np.max(totals["rounds"])) if num_rounds is None else num_rounds, up, down
 
 
 HEADER = ("stage", "method", "rounds", "Mbit", "k-hat", "R-hat", "ESS", "seconds", "verdict")
@@ -159,119 +215,63 @@ def _cells(stage: Stage) -> tuple[str, ...]:
     )
 
 
-WORDS = (
-    (
-        "Mean, sd",
-        "The average of a parameter's draws, and their standard deviation: how uncertain the "
-        "parameter is, given the data and the model.",
-    ),
+GLOSSARY = (
     (
         "Stage",
-        "A fit goes from cheap stages to dear ones until one is good enough. The draws on this "
-        "page are those of the last one; one that is called doubtful above it was not enough.",
+        "A fit runs stages in order of cost until the result is good enough. The draws on this "
+        "page come from the final stage. A doubtful stage before it was not good enough.",
     ),
     (
         "Worth a round",
-        "What the shape of the posterior at its mode promises: that weighted draws will do, which "
-        "takes one more round. Otherwise chains are run.",
+        "The shape of the posterior at its mode suggests that weighted draws, which take one more "
+        "round, will pass. Otherwise the fit runs chains.",
     ),
-    ("Mbit", "Millions of bits that all clients sent and were sent."),
+    ("Mbit", "Millions of bits that all clients sent and received."),
     (
         "Round",
-        "One exchange with all clients: the server asks, each answers with a sum over its own "
-        "rows, and only the total of the answers is used.",
+        "One exchange with all clients: the server sends a question, each client returns a sum "
+        "over its rows, and the server uses only the total of the answers.",
     ),
     (
         "k-hat",
-        "How heavy the tail of the importance weights is. Below 0.5 the weighted draws are as good "
-        "as draws of the posterior; above 0.7 they are not to be used.",
+        "A measure of the tail of the importance weights. Below 0.5 the weighted draws are as good "
+        "as draws from the posterior; above 0.7 they must not be used.",
     ),
     (
         "Monte Carlo error",
-        "How far a mean or an sd on this page may be off because the number of draws is finite: "
-        "one standard error, for means in posterior sds, for sds in per cent.",
-    ),
-    (
-        "R-hat",
-        "Whether chains that began at different places agree. It should be below 1.01.",
+        "The standard error of a mean or an sd on this page because the number of draws is finite: "
+        "in posterior sds for means, in percent for sds.",
     ),
     (
         "ESS",
-        "To how many independent draws the draws amount. With 400 or more, means are known to a "
-        "twentieth of a posterior standard deviation.",
+        "The number of independent draws with the same precision. With 400 or more, the standard "
+        "error of a mean is at most a twentieth of a posterior standard deviation.",
     ),
     (
         "Evidence",
-        "The probability of the data under the model, in nats; right if prior and likelihood are "
+        "The log probability of the data under the model, in nats, if prior and likelihood are "
         "normalized. Differences between two models on the same data are log Bayes factors.",
     ),
-    (
-        "Mode",
-        "A place where the posterior density is highest among its neighbors. There may be several.",
-    ),
-    (
-        "5 %, 50 %, 95 %",
-        "So many of a parameter's posterior draws lie below. Between the first and the last lie 90 "
-        "in a hundred.",
-    ),
+    ("Mode", "A local maximum of the posterior density. There may be several."),
     (
         "Approximate, doubtful",
-        "Approximate: draws of a Gaussian. Doubtful: weighted draws that look right, where a part "
-        "of the posterior that no draw reached would not show.",
+        "Approximate: draws from a Gaussian. Doubtful: weighted draws that look right, although a "
+        "part of the posterior that no draw reached would not be visible.",
     ),
     (
         "Passed",
-        "All checks of the draws passed: they follow the posterior of the model as written, up to "
-        "the stated Monte Carlo errors, if the search found all modes that matter. This is no "
-        "proof, and it says nothing about whether the model is right.",
+        "All checks of the draws passed: they follow the posterior of the model, up to the stated "
+        "Monte Carlo errors, if the search reached all important modes. This is no proof, and the "
+        "checks do not show if the model itself is right.",
     ),
 )
 
-SHARED_WORDS = ("Parameter", "Client", "Outcome", "Code")
-"""Words that mean the same on the page of a run."""
-
-
-def _page(report: Report, figures: Sequence[Figure]) -> Page:
-    page = Page("Report of a fit")
-    page.paragraph(INTRODUCTION)
-    passed = report.verdict.kind == VerdictKind.PASSED
-    good = passed and not report.warnings
-    told = advice(report.verdict)
-    if report.warnings and passed:
-        told = "Read the warning below before these results are used."
-    page.verdict(told, report.verdict, tone="good" if good else "poor")
-    if report.warnings:
-        page.heading("Warnings")
-        page.items(list(report.warnings))
-    data_section(page, report.about)
-    page.heading("Parameters")
-    page.table(*table_of_rows(report.summary))
-    for figure in figures:
-        page.heading(figure.title)
-        page.figure(figure.svg, figure.about)
-    page.heading("What was done")
-    rows = [(*_cells(stage), stage.why) for stage in report.stages]
-    page.table(
-        (*HEADER, "why"),
-        [*rows, (*report._sum(), "")],
-        texts=("method", "verdict", "why"),
-        marked={cell for i, stage in enumerate(report.stages) for cell in _marked(i, stage)},
-    )
-    if any(list(_marked(0, stage)) for stage in report.stages):
-        page.paragraph(
-            f"Marked: k-hat above {WORST_KHAT:g}, R-hat of {RHAT:g} or more, and fewer than "
-            f"{ESS:g} effective draws. A stage that is marked was not enough."
-        )
-    page.heading("Words")
-    page.words((*WORDS, *((word, text) for word, text in WORDS_OF_RUNS if word in SHARED_WORDS)))
-    page.heading("About this run")
-    rows = [(name, str(value)) for name, value in report.about.items() if name not in OF_DATA]
-    page.table(("what", "value"), rows, texts=("value",))
-    return page
+SHARED_TERMS = ("Mean", "sd", "5 %, 50 %, 95 %", "R-hat", "Parameter", "Client", "Outcome", "Code")
+"""Glossary terms with the same meaning on the page of a run."""
 
 
 def _marked(row: int, stage: Stage) -> Iterator[tuple[int, int]]:
-    """Yield the cells ``(row, column)`` of a stage whose figures are not as wanted."""
-    # No figure is NaN, which compares as false.
+    """Return the cells ``(row, column)`` of figures that do not meet the requirements."""
+    # A missing figure is NaN; comparisons with NaN are false.
     bad = {"k-hat": stage.khat > WORST_KHAT, "R-hat": stage.rhat >= RHAT, "ESS": stage.ess < ESS}
     return ((row, HEADER.index(name)) for name, is_bad in bad.items() if is_bad)

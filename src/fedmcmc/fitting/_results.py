@@ -1,4 +1,4 @@
-"""From the results of a fit's stages to what the user gets."""
+"""Conversion of the results of a fit's stages to what the user receives."""
 
 from dataclasses import replace
 
@@ -6,85 +6,108 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedmcmc._types import Posterior
+from fedmcmc._types import ArrayTree, Broadcast, FederatedState, Posterior
 from fedmcmc.diagnostics import Verdict, VerdictKind
-from fedmcmc.fitting._fitted import Fitted, reported
-from fedmcmc.fitting._runner import DRAW, StageRunner
-from fedmcmc.fitting._stages import as_samples, one_chain, what_was_done
+from fedmcmc.fitting._fitted import Fitted, make_report
+from fedmcmc.fitting._report import Stage
+from fedmcmc.fitting._stages import DRAW_KEY, Problem, Results
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.pytrees import trees
 from fedmcmc.records import Samples
+from fedmcmc.storage import versions
 
-KEPT_STATES = 2000
-"""Number of draws that are kept per group of tempering."""
+MAX_STATES = 2000
+"""Largest number of draws per group of tempering that is kept."""
+RUN_SETTINGS = ("method", "kernel", "data", "chains", "where")
+"""Settings that all segments of chains share."""
 
 
-def result_of(run: StageRunner, posterior: Posterior, verdict: Verdict) -> Fitted:
+def make_fitted(
+    problem: Problem, results: Results, posterior: Posterior, verdict: Verdict
+) -> Fitted:
     """Return the fit: draws in the user's coordinates, with evidence and report."""
     samples = replace(
-        _samples(run), constrain_fn=posterior.constrain_fn, stopped={"verdict": verdict}
+        _make_samples(problem, results),
+        constrain_fn=posterior.constrain_fn,
+        stopped={"verdict": verdict},
     )
     if posterior.position_fn is not None:
-        in_users = jax.jit(jax.vmap(jax.vmap(posterior.position_fn)))
-        samples = replace(samples, draws=jax.tree.map(np.asarray, in_users(samples.draws)))
-    weighted = None if run.chains is not None or run.tempered is not None else run.evidence
-    evidence, evidence_sd = _evidence(run)
-    report = reported(
-        tuple(run.stages),
+        position_fn = jax.jit(jax.vmap(jax.vmap(posterior.position_fn)))
+        samples = replace(samples, draws=jax.tree.map(np.asarray, position_fn(samples.draws)))
+    is_weighted = results.chains is None and results.tempered is None
+    corrected = results.evidence if is_weighted else None
+    evidence, evidence_sd = _get_evidence(results)
+    report = make_report(
+        results.rows,
         verdict,
         samples,
-        run.consortium.federation,
-        run.size,
+        problem.consortium.federation,
+        results.size,
         evidence=(evidence, evidence_sd),
-        weighted=weighted,
+        weighted=corrected,
         improper=posterior.improper,
     )
-    return Fitted(
-        samples,
-        verdict,
-        evidence,
-        evidence_sd,
-        report,
-        posterior,
-        weighted,
-        _gaussian(run),
-    )
+    gaussian = _make_gaussian(results)
+    return Fitted(samples, verdict, evidence, evidence_sd, report, posterior, corrected, gaussian)
 
 
-def _evidence(run: StageRunner) -> tuple[float, float]:
-    """Return the log evidence and its standard error, NaN if nothing that passed has it."""
-    if run.tempered is not None:
-        return run.tempered.log_evidence, run.tempered.log_evidence_sd
-    if run.evidence is None or run.evidence.verdict.kind == VerdictKind.FAILED:
+def _get_evidence(results: Results) -> tuple[float, float]:
+    """Return the log evidence and its standard error, NaN if no stage with evidence passed."""
+    if results.tempered is not None:
+        return results.tempered.log_evidence, results.tempered.log_evidence_sd
+    corrected = results.evidence
+    if corrected is None or corrected.verdict.kind == VerdictKind.FAILED:
         return np.nan, np.nan
-    return run.evidence.log_evidence, run.evidence.log_evidence_sd
+    return corrected.log_evidence, corrected.log_evidence_sd
 
 
-def _gaussian(run: StageRunner) -> Gaussian | None:
-    if not run.search.found:
+def _make_gaussian(results: Results) -> Gaussian | None:
+    search = results.search
+    if not search.has_mode:
         return None
-    covariance = run.search.modes[0].covariance
+    covariance = search.modes[0].covariance
     if covariance.ndim == 2:
-        return Gaussian.from_moments(run.search.centre, covariance)
-    variance = trees.unravel(jnp.asarray(covariance), run.search.centre)
-    return Gaussian.from_moments(run.search.centre, variance=variance)
+        return Gaussian.from_moments(search.centre, covariance)
+    variance = trees.unravel(jnp.asarray(covariance), search.centre)
+    return Gaussian.from_moments(search.centre, variance=variance)
 
 
-def _samples(run: StageRunner) -> Samples:
-    if run.tempered is not None:
-        num = jax.tree.leaves(run.tempered.islands)[0].shape[1]
-        states = np.linspace(0, num - 1, min(num, KEPT_STATES)).astype(int)
-        draws = jax.tree.map(lambda leaf: leaf[:, states], run.tempered.islands)
-        return as_samples(draws, run.stages)
-    if run.chains is not None:
-        samples = run.chains.samples  # whose settings are those of the last segment
-        of_all = ("method", "kernel", "data", "chains", "where")
-        kept = {name: x for name, x in samples.settings.items() if name in of_all}
-        return replace(samples, settings=what_was_done(run.stages) | kept)
-    if run.evidence is not None:
-        found, num = run.evidence, run.num_draws
-        index_key = run.key(DRAW)
-        return as_samples(one_chain(found.resample(index_key, num)), run.stages)
-    flat = run.search.mixture(tail=0.0).draw(run.key(DRAW), run.num_draws)
-    draws = jax.vmap(lambda x: trees.unravel(x, run.search.centre))(flat)
-    return as_samples(one_chain(draws), run.stages)
+def _make_samples(problem: Problem, results: Results) -> Samples:
+    if results.tempered is not None:
+        num = jax.tree.leaves(results.tempered.islands)[0].shape[1]
+        states = np.linspace(0, num - 1, min(num, MAX_STATES)).astype(int)
+        draws = jax.tree.map(lambda leaf: leaf[:, states], results.tempered.islands)
+        return _as_samples(draws, results.rows)
+    if results.chains is not None:
+        samples = results.chains.samples
+        settings = {name: x for name, x in samples.settings.items() if name in RUN_SETTINGS}
+        return replace(samples, settings=_describe_stages(results.rows) | settings)
+    if results.evidence is not None:
+        draws = results.evidence.resample(problem.key(DRAW_KEY), problem.num_draws)
+    else:
+        centre = results.search.centre
+        flat = results.search.mixture(tail=0.0).draw(problem.key(DRAW_KEY), problem.num_draws)
+        draws = jax.vmap(lambda x: trees.unravel(x, centre))(flat)
+    return _as_samples(jax.tree.map(lambda leaf: np.asarray(leaf)[None], draws), results.rows)
+
+
+def _as_samples(draws: ArrayTree, rows: tuple[Stage, ...]) -> Samples:
+    """Return draws of equal weight, leaves ``[num_chains, num, *event]``, as samples."""
+    num_chains, num = jax.tree.leaves(draws)[0].shape[:2]
+    position = jax.tree.map(lambda leaf: jnp.asarray(leaf[:, 0]), draws)
+    state = FederatedState(Broadcast(jnp.zeros(num_chains, jnp.int32), position), (), ())
+    info = {"draw": np.tile(np.arange(num), (num_chains, 1))}
+    totals = {
+        name: np.full(num_chains, sum(getattr(row, name) for row in rows) / num_chains)
+        for name in ("rounds", "bits_up", "bits_down")
+    }
+    return Samples(draws, info, state, totals, settings=_describe_stages(rows), versions=versions())
+
+
+def _describe_stages(rows: tuple[Stage, ...]) -> dict[str, str]:
+    """Return a description of each stage, for the page of the draws."""
+    return {
+        f"stage {number}: {row.stage}": f"{row.method}; {row.rounds:,} "
+        f"round{'s' * (row.rounds != 1)}" + f"; {row.verdict}" * bool(row.verdict)
+        for number, row in enumerate(rows, 1)
+    }

@@ -1,8 +1,8 @@
 """Symmetric modes: images of a mode under permutations and reflections of parameters.
 
-Components of a mixture can change places, and loadings of a factor their signs, without a change of
-the density. A search from a few starts finds some of the modes that this makes; here the others are
-computed from one that was found.
+The density does not change if components of a mixture are permuted or if all loadings of a factor
+change sign. A search from a few starts finds only some of the resulting modes. This module computes
+the remaining modes from one of them.
 """
 
 import itertools
@@ -18,54 +18,51 @@ import numpy as np
 from fedmcmc._types import ArrayTree, Posterior, as_functions, compiled
 from fedmcmc.pytrees import named_leaves
 
-MOST_IMAGES = 24
-"""Images of a mode that are computed; four exchangeable components have so many."""
-MOST_LENGTH = 8
-"""Entries of an axis up to which all their transpositions are tried."""
-MOST_MEMBERS, MOST_PAIRED = 4, 16
-"""Sites that share an axis, up to which all their subsets and all their pairs are tried."""
-NUM_IMAGES = 32
-"""Images that are mapped at a time."""
-SAME = 1e-3
-"""Relative difference below which two images are one."""
+MAX_IMAGES = 24
+"""Largest number of images of a mode: the permutations of four exchangeable components."""
+MAX_LENGTH = 8
+"""Length of an axis up to which all its transpositions are tried."""
+MAX_SUBSET_MEMBERS, MAX_PAIR_MEMBERS = 4, 16
+"""Numbers of sites with a common axis up to which all subsets, or all pairs, are tried."""
+BATCH_SIZE = 32
+"""Number of images per call of a compiled program."""
+TOLERANCE = 1e-3
+"""Relative and absolute difference below which two images are equal."""
+
+Member = tuple[Any, int | None]
+"""Name of a site and an axis, or names of scalar sites and ``None``."""
 
 Values = dict[str, np.ndarray]
-"""Parameters by name, in the space in which they can be exchanged."""
+"""Parameters by name, in the space in which they can be permuted."""
 
 
 @dataclass(frozen=True)
 class Symmetry:
-    """A map of parameters to parameters that may leave the posterior's density as it is.
+    """Group of transformations of the parameters that may preserve the posterior density.
 
-    Attributes
-    ----------
-    members
-        Names and axes; axis ``None`` of a scalar that is one of several with a common stem.
-    kind
-        ``"permute"``: entries along the axes change places together; ``"reflect"``: entries along
-        the axes change sign together; ``"negate"``: whole parameters do.
+    If `kind` is ``"permute"``, the `length` entries along the axes of all members are permuted
+    together; if ``"reflect"``, they change sign together; if ``"negate"``, entire parameters do.
     """
 
-    members: tuple[tuple[Any, int | None], ...]
+    members: tuple[Member, ...]
     kind: str
     length: int = 1
 
     def generators(self) -> Iterator[Callable[[Values], Values]]:
-        """Yield maps of which all of this symmetry's are compositions."""
+        """Yield maps whose compositions are all maps of this symmetry."""
         if self.kind == "negate":
             yield lambda values: self._with_sign(values, None)
         elif self.kind == "reflect":
-            for place in range(self.length):
-                yield lambda values, place=place: self._with_sign(values, place)  # type: ignore[misc]
+            for entry in range(self.length):
+                yield lambda values, entry=entry: self._with_sign(values, entry)  # type: ignore[misc]
         else:
             for pair in itertools.combinations(range(self.length), 2):
                 yield lambda values, pair=pair: self._permuted(values, pair)  # type: ignore[misc]
 
     def example(self, values: Values) -> Values:
-        """Return the image under the generator that moves most."""
-        first = next(iter(self.generators()))
+        """Return the image under the generator with the largest effect."""
         if self.kind == "negate":
-            return first(values)
+            return self._with_sign(values, None)
         along = self._along(values, self.members[0]).reshape(self.length, -1)
         if self.kind == "reflect":
             return self._with_sign(values, int(np.argmax(np.abs(along).max(1))))
@@ -73,7 +70,7 @@ class Symmetry:
         pair = np.unravel_index(int(np.argmax(gaps)), gaps.shape)
         return self._permuted(values, (int(pair[0]), int(pair[1])))
 
-    def _along(self, values: Values, member: tuple[Any, int | None]) -> np.ndarray:
+    def _along(self, values: Values, member: Member) -> np.ndarray:
         """Return the entries of a member, ``[length, ...]``."""
         names, axis = member
         if axis is None:
@@ -96,39 +93,36 @@ class Symmetry:
         order[list(pair)] = order[list(pair[::-1])]
         return self._changed(values, lambda entries: entries[order])
 
-    def _with_sign(self, values: Values, place: int | None) -> Values:
-        if place is None:
+    def _with_sign(self, values: Values, entry: int | None) -> Values:
+        if entry is None:
             return values | {name: -values[name] for name, _ in self.members}
-        sign = np.where(np.arange(self.length) == place, -1.0, 1.0)
+        sign = np.where(np.arange(self.length) == entry, -1.0, 1.0)
         return self._changed(
             values, lambda entries: entries * sign.reshape(-1, *(1,) * (entries.ndim - 1))
         )
 
 
-def candidate_symmetries(values: Values) -> list[Symmetry]:
-    """Return permutations along common axes and reflections, those of most parameters first."""
-    axes: dict[int, list[tuple[Any, int | None]]] = {}
+def list_symmetries(values: Values) -> list[Symmetry]:
+    """Return permutations along common axes, then reflections, larger groups first."""
+    axes: dict[int, list[Member]] = {}
     for name, value in values.items():
         for axis, length in enumerate(value.shape):
-            if 2 <= length <= MOST_LENGTH:
+            if 2 <= length <= MAX_LENGTH:
                 axes.setdefault(length, []).append((name, axis))
-    for names in _families(values):
-        if 2 <= len(names) <= MOST_LENGTH:
+    for names in _group_scalars(values):
+        if len(names) <= MAX_LENGTH:
             axes.setdefault(len(names), []).append((names, None))
-    found: list[Symmetry] = []
-    for length, members in axes.items():
-        for subset in _subsets(members):
-            found.append(Symmetry(subset, "permute", length))
-    whole: list[tuple[Any, int | None]] = [(name, 0) for name in values]
-    found += [Symmetry(subset, "negate") for subset in _subsets(whole)]
-    for length, members in axes.items():
-        for subset in _subsets(members):
-            found.append(Symmetry(subset, "reflect", length))
-    return found
+    by_length = [(length, subset) for length, x in axes.items() for subset in _list_subsets(x)]
+    parameters: list[Member] = [(name, 0) for name in values]
+    return [
+        *(Symmetry(subset, "permute", length) for length, subset in by_length),
+        *(Symmetry(subset, "negate") for subset in _list_subsets(parameters)),
+        *(Symmetry(subset, "reflect", length) for length, subset in by_length),
+    ]
 
 
-def _families(values: Values) -> list[tuple[str, ...]]:
-    """Return scalars whose names differ by a number or a letter at the end: ``mu1, mu2``."""
+def _group_scalars(values: Values) -> list[tuple[str, ...]]:
+    """Return groups of scalars whose names differ in a final number or letter: ``mu1, mu2``."""
     stems: dict[str, list[str]] = {}
     for name, value in values.items():
         match = re.fullmatch(r"(.*?)[_.]?(\d+|[a-z])", name)
@@ -137,28 +131,24 @@ def _families(values: Values) -> list[tuple[str, ...]]:
     return [tuple(sorted(names)) for names in stems.values() if len(names) > 1]
 
 
-def _subsets(members: list[Any]) -> list[tuple[Any, ...]]:
-    """Return all subsets of few members; of more all, all but one, pairs and single ones.
+def _list_subsets(members: list[Member]) -> list[tuple[Member, ...]]:
+    """Return subsets of the members, larger subsets first; fewer sizes if there are many members.
 
-    Of very many, whose pairs would be thousands, all and single ones.
+    Up to four members have all their subsets; up to 16 members have the full set, the sets without
+    one member, pairs and singletons; more members have the full set and singletons.
     """
     num = len(members)
-    sizes: Any = (num, num - 1, 2, 1) if num <= MOST_PAIRED else (num, 1)
-    if num <= MOST_MEMBERS:
+    sizes: Any = (num, num - 1, 2, 1) if num <= MAX_PAIR_MEMBERS else (num, 1)
+    if num <= MAX_SUBSET_MEMBERS:
         sizes = range(num, 0, -1)
     return [subset for size in sizes for subset in itertools.combinations(members, size)]
 
 
 class Images:
-    """Images of one position under symmetries, as positions.
+    """Images of a position under symmetries.
 
-    Parameters
-    ----------
-    posterior
-        Parameters change places in the user's own space if the model can map them back to a
-        position (`from_numpyro`), else as they are sampled.
-    position
-        A mode.
+    If the posterior maps constrained parameters back to a position (`from_numpyro`), symmetries act
+    on constrained parameters, else on sampled positions.
     """
 
     def __init__(self, posterior: Posterior, position: ArrayTree) -> None:
@@ -174,15 +164,15 @@ class Images:
 
     def flat(self, images: list[Values]) -> np.ndarray:
         """Return images as raveled positions, ``[num, d]`` float64."""
-        num = NUM_IMAGES * -(-len(images) // NUM_IMAGES)  # few sizes, of few programs
+        num = BATCH_SIZE * -(-len(images) // BATCH_SIZE)  # few shapes need few programs
         stacked = {
             name: np.resize([image[name] for image in images], (num, *value.shape))
             for name, value in self.values.items()
         }
         if self.unconstrain is not None:
             dtype = jnp.result_type(float)
-            given = jax.tree.map(lambda leaf: leaf.astype(dtype), stacked)
-            positions = _unconstrained(as_functions(self.unconstrain), self.position, given)
+            constrained = jax.tree.map(lambda leaf: leaf.astype(dtype), stacked)
+            positions = _unconstrained(as_functions(self.unconstrain), self.position, constrained)
         else:
             positions = jax.tree.unflatten(self.treedef, [stacked[name] for name in self.names])
         leaves = [
@@ -191,17 +181,17 @@ class Images:
         return np.concatenate(leaves, axis=1)[: len(images)]
 
     def closure(self, symmetries: list[Symmetry]) -> tuple[list[Values], bool]:
-        """Return all images under compositions, without the position, and whether these are all."""
+        """Return the images under all compositions, and true if no image is missing."""
         generators = [fn for symmetry in symmetries for fn in symmetry.generators()]
-        found = [self.values]
-        for values in found:  # grows
+        images = [self.values]
+        for values in images:  # the loop also visits the images that it appends
             for generator in generators:
                 image = generator(values)
-                if not any(_same(image, other) for other in found):
-                    if len(found) > MOST_IMAGES:
-                        return found[1:], False
-                    found.append(image)
-        return found[1:], len(found) <= MOST_IMAGES
+                if not any(_are_close(image, previous) for previous in images):
+                    if len(images) > MAX_IMAGES:
+                        return images[1:], False
+                    images.append(image)
+        return images[1:], len(images) <= MAX_IMAGES
 
 
 @compiled
@@ -211,8 +201,8 @@ def _constrained(fn: Callable[..., Any], position: ArrayTree) -> ArrayTree:
 
 @compiled
 def _unconstrained(fn: Callable[..., Any], position: ArrayTree, values: ArrayTree) -> ArrayTree:
-    return jax.vmap(lambda own: fn(position, own))(values)
+    return jax.vmap(lambda image: fn(position, image))(values)
 
 
-def _same(one: Values, two: Values) -> bool:
-    return all(np.allclose(one[name], two[name], rtol=SAME, atol=SAME) for name in one)
+def _are_close(a: Values, b: Values) -> bool:
+    return all(np.allclose(a[name], b[name], rtol=TOLERANCE, atol=TOLERANCE) for name in a)

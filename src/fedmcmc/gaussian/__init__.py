@@ -1,8 +1,7 @@
 """Gaussians in natural parameters, and mixtures of Gaussians and t distributions.
 
-Surrogates and expectation propagation share the former; proposals of importance sampling are
-mixtures. They know nothing of data or rounds, and import
-`fedmcmc.pytrees` and `fedmcmc.random`.
+Surrogates and expectation propagation use `Gaussian`; proposals of importance sampling are
+`Mixture` objects. The package imports only `fedmcmc.pytrees` and `fedmcmc.random`.
 """
 
 from fedmcmc.gaussian._gaussian import STRUCTURES as STRUCTURES

@@ -1,13 +1,14 @@
 """Gaussians over pytrees in natural parameters, up to a constant factor.
 
 ``log q(theta) = precision_mean' theta - theta' precision theta / 2 + const``. Products add,
-quotients subtract and powers scale natural parameters, so surrogates of likelihoods and the sites
-of expectation propagation are the same objects, proper or not.
+quotients subtract and powers scale natural parameters. Surrogates of likelihoods and the sites of
+expectation propagation are therefore the same objects, proper or not.
 
 In expectation propagation (Guo et al. 2023, section 2.1) the global approximation is the product
 of the prior's site and one site per client, ``q = q_0 * prod_k q_k``. A client's cavity is
-``q / q_k``; its likelihood times the cavity is the tilted distribution, and the change of the
-global natural parameters that a Gaussian for it asks for is the client's message.
+``q / q_k``. The tilted distribution is the client's likelihood times its cavity. The client fits a
+Gaussian to the tilted distribution and sends the resulting change in the natural parameters of
+``q``.
 """
 
 from dataclasses import dataclass, field, replace
@@ -24,26 +25,26 @@ from fedmcmc.pytrees import trees
 from fedmcmc.random import normals
 
 STRUCTURES = ("scaled_identity", "diagonal", "dense")
-"""What a precision may be: one number, one per coordinate, a matrix."""
+"""Structures of a precision: one number, one number per coordinate, or a matrix."""
 
 
 @register_dataclass
 @dataclass(frozen=True, repr=False)
 class Gaussian(Described):
-    """A Gaussian, or one per client where every leaf has a leading client axis.
+    """Gaussian in natural parameters, or one per client with a leading client axis.
 
     Attributes
     ----------
     precision_mean
-        Precision times mean, a pytree shaped as a position, leaves ``[*event]``.
+        Precision times mean, a pytree with the structure of a position, leaves ``[*event]``.
     precision
-        ``[]`` for a scaled identity; a pytree shaped as a position for a diagonal; ``[d, d]`` over
-        the raveled position for a dense precision.
+        Number ``[]`` for a scaled identity; pytree with the shapes of a position for a diagonal;
+        matrix ``[d, d]`` over the raveled position for a dense precision.
     structure
         ``"scaled_identity"``, ``"diagonal"`` or ``"dense"``, static.
     labels
-        Labels of the clients, of what `fedmcmc.surrogates` returns; else ``None``. A computation
-        with the Gaussian drops them.
+        Client labels on the surrogates that `fedmcmc.surrogates` returns, else ``None``. Any
+        computation with the Gaussian drops the labels.
 
     Examples
     --------
@@ -64,26 +65,27 @@ class Gaussian(Described):
     def from_moments(
         cls, mean: ArrayTree, covariance: Any = None, *, variance: ArrayTree | None = None
     ) -> "Gaussian":
-        """Build from a mean and either a covariance matrix or variances.
+        """Return the Gaussian with this mean and either a covariance matrix or variances.
 
         Parameters
         ----------
         mean
-            A pytree, leaves ``[*event]`` or ``[num_clients, *event]``.
+            Pytree with leaves ``[*event]`` or ``[num_clients, *event]``.
         covariance
-            ``[d, d]`` or ``[num_clients, d, d]`` over the raveled position.
+            Matrix ``[d, d]`` or ``[num_clients, d, d]`` over the raveled position. If it has the
+            shape of `mean`, it is used as `variance`.
         variance
-            A scalar (or ``[num_clients]``) for a scaled identity, or a pytree shaped as `mean`.
-            Also taken from `covariance` where that has the shape of `mean`.
+            Scalar (or ``[num_clients]``) for a scaled identity, or a pytree with the shapes of
+            `mean`.
 
         Raises
         ------
         ValueError
-            If neither or both are given, shapes do not fit, or (for concrete values) a
-            covariance is not positive definite.
+            If neither or both are passed, if the shapes do not match, or if a concrete covariance
+            is not positive definite.
         """
         if (covariance is None) == (variance is None):
-            raise ValueError("Give either covariance= or variance=, and not both.")
+            raise ValueError("Pass either covariance= or variance=, not both.")
         mean = jax.tree.map(trees.as_float, mean)
         if covariance is not None:
             matrix = _as_matrix(mean, covariance)
@@ -97,8 +99,8 @@ class Gaussian(Described):
             return cls(eta, 1 / variance, "scaled_identity")
         if trees.shapes_of(variance) != trees.shapes_of(mean):
             raise ValueError(
-                f"The second argument is neither a covariance matrix over the raveled mean nor "
-                f"variances shaped as the mean: mean {_shapes(mean)}, got {_shapes(variance)}."
+                f"The second argument must be a covariance matrix over the raveled mean or "
+                f"variances with the shapes of the mean, {_shapes(mean)}; got {_shapes(variance)}."
             )
         _check_positive(variance)
         return cls(
@@ -110,23 +112,23 @@ class Gaussian(Described):
     @classmethod
     def _from_covariance(cls, mean: ArrayTree, matrix: Array, batched: bool) -> "Gaussian":
         if not isinstance(matrix, jax.core.Tracer):
-            # In NumPy: inside jit the same in jax.numpy would be traced, concrete or not.
+            # NumPy, because jax.numpy would trace even a concrete matrix inside jit.
             smallest = float(np.linalg.eigvalsh(np.asarray(matrix)).min())
             if not smallest > 0:
                 raise ValueError(
-                    f"A covariance must be positive definite, got a smallest eigenvalue of "
+                    f"A covariance must be positive definite; its smallest eigenvalue is "
                     f"{smallest:.3g}."
                 )
 
-        def one(mean_: ArrayTree, matrix_: Array) -> "Gaussian":
-            precision = jnp.linalg.inv(matrix_)
-            return with_mean(mean_, (precision + precision.T) / 2, "dense")
+        def build(mean: ArrayTree, matrix: Array) -> "Gaussian":
+            precision = jnp.linalg.inv(matrix)
+            return with_mean(mean, (precision + precision.T) / 2, "dense")
 
-        return (jax.vmap(one) if batched else one)(mean, matrix)
+        return (jax.vmap(build) if batched else build)(mean, matrix)
 
     @classmethod
     def uniform(cls, like: ArrayTree, structure: str = "diagonal") -> "Gaussian":
-        """Return the improper constant, zero natural parameters shaped for positions as `like`."""
+        """Return the improper constant density: zero natural parameters for positions as `like`."""
         eta = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), jnp.result_type(x)), like)
         if structure == "dense":
             size = trees.num_elements(like)
@@ -137,32 +139,32 @@ class Gaussian(Described):
             return cls(eta, jnp.zeros((), jnp.result_type(float)), structure)
         raise ValueError(f"structure must be one of {STRUCTURES}, got {structure!r}.")
 
-    def __mul__(self, other: "Gaussian") -> "Gaussian":
-        """Product of densities: natural parameters add."""
-        return self._combine(jnp.add, other)
+    def __mul__(self, factor: "Gaussian") -> "Gaussian":
+        """Multiply densities: natural parameters add."""
+        return self._combine(jnp.add, factor)
 
-    def __truediv__(self, other: "Gaussian") -> "Gaussian":
-        """Quotient of densities: natural parameters subtract."""
-        return self._combine(jnp.subtract, other)
+    def __truediv__(self, divisor: "Gaussian") -> "Gaussian":
+        """Divide densities: natural parameters subtract."""
+        return self._combine(jnp.subtract, divisor)
 
     def __pow__(self, power: Any) -> "Gaussian":
-        """Power of a density: natural parameters scale."""
+        """Raise the density to a power: natural parameters scale."""
         return trees.scale(power, self)
 
-    def _combine(self, fn: Any, other: "Gaussian") -> "Gaussian":
-        if self.structure != other.structure:
+    def _combine(self, fn: Any, operand: "Gaussian") -> "Gaussian":
+        if self.structure != operand.structure:
             raise ValueError(
                 f"Cannot combine Gaussians of different structure: {self.structure} and "
-                f"{other.structure}."
+                f"{operand.structure}."
             )
-        return jax.tree.map(fn, self, other)
+        return jax.tree.map(fn, self, operand)
 
     def sum(self) -> "Gaussian":
         """Return the product over the leading client axis."""
         return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), self)
 
     def apply_precision(self, vector: ArrayTree) -> ArrayTree:
-        """Return precision times `vector`, a pytree shaped as a position."""
+        """Return precision times `vector`, a pytree with the shapes of a position."""
         if self.structure == "scaled_identity":
             return trees.scale(self.precision, vector)
         if self.structure == "diagonal":
@@ -175,7 +177,7 @@ class Gaussian(Described):
         return trees.subtract(self.precision_mean, self.apply_precision(position))
 
     def mean(self) -> ArrayTree:
-        """Return the mean; meaningful where the precision is invertible."""
+        """Return the mean; the precision must be invertible."""
         if self.structure == "scaled_identity":
             return jax.tree.map(
                 lambda eta: eta / trees.cast(self.precision, eta), self.precision_mean
@@ -198,7 +200,7 @@ class Gaussian(Described):
         return jnp.diag(1 / _diagonal(self))
 
     def draw(self, rng_key: Array) -> ArrayTree:
-        """Draw a position; meaningful where the precision is positive definite."""
+        """Draw a position; the precision must be positive definite."""
         mean = self.mean()
         noise = jax.tree.map(lambda x: x[0], normals(rng_key, mean, 1))
         if self.structure == "scaled_identity":
@@ -215,38 +217,32 @@ class Gaussian(Described):
 
     @property
     def num_clients(self) -> int:
-        """Length of the leading client axis.
-
-        Raises
-        ------
-        ValueError
-            If there is none.
-        """
+        """Length of the leading client axis; raises `ValueError` without such an axis."""
         leaves = jax.tree.leaves(self.precision_mean)
         lengths = {leaf.shape[0] if leaf.ndim else None for leaf in leaves}
         if len(lengths) != 1 or None in lengths:
             raise ValueError(
-                f"Need one Gaussian per client, with a leading client axis; precision_mean has "
+                f"Expected one Gaussian per client, with a leading client axis; precision_mean has "
                 f"shapes {_shapes(self.precision_mean)}."
             )
         return leaves[0].shape[0]
 
     def check_clients(self, position: ArrayTree, num_clients: int) -> None:
         """Raise `ValueError` unless this is one Gaussian per client, shaped as `position`."""
-        wanted = jax.tree.map(lambda x: (num_clients, *jnp.shape(x)), position)
+        expected = jax.tree.map(lambda x: (num_clients, *jnp.shape(x)), position)
         size = trees.num_elements(jax.tree.map(jnp.asarray, position))
         precisions = {
             "scaled_identity": (num_clients,),
-            "diagonal": wanted,
+            "diagonal": expected,
             "dense": (num_clients, size, size),
         }
         shapes = _shapes(self.precision_mean), _shapes(self.precision)
-        if shapes != (wanted, precisions[self.structure]):
+        if shapes != (expected, precisions[self.structure]):
             raise ValueError(
-                f"Need one Gaussian per client: {num_clients} clients with positions of shapes "
-                f"{_shapes(position)}; the surrogates ({self.structure}) have precision_mean of "
-                f"shapes {shapes[0]} and precision of shapes {shapes[1]} (the first axis is the "
-                f"client)."
+                f"Expected one Gaussian per client, for {num_clients} clients with positions of "
+                f"shapes {_shapes(position)}. The surrogates ({self.structure}) have "
+                f"precision_mean of shapes {shapes[0]} and precision of shapes {shapes[1]}, whose "
+                f"first axis must be the client."
             )
 
 
@@ -283,7 +279,7 @@ def _check_positive(variance: ArrayTree) -> None:
     for leaf in jax.tree.leaves(variance):
         if not isinstance(leaf, jax.core.Tracer) and not np.all(np.asarray(leaf) > 0):
             smallest = np.asarray(leaf).min()
-            raise ValueError(f"Variances must be positive, got a smallest one of {smallest:.3g}.")
+            raise ValueError(f"Variances must be positive; the smallest is {smallest:.3g}.")
 
 
 def _shapes(tree: ArrayTree) -> Any:
@@ -291,10 +287,10 @@ def _shapes(tree: ArrayTree) -> Any:
 
 
 def is_proper(q: Gaussian) -> Array:
-    """Return whether `q` is finite with a positive definite precision, ``[]`` bool."""
+    """Return true, ``[]`` bool, if `q` is finite and its precision positive definite."""
     finite = trees.all_finite(q)
     if q.structure == "dense":
-        # Cholesky marks a matrix that is not positive definite by NaN.
+        # Cholesky returns NaN for a matrix that is not positive definite.
         return finite & jnp.all(jnp.isfinite(jnp.linalg.cholesky(q.precision)))
     lowest = [jnp.min(leaf) > 0 for leaf in jax.tree.leaves(q.precision) if leaf.size]
     return finite & jnp.all(jnp.array(lowest))
@@ -319,7 +315,7 @@ def with_mean(mean: ArrayTree, precision: ArrayTree, structure: str) -> Gaussian
 
 
 def from_flat(mean: ArrayTree, precision: Array, structure: str) -> Gaussian:
-    """Return the Gaussian with this mean and a precision as of `flat_precision`."""
+    """Return the Gaussian with this mean and a precision as `flat_precision` returns it."""
     shaped = ravel_pytree(mean)[1](precision) if structure == "diagonal" else precision
     return with_mean(mean, shaped, structure)
 
@@ -337,10 +333,10 @@ def as_dense(q: Gaussian) -> Gaussian:
 
 
 def project(q: Gaussian, structure: str) -> Gaussian:
-    """Return the Gaussian of this structure with the mean of `q` and the variances nearest to its.
+    """Return the Gaussian of this structure that matches the moments of `q`.
 
-    Moment matching, which minimizes the divergence ``KL(q || .)`` within the family: a diagonal
-    covariance keeps the variances, a scaled identity their mean.
+    Moment matching minimizes the divergence ``KL(q || .)`` within the family: a diagonal covariance
+    keeps the variances, a scaled identity keeps their mean.
 
     Examples
     --------
@@ -360,10 +356,7 @@ def project(q: Gaussian, structure: str) -> Gaussian:
 
 
 def plus_precision(q: Gaussian, number: Array) -> Gaussian:
-    """Return `q` with `number` added to its precision in every direction, precision mean as it is.
-
-    The product with a Gaussian of mean zero and precision `number`.
-    """
+    """Return the product of `q` and a Gaussian of mean zero and precision `number`."""
     if q.structure == "dense":
         eye = jnp.eye(q.precision.shape[0], dtype=q.precision.dtype)
         return replace(q, precision=q.precision + trees.cast(number, eye) * eye)

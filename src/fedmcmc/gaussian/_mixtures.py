@@ -1,4 +1,4 @@
-"""Mixtures of Gaussians and Student's t, drawn in strata: proposals of importance sampling."""
+"""Mixtures of Gaussians and Student's t as proposals of importance sampling."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -18,14 +18,14 @@ from fedmcmc.pytrees import trees
 
 
 class StandardDraws(NamedTuple):
-    """Draws of a mixture before they have its means and scales.
+    """Standardized draws of a mixture, before its means and scales are applied.
 
     Attributes
     ----------
     part
-        ``[num]`` int32, the part that each is of.
+        Index of the part that each draw comes from, ``[num]`` int32.
     z
-        ``[num, d]``, of the standard Gaussian or t of that part.
+        Draws of the standard Gaussian or t of that part, ``[num, d]``.
     """
 
     part: Array
@@ -33,28 +33,28 @@ class StandardDraws(NamedTuple):
 
 
 WHOLE = (
-    "It must be of the whole posterior: surrogates.sum() times the prior's Gaussian, or "
-    "samples.state.server.approximation.gaussian of fed_ep, of one chain."
+    "It must approximate the whole posterior: surrogates.sum() times the prior's Gaussian, or "
+    "samples.state.server.approximation.gaussian of one chain of fed_ep."
 )
-"""What errors say of an approximation that is not of the whole posterior."""
+"""Remedy in errors on an approximation that does not cover the whole posterior."""
 
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Mixture(Described):
-    """A mixture of multivariate t distributions over raveled positions.
+    """Mixture of multivariate Gaussian and t distributions over raveled positions.
 
     Attributes
     ----------
     means
-        ``[num_parts, d]``.
+        Means, ``[num_parts, d]``.
     factors
         Roots ``F`` of the scale matrices ``F F'``, lower triangular ``[num_parts, d, d]``, or
         diagonal ``[num_parts, d]``.
     weights
-        Static, one per part; they sum to one.
+        Weights of the parts, static; they sum to one.
     degrees
-        Static, degrees of freedom of each part; infinite for a Gaussian, whose scale matrix is its
+        Degrees of freedom of the parts, static; infinite for a Gaussian, whose scale matrix is its
         covariance.
 
     Examples
@@ -73,13 +73,10 @@ class Mixture(Described):
     degrees: tuple[float, ...] = field(metadata={"static": True})
 
     @classmethod
-    def of(
-        cls,
-        parts: Sequence[tuple[float, float, Any, Any]],
-    ) -> "Mixture":
-        """Build from ``(weight, degrees, mean [d], scale matrix [d, d] or its diagonal [d])``.
+    def of(cls, parts: Sequence[tuple[float, float, Any, Any]]) -> "Mixture":
+        """Return the mixture of parts ``(weight, degrees, mean [d], scale)``.
 
-        Weights are scaled to sum to one.
+        A scale is a matrix ``[d, d]`` or its diagonal ``[d]``. Weights are normalized.
 
         Raises
         ------
@@ -89,7 +86,7 @@ class Mixture(Described):
         weights = np.array([weight for weight, _, _, _ in parts], float)
         if not (weights > 0).all():
             raise ValueError(f"Weights of a mixture must be positive, got {weights.tolist()}.")
-        factors = [_root(np.asarray(scale, np.float64)) for _, _, _, scale in parts]
+        factors = [_factorize(np.asarray(scale, np.float64)) for _, _, _, scale in parts]
         dtype = jnp.result_type(float)
         return cls(
             jnp.asarray(np.stack([np.asarray(mean, np.float64) for _, _, mean, _ in parts]), dtype),
@@ -99,38 +96,35 @@ class Mixture(Described):
         )
 
     def counts(self, num: int) -> tuple[int, ...]:
-        """Return how many of `num` draws are each part's: its weight, rounded."""
+        """Return the number of draws per part among `num`: its weight times `num`, rounded."""
         ends = np.round(np.cumsum(self.weights) * num).astype(int)
         return tuple(np.diff(ends, prepend=0).tolist())
 
     def in_strata(self, num: int) -> "Mixture":
-        """Return the mixture that `num` draws in strata are of: weights are their shares."""
+        """Return the mixture with the weights that `num` stratified draws realize."""
         return replace(self, weights=tuple(count / num for count in self.counts(num)))
 
     def draw(self, rng_key: Array, num: int) -> Array:
-        """Draw ``[num, d]``, as many from each part as `counts` says."""
+        """Draw points ``[num, d]`` in strata: `counts` fixes the number of draws per part."""
         size = self.means.shape[1]
         normal_key, gamma_key = jax.random.split(rng_key)
         z = jax.random.normal(normal_key, (num, size), self.means.dtype)
-        parts, first = [], 0
+        parts, start = [], 0
         for j, count in enumerate(self.counts(num)):
-            own, factor = z[first : first + count], self.factors[j]
+            part_z, factor = z[start : start + count], self.factors[j]
             if np.isfinite(self.degrees[j]):
                 half = self.degrees[j] / 2
                 key = jax.random.fold_in(gamma_key, j)
                 chi2 = jax.random.gamma(key, half, (count, 1), z.dtype) / jnp.asarray(half, z.dtype)
-                own = own * jax.lax.rsqrt(chi2)
-            moved = own * factor if factor.ndim == 1 else _apply(factor, own)
+                part_z = part_z * jax.lax.rsqrt(chi2)
+            moved = part_z * factor if factor.ndim == 1 else _apply(factor, part_z)
             parts.append(self.means[j] + moved)
-            first += count
+            start += count
         return jnp.concatenate(parts)
 
     @partial(jax.jit, static_argnames="num", inline=True)
     def standard_draws(self, rng_key: Array, num: int) -> StandardDraws:
-        """Draw independently, not in strata, what `placed` makes draws of the mixture of.
-
-        Means and scales are not used yet.
-        """
+        """Draw independently, without strata, what `placed` turns into draws of the mixture."""
         part_key, normal_key, gamma_key = jax.random.split(rng_key, 3)
         dtype = self.means.dtype
         u = jax.random.uniform(part_key, (num,), dtype)
@@ -145,7 +139,7 @@ class Mixture(Described):
 
     @partial(jax.jit, inline=True)
     def placed(self, draws: StandardDraws) -> Array:
-        """Return draws of the mixture, ``[num, d]``."""
+        """Apply means and scales to `draws`, and return draws of the mixture, ``[num, d]``."""
         parts = [
             mean[None] + (draws.z * factor[None] if factor.ndim == 1 else _apply(factor, draws.z))
             for mean, factor in zip(self.means, self.factors, strict=True)
@@ -153,7 +147,7 @@ class Mixture(Described):
         return jnp.take_along_axis(jnp.stack(parts), draws.part[None, :, None], axis=0)[0]
 
     def log_density_of(self, point: Array) -> Array:
-        """Return what `log_density` does of a point ``[d]``, ``[]``, in a compiled program."""
+        """Return the log density at a point ``[d]``, ``[]``; can be traced by JAX."""
         terms = []
         for j, (weight, degrees) in enumerate(zip(self.weights, self.degrees, strict=True)):
             if weight == 0:
@@ -165,7 +159,7 @@ class Mixture(Described):
                 z = jax.scipy.linalg.solve_triangular(factor, gap, lower=True)
                 scales = jnp.diagonal(factor)
             square = jnp.sum(jnp.square(z))
-            norm, half = _constants(len(point), degrees)
+            norm, half = _norm_and_power(len(point), degrees)
             decay = square / 2 if np.isinf(degrees) else half * jnp.log1p(square / degrees)
             terms.append(float(np.log(weight)) + norm - jnp.sum(jnp.log(scales)) - decay)
         return jax.nn.logsumexp(jnp.stack(terms))
@@ -174,7 +168,7 @@ class Mixture(Described):
         """Return the log density at points ``[num, d]``, in float64 on the host."""
         points = np.asarray(points, np.float64)
         terms = [
-            np.log(weight) + _log_density(points, mean, factor, degrees)
+            np.log(weight) + _evaluate_part(points, mean, factor, degrees)
             for weight, mean, factor, degrees in zip(
                 self.weights,
                 np.asarray(self.means, np.float64),
@@ -189,11 +183,11 @@ class Mixture(Described):
 
 
 def defensive(mean: Any, covariance: Any, *, tail: float = 0.2, degrees: float = 5.0) -> Mixture:
-    """Return ``(1 - tail) N(mean, C) + tail t(mean, 1.2 C)``: an approximation with heavier tails.
+    """Return ``(1 - tail) N(mean, C) + tail t(mean, 1.2 C)``, a Gaussian with heavier tails.
 
-    `covariance` is ``[d, d]``, or ``[d]`` for a diagonal one. Weights of importance sampling are
-    bounded where the target's tails are lighter than those of t, at the price of at most a share
-    `tail` of the draws (Hesterberg 1995).
+    `covariance` is ``[d, d]``, or its diagonal ``[d]``. Importance weights are bounded if the
+    target has lighter tails than the t distribution; at most a share `tail` of the draws is lost
+    (Hesterberg 1995).
     """
     covariance = np.asarray(covariance, np.float64)
     parts = [(1 - tail, np.inf, mean, covariance), (tail, degrees, mean, 1.2 * covariance)]
@@ -201,12 +195,12 @@ def defensive(mean: Any, covariance: Any, *, tail: float = 0.2, degrees: float =
 
 
 def moments_of(approximation: Gaussian) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean ``[d]`` and covariance, ``[d, d]`` or its diagonal ``[d]``, in float64.
+    """Return the mean ``[d]`` and the covariance ``[d, d]`` or its diagonal ``[d]``, in float64.
 
     Raises
     ------
     ValueError
-        If the Gaussian is not proper, or one per client.
+        If the Gaussian is improper or has a client axis.
     """
     q = approximation
     size = trees.num_elements(q.precision_mean)
@@ -215,8 +209,8 @@ def moments_of(approximation: Gaussian) -> tuple[np.ndarray, np.ndarray]:
     fits |= q.structure == "dense" and jnp.shape(q.precision) == (size, size)
     if not fits:
         raise ValueError(
-            f"approximation must be one Gaussian over a position of {size} numbers; its precision "
-            f"has shapes {jax.tree.map(jnp.shape, q.precision)}. {WHOLE}"
+            f"approximation must be a single Gaussian over {size} parameters; its precision has "
+            f"shapes {jax.tree.map(jnp.shape, q.precision)}. {WHOLE}"
         )
     precision = np.asarray(flat_precision(q), np.float64)
     eta = np.asarray(trees.ravel(q.precision_mean), np.float64)
@@ -240,17 +234,17 @@ def _apply(factor: Array, z: Array) -> Array:
     return jnp.matmul(z, factor.T, precision=jax.lax.Precision.HIGHEST)
 
 
-def _root(scale: np.ndarray) -> np.ndarray:
+def _factorize(scale: np.ndarray) -> np.ndarray:
     lowest = scale.min() if scale.ndim == 1 else np.linalg.eigvalsh(scale)[0]
     if not lowest > 0:
         raise ValueError(
-            f"The covariance of a proposal must be positive definite, got a smallest eigenvalue of "
+            f"The covariance of a proposal must be positive definite; its smallest eigenvalue is "
             f"{lowest:.3g}."
         )
     return np.sqrt(scale) if scale.ndim == 1 else np.linalg.cholesky(scale)
 
 
-def _log_density(
+def _evaluate_part(
     points: np.ndarray, mean: np.ndarray, factor: np.ndarray, degrees: float
 ) -> np.ndarray:
     size = len(mean)
@@ -261,14 +255,14 @@ def _log_density(
         z = solve_triangular(factor, gaps, lower=True)
         log_det = np.log(np.diagonal(factor)).sum()
     square = (z**2).sum(0)
-    norm, half = _constants(size, degrees)
+    norm, half = _norm_and_power(size, degrees)
     if np.isinf(degrees):
         return norm - log_det - square / 2
     return norm - log_det - half * np.log1p(square / degrees)
 
 
-def _constants(size: int, degrees: float) -> tuple[float, float]:
-    """Return the logarithm of a density's norm, and half of what its power is."""
+def _norm_and_power(size: int, degrees: float) -> tuple[float, float]:
+    """Return the log normalizing constant, and the power of the t density's kernel."""
     if np.isinf(degrees):
         return float(-size / 2 * np.log(2 * np.pi)), np.inf
     norm = gammaln((degrees + size) / 2) - gammaln(degrees / 2) - size / 2 * np.log(degrees * np.pi)

@@ -11,6 +11,7 @@ from fedmcmc.gradients._augmented import augmented as augmented
 from fedmcmc.gradients._augmented import holds_augmented as holds_augmented
 from fedmcmc.gradients._augmented import refuse_augmented as refuse_augmented
 from fedmcmc.gradients._augmented import without_augmented as without_augmented
+from fedmcmc.gradients._corrections import Conducive as Conducive
 from fedmcmc.gradients._corrections import FixedPoint as FixedPoint
 from fedmcmc.gradients._corrections import Scaffold as Scaffold
 from fedmcmc.gradients._corrections import Svrg as Svrg
@@ -23,6 +24,8 @@ from fedmcmc.gradients._corrections import zero_sum_correction as zero_sum_corre
 from fedmcmc.gradients._curvature import BLOCK as BLOCK
 from fedmcmc.gradients._curvature import blockwise as blockwise
 from fedmcmc.gradients._curvature import minus_hessian as minus_hessian
+from fedmcmc.gradients._estimators import FullGradient as FullGradient
+from fedmcmc.gradients._estimators import Noisy as Noisy
 from fedmcmc.gradients._estimators import client_gradient as client_gradient
 from fedmcmc.gradients._estimators import first_reference as first_reference
 from fedmcmc.gradients._estimators import full_gradient as full_gradient

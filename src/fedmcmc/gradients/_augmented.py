@@ -8,9 +8,16 @@ import jax
 from jax import Array
 from jax.tree_util import Partial
 
-from fedmcmc._types import ArrayTree, Client, GradientEstimator, LogDensity, register_dataclass
+from fedmcmc._types import (
+    ArrayTree,
+    Client,
+    Disclosure,
+    GradientEstimator,
+    LogDensity,
+    register_dataclass,
+)
 from fedmcmc.gradients._estimators import Derived
-from fedmcmc.gradients._minibatches import Epochs, Minibatch
+from fedmcmc.gradients._minibatches import SIZE_WARNING, Epochs, Minibatch
 from fedmcmc.pytrees import trees
 from fedmcmc.random import augmentation_key
 
@@ -29,6 +36,11 @@ class _Randomness(NamedTuple):
 @dataclass(frozen=True, eq=False, repr=False)
 class Augmented(Derived):
     """An estimate from transformed rows; see `augmented`."""
+
+    disclosure = Disclosure(
+        "no separate question: allows minibatches whose rows are transformed at random",
+        warning=SIZE_WARNING,
+    )
 
     estimator: GradientEstimator
     augment_fn: Any

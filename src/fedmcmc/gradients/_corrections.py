@@ -26,6 +26,7 @@ from fedmcmc._types import (
     Broadcast,
     Cached,
     Client,
+    Disclosure,
     Federation,
     GradientEstimator,
     LogDensity,
@@ -132,6 +133,10 @@ class ZeroSum(Derived):
 @dataclass(frozen=True, eq=False, repr=False)
 class Conducive(ZeroSum):
     """Corrections from surrogates of the clients' likelihoods; see `conducive`."""
+
+    disclosure = Disclosure(
+        "no separate question: allows gradients corrected by a summary of the rows"
+    )
 
     estimator: GradientEstimator
     surrogates: PerClient  # of Gaussian
@@ -244,6 +249,10 @@ def as_surrogates(surrogates: Gaussian) -> Gaussian:
 class Scaffold(ZeroSum):
     """Corrections from all clients' gradients at the round's start; see `scaffold`."""
 
+    disclosure = Disclosure(
+        "no separate question: allows gradients corrected by gradients of all sites"
+    )
+
     estimator: GradientEstimator
     shares: PerClient | None
 
@@ -312,6 +321,10 @@ def scaffold(estimator: GradientEstimator, *, shares: Array | None = None) -> Gr
 @dataclass(frozen=True, eq=False, repr=False)
 class FixedPoint(ZeroSum):
     """Differences to the gradient at a fixed point; see `fixed_point`."""
+
+    disclosure = Disclosure(
+        "no separate question: allows gradients minus gradients at a fixed position"
+    )
 
     estimator: GradientEstimator
     centre: ArrayTree
@@ -409,6 +422,11 @@ class _Memory(NamedTuple):
 @dataclass(frozen=True, eq=False, repr=False)
 class Svrg(ZeroSum):
     """Differences to the gradient at a snapshot; see `svrg`."""
+
+    disclosure = Disclosure(
+        "no separate question: allows questions in which gradients of minibatches are corrected "
+        "by gradients of all rows"
+    )
 
     estimator: GradientEstimator
     refresh_every: int = field(metadata={"static": True})

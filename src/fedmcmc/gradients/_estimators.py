@@ -13,6 +13,7 @@ from fedmcmc._types import (
     Broadcast,
     Client,
     ClientTerms,
+    Disclosure,
     Federation,
     GradientEstimator,
     LogDensity,
@@ -158,6 +159,8 @@ class Derived(GradientEstimator):
 @dataclass(frozen=True, eq=False, repr=False)
 class Noisy(Derived):
     """An estimate plus Gaussian noise; see `noisy`."""
+
+    disclosure = Disclosure("no separate question: allows gradients to which the site adds noise")
 
     estimator: GradientEstimator
     scale: Any

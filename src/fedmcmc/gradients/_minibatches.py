@@ -9,7 +9,14 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import ArrayTree, Client, GradientEstimator, LogDensity, register_dataclass
+from fedmcmc._types import (
+    ArrayTree,
+    Client,
+    Disclosure,
+    GradientEstimator,
+    LogDensity,
+    register_dataclass,
+)
 from fedmcmc.data import gather
 from fedmcmc.gradients._estimators import expect_prepared, full_gradient, sum_gradient
 from fedmcmc.gradients._scaling import rows_over_batch
@@ -33,10 +40,22 @@ class _Randomness(NamedTuple):
     calls: ArrayTree = ()  # [num_calls], beside the keys of epochs
 
 
+SIZE_WARNING = (
+    "the server chooses the size of minibatches in its own questions, down to limits.min_batch "
+    "rows."
+)
+"""Warning for the owner of a site."""
+
+
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Minibatch(GradientEstimator):
     """The sum over random rows, scaled to all; see `minibatch`."""
+
+    disclosure = Disclosure(
+        "no separate question: allows questions about random minibatches of the rows",
+        warning=SIZE_WARNING,
+    )
 
     batch_size: int | float = field(metadata={"static": True})  # a float is a fraction
     replace: bool = field(metadata={"static": True})
@@ -150,6 +169,11 @@ def for_batch_size(batch_size: int | float | None, *, replace: bool = True) -> G
 @dataclass(frozen=True, eq=False, repr=False)
 class Epochs(GradientEstimator):
     """Passes over the client's rows; see `epochs`."""
+
+    disclosure = Disclosure(
+        "no separate question: allows questions that pass over the rows in minibatches",
+        warning=SIZE_WARNING,
+    )
 
     batch_size: int = field(metadata={"static": True})
 

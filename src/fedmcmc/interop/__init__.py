@@ -1,7 +1,7 @@
-"""Models and results of other libraries: NumPyro and Flax.
+"""Conversion of NumPyro models and Flax modules to posteriors.
 
-`interop.numpyro` and `interop.flax` are public modules, so that neither library is needed for the
-other. They may import every room on lower floors.
+`interop.numpyro` and `interop.flax` are separate public modules, so that using one library does not
+require the other.
 """
 
 from fedmcmc.interop._numpyro_indices import check_indices as check_indices

@@ -1,20 +1,20 @@
-"""What an output of a traced function depends on, read from its jaxpr.
+"""Dependence of a traced function's outputs on its inputs, read from its jaxpr.
 
-Every value of a trace gets a number that names the computation behind it (hash consing) and a set
-of flags that names the inputs it reaches. Two traces that share one `Tracer` give a value the same
-number exactly if they compute it in the same way, so a value whose number changes with the number
-of rows depends on that number.
+Every value of a trace has a number that identifies its computation (hash consing) and a set of
+flags, the union of the flags of the inputs that it depends on. Two traces by the same `Tracer` give
+a value the same number exactly if they compute it in the same way. A value whose number changes
+with the number of rows therefore depends on the number of rows.
 """
 
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-INLINED = {
+_CALLS = {
     "checkpoint",
     "closed_call",
     "core_call",
@@ -27,17 +27,18 @@ INLINED = {
     "remat2",
 }
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
+NO_FLAGS: frozenset = frozenset()
 
 
 class Node(NamedTuple):
-    """One value: the number of its computation, and the flags of the inputs it depends on."""
+    """Value of a trace: the number of its computation and its flags."""
 
     number: int
     flags: frozenset
 
 
 class Tracer:
-    """Numbers computations, the same number for the same computation in every trace."""
+    """Numbering of computations that is the same in every trace."""
 
     def __init__(self) -> None:
         self._numbers: dict[Hashable, int] = {}
@@ -53,7 +54,7 @@ class Tracer:
         return list(self._numbers)
 
     def uncast(self, node: Node) -> Node:
-        """Return what `node` is once changes of dtype are taken off."""
+        """Return the value of which `node` is a change of dtype, or `node` itself."""
         while node.number in self._casts:
             node = self._casts[node.number]
         return node
@@ -68,11 +69,11 @@ class Tracer:
     def _walk(self, jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Node]) -> list[Node]:
         nodes: dict[Any, Node] = dict(zip(jaxpr.invars, inputs, strict=True))
         for var, value in zip(jaxpr.constvars, consts, strict=True):
-            nodes[var] = self._node(("constant", _fingerprint(value)), frozenset())
+            nodes[var] = self._node(("constant", _fingerprint(value)), NO_FLAGS)
 
         def read(atom: Any) -> Node:
             if hasattr(atom, "val"):  # a literal
-                return self._node(("constant", _fingerprint(atom.val)), frozenset())
+                return self._node(("constant", _fingerprint(atom.val)), NO_FLAGS)
             return nodes[atom]
 
         for eqn in jaxpr.eqns:
@@ -81,21 +82,45 @@ class Tracer:
         return [read(atom) for atom in jaxpr.outvars]
 
     def _equation(self, eqn: Any, inputs: list[Node]) -> list[Node]:
-        if eqn.primitive.name in INLINED:
-            for value in eqn.params.values():
-                inner = getattr(value, "jaxpr", value)
-                if len(getattr(inner, "invars", ())) == len(inputs) and hasattr(inner, "eqns"):
-                    return self._walk(inner, getattr(value, "consts", ()), inputs)
-        flags = frozenset().union(*(node.flags for node in inputs))
-        how = (eqn.primitive.name, _describe(eqn.params), tuple(node.number for node in inputs))
-        results = [self._node((*how, i, str(var.aval)), flags) for i, var in enumerate(eqn.outvars)]
+        called = called_jaxpr(eqn)
+        if called is not None:
+            return self._walk(*called, inputs)
+        flags = NO_FLAGS.union(*(node.flags for node in inputs))
+        key = (eqn.primitive.name, _describe(eqn.params), tuple(node.number for node in inputs))
+        results = [self._node((*key, i, str(var.aval)), flags) for i, var in enumerate(eqn.outvars)]
         if eqn.primitive.name == "convert_element_type":
             self._casts[results[0].number] = inputs[0]
         return results
 
 
+def called_jaxpr(eqn: Any) -> tuple[Any, Sequence[Any]] | None:
+    """Return the jaxpr and the constants of a call, such as `jit`; ``None`` for other equations."""
+    if eqn.primitive.name not in _CALLS:
+        return None
+    for value in eqn.params.values():
+        jaxpr = getattr(value, "jaxpr", value)
+        if hasattr(jaxpr, "eqns") and len(jaxpr.invars) == len(eqn.invars):
+            return jaxpr, getattr(value, "consts", ())
+    return None
+
+
+def output_flags(fn: Callable[..., Any], arguments: tuple[Any, ...], flags: Any) -> Any:
+    """Return the flags that each output of `fn` depends on, in a tree like the outputs.
+
+    `flags` are the flags of the inputs, sets in a tree prefix of `arguments`.
+    """
+    closed, shapes = jax.make_jaxpr(fn, return_shape=True)(*arguments)
+    flat_flags = jax.tree.leaves(jax.tree.broadcast(flags, arguments))
+    return jax.tree.unflatten(jax.tree.structure(shapes), propagate_flags(closed, flat_flags))
+
+
+def propagate_flags(closed: Any, flags: Sequence[frozenset]) -> list[frozenset]:
+    """Return the flags of each output of a closed jaxpr, given the flags of each input."""
+    return [node.flags for node in Tracer().outputs(closed, list(enumerate(flags)))]
+
+
 def _describe(params: dict[str, Any]) -> str:
-    # Functions and their wrappers print where they live, which differs from trace to trace.
+    # Functions print their address, which differs between traces.
     plain_params = {name: value for name, value in params.items() if not callable(value)}
     return _ADDRESS.sub("", str(sorted((name, str(value)) for name, value in plain_params.items())))
 

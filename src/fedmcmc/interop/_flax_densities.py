@@ -1,4 +1,4 @@
-"""Priors on a network's parameters, likelihoods of its outputs, and checks of these."""
+"""Priors of a network's parameters, likelihoods of its outputs, and their checks."""
 
 import math
 from collections.abc import Callable
@@ -13,25 +13,25 @@ from jax.nn import one_hot
 from fedmcmc._types import ArrayTree, Posterior
 from fedmcmc.interop._rows import ROW_TOLERANCE
 
-CHECKED_ROWS = 3
+NUM_CHECKED_ROWS = 3
 
 
 def logprior(scales: ArrayTree, position: ArrayTree) -> Array:
     """Return the normalized log density; `scales` is a tree prefix of the position."""
     leaves = jax.tree.leaves(position)
-    each = jax.tree.leaves(jax.tree.broadcast(scales, position))
-    terms = [_normal(x, scale.astype(x.dtype)) for x, scale in zip(leaves, each, strict=True)]
+    leaf_scales = jax.tree.leaves(jax.tree.broadcast(scales, position))
+    terms = [_normal(x, y.astype(x.dtype)) for x, y in zip(leaves, leaf_scales, strict=True)]
     return sum(terms[1:], terms[0])
 
 
 def _normal(x: Array, scale: Array) -> Array:
-    # Every entry of a scale that broadcasts counts equally often.
+    # All entries of a scale that broadcasts count equally often, so a mean replaces their sum.
     constant = x.size * (0.5 * math.log(2 * math.pi) + jnp.mean(jnp.log(scale)))
     return -0.5 * jnp.sum((x / scale) ** 2) - constant.astype(x.dtype)
 
 
 def prior_scales(scales: Any, like: ArrayTree) -> ArrayTree:
-    """Check the argument `prior_scale` of `from_flax`, and return it as a tree of arrays."""
+    """Return the argument `prior_scale` of `from_flax` as a tree of arrays, or raise."""
     if callable(scales):
         scales = jax.tree_util.tree_map_with_path(
             lambda path, leaf: scales(jax.tree_util.keystr(path, simple=True, separator="."), leaf),
@@ -55,7 +55,7 @@ def prior_scales(scales: Any, like: ArrayTree) -> ArrayTree:
 
 
 def positive(number: Any, shape: tuple[int, ...], name: str) -> Array:
-    """Return `number` as an array that broadcasts to `shape`; positive, where it is concrete."""
+    """Return `number` as an array that broadcasts to `shape`; raise if it is not positive."""
     array = jnp.asarray(number)
     try:
         fits = np.broadcast_shapes(array.shape, shape) == shape
@@ -74,12 +74,20 @@ def positive(number: Any, shape: tuple[int, ...], name: str) -> Array:
 
 
 class Likelihood(NamedTuple):
-    """How outcomes are distributed given outputs, which are in float32 or better.
+    """Distribution of outcomes given outputs, which are in float32 or better.
 
-    `term` is ``(outputs, outcome, *numbers) -> [n, ...]`` log densities, `draw` is
-    ``(rng_key, outputs, shape, *numbers) -> outcome``, `mean` is ``outputs -> outputs``, `check`
-    is ``(outputs, outcome) -> None`` of shapes of the one and values of the other. Where an outcome
-    is one number, outputs may have one more axis of length one: a last layer with one unit.
+    If an outcome is one number, outputs may have an additional axis of length one.
+
+    Attributes
+    ----------
+    term
+        ``(outputs, outcome, *scales) -> [n, ...]``, log densities.
+    draw
+        ``(rng_key, outputs, shape, *scales) -> outcome``.
+    mean
+        ``outputs -> outputs``.
+    check
+        ``(outputs, outcome) -> None``, checks of the shapes of outputs and the values of outcomes.
     """
 
     term: Callable[..., Array]
@@ -88,17 +96,17 @@ class Likelihood(NamedTuple):
     check: Callable[[Any, np.ndarray], None]
 
 
-def _valid(holds: Array, like: Array) -> Array:
-    # An outcome that cannot be turns terms and gradients into NaN, which stops a run.
-    return jnp.where(holds, jnp.ones((), like.dtype), jnp.full((), jnp.nan, like.dtype))
+def _nan_unless(is_valid: Array, like: Array) -> Array:
+    # An invalid outcome turns terms and gradients into NaN, which stops a run.
+    return jnp.where(is_valid, jnp.ones((), like.dtype), jnp.full((), jnp.nan, like.dtype))
 
 
 def _categorical_term(logits: Array, outcome: Array) -> Array:
     classes = logits.shape[-1]
-    # A sum, for the gradient of a gather is a slow scatter.
+    # A sum, because the gradient of a gather is a slow scatter.
     chosen = one_hot(outcome, classes, dtype=logits.dtype)
     term = jnp.sum(jax.nn.log_softmax(logits) * chosen, axis=-1)
-    return term * _valid((outcome >= 0) & (outcome < classes), term)
+    return term * _nan_unless((outcome >= 0) & (outcome < classes), term)
 
 
 def _draw_categorical(rng_key: Array, logits: Array, shape: tuple[int, ...]) -> Array:
@@ -112,15 +120,14 @@ def _check_categorical(logits: Any, outcome: np.ndarray) -> None:
         raise ValueError(
             f"The categorical likelihood needs a module that returns logits, one per class on a "
             f"last axis, shape {(*outcome.shape, 'num_classes')} for outcomes of shape "
-            f"{outcome.shape}; "
-            f"got {logits.shape}."
+            f"{outcome.shape}; got {logits.shape}."
         )
     classes = logits.shape[-1]
-    whole = np.issubdtype(outcome.dtype, np.integer)
-    if not whole or outcome.min() < 0 or outcome.max() >= classes:
+    is_integer = np.issubdtype(outcome.dtype, np.integer)
+    if not is_integer or outcome.min() < 0 or outcome.max() >= classes:
         raise ValueError(
-            f"Outcomes must be integers from 0 to {classes - 1}, one below the module's number of "
-            f"outputs; got {outcome.dtype} from {outcome.min()} to {outcome.max()}."
+            f"Outcomes must be integers from 0 to {classes - 1}, one less than the module's number "
+            f"of outputs; got {outcome.dtype} from {outcome.min()} to {outcome.max()}."
         )
 
 
@@ -128,7 +135,7 @@ def _bernoulli_term(logits: Array, outcome: Array) -> Array:
     logits = logits.reshape(outcome.shape)
     outcome = outcome.astype(logits.dtype)
     term = outcome * logits - jax.nn.softplus(logits)
-    return term * _valid((outcome == 0) | (outcome == 1), term)
+    return term * _nan_unless((outcome == 0) | (outcome == 1), term)
 
 
 def _draw_bernoulli(rng_key: Array, logits: Array, shape: tuple[int, ...]) -> Array:
@@ -184,7 +191,7 @@ def check_name(name: Any) -> None:
 
 
 def check_terms(posterior: Posterior, position: ArrayTree, rows: ArrayTree) -> None:
-    """Check without compiling that the log likelihood has one real term per row."""
+    """Raise if the log likelihood does not have one real term per row, without compiling."""
     num = jax.tree.leaves(rows)[0].shape[0]
     terms = jax.eval_shape(posterior.loglikelihood_fn, position, rows)
     shape = getattr(terms, "shape", None)
@@ -195,34 +202,35 @@ def check_terms(posterior: Posterior, position: ArrayTree, rows: ArrayTree) -> N
 
 
 def check_rows(posterior: Posterior, rows: ArrayTree) -> None:
-    """Check that a row's log likelihood does not depend on the rows beside it or their number."""
-    few = jax.tree.map(_vary, rows)
+    """Raise if a row's log likelihood depends on the other rows of its batch."""
 
     @jax.jit
     def compare(batch: ArrayTree) -> tuple[Array, Array]:
         position = posterior.init_fn(jax.random.key(0))  # type: ignore[misc]
-        # Layers that start at zero would hide what is behind them.
+        # Layers that start at zero would hide the layers before them.
         position = jax.tree.map(
             lambda x: x + 0.1 * jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape),
             position,
         )
-        first = jax.tree.map(lambda leaf: leaf[:1], batch)
+        single = jax.tree.map(lambda leaf: leaf[:1], batch)
         fn = posterior.loglikelihood_fn
-        return fn(position, batch)[0], fn(position, first)[0]
+        return fn(position, batch)[0], fn(position, single)[0]
 
-    together, alone = (float(x) for x in compare(few))
+    together, alone = (float(x) for x in compare(jax.tree.map(_vary, rows)))
     if not np.isclose(together, alone, ROW_TOLERANCE, ROW_TOLERANCE, equal_nan=True):
         raise ValueError(
             f"A row's log likelihood depends on the other rows of its batch: the first row of the "
-            f"example has {alone:.6g} alone and {together:.6g} among {CHECKED_ROWS}. Minibatches "
-            f"and clients would then disagree about it: normalize over features, not over rows, "
-            f"and do not divide by their number (check=False turns this off)."
+            f"example has {alone:.6g} alone and {together:.6g} among {NUM_CHECKED_ROWS} rows. "
+            f"Minibatches and clients would then disagree about it: normalize over features, not "
+            f"over rows, and do not divide by the number of rows (check=False turns this check "
+            f"off)."
         )
 
 
 def _vary(leaf: np.ndarray) -> np.ndarray:
-    # The first row as it is, and others that are sure to differ from it.
-    few = np.resize(leaf, (CHECKED_ROWS, *leaf.shape[1:]))
+    """Return the first row, and rows that differ from it if the leaf has floats."""
+    rows = np.resize(leaf, (NUM_CHECKED_ROWS, *leaf.shape[1:]))
     if not np.issubdtype(leaf.dtype, np.floating):
-        return few
-    return few + np.arange(CHECKED_ROWS, dtype=leaf.dtype).reshape(-1, *[1] * (leaf.ndim - 1))
+        return rows
+    shifts = np.arange(NUM_CHECKED_ROWS, dtype=leaf.dtype)
+    return rows + shifts.reshape(-1, *[1] * (leaf.ndim - 1))

@@ -1,4 +1,4 @@
-"""Flax modules of either interface, and the entries of the rows that they read."""
+"""Flax modules, linen or nnx, and the columns of the rows that they read."""
 
 import dataclasses
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -23,7 +23,7 @@ Shapes = tuple[tuple[Any, tuple[tuple[tuple[int, ...], np.dtype], ...]], ...]
 
 @dataclass(frozen=True)
 class Linen:
-    """A linen module; `key` is what makes two of them equal, so that they share compilations."""
+    """Linen module; modules with equal `key` and options share compilations."""
 
     module: Any = field(compare=False)
     options: Options
@@ -42,7 +42,7 @@ class Linen:
 
 @dataclass(frozen=True)
 class Nnx:
-    """The constructor of an nnx module and the structure of what it constructs."""
+    """Constructor of an nnx module, and the structure of the module."""
 
     construct: Callable[..., Any] = field(compare=False)
     structure: Any = field(compare=False)
@@ -70,15 +70,15 @@ def read_module(module: Any, options: Mapping[str, Hashable] | None) -> Network:
         from flax import linen, nnx
     except ImportError as error:
         raise not_installed("Flax modules need flax, an optional dependency", "flax") from error
-    fixed = tuple(sorted((options or {}).items()))
+    items = tuple(sorted((options or {}).items()))
     if isinstance(module, linen.Module):
-        return Linen(module, fixed, _hashable(_frozen(module)))
+        return Linen(module, items, _hashable(_frozen(module)))
     if isinstance(module, nnx.Module):
         raise TypeError(
             f"module is an nnx module that already has its parameters ({type(module).__name__}). "
-            f"Pass what constructs it, called as module(rngs=...), for instance "
+            f"Pass its constructor, called as module(rngs=...), for instance "
             f"functools.partial({type(module).__name__}, ...) or lambda rngs: ...; to start from "
-            f"parameters at hand, give sample nnx.to_pure_dict(nnx.state(module, nnx.Param))."
+            f"existing parameters, pass nnx.to_pure_dict(nnx.state(module, nnx.Param)) to sample."
         )
     if isinstance(module, type) and issubclass(module, linen.Module):
         raise TypeError(f"module is a linen class; pass an instance, {module.__name__}(...).")
@@ -88,19 +88,19 @@ def read_module(module: Any, options: Mapping[str, Hashable] | None) -> Network:
             f"{type(module).__name__}."
         )
     structure = _nnx_structure(module)
-    return Nnx(module, structure, fixed, _hashable(structure))
+    return Nnx(module, structure, items, _hashable(structure))
 
 
 def _hashable(value: Any) -> Hashable:
     try:
         hash(value)
-    except (TypeError, ValueError):  # attributes that are arrays: equal to itself alone
+    except (TypeError, ValueError):  # attributes that are arrays: equal only to itself
         return object()
     return value
 
 
 def _frozen(value: Any) -> Any:
-    """Return what makes linen modules equal, with tuples for the lists that cannot be hashed."""
+    """Return the class and the attributes of a linen module, with tuples in place of lists."""
     from flax import linen
 
     if isinstance(value, linen.Module):
@@ -117,23 +117,23 @@ def _nnx_structure(construct: Callable[..., Any]) -> Any:
     from flax import nnx
 
     def build() -> Any:
-        built = construct(rngs=nnx.Rngs(0))
-        if not isinstance(built, nnx.Module):
+        module = construct(rngs=nnx.Rngs(0))
+        if not isinstance(module, nnx.Module):
             raise TypeError(
-                f"module(rngs=...) must return a flax.nnx module, got {type(built).__name__}."
+                f"module(rngs=...) must return a flax.nnx module, got {type(module).__name__}."
             )
-        return built
+        return module
 
     parts: Any = nnx.split(nnx.eval_shape(build), nnx.Param, nnx.RngState, ...)
-    structure, _, streams, rest = parts
+    structure, _, streams, variables = parts
     if streams:
-        raise _draws_random_numbers(f"keeps a stream of random numbers ({_kinds(streams)})")
-    if rest:
-        raise _has_state(f"variables other than nnx.Param ({_kinds(rest)})")
+        raise _random_error(f"has a stream of random numbers ({_variable_types(streams)})")
+    if variables:
+        raise _state_error(f"variables other than nnx.Param ({_variable_types(variables)})")
     return structure
 
 
-def _kinds(state: Any) -> str:
+def _variable_types(state: Any) -> str:
     from flax import nnx
 
     flat = nnx.to_flat_state(state)
@@ -143,12 +143,12 @@ def _kinds(state: Any) -> str:
 def check_call(
     network: Network, shapes: Shapes, inputs: tuple[ArrayTree, ...]
 ) -> tuple[ArrayTree, ArrayTree]:
-    """Return the shapes of position and outputs, after checking that a position is all it takes.
+    """Return the shapes of the position and of the outputs.
 
     Raises
     ------
     ValueError
-        If the module has no parameters, state besides them, or draws random numbers.
+        If the module has no parameters, has state besides its parameters, or draws random numbers.
     """
     from flax import errors
 
@@ -159,47 +159,47 @@ def check_call(
     try:
         return position, jax.eval_shape(network.apply, position, inputs)
     except errors.InvalidRngError as error:
-        raise _draws_random_numbers(f"draws random numbers ({_first_line(error)})") from error
+        raise _random_error(f"draws random numbers ({_without_link(error)})") from error
     except (
         errors.ModifyScopeVariableError,
         errors.ScopeCollectionNotFound,
         errors.ScopeVariableNotFoundError,
     ) as error:
-        raise _has_state(_first_line(error)) from error
+        raise _state_error(_without_link(error)) from error
 
 
-def _first_line(error: Exception) -> str:
+def _without_link(error: Exception) -> str:
     return str(error).split(" (http")[0]
 
 
-def _draws_random_numbers(what: str) -> ValueError:
+def _random_error(problem: str) -> ValueError:
     return ValueError(
-        f"The module {what}. A row's log likelihood must be a function of the position and of "
-        f"that row alone: build dropout layers with deterministic=True, or leave them out."
+        f"The module {problem}. A row's log likelihood must be a function of the position and of "
+        f"that row only: build dropout layers with deterministic=True, or leave them out."
     )
 
 
-def _has_state(what: str) -> ValueError:
+def _state_error(state: str) -> ValueError:
     return ValueError(
-        f"The module has state besides its parameters: {what}. A row's log likelihood must be a "
-        f"function of the position and of that row alone, and batch statistics are made of the "
+        f"The module has state besides its parameters: {state}. A row's log likelihood must be a "
+        f"function of the position and of that row only, and batch statistics depend on the "
         f"other rows: use layer, group or filter response normalization instead."
     )
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Keys of the rows: of the module's arguments and of the outcome."""
+    """Keys of the rows for the module's arguments and for the outcome."""
 
     inputs: tuple[Column, ...]
     outcome: Any
 
     @classmethod
-    def of(cls, inputs: Column | Sequence[Column], outcome: Column | None) -> "Columns":
+    def from_keys(cls, inputs: Column | Sequence[Column], outcome: Column | None) -> "Columns":
         return cls((inputs,) if isinstance(inputs, (str, int)) else tuple(inputs), outcome)
 
     def read(self, example: ArrayTree | FederatedData) -> Any:
-        """Return the rows of an example after checking them and their keys."""
+        """Return the rows of an example, or raise if they or their keys do not fit."""
         rows = client_rows(example)
         if not isinstance(rows, dict) and type(rows) is not tuple:
             raise TypeError(
@@ -207,12 +207,12 @@ class Columns:
                 f"{type(rows).__name__}."
             )
         rows = checked_rows(rows, "rows")
-        known = list(rows) if isinstance(rows, dict) else list(range(len(rows)))
+        keys = list(rows) if isinstance(rows, dict) else list(range(len(rows)))
         for name, key in [*(("inputs", key) for key in self.inputs), ("outcome", self.outcome)]:
-            if key not in known:
+            if key not in keys:
                 raise ValueError(
-                    f"{name}={key!r} is not among the keys of the rows, {known}. Rows of other "
-                    f"keys need the arguments inputs and outcome."
+                    f"{name}={key!r} is not among the keys of the rows, {keys}: pass the rows' "
+                    f"keys as inputs= and outcome=."
                 )
         if not isinstance(rows[self.outcome], np.ndarray):
             raise ValueError(f"outcome={self.outcome!r} must be one array of the rows.")
@@ -225,15 +225,15 @@ class Columns:
         flat = [jax.tree.flatten(tree) for tree in self.arguments(rows)]
         return tuple((treedef, tuple((x.shape[1:], x.dtype) for x in xs)) for xs, treedef in flat)
 
-    def replace_outcome(self, rows: Any, drawn: Array) -> ArrayTree:
-        drawn = drawn.astype(rows[self.outcome].dtype)
+    def replace_outcome(self, rows: Any, draw: Array) -> ArrayTree:
+        draw = draw.astype(rows[self.outcome].dtype)
         if isinstance(rows, dict):
-            return {**rows, self.outcome: drawn}
-        return tuple(drawn if i == self.outcome else x for i, x in enumerate(rows))
+            return {**rows, self.outcome: draw}
+        return tuple(draw if i == self.outcome else x for i, x in enumerate(rows))
 
 
 class Setup(NamedTuple):
-    """A network and the columns that it reads."""
+    """Network, and the columns that it reads."""
 
     network: Network
     columns: Columns
@@ -242,6 +242,6 @@ class Setup(NamedTuple):
         return self.network.apply(position, self.columns.arguments(rows))
 
     def real_outputs(self, position: ArrayTree, rows: Any) -> Array:
-        # In float32 or better: half precision is too coarse for log densities.
+        # Half precision is too coarse for log densities.
         outputs: Any = self.outputs(position, rows)
         return outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))

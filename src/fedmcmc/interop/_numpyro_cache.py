@@ -1,8 +1,8 @@
-"""Functions built from a NumPyro model: kept for the next call, and stored by their model.
+"""Cache of the functions that are built from a NumPyro model, and their pickle support.
 
 JAX compiles a program again for each new function. `from_numpyro` therefore returns the functions
-of an earlier call if the model, traced again, is still the same program. They are stored on the
-model itself, and are freed with it.
+of an earlier call if the model, traced again, is still the same program. The cache is an attribute
+of the model itself, so it is freed with the model.
 """
 
 import copy
@@ -20,27 +20,16 @@ from numpyro.primitives import Messenger
 
 from fedmcmc._types import ArrayTree, Posterior, refuse_unstorable
 from fedmcmc.interop import _numpyro_trace as tracing
-from fedmcmc.interop._dependence import Tracer
-from fedmcmc.interop._numpyro_inputs import COUNTS, position_shapes
+from fedmcmc.interop._dependence import NO_FLAGS, Tracer
 from fedmcmc.interop._numpyro_structure import Structure
 
 MAX_PROGRAMS = 8
-"""Programs that are kept per model; the one that was used least recently goes first."""
+"""Maximal number of cached programs per model; the least recently used program is evicted."""
 _ATTRIBUTE = "_fedmcmc_programs"
 
 
 class Built(NamedTuple):
-    """What was built from a model for rows of one structure.
-
-    Attributes
-    ----------
-    posterior
-        Its functions, all but `init_fn`, which depends on the rows.
-    start_fn
-        ``(rng_key, rows) -> position``, compiled.
-    compiled
-        Compiled programs of checks, by name.
-    """
+    """Posterior without `init_fn`, compiled ``(rng_key, rows) -> start``, and compiled checks."""
 
     posterior: Posterior
     start_fn: Callable[..., Any]
@@ -48,28 +37,28 @@ class Built(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """How a posterior was built: the arguments of `from_numpyro`, with shapes for rows."""
+    """Arguments of `from_numpyro` from which a posterior was built, with shapes for rows."""
 
+    builder: Callable[..., Posterior]  # `from_numpyro` itself
     model: Callable[..., Any]
     shapes: ArrayTree
     options: tuple[tuple[str, Any], ...]
 
     def posterior(self) -> Posterior:
-        """Build the posterior again; starts are checked with made-up rows."""
-        from fedmcmc.interop._numpyro_model import from_numpyro
+        """Build the posterior again, with made-up rows to check starts."""
 
         def made_up(leaf: Any) -> np.ndarray:
             is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
             return np.full((2, *leaf.shape[1:]), 0.5 if is_float else 1).astype(leaf.dtype)
 
         rows = jax.tree.map(made_up, self.shapes)
-        return from_numpyro(self.model, example=rows, check_rows=False, **dict(self.options))
+        return self.builder(self.model, example=rows, check_rows=False, **dict(self.options))
 
 
 class Origin:
-    """What functions that were built together have in common.
+    """Common origin of functions that were built together.
 
-    Pickle stores the recipe, once for all functions in one pickle, and builds the posterior again.
+    A pickle stores the recipe once for all its functions. Unpickling builds the posterior again.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -83,14 +72,14 @@ class Origin:
 class ModelFunction:
     """Function of a posterior that was built from a NumPyro model.
 
-    Pickle stores the model and the place of the function in the posterior. Two functions are equal
-    if they were built together and have the same place, so that JAX shares compiled programs
-    between them.
+    A pickle stores the model and the function's path, its attribute names in the posterior. Two
+    functions are equal if they were built together and have the same path, so that JAX shares
+    compiled programs between them.
     """
 
-    def __init__(self, fn: Callable[..., Any], origin: Origin, place: tuple[str, ...]) -> None:
+    def __init__(self, fn: Callable[..., Any], origin: Origin, path: tuple[str, ...]) -> None:
         functools.update_wrapper(self, fn)
-        self._fn, self._origin, self._place = fn, origin, place
+        self._fn, self._origin, self._path = fn, origin, path
 
     def __call__(self, *args: Any) -> Any:
         """Call the function."""
@@ -100,24 +89,24 @@ class ModelFunction:
         return (
             isinstance(other, ModelFunction)
             and self._origin is other._origin
-            and self._place == other._place
+            and self._path == other._path
         )
 
     def __hash__(self) -> int:
-        return hash((id(self._origin), self._place))
+        return hash((id(self._origin), self._path))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ModelFunction":
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self._origin, self._place)
+        return _function_at, (self._origin, self._path)
 
 
-def _restored(posterior: Any, place: tuple[str, ...]) -> Any:
-    return functools.reduce(getattr, place, posterior)
+def _function_at(posterior: Any, path: tuple[str, ...]) -> Any:
+    return functools.reduce(getattr, path, posterior)
 
 
-def built(
+def cached_build(
     recipe: Recipe,
     model: Callable[..., Any],
     structure: Structure,
@@ -125,20 +114,9 @@ def built(
     rows: ArrayTree,
     build: Callable[[], Built],
 ) -> Built:
-    """Return what `build` returns, or what it returned for the same program before.
+    """Return the result of `build`, or its earlier result for the same program.
 
-    Parameters
-    ----------
-    recipe
-        Arguments of `from_numpyro`.
-    model
-        The model as it is traced, its local sites reparametrized.
-    structure, inner
-        Its sites.
-    rows
-        The example.
-    build
-        Called if the program is new.
+    `model` has its local sites reparametrized, unlike ``recipe.model``.
     """
     owner = _function_of(recipe.model)
     key = None if owner is None else _program_key(recipe, model, structure, inner, rows)
@@ -148,51 +126,50 @@ def built(
     if key in programs:
         programs.move_to_end(key)
         return programs[key]
-    # The model has changed since: what it built may have been traced before or after the change.
-    for other in [other for other, kept in programs.items() if _is_same_call(kept, recipe)]:
-        del programs[other]
+    # The model has changed: earlier functions may have been traced before or after the change.
+    for stale in [k for k, built in programs.items() if _is_same_call(built, recipe)]:
+        del programs[stale]
     programs[key] = _with_origin(build(), recipe)
     while len(programs) > MAX_PROGRAMS:
         programs.popitem(last=False)
     return programs[key]
 
 
-def _is_same_call(kept: Built, recipe: Recipe) -> bool:
+def _is_same_call(built: Built, recipe: Recipe) -> bool:
     """Return whether a program was built from the same model, options and columns."""
-    like: Any = kept.posterior.logprior_fn
-    earlier = like._origin.recipe
+    logprior_fn: Any = built.posterior.logprior_fn
+    earlier = logprior_fn._origin.recipe
     if earlier.model != recipe.model or repr(earlier.options) != repr(recipe.options):
         return False
     one_row = [jax.tree.map(lambda x: (*x.shape[1:], x.dtype), x.shapes) for x in (earlier, recipe)]
     return bool(one_row[0] == one_row[1])
 
 
-def with_starts(found: Built, rows: ArrayTree) -> Posterior:
-    """Return the posterior, whose starts are checked with `rows`."""
-    like: Any = found.posterior.logprior_fn
-    start_fn = functools.partial(_start, found.start_fn, rows)
-    init_fn = ModelFunction(start_fn, like._origin, ("init_fn",))
-    return found.posterior._replace(init_fn=init_fn)
+def with_starts(built: Built, rows: ArrayTree) -> Posterior:
+    """Return the posterior with an `init_fn` that checks starts with `rows`."""
+    logprior_fn: Any = built.posterior.logprior_fn
+
+    def start(rng_key: Any) -> Any:
+        return built.start_fn(rng_key, rows)
+
+    init_fn = ModelFunction(start, logprior_fn._origin, ("init_fn",))
+    return built.posterior._replace(init_fn=init_fn)
 
 
-def _start(start_fn: Callable[..., Any], rows: ArrayTree, rng_key: Any) -> Any:
-    return start_fn(rng_key, rows)
-
-
-def _with_origin(found: Built, recipe: Recipe) -> Built:
+def _with_origin(built: Built, recipe: Recipe) -> Built:
     origin = Origin(recipe)
 
-    def wrapped(value: Any, place: tuple[str, ...]) -> Any:
+    def wrap(value: Any, path: tuple[str, ...]) -> Any:
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            parts = {name: wrapped(getattr(value, name), (*place, name)) for name in value._fields}
+            parts = {name: wrap(getattr(value, name), (*path, name)) for name in value._fields}
             return type(value)(**parts)
-        return ModelFunction(value, origin, place) if callable(value) else value
+        return ModelFunction(value, origin, path) if callable(value) else value
 
-    return found._replace(posterior=wrapped(found.posterior, ()))
+    return built._replace(posterior=wrap(built.posterior, ()))
 
 
 def _function_of(model: Any) -> FunctionType | None:
-    """Return the function behind a model, on which programs are kept."""
+    """Return the function behind a model, whose attribute is the cache."""
     while not isinstance(model, FunctionType):
         if isinstance(model, functools.partial):
             model = model.func
@@ -213,12 +190,13 @@ def _program_key(
     inner: Structure | None,
     rows: ArrayTree,
 ) -> Hashable:
-    """Return a digest of the program that the model is, and the classes of its distributions.
+    """Return a key of the traced model: a digest, and the classes of its distributions.
 
     Constants are part of the program: a variable of a closure, a global, a default or an argument
-    of `functools.partial` changes the digest where the model's densities depend on it. A model that
-    calls back to Python, which no trace shows, has ``None``.
+    of `functools.partial` changes the digest if the model's densities depend on it. ``None`` if the
+    model calls back to Python, because a trace does not show the called code.
     """
+    classes: list[tuple[str, type]] = []
 
     def run(position: ArrayTree, rows: ArrayTree) -> Any:
         values, parameters = {}, {}
@@ -233,22 +211,21 @@ def _program_key(
                 classes.append((name, type(fn)))
         return values, parameters
 
-    classes: list[tuple[str, type]] = []
-    shapes = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct((COUNTS[0], *np.shape(leaf)[1:]), leaf.dtype), rows
+    shapes = (
+        tracing.position_shapes(structure.latent_shapes),
+        tracing.row_shapes(rows, tracing.COUNTS[0]),
     )
-    arguments = position_shapes(structure.every), shapes
-    closed = jax.make_jaxpr(run)(*arguments)
+    closed = jax.make_jaxpr(run)(*shapes)
     tracer = Tracer()
-    labels: list[Any] = [((i, str(x)), frozenset()) for i, x in enumerate(closed.in_avals)]
+    labels: list[Any] = [((i, str(x)), NO_FLAGS) for i, x in enumerate(closed.in_avals)]
     outputs = [node.number for node in tracer.outputs(closed, labels)]
-    if any("callback" in str(how) for how in tracer.computations):
+    if any("callback" in str(computation) for computation in tracer.computations):
         return None
     treedef = jax.tree.structure(rows)
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for part in (recipe.options, structure, inner, treedef, outputs, *tracer.computations):
-        found.update(repr(part).encode() + b"\0")
-    return found.hexdigest(), tuple(classes)
+        digest.update(repr(part).encode() + b"\0")
+    return digest.hexdigest(), tuple(classes)
 
 
 def _is_array(x: Any) -> bool:
@@ -256,10 +233,15 @@ def _is_array(x: Any) -> bool:
 
 
 def recipe_of(
-    model: Callable[..., Any], rows: ArrayTree, local: Any, centered: Any, init_radius: float
+    builder: Callable[..., Posterior],
+    model: Callable[..., Any],
+    rows: ArrayTree,
+    local: Any,
+    centered: Any,
+    init_radius: float,
 ) -> Recipe:
     """Return the recipe of a call of `from_numpyro`."""
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype), rows)
-    given = dict(local=local, centered=centered, init_radius=float(init_radius))
-    options = tuple((name, copy.deepcopy(value)) for name, value in given.items())
-    return Recipe(model, shapes, options)
+    arguments = dict(local=local, centered=centered, init_radius=float(init_radius))
+    options = tuple((name, copy.deepcopy(value)) for name, value in arguments.items())
+    return Recipe(builder, model, shapes, options)

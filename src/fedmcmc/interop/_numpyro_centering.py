@@ -1,4 +1,4 @@
-"""How much of local sites' conditional spread their own rows tell, and so how to write them."""
+"""Recommended parametrization of local sites, from their conditional variances."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -25,29 +25,29 @@ from fedmcmc.runs import as_consortium
 
 
 def centering(posterior: Posterior, data: Any, position: ArrayTree) -> dict[str, float]:
-    """Return how local sites are best written, for ``from_numpyro(..., centered=)``.
+    """Return the best parametrization of local sites, for ``from_numpyro(..., centered=)``.
 
-    A site is near one, written as it is, where groups' rows tell their effects well beside the
-    population, and near zero, a standard variable that is shifted and scaled, where they tell
-    little. The population's location and the latents that a kernel moves then depend on one another
-    least, as is good for `fedmcmc.lsd` with ``refresh=``, whose error grows with that. To
-    `fedmcmc.marginal` and `fedmcmc.fit` it makes no difference; `fedmcmc.fed_gibbs` needs
+    A site's number is near one (no reparametrization) if the rows of its groups determine their
+    effects well compared with the population, otherwise near zero (a standard variable that is
+    shifted and scaled). It minimizes the dependence between the population's location and the
+    latents that a kernel moves, and with it the error of `fedmcmc.lsd` with ``refresh=``. It makes
+    no difference to `fedmcmc.marginal` and `fedmcmc.fit`; `fedmcmc.fed_gibbs` needs
     ``centered=1.0``.
 
     Parameters
     ----------
     posterior
-        From `from_numpyro` with ``centered=0.0``, its default.
+        Result of `from_numpyro` with ``centered=0.0``, its default.
     data
-        A `FederatedData`, or a consortium of clients elsewhere, who answer in one exchange: a sum
-        of one number per number of a latent, and how many groups there are.
+        `FederatedData`, or a consortium of remote clients, which answers in one exchange with the
+        number of groups and one sum per element of a latent.
     position
-        Shared parameters, best the mode of `fedmcmc.marginal`, as from `fedmcmc.surrogates.mode`.
+        Shared parameters, preferably the mode of `fedmcmc.marginal` (`fedmcmc.surrogates.mode`).
 
     Returns
     -------
     dict
-        Site to a number from 0 to 1.
+        Number from 0 to 1 for each site.
 
     Raises
     ------
@@ -56,19 +56,19 @@ def centering(posterior: Posterior, data: Any, position: ArrayTree) -> dict[str,
 
     Notes
     -----
-    With ``tau`` the population's spread and ``s`` the share of its variance that rows take off an
-    effect's, given shared parameters (the mean over groups), NumPyro's `LocScaleReparam` leaves a
-    normal effect independent of the location where ``c = s tau**(c - 1)``: at ``c = s`` if ``tau``
-    is one.
+    Let ``tau`` be the population's standard deviation. Let ``s`` be the share by which the rows
+    reduce an effect's variance given the shared parameters, averaged over groups. With NumPyro's
+    `LocScaleReparam` a normal effect is independent of the location at the root of
+    ``c = s tau**(c - 1)``; if ``tau`` is one, ``c = s``.
 
     References
     ----------
     Papaspiliopoulos, Roberts, Skold (2007), A general framework for the parametrization of
-    hierarchical models, Statistical Science 22.
+    hierarchical models, Statistical Science 22. https://doi.org/10.1214/088342307000000014
 
     Examples
     --------
-    One row of a group, and sixteen, whose noise is as wide as the population:
+    Groups of one row and of sixteen rows, with noise as wide as the population:
 
     >>> import fedmcmc, numpy as np, numpyro
     >>> import numpyro.distributions as dist
@@ -87,22 +87,25 @@ def centering(posterior: Posterior, data: Any, position: ArrayTree) -> dict[str,
     expect(posterior, Posterior, "posterior")
     local = posterior.local
     sites: Any = {} if local is None else local.like.tree
-    named = isinstance(sites, dict)
-    shifted = [name for name in sites if name.endswith(DECENTERED)] if named else []
+    has_names = isinstance(sites, dict)
+    shifted = [name for name in sites if name.endswith(DECENTERED)] if has_names else []
     position = trees.as_floats(position, "position")
     if not shifted or (len(shifted) == len(sites) and not _is_standard(local, position)):
         raise ValueError(
-            "centering looks at local sites of a location and a scale, written as standard "
-            "variables: give the posterior of from_numpyro(model, centered=0.0)."
+            "centering needs local sites with a location and a scale, written as standard "
+            "variables: pass the posterior of from_numpyro(model, centered=0.0)."
         )
-    question = as_functions(Spreads(posterior))
+    question = as_functions(ConditionalVariances(posterior))
     total, num = as_consortium(data).ask(question, position).value
-    # Of a standard variable the population's variance is one.
+    # The population's variance of a standard variable is one.
     shares = trees.unravel(1 - total / num, sites)
     names = {name: name.removesuffix(DECENTERED) for name in shifted}
-    low, high = (
-        _shown(posterior, position, jnp.full(len(total), x, total.dtype)) for x in (0.0, 1.0)
-    )
+
+    def constrained(number: float) -> Any:
+        latent = trees.unravel(jnp.full(len(total), number, total.dtype), sites)
+        return local.constrain_fn(position, latent)  # type: ignore[union-attr, misc]
+
+    low, high = constrained(0.0), constrained(1.0)
     return {
         site: float(np.mean(_least_dependent(shares[name], high[site] - low[site])))
         for name, site in names.items()
@@ -110,16 +113,10 @@ def centering(posterior: Posterior, data: Any, position: ArrayTree) -> dict[str,
 
 
 def _is_standard(local: Any, position: ArrayTree) -> bool:
-    """Return whether the latents' prior is the same wherever shared parameters are."""
+    """Return whether the latents' prior does not depend on the shared parameters."""
     latent = jax.tree.map(lambda like: jnp.ones(like.shape, like.dtype), local.like.tree)
-    slope = jax.grad(lambda at: local.logprior_fn(at, latent))(position)
+    slope = jax.grad(local.logprior_fn)(position, latent)
     return not any(np.any(leaf) for leaf in jax.tree.leaves(slope))
-
-
-def _shown(posterior: Posterior, position: ArrayTree, flat: Array) -> ArrayTree:
-    """Return the sites of a group in the user's space."""
-    local: Any = posterior.local
-    return local.constrain_fn(position, trees.unravel(flat, local.like.tree))
 
 
 def _least_dependent(share: Any, spread: Any) -> np.ndarray:
@@ -135,8 +132,8 @@ def _least_dependent(share: Any, spread: Any) -> np.ndarray:
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
-class Spreads(Question):
-    """Variances of latents given rows and a shared position, and the number of groups."""
+class ConditionalVariances(Question):
+    """Question for the latents' variances given rows and shared position, and number of groups."""
 
     def answer(self, content: ArrayTree, client: Client) -> tuple[Array, Array]:
         local: Any = self.posterior.local

@@ -1,6 +1,6 @@
-"""Priors that are no density: flat over an unbounded support, or masked out."""
+"""Detection of improper priors: flat over an unbounded support, or masked out."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,7 +11,8 @@ from numpyro.distributions import constraints
 
 from fedmcmc._types import ArrayTree
 from fedmcmc.interop import _numpyro_trace as tracing
-from fedmcmc.interop._dependence import Tracer
+from fedmcmc.interop._dependence import output_flags
+from fedmcmc.pytrees import trees
 
 _BOUNDED = tuple(
     type(support)
@@ -28,13 +29,13 @@ _BOUNDED = tuple(
 
 
 def is_improper(site: dict[str, Any]) -> bool:
-    """Return whether the prior of a latent site is no density, as far as tracing can tell.
+    """Return whether the prior of a latent site is improper, as far as tracing can show.
 
-    That is: an `ImproperUniform`, whatever wraps or transforms it; a distribution that constants
-    mask out (for traced constants see `sites_masked_out`); or one on an unbounded support whose log
-    density does not depend on the value.
+    The prior is improper if its distribution is or wraps an `ImproperUniform`, if a constant mask
+    leaves out some of it (`sites_masked_out` checks traced masks), or if its support is unbounded
+    and its log density does not depend on the value.
     """
-    layers = list(_layers(site["fn"]))
+    layers = list(tracing.layers(site["fn"]))
     if any(isinstance(fn, dist.ImproperUniform) for fn in layers):
         return True
     masks = _masks(site)
@@ -44,46 +45,36 @@ def is_improper(site: dict[str, Any]) -> bool:
 
 
 def has_traced_mask(site: dict[str, Any]) -> bool:
-    """Return whether a mask of a site's distribution is traced, so that its value is not known."""
+    """Return whether a mask of a site's distribution is traced, so that its value is unknown."""
     return any(isinstance(mask, jax.core.Tracer) for mask in _masks(site))
 
 
 def sites_masked_out(
     model: Callable[..., Any], shapes: ArrayTree, names: tuple[str, ...]
 ) -> set[str]:
-    """Return the sites that masks leave out in part, where masks do not depend on the rows.
+    """Return the sites that are partly masked out by masks that do not depend on the rows."""
 
-    Parameters
-    ----------
-    model
-        NumPyro model.
-    shapes
-        Shapes of its rows.
-    names
-        Latent sites with masks.
-    """
-
-    def is_kept(rows: ArrayTree) -> list[jax.Array]:
+    def are_unmasked(rows: ArrayTree) -> list[jax.Array]:
         trace = tracing.start_trace(model, rows)
         return [
             jnp.all(jnp.stack([jnp.all(mask) for mask in _masks(trace[name])])) for name in names
         ]
 
-    labels = [(place, frozenset({"rows"})) for place, _ in enumerate(jax.tree.leaves(shapes))]
-    nodes = Tracer().outputs(jax.make_jaxpr(is_kept)(shapes), labels)
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    kept = jax.jit(is_kept)(zeros)  # what does not depend on rows is the same for any
+    flags = output_flags(are_unmasked, (shapes,), (frozenset({"rows"}),))
+    unmasked = jax.jit(are_unmasked)(trees.zeros_like(shapes))
     return {
         name
-        for name, node, all_kept in zip(names, nodes, kept, strict=True)
-        if not node.flags and not all_kept
+        for name, reached, is_unmasked in zip(names, flags, unmasked, strict=True)
+        if not reached and not is_unmasked
     }
 
 
 def nonfinite_parameters(site: dict[str, Any]) -> dict[str, Any]:
     """Return the constant parameters of a site's distribution that are not finite, by name."""
     values = {
-        name: getattr(fn, name, None) for fn in _layers(site["fn"]) for name in fn.arg_constraints
+        name: getattr(fn, name, None)
+        for fn in tracing.layers(site["fn"])
+        for name in fn.arg_constraints
     }
     return {
         name: value
@@ -95,16 +86,9 @@ def nonfinite_parameters(site: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _layers(fn: Any) -> Iterator[Any]:
-    """Yield a distribution and what it wraps."""
-    yield fn
-    while hasattr(fn, "base_dist"):
-        fn = fn.base_dist
-        yield fn
-
-
 def _masks(site: dict[str, Any]) -> list[Any]:
-    return [fn._mask for fn in _layers(site["fn"]) if isinstance(fn, dist.MaskedDistribution)]
+    layers = tracing.layers(site["fn"])
+    return [fn._mask for fn in layers if isinstance(fn, dist.MaskedDistribution)]
 
 
 def _is_bounded(support: Any) -> bool:
@@ -115,9 +99,6 @@ def _is_bounded(support: Any) -> bool:
 
 
 def _depends_on_value(site: dict[str, Any]) -> bool:
-    """Return whether the log density at a site reads the value there."""
     value = site["value"]
     like = jax.ShapeDtypeStruct(jnp.shape(value), jnp.result_type(value))
-    closed = jax.make_jaxpr(site["fn"].log_prob)(like)
-    (log_prob,) = Tracer().outputs(closed, [("value", frozenset({"value"}))])
-    return bool(log_prob.flags)
+    return bool(output_flags(site["fn"].log_prob, (like,), (frozenset({"value"}),)))

@@ -1,4 +1,4 @@
-"""Federated kernels under `numpyro.infer.MCMC`: one MCMC step is one round of communication."""
+"""Federated kernels under `numpyro.infer.MCMC`, with one round of communication per MCMC step."""
 
 import warnings
 from collections.abc import Callable
@@ -12,7 +12,13 @@ import numpyro.infer.util
 from jax import Array
 from numpyro.infer.mcmc import MCMCKernel
 
-from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, Posterior, as_functions
+from fedmcmc._types import (
+    ArrayTree,
+    FederatedKernel,
+    FederatedState,
+    Posterior,
+    as_functions,
+)
 from fedmcmc.data import FederatedData
 from fedmcmc.diagnostics import Diagnosis, SamplingWarning, diagnose
 from fedmcmc.gaussian import Gaussian
@@ -26,24 +32,24 @@ from fedmcmc.tuning import predict_bias
 
 
 class FederatedMCMCState(NamedTuple):
-    """State of one chain; with vectorized chains every leaf has a leading chain axis.
+    """State of one chain; with vectorized chains each leaf has a leading chain axis.
 
     Attributes
     ----------
     i
-        ``[]`` int32, rounds so far.
+        ``[]`` int32, number of rounds that have run.
     z
-        The draw, a dict of unconstrained latent sites.
+        Draw, a dict of unconstrained latent sites.
     federated
         `FederatedState` of the kernel.
     num_active, bits_up, bits_down, gradient_norm
-        ``[]``, of the last round, as in `fedmcmc.RoundInfo`.
+        ``[]``, fields of the last round's `fedmcmc.RoundInfo`.
     diverging
-        ``[]`` bool, whether the draw is not finite, and so no draw after it: the step size is too
-        large (`fedmcmc.sample` stops there).
+        ``[]`` bool, true if the draw is not finite. Later draws are not finite either: the step
+        size is too large (`fedmcmc.sample` stops there).
     rng_key
-        The key of the chain. It stays as it is, since a round's numbers are a function of the key
-        and of the round.
+        Key of the chain. It does not change, since the random numbers of a round are a function of
+        the key and the round.
     """
 
     i: Array
@@ -58,7 +64,7 @@ class FederatedMCMCState(NamedTuple):
 
 
 def _federated_data(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> FederatedData:
-    """Return the one argument of ``MCMC.run``, or raise `ValueError`."""
+    """Return the argument of ``MCMC.run``, or raise if it is not a single `FederatedData`."""
     if len(args) != 1 or kwargs or not isinstance(args[0], FederatedData):
         arguments = [type(arg).__name__ for arg in args] + [f"{name}=" for name in kwargs or {}]
         raise ValueError(
@@ -68,79 +74,71 @@ def _federated_data(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Fed
     return args[0]
 
 
-def _numbers(info: RoundInfo) -> tuple[Array, Array, Array, Array]:
+def _extra_fields(info: RoundInfo) -> tuple[Array, Array, Array, Array]:
     return info.num_active, info.bits_up, info.bits_down, info.gradient_norm
 
 
-def _warn_lost(num_rounds: Array) -> None:
+def _warn_diverged(num_rounds: Array) -> None:
     warnings.warn(
         f"A chain turned non-finite in round {int(num_rounds) - 1}: the step size is too large, "
-        "or a log density is not finite there. Its draws from here on are of no use (extra field "
-        "'diverging').",
+        "or a log density is not finite there. All later draws of the chain are useless (extra "
+        "field 'diverging').",
         RuntimeWarning,
         stacklevel=2,
     )
 
 
 class FederatedMCMCKernel(MCMCKernel):
-    """Run a federated kernel on a NumPyro model under `numpyro.infer.MCMC`.
+    """Federated kernel on a NumPyro model for `numpyro.infer.MCMC`.
 
     ``MCMC(FederatedMCMCKernel(...), ...).run(rng_key, data)`` takes one `FederatedData`. Draws,
     extra fields, `print_summary`, resumption (`post_warmup_state`), ArviZ and
-    `numpyro.infer.Predictive` work as for NumPyro's own kernels. Chains are ``"vectorized"`` or
-    ``"sequential"``. Warm-up rounds adapt nothing, they are burn-in.
+    `numpyro.infer.Predictive` work as for NumPyro's kernels. Chains are ``"vectorized"`` or
+    ``"sequential"``. Warm-up rounds are burn-in and adapt nothing.
 
     Parameters
     ----------
     model
-        A NumPyro model over one client's rows, see `fedmcmc.from_numpyro`.
+        NumPyro model over one client's rows, see `fedmcmc.from_numpyro`.
     kernel_fn
         ``Posterior -> FederatedKernel``.
     example
-        One client's rows for `fedmcmc.from_numpyro`; by default those of client 0 of the data.
+        One client's rows for `fedmcmc.from_numpyro`; by default the rows of the data's client 0.
     init_radius, check_rows
-        As in `fedmcmc.from_numpyro`.
+        Arguments of `fedmcmc.from_numpyro`.
     surrogates
-        One `fedmcmc.Gaussian` per client over the unconstrained sites: where
-        `fedmcmc.predict_bias` finds with them that the kernel is off, the run warns first.
+        Gaussian approximations of the clients over the unconstrained sites, one per client. If
+        given, the run warns before it starts if `fedmcmc.predict_bias` finds a large bias.
 
     Raises
     ------
     ValueError
-        From `init`, where `fedmcmc.from_numpyro` or the kernel raise it, where the arguments of
-        ``run`` are not one `FederatedData`, or where initial parameters do not fit.
+        From `init`, if `fedmcmc.from_numpyro` or the kernel raises, if the arguments of ``run`` are
+        not one `FederatedData`, or if initial parameters do not fit.
 
     Notes
     -----
-    A chain with key ``k`` draws the very numbers of a chain of `fedmcmc.sample` with that key.
-    Where a chain turns non-finite, a warning says so and the run goes on, as NumPyro's do: what it
-    drew is in the extra field ``diverging`` (`fedmcmc.sample` stops there). NumPyro does not say
-    when a run ends, so nothing judges its draws by itself: `diagnose` does.
+    A chain has the same draws as a chain of `fedmcmc.sample` with the same key. If a chain becomes
+    non-finite, the kernel warns and the run continues, as with NumPyro's kernels; the extra field
+    ``diverging`` marks the draws. `MCMC` does not notify a kernel when a run ends, so call
+    `diagnose` to check the draws.
 
     Examples
     --------
-    >>> import jax, numpyro
+    >>> import fedmcmc, jax, numpy as np, numpyro
     >>> import numpyro.distributions as dist
-    >>> import numpy as np
-    >>> import fedmcmc
     >>> def model(x):
     ...     mean = numpyro.sample("mean", dist.Normal(0, 10))
     ...     with numpyro.plate("rows", x.shape[0]):
     ...         numpyro.sample("x", dist.Normal(mean, 1), obs=x)
     >>> def kernel_fn(posterior):
     ...     return fedmcmc.dsgld(posterior, step_size=0.01, num_local_steps=1)
+    >>> kernel = FederatedMCMCKernel(model, kernel_fn)
+    >>> mcmc = numpyro.infer.MCMC(kernel, num_warmup=10, num_samples=20, progress_bar=False)
     >>> data = fedmcmc.FederatedData.from_clients([np.ones(3), np.zeros(5)])
-    >>> mcmc = numpyro.infer.MCMC(
-    ...     FederatedMCMCKernel(model, kernel_fn),
-    ...     num_warmup=10,
-    ...     num_samples=20,
-    ...     num_chains=2,
-    ...     chain_method="vectorized",
-    ...     progress_bar=False,
-    ... )
     >>> mcmc.run(jax.random.key(0), data)
-    >>> mcmc.get_samples(group_by_chain=True)["mean"].shape
-    (2, 20)
+    >>> mcmc.get_samples()["mean"].shape
+    (20,)
     >>> int(mcmc.get_extra_fields()["bits_up"][0])
     32
     """
@@ -169,7 +167,7 @@ class FederatedMCMCKernel(MCMCKernel):
         self._sample_fn: Callable[..., FederatedMCMCState] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what is built from the model: functions that do not pickle."""
+        """Leave out the functions built from the model, which cannot be pickled."""
         built = dict.fromkeys(("_structure", "_posterior", "_kernel", "_sample_fn"))
         return {**self.__dict__, **built}
 
@@ -204,7 +202,7 @@ class FederatedMCMCKernel(MCMCKernel):
         return start(rng_key, init_params, data)
 
     def _prepare(self, data: FederatedData) -> None:
-        """Build posterior and kernel once for each structure of rows."""
+        """Build the posterior and the kernel if the structure of the rows has changed."""
         structure = (
             jax.tree.structure(data.rows),
             [(leaf.shape[1:], leaf.dtype) for leaf in jax.tree.leaves(data.rows)],
@@ -213,24 +211,24 @@ class FederatedMCMCKernel(MCMCKernel):
             example = data if self._example is None else self._example
             self._posterior = from_numpyro(self._model, example=example, **self._options)
             self._kernel = as_functions(self._kernel_fn(self._posterior))
-            if self._kernel.position_fn is not None:
+            if self._posterior.position_fn is not None:
                 raise ValueError(
-                    "NumPyro's driver holds positions of the model, so a kernel on a whitened "
-                    "posterior does not run under it: use fedmcmc.sample."
+                    "numpyro.infer.MCMC needs positions of the model, so it cannot run a kernel "
+                    "on a whitened posterior: use fedmcmc.sample."
                 )
             self._structure = structure
-        self._sample_fn = self._step
+        self._sample_fn = self._step  # NumPyro initializes a kernel again if this is None
 
     def _start(
         self, rng_key: Array, init_params: ArrayTree | None, data: FederatedData
     ) -> FederatedMCMCState:
         posterior, kernel = self._built()
-        # The streams in which `fedmcmc.sample` places and starts its chains.
+        # The same random streams as in `fedmcmc.sample`.
         place_key, init_key = (
             draw_key(as_key(rng_key), jnp.uint32(2**32 - 1 - i)) for i in range(2)
         )
         init_fn = posterior.init_fn
-        assert init_fn is not None  # from_numpyro gives one
+        assert init_fn is not None
         if init_params is None:
             position = init_fn(place_key)
         else:
@@ -238,20 +236,24 @@ class FederatedMCMCKernel(MCMCKernel):
             shapes, expected = (jax.tree.map(jnp.shape, tree) for tree in (init_params, like))
             if shapes != expected:
                 raise ValueError(
-                    f"init_params holds the unconstrained latent sites of a chain, with shapes "
+                    f"init_params must hold the unconstrained latent sites of a chain, with shapes "
                     f"{expected}; got {shapes}."
                 )
             position = jax.tree.map(lambda x, y: jnp.asarray(x, y.dtype), init_params, like)
         state = simulate(kernel, data).init(position, init_key)
-        # No round has run yet; the fields of the next one tell the types.
+        # No round has run yet: the fields are zeros with the dtypes of the next round.
         info = jax.eval_shape(simulate(kernel, data).step, as_key(rng_key), state)[1]
-        numbers: tuple[Array, Array, Array, Array]
-        numbers = jax.tree.map(lambda number: jnp.zeros((), number.dtype), _numbers(info))
+        num_active, bits_up, bits_down, gradient_norm = (
+            jnp.zeros((), field.dtype) for field in _extra_fields(info)
+        )
         return FederatedMCMCState(
             jnp.zeros((), jnp.int32),
             position,
             state,
-            *numbers,
+            num_active,
+            bits_up,
+            bits_down,
+            gradient_norm,
             diverging=~trees.all_finite(position),
             rng_key=rng_key,
         )
@@ -269,14 +271,17 @@ class FederatedMCMCKernel(MCMCKernel):
         if state.i.ndim == 0:
             moved = self._round(state.i, state, data)
         else:
-            # All chains are in the same round; without a chain axis of its own, a condition on the
-            # round stays one for all of them.
-            moved = jax.vmap(lambda one: self._round(state.i[0], one, data))(state)
-        # One condition for all chains, so that other rounds pay nothing.
-        is_lost = jnp.any(moved.diverging & ~state.diverging)
+            # All chains are in the same round. A round without a chain axis keeps conditions on the
+            # round unbatched, so that only one branch runs.
+            moved = jax.vmap(lambda chain: self._round(state.i[0], chain, data))(state)
+        # One condition for all chains, so that rounds without a warning have no callback.
+        has_diverged = jnp.any(moved.diverging & ~state.diverging)
         num_rounds = jnp.max(moved.i)
         jax.lax.cond(
-            is_lost, lambda i: jax.debug.callback(_warn_lost, i), lambda i: None, num_rounds
+            has_diverged,
+            lambda i: jax.debug.callback(_warn_diverged, i),
+            lambda i: None,
+            num_rounds,
         )
         return moved
 
@@ -294,30 +299,30 @@ class FederatedMCMCKernel(MCMCKernel):
             round_ + 1,
             draw,
             federated,
-            *_numbers(info),
+            *_extra_fields(info),
             diverging=~trees.all_finite(draw),
             rng_key=state.rng_key,
         )
 
     def _built(self) -> tuple[Posterior, FederatedKernel]:
         if self._posterior is None or self._kernel is None:
-            raise RuntimeError("FederatedMCMCKernel.init must be called before.")
+            raise RuntimeError("FederatedMCMCKernel.init must be called before this method.")
         return self._posterior, self._kernel
 
     def diagnose(self, samples: dict[str, Any], data: FederatedData) -> Diagnosis:
-        """Judge the draws of a run, as `fedmcmc.sample` judges its own at its end.
+        """Check the draws of a run with the checks of `fedmcmc.sample`.
 
         Parameters
         ----------
         samples
-            ``mcmc.get_samples(group_by_chain=True)``.
+            Draws ``mcmc.get_samples(group_by_chain=True)``.
         data
-            What the run was of.
+            Data of the run.
 
         Returns
         -------
         fedmcmc.diagnostics.Diagnosis
-            In unconstrained coordinates; ``print`` shows it.
+            Diagnosis in unconstrained coordinates; ``print`` shows it.
 
         Raises
         ------
@@ -326,7 +331,7 @@ class FederatedMCMCKernel(MCMCKernel):
         """
         self._prepare(data)
         posterior, kernel = self._built()
-        assert posterior.init_fn is not None  # from_numpyro gives one
+        assert posterior.init_fn is not None
         like = jax.eval_shape(posterior.init_fn, jax.random.key(0))
         latent = {name: jnp.asarray(samples[name]) for name in like}
         any_row = jax.tree.map(lambda leaf: leaf[:1], data.rows)
@@ -335,15 +340,18 @@ class FederatedMCMCKernel(MCMCKernel):
             model = partial(call_model, self._model)
             return numpyro.infer.util.unconstrain_fn(model, (any_row,), {}, sites)
 
-        first = next(iter(like))
-        if latent[first].ndim != like[first].ndim + 2:
-            raise ValueError("Give mcmc.get_samples(group_by_chain=True).")
+        site = next(iter(like))
+        if latent[site].ndim != like[site].ndim + 2:
+            raise ValueError(
+                f"samples must have axes for chains and draws, got shape {latent[site].shape} for "
+                f"{site!r}: pass mcmc.get_samples(group_by_chain=True)."
+            )
         draws = jax.tree.map(np.asarray, jax.jit(jax.vmap(jax.vmap(unconstrained)))(latent))
         return diagnose(
             draws,
             kernel.target,
             data,
-            approximates=kernel.approximates,
+            approximates=kernel.traits.approximates,
             transforms=holds_augmented(kernel),
         )
 

@@ -1,4 +1,4 @@
-"""The distribution of normal local sites given shared ones, by sums of statistics."""
+"""Distribution of normal local sites given shared sites, computed from sums of statistics."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,13 +10,13 @@ from numpyro import distributions as dist
 
 from fedmcmc._types import ArrayTree, LatentSums, Population, Static
 from fedmcmc.interop import _numpyro_trace as tracing
-from fedmcmc.interop._dependence import Tracer
-from fedmcmc.interop._numpyro_inputs import position_shapes
+from fedmcmc.interop._dependence import NO_FLAGS, output_flags
 from fedmcmc.interop._numpyro_structure import Structure
+from fedmcmc.pytrees import trees
 
 Position = dict[str, Any]
 TraceFn = Callable[[Position, Position], tracing.Trace]
-"""``(position, latent) -> trace``, on rows that do not matter."""
+"""``(position, latent) -> trace``, on arbitrary rows."""
 
 _SHARED, _LOCAL = frozenset({"shared"}), frozenset({"local"})
 
@@ -24,61 +24,59 @@ _SHARED, _LOCAL = frozenset({"shared"}), frozenset({"local"})
 def population_of(
     trace_fn: TraceFn, terms_fn: Callable[..., Array], rows: ArrayTree, structure: Structure
 ) -> Population | None:
-    """Return the population of local sites that are normal given shared ones, else ``None``.
+    """Return the population of local sites that are normal given shared sites, or ``None``.
 
-    ``None`` too where their distribution depends on no shared site, or on a local one. `terms_fn`
-    is ``(position, latent, rows) -> [num]``, the terms of rows.
+    ``None`` also if their distribution depends on a local site, or on no shared site. `terms_fn` is
+    ``(position, latent, rows) -> [num_rows]``, the log likelihood of each row.
     """
-    shared, local = position_shapes(structure.shapes), position_shapes(structure.local)
-    if set(structure.local_prior) != set(structure.local):
+    shared = tracing.position_shapes(structure.shared_shapes)
+    local = tracing.position_shapes(structure.local_shapes)
+    if set(structure.local_prior) != set(structure.local_shapes):
         return None  # a Jacobian, or a factor
-    normal = True
+    is_normal = True
 
     def parameters(position: Position, latent: Position) -> dict[str, tuple[Array, Array]]:
-        nonlocal normal
-        sites, found = trace_fn(position, latent), {}
-        for name, shape in structure.local.items():
+        nonlocal is_normal
+        sites, by_site = trace_fn(position, latent), {}
+        for name, shape in structure.local_shapes.items():
             site = sites[name]
-            one = _normal(site["fn"], shape)
-            if one is None or site["scale"] is not None:
-                normal = False
+            location_and_scale = _location_and_scale(site["fn"], shape)
+            if location_and_scale is None or site["scale"] is not None:
+                is_normal = False
             else:
-                found[name] = one
-        return found
+                by_site[name] = location_and_scale
+        return by_site
 
-    closed = jax.make_jaxpr(parameters)(shared, local)
-    if not normal:
+    flags = output_flags(parameters, (shared, local), (_SHARED, _LOCAL))
+    if not is_normal or NO_FLAGS.union(*jax.tree.leaves(flags)) != _SHARED:
         return None
-    labels = [(("shared", i), _SHARED) for i in range(len(shared))]
-    labels += [(("local", i), _LOCAL) for i in range(len(local))]
-    flags: frozenset = frozenset().union(*(x.flags for x in Tracer().outputs(closed, labels)))
-    if flags != _SHARED:
-        return None
-    anywhere = {name: jnp.zeros(like.shape, like.dtype) for name, like in local.items()}
+    zeros = trees.zeros_like(local)
 
     def origin_fn(position: Position) -> Position:
-        return {name: loc for name, (loc, _) in parameters(position, anywhere).items()}
+        return {name: loc for name, (loc, _) in parameters(position, zeros).items()}
 
     def statistics_fn(latent: Position, origin: Position) -> dict[str, tuple[Array, Array]]:
         away = {name: x - origin[name] for name, x in latent.items()}
-        return {name: (x, _square(x, multivariate[name])) for name, x in away.items()}
+        return {
+            name: (x, jnp.outer(x, x) if multivariate[name] else x**2) for name, x in away.items()
+        }
 
     def logdensity_fn(position: Position, sums: LatentSums) -> Array:
         terms, num = [], sums.num_latents
-        for name, (loc, scale) in parameters(position, anywhere).items():
-            (first, second), (_, lowest) = sums.total[name], sums.rounding[name]
-            units = _by_factor if multivariate[name] else _by_scale
-            mean, first, second, lowest, log_scale = units(
-                scale, loc - sums.origin[name], first, second, lowest
+        for name, (loc, scale) in parameters(position, zeros).items():
+            (total, squares), (_, lowest) = sums.total[name], sums.rounding[name]
+            standardize = _by_factor if multivariate[name] else _by_scale
+            mean, total, squares, lowest, log_scale = standardize(
+                scale, loc - sums.origin[name], total, squares, lowest
             )
-            # Both terms are squares, though a difference of rounded sums may be below zero.
-            within = jnp.maximum(second - first**2 / num, lowest)
-            square = jnp.sum(within + num * (mean - first / num) ** 2)
+            # Both terms are sums of squares, but a difference of rounded sums may be negative.
+            within = jnp.maximum(squares - total**2 / num, lowest)
+            square = jnp.sum(within + num * (mean - total / num) ** 2)
             terms.append(-num * jnp.sum(log_scale) - square / 2)
         return sum(terms[1:], terms[0])
 
-    def transport_fn(latent: Position, position: Position, other: Position) -> Position:
-        before, after = parameters(position, anywhere), parameters(other, anywhere)
+    def transport_fn(latent: Position, position: Position, new_position: Position) -> Position:
+        before, after = parameters(position, zeros), parameters(new_position, zeros)
         moved = {}
         for name, x in latent.items():
             (loc, scale), (new_loc, new_scale) = before[name], after[name]
@@ -91,22 +89,22 @@ def population_of(
 
     shapes = jax.eval_shape(parameters, shared, local)
     multivariate = {name: loc.shape != scale.shape for name, (loc, scale) in shapes.items()}
-    terms = jax.make_jaxpr(terms_fn)(shared, local, rows)
-    flags_of = [frozenset({i}) for i in range(len(shared))]
-    flags_of += [frozenset()] * (len(terms.in_avals) - len(shared))
-    (of_rows,) = Tracer().outputs(terms, [(i, flags) for i, flags in enumerate(flags_of)])
-    seen = tuple(i in of_rows.flags for i in range(len(shared)))
+    index_flags = {name: frozenset({i}) for i, name in enumerate(sorted(shared))}
+    reached = output_flags(terms_fn, (shared, local, rows), (index_flags, NO_FLAGS, NO_FLAGS))
     return Population(
         statistics_fn,
         logdensity_fn,
         origin_fn=origin_fn,
-        of_rows=Static(seen),
+        of_rows=Static(tuple(i in reached for i in range(len(shared)))),
         transport_fn=transport_fn,
     )
 
 
-def _normal(fn: Any, shape: tuple[int, ...]) -> tuple[Array, Array] | None:
-    """Return location and scale, ``[*shape]`` each, or the scale's lower factor ``[k, k]``."""
+def _location_and_scale(fn: Any, shape: tuple[int, ...]) -> tuple[Array, Array] | None:
+    """Return location and scale, ``[*shape]`` each, of a normal distribution, otherwise ``None``.
+
+    The scale of a multivariate normal distribution is its lower Cholesky factor ``[k, k]``.
+    """
     fn = tracing.bare(fn)
     if type(fn) is dist.Normal:
         return jnp.broadcast_to(fn.loc, shape), jnp.broadcast_to(fn.scale, shape)
@@ -115,28 +113,25 @@ def _normal(fn: Any, shape: tuple[int, ...]) -> tuple[Array, Array] | None:
     return None
 
 
-def _square(latent: Array, multivariate: bool) -> Array:
-    return jnp.outer(latent, latent) if multivariate else latent**2
-
-
 def _by_scale(
-    scale: Array, mean: Array, first: Array, second: Array, lowest: Array
+    scale: Array, mean: Array, total: Array, squares: Array, lowest: Array
 ) -> tuple[Array, ...]:
-    """Return numbers in units of scales, elementwise, and the scales' logarithms."""
-    return mean / scale, first / scale, second / scale**2, lowest / scale**2, jnp.log(scale)
+    """Return the arguments in units of scales, elementwise, and the logarithms of the scales."""
+    return mean / scale, total / scale, squares / scale**2, lowest / scale**2, jnp.log(scale)
 
 
 def _by_factor(
-    factor: Array, mean: Array, first: Array, second: Array, lowest: Array
+    factor: Array, mean: Array, total: Array, squares: Array, lowest: Array
 ) -> tuple[Array, ...]:
-    """Return numbers in the coordinates of a lower factor, and its diagonal's logarithm.
+    """Return the arguments in the coordinates of a lower factor, and its diagonal's logarithm.
 
-    Of the matrix `second` the diagonal there, and of the bound `lowest` that of its own diagonal.
+    `squares` and `lowest` are matrices; only diagonals in the new coordinates are returned,
+    and of `lowest` only the diagonal is used.
     """
 
     def solve(x: Array) -> Array:
         return jax.scipy.linalg.solve_triangular(factor, x, lower=True)
 
-    diagonal = jnp.diagonal(solve(solve(second).T))
+    diagonal = jnp.diagonal(solve(solve(squares).T))
     bound = solve(jnp.eye(factor.shape[0], dtype=factor.dtype)) ** 2 @ jnp.diagonal(lowest)
-    return solve(mean), solve(first), diagonal, bound, jnp.log(jnp.diagonal(factor))
+    return solve(mean), solve(total), diagonal, bound, jnp.log(jnp.diagonal(factor))

@@ -1,7 +1,7 @@
-"""Evaluation of a NumPyro model on a few rows: independent terms, and possible parameters."""
+"""Evaluation of a NumPyro model on a few rows: independence of terms, and valid parameters."""
 
-import warnings
 from collections.abc import Callable
+from itertools import product
 from typing import Any, NamedTuple
 
 import jax
@@ -12,33 +12,31 @@ from numpyro import distributions as dist
 from numpyro import handlers
 
 from fedmcmc._types import ArrayTree
-from fedmcmc.data import FederatedData
+from fedmcmc.data import FederatedData, warn_caller
 from fedmcmc.interop import _numpyro_trace as tracing
-from fedmcmc.interop._numpyro_batches import BATCH, Batch, batches_of
-from fedmcmc.interop._numpyro_checks import place_of
-from fedmcmc.interop._numpyro_inputs import position_shapes, row_shapes
-from fedmcmc.interop._numpyro_structure import NO_RISK_SETS, Structure
-from fedmcmc.interop._rows import ROW_TOLERANCE
+from fedmcmc.interop._numpyro_batches import BATCH_SIZE, Batch, batches_of
+from fedmcmc.interop._numpyro_structure import SURVIVAL_ADVICE, Structure
+from fedmcmc.interop._rows import ROW_TOLERANCE, describe_row
 
 SCALES = (0.3, 1.0, 0.5)
-"""Standard deviation of the positions at which terms are compared."""
+"""Standard deviations of the positions at which terms are compared."""
 NUM_POSITIONS = 40
-"""Positions, and draws of the prior, at which parameters are looked at."""
-MANY = 0.05
-"""Share of draws with an impossible parameter above which there is a warning."""
+"""Number of positions, and a tenth of the prior draws, at which parameters are checked."""
+MAX_INVALID_SHARE = 0.05
+"""Share of draws with a parameter outside its bounds above which a warning is given."""
 
-Impossible = dict[tuple[str, str, str, str], Array]
-"""Whether a parameter lies outside its bounds, by site, parameter, distribution and bounds."""
+Invalid = dict[tuple[str, str, str, str], Array]
+"""Flag of a parameter outside its bounds, by site, parameter, distribution and bounds."""
 
 
 class Evaluated(NamedTuple):
-    """A model on a batch at a position.
+    """Values of a model on a batch at a position.
 
     Attributes
     ----------
     together, alone
-        ``[BATCH]``, terms of the rows, of the batch and of each row as a batch of its own.
-    impossible
+        ``[BATCH_SIZE]``, terms of the rows in the batch, and of each row in a batch of one.
+    invalid
         Parameters outside their bounds.
     prior_sds
         Standard deviations of the latent sites on the real line.
@@ -46,7 +44,7 @@ class Evaluated(NamedTuple):
 
     together: Array
     alone: Array
-    impossible: Impossible
+    invalid: Invalid
     prior_sds: dict[str, Array]
 
 
@@ -61,23 +59,9 @@ def check_terms(
     is_real: bool,
     compiled: dict[str, Callable[..., Any]],
 ) -> None:
-    """Raise if a row's term depends on the others of its batch; warn of impossible parameters.
+    """Raise if a row's term depends on other rows of its batch; warn of invalid parameters.
 
-    Parameters
-    ----------
-    model, structure
-        The model and its structure.
-    rows, data
-        All rows, and the data whose rows these are.
-    is_real
-        Whether `rows` are rows, not merely of their shapes.
-    compiled
-        Compiled programs of the model's checks; the one made here is added.
-
-    Raises
-    ------
-    ValueError
-        Naming the row, its term alone and its term among others.
+    If not `is_real`, `rows` only have the shapes of rows. Programs in `compiled` are reused.
     """
 
     @jax.jit
@@ -85,46 +69,43 @@ def check_terms(
         def trace(rows: ArrayTree) -> tracing.Trace:
             return tracing.trace_at(model, rows, {**position, **latent})
 
-        def alone(row: ArrayTree) -> Array:
+        def term_alone(row: ArrayTree) -> Array:
             single = jax.tree.map(lambda leaf: leaf[None], row)
             return tracing.row_terms(trace(single), structure.likelihood)[0]
 
         sites = trace(batch)
         together = tracing.row_terms(sites, structure.likelihood)
         sds = _prior_sds(sites, structure)
-        return Evaluated(together, jax.vmap(alone)(batch), impossible_parameters(sites), sds)
+        return Evaluated(together, jax.vmap(term_alone)(batch), invalid_parameters(sites), sds)
 
     evaluate_once: _Evaluate = compiled.setdefault("terms", evaluate)
     batches = batches_of(rows, data, is_real)
     rng = np.random.default_rng(0)
-    first = _draw_position(structure, rng, SCALES[0])
+    initial = _draw_position(structure, rng, SCALES[0])
     try:
-        sds = evaluate_once(*first, batches[0].rows).prior_sds
+        sds = evaluate_once(*initial, batches[0].rows).prior_sds
     except Exception as error:
         _check_one_row(model, structure, rows, error)
         raise
-    positions = [first, *(_draw_position(structure, rng, scale) for scale in SCALES[1:])]
-    for position in positions:
-        for batch in batches:
-            _check_independent(evaluate_once, position, batch, data, structure)
-    # A coefficient of an outcome in the thousands may only matter at the scale of its prior.
-    wide, wide_latent = (
+    points = [initial, *(_draw_position(structure, rng, scale) for scale in SCALES[1:])]
+    # The coefficient of an outcome in the thousands may only matter at the scale of its prior.
+    wide_position, wide_latent = (
         {name: _scaled(x, sds.get(name)) for name, x in tree.items()}
         for tree in _draw_position(structure, rng, 1.0)
     )
-    for batch in batches:
-        _check_independent(
-            evaluate_once, (wide, wide_latent), batch, data, structure, only_finite=True
-        )
+    checks = [(point, False) for point in points] + [((wide_position, wide_latent), True)]
+    for (point, only_finite), batch in product(checks, batches):
+        _check_independent(evaluate_once, point, batch, data, structure, only_finite)
     if is_real:
         # Made-up rows may have values that a column cannot have.
-        real = batches[0].numbers >= 0
-        few = jax.tree.map(lambda leaf: np.resize(leaf[real], leaf.shape), batches[0].rows)
-        found = [evaluate_once(*_draw_position(structure, rng, 1.0), few).impossible]
-        if found[0]:
+        is_row = batches[0].numbers >= 0
+        real_rows = jax.tree.map(lambda leaf: np.resize(leaf[is_row], leaf.shape), batches[0].rows)
+        invalid = [evaluate_once(*_draw_position(structure, rng, 1.0), real_rows).invalid]
+        if invalid[0]:
             for _ in range(NUM_POSITIONS):
-                found.append(evaluate_once(*_draw_position(structure, rng, 1.0), few).impossible)
-            _warn_of_parameters(model, found, few)
+                position, latent = _draw_position(structure, rng, 1.0)
+                invalid.append(evaluate_once(position, latent, real_rows).invalid)
+            _warn_of_parameters(model, invalid, real_rows)
 
 
 def _draw_position(
@@ -134,29 +115,26 @@ def _draw_position(
     dtype = jnp.result_type(float)
     position, latent = (
         {name: rng.normal(0, scale, shape).astype(dtype) for name, shape in shapes.items()}
-        for shapes in (structure.shapes, structure.local)
+        for shapes in (structure.shared_shapes, structure.local_shapes)
     )
     return position, latent
 
 
 def _prior_sds(sites: tracing.Trace, structure: Structure) -> dict[str, Array]:
-    """Return the standard deviations of the latent sites on the real line, where NumPyro has them.
-
-    A site whose prior is wider than the standard normal's has one above one.
-    """
-    found = {}
-    for name in structure.every:
+    """Return the prior standard deviations of the real latent sites, if NumPyro has them."""
+    sds = {}
+    for name in structure.latent_shapes:
         fn = sites[name]["fn"]
         if getattr(fn.support, "base_constraint", fn.support) is dist.constraints.real:
             try:
-                found[name] = jnp.sqrt(jnp.asarray(fn.variance))
-            except Exception:  # of a distribution without a variance
+                sds[name] = jnp.sqrt(jnp.asarray(fn.variance))
+            except Exception:  # the distribution has no variance
                 continue
-    return found
+    return sds
 
 
 def _scaled(values: np.ndarray, sds: Any) -> np.ndarray:
-    """Return values times standard deviations above one, where these are known and finite."""
+    """Return values times the standard deviations above one, if these are known and finite."""
     if sds is None:
         return values
     sds = np.asarray(sds)
@@ -170,19 +148,18 @@ def _check_one_row(
 ) -> None:
     """Raise a `ValueError` if the model does not run on a single row."""
     try:
-        one = row_shapes(rows, 1)
         jax.eval_shape(
             lambda position, rows: tracing.row_terms(
                 tracing.trace_at(model, rows, position), structure.likelihood
             ),
-            position_shapes(structure.every),
-            one,
+            tracing.position_shapes(structure.latent_shapes),
+            tracing.row_shapes(rows, 1),
         )
     except Exception:
         raise ValueError(
             f"The model does not run on one row: {type(error).__name__}. It must run on any number "
-            f"of rows, for clients and minibatches of one row, too: take sizes from the rows' "
-            f"shapes, and let no operation combine rows (a decomposition, a solution)."
+            f"of rows, since clients and minibatches may have one row: take sizes from the rows' "
+            f"shapes, and let no operation combine rows (a decomposition, a linear solve)."
         ) from error
 
 
@@ -192,35 +169,35 @@ def _check_independent(
     batch: Batch,
     data: FederatedData | None,
     structure: Structure,
-    only_finite: bool = False,
+    only_finite: bool,
 ) -> None:
-    """Raise if a term differs; with `only_finite`, if one differs that is finite both times."""
+    """Raise if a row's term alone differs from its term in the batch.
+
+    If `only_finite`, pairs of terms of which one is not finite do not count.
+    """
     together, alone, *_ = evaluate(*position, batch.rows)
-    apart = _apart(together, alone, only_finite)
-    if not apart.any():
-        return
-    if not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
-        # Large values lose digits in single precision, differently in differently fused programs.
+    differs = _differs(together, alone, only_finite)
+    if differs.any() and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+        # Programs that are fused differently round large values differently in single precision.
         try:
             with jax.enable_x64(True):
-                wide_position = [jax.tree.map(_widened, tree) for tree in position]
-                wide_rows = jax.tree.map(_widened, batch.rows)
-                together, alone, *_ = evaluate(wide_position[0], wide_position[1], wide_rows)
-                apart = _apart(together, alone, only_finite)
-        except Exception:  # of a model that is written for single precision
+                arguments = jax.tree.map(_widened, (*position, batch.rows))
+                together, alone, *_ = evaluate(*arguments)
+                differs = _differs(together, alone, only_finite)
+        except Exception:  # the model only runs in single precision
             pass
-    if not apart.any():
+    if not differs.any():
         return
-    i = int(np.argmax(apart))
+    i = int(np.argmax(differs))
     number = int(batch.numbers[i])
-    where = "a made-up row" if number < 0 else place_of(number, data)
+    row = "a made-up row" if number < 0 else describe_row(number, data)
     raise ValueError(
-        f"A row's log likelihood depends on the other rows of its batch: {where} has "
-        f"{float(alone[i]):.6g} alone and {float(together[i]):.6g} among {BATCH} rows. "
+        f"A row's log likelihood depends on the other rows of its batch: {row} has "
+        f"{float(alone[i]):.6g} alone and {float(together[i]):.6g} among {BATCH_SIZE} rows. "
         f"Minibatches and clients would then disagree about it. Center, scale and rank columns "
-        f"before, with numbers that all clients share, not in the model; and do not divide by the "
-        f"number of rows (check_rows=False turns this off)."
-        + (NO_RISK_SETS if set(structure.factors) & set(structure.likelihood) else "")
+        f"before you create the data, with numbers that all clients share, not in the model; and "
+        f"do not divide by the number of rows (check_rows=False turns this check off)."
+        + (SURVIVAL_ADVICE if set(structure.factors) & set(structure.likelihood) else "")
     )
 
 
@@ -229,75 +206,72 @@ def _widened(leaf: Any) -> np.ndarray:
     return leaf.astype(np.float64) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
 
-def _apart(together: Any, alone: Any, only_finite: bool = False) -> np.ndarray:
-    """Return where terms differ; a term that is not finite differs from all but itself."""
+def _differs(together: Any, alone: Any, only_finite: bool) -> np.ndarray:
+    """Return a mask of terms that differ; a non-finite term differs from all but its equal."""
     together, alone = np.asarray(together, np.float64), np.asarray(alone, np.float64)
-    same = (together == alone) | (np.isnan(together) & np.isnan(alone))
+    is_equal = (together == alone) | (np.isnan(together) & np.isnan(alone))
     with np.errstate(invalid="ignore"):
-        far = np.abs(together - alone) > ROW_TOLERANCE * (1 + np.abs(alone))
-    finite = np.isfinite(together) & np.isfinite(alone)
-    return finite & far if only_finite else np.where(finite, far, ~same)
+        is_far = np.abs(together - alone) > ROW_TOLERANCE * (1 + np.abs(alone))
+    is_finite = np.isfinite(together) & np.isfinite(alone)
+    return is_finite & is_far if only_finite else np.where(is_finite, is_far, ~is_equal)
 
 
-def impossible_parameters(sites: tracing.Trace) -> Impossible:
-    """Return whether a distribution's parameter lies outside of its bounds, by site and parameter.
+def invalid_parameters(sites: tracing.Trace) -> Invalid:
+    """Return flags of the computed parameters of distributions that lie outside their bounds.
 
-    Bounds themselves count as inside, as floats reach them where a model does not. Sites with a
-    mask are left out.
+    A parameter may equal its bound, because floats round to it. Masked sites are left out.
     """
-    found: Impossible = {}
+    invalid: Invalid = {}
     for name, site in sites.items():
         if site["type"] != "sample" or tracing.is_factor(site) or tracing.is_masked(site["fn"]):
             continue
         for part in tracing.parts(site["fn"]):
             for parameter, constraint in part.arg_constraints.items():
                 value = vars(part).get(parameter)
-                bounds = [getattr(constraint, f"{end}_bound", None) for end in ("lower", "upper")]
-                known = [bound for bound in bounds if isinstance(bound, int | float)]
-                if not known or constraint.is_discrete or not _is_computed_float(value):
+                lower = getattr(constraint, "lower_bound", None)
+                upper = getattr(constraint, "upper_bound", None)
+                bounds = [bound for bound in (lower, upper) if isinstance(bound, int | float)]
+                if not bounds or constraint.is_discrete or not _is_computed_float(value):
                     continue
                 value = jnp.asarray(value)
                 outside = jnp.zeros((), bool)
-                if bounds[0] is not None:
-                    outside |= jnp.any(value < bounds[0] - 1e-4)
-                if bounds[1] is not None:
-                    outside |= jnp.any(value > bounds[1] + 1e-4)
-                span = f"above {bounds[0]:g}" if bounds[1] is None else f"in {list(known)}"
+                if lower is not None:
+                    outside |= jnp.any(value < lower - 1e-4)
+                if upper is not None:
+                    outside |= jnp.any(value > upper + 1e-4)
+                span = f"above {lower:g}" if upper is None else f"in {bounds}"
                 key = (name, parameter, tracing.name_of(part), span)
-                found[key] = found.get(key, jnp.zeros((), bool)) | outside
-    return found
+                invalid[key] = invalid.get(key, jnp.zeros((), bool)) | outside
+    return invalid
 
 
 def _is_computed_float(value: Any) -> bool:
-    """Return whether a value is a float that is computed; a number of the model's is what it is."""
+    """Return whether a value is a traced float, as opposed to a constant of the model."""
     return isinstance(value, jax.core.Tracer) and jnp.issubdtype(value.dtype, jnp.floating)
 
 
-def _warn_of_parameters(
-    model: Callable[..., Any], found: list[Impossible], rows: ArrayTree
-) -> None:
-    """Warn of parameters that are impossible at many positions, and at many draws of the prior."""
-    shares = {key: float(np.mean([bool(at[key]) for at in found])) for key in found[0]}
-    if not any(share > MANY for share in shares.values()):
+def _warn_of_parameters(model: Callable[..., Any], invalid: list[Invalid], rows: ArrayTree) -> None:
+    """Warn of parameters that are often invalid, both at positions and at draws of the prior."""
+    shares = {key: float(np.mean([bool(flags[key]) for flags in invalid])) for key in invalid[0]}
+    if not any(share > MAX_INVALID_SHARE for share in shares.values()):
         return
 
-    def of_prior(rng_key: Array) -> Impossible:
+    def invalid_at_draw(rng_key: Array) -> Invalid:
         with handlers.trace() as sites:
             tracing.call_model(handlers.seed(model, rng_key), rows)
-        return impossible_parameters(sites)
+        return invalid_parameters(sites)
 
     try:
         keys = jax.random.split(jax.random.key(0), 10 * NUM_POSITIONS)
-        drawn = jax.jit(jax.vmap(of_prior))(keys)
-        shares = {key: float(np.mean(drawn[key])) for key in shares if key in drawn}
-    except Exception:  # of a prior that cannot be drawn from; the positions decide
+        at_draws = jax.jit(jax.vmap(invalid_at_draw))(keys)
+        shares = {key: float(np.mean(at_draws[key])) for key in shares if key in at_draws}
+    except Exception:  # the prior cannot be drawn from; the shares at positions remain
         pass
     for (name, parameter, distribution, span), share in shares.items():
-        if share > MANY:
-            warnings.warn(
+        if share > MAX_INVALID_SHARE:
+            warn_caller(
                 f"Site {name!r}: the parameter {parameter} of its distribution ({distribution}) "
-                f"must lie {span}, and does not at {100 * share:.0f} % of the prior's draws. "
-                f"NumPyro evaluates the density there all the same. Use a link function: logits= "
-                f"in place of probs=, jnp.exp or jax.nn.softplus for a positive parameter.",
-                stacklevel=4,  # who calls `from_numpyro`
+                f"must lie {span}, but does not at {100 * share:.0f} % of the prior's draws. "
+                f"NumPyro evaluates the density there nevertheless. Use a link function: logits= "
+                f"in place of probs=, jnp.exp or jax.nn.softplus for a positive parameter."
             )

@@ -1,4 +1,4 @@
-"""Running a NumPyro model on rows at an unconstrained position, with public handlers only."""
+"""Traces of a NumPyro model on rows at an unconstrained position, by public handlers only."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 from jax import Array
 from numpyro import distributions as dist
@@ -14,13 +15,17 @@ from numpyro.distributions import biject_to
 
 from fedmcmc._types import ArrayTree
 
+COUNTS = (11, 13)
+"""Two numbers of rows for traces, chosen so that no model is likely to use them as constants."""
+ROWS, PARAMS, LOCAL = "rows", "params", "local"
+"""Flags of values that depend on rows, on a `numpyro.param` and on local sites."""
 Trace = dict[str, dict[str, Any]]
 
 
 def call_model(model: Callable[..., Any], rows: ArrayTree) -> Any:
-    """Call `model` on rows: a dict by keyword, a tuple or list by position, else as they are.
+    """Call `model` on rows: a dict by keyword, a tuple or list by position, else as one argument.
 
-    NumPy arrays become JAX arrays, which a model can index by what it computes from parameters.
+    NumPy arrays become JAX arrays, so that a model can index them by traced values.
     """
     rows = jax.tree.map(jnp.asarray, rows)
     if isinstance(rows, dict):
@@ -31,10 +36,10 @@ def call_model(model: Callable[..., Any], rows: ArrayTree) -> Any:
 
 
 def jacobian_name(site: str) -> str:
-    """Name of the factor that holds the log Jacobian of a latent site.
+    """Return the name of the factor that holds the log Jacobian of a latent site.
 
-    Being a factor it looks observed, and plates, scales and masks around the latent site hold for
-    it too. Its own prefix keeps it apart from every site of the user's.
+    The factor counts as observed. Plates, scales and masks around the latent site apply to it too.
+    Its prefix keeps its name apart from the names of the user's sites.
     """
     return f"_fedmcmc_log_det/{site}"
 
@@ -42,8 +47,8 @@ def jacobian_name(site: str) -> str:
 def start_trace(model: Callable[..., Any], rows: ArrayTree) -> Trace:
     """Trace `model` with every latent site at the image of the unconstrained zero.
 
-    Needs no position, so it is how the latent sites and their shapes become known. Discrete latent
-    sites, which have no unconstrained space, stay as the model draws them.
+    This needs no position, so it finds the latent sites and their shapes. Discrete latent sites,
+    which have no unconstrained space, keep the values that the model draws.
     """
     return _trace(model, rows, _place_at_zero)
 
@@ -56,15 +61,15 @@ def trace_at(
 ) -> Trace:
     """Trace `model` with its latent sites at an unconstrained `position`.
 
-    A latent site whose support is not the real line comes with a factor, `jacobian_name`, that
-    holds the log of the Jacobian of its transformation.
+    If the support of a latent site is not the real line, the trace also has a factor,
+    `jacobian_name`, with the log Jacobian of the site's transformation.
     """
     return _trace(model, rows, partial(_place, position, params or {}))
 
 
 def _trace(model: Callable[..., Any], rows: ArrayTree, place: Callable[[Any], Any]) -> Trace:
-    # The key serves values that a model draws outside of its sites (the first values of a network
-    # whose parameters all get priors); no latent site is drawn.
+    # The key is for values that a model draws outside of its sites, such as the initial values of a
+    # network whose parameters all get priors. No latent site is drawn.
     seeded = handlers.seed(model, jax.random.key(0))
     placed = handlers.substitute(seeded, substitute_fn=place)
     with _Sites() as trace:
@@ -73,7 +78,7 @@ def _trace(model: Callable[..., Any], rows: ArrayTree, place: Callable[[Any], An
 
 
 class _Sites(handlers.trace):
-    """Trace that refuses a plate with the name of a site, which it would take the place of."""
+    """Trace that raises if a plate has the name of a site, since one would replace the other."""
 
     def postprocess_message(self, msg: Any) -> None:
         kinds = {msg["type"], self.trace.get(msg.get("name"), msg)["type"]}
@@ -107,7 +112,7 @@ def _place(
         return None
     fn, unconstrained = site["fn"], position[name]
     transform = biject_to(fn.support)
-    # In numpyro's scan the body sees one step, the position holds all of them.
+    # The body of NumPyro's scan sees one step; the position holds all steps.
     step = site["infer"].get("_scan_current_index")
     if step is not None and unconstrained.ndim > len(transform.inverse_shape(fn.shape())):
         unconstrained = unconstrained[step]
@@ -116,7 +121,7 @@ def _place(
         return unconstrained
     value = transform(unconstrained)
     log_det = transform.log_abs_det_jacobian(unconstrained, value)
-    # What is left of the event's axes is summed: one term for each element of the batch.
+    # Sum over the remaining event axes, so that each element of the batch has one term.
     extra = jnp.ndim(log_det) - (jnp.ndim(value) - len(fn.event_shape))
     log_det = jnp.sum(log_det, axis=tuple(range(-extra, 0))) if extra > 0 else log_det
     numpyro.factor(jacobian_name(name), log_det)
@@ -124,7 +129,7 @@ def _place(
 
 
 def log_prob(site: dict[str, Any]) -> Array:
-    """Return the log density at a sample site, unsummed, with the scale of its handlers."""
+    """Return the log density at a sample site, unsummed and scaled as its handlers require."""
     if site["intermediates"]:
         value = site["fn"].log_prob(site["value"], site["intermediates"])
     else:
@@ -132,8 +137,16 @@ def log_prob(site: dict[str, Any]) -> Array:
     return value if site["scale"] is None else site["scale"] * value
 
 
+def has_unit_scale(site: dict[str, Any]) -> bool:
+    """Return whether a site has no scale, or a constant scale of one."""
+    scale = site["scale"]
+    if scale is None:
+        return True
+    return not isinstance(scale, jax.core.Tracer) and bool(np.all(np.asarray(scale) == 1))
+
+
 def row_terms(sites: Trace, likelihood: dict[str, int]) -> Array:
-    """Return the log likelihood of each row; `likelihood` holds the axis of rows of each site."""
+    """Return the log likelihood of each row; `likelihood` maps sites to their axis of rows."""
     terms = []
     for name, axis in likelihood.items():
         term = log_prob(sites[name])
@@ -142,14 +155,14 @@ def row_terms(sites: Trace, likelihood: dict[str, int]) -> Array:
 
 
 def bare(fn: Any) -> Any:
-    """Return a distribution without what gives it its shape."""
+    """Return a distribution without the wrappers that only give it its shape."""
     while isinstance(fn, dist.ExpandedDistribution | dist.Independent):
         fn = fn.base_dist
     return fn
 
 
 def name_of(fn: Any) -> str:
-    """Return the name of a distribution, without what gives it its shape or masks it."""
+    """Return the name of a distribution without its masks and the wrappers that give its shape."""
     fn = bare(fn)
     if isinstance(fn, dist.MaskedDistribution):
         return name_of(fn.base_dist)
@@ -164,7 +177,7 @@ def is_masked(fn: Any) -> bool:
 
 
 def parts(fn: Any) -> Iterator[Any]:
-    """Yield a distribution and all distributions that it is made of."""
+    """Yield a distribution and all distributions that it consists of."""
     yield fn
     for value in vars(fn).values():
         for part in value if isinstance(value, list | tuple) else (value,):
@@ -172,18 +185,41 @@ def parts(fn: Any) -> Iterator[Any]:
                 yield from parts(part)
 
 
-def is_factor(site: dict[str, Any]) -> bool:
-    """Return whether the site is a `numpyro.factor`."""
-    fn = site["fn"]
-    while hasattr(fn, "base_dist"):  # expanded by a plate, or masked
+def layers(fn: Any) -> Iterator[Any]:
+    """Yield a distribution and the distributions that it wraps, outermost before innermost."""
+    yield fn
+    while hasattr(fn, "base_dist"):
         fn = fn.base_dist
-    return isinstance(fn, dist.Unit)
+        yield fn
 
 
-def draw_site(rng_key: Array, site: dict[str, Any]) -> Array:
-    """Draw a value for an observed site, of the shape of its value."""
-    fn, shape = site["fn"], jnp.shape(site["value"])
-    batch_shape = shape[: len(shape) - fn.event_dim]
-    if batch_shape != fn.batch_shape:
-        fn = fn.expand(batch_shape)
-    return fn.sample(rng_key)
+def is_factor(site: dict[str, Any]) -> bool:
+    """Return whether the site is a `numpyro.factor`, which a plate may expand or a mask wrap."""
+    return any(isinstance(fn, dist.Unit) for fn in layers(site["fn"]))
+
+
+def position_shapes(shapes: dict[str, tuple[int, ...]]) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the shapes and dtypes of a position from the shapes of its sites."""
+    dtype = jnp.result_type(float)
+    return {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape in shapes.items()}
+
+
+def row_shapes(rows: ArrayTree, count: int) -> ArrayTree:
+    """Return the shapes and dtypes of `count` rows."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), rows)
+
+
+def labels_of(
+    position: dict[str, Any], params: ArrayTree, rows: ArrayTree, local: tuple[str, ...] = ()
+) -> list[tuple[Any, frozenset]]:
+    """Return labels and flags of the flat inputs of a trace.
+
+    Each leaf of rows has two flags, `ROWS` and its own index.
+    """
+    labels: list[tuple[Any, frozenset]] = [
+        (("position", name), frozenset({LOCAL} if name in local else ()))
+        for name in sorted(position)
+    ]
+    labels += [((PARAMS, i), frozenset({PARAMS})) for i, _ in enumerate(jax.tree.leaves(params))]
+    labels += [((ROWS, i), frozenset({ROWS, i})) for i, _ in enumerate(jax.tree.leaves(rows))]
+    return labels

@@ -1,4 +1,4 @@
-"""The rows of an example, which show what a model is given."""
+"""Rows of an example, for traces and checks of a model."""
 
 from typing import Any
 
@@ -9,18 +9,18 @@ from fedmcmc._types import ArrayTree
 from fedmcmc.data import FederatedData, constructor_of, is_table, row_dtype
 
 ROW_TOLERANCE = 1e-3
-"""Largest relative change of a row's log likelihood with the other rows of its batch."""
+"""Tolerated relative change of a row's log likelihood when other rows join its batch."""
 
 
 def is_shapes(example: ArrayTree | FederatedData) -> bool:
-    """Return whether an example has the shapes of rows alone."""
+    """Return whether an example has shapes and dtypes of rows in place of values."""
     if isinstance(example, FederatedData):
         return False
     return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(example))
 
 
 def client_rows(example: ArrayTree | FederatedData) -> Any:
-    """Return one client's rows; of shapes alone, rows of zeros."""
+    """Return one client's rows. If the example has shapes only, return rows of zeros."""
     if is_table(example):
         raise TypeError(
             f"example must be a FederatedData or arrays, got {type(example).__name__}. "
@@ -36,7 +36,7 @@ def client_rows(example: ArrayTree | FederatedData) -> Any:
 def checked_rows(rows: ArrayTree, description: str) -> Any:
     """Return the rows as NumPy arrays in the dtypes that JAX gives them inside of kernels.
 
-    Functions that hold NumPy arrays can be traced anywhere.
+    Functions that close over NumPy arrays can be traced anywhere.
     """
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(rows)]
     if len({shape[:1] for shape in shapes}) != 1 or shapes[0][:1] in ((), (0,)):
@@ -49,7 +49,15 @@ def checked_rows(rows: ArrayTree, description: str) -> Any:
         if leaf.dtype.kind in "OSUmM":
             name = jax.tree_util.keystr(path) or "the rows"
             raise ValueError(
-                f"example must hold numbers, got dtype {leaf.dtype} in {name}: make a "
-                f"FederatedData of tables, which codes text."
+                f"example must hold numbers, got dtype {leaf.dtype} in {name}: create a "
+                f"FederatedData from tables, which codes text as numbers."
             )
     return jax.tree.map(lambda x: x.astype(row_dtype(x.dtype)), arrays)
+
+
+def describe_row(row: int, data: FederatedData | None) -> str:
+    """Return a description of a row, such as "row 3 of client 'Bern'", from its number."""
+    if data is None:
+        return f"row {row} of example"
+    client = int(np.searchsorted(np.asarray(data.start), row, side="right")) - 1
+    return f"row {row - int(data.start[client])} of client {data.labels[client]!r}"

@@ -1,6 +1,6 @@
-"""Flax modules, linen or nnx, as Bayesian networks: a Gaussian prior and a likelihood of outputs.
+"""Conversion of Flax modules (linen or nnx) to posteriors of Bayesian neural networks.
 
-Flax is an optional dependency (the extra ``flax``), imported when it is used.
+Flax is an optional dependency (the extra ``flax``) that is imported on first use.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -48,55 +48,55 @@ def from_flax(
     options: Mapping[str, Hashable] | None = None,
     check: bool = True,
 ) -> Posterior:
-    """Turn a Flax module into a `Posterior` over its parameters.
+    """Convert a Flax module to a `Posterior` over its parameters.
 
     Parameters
     ----------
     module
-        A `flax.linen` module, or what constructs a `flax.nnx` module when called as
-        ``module(rngs=nnx.Rngs(...))``: its class, or a `functools.partial` of it.
+        `flax.linen` module, or the constructor of a `flax.nnx` module, which is called as
+        ``module(rngs=nnx.Rngs(...))``: its class, or a `functools.partial` of the class.
     example
-        Some rows, a dict or a tuple with leaves ``[n, ...]``; of a `FederatedData` those of
-        client 0.
+        Some rows, a dict or a tuple with leaves ``[n, ...]``. A `FederatedData` stands for the rows
+        of its client 0.
     prior_scale
-        Standard deviation of the normal prior of every parameter: a number; a tree prefix of the
+        Standard deviations of the parameters' normal priors: a number; a tree prefix of the
         position with numbers, or arrays that broadcast to the leaf; or a function
-        ``(path, leaf) -> number or array``, called once per leaf with a name like
-        ``"Dense_0.kernel"`` and its `jax.ShapeDtypeStruct`.
+        ``(path, leaf) -> number or array`` of a leaf's path, such as ``"Dense_0.kernel"``, and its
+        `jax.ShapeDtypeStruct`.
     likelihood
-        ``"categorical"``: outputs are logits ``[n, num_classes]``, outcomes integers ``[n]``.
-        ``"bernoulli"``: outputs are logits of the outcomes' shape, outcomes 0 or 1.
-        ``"gaussian"``: outputs are means of the outcomes' shape. For the last two a last axis of
-        length one is taken off the outputs. Log densities are summed over all axes but that of
-        the rows. Or a function ``(outputs, batch) -> [n]``.
+        ``"categorical"`` (outputs are logits ``[n, num_classes]``, outcomes integers ``[n]``),
+        ``"bernoulli"`` (outputs are logits, outcomes 0 or 1), ``"gaussian"`` (outputs are means),
+        or a function ``(outputs, batch) -> [n]``. Outputs of the second and the third have the
+        shape of the outcomes, optionally with an additional last axis of length one. Log densities
+        are summed over all axes except for the axis of rows.
     noise_scale
         Standard deviation of the outcomes of a ``"gaussian"`` likelihood, a number or an array
         that broadcasts to one outcome.
     inputs, outcome
-        Keys of the rows: of the module's argument (or arguments, in their order), and of what
-        the likelihood is of. For rows that are a pair, 0 and 1.
+        Keys of the rows for the module's arguments, in their order, and for the outcomes. Rows
+        that are a tuple have the keys 0 and 1.
     options
-        Keyword arguments of the module's call with fixed values, such as ``{"train": False}``.
+        Constant keyword arguments of the module's call, such as ``{"train": False}``.
     check
-        Whether to compare the log likelihood of rows in a batch with that of each row alone,
+        If true, check that a row's log likelihood does not depend on the other rows of its batch,
         which compiles a small program.
 
     Returns
     -------
     Posterior
-        Over positions that are the nested dict of the parameters (for nnx that of
-        `flax.nnx.to_pure_dict`). The prior is normalized. `init_fn` draws the module's own
-        initialization; `resample_fn` is ``None`` where the likelihood is a function. Posteriors
-        of equal modules share compilations, whatever their scales; modules with attributes that
-        cannot be hashed, and likelihoods that are functions, do so where they are the same object.
+        Posterior over the nested dict of the parameters (for nnx, `flax.nnx.to_pure_dict`), with a
+        normalized prior. `init_fn` draws the module's initialization. `resample_fn` is ``None`` if
+        the likelihood is a function. Posteriors of equal modules share compilations for all scales;
+        a module with attributes that cannot be hashed, and a likelihood that is a function, are
+        only equal to themselves.
 
     Raises
     ------
     ImportError
         If flax is not installed.
     TypeError, ValueError
-        If the module needs more than its parameters (batch statistics, random numbers), rows
-        depend on each other, or shapes, keys, outcomes or scales do not fit.
+        If the module needs more than its parameters (batch statistics, random numbers), if rows
+        depend on each other, or if shapes, keys, outcomes or scales do not fit.
 
     Examples
     --------
@@ -112,17 +112,17 @@ def from_flax(
     (5, 3)
     """
     network = read_module(module, options)
-    columns = Columns.of(inputs, outcome)
+    columns = Columns.from_keys(inputs, outcome)
     rows = columns.read(example)
     shapes = columns.input_shapes(rows)
     position, outputs = check_call(network, shapes, columns.arguments(rows))
     if not callable(likelihood):
         check_name(likelihood)
-    numbers: tuple[Array, ...] = ()
+    scales: tuple[Array, ...] = ()
     if likelihood == "gaussian":
         if noise_scale is None:
             raise ValueError("likelihood='gaussian' needs a noise_scale.")
-        numbers = (positive(noise_scale, rows[outcome].shape[1:], "noise_scale"),)
+        scales = (positive(noise_scale, rows[outcome].shape[1:], "noise_scale"),)
     elif noise_scale is not None:
         raise ValueError(f"noise_scale belongs to likelihood='gaussian', not {likelihood!r}.")
     setup = Static(Setup(network, columns))
@@ -130,8 +130,8 @@ def from_flax(
         terms, draw = Partial(_custom_terms, setup, as_functions(likelihood)), None
     else:
         LIKELIHOODS[likelihood].check(outputs, rows[outcome])
-        terms = Partial(_terms, setup, Static(likelihood), numbers)
-        draw = Partial(_resample, setup, Static(likelihood), numbers)
+        terms = Partial(_terms, setup, Static(likelihood), scales)
+        draw = Partial(_resample, setup, Static(likelihood), scales)
     posterior = Posterior(
         logprior_fn=Partial(logprior, prior_scales(prior_scale, position)),
         loglikelihood_fn=terms,
@@ -151,18 +151,18 @@ def predictive(
     inputs: Column | Sequence[Column] = "x",
     options: Mapping[str, Hashable] | None = None,
 ) -> Callable[[ArrayTree, ArrayTree], ArrayTree]:
-    """Return ``(position, batch) -> mean of the outcomes`` given one position.
+    """Return a function ``(position, batch) -> mean`` of the outcomes given one position.
 
-    Average it over draws for the posterior predictive.
+    The average over draws is the posterior predictive mean.
 
     Parameters
     ----------
     module, inputs, options
-        As in `from_flax`.
+        Arguments of `from_flax`.
     likelihood
-        ``"categorical"`` for probabilities of the classes ``[n, num_classes]``, ``"bernoulli"``
-        for those of outcome 1, ``"gaussian"`` for means; in the shape of the module's outputs.
-        ``None`` for the outputs themselves.
+        Kind of mean, in the shape of the module's outputs: ``"categorical"`` for probabilities of
+        the classes ``[n, num_classes]``, ``"bernoulli"`` for the probability of outcome 1,
+        ``"gaussian"`` for means, ``None`` for the outputs themselves.
 
     Examples
     --------
@@ -170,27 +170,27 @@ def predictive(
     >>> from flax import linen as nn
     >>> predict = predictive(nn.Dense(3), likelihood="categorical")
     >>> draws = {"kernel": jnp.ones((10, 4, 3)), "bias": jnp.zeros((10, 3))}
-    >>> each = jax.vmap(predict, (0, None))(draws, {"x": jnp.ones((2, 4))})
-    >>> print(each.mean(axis=0).round(3))
+    >>> means = jax.vmap(predict, (0, None))(draws, {"x": jnp.ones((2, 4))})
+    >>> print(means.mean(axis=0).round(3))
     [[0.333 0.333 0.333]
      [0.333 0.333 0.333]]
     """
     if likelihood is not None:
         check_name(likelihood)
-    setup = Setup(read_module(module, options), Columns.of(inputs, None))
+    setup = Setup(read_module(module, options), Columns.from_keys(inputs, None))
     return Partial(_predict, Static(setup), Static(likelihood))
 
 
 def _terms(
     setup: Static[Setup],
     name: Static[Name],
-    numbers: tuple[Array, ...],
+    scales: tuple[Array, ...],
     position: ArrayTree,
     batch: Any,
 ) -> Array:
     outputs = setup.value.real_outputs(position, batch)
     outcome = batch[setup.value.columns.outcome]
-    terms = LIKELIHOODS[name.value].term(outputs, outcome, *numbers)
+    terms = LIKELIHOODS[name.value].term(outputs, outcome, *scales)
     return jnp.sum(terms, axis=tuple(range(1, terms.ndim)))
 
 
@@ -203,7 +203,7 @@ def _custom_terms(
 def _resample(
     setup: Static[Setup],
     name: Static[Name],
-    numbers: tuple[Array, ...],
+    scales: tuple[Array, ...],
     rng_key: Array,
     position: ArrayTree,
     batch: Any,
@@ -211,7 +211,7 @@ def _resample(
     columns = setup.value.columns
     outputs = setup.value.real_outputs(position, batch)
     shape = batch[columns.outcome].shape
-    outcome = LIKELIHOODS[name.value].draw(rng_key, outputs, shape, *numbers)
+    outcome = LIKELIHOODS[name.value].draw(rng_key, outputs, shape, *scales)
     return columns.replace_outcome(batch, outcome)
 
 

@@ -1,4 +1,4 @@
-"""NumPyro models as federated posteriors, and federated kernels under `numpyro.infer.MCMC`."""
+"""Conversion of NumPyro models to posteriors, and federated kernels for `numpyro.infer.MCMC`."""
 
 from fedmcmc.interop._numpyro_centering import centering
 from fedmcmc.interop._numpyro_kernel import FederatedMCMCKernel, FederatedMCMCState

@@ -1,9 +1,9 @@
-"""Families of kernels: what a client does, what the server does, where both start.
+"""Kernels: the steps of a client and of the server, and the states that both start with.
 
-One family per file; `_shared`, `_adjusted`, `_prior_site` and `_distillation` hold pieces of
-families, `_questions`, `_evaluations`, `_expansions` and `_separate` what is asked of clients once.
-A kernel knows nothing of devices, chunks, files or processes; it is built of blocks and fits, and
-imports no transform.
+Each family of samplers has one file. `_shared` and `_adjusted` hold base classes of families;
+`_natural_update`, `_prior_site`, `_sites` and `_distillation` hold parts of single families.
+`_questions`, `_evaluations`, `_expansions` and `_separate` hold kernels that query all clients.
+Kernels do not depend on devices, chunks of rows, files or processes, and import no transform.
 """
 
 from fedmcmc.kernels._averaging import averaging as averaging
@@ -31,9 +31,12 @@ from fedmcmc.kernels._hamiltonian import hmc as hmc
 from fedmcmc.kernels._hamiltonian import mala as mala
 from fedmcmc.kernels._joint import JointLangevin as JointLangevin
 from fedmcmc.kernels._joint import joint as joint
+from fedmcmc.kernels._langevin import Langevin as Langevin
 from fedmcmc.kernels._langevin import langevin as langevin
 from fedmcmc.kernels._latents import check_latent_model as check_latent_model
+from fedmcmc.kernels._natural import Natural as Natural
 from fedmcmc.kernels._natural import natural as natural
+from fedmcmc.kernels._natural_update import NaturalUpdate as NaturalUpdate
 from fedmcmc.kernels._pseudo_gradients import Delta as Delta
 from fedmcmc.kernels._pseudo_gradients import displacement as displacement
 from fedmcmc.kernels._pseudo_gradients import posterior_delta as posterior_delta
@@ -49,5 +52,6 @@ from fedmcmc.kernels._relay import relay as relay
 from fedmcmc.kernels._separate import Separate as Separate
 from fedmcmc.kernels._shared import EstimatorKernel as EstimatorKernel
 from fedmcmc.kernels._shared import check_model as check_model
+from fedmcmc.kernels._underdamped import underdamped as underdamped
 from fedmcmc.kernels._weighted import gaussian_mh as gaussian_mh
 from fedmcmc.kernels._weighted import multiple_try as multiple_try

@@ -1,11 +1,10 @@
-"""What kernels that accept or reject proposals share: who is asked what, and how sums are read.
+"""Base class of kernels that accept or reject proposals.
 
-Proposals are made and judged at the server. Clients are asked for their log likelihoods (and
-gradients) at the proposals of all chains, as differences to those at a center. All that matters is
-in the sum over all clients: a round in which one is missing is void, and the same is asked again.
+The server proposes points and decides. Clients send their log likelihoods (and gradients) at the
+proposals of all chains, minus the log likelihood at a center. The decision needs the sum over all
+clients. If a message is missing, the round changes nothing, and the next round repeats it.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ from fedmcmc._types import (
     Participation,
     Posterior,
     StepInfo,
+    Traits,
 )
 from fedmcmc.kernels._evaluations import POINTS_BUDGET, Points, differences, zero_where
 from fedmcmc.kernels._questions import BELOW, EVERYONE, IMPOSSIBLE, below_range, impossible_in_sum
@@ -30,82 +30,92 @@ from fedmcmc.kernels._shared import check_model, report
 from fedmcmc.pytrees import in_single_precision, trees
 
 CHAINS = 64
-"""Chains that are computed together as a rule: each takes that share of what a question may."""
+"""Typical number of chains that share `POINTS_BUDGET`."""
 
 
 class Proposed(NamedTuple):
-    """A client's message: its log likelihoods at the proposals.
+    """Message of a client: its log likelihoods at the proposals.
 
     Attributes
     ----------
     value
-        ``[num]``, ``log p(rows | point) - log p(rows | centre)``; below -1e29 where it or its
+        ``[num]``, ``log p(rows | point) - log p(rows | centre)``; below -1e29 if the value or its
         gradient is not finite.
     gradient
-        Of `value`, leaves ``[num, *event]``; zero where `value` is below -1e29; or ``()``.
+        Gradients of `value`, leaves ``[num, *event]``; zero if `value` is below -1e29; or ``()``.
     one
-        ``[]``, one: the sum says how many clients there are.
+        ``[]``, the number 1, so that the sum counts the clients.
     """
 
     value: Exact
     gradient: ArrayTree
     one: Exact
 
+    def to_range(self, limit: float) -> "Proposed":
+        """Return the message for a secure sum of numbers up to `limit`; see `Ranged`."""
+        value = self.value.value
+        impossible = below_range(value, limit)
+        for leaf in jax.tree.leaves(self.gradient):
+            # The mask depends on the point and the rows only, so trajectories stay reversible.
+            outside = jnp.abs(leaf) > trees.cast(limit, leaf)
+            impossible = impossible | jnp.any(outside, axis=tuple(range(1, leaf.ndim)))
+        return self._replace(
+            value=Exact(jnp.where(impossible, -trees.cast(limit, value), value)),
+            gradient=zero_where(impossible, self.gradient),
+        )
 
-class Judged(NamedTuple):
-    """What the sum of all clients' messages says of the proposals.
+    def from_range(self, limit: float) -> "Proposed":
+        """Return the sum of such messages, with -1e30 for a density of zero."""
+        value = self.value.value
+        impossible = impossible_in_sum(value, limit)
+        return self._replace(
+            value=Exact(jnp.where(impossible, trees.cast(IMPOSSIBLE, value), value))
+        )
+
+
+class ProposalDensities(NamedTuple):
+    """Log densities of the posterior at the proposals.
 
     Attributes
     ----------
     log_density
-        ``[num]``, of the posterior, up to a constant; minus infinity where a proposal is
-        impossible.
+        ``[num]``, up to a constant; minus infinity if a proposal is impossible.
     gradient
-        Of it, leaves ``[num, *event]``; zero where a proposal is impossible; or ``()``.
-    whole
-        ``[]`` bool, whether every client's message is in the sum.
+        Gradients, leaves ``[num, *event]``; zero if a proposal is impossible; or ``()``.
+    is_complete
+        ``[]`` bool, true if the message of every client is in the sum.
     """
 
     log_density: Array
     gradient: ArrayTree
-    whole: Array
+    is_complete: Array
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AdjustedKernel(FederatedKernel):
-    """A kernel whose server accepts or rejects; the broadcast's `extra` holds `Points` to judge.
+    """Kernel whose server accepts or rejects the proposals in the broadcast's `extra` (`Points`).
 
-    The broadcast's position is where the chain is, in every round.
+    The broadcast's position is the position of the chain in every round.
     """
 
     posterior: Posterior
     participation: Participation = field(default=EVERYONE, kw_only=True)
 
+    traits = Traits(needs_all_clients=True, accepts_late_messages=False)
+
     @property
-    def asks_for_gradients(self) -> bool:
-        """Whether clients send gradients."""
+    def uses_gradients(self) -> bool:
+        """If true, clients also send gradients."""
         return False
 
     @property
     def target(self) -> Posterior | None:
         return self.posterior
 
-    @property
-    def constrain_fn(self) -> Callable[[ArrayTree], ArrayTree] | None:
-        return self.posterior.constrain_fn
-
-    @property
-    def position_fn(self) -> Callable[[ArrayTree], ArrayTree] | None:
-        return self.posterior.position_fn
-
-    @property
-    def needs_everyone(self) -> bool:
-        return True
-
-    def checked_start(
+    def check_start(
         self, position: ArrayTree, centre: ArrayTree, federation: Federation
     ) -> tuple[ArrayTree, ArrayTree]:
-        """Return where the chain starts and the center, checked.
+        """Check the chain's first position and the center, and return both as floats.
 
         Raises
         ------
@@ -115,14 +125,14 @@ class AdjustedKernel(FederatedKernel):
         rule = self.participation
         if rule.weighted or rule.drops or rule.cohort_size is not None:
             raise ValueError(
-                f"{type(self).__name__} needs every client's log likelihood in every round: it has "
-                f"no cohorts, and its messages are not weighted."
+                f"{type(self).__name__} needs the log likelihood of every client in every round: "
+                f"use full participation."
             )
         position = trees.as_floats(position, "position")
         if not trees.same_shapes(position, centre):
             raise ValueError(
-                f"The center must be shaped as the position, {jax.tree.map(jnp.shape, position)}, "
-                f"got {jax.tree.map(jnp.shape, centre)}."
+                f"The center must have the shapes of the position, "
+                f"{jax.tree.map(jnp.shape, position)}, got {jax.tree.map(jnp.shape, centre)}."
             )
         check_model(self.posterior, position, federation)
         return position, trees.cast_like(centre, position)
@@ -131,18 +141,18 @@ class AdjustedKernel(FederatedKernel):
     def step(
         self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
     ) -> tuple[Proposed, ArrayTree, StepInfo]:
-        asked: Points = broadcast.extra
+        proposals: Points = broadcast.extra
         value, gradient, _ = differences(
             self.posterior,
-            asked.points,
-            asked.centre,
+            proposals.points,
+            proposals.centre,
             client,
-            gradients=self.asks_for_gradients,
+            gradients=self.uses_gradients,
             budget=POINTS_BUDGET // CHAINS,
         )
-        # A function of the point and the rows alone: whatever path leads there meets the same.
+        # The mask depends on the point and the rows only, so all paths to a point agree.
         impossible = ~jnp.isfinite(value)
-        if self.asks_for_gradients:
+        if self.uses_gradients:
             impossible = impossible | ~jax.vmap(trees.all_finite)(gradient)
         value = value.astype(jnp.result_type(float))
         message = Proposed(
@@ -150,7 +160,7 @@ class AdjustedKernel(FederatedKernel):
             zero_where(impossible, gradient),
             Exact(jnp.ones((), value.dtype)),
         )
-        down = jnp.asarray(trees.num_bits(asked), jnp.int32)
+        down = jnp.asarray(trees.num_bits(proposals), jnp.int32)
         square = trees.squared_norm(message.gradient) / value.shape[0]
         return message, client_state, report(message, square, bits_down=down)
 
@@ -160,69 +170,50 @@ class AdjustedKernel(FederatedKernel):
         num = jax.tree.leaves(points)[0].shape[0]
         return Proposed(
             Exact(jax.ShapeDtypeStruct((num,), dtype)),
-            trees.shapes_of(points) if self.asks_for_gradients else (),
+            trees.shapes_of(points) if self.uses_gradients else (),
             Exact(jax.ShapeDtypeStruct((), dtype)),
         )
 
-    def in_range(self, message: Proposed, most: float) -> Proposed:
-        value = message.value.value
-        impossible = below_range(value, most)
-        for leaf in jax.tree.leaves(message.gradient):
-            # A function of the point and the rows alone, again.
-            far = jnp.abs(leaf) > trees.cast(most, leaf)
-            impossible = impossible | jnp.any(far, axis=tuple(range(1, leaf.ndim)))
-        return message._replace(
-            value=Exact(jnp.where(impossible, -trees.cast(most, value), value)),
-            gradient=zero_where(impossible, message.gradient),
-        )
-
-    def from_range(self, total: Proposed, most: float) -> Proposed:
-        value = total.value.value
-        impossible = impossible_in_sum(value, most)
-        return total._replace(
-            value=Exact(jnp.where(impossible, trees.cast(IMPOSSIBLE, value), value)),
-        )
-
-    def judge(self, points: ArrayTree, total: Proposed, num_clients: Array) -> Judged:
-        """Return what a sum of messages says of the points that were asked about."""
+    def read_sum(self, points: ArrayTree, total: Proposed, num_clients: Array) -> ProposalDensities:
+        """Return the posterior's log densities at the proposals from the sum of all messages."""
         gradient: ArrayTree = ()
-        if self.asks_for_gradients:
-            prior, of_prior = jax.vmap(jax.value_and_grad(self.posterior.logprior_fn))(points)
-            gradient = trees.add(total.gradient, trees.cast_like(of_prior, total.gradient))
+        if self.uses_gradients:
+            prior, prior_gradient = jax.vmap(jax.value_and_grad(self.posterior.logprior_fn))(points)
+            gradient = trees.add(total.gradient, trees.cast_like(prior_gradient, total.gradient))
         else:
             prior = jax.vmap(self.posterior.logprior_fn)(points)
         value = total.value.value
         log_density = value + prior.astype(value.dtype)
         possible = (value > BELOW) & jnp.isfinite(log_density)
-        if self.asks_for_gradients:
+        if self.uses_gradients:
             possible = possible & jax.vmap(trees.all_finite)(gradient)
-        return Judged(
+        return ProposalDensities(
             jnp.where(possible, log_density, -jnp.inf),
             zero_where(~possible, gradient),
             total.one.value == num_clients,
         )
 
 
-def repeated(position: ArrayTree, num: int) -> ArrayTree:
-    """Return a position `num` times, leaves ``[num, *event]``."""
+def repeat(position: ArrayTree, num: int) -> ArrayTree:
+    """Return `num` copies of a position, leaves ``[num, *event]``."""
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num, *leaf.shape)), position)
 
 
-def as_centre(centre: Any, name: str) -> ArrayTree:
+def as_centre(centre: Any) -> ArrayTree:
     """Return a center as arrays of floats.
 
     Raises
     ------
     TypeError
-        If it holds integers: positions are floats.
+        If the center holds integers.
     """
     for leaf in jax.tree.leaves(centre):
         dtype = jnp.result_type(leaf)
         if not isinstance(leaf, float) and not jnp.issubdtype(dtype, jnp.floating):
-            raise TypeError(f"{name} must hold floats, as positions do; got {dtype}.")
+            raise TypeError(f"centre must hold floats, like a position; got {dtype}.")
     return trees.as_floats(centre, "centre")
 
 
 def probability(log_ratio: Array) -> Array:
-    """Return ``min(1, exp(log_ratio))``; zero for a difference of infinities."""
+    """Return the acceptance probability ``min(1, exp(log_ratio))``; zero if the ratio is NaN."""
     return jnp.where(jnp.isnan(log_ratio), 0, jnp.exp(jnp.minimum(log_ratio, 0)))

@@ -1,14 +1,14 @@
-"""Averaging: clients move copies of the chain by themselves, the server averages what they reach.
+"""Averaging: clients move copies of the chain, and the server averages the results.
 
-Client ``c`` with weight ``w_c`` moves along its weighted loss ``f_c = U_c / w_c``, where ``U_c`` is
-minus its log likelihood and its part ``w_c`` of minus the log prior; so ``sum_c w_c f_c`` is minus
-the log posterior. On Gaussian targets a round is an affine map with Gaussian noise, so mean and
-covariance are known in closed form after any number of rounds (``docs/laws.md``).
+Client ``c`` with weight ``w_c`` moves along its weighted loss ``f_c = U_c / w_c``. Here ``U_c`` is
+minus its log likelihood, minus its part ``w_c`` of the log prior, so ``sum_c w_c f_c`` is minus the
+log posterior. On Gaussian targets a round is an affine map with Gaussian noise, so mean and
+covariance after any number of rounds have a closed form (``docs/laws.md``).
 
 Source: Liang et al. (2024), Algorithm 3, and Deng et al. (2021) for Langevin dynamics.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +20,7 @@ from fedmcmc._types import (
     ArrayTree,
     Broadcast,
     Client,
+    Disclosure,
     FederatedKernel,
     Federation,
     GradientEstimator,
@@ -31,22 +32,22 @@ from fedmcmc._types import (
     as_functions,
     register_dataclass,
 )
-from fedmcmc.dynamics import Integrator, Momentum, shared_momentum
-from fedmcmc.gradients import over_weight
-from fedmcmc.kernels._shared import TemperedKernel, expect_blocks, report
+from fedmcmc.dynamics import EulerMaruyama, Integrator, Leapfrog, Momentum, shared_momentum
+from fedmcmc.gradients import Noisy, Scaffold, over_weight
+from fedmcmc.kernels._shared import TemperedKernel, expect_blocks, is_plain, report
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
 
 
 class _Draws(NamedTuple):
-    momentum: ArrayTree  # leaves [num_local_steps, ...], or () where all of it is shared
+    momentum: ArrayTree  # leaves [num_local_steps, ...], or () if clients share it
     gradient: ArrayTree  # leaves [num_local_steps, calls per trajectory, ...]
 
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Averaging(TemperedKernel):
-    """Clients move copies of the chain, the server averages them; see `averaging`."""
+    """Kernel whose server averages the clients' copies of the chain; see `averaging`."""
 
     integrator: Integrator
     momentum: Momentum
@@ -55,9 +56,21 @@ class Averaging(TemperedKernel):
     weights: PerClient | None
     num_local_steps: int = field(metadata={"static": True})
 
+    traits = replace(TemperedKernel.traits, has_local_steps=True)
+    disclosure = Disclosure(
+        "how far the site's own copy of the chain moved, times the weight of the site"
+    )
+
     @property
-    def clients_apart(self) -> bool:
-        return True
+    def base_name(self) -> str:
+        estimator = self.estimator
+        for wrapper in (Noisy, Scaffold):
+            estimator = estimator.estimator if isinstance(estimator, wrapper) else estimator
+        if not is_plain(estimator):
+            return "averaging"
+        if isinstance(self.integrator, Leapfrog):
+            return "fa_hmc"
+        return "fa_ld" if isinstance(self.integrator, EulerMaruyama) else "averaging"
 
     @property
     def takes_control_variates(self) -> bool:
@@ -73,7 +86,7 @@ class Averaging(TemperedKernel):
                     f"weights must have shape ({federation.num_clients},), one per client, got "
                     f"{table.values.shape}."
                 )
-            parts_of_one(table.values, "weights")  # checked here too if it was traced before
+            parts_of_one(table.values, "weights")  # a traced array is checked only now
         self.integrator.check(position)
         return ()
 
@@ -96,7 +109,7 @@ class Averaging(TemperedKernel):
         round_ = broadcast.round
         weight = client.share if self.weights is None else self.weights.of(client)
         step_size = schedules.value(self.step_size, round_)
-        heat = jnp.sqrt(schedules.value(self.temperature, round_))
+        noise_scale = jnp.sqrt(schedules.value(self.temperature, round_))
         correlation = self.momentum.correlation(round_)
 
         def gradient_fn(drawn: ArrayTree, position: ArrayTree) -> ArrayTree:
@@ -111,16 +124,16 @@ class Averaging(TemperedKernel):
             noise = self.momentum.combine(
                 client_draws.momentum, shared, weight, correlation, position
             )
-            noise = trees.scale(heat, noise)
+            noise = trees.scale(noise_scale, noise)
             position, _, square = self.integrator.move(
                 gradient_fn, client_draws.gradient, position, noise, step_size
             )
             return (position, mean_square + square), position
 
         num = self.num_local_steps
-        first = (broadcast.position, jnp.zeros((), jnp.float32))
+        start = (broadcast.position, jnp.zeros((), jnp.float32))
         (position, mean_square), iterates = jax.lax.scan(
-            trajectory, first, (draws, broadcast.shared), length=num
+            trajectory, start, (draws, broadcast.shared), length=num
         )
         message = trees.scale(weight, trees.subtract(position, broadcast.position))
         info = report(message, mean_square / num, local_positions=iterates, bits_down=down)
@@ -145,59 +158,49 @@ def averaging(
     participation: Participation | None = None,
     temperature: Number = 1.0,
 ) -> FederatedKernel:
-    """Build a kernel whose clients take trajectories of their own and are averaged.
+    """Build a kernel whose clients take local trajectories and whose server averages them.
 
-    Each client of the cohort starts at the broadcast position, runs `num_local_steps` trajectories
-    of `integrator`, each with a new momentum, and sends its weight times how far it came; the
-    server adds the sum.
+    Each client of the cohort starts at the broadcast position and runs `num_local_steps`
+    trajectories of `integrator`, each with a new momentum. It sends its weight times its
+    displacement. The server adds the sum to the position.
 
     Parameters
     ----------
     posterior
-        The model.
+        Model.
     estimator
-        Of the gradient of a client's log likelihood. One over the client's weight times it, plus
-        the prior's gradient, is what the client moves along.
+        Gradient estimator for a client's log likelihood. A client moves along the gradient of the
+        prior plus one over its weight times the estimate.
     integrator
         `leapfrog` or `euler_maruyama`.
     step_size, temperature
-        Numbers or schedules of the round; the step size is that of `integrator`.
+        Numbers or schedules of the round; the step size of `integrator` and the factor of the
+        variance of all noise.
     num_local_steps
-        Trajectories between two communications.
+        Number of trajectories per round.
     momentum
-        How momenta of clients are correlated, `shared_momentum` by default: all have the same.
+        Correlation of the clients' momenta; by default `shared_momentum`: all have the same.
     weights
-        ``[num_clients]``, positive, summing to one; by default a client's share of rows. The
-        posterior is the target whatever the weights.
+        ``[num_clients]``, positive, with sum one; by default the clients' shares of the rows. The
+        target is the posterior for all weights.
     participation
-        Everyone by default, and everyone where the estimator is `scaffold`. With
-        ``uniform(cohort_size)`` displacements are multiplied by ``b / S`` (scheme II of Deng et
-        al., who average positions; the same where weights are equal); with
-        ``categorical(weights, cohort_size=S)``, the displacements of ``S`` clients drawn with
-        replacement are averaged (scheme I). Both are unbiased for the full average, and add its
-        variance over cohorts.
+        Rule that chooses who takes part; everyone by default, and always with `scaffold`. Both
+        rules of Deng et al. are unbiased: ``categorical(weights, cohort_size=S)`` is scheme I,
+        ``uniform(cohort_size)`` is scheme II if all weights are equal.
 
     Raises
     ------
     ValueError, TypeError
-        On numbers out of range and blocks of another kind, and from `init` where the data does not
+        If a number is out of range or a block has the wrong type; from `init` if the data does not
         fit.
 
     Examples
     --------
-    >>> import jax.numpy as jnp
     >>> import fedmcmc
-    >>> posterior = fedmcmc.Posterior(
-    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
-    ... )
-    >>> surrogates = fedmcmc.Gaussian.from_moments(jnp.zeros(2), variance=jnp.ones(2))
-    >>> conducive_fa_hmc = averaging(
-    ...     posterior,
-    ...     fedmcmc.conducive(fedmcmc.full_gradient(), surrogates),
-    ...     integrator=fedmcmc.leapfrog(10),
-    ...     step_size=0.1,
-    ...     num_local_steps=5,
-    ... )
+    >>> posterior = fedmcmc.Posterior(lambda t: -0.5 * t**2, lambda t, x: -0.5 * (x - t) ** 2)
+    >>> estimator, integrator = fedmcmc.full_gradient(), fedmcmc.leapfrog(10)
+    >>> averaging(posterior, estimator, integrator=integrator, step_size=0.1).name
+    'fa_hmc'
     """
     participation = full() if participation is None else participation
     momentum = shared_momentum() if momentum is None else momentum

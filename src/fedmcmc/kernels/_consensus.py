@@ -1,11 +1,11 @@
-"""Consensus: each client moves a position of its own, tied to the server's by a quadratic.
+"""Consensus: each client moves a local position, tied to the server's position by a quadratic.
 
 Source: Vono, Dobigeon and Chainais (2019, 2021) for the augmented density; Plassier, Vono, Durmus
 and Moulines (2021) for the sampler. On Gaussian targets the server's and the clients' positions
 together follow one linear recursion with Gaussian noise.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +18,7 @@ from fedmcmc._types import (
     ArrayTree,
     Broadcast,
     Client,
+    Disclosure,
     FederatedKernel,
     Federation,
     GradientEstimator,
@@ -28,7 +29,8 @@ from fedmcmc._types import (
     as_functions,
     register_dataclass,
 )
-from fedmcmc.gradients import prior_share
+from fedmcmc.dynamics import Momentum, independent_momentum
+from fedmcmc.gradients import Noisy, prior_share
 from fedmcmc.kernels._shared import LocalDraws, LocalLangevin, expect_blocks, report
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
@@ -43,16 +45,22 @@ class _ClientState(NamedTuple):
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Consensus(LocalLangevin):
-    """Clients move positions of their own, tied to the server's; see `consensus`."""
+    """Clients move local positions tied to the server's position; see `consensus`."""
 
     step_size: Any
     tolerance: Any
     temperature: Any
     num_local_steps: int = field(metadata={"static": True})
+    momentum: Momentum  # correlation of the clients' noise
+
+    traits = replace(LocalLangevin.traits, has_local_steps=True)
+    disclosure = Disclosure(
+        "the difference between the site's own chain and the chain of the server"
+    )
 
     @property
-    def clients_apart(self) -> bool:
-        return True
+    def base_name(self) -> str:
+        return "consensus" if isinstance(self.estimator, Noisy) else "dg_sgld"
 
     def first_state(
         self, position: ArrayTree, federation: Federation, totals: tuple[ArrayTree, ...]
@@ -70,6 +78,13 @@ class Consensus(LocalLangevin):
     def client_init(self, broadcast: Broadcast, client: Client) -> _ClientState:
         return _ClientState(broadcast.position, super().client_init(broadcast, client))
 
+    def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> LocalDraws:
+        draws = super().prepare(rng_key, like, client)
+        return draws._replace(noise=()) if self.momentum.parts == "shared" else draws
+
+    def prepare_shared(self, rng_key: Array, like: Broadcast) -> ArrayTree:
+        return self.momentum.prepare_shared(rng_key, like.position, self.num_local_steps)
+
     def step(
         self, draws: LocalDraws, broadcast: Broadcast, client_state: _ClientState, client: Client
     ) -> tuple[ArrayTree, _ClientState, StepInfo]:
@@ -84,8 +99,18 @@ class Consensus(LocalLangevin):
             gap = trees.subtract(broadcast.position, position)
             return trees.add_scaled(trees.add(gradient, prior), pull, gap)
 
+        momentum, correlation = self.momentum, self.momentum.correlation(broadcast.round)
+
+        def noise_fn(noise: tuple[ArrayTree, ArrayTree], like: ArrayTree) -> ArrayTree:
+            return momentum.combine(*noise, jnp.ones(()), correlation, like)
+
         position, mean_square, _ = self.move(
-            gradient_fn, draws, client_state.position, step_size, temperature
+            gradient_fn,
+            draws._replace(noise=(draws.noise, broadcast.shared)),
+            client_state.position,
+            step_size,
+            temperature,
+            noise_fn=noise_fn,
         )
         message = trees.scale(pull, trees.subtract(position, broadcast.position))
         info = report(message, mean_square, bits_down=down)
@@ -97,7 +122,7 @@ class Consensus(LocalLangevin):
     def aggregate(
         self, rng_key: ArrayTree, broadcast: Broadcast, server_state: Array, total: ArrayTree
     ) -> tuple[Broadcast, Array, ArrayTree]:
-        """Draw the server's position around the clients'; its state is their number."""
+        """Draw the server's position given the clients' positions."""
         tolerance = self.tolerance
         if isinstance(tolerance, PerClient):
             variance = 1 / jnp.sum(1 / tolerance.values)
@@ -119,42 +144,40 @@ def consensus(
     tolerance: Number,
     temperature: Number = 1.0,
 ) -> FederatedKernel:
-    """Build a kernel whose clients keep positions of their own and whose server draws in between.
+    """Build a kernel whose clients move local positions and whose server draws their center.
 
-    The chain is one of the density of ``theta`` and of one ``z_i`` per client that is proportional
-    to ``prod_i density_i(z_i) exp(-|z_i - theta|^2 / (2 tolerance_i))``, with ``density_i`` the
-    client's likelihood and its share of the prior. In a round each client takes `num_local_steps`
-    Langevin steps in its ``z_i``, and the server then draws ``theta`` given all of them:
-    normal with precision ``Q = sum_i 1 / tolerance_i`` and mean
-    ``theta + sum_i (z_i - theta) / tolerance_i / Q``, of which each client sends its term.
+    The chain of ``theta`` and one ``z_i`` per client has the density proportional to
+    ``prod_i density_i(z_i) exp(-|z_i - theta|^2 / (2 tolerance_i))``, where ``density_i`` is the
+    client's likelihood times its share of the prior. In a round each client takes `num_local_steps`
+    Langevin steps in its ``z_i``. The server then draws ``theta`` given all ``z_i``: normal with
+    precision ``Q = sum_i 1 / tolerance_i`` and mean ``theta + sum_i (z_i - theta) / tolerance_i /
+    Q``. Each client sends its term of this sum.
 
     Parameters
     ----------
     posterior
-        The model. Each client adds to its log likelihood ``size / num_rows`` of the log prior.
+        Model. Each client adds to its log likelihood ``size / num_rows`` of the log prior.
     estimator
-        Of the gradient of a client's log likelihood, taken at ``z_i``.
+        Gradient estimator for a client's log likelihood, evaluated at ``z_i``.
     step_size
-        Of the clients' steps: a number or a schedule of the round, or ``[num_clients]``, one per
-        client.
+        Step size of the clients: a number, a schedule of the round, or ``[num_clients]``.
     num_local_steps
-        Langevin steps per client and round.
+        Number of Langevin steps per client and round.
     tolerance
-        The variance by which ``z_i`` may differ from ``theta``: as `step_size`.
+        Variance of ``z_i`` around ``theta``, in the same forms as `step_size`.
     temperature
-        Multiplies the variance of all noise, the clients' and the server's.
+        Factor of the variance of all noise, at the clients and at the server.
 
     Returns
     -------
     FederatedKernel
-        Everyone takes part in every round: the rule has no other case. ``z_i`` is
-        ``state.clients.position``, leaves ``[num_clients, *event]``, and starts at the position
-        given to `init`.
+        All clients take part in every round. ``state.clients.position`` holds ``z_i``, leaves
+        ``[num_clients, *event]``; it starts at the first position of the chain.
 
     Raises
     ------
     ValueError
-        On numbers out of range, and from `init` where they do not fit the data.
+        If a number is out of range; from `init` if the numbers do not fit the data.
     """
     participation = full()
     expect_blocks(posterior, estimator, participation)
@@ -167,12 +190,13 @@ def consensus(
             _number(tolerance, "tolerance"),
             schedules.number(temperature, "temperature", minimum=0.0),
             positive_integer(num_local_steps, "num_local_steps"),
+            independent_momentum(),
         )
     )
 
 
 def _number(x: Any, name: str) -> Any:
-    """Return `x`, one positive number, a schedule, or one number per client, as leaves."""
+    """Return `x`, a positive number, a schedule, or one number per client, as leaves."""
     is_schedule = callable(x) and not isinstance(x, Array)
     array = jnp.zeros(()) if is_schedule else jnp.asarray(x)
     if array.ndim == 0:

@@ -1,4 +1,4 @@
-"""Distillation: one model made of an ensemble, with unlabeled inputs that the server has."""
+"""Distillation of an ensemble into one model, with unlabeled inputs at the server."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @register_dataclass
 @dataclass(frozen=True, eq=False)
 class Distillation:
-    """Trains one model to predict what an ensemble does on average; see `distillation`."""
+    """Distiller of an ensemble into one model; see `distillation`."""
 
     predict_fn: Any
     inputs: ArrayTree
@@ -39,12 +39,12 @@ class Distillation:
             batches = integers_below(rng_key, num_inputs, (num_steps, self.inputs_per_step))
 
         def loss(position: ArrayTree, offsets: Array | None) -> Array:
-            rows, wanted = (self.inputs, teacher)
+            rows, targets = (self.inputs, teacher)
             if offsets is not None:
-                rows, wanted = jax.tree.map(lambda leaf: leaf[offsets], (rows, wanted))
+                rows, targets = jax.tree.map(lambda leaf: leaf[offsets], (rows, targets))
             log_predicted = jax.nn.log_softmax(self.predict_fn(position, rows))
-            # The divergence up to the teacher's own entropy.
-            return -jnp.mean(jnp.sum(wanted * log_predicted, axis=-1))
+            # The Kullback-Leibler divergence up to the entropy of the teacher.
+            return -jnp.mean(jnp.sum(targets * log_predicted, axis=-1))
 
         def step(
             carry: tuple[ArrayTree, ArrayTree, ArrayTree], now: tuple[Array, Array | None]
@@ -66,18 +66,18 @@ class Distillation:
         return trees.scale(1 / num_averaged, total)
 
     def _average_probabilities(self, mean: ArrayTree, members: ArrayTree) -> Array:
-        """Return the average over models of the predicted probabilities, ``[n, num_classes]``."""
+        """Return the predicted probabilities averaged over models, ``[n, num_classes]``."""
         models = jax.tree.map(lambda m, x: jnp.concatenate([m[None], x]), mean, members)
         num_models = jax.tree.leaves(models)[0].shape[0]
-        # In batches: activations of all inputs at once may not fit.
+        # The activations of all inputs together may not fit into memory.
         size = self.inputs_per_step or jax.tree.leaves(self.inputs)[0].shape[0]
 
         def all_inputs(position: ArrayTree) -> Array:
-            def one_input(x: ArrayTree) -> Array:
+            def predict_input(x: ArrayTree) -> Array:
                 row = jax.tree.map(lambda leaf: leaf[None], x)
                 return jax.nn.softmax(self.predict_fn(position, row)[0])
 
-            return jax.lax.map(one_input, self.inputs, batch_size=size)
+            return jax.lax.map(predict_input, self.inputs, batch_size=size)
 
         shape = jax.eval_shape(all_inputs, mean)
 
@@ -98,27 +98,27 @@ def distillation(
     average_from: int = 0,
     average_every: int = 1,
 ) -> Distillation:
-    """Return a distiller: train one model to predict what the ensemble does on average.
+    """Return a distiller that trains one model to predict the average of an ensemble.
 
-    From the mean of the clients' models on, it minimizes the Kullback-Leibler divergence of its
-    predictions from the average of the mean's and the members' probabilities, and returns the
-    average of its iterates (SWA).
+    It starts at the mean of the clients' models and minimizes the Kullback-Leibler divergence from
+    the average probabilities of the mean and the members. It returns the average of its iterates
+    (stochastic weight averaging).
 
     Parameters
     ----------
     predict_fn
         ``(position, inputs) -> [n, num_classes]``, logits.
     inputs
-        What the server has without labels, leaves ``[n, ...]``.
+        Unlabeled inputs of the server, leaves ``[n, ...]``.
     optimizer
-        As from optax; its state starts anew in every round.
+        Optax optimizer; its state is initialized again in every round.
     num_steps
-        Steps of the optimizer per round.
+        Number of optimizer steps per round.
     batch_size
-        Inputs per step, drawn with replacement; ``None`` for all of them.
+        Number of inputs per step, drawn with replacement; ``None`` for all inputs.
     average_from, average_every
-        The iterates that are averaged: the one after step `average_from` (counted from zero) and
-        every `average_every`-th after it.
+        Iterates to average: the iterate after step `average_from` (counted from zero) and every
+        `average_every`-th iterate after it.
 
     Returns
     -------
@@ -128,7 +128,7 @@ def distillation(
     Raises
     ------
     ValueError
-        If a number is out of range, or the inputs disagree about how many they are.
+        If a number is out of range or the inputs have different lengths.
 
     References
     ----------
@@ -143,14 +143,14 @@ def distillation(
     ... )
     >>> models = 2 * jnp.stack([jnp.eye(2), jnp.eye(2)])
     >>> w = distill(jax.random.key(0), jnp.zeros((2, 2)), models)
-    >>> jax.nn.softmax(w)[0].round(2).tolist()  # the mean of 0.88, 0.88 and the start's 0.5
+    >>> jax.nn.softmax(w)[0].round(2).tolist()  # the mean of 0.88, 0.88 and 0.5
     [0.75, 0.25]
     """
     inputs = jax.tree.map(jnp.asarray, inputs)
     counts = {leaf.shape[0] if leaf.ndim else None for leaf in jax.tree.leaves(inputs)}
     if len(counts) != 1 or None in counts or 0 in counts:
         raise ValueError(
-            "inputs must hold arrays of one and the same positive length, got shapes "
+            "inputs must hold arrays of the same positive length, got shapes "
             f"{[leaf.shape for leaf in jax.tree.leaves(inputs)]}."
         )
     expect_optimizer(optimizer, "optimizer")

@@ -1,4 +1,4 @@
-"""Ensembles: clients train models, the server fits a distribution to them and draws from it.
+"""Ensembles: clients train models, and the server fits a distribution of models to draw from.
 
 Source: Chen and Chao (2021), FedBE: making Bayesian model ensemble applicable to federated
 learning.
@@ -17,6 +17,7 @@ from fedmcmc._types import (
     ArrayTree,
     Broadcast,
     Client,
+    Disclosure,
     FederatedKernel,
     FederatedState,
     Federation,
@@ -29,9 +30,9 @@ from fedmcmc._types import (
     register_dataclass,
 )
 from fedmcmc.dynamics import Length, Training, training
-from fedmcmc.kernels._shared import LocalTraining, expect_blocks, report
+from fedmcmc.kernels._shared import LocalTraining, as_constant, expect_blocks, is_plain, report
 from fedmcmc.participation import full
-from fedmcmc.pytrees import schedules, trees
+from fedmcmc.pytrees import trees
 from fedmcmc.random import integers_below, normals, realize_normals
 
 if TYPE_CHECKING:
@@ -42,47 +43,44 @@ Distiller = Callable[[Array, ArrayTree, ArrayTree], ArrayTree]
 
 
 class Ensemble:
-    """A distribution of models, fitted to sums over the clients' models.
+    """Distribution of models that is fitted to sums over the clients' models.
 
-    A client tells its model as `moved`, how far its training took it from the broadcast position;
-    its weight is inside the message, so that whoever takes part, a mean is one of those who did.
+    A client's model enters as `moved`, the displacement from the broadcast position in its
+    training. The message contains the client's weight, so means are over those who took part.
 
     A subclass is a frozen dataclass registered as a pytree, whose fields hold numbers (leaves) and
     structure (static). Its methods are pure.
     """
 
     def init(self, position: ArrayTree) -> Any:
-        """Return what is fitted before the first round.
-
-        It has a ``.mean``, the weighted mean of the clients' models.
-        """
+        """Return the fit before the first round; its ``.mean`` is the mean of the models."""
         raise NotImplementedError
 
     def prepare(self, rng_key: Array) -> ArrayTree:
-        """Return all that is random in a client's message."""
+        """Return the random numbers of a client's message."""
         return ()
 
     def message(self, draws: ArrayTree, share: Array, moved: ArrayTree) -> ArrayTree:
-        """Return a client's message, to be summed over clients."""
+        """Return a client's message, a term of a sum over clients."""
         raise NotImplementedError
 
     def fit(self, position: ArrayTree, total: ArrayTree, previous: Any) -> Any:
-        """Return what is fitted to a sum, `previous` again where the weights sum to zero."""
+        """Return the fit to a sum of messages; `previous` if its weights are zero."""
         raise NotImplementedError
 
     def draw(self, rng_key: Array, fitted: Any) -> ArrayTree:
-        """Return one member."""
+        """Draw a member."""
         raise NotImplementedError
 
     def members(self, rng_key: Array, fitted: Any) -> ArrayTree:
-        """Return the members that a distiller is given, leaves ``[num_models, *event]``."""
+        """Return the members for a distiller, leaves ``[num_models, *event]``."""
         raise NotImplementedError
 
 
 class _Moments(NamedTuple):
     weight: Array  # []
-    first: ArrayTree  # weight times moved
-    second: ArrayTree  # weight times moved squared
+    moved: ArrayTree  # weight times moved
+    moved_squared: ArrayTree  # weight times moved squared
 
 
 class _Gaussian(NamedTuple):
@@ -97,7 +95,7 @@ class _Gaussian(NamedTuple):
 @register_dataclass
 @dataclass(frozen=True, eq=False)
 class GaussianEnsemble(Ensemble):
-    """Independent normal coordinates; see `gaussian_ensemble`."""
+    """Ensemble with independent normal coordinates; see `gaussian_ensemble`."""
 
     num_models: int = field(metadata={"static": True})
 
@@ -110,16 +108,16 @@ class GaussianEnsemble(Ensemble):
         return _Moments(jnp.asarray(share), trees.scale(share, moved), trees.scale(share, squares))
 
     def fit(self, position: ArrayTree, total: _Moments, previous: _Gaussian) -> _Gaussian:
-        known = total.weight > 0
-        per_weight = 1 / jnp.where(known, total.weight, 1)
-        mean = trees.scale(per_weight, total.first)
-        # Rounding, or a compressor's noise, may leave a variance of zero below zero.
+        has_weight = total.weight > 0
+        per_weight = 1 / jnp.where(has_weight, total.weight, 1)
+        mean = trees.scale(per_weight, total.moved)
+        # Rounding or the noise of a compressor can make a variance negative.
         scale = jax.tree.map(
             lambda square, m: jnp.sqrt(jnp.maximum(square - m * m, 0)),
-            trees.scale(per_weight, total.second),
+            trees.scale(per_weight, total.moved_squared),
             mean,
         )
-        return trees.select(known, _Gaussian(trees.add(position, mean), scale), previous)
+        return trees.select(has_weight, _Gaussian(trees.add(position, mean), scale), previous)
 
     def draw(self, rng_key: Array, fitted: _Gaussian) -> ArrayTree:
         return fitted.member(rng_key)
@@ -129,22 +127,20 @@ class GaussianEnsemble(Ensemble):
 
 
 def gaussian_ensemble(num_models: int = 10) -> Ensemble:
-    """Fit a normal distribution with the mean and the diagonal covariance of the clients' models.
+    """Return an ensemble with the mean and diagonal covariance of the clients' models.
 
-    Both are weighted by the clients' shares of the rows: ``mean = sum_i p_i w_i`` and
-    ``variance = sum_i p_i (w_i - mean)^2``, where shares are rescaled to sum to one over those
-    who take part. Members are drawn anew with every key.
+    Both are weighted by the clients' shares ``p_i`` of the rows, rescaled to sum to one over those
+    who take part: ``mean = sum_i p_i w_i`` and ``variance = sum_i p_i (w_i - mean)^2``.
 
     Parameters
     ----------
     num_models
-        Members that a distiller is given.
+        Number of members for a distiller.
 
     Notes
     -----
-    The server sees sums of first and second moments about the round's start. In float32 the
-    standard deviation of a coordinate is lost where it is below about 3e-4 of how far the mean
-    moved in the round.
+    The server receives sums of first and second moments about the start of the round. In float32 it
+    loses standard deviations below about 3e-4 of the mean's displacement in the round.
 
     Examples
     --------
@@ -170,7 +166,7 @@ class _Members(NamedTuple):
 @register_dataclass
 @dataclass(frozen=True, eq=False)
 class DirichletEnsemble(Ensemble):
-    """Means of the clients' models with random weights; see `dirichlet_ensemble`."""
+    """Ensemble of means with random weights; see `dirichlet_ensemble`."""
 
     concentration: Array
     num_models: int = field(metadata={"static": True})
@@ -186,21 +182,21 @@ class DirichletEnsemble(Ensemble):
 
     def message(self, draws: Array, share: Array, moved: ArrayTree) -> _Sums:
         """Return the client's terms of the members and of the mean."""
-        # The mean is the member whose weights are not random.
+        # Entry 0 is the mean, whose weights are not random.
         weight = trees.cast(share, draws) * jnp.concatenate([jnp.ones_like(draws[:1]), draws])
         return _Sums(weight, jax.tree.map(lambda x: _column(weight, x[None]) * x[None], moved))
 
     def fit(self, position: ArrayTree, total: _Sums, previous: _Members) -> _Members:
-        """Divide by the weights, member by member."""
-        known = total.weight > 0
-        per_weight = 1 / jnp.where(known, total.weight, 1)
+        """Divide each member by its weight."""
+        has_weight = total.weight > 0
+        per_weight = 1 / jnp.where(has_weight, total.weight, 1)
 
-        def leafwise(at: Array, moved: Array, mean: Array, models: Array) -> Array:
+        def fit_leaf(position: Array, moved: Array, mean: Array, models: Array) -> Array:
             old = jnp.concatenate([mean[None], models])
-            new = at[None] + _column(per_weight, moved) * moved
-            return jnp.where(_column(known, old), new, old)
+            new = position[None] + _column(per_weight, moved) * moved
+            return jnp.where(_column(has_weight, old), new, old)
 
-        new = jax.tree.map(leafwise, position, total.moved, previous.mean, previous.models)
+        new = jax.tree.map(fit_leaf, position, total.moved, previous.mean, previous.models)
         return _Members(jax.tree.map(lambda x: x[0], new), jax.tree.map(lambda x: x[1:], new))
 
     def draw(self, rng_key: Array, fitted: _Members) -> ArrayTree:
@@ -216,18 +212,19 @@ def _column(vector: Array, leaf: Array) -> Array:
 
 
 def dirichlet_ensemble(concentration: float | Array = 0.5, num_models: int = 10) -> Ensemble:
-    """Make members that are means of the clients' models with random weights.
+    """Return an ensemble of means of the clients' models with random weights.
 
-    Member ``m`` is ``sum_i g_im p_i w_i / sum_i g_im p_i`` with shares ``p_i`` of the rows and
-    ``g_im ~ Gamma(concentration)``, drawn by client ``i``: proportional to a Dirichlet vector.
+    Member ``m`` is ``sum_i g_im p_i w_i / sum_i g_im p_i`` with the shares ``p_i`` of the rows.
+    Client ``i`` draws ``g_im ~ Gamma(concentration)``, so that ``g_m`` is proportional to a
+    Dirichlet vector.
 
     Parameters
     ----------
     concentration
-        Of the symmetric Dirichlet distribution, ``alpha``. Small ones make members that are close
-        to single clients' models, large ones members close to the mean.
+        Concentration of the symmetric Dirichlet distribution. With a small value members are close
+        to single clients' models, with a large value close to the mean.
     num_models
-        Members per round. A client sends one weighted model for each, and one for the mean.
+        Number of members. A client sends a weighted model for each member, and one for the mean.
 
     Raises
     ------
@@ -241,9 +238,7 @@ def dirichlet_ensemble(concentration: float | Array = 0.5, num_models: int = 10)
     >>> family.message(draws, 0.5, jnp.zeros(2)).moved.shape
     (4, 2)
     """
-    alpha = schedules.number(concentration, "concentration", minimum=0.0, strict=True)
-    if isinstance(alpha, schedules.Scheduled):
-        raise TypeError("concentration must be a number; a schedule is not supported.")
+    alpha = as_constant(concentration, "concentration")
     return DirichletEnsemble(alpha, positive_integer(num_models, "num_models"))
 
 
@@ -255,15 +250,20 @@ class _Draws(NamedTuple):
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class EnsembleKernel(LocalTraining):
-    """Clients train models, the server fits a distribution to them; see `ensemble`."""
+    """Kernel that fits a distribution to the clients' trained models; see `ensemble`."""
 
     family: Ensemble
     training: Training
     distill: Any
 
+    disclosure = Disclosure(
+        "a model trained on the rows of this site, times the weight of the site, and the squares "
+        "of its numbers"
+    )
+
     @property
-    def clients_apart(self) -> bool:
-        return True
+    def base_name(self) -> str:
+        return "fed_be" if is_plain(self.estimator) else "ensemble"
 
     def first_state(
         self, position: ArrayTree, federation: Federation, totals: tuple[ArrayTree, ...]
@@ -273,11 +273,8 @@ class EnsembleKernel(LocalTraining):
     def message_like(self, like: Broadcast) -> ArrayTree:
         key = jax.eval_shape(lambda: jax.random.key(0))
         share = jax.ShapeDtypeStruct((), jnp.result_type(float))
-
-        def message(rng_key: Array, share_: Array, moved: ArrayTree) -> ArrayTree:
-            return self.family.message(self.family.prepare(rng_key), share_, moved)
-
-        return jax.eval_shape(message, key, share, trees.shapes_of(like.position))
+        draws = jax.eval_shape(self.family.prepare, key)
+        return jax.eval_shape(self.family.message, draws, share, trees.shapes_of(like.position))
 
     def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> _Draws:
         family_key, gradient_key = jax.random.split(rng_key)
@@ -293,12 +290,12 @@ class EnsembleKernel(LocalTraining):
         return message, client_state, report(message, trained.mean_square, bits_down=down)
 
     def prepare_server(self, rng_key: Array, like: Broadcast) -> ArrayTree:
-        return rng_key  # as it is: members and distillation draw from it
+        return rng_key  # for the members and the distiller
 
     def aggregate(
         self, rng_key: Array, broadcast: Broadcast, server_state: Any, total: ArrayTree
     ) -> tuple[Broadcast, Any, ArrayTree]:
-        """Fit the distribution, and broadcast its mean or what is distilled of its members."""
+        """Fit the distribution, and broadcast its mean or its distilled model."""
         family = self.family
         fitted = family.fit(broadcast.position, total, server_state)
         position = fitted.mean
@@ -325,57 +322,50 @@ def ensemble(
 ) -> FederatedKernel:
     """Build a kernel whose clients train models and whose server fits a distribution to them.
 
-    In a round each client of the cohort takes `num_local_steps` of its optimizer from the
-    broadcast position and sends what `family` needs of its model. The kernel's draws are members
-    of the fitted ensemble.
+    In a round each client of the cohort takes `num_local_steps` optimizer steps from the broadcast
+    position and sends the sums that `family` needs. Draws are members of the fitted ensemble.
 
     Parameters
     ----------
     posterior
-        The model. A client minimizes minus the mean over its rows of the log likelihood and of
-        its share of the log prior (``log prior / num_rows``, the same for all).
+        Model. A client minimizes minus the mean over its rows of the log likelihood and of its
+        share of the log prior (``log prior / num_rows``, the same for all).
     estimator
-        Of the gradient of a client's log likelihood.
+        Gradient estimator for a client's log likelihood.
     family
         `gaussian_ensemble` or `dirichlet_ensemble`.
     client_optimizer
-        As from optax. Its state starts anew in every round, so a schedule in it counts local
-        steps.
+        Optax optimizer. Its state is initialized again in every round, so a schedule in it counts
+        local steps.
     num_local_steps
-        Steps of the optimizer per round.
+        Number of optimizer steps per round.
     learning_rate
-        Multiplies the optimizer's updates: a number, or a schedule of the round. Another one
-        needs no new compilation, another optimizer does.
+        Factor of the optimizer's updates: a number or a schedule of the round.
     participation
-        Everyone by default. Messages are weighted by one over the probability of taking part,
-        which cancels where all have the same: means are over those who take part. If nobody
-        does, the ensemble stays.
+        Rule that chooses who takes part; everyone by default. Means are over those who take part;
+        if nobody does, the ensemble does not change.
     distill
-        ``(rng_key, mean, members) -> position`` makes one model of the ensemble, which is
-        broadcast next; see `fedmcmc.distillation`. By default that is the weighted mean of the
-        clients' models, as in federated averaging.
+        ``(rng_key, mean, members) -> position``, such as `fedmcmc.distillation`; returns the model
+        that is broadcast next. By default this is the mean, as in federated averaging.
 
     Returns
     -------
     FederatedKernel
-        ``state.server`` is the fitted ensemble: ``.mean``, and ``.scale`` or ``.models``. Its
-        members are not those of the clients themselves, which the server never sees.
+        ``state.server`` is the fitted ensemble: ``.mean``, and ``.scale`` or ``.models``.
 
     Raises
     ------
     TypeError
-        If `client_optimizer` is not one of optax, or `distill` not a function.
+        If `client_optimizer` is no optax optimizer or `distill` no function.
     ValueError
-        On numbers out of range, and from `init` where they do not fit the data.
+        If a number is out of range; from `init` if the numbers do not fit the data.
 
     Notes
     -----
-    The weights of a weighted mean are part of a message. A compressor that treats a message as
-    one vector adds noise to them too, and a quotient of two sums with noise has a bias of second
-    order; with ``quantize(num_levels, per_leaf=True)`` the one weight of the Gaussian ensemble
-    crosses exactly, and its mean is unbiased. A Dirichlet member's weight is drawn, may be small,
-    and stands in the denominator: compressed coarsely, members spread much wider than uncompressed
-    ones, and one whose weights are all rounded to zero stays that of the round before.
+    Messages contain weights, to which a compressor adds noise, so the weighted mean has a bias of
+    second order. With ``quantize(num_levels, per_leaf=True)`` the mean of a Gaussian ensemble is
+    unbiased. The random weights of a Dirichlet ensemble can be small: coarse compression makes its
+    members spread much more widely.
     """
     if not isinstance(family, Ensemble):
         raise TypeError(

@@ -1,6 +1,6 @@
-"""Log likelihoods at many points, asked of all clients at once."""
+"""Question for the log likelihoods of all clients at many points."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +12,7 @@ from fedmcmc._types import (
     Broadcast,
     Client,
     ClientTerms,
+    Disclosure,
     Exact,
     Federation,
     Posterior,
@@ -19,7 +20,7 @@ from fedmcmc._types import (
     as_functions,
     register_dataclass,
 )
-from fedmcmc.compression import Memory, Quantized, WithExact, message_bits
+from fedmcmc.compression import Quantized, WithExact, message_bits
 from fedmcmc.data import CHUNK_ROWS
 from fedmcmc.gaussian import Mixture
 from fedmcmc.gradients import Terms, fold_terms, row_size
@@ -30,20 +31,21 @@ from fedmcmc.kernels._questions import (
     Question,
     below_range,
     impossible_in_sum,
+    require_unbiased,
 )
 from fedmcmc.kernels._shared import check_model
 from fedmcmc.pytrees import trees
 
 POINTS_BUDGET = 2**24
-"""Numbers of rows and points that one client takes at a time."""
-MOST_LEVELS = 2**23
-"""Steps of a dithered value on both sides of zero; one more stands for minus infinity."""
+"""Numbers (row entries times points) that a client processes at a time."""
+MAX_LEVELS = 2**23
+"""Bound of the integer levels of a dithered value; minus this bound encodes minus infinity."""
 
 
 class Points(NamedTuple):
-    """Points to evaluate, leaves ``[num, *event]``, and the center that differences are taken to.
+    """Points to evaluate, leaves ``[num, *event]``, and the center of the differences.
 
-    `centre` is a position, leaves ``[*event]``, where the log density is finite; without one values
+    `centre` is a position, leaves ``[*event]``, with a finite log density. Without a center, values
     are no differences, and float32 loses digits of them.
     """
 
@@ -54,18 +56,18 @@ class Points(NamedTuple):
 @register_dataclass
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """How clients draw the points by themselves: fewer bits where points are many.
+    """Recipe with which clients draw the points, to send fewer bits than the points.
 
     Attributes
     ----------
     words
-        ``[2]`` uint32, a public key of the Threefry generator, whatever generator JAX is set to.
+        ``[2]`` uint32, public key of the Threefry generator.
     mixture
-        What points are drawn of, over raveled positions.
+        Distribution of the points, over raveled positions.
     centre
-        A position, leaves ``[*event]``.
+        Position, leaves ``[*event]``.
     num
-        How many points, static.
+        Number of points, static.
     """
 
     words: Array
@@ -92,20 +94,19 @@ class Recipe:
 class Dithered(NamedTuple):
     """Points whose log likelihoods are rounded to multiples of a step, with a shared dither.
 
-    A client adds a uniform number ``u`` of its own from the public key and rounds to a multiple of
-    `step`; whoever asks subtracts the ``u`` of all clients (`dither_of`). The error is then uniform
-    within half a step and independent of the value (Schuchman 1964), so that weights made of the
-    sums have a constant factor in the mean. Rounded without that, they have one that depends on the
-    point.
+    A client draws a uniform number ``u`` from the public key, adds it, and rounds to a multiple of
+    `step`. The server subtracts the ``u`` of all clients (`dither_of`). The error is then uniform
+    within half a step and independent of the value (Schuchman 1964). So it multiplies the mean of
+    importance weights by the same factor at every point.
 
     Attributes
     ----------
     content
         `Points`, or a `Recipe`.
     words
-        ``[2]`` uint32, a public key of the Threefry generator, another one for each question.
+        ``[2]`` uint32, public key of the Threefry generator, different for each question.
     step
-        ``[]``, in nats. Values are sent as integers of up to 24 bits.
+        ``[]``, step in nats. Values are sent as integers of up to 24 bits.
     """
 
     content: Any
@@ -113,9 +114,9 @@ class Dithered(NamedTuple):
     step: Array
 
 
-def dither_of(asked: Dithered, client: Array | int, num: int) -> Array:
-    """Return what a client adds to `num` values in units of the step, ``[num]`` in [-1/2, 1/2)."""
-    key = jax.random.wrap_key_data(asked.words, impl="threefry2x32")
+def dither_of(content: Dithered, client: Array | int, num: int) -> Array:
+    """Return a client's dither of `num` values in units of the step, ``[num]`` in [-1/2, 1/2)."""
+    key = jax.random.wrap_key_data(content.words, impl="threefry2x32")
     dtype = jnp.result_type(float)
     return jax.random.uniform(jax.random.fold_in(key, client), (num,), dtype, -0.5, 0.5)
 
@@ -126,17 +127,17 @@ class Evaluated(NamedTuple):
     Attributes
     ----------
     value
-        ``[num]``, ``log p(rows | point) - log p(rows | centre)``, summed row by row (without a
-        center the former alone); below -1e29 where it is minus infinity.
+        ``[num]``, ``log p(rows | point) - log p(rows | centre)``, summed row by row; without a
+        center, ``log p(rows | point)``; below -1e29 for minus infinity.
     gradient
-        Of `value`, leaves ``[num, *event]``; zero where the value is not finite; or ``()``.
+        Gradients of `value`, leaves ``[num, *event]``; zero if the value is not finite; or ``()``.
     at_centre
-        ``[3]``, ``log p(rows | centre)`` in parts whose sums over clients lose no digit; add them
-        in float64 (`in_parts`).
+        ``[3]``, ``log p(rows | centre)`` in parts whose sums over clients lose no digits
+        (`in_parts`); add the parts in float64.
     invalid
-        ``[]``, at how many points a client's value was NaN or plus infinity.
+        ``[]``, number of values of clients that are NaN or plus infinity.
     checksum
-        ``[2]``, of the clients' generators, where they drew the points; or ``()``.
+        ``[2]``, checksum of the clients' generators, if they drew the points; or ``()``.
     """
 
     value: ArrayTree
@@ -145,6 +146,20 @@ class Evaluated(NamedTuple):
     invalid: Exact
     checksum: ArrayTree
 
+    def to_range(self, limit: float) -> "Evaluated":
+        """Return the answer for a secure sum of numbers up to `limit`; see `Ranged`."""
+        impossible = below_range(self.value, limit)
+        return self._replace(
+            value=jnp.where(impossible, -trees.cast(limit, self.value), self.value),
+            gradient=zero_where(impossible, self.gradient),
+        )
+
+    def from_range(self, limit: float) -> "Evaluated":
+        """Return the sum of such answers, with -1e30 for a density of zero."""
+        impossible = impossible_in_sum(self.value, limit)
+        value = jnp.where(impossible, trees.cast(IMPOSSIBLE, self.value), self.value)
+        return self._replace(value=value, gradient=zero_where(impossible, self.gradient))
+
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
@@ -152,6 +167,13 @@ class Evaluations(Question):
     """Log likelihoods at many points; see `evaluations`."""
 
     gradients: bool = field(metadata={"static": True})
+
+    traits = replace(Question.traits, check_compressor=require_unbiased)
+    disclosure = Disclosure(
+        "log likelihoods, and their gradients if the server asks for them, at positions that the "
+        "server chooses",
+        hidden_in_sums=True,
+    )
 
     def answer(self, content: ArrayTree, client: Client) -> Evaluated:
         if isinstance(content, Dithered):
@@ -171,18 +193,6 @@ class Evaluations(Question):
             Exact(invalid),
             Exact(content.checksum()) if drawn else (),
         )
-
-    def answer_in_range(self, answer: Evaluated, most: float) -> Evaluated:
-        impossible = below_range(answer.value, most)
-        return answer._replace(
-            value=jnp.where(impossible, -trees.cast(most, answer.value), answer.value),
-            gradient=zero_where(impossible, answer.gradient),
-        )
-
-    def answer_from_range(self, total: Evaluated, most: float) -> Evaluated:
-        impossible = impossible_in_sum(total.value, most)
-        value = jnp.where(impossible, trees.cast(IMPOSSIBLE, total.value), total.value)
-        return total._replace(value=value, gradient=zero_where(impossible, total.gradient))
 
     def answer_like(self, content: ArrayTree) -> Evaluated:
         if isinstance(content, Dithered):
@@ -208,26 +218,26 @@ class Evaluations(Question):
     def check_content(self, content: ArrayTree, federation: Federation) -> None:
         if isinstance(content, Dithered):
             if self.gradients:
-                raise ValueError("Only log likelihoods are dithered: ask without gradients.")
+                raise ValueError("Dithered log likelihoods have no gradients: use gradients=False.")
             content = content.content
-        one = content.centre
-        if trees.is_empty(one):
-            one = jax.tree.map(lambda leaf: leaf[0], content.points)
-        check_model(self.posterior, one, federation)
+        position = content.centre
+        if trees.is_empty(position):
+            position = jax.tree.map(lambda leaf: leaf[0], content.points)
+        check_model(self.posterior, position, federation)
 
     def encode(self, content: ArrayTree, message: Answer, client: Client) -> tuple[Any, Array]:
-        asked, evaluated = content, message.value
-        if not isinstance(asked, Dithered):
-            return super().encode(asked, message, client)
+        evaluated = message.value
+        if not isinstance(content, Dithered):
+            return super().encode(content, message, client)
         value = evaluated.value
-        exact = value / asked.step + dither_of(asked, client.index, value.shape[0])
-        below, above = value < BELOW, exact >= MOST_LEVELS
-        levels = jnp.clip(jnp.round(exact), 1 - MOST_LEVELS, MOST_LEVELS - 1)
-        levels = jnp.where(below | above, -MOST_LEVELS, levels).astype(jnp.int32)
+        scaled = value / content.step + dither_of(content, client.index, value.shape[0])
+        below, above = value < BELOW, scaled >= MAX_LEVELS
+        levels = jnp.clip(jnp.round(scaled), 1 - MAX_LEVELS, MAX_LEVELS - 1)
+        levels = jnp.where(below | above, -MAX_LEVELS, levels).astype(jnp.int32)
         num_above = jnp.sum(above, dtype=value.dtype)
         invalid = Exact(evaluated.invalid.value + num_above)
-        rest = message._replace(value=evaluated._replace(value=(), invalid=invalid))
-        code = WithExact(Quantized(jnp.asarray(asked.step, jnp.float32), levels), (rest,))
+        exact_part = message._replace(value=evaluated._replace(value=(), invalid=invalid))
+        code = WithExact(Quantized(jnp.asarray(content.step, jnp.float32), levels), (exact_part,))
         return code, jnp.asarray(message_bits(code.code) + trees.num_bits(code.exact), jnp.int32)
 
     def decode(
@@ -235,10 +245,10 @@ class Evaluations(Question):
     ) -> ArrayTree:
         if not isinstance(code, WithExact):
             return code
-        (rest,), (step, levels) = code.exact, code.code
+        (exact_part,), (step, levels) = code.exact, code.code
         value = levels.astype(jnp.result_type(float)) * step
-        value = jnp.where(levels == -MOST_LEVELS, trees.cast(IMPOSSIBLE, value), value)
-        return rest._replace(value=rest.value._replace(value=value))
+        value = jnp.where(levels == -MAX_LEVELS, trees.cast(IMPOSSIBLE, value), value)
+        return exact_part._replace(value=exact_part.value._replace(value=value))
 
     def code_like(self, like: Broadcast) -> ArrayTree:
         message = self.message_like(like)
@@ -249,43 +259,31 @@ class Evaluations(Question):
         code = Quantized(jax.ShapeDtypeStruct((), jnp.float32), levels)
         return WithExact(code, (message._replace(value=evaluated._replace(value=())),))
 
-    def check_compressor(self, compressor: Any) -> None:
-        if not compressor.unbiased or isinstance(compressor, Memory):
-            raise ValueError(
-                "Log likelihoods need an unbiased compressor without memory (quantize): the error "
-                "of another one follows the point, and weights made of them are wrong."
-            )
-
 
 def evaluations(posterior: Posterior, *, gradients: bool = False) -> Evaluations:
-    """Ask all clients for their log likelihoods at many points.
+    """Return the question for the log likelihoods of all clients at many points.
 
-    The broadcast's position is `Points`, a `Recipe` by which clients draw the points, or one of
-    these `Dithered`. Values
-    are differences to a center, row by row, so that float32 loses no digit that matters: for
-    200,000 rows and a difference of -10.6 nats the error is 1e-6, as the difference of two sums it
-    is 2e-3.
+    The broadcast's position is `Points`, a `Recipe` with which clients draw the points, or one of
+    these in `Dithered`. Values are differences to a center, row by row, so that float32 loses no
+    digits that matter.
 
     Parameters
     ----------
     posterior
-        The model.
+        Model.
     gradients
-        Whether gradients are asked for, too.
+        If true, clients also send gradients.
 
     Returns
     -------
     Evaluations
-        A kernel whose round is one exchange with all clients; `draw` of its state is `Answered`,
-        with an `Evaluated`. A round in which a client is missing changes nothing.
+        Kernel whose round is one exchange with all clients; `draw` of its state returns `Answered`
+        with an `Evaluated`. If a client's message is missing, the round changes nothing.
 
     Examples
     --------
-    >>> import jax, jax.numpy as jnp
-    >>> import fedmcmc
-    >>> posterior = fedmcmc.Posterior(
-    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
-    ... )
+    >>> import jax, jax.numpy as jnp, fedmcmc
+    >>> posterior = fedmcmc.Posterior(lambda t: -0.5 * t**2, lambda t, x: -0.5 * (x - t) ** 2)
     >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(5)])
     >>> question = evaluations(posterior)
     >>> init, step = fedmcmc.simulate(question, data)
@@ -306,9 +304,9 @@ def differences(
     gradients: bool,
     budget: int = POINTS_BUDGET,
 ) -> tuple[Array, ArrayTree, Array]:
-    """Return a client's log likelihoods at points minus that at a center, and the latter.
+    """Return a client's log likelihoods at points minus its log likelihood at a center.
 
-    As many points are taken at a time as rows times numbers of a row fit `budget`.
+    Points are processed in batches, so that points times rows times numbers per row fit `budget`.
 
     Returns
     -------
@@ -317,15 +315,15 @@ def differences(
     gradient
         Leaves ``[num, *event]``, or ``()``.
     at_centre
-        ``[3]``, see `Evaluated`.
+        ``[3]``, log likelihood at the center in parts; see `Evaluated`.
     """
     loglikelihood_fn = posterior.loglikelihood_fn
-    rows_at_a_time = min(client.max_size, CHUNK_ROWS)
+    rows_per_batch = min(client.max_size, CHUNK_ROWS)
     if isinstance(loglikelihood_fn, ClientTerms):
-        rows_at_a_time = client.max_size * loglikelihood_fn.passes
-    at_a_time = max(1, budget // (rows_at_a_time * max(row_size(client.rows), 1)))
+        rows_per_batch = client.max_size * loglikelihood_fn.passes
+    points_per_batch = max(1, budget // (rows_per_batch * max(row_size(client.rows), 1)))
 
-    def of_terms(terms_fn: Terms, mask: Array) -> tuple[Any, Array]:
+    def evaluate_terms(terms_fn: Terms, mask: Array) -> tuple[Any, Array]:
         at_centre = jnp.zeros(mask.shape, jnp.result_type(float))
         if not trees.is_empty(centre):
             at_centre = terms_fn(centre)
@@ -333,17 +331,17 @@ def differences(
         def total(point: ArrayTree) -> Array:
             return jnp.sum(jnp.where(mask, terms_fn(point) - at_centre, 0))
 
-        one = jax.value_and_grad(total) if gradients else total
-        values = trees.map_in_lots(one, points, at_a_time)
+        fn = jax.value_and_grad(total) if gradients else total
+        values = trees.map_in_lots(fn, points, points_per_batch)
         return values, in_parts(*compensated_sum(jnp.where(mask, at_centre, 0)))
 
-    values, at_centre = fold_terms(loglikelihood_fn, of_terms, client)
+    values, at_centre = fold_terms(loglikelihood_fn, evaluate_terms, client)
     value, gradient = values if gradients else (values, ())
     return value, gradient, at_centre
 
 
 def zero_where(condition: Array, tree: ArrayTree) -> ArrayTree:
-    """Return `tree`, leaves ``[num, ...]``, with zeros where `condition` ``[num]`` holds."""
+    """Return `tree`, leaves ``[num, ...]``, with zeros where `condition` ``[num]`` is true."""
 
     def zeroed(leaf: Array) -> Array:
         mask = condition.reshape(condition.shape + (1,) * (leaf.ndim - condition.ndim))
@@ -353,9 +351,9 @@ def zero_where(condition: Array, tree: ArrayTree) -> ArrayTree:
 
 
 def compensated_sum(terms: Array) -> tuple[Array, Array]:
-    """Return the sum of ``[num]`` terms as a pair of floats, the second what the first lost.
+    """Return the sum of ``[num]`` terms as a rounded sum and its rounding error.
 
-    Pairs of terms are added at a time, with the exact error of each addition (Knuth's two-sum).
+    Terms are added in pairs, with the exact error of each addition (Knuth's two-sum).
     """
     size = 1 << max(terms.shape[0] - 1, 0).bit_length()
     high = jnp.pad(terms, (0, size - terms.shape[0]))
@@ -370,12 +368,12 @@ def compensated_sum(terms: Array) -> tuple[Array, Array]:
 
 
 def in_parts(high: Array, low: Array) -> Array:
-    """Return ``high + low`` as multiples of 256, of 1/256, and the rest, ``[3]``.
+    """Return ``high + low`` as multiples of 256, of 1/256, and a remainder, ``[3]``.
 
-    Each part has so few digits that float32 adds it without error: up to 65,536 clients or chunks
-    the first, 256 the second.
+    The parts have so few digits that float32 adds them without error: the first part over up to
+    65,536 clients or chunks, the second over up to 256.
     """
-    first = jnp.round(high / 256) * 256
-    rest = high - first
-    second = jnp.round(rest * 256) / 256
-    return jnp.stack([first, second, (rest - second) + low])
+    coarse = jnp.round(high / 256) * 256
+    remainder = high - coarse
+    fine = jnp.round(remainder * 256) / 256
+    return jnp.stack([coarse, fine, (remainder - fine) + low])

@@ -1,7 +1,7 @@
-"""Log likelihoods with their derivatives at a few points, asked of all clients at once."""
+"""Question for the log likelihoods of all clients and their derivatives at a few points."""
 
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,25 +10,26 @@ from jax import Array
 from fedmcmc._types import (
     ArrayTree,
     Client,
+    Disclosure,
     Federation,
     Posterior,
     as_functions,
     register_dataclass,
 )
-from fedmcmc.compression import Memory
 from fedmcmc.gradients import Terms, fold_terms, minus_hessian
 from fedmcmc.kernels._evaluations import Points, zero_where
 from fedmcmc.kernels._questions import (
     Question,
     below_range,
     impossible_in_sum,
+    require_unbiased,
 )
 from fedmcmc.kernels._shared import check_model
 from fedmcmc.pytrees import trees
 
 
 class Expanded(NamedTuple):
-    """Sums over clients of expansions of log likelihoods at some points.
+    """Sums over clients of expansions of log likelihoods at points.
 
     Attributes
     ----------
@@ -37,7 +38,7 @@ class Expanded(NamedTuple):
     gradient
         ``[num, d]`` over raveled positions.
     curvature
-        Minus the Hessian: its upper triangle row by row, ``[num, d (d + 1) / 2]``; its diagonal,
+        Minus the Hessian: upper triangle row by row, ``[num, d (d + 1) / 2]``; diagonal,
         ``[num, d]``; or ``()``.
     """
 
@@ -45,24 +46,52 @@ class Expanded(NamedTuple):
     gradient: ArrayTree
     curvature: ArrayTree
 
+    def to_range(self, limit: float) -> "Expanded":
+        """Return the answer for a secure sum of numbers up to `limit`; see `Ranged`.
+
+        A point that cannot be a mode gets the lowest value. If derivatives or a large value are
+        outside the range, the point gets twice the lowest value, so that it can be counted.
+        """
+        lowest = -trees.cast(limit, self.value)
+        derivatives = self.gradient, self.curvature
+        finite = jnp.isfinite(self.value) & jax.vmap(trees.all_finite)(derivatives)
+        impossible = ~finite | below_range(self.value, limit)
+        sizes = jax.tree.map(
+            lambda x: jnp.max(jnp.abs(x), axis=1), (self.value[:, None], derivatives)
+        )
+        outside = jnp.stack(jax.tree.leaves(sizes)).max(0) > limit
+        value = jnp.where(impossible, lowest, jnp.where(outside, 2 * lowest, self.value))
+        return Expanded(value, *zero_where(impossible | outside, derivatives))
+
+    def from_range(self, limit: float) -> "Expanded":
+        """Return the sum of such answers, with minus infinity for a density of zero."""
+        impossible = impossible_in_sum(self.value, limit)
+        return self._replace(value=jnp.where(impossible, -jnp.inf, self.value))
+
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Expansions(Question):
-    """Log likelihoods with their derivatives at a few points; see `expansions`."""
+    """Log likelihoods and their derivatives at a few points; see `expansions`."""
 
     curvature: str = field(metadata={"static": True})
+
+    traits = replace(Question.traits, check_compressor=require_unbiased, marks_range_ends=True)
+    disclosure = Disclosure(
+        "the log likelihood, its gradient and its curvature at positions that the server chooses",
+        hidden_in_sums=True,
+    )
 
     def answer(self, content: Points, client: Client) -> Expanded:
         loglikelihood_fn = self.posterior.loglikelihood_fn
 
-        def of_terms(terms_fn: Terms, mask: Array) -> tuple[Array, Array, ArrayTree]:
+        def expand_terms(terms_fn: Terms, mask: Array) -> tuple[Array, Array, ArrayTree]:
             at_centre = terms_fn(content.centre)
 
-            def one(point: ArrayTree) -> tuple[Array, Array, ArrayTree]:
+            def expand(point: ArrayTree) -> tuple[Array, Array, ArrayTree]:
                 def total(flat: Array) -> Array:
-                    place = trees.cast_like(trees.unravel(flat, point), point)
-                    return jnp.sum(jnp.where(mask, terms_fn(place) - at_centre, 0))
+                    position = trees.cast_like(trees.unravel(flat, point), point)
+                    return jnp.sum(jnp.where(mask, terms_fn(position) - at_centre, 0))
 
                 flat = trees.ravel(point)
                 value, gradient = jax.value_and_grad(total)(flat)
@@ -73,34 +102,9 @@ class Expansions(Question):
                 upper = jnp.triu_indices(flat.shape[0])
                 return value, gradient, curvature[upper] if dense else curvature
 
-            return jax.lax.map(one, content.points)
+            return jax.lax.map(expand, content.points)
 
-        return Expanded(*fold_terms(loglikelihood_fn, of_terms, client))
-
-    @property
-    def leaves_out_beyond(self) -> bool:
-        return True
-
-    def answer_in_range(self, answer: Expanded, most: float) -> Expanded:
-        """Return an answer with the lowest value where a place is of no use, as a mode is none.
-
-        Twice that where derivatives or a large value do not fit, so that they are counted.
-        """
-        lowest = -trees.cast(most, answer.value)
-        derivatives = answer.gradient, answer.curvature
-        finite = jnp.isfinite(answer.value) & jax.vmap(trees.all_finite)(derivatives)
-        impossible = ~finite | below_range(answer.value, most)
-        sizes = jax.tree.map(
-            lambda x: jnp.max(jnp.abs(x), axis=1), (answer.value[:, None], derivatives)
-        )
-        beyond = jnp.stack(jax.tree.leaves(sizes)).max(0) > most
-        value = jnp.where(impossible, lowest, jnp.where(beyond, 2 * lowest, answer.value))
-        none = impossible | beyond
-        return Expanded(value, *zero_where(none, derivatives))
-
-    def answer_from_range(self, total: Expanded, most: float) -> Expanded:
-        impossible = impossible_in_sum(total.value, most)
-        return total._replace(value=jnp.where(impossible, -jnp.inf, total.value))
+        return Expanded(*fold_terms(loglikelihood_fn, expand_terms, client))
 
     def answer_like(self, content: Points) -> Expanded:
         size = trees.num_elements(content.centre)
@@ -117,20 +121,13 @@ class Expansions(Question):
     def check_content(self, content: Points, federation: Federation) -> None:
         check_model(self.posterior, content.centre, federation)
 
-    def check_compressor(self, compressor: Any) -> None:
-        if not compressor.unbiased or isinstance(compressor, Memory):
-            raise ValueError(
-                "Gradients and curvatures at a point need an unbiased compressor without memory "
-                "(quantize, with many levels): steps along others lead elsewhere."
-            )
-
 
 def expansions(
     posterior: Posterior, *, curvature: Literal["dense", "diagonal", "none"] = "dense"
 ) -> Expansions:
-    """Ask all clients for log likelihoods, gradients and minus Hessians at a few `Points`.
+    """Return the question for log likelihoods, gradients and minus Hessians at a few `Points`.
 
-    What Newton's method and the Laplace approximation at a mode need; numbers that are not finite
-    are sent as they are.
+    Newton's method and the Laplace approximation need these sums. Numbers that are not finite are
+    sent unchanged.
     """
     return as_functions(Expansions(posterior, curvature))

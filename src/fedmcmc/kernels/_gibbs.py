@@ -21,6 +21,7 @@ from fedmcmc._types import (
     ArrayTree,
     Broadcast,
     Client,
+    Disclosure,
     Exact,
     FederatedKernel,
     Federation,
@@ -30,8 +31,10 @@ from fedmcmc._types import (
     Phase,
     Population,
     Posterior,
+    SetupPhase,
     Static,
     StepInfo,
+    Traits,
     as_functions,
     compiled,
     register_dataclass,
@@ -133,14 +136,12 @@ def _first_sums(kernel: Any, position: ArrayTree, client: Client) -> _First:
 
 @register_dataclass
 @dataclass(frozen=True, eq=False)
-class _FirstSums(Phase):
+class _FirstSums(SetupPhase):
     """Sums the statistics of all groups' first latents, and counts the groups."""
 
     kernel: Any  # the `FederatedGibbs` that asks
 
-    @property
-    def sums_rows(self) -> bool:
-        return False
+    sums_rows = False
 
     @in_single_precision
     def step(
@@ -161,6 +162,14 @@ class _FirstSums(Phase):
         return _First(sums, jax.ShapeDtypeStruct((), dtype), information, along)
 
 
+def _refuse_compression(kernel: Any, compressor: Any) -> None:
+    if not isinstance(compressor, Identity):
+        raise ValueError(
+            "The server of this kernel draws given sums of statistics, on which its draws do "
+            "not depend linearly: they must be exact, and cannot be compressed."
+        )
+
+
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class FederatedGibbs(LatentKernel):
@@ -171,6 +180,24 @@ class FederatedGibbs(LatentKernel):
     num_adapt: Array
     interweave: bool = field(metadata={"static": True})
     recenter: bool = field(metadata={"static": True})
+
+    disclosure = Disclosure(
+        "sums over the random effects of this site, their changes, and the log likelihood and its "
+        "gradient at positions that the server proposes"
+    )
+
+    @property
+    def traits(self) -> Traits:  # type: ignore[override]  # an attribute elsewhere
+        return Traits(
+            keeps_latents=True,
+            phases_independent=not self.ways_along,
+            accepts_late_messages=False,  # totals and latents would be from different rounds
+            check_compressor=_refuse_compression,
+        )
+
+    @property
+    def name(self) -> str:
+        return "fed_gibbs"
 
     @property
     def population(self) -> Population:
@@ -248,29 +275,13 @@ class FederatedGibbs(LatentKernel):
         ways = (Recentering(self),) if self.recenter else ()
         return (*ways, Rescaling(self)) if self.interweave else ways
 
-    @property
-    def before(self) -> tuple[Phase, ...]:
+    @cached_property
+    def phases(self) -> tuple[Phase, ...]:
         of_rows = (Judgement(self),) if self.moves_rows else ()
-        return (*of_rows, *self.ways_along)
-
-    @property
-    def phases_apart(self) -> bool:
-        return not self.ways_along
-
-    @property
-    def takes_late(self) -> bool:
-        # Then total and latents would be of different rounds.
-        return False
-
-    def check_compressor(self, compressor: Any) -> None:
-        if not isinstance(compressor, Identity):
-            raise ValueError(
-                "The server of this kernel draws given sums of statistics, on which its draws do "
-                "not depend linearly: they must be exact, and cannot be compressed."
-            )
+        return (*of_rows, *self.ways_along, self)
 
     @cached_property
-    def setup(self) -> tuple[Phase, ...]:
+    def setup(self) -> tuple[SetupPhase, ...]:
         return (_FirstSums(self),)
 
     def sums_like(self, like: Broadcast) -> ArrayTree:

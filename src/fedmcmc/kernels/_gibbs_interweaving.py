@@ -34,6 +34,18 @@ class Compared(NamedTuple):
     differences: Any
     one: Any
 
+    def to_range(self, limit: float) -> "Compared":
+        """Return the message for a secure sum of numbers up to `limit`; see `Ranged`."""
+        lowest = -trees.cast(limit, self.differences)
+        impossible = below_range(self.differences, limit)
+        return self._replace(differences=jnp.where(impossible, lowest, self.differences))
+
+    def from_range(self, limit: float) -> "Compared":
+        """Return a sum of such messages as the server reads it."""
+        impossible = impossible_in_sum(self.differences, limit)
+        lowest = trees.cast(IMPOSSIBLE, self.differences)
+        return self._replace(differences=jnp.where(impossible, lowest, self.differences))
+
 
 class Proposed(NamedTuple):
     """What clients have to know of a walk, part of a broadcast.
@@ -118,18 +130,6 @@ class GoingAlong(Phase):
         dtype = jnp.result_type(float)
         values = jax.ShapeDtypeStruct((NUM_CANDIDATES,), dtype)
         return Exact(Compared(values, jax.ShapeDtypeStruct((), dtype)))
-
-    def in_range(self, message: Exact, most: float) -> Exact:
-        said: Compared = message.value
-        lowest = -trees.cast(most, said.differences)
-        values = jnp.where(below_range(said.differences, most), lowest, said.differences)
-        return Exact(said._replace(differences=values))
-
-    def from_range(self, total: Exact, most: float) -> Exact:
-        said: Compared = total.value
-        impossible = impossible_in_sum(said.differences, most)
-        values = jnp.where(impossible, trees.cast(IMPOSSIBLE, said.differences), said.differences)
-        return Exact(said._replace(differences=values))
 
     def prepare_server(self, rng_key: Array, like: Broadcast) -> Array:
         return jax.random.uniform(rng_key, (), jnp.result_type(float))

@@ -22,6 +22,22 @@ class Judged(NamedTuple):
     gradient: Any
     one: Any
 
+    def to_range(self, limit: float) -> "Judged":
+        """Return the message for a secure sum of numbers up to `limit`; see `Ranged`."""
+        outside = jnp.any(jnp.abs(self.gradient) > trees.cast(limit, self.gradient))
+        impossible = below_range(self.difference, limit) | outside
+        lowest = -trees.cast(limit, self.difference)
+        return self._replace(
+            difference=jnp.where(impossible, lowest, self.difference),
+            gradient=jnp.where(impossible, 0, self.gradient),
+        )
+
+    def from_range(self, limit: float) -> "Judged":
+        """Return a sum of such messages as the server reads it."""
+        impossible = impossible_in_sum(self.difference, limit)
+        lowest = trees.cast(IMPOSSIBLE, self.difference)
+        return self._replace(difference=jnp.where(impossible, lowest, self.difference))
+
 
 @register_dataclass
 @dataclass(frozen=True, eq=False)
@@ -59,24 +75,6 @@ class Judgement(Phase):
         one = jax.ShapeDtypeStruct((), dtype)
         slope = jax.ShapeDtypeStruct(like.extra.proposal.shape, dtype)
         return Exact(Judged(one, slope, one))
-
-    def in_range(self, message: Exact, most: float) -> Exact:
-        said: Judged = message.value
-        far = jnp.any(jnp.abs(said.gradient) > trees.cast(most, said.gradient))
-        impossible = below_range(said.difference, most) | far
-        lowest = -trees.cast(most, said.difference)
-        return Exact(
-            said._replace(
-                difference=jnp.where(impossible, lowest, said.difference),
-                gradient=jnp.where(impossible, 0, said.gradient),
-            )
-        )
-
-    def from_range(self, total: Exact, most: float) -> Exact:
-        said: Judged = total.value
-        impossible = impossible_in_sum(said.difference, most)
-        lowest = trees.cast(IMPOSSIBLE, said.difference)
-        return Exact(said._replace(difference=jnp.where(impossible, lowest, said.difference)))
 
     def prepare_server(self, rng_key: Array, like: Broadcast) -> Array:
         return jax.random.uniform(rng_key, (), jnp.result_type(float))

@@ -6,7 +6,7 @@ client's log likelihood with the latents integrated out (Fisher's identity), so 
 stochastic gradient Langevin dynamics on the marginal posterior, the latents' draws for a minibatch.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import jax
@@ -18,6 +18,7 @@ from fedmcmc._types import (
     ArrayTree,
     Broadcast,
     Client,
+    Disclosure,
     FederatedKernel,
     Federation,
     Number,
@@ -32,12 +33,21 @@ from fedmcmc.data import max_groups
 from fedmcmc.dynamics import Metric, overdamped_langevin
 from fedmcmc.hierarchy import Locals, Refresh, TwoLevels, latents_of
 from fedmcmc.kernels._latents import LatentKernel, expect_latents
-from fedmcmc.kernels._shared import report
+from fedmcmc.kernels._shared import name_of, report
 from fedmcmc.participation import full
 from fedmcmc.pytrees import in_single_precision, schedules, trees
 from fedmcmc.random import realize_normals
 
 Order = Literal["refresh_first", "gradient_first"]
+
+
+def _check_memory(kernel: Any, compressor: Any) -> None:
+    partial = kernel.participation.drops or kernel.participation.cohort_size is not None
+    if isinstance(compressor, Memory) and compressor.of != "active" and partial:
+        raise ValueError(
+            "With latents the server does not add memories of absent clients, whose latents "
+            'stand still: use memory(..., of="active").'
+        )
 
 
 @register_dataclass
@@ -50,13 +60,15 @@ class JointLangevin(LatentKernel):
     num_draws: int = field(metadata={"static": True})
     gradient_first: bool = field(metadata={"static": True})
 
-    def check_compressor(self, compressor: Any) -> None:
-        partial = self.participation.drops or self.participation.cohort_size is not None
-        if isinstance(compressor, Memory) and compressor.of != "active" and partial:
-            raise ValueError(
-                "With latents the server does not add memories of absent clients, whose latents "
-                'stand still: use memory(..., of="active").'
-            )
+    traits = replace(LatentKernel.traits, check_compressor=_check_memory)
+    disclosure = Disclosure(
+        "the gradient of the log likelihood of the rows together with the random effects of this "
+        "site, which the site draws itself"
+    )
+
+    @property
+    def name(self) -> str:
+        return name_of(self, lambda kernel: "lsd")
 
     def server_init(
         self,

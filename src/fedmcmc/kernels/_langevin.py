@@ -1,7 +1,7 @@
 """Langevin dynamics on a sum of gradients: clients send gradients, the server moves the chain.
 
 On Gaussian targets a round is a random affine map with Gaussian noise, so the stationary mean and
-covariance are known in closed form at the step size used (``docs/laws.md``).
+covariance at any step size have a closed form (``docs/laws.md``).
 """
 
 from dataclasses import dataclass, field
@@ -16,20 +16,28 @@ from fedmcmc._types import (
     ArrayTree,
     Broadcast,
     Client,
+    Disclosure,
     FederatedKernel,
     Federation,
     GradientEstimator,
     Number,
     Participation,
-    Phase,
     Posterior,
+    SetupPhase,
     StepInfo,
     as_functions,
     register_dataclass,
 )
-from fedmcmc.dynamics import Metric, Preconditioner, overdamped_langevin
-from fedmcmc.gradients import client_gradient, prior_share
-from fedmcmc.kernels._shared import TemperedKernel, expect_blocks, report
+from fedmcmc.dynamics import (
+    Metric,
+    Momentum,
+    Preconditioner,
+    Rms,
+    independent_momentum,
+    overdamped_langevin,
+)
+from fedmcmc.gradients import FixedPoint, Svrg, client_gradient, prior_share
+from fedmcmc.kernels._shared import TemperedKernel, expect_blocks, is_plain, report
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import realize_normals
@@ -37,8 +45,8 @@ from fedmcmc.random import realize_normals
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
-class _GradientsAt(Phase):
-    """Sums the gradients of the clients' log likelihoods at a point."""
+class _GradientsAt(SetupPhase):
+    """Phase that sums the gradients of the clients' log likelihoods at a point."""
 
     posterior: Posterior
     point: ArrayTree
@@ -58,6 +66,13 @@ class _Server(NamedTuple):
     preconditioner: ArrayTree
 
 
+class _NoisyDraws(NamedTuple):
+    """Random numbers of a client that adds noise to its gradient."""
+
+    noise: ArrayTree  # leaves [1, *event]
+    gradient: ArrayTree
+
+
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Langevin(TemperedKernel):
@@ -65,13 +80,30 @@ class Langevin(TemperedKernel):
 
     step_size: Any
     temperature: Any
-    centre: ArrayTree  # where the estimator's gradients are zero by convention, or ()
+    centre: ArrayTree  # reference point of centered gradients, or ()
     preconditioner: Preconditioner | None
     metric: Metric
     split_prior: bool = field(metadata={"static": True})
+    client_noise: Momentum | None = None  # correlation of the clients' noise
+
+    disclosure = Disclosure(
+        "the gradient of the log likelihood at the position of the chain", hidden_in_sums=True
+    )
+
+    @property
+    def base_name(self) -> str:
+        estimator = self.estimator
+        if isinstance(self.preconditioner, Rms):
+            is_psgld = is_plain(estimator) and self.participation.pooled
+            return "psgld" if is_psgld else "langevin"
+        if isinstance(estimator, FixedPoint):
+            return "lsd_star"
+        if isinstance(estimator, Svrg):
+            return "lsd_pp"
+        return "lsd" if is_plain(estimator) else "langevin"
 
     @cached_property
-    def setup(self) -> tuple[Phase, ...]:
+    def setup(self) -> tuple[SetupPhase, ...]:
         if trees.is_empty(self.centre):
             return ()
         return (_GradientsAt(self.posterior, self.centre),)
@@ -80,27 +112,56 @@ class Langevin(TemperedKernel):
         self, position: ArrayTree, federation: Federation, totals: tuple[ArrayTree, ...]
     ) -> _Server:
         at_centre: ArrayTree = ()
-        for of_rows in totals:
-            at_centre = trees.add(of_rows, jax.grad(self.posterior.logprior_fn)(self.centre))
+        for gradient in totals:
+            at_centre = trees.add(gradient, jax.grad(self.posterior.logprior_fn)(self.centre))
         self.metric.check(position)
         scales: ArrayTree = ()
         if self.preconditioner is not None:
             scales = self.preconditioner.init(position, federation)
         return _Server(at_centre, scales)
 
+    def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> ArrayTree:
+        if self.client_noise is None:
+            return super().prepare(rng_key, like, client)
+        noise_key, gradient_key = jax.random.split(rng_key)
+        noise = self.client_noise.prepare(noise_key, like.position, 1)
+        return _NoisyDraws(noise, super().prepare(gradient_key, like, client))
+
+    def prepare_shared(self, rng_key: Array, like: Broadcast) -> ArrayTree:
+        if self.client_noise is None:
+            return ()
+        return self.client_noise.prepare_shared(rng_key, like.position, 1)
+
     def step(
         self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
     ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
         estimate, client_state, down = self.begin(broadcast, client_state, client)
-        message = estimate(draws, broadcast.position)
+        gradient_draws = draws if self.client_noise is None else draws.gradient
+        message = estimate(gradient_draws, broadcast.position)
         if self.split_prior:
             prior = prior_share(client, self._prior_gradient(broadcast.position))
             message = trees.add(message, prior)
         info = report(message, trees.squared_norm(message), bits_down=down)
+        if self.client_noise is not None:
+            message = trees.add(message, self._noise_of(client, draws.noise, broadcast))
         return message, client_state, info
 
+    def _noise_of(self, client: Client, normals: ArrayTree, broadcast: Broadcast) -> ArrayTree:
+        """Return a client's noise; its sum over clients has variance ``2 T / step_size``."""
+        momentum = self.client_noise
+        assert momentum is not None
+        position, round_ = broadcast.position, broadcast.round
+        client_normals, shared = jax.tree.map(lambda leaf: leaf[0], (normals, broadcast.shared))
+        share = client.share
+        momenta = momentum.combine(
+            client_normals, shared, share, momentum.correlation(round_), position
+        )
+        step_size = schedules.value(self.step_size, round_)
+        temperature = schedules.value(self.temperature, round_)
+        return trees.scale(share * jnp.sqrt(2 * temperature / step_size), momenta)
+
     def prepare_server(self, rng_key: Array, like: Broadcast) -> ArrayTree:
-        return realize_normals(rng_key, like.position)
+        return () if self.client_noise is not None else realize_normals(rng_key, like.position)
 
     def aggregate(
         self, rng_key: ArrayTree, broadcast: Broadcast, server_state: _Server, total: ArrayTree
@@ -113,6 +174,9 @@ class Langevin(TemperedKernel):
             gradient = trees.add(gradient, server_state.at_centre)
         step_size = schedules.value(self.step_size, broadcast.round)
         temperature = schedules.value(self.temperature, broadcast.round)
+        if self.client_noise is not None:
+            position = trees.add_scaled(position, step_size, gradient)
+            return self.next_broadcast(broadcast, position), server_state, ()
         noise = realize_normals(rng_key, position)
         scales = server_state.preconditioner
         if self.preconditioner is None:
@@ -122,7 +186,7 @@ class Langevin(TemperedKernel):
         else:
             metric, scales = self.preconditioner.update(gradient, scales)
             temperature = self.preconditioner.temperature(temperature, broadcast.round)
-            # The step along G with noise of covariance G, written as a plain step in other units.
+            # A step along G with noise of covariance G is a plain step in other units.
             root = jax.tree.map(jnp.sqrt, metric)
             moved = overdamped_langevin(
                 trees.zeros_like(position),
@@ -153,51 +217,57 @@ def langevin(
     centre: ArrayTree | None = None,
     preconditioner: Preconditioner | None = None,
     metric: ArrayTree | None = None,
+    noise: Literal["server", "clients"] = "server",
 ) -> FederatedKernel:
-    """Build a kernel whose server takes a Langevin step along the sum of the clients' gradients.
+    """Build a kernel whose server takes Langevin steps along the sum of the clients' gradients.
 
-    Each client of the cohort sends its estimate of the gradient of its log likelihood; messages
-    are weighted by one over the probability of taking part; the server adds the prior's gradient
-    and the noise, every round, whoever took part.
+    Each client of the cohort sends an estimate of the gradient of its log likelihood, weighted by
+    one over its probability of taking part. A step is ``position + step_size * B gradient +
+    sqrt(2 * step_size * temperature) * C normal``.
 
     Parameters
     ----------
     posterior
-        The model.
+        Model.
     estimator
-        Of the gradient of a client's log likelihood.
+        Gradient estimator for a client's log likelihood.
     step_size, temperature
-        Numbers or schedules of the round; one step is
-        ``position + step_size * gradient + sqrt(2 * step_size * temperature) * normal``.
+        Numbers or schedules of the round.
     participation
-        Everyone by default.
+        Rule that chooses who takes part; everyone by default.
     prior
-        ``"server"``: the server adds the prior's gradient, which is then neither compressed nor
-        dropped; ``"split"``: each client adds its share of it, ``size / num_rows``.
+        With ``"server"`` the server adds the gradient of the prior, which is then neither
+        compressed nor dropped. With ``"split"`` each client adds its share, ``size / num_rows``.
     centre
-        Where clients send differences to their gradients at a point (`fixed_point` with
-        ``centred=True``): that point. The server adds the gradient of the log posterior there,
-        known from one pass over all rows before the first round, so that any center gives the
-        right drift; at the mode it is zero.
+        Reference point of centered gradients (`fixed_point` with ``centred=True``). The server adds
+        the gradient of the log posterior there, from one pass over all rows before the first round.
     preconditioner
-        Scales the step coordinate by coordinate, anew in each round (`fedmcmc.preconditioners`).
+        Diagonal scale of the step, updated in each round (`fedmcmc.preconditioners`).
     metric
-        ``B = C C'``: a step is ``position + step_size * B gradient + sqrt(2 * step_size *
-        temperature) * C normal``, the plain step in coordinates ``inverse(C) position``. Shaped as
-        the position for a diagonal, or ``[d, d]`` over the raveled position; the identity by
-        default. The posterior's covariance makes all directions alike (`fedmcmc.whiten`).
+        Matrix ``B = C C'``, constant: leaves shaped as the position for a diagonal, or ``[d, d]``
+        over the raveled position; the identity by default. With the posterior's covariance all
+        directions have the same scale (`fedmcmc.whiten`).
+    noise
+        With ``"server"`` the server draws the noise. With ``"clients"`` each client adds its share
+        of the noise to its gradient, with variance proportional to its share of the rows: the
+        distribution is the same. It needs full participation, without `metric` and
+        `preconditioner`. `fedmcmc.share_momentum` makes the noise correlated.
 
     Raises
     ------
     ValueError
-        On numbers out of range, and from `init` where the data does not fit.
+        If a number is out of range; from `init` if the data does not fit.
     """
     if prior not in ("server", "split"):
         raise ValueError(f'prior must be "server" or "split", got {prior!r}.')
     if metric is not None and preconditioner is not None:
-        raise ValueError("Give preconditioner= or metric=, and not both.")
+        raise ValueError("Use either preconditioner= or metric=, not both.")
     participation = full() if participation is None else participation
     expect_blocks(posterior, estimator, participation)
+    if noise not in ("server", "clients"):
+        raise ValueError(f'noise must be "server" or "clients", got {noise!r}.')
+    if noise == "clients":
+        _check_client_noise(participation, metric, preconditioner)
     return as_functions(
         Langevin(
             posterior,
@@ -209,5 +279,18 @@ def langevin(
             preconditioner,
             Metric.of(metric),
             prior == "split",
+            independent_momentum() if noise == "clients" else None,
         )
     )
+
+
+def _check_client_noise(participation: Participation, metric: Any, preconditioner: Any) -> None:
+    if metric is not None or preconditioner is not None:
+        raise ValueError(
+            'noise="clients" does not support metric= and preconditioner=: remove them, or sample '
+            "in other coordinates (fedmcmc.whiten)."
+        )
+    if participation.drops or participation.cohort_size is not None or participation.pooled:
+        raise ValueError(
+            'noise="clients" needs the noise of all clients in every round: use full participation.'
+        )

@@ -1,6 +1,5 @@
 """What kernels share whose clients keep latents of their groups: where these begin, and checks."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +16,7 @@ from fedmcmc._types import (
     Local,
     Participation,
     Posterior,
+    Traits,
     compiled,
 )
 from fedmcmc.hierarchy import (
@@ -47,6 +47,8 @@ class LatentKernel(FederatedKernel):
     refresh: Refresh
     participation: Participation
 
+    traits = Traits(keeps_latents=True)
+
     @property
     def local(self) -> Local:
         """The part of the model that belongs to a group."""
@@ -57,14 +59,6 @@ class LatentKernel(FederatedKernel):
     @property
     def target(self) -> Posterior | None:
         return judged(self.posterior)
-
-    @property
-    def constrain_fn(self) -> Callable[[ArrayTree], ArrayTree] | None:
-        return self.posterior.constrain_fn
-
-    @property
-    def position_fn(self) -> Callable[[ArrayTree], ArrayTree] | None:
-        return self.posterior.position_fn
 
     def checked_start(self, position: ArrayTree, federation: Federation) -> ArrayTree:
         """Return where the chain starts, checked.

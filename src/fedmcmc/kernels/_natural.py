@@ -1,11 +1,10 @@
 """Natural parameters: clients refine Gaussian factors, and the server multiplies them.
 
 The global approximation is a Gaussian ``q``. A client fits a Gaussian to its likelihood times a
-cavity, and sends how much the global natural parameters are to change for it: that change is the
-message, so that the server only ever sums, and any compressor applies.
+cavity and sends the resulting change of the global natural parameters. The server only sums these
+changes, so any compressor applies.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,20 +12,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc._checks import expect, expect_optimizer, positive_integer
+from fedmcmc._checks import expect, positive_integer
 from fedmcmc._types import (
     ArrayTree,
     Broadcast,
     Client,
+    Disclosure,
     FederatedKernel,
     FederatedState,
     Federation,
     Number,
     Participation,
-    Phase,
     Posterior,
     Refined,
+    SetupPhase,
     StepInfo,
+    Traits,
     as_functions,
     register_dataclass,
 )
@@ -41,9 +42,10 @@ from fedmcmc.gaussian import (
 from fedmcmc.hierarchy import marginal, refuse_two_levels
 from fedmcmc.inference import Inference, LatentInference
 from fedmcmc.kernels._latents import check_latent_model, judged
+from fedmcmc.kernels._natural_update import NaturalUpdate
 from fedmcmc.kernels._prior_site import PriorSite
-from fedmcmc.kernels._shared import check_model
-from fedmcmc.kernels._sites import FirstSites, ascend, catch_up, first_site
+from fedmcmc.kernels._shared import check_model, name_of
+from fedmcmc.kernels._sites import FirstSites, first_site
 from fedmcmc.participation import full, mean_share
 from fedmcmc.pytrees import schedules, trees
 
@@ -53,67 +55,75 @@ if TYPE_CHECKING:
 CAVITIES = ("site", "average", "power", "global", "none")
 
 
-class _Sent(NamedTuple):
-    """What is broadcast besides the position.
+class _Extra(NamedTuple):
+    """Broadcast in addition to the position.
 
     Attributes
     ----------
     approximation
-        The product of all factors while it is proper, else the last product that was (the product
-        itself if none was).
+        Last proper product of all factors; the present product if none was proper.
     site
-        All sites together with ``"power"``, the average site with ``"average"``, else ``()``.
+        Product of all sites for ``"power"``, the average site for ``"average"``, else ``()``.
     proper
-        ``[]`` bool, whether the product is proper.
-    known
-        ``[]`` bool, whether any product was proper so far.
+        ``[]`` bool, true if the present product is proper.
+    ever_proper
+        ``[]`` bool, true if a product was proper so far.
     """
 
     approximation: Gaussian
     site: Any
     proper: Array
-    known: Array
+    ever_proper: Array
 
 
 class _Approximation(NamedTuple):
-    """The last proper global Gaussian, and whether there has been one, ``[]`` bool."""
-
-    gaussian: Gaussian
-    known: Array
+    gaussian: Gaussian  # last proper product
+    ever_proper: Array  # [] bool, true if a product was proper so far
 
 
 class _Server(NamedTuple):
-    """What the server keeps besides the broadcast."""
-
     approximation: _Approximation
     product: Gaussian  # of all factors, proper or not
     prior: Gaussian
     optimizer: ArrayTree
     num_clients: Array  # [] int32
-    sum_scale: Any  # [], multiplies a weighted sum of messages, or () for a plain sum
-    num_filtered: Any  # [], sum of the dampings of a filter's rounds, or () for other cavities
+    sum_scale: Any  # [], factor of a weighted sum of messages, or () for a plain sum
+    num_filtered: Any  # [], sum of dampings for cavity "global", else ()
+
+
+NAMES = {"site": "fed_ep", "average": "fed_sep", "power": "fed_sep", "global": "adf"}
+"""Names of algorithms by cavity."""
 
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Natural(FederatedKernel):
-    """Clients refine Gaussian factors, the server multiplies them; see `natural`."""
+    """Kernel that refines a Gaussian approximation by its factors; see `natural`."""
 
     posterior: Posterior
     participation: Participation
     inference: Inference
     prior: PriorSite
-    damping: Any
-    server_optimizer: Any  # () for plain steps
-    client_optimizer: Any  # likewise
+    update: NaturalUpdate
     initial_precision: Any
-    max_norm: Any  # () for none
     cavity: str = field(metadata={"static": True})
     structure: str = field(metadata={"static": True})
-    expands: bool = field(metadata={"static": True})  # whether first sites are expansions
+    expands: bool = field(metadata={"static": True})  # true if first sites are expansions
+
+    traits = Traits(approximates=True, has_local_steps=True)
+    disclosure = Disclosure(
+        "a change of this site's summary of its rows: estimates of the parameters, and how certain "
+        "they are. Added up, the changes are this summary. No other kind of message reveals more",
+        hidden_in_sums=True,
+        warning="the messages add up to the estimates, and their certainty, of the rows of {rows}.",
+    )
+
+    @property
+    def name(self) -> str:
+        return name_of(self, lambda kernel: NAMES.get(kernel.cavity, "natural"))
 
     @cached_property
-    def setup(self) -> tuple[Phase, ...]:
+    def setup(self) -> tuple[SetupPhase, ...]:
         return (self._expansions,) if self.expands else ()
 
     @property
@@ -125,28 +135,12 @@ class Natural(FederatedKernel):
 
     @property
     def stateful(self) -> bool:
-        """Whether clients keep sites."""
+        """If true, clients keep sites."""
         return self.cavity in ("site", "none")
-
-    @property
-    def constrain_fn(self) -> Callable[[ArrayTree], ArrayTree] | None:
-        return self.posterior.constrain_fn
-
-    @property
-    def position_fn(self) -> Callable[[ArrayTree], ArrayTree] | None:
-        return self.posterior.position_fn
 
     @property
     def target(self) -> Posterior | None:
         return self.posterior if self.posterior.local is None else judged(self.posterior)
-
-    @property
-    def approximates(self) -> bool:
-        return True
-
-    @property
-    def clients_apart(self) -> bool:
-        return True
 
     def server_init(
         self,
@@ -164,23 +158,23 @@ class Natural(FederatedKernel):
         sites = self._first_site(position, jnp.asarray(federation.num_rows))
         for expansions in totals:
             sites = sites * expansions
-        whole = prior * sites
-        proper = is_proper(whole)
+        product = prior * sites
+        proper = is_proper(product)
+        optimizer = self.update.server_optimizer
         share = None
         if self.participation.weighted:
             share = mean_share(self.participation, federation.num_clients)
         server = _Server(
-            _Approximation(whole, proper),
-            whole,
+            _Approximation(product, proper),
+            product,
             prior,
-            () if self.server_optimizer == () else self.server_optimizer.init(whole),
+            () if optimizer == () else optimizer.init(product),
             jnp.int32(federation.num_clients),
             () if share is None else share,
             jnp.zeros(()) if self.cavity == "global" else (),
         )
-        # Clients begin where the run does, also where a prior alone has a mean (zero, for a
-        # network).
-        extra = self._sent(server, proper)
+        # Clients start at the position of the run, even if the product has another mean.
+        extra = self._extra(server, proper)
         return Broadcast(jnp.zeros((), jnp.int32), position, extra), server
 
     def client_init(self, broadcast: Broadcast, client: Client) -> ArrayTree:
@@ -192,52 +186,53 @@ class Natural(FederatedKernel):
         latents: ArrayTree = ()
         if isinstance(self.inference, LatentInference):
             latents = self.inference.first_locals(self.posterior, broadcast.position, client)
-        return first_site(site, self.client_optimizer, latents, broadcast.round)
+        return first_site(site, self.update.client_optimizer, latents, broadcast.round)
 
     def _first_site(self, position: ArrayTree, num_rows: Array) -> Gaussian:
-        """Return a site about `position`, of the initial precision per row."""
+        """Return a site centered at `position` with the initial precision per row."""
         per_row = schedules.value(self.initial_precision, jnp.zeros((), jnp.int32))
         number = num_rows.astype(jnp.result_type(float)) * per_row
         centered = plus_precision(Gaussian.uniform(position, self.structure), number)
         return with_mean(position, centered.precision, self.structure)
 
-    def _sent(self, server: _Server, proper: Array) -> _Sent:
-        """Return what is broadcast besides the position, `proper` for whether the product is."""
-        last = server.approximation
+    def _extra(self, server: _Server, proper: Array) -> _Extra:
+        """Return the broadcast in addition to the position; `proper` is a flag of the product."""
         site: Any = ()
         if self.cavity in ("average", "power"):
             site = server.product / server.prior
         if self.cavity == "average":
             site = site ** (1 / server.num_clients.astype(jnp.result_type(float)))
-        approximation = trees.select(last.known, last.gaussian, server.product)
-        return _Sent(approximation, site, proper, last.known)
+        gaussian, ever_proper = server.approximation
+        approximation = trees.select(ever_proper, gaussian, server.product)
+        return _Extra(approximation, site, proper, ever_proper)
 
-    def _own(self, sent: _Sent, client_state: Any, client: Client) -> Gaussian:
-        """Return the factor of the approximation that is the client's."""
+    def _site(self, extra: _Extra, client_state: Any, client: Client) -> Gaussian:
+        """Return the client's factor of the approximation."""
         if self.cavity == "average":
-            return sent.site
+            return extra.site
         if self.cavity == "power":
-            return sent.site**client.share
+            return extra.site**client.share
         return client_state.site
 
-    def _cavity(self, sent: _Sent, client_state: Any, client: Client) -> tuple[Gaussian, Gaussian]:
-        """Return what the client's likelihood is multiplied by, and what its fit replaces.
+    def _cavity(
+        self, extra: _Extra, client_state: Any, client: Client
+    ) -> tuple[Gaussian, Gaussian]:
+        """Return the cavity and the Gaussian that the client's fit replaces.
 
-        If the product is not proper, or the client's last fit was not, the cavity is the last
-        proper approximation: fits then do not fail because of sites that are far off, and the
-        fit over this cavity is a new site.
+        If the product or the client's last fit is not proper, the cavity is the last proper
+        approximation, and the new site is the fit over this cavity.
         """
-        q = sent.approximation
+        q = extra.approximation
         if self.cavity == "global":
             return q, q
         if self.cavity == "none":
             return trees.zeros_like(q), client_state.site
-        own = self._own(sent, client_state, client)
-        falls_back = ~sent.proper
+        site = self._site(extra, client_state, client)
+        falls_back = ~extra.proper
         if self.stateful:
             falls_back |= client_state.lost
-        falls_back &= sent.known
-        return trees.select(falls_back, (q, q * own), (q / own, q))
+        falls_back &= extra.ever_proper
+        return trees.select(falls_back, (q, q * site), (q / site, q))
 
     def message_like(self, like: Broadcast) -> ArrayTree:
         return trees.shapes_of(like.extra.approximation)
@@ -248,127 +243,123 @@ class Natural(FederatedKernel):
     def step(
         self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
     ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
-        site: Any = client_state
-        if self.stateful:
-            damping = schedules.value(self.damping, broadcast.round)
-            site = catch_up(self.client_optimizer, damping, site, broadcast.round)
-        cavity, before = self._cavity(broadcast.extra, site, client)
-        given = (
-            self.posterior,
-            draws,
-            broadcast.position,
-            cavity,
-            client,
-            broadcast.round,
-        )
+        state: Any = client_state
+        position, round_ = broadcast.position, broadcast.round
+        if self.stateful and not trees.is_empty(state.next_round):
+            site, optimizer = self.update.catch_up(
+                state.site, state.optimizer, state.next_round, round_
+            )
+            state = state._replace(site=site, optimizer=optimizer, next_round=round_)
+        cavity, before = self._cavity(broadcast.extra, state, client)
+        arguments = (self.posterior, draws, position, cavity, client, round_)
         if isinstance(self.inference, LatentInference):
-            (tilted, gradient_norm), latents = self.inference.fit_latents(*given, site.locals)
-            site = site._replace(locals=latents)
+            (tilted, gradient_norm), latents = self.inference.fit_latents(*arguments, state.locals)
+            state = state._replace(locals=latents)
         else:
-            tilted, gradient_norm = self.inference.fit(*given)
+            tilted, gradient_norm = self.inference.fit(*arguments)
         proper = is_proper(tilted)
         if self.stateful:
-            site = site._replace(lost=~proper)
+            state = state._replace(lost=~proper)
         change = trees.select(proper, tilted / before, trees.zeros_like(tilted))
-        if not trees.is_empty(self.max_norm):
-            norm = jnp.sqrt(trees.squared_norm(change))
-            limit = trees.cast(schedules.value(self.max_norm, broadcast.round), norm)
-            change = change ** jnp.minimum(1, limit / jnp.where(norm > 0, norm, 1))
+        change = self.update.clip(change, round_)
         info = StepInfo(
             bits=jnp.asarray(trees.num_bits(change), jnp.int32),
             gradient_norm=gradient_norm,
             usable=proper,
-            # The position follows from the natural parameters.
+            # Clients compute the position from the natural parameters.
             bits_down=jnp.asarray(trees.num_bits(broadcast.extra), jnp.int32),
         )
-        return change, site, info
+        return change, state, info
 
     def commit(self, message: Gaussian, broadcast: Broadcast, client_state: ArrayTree) -> ArrayTree:
         if not self.stateful:
             return client_state
-        kept: Any = client_state
-        message = symmetric(message)  # as the server reads the sum
-        damping = schedules.value(self.damping, broadcast.round)
-        site, state = ascend(self.client_optimizer, damping, message, kept.site, kept.optimizer)
-        kept = kept._replace(site=site, optimizer=state)
-        if trees.is_empty(kept.next_round):
-            return kept
-        return kept._replace(next_round=kept.next_round + 1)
+        old: Any = client_state
+        message = symmetric(message)  # like the sum at the server
+        site, optimizer = self.update.update_client(
+            message, old.site, old.optimizer, broadcast.round
+        )
+        new = old._replace(site=site, optimizer=optimizer)
+        if trees.is_empty(old.next_round):
+            return new
+        return new._replace(next_round=old.next_round + 1)
 
     def prepare_server(self, rng_key: Array, like: Broadcast) -> ArrayTree:
-        return rng_key  # as it is: the prior's factor draws from it
+        return rng_key  # for the prior's factor
 
     def aggregate(
         self, rng_key: Array, broadcast: Broadcast, server_state: _Server, total: Gaussian
     ) -> tuple[Broadcast, _Server, ArrayTree]:
-        damping = schedules.value(self.damping, broadcast.round)
-        # If rounding made the approximation's precision not symmetric, each client would take that
-        # out: it would grow by their number in every round.
+        # Each client divides by the approximation, so an asymmetry from rounding would grow by the
+        # number of clients in every round.
         total = symmetric(total)
         if not trees.is_empty(server_state.sum_scale):
             total = total**server_state.sum_scale
-        whole, optimizer = ascend(
-            self.server_optimizer, damping, total, server_state.product, server_state.optimizer
+        product, optimizer = self.update.update_server(
+            total, server_state.product, server_state.optimizer, broadcast.round
         )
-        last = server_state.approximation
-        prior = self.prior.refine(self.posterior, rng_key, server_state.prior, last, damping)
-        whole = whole * (prior / server_state.prior) if self.prior.moves else whole
-        proper = is_proper(whole)
-        shift = jnp.where(proper & last.known, _shift(last.gaussian, whole), jnp.inf)
-        position = trees.select(proper, whole.mean(), broadcast.position)
+        damping = schedules.value(self.update.damping, broadcast.round)
+        old = server_state.approximation
+        prior = self.prior.refine(self.posterior, rng_key, server_state.prior, old, damping)
+        product = product * (prior / server_state.prior) if self.prior.moves else product
+        proper = is_proper(product)
+        shift = jnp.where(proper & old.ever_proper, _shift(old.gaussian, product), jnp.inf)
+        position = trees.select(proper, product.mean(), broadcast.position)
         approximation = _Approximation(
-            trees.select(proper, whole, last.gaussian), proper | last.known
+            trees.select(proper, product, old.gaussian), proper | old.ever_proper
         )
         filtered = server_state.num_filtered
         if not trees.is_empty(filtered):
             filtered = trees.cast(filtered + damping, filtered)
         server = server_state._replace(
             approximation=approximation,
-            product=whole,
+            product=product,
             prior=prior,
             optimizer=optimizer,
             num_filtered=filtered,
         )
         moved = broadcast._replace(
-            round=broadcast.round + 1, position=position, extra=self._sent(server, proper)
+            round=broadcast.round + 1, position=position, extra=self._extra(server, proper)
         )
         return moved, server, Refined(proper, shift.astype(jnp.float32))
 
     def draw(self, rng_key: Array, state: FederatedState) -> ArrayTree:
         approximation = state.server.approximation
         return trees.select(
-            approximation.known, approximation.gaussian.draw(rng_key), state.broadcast.position
+            approximation.ever_proper,
+            approximation.gaussian.draw(rng_key),
+            state.broadcast.position,
         )
 
 
 def _shift(before: Gaussian, after: Gaussian) -> Array:
-    """Return the largest change of a mean in sds, or of the logarithm of an sd, ``[]``."""
+    """Return the largest change of a mean in sds or of a log sd, ``[]``."""
     old, new = before.sds(), after.sds()
     moved = trees.ravel(trees.subtract(after.mean(), before.mean())) / new
     return jnp.max(jnp.maximum(jnp.abs(moved), jnp.abs(jnp.log(new / old))), initial=0)
 
 
 def _check_latents(posterior: Posterior, inference: Inference, cavity: str) -> None:
-    """Raise `ValueError` unless latents are moved where there are some, and kept."""
-    takes = isinstance(inference, LatentInference)
+    """Raise `ValueError` unless the clients move and keep the latents of the model, if any."""
+    moves_latents = isinstance(inference, LatentInference)
     if posterior.local is None:
-        if takes:
+        if moves_latents:
             raise ValueError(
-                "mcmc_local moves latents of groups, and this posterior has none: use importance() "
+                "mcmc_local moves latents of groups, but this posterior has none: use importance() "
                 "or mcmc(...), or mark sites of the model with infer={'local': True}."
             )
         return
     refuse_two_levels(posterior.local)
-    if not takes:
+    if not moves_latents:
         raise ValueError(
-            f"This posterior has latents of its groups, which {type(inference).__name__} does not "
-            f"move: give inference=fedmcmc.inference.mcmc_local(), or integrate them out by "
+            f"This posterior has latents of its groups, but {type(inference).__name__} does not "
+            f"move them: use inference=fedmcmc.inference.mcmc_local(), or integrate them out with "
             f"fedmcmc.marginal(posterior)."
         )
     if cavity not in ("site", "none"):
         raise ValueError(
-            "Clients that keep no site keep no latents either: use fed_ep, or integrate latents "
-            "out by fedmcmc.marginal(posterior)."
+            "Clients without sites keep no latents: use fed_ep, or integrate the latents out with "
+            "fedmcmc.marginal(posterior)."
         )
 
 
@@ -393,70 +384,50 @@ def natural(
     Parameters
     ----------
     posterior
-        The model.
+        Model.
     inference
-        How a client fits a Gaussian to its likelihood times the cavity, of `fedmcmc.inference`.
+        Method that fits a Gaussian to a client's likelihood times the cavity, from
+        `fedmcmc.inference`.
     cavity
-        What the client's likelihood is multiplied by. ``"site"``: the global approximation over the
-        client's own site, which it keeps (expectation propagation). ``"average"``: over the
-        average site ``(q / prior)^(1 / num_clients)``; ``"power"``: over ``q / prior`` to the power
-        of the client's share of the rows; ``"global"``: the global approximation itself (assumed
-        density filtering). With these three clients keep nothing. ``"none"``: a
-        constant; the client keeps a site, which is then its likelihood's own Gaussian.
+        Factor of the client's likelihood. ``"site"``: the approximation ``q`` over the client's
+        site (expectation propagation). ``"average"``: ``q`` over the average site ``(q /
+        prior)^(1 / num_clients)``. ``"power"``: ``q`` over ``(q / prior)^share`` with the client's
+        share of the rows. ``"global"``: ``q`` (assumed density filtering). ``"none"``: a constant,
+        so that the site approximates the client's likelihood. Clients keep a site with ``"site"``
+        and ``"none"`` only.
     structure
         ``"diagonal"``, ``"scaled_identity"`` or ``"dense"``.
-    damping
-        Multiplies changes of natural parameters, at the server and at the clients alike: a number
-        or a schedule of the round. With an optimizer, what it returns; one that is not linear in
-        what it is given (Adagrad, Adam) is to be given a mean by ``optax.chain(optax.scale(...),
-        ...)`` instead.
-    server_optimizer, client_optimizer
-        As from optax: a change is the direction of ascent that they are given, in place of the
-        change itself. The client's acts on its site, and keeps its state from round to round. A
-        client that was absent first takes a step with a change of zero for each round that it
-        missed, at the present round's damping: its momentum moves its site as it moved the server's
-        product. (In the paper a client's momentum waits, so that the product runs ahead of the
-        sites; many cavities are then not proper.)
+    damping, server_optimizer, client_optimizer, max_norm
+        The same as in `fedmcmc.natural_parameters`. An optimizer receives the change as its
+        direction of ascent and keeps its state between rounds. A client that was absent first takes
+        a step with a change of zero for each missed round.
     participation
-        Everyone by default. The server adds the messages of those who take part. With
-        ``"average"`` and ``"power"`` a message counts the mean probability of taking part over the
-        client's own, which is once if all probabilities are the same.
+        Rule that chooses who takes part; everyone by default. The server adds the messages. With
+        ``"average"`` and ``"power"`` a message is weighted by the mean probability of taking part
+        over the client's probability.
     prior
-        The prior's Gaussian, of `structure`. By default the server finds it from the log prior,
-        exactly where that is Gaussian (and has no more structure than `structure`), else refined
-        in each round like a site: the Gaussian whose gradient and second derivatives are the log
-        prior's expected ones under the approximation. ``Gaussian.uniform(position)`` spares the
-        server that work where the log prior is constant.
+        Gaussian factor of the prior, of `structure`. By default the server computes it: exact for a
+        Gaussian log prior, else refined in each round like a site.
     num_prior_samples
-        Draws for these expectations.
+        Number of draws for this refinement.
     initial_precision
-        Precision per row of the clients' first sites, about the first position; zero for constants.
-        A schedule is read at round zero, also after `fedmcmc.switch`.
+        Precision per row of the first sites, centered at the first position; zero for constant
+        sites. A schedule is evaluated at round zero.
     first_sites
-        ``"constant"``, or ``"expansion"``: each client's log likelihood to second order at the
-        first position, which is best the mode (`fedmcmc.surrogates.mode`, `fedmcmc.whiten`). The
-        first approximation is then Laplace's, for one exchange more before the first round.
-    max_norm
-        Changes of a longer Euclidean norm are scaled down to it, at the client; the released code
-        does so, the paper does not.
+        ``"constant"``, or ``"expansion"``: second-order expansion of each client's log likelihood
+        at the first position, best the mode, so that the first approximation is Laplace's.
 
     Returns
     -------
     FederatedKernel
-        ``state.broadcast.position`` is the approximation's mean (in the first round, where the run
-        starts), the `Gaussian` itself is
-        ``state.server.approximation.gaussian``, the clients' sites are ``state.clients.site``;
-        draws are from the approximation.
+        ``state.server.approximation.gaussian`` is the approximation, ``state.broadcast.position``
+        its mean, and ``state.clients.site`` the sites. Draws are from the approximation.
 
     Notes
     -----
-    A client whose fit is not proper (a precision that is not positive definite, or a number that
-    is not finite) changes nothing: it keeps its site and sends zero (``StepInfo.usable``). The next
-    time its cavity is the whole approximation, and its site becomes what the fit has beyond that.
-    If the product of all factors is not proper (``RoundInfo.server``), position, draws and
-    ``state.server.approximation`` stay those of the last proper product, and clients refine their
-    sites with that for a cavity, until the product, ``state.server.product``, is proper again.
-    Until there is a proper product, position and draws are where the run started.
+    If a client's fit is not proper, the client sends zero (``StepInfo.usable`` is false). If the
+    product of all factors is not proper, position, draws and approximation belong to the last
+    proper product, which is then the cavity of all clients.
 
     References
     ----------
@@ -475,17 +446,18 @@ def natural(
     expect(inference, Inference, "inference")
     participation = full() if participation is None else participation
     expect(participation, Participation, "participation")
-    expect_optimizer(server_optimizer, "server_optimizer", or_none=True)
-    expect_optimizer(client_optimizer, "client_optimizer", or_none=True)
+    update = NaturalUpdate.of(damping, server_optimizer, client_optimizer, max_norm)
     if client_optimizer is not None and cavity not in ("site", "none"):
-        raise ValueError(f"client_optimizer acts on sites, which cavity={cavity!r} has none of.")
+        raise ValueError(
+            f"client_optimizer needs sites, but clients keep none with cavity={cavity!r}."
+        )
     if participation.repeats and cavity in ("site", "none"):
         raise ValueError(
-            "A client that keeps a site takes part at most once per round: use "
-            "uniform(cohort_size) or bernoulli(...), or a stateless cavity."
+            "A client with a site takes part at most once per round: use uniform(cohort_size), "
+            'bernoulli(...), or cavity="average", "power" or "global".'
         )
     _check_latents(posterior, inference, cavity)
-    # A site changes by just what its client sends, a filter takes in just the rows that it sees.
+    # Weighted sums would differ from the changes of the sites, and count rows of a filter twice.
     if cavity not in ("average", "power"):
         participation = replace(participation, weighted=False)
     if prior is not None:
@@ -499,18 +471,14 @@ def natural(
                 f"{prior.structure}."
             )
     num_prior_samples = positive_integer(num_prior_samples, "num_prior_samples")
-    clip: Any = () if max_norm is None else schedules.number(max_norm, "max_norm", minimum=0.0)
     return as_functions(
         Natural(
             posterior,
             participation,
             inference,
             PriorSite(() if prior is None else prior, structure, num_prior_samples),
-            schedules.number(damping, "damping", minimum=0.0, strict=True),
-            () if server_optimizer is None else server_optimizer,
-            () if client_optimizer is None else client_optimizer,
+            update,
             schedules.number(initial_precision, "initial_precision", minimum=0.0),
-            clip,
             cavity,
             structure,
             first_sites == "expansion",

@@ -1,4 +1,4 @@
-"""The prior's Gaussian factor, which the server finds from the log prior and refines."""
+"""Gaussian factor of the prior, which the server computes from the log prior and refines."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,72 +16,70 @@ from fedmcmc.pytrees import trees
 @register_dataclass
 @dataclass(frozen=True, eq=False)
 class PriorSite:
-    """The prior's factor: fixed, or found by `num_samples` draws of the approximation.
+    """Gaussian factor of the prior: fixed, or fitted to `num_samples` draws.
 
-    One that is found is the Gaussian whose gradient and second derivatives are those of the log
-    prior in expectation under the approximation, at which variational inference stops (Bonnet and
-    Price). For a Gaussian prior these do not depend on the draws, and it is the prior.
+    The log of a fitted factor has the expected gradient and second derivatives of the log prior
+    under the approximation, the fixed point of variational inference (Bonnet and Price). For a
+    Gaussian prior the fit is exact and does not depend on the draws.
     """
 
-    fixed: Any  # a Gaussian, or () for one that is found
+    fixed: Any  # a Gaussian, or () for a fitted factor
     structure: str = field(metadata={"static": True})
     num_samples: int = field(metadata={"static": True})
 
     @property
     def moves(self) -> bool:
-        """Whether the factor may change from round to round."""
+        """If true, the factor can change between rounds."""
         return trees.is_empty(self.fixed)
 
     def init(self, posterior: Posterior, rng_key: Array, position: ArrayTree) -> Gaussian:
-        """Return the factor for an approximation that is all at `position`."""
+        """Return the factor for an approximation without variance at `position`."""
         if not self.moves:
-            wanted = Gaussian.uniform(position, self.structure)
-            if trees.shapes_of(wanted) != trees.shapes_of(self.fixed):
+            expected = Gaussian.uniform(position, self.structure)
+            if trees.shapes_of(expected) != trees.shapes_of(self.fixed):
                 raise ValueError(
                     f"prior must be a Gaussian over the position, shapes "
-                    f"{jax.tree.map(jnp.shape, wanted.precision_mean)}, got "
+                    f"{jax.tree.map(jnp.shape, expected.precision_mean)}, got "
                     f"{jax.tree.map(jnp.shape, self.fixed.precision_mean)}."
                 )
             return jax.tree.map(jnp.asarray, self.fixed)
         if is_constant(posterior.logprior_fn, position):
             return Gaussian.uniform(position, self.structure)
-        return self._expected(posterior, rng_key, lambda key: position, position)
+        return self._fit(posterior, rng_key, lambda key: position, position)
 
     def refine(
         self, posterior: Posterior, rng_key: Array, before: Gaussian, q: Any, damping: Array
     ) -> Gaussian:
         """Return `before`, moved by `damping` towards the factor for the approximation `q`.
 
-        Where that is not known yet, or the new factor is not finite, nothing moves.
+        If no product was proper so far, or the new factor is not finite, return `before`.
         """
         if not self.moves or is_constant(posterior.logprior_fn, before.precision_mean):
             return before
-        fitted = self._expected(posterior, rng_key, q.gaussian.draw, before.precision_mean)
+        fitted = self._fit(posterior, rng_key, q.gaussian.draw, before.precision_mean)
         change = trees.select(
-            q.known & trees.all_finite(fitted), fitted / before, trees.zeros_like(before)
+            q.ever_proper & trees.all_finite(fitted), fitted / before, trees.zeros_like(before)
         )
         return before * change**damping
 
-    def _expected(
-        self, posterior: Posterior, rng_key: Array, draw: Any, like: ArrayTree
-    ) -> Gaussian:
+    def _fit(self, posterior: Posterior, rng_key: Array, draw: Any, like: ArrayTree) -> Gaussian:
         """Return the factor with the mean gradient and curvature over draws."""
         structure = self.structure
 
-        def one(key: Array) -> tuple[Array, Array, Array]:
+        def sample_terms(key: Array) -> tuple[Array, Array, Array]:
             draw_key, probe_key = jax.random.split(key)
             flat, unravel_draw = ravel_pytree(draw(draw_key))
             gradient_fn = jax.grad(lambda x: posterior.logprior_fn(unravel_draw(x)))
             gradient = gradient_fn(flat)
             if structure == "dense":
                 return flat, gradient, -jax.jacfwd(gradient_fn)(flat)
-            # Exact for a prior of independent coordinates, else unbiased (Hutchinson).
+            # Hutchinson's estimator is exact if the prior has independent coordinates.
             probe = jax.random.rademacher(probe_key, flat.shape, flat.dtype)
             product = jax.jvp(gradient_fn, (flat,), (probe,))[1]
             return flat, gradient, -probe * product
 
         def add(i: Array, sums: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-            return trees.add(sums, one(jax.random.fold_in(rng_key, i)))
+            return trees.add(sums, sample_terms(jax.random.fold_in(rng_key, i)))
 
         flat_like, unravel = ravel_pytree(like)
         num, zeros = self.num_samples, jnp.zeros_like(flat_like)
@@ -98,7 +96,7 @@ class PriorSite:
 
 
 def is_constant(log_density: Any, like: ArrayTree) -> bool:
-    """Return whether a log density does not depend on where it is taken, as its trace shows.
+    """Return true if the trace of a log density does not depend on its argument.
 
     Examples
     --------

@@ -1,8 +1,8 @@
-"""Pseudo-gradients: clients train by themselves, the server's optimizer follows their average.
+"""Pseudo-gradients: clients train, and the server's optimizer descends their weighted mean.
 
 Source: Reddi et al. (2021), Adaptive federated optimization, Algorithm 1, for the loop, and
 Al-Shedivat et al. (2021), Federated learning via posterior averaging, Algorithm 1, for
-pseudo-gradients that are gradients of a local posterior's Gaussian fit.
+pseudo-gradients that are gradients of a Gaussian fitted to the local posterior.
 """
 
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ from fedmcmc._types import (
     ArrayTree,
     Broadcast,
     Client,
+    Disclosure,
     Exact,
     FederatedKernel,
     Federation,
@@ -29,7 +30,8 @@ from fedmcmc._types import (
     register_dataclass,
 )
 from fedmcmc.dynamics import Training, Visitor, plain_steps
-from fedmcmc.kernels._shared import LocalTraining, expect_blocks, report
+from fedmcmc.gradients import Epochs
+from fedmcmc.kernels._shared import LocalTraining, expect_blocks, is_plain, report
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
 
@@ -38,54 +40,54 @@ if TYPE_CHECKING:
 
 
 class Delta:
-    """A pseudo-gradient, from where a client's training went.
+    """Pseudo-gradient computed from a client's training.
 
     A subclass is a frozen dataclass registered as a pytree, whose fields hold numbers (leaves) and
     structure (static). Its methods are pure.
     """
 
     def visitor(self, num_samples: int, position: ArrayTree, round_: Array) -> Visitor:
-        """Return what is kept of a training that starts at `position`.
+        """Return the visitor that summarizes a training that starts at `position`.
 
-        It sees the windows after the burn-in, `num_samples` of them.
+        It visits the `num_samples` windows after the burn-in.
         """
         return Visitor()
 
-    def finish(self, summary: ArrayTree, position: ArrayTree, last: ArrayTree) -> ArrayTree:
-        """Return the pseudo-gradient, shaped as a position, of a training that ended at `last`."""
+    def finish(self, summary: ArrayTree, position: ArrayTree, end: ArrayTree) -> ArrayTree:
+        """Return the pseudo-gradient of a training from `position` to `end`."""
         raise NotImplementedError
 
 
 @register_dataclass
 @dataclass(frozen=True, eq=False)
 class Displacement(Delta):
-    """How far a client came; see `displacement`."""
+    """Minus the displacement of a client's training; see `displacement`."""
 
-    def finish(self, summary: ArrayTree, position: ArrayTree, last: ArrayTree) -> ArrayTree:
-        return trees.subtract(position, last)
+    def finish(self, summary: ArrayTree, position: ArrayTree, end: ArrayTree) -> ArrayTree:
+        return trees.subtract(position, end)
 
 
 def displacement() -> Delta:
-    """Return where training began minus where it ended: federated averaging."""
+    """Return the pseudo-gradient of federated averaging: the start of training minus its end."""
     return Displacement()
 
 
 class _Fit(NamedTuple):
-    """The solve so far: with `t` samples, ``(I + rho * scatter) @ delta = theta - mean``."""
+    """Solution ``delta`` of ``(I + rho * scatter) @ delta = theta - mean`` for `t` samples."""
 
     mean: Array  # [d]
     delta: Array  # [d]
-    moves: Array  # [l, d], u_t: how far sample t lies from the mean before it
-    solved: Array  # [l, d], v_t: the same, solved with the matrix before it
+    moves: Array  # [l, d], u_t: sample t minus the mean of the samples before it
+    solved: Array  # [l, d], v_t: solution of the system before sample t for u_t
     rho: Array
 
 
 def _add_sample(fit: _Fit, index: Array, sample: Array, theta: Array) -> _Fit:
-    """Take sample ``t = index + 1`` in: a Sherman-Morrison step with all earlier ones."""
+    """Add sample ``t = index + 1`` by a Sherman-Morrison step."""
     rho, moves, solved = fit.rho, fit.moves, fit.solved
     t = (index + 1).astype(sample.dtype)
     move = sample - fit.mean
-    # Of samples 2 .. t - 1; rows of others are zero.
+    # Only rows of the samples 2 to t - 1 are not zero.
     k = jnp.arange(1, moves.shape[0] + 1, dtype=sample.dtype)
     gains = rho * (k - 1) / k
     inner = jnp.sum(moves * solved, axis=1)
@@ -94,12 +96,12 @@ def _add_sample(fit: _Fit, index: Array, sample: Array, theta: Array) -> _Fit:
     gain = rho * (t - 1) / t
     along = move @ solution
     step = gain * (t * (move @ fit.delta) - along) / (1 + gain * along)
-    first = index == 0
-    # The first sample is the mean, and the matrix the identity.
-    delta = jnp.where(first, theta - sample, fit.delta - (1 + step) * solution / t)
-    keep = jnp.where(first, jnp.zeros((), sample.dtype), jnp.ones((), sample.dtype))
+    is_first = index == 0
+    # The first sample is the mean, and the matrix is the identity.
+    delta = jnp.where(is_first, theta - sample, fit.delta - (1 + step) * solution / t)
+    keep = jnp.where(is_first, jnp.zeros((), sample.dtype), jnp.ones((), sample.dtype))
     return _Fit(
-        jnp.where(first, sample, fit.mean + move / t),
+        jnp.where(is_first, sample, fit.mean + move / t),
         delta,
         moves.at[index].set(keep * move),
         solved.at[index].set(keep * solution),
@@ -127,16 +129,16 @@ class _Samples(Visitor):
 @register_dataclass
 @dataclass(frozen=True, eq=False)
 class PosteriorDelta(Delta):
-    """The gradient of a Gaussian fitted to samples; see `posterior_delta`."""
+    """Gradient of a Gaussian fitted to samples; see `posterior_delta`."""
 
     shrinkage: Any
 
     def visitor(self, num_samples: int, position: ArrayTree, round_: Array) -> Visitor:
-        """Fit the Gaussian as averages of windows come in."""
+        """Return the visitor that fits the Gaussian to averages of windows."""
         rho = schedules.value(self.shrinkage, round_)
         return _Samples(num_samples, trees.ravel(position), rho)
 
-    def finish(self, summary: _Fit, position: ArrayTree, last: ArrayTree) -> ArrayTree:
+    def finish(self, summary: _Fit, position: ArrayTree, end: ArrayTree) -> ArrayTree:
         num = summary.moves.shape[0]
         scale = 1 + (num - 1) * summary.rho
         return trees.cast_like(trees.unravel(scale * summary.delta, position), position)
@@ -145,15 +147,14 @@ class PosteriorDelta(Delta):
 def posterior_delta(shrinkage: Number) -> Delta:
     """Return the gradient of a Gaussian fitted to approximate samples of the local posterior.
 
-    The windows' averages ``x_1 .. x_l`` (iterate-averaged SGD) are taken as samples, with mean
-    ``m`` and covariance ``S``; the pseudo-gradient is ``C^{-1} (theta - m)`` with
-    ``C = r I + (1 - r) S`` and ``r = 1 / (1 + (l - 1) * shrinkage)``. It is found as samples come
-    in, in ``O(l^2 d)`` operations and ``O(l d)`` memory, without a matrix ``[d, d]``.
+    The samples ``x_1 .. x_l`` are averages over windows of SGD iterates, with mean ``m`` and
+    covariance ``S``. The pseudo-gradient is ``C^{-1} (theta - m)`` with ``C = r I + (1 - r) S`` and
+    ``r = 1 / (1 + (l - 1) * shrinkage)``. It needs ``O(l^2 d)`` operations and ``O(l d)`` memory.
 
     Parameters
     ----------
     shrinkage
-        The papers' ``rho``, at least zero: a number or a schedule of the round. With zero the
+        ``rho`` of the paper, at least zero: a number or a schedule of the round. With zero the
         covariance is the identity: federated averaging of averaged iterates.
 
     References
@@ -164,25 +165,36 @@ def posterior_delta(shrinkage: Number) -> Delta:
 
 
 class _Message(NamedTuple):
-    """A client's part of a weighted mean: what is summed is divided by the summed weights."""
+    """Client's weight and weighted pseudo-gradient; the server divides their sums."""
 
-    weight: Exact  # [], the client's share of rows, zero where training did not stay finite
+    weight: Exact  # [], the client's share of rows; zero if training did not stay finite
     delta: ArrayTree  # weight times the pseudo-gradient
 
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class PseudoGradients(LocalTraining):
-    """Clients train, the server's optimizer follows their mean; see `pseudo_gradients`."""
+    """Kernel whose server descends the clients' mean; see `pseudo_gradients`."""
 
     delta: Delta
     training: Training
     optimizer: Any
     learning_rate: Any
 
+    disclosure = Disclosure(
+        "how far the model moved when it was trained on the rows of this site, and the share of "
+        "this site in all rows"
+    )
+
     @property
-    def clients_apart(self) -> bool:
-        return True
+    def base_name(self) -> str:
+        estimator = self.estimator
+        if is_plain(estimator) or isinstance(estimator, Epochs):
+            if isinstance(self.delta, Displacement):
+                return "fed_avg"
+            if isinstance(self.delta, PosteriorDelta):
+                return "fed_pa"
+        return "pseudo_gradients"
 
     @property
     def takes_control_variates(self) -> bool:
@@ -216,14 +228,16 @@ class PseudoGradients(LocalTraining):
     def aggregate(
         self, rng_key: ArrayTree, broadcast: Broadcast, server_state: ArrayTree, total: _Message
     ) -> tuple[Broadcast, ArrayTree, ArrayTree]:
-        """Descend the weighted mean; stay where nobody sent anything."""
+        """Descend the weighted mean; do not move if the total weight is zero."""
         position, weight = broadcast.position, total.weight.value
-        some = weight > 0
-        mean = trees.scale(1 / jnp.where(some, weight, 1), total.delta)
+        has_weight = weight > 0
+        mean = trees.scale(1 / jnp.where(has_weight, weight, 1), total.delta)
         updates, moved_state = trees.descend(self.optimizer, mean, server_state, position)
         rate = schedules.value(self.learning_rate, broadcast.round)
         moved = trees.add_scaled(position, rate, updates)
-        position, server_state = trees.select(some, (moved, moved_state), (position, server_state))
+        position, server_state = trees.select(
+            has_weight, (moved, moved_state), (position, server_state)
+        )
         return self.next_broadcast(broadcast, position), server_state, ()
 
 
@@ -237,42 +251,43 @@ def pseudo_gradients(
     learning_rate: Number = 1.0,
     participation: Participation | None = None,
 ) -> FederatedKernel:
-    """Build a kernel whose server moves along the mean of what its clients' trainings found.
+    """Build a kernel whose server descends the weighted mean of the clients' pseudo-gradients.
 
     Each client of the cohort trains from the broadcast position and sends a pseudo-gradient,
-    weighted by its share of the rows; the server's optimizer descends their weighted mean.
+    weighted by its share of the rows.
 
     Parameters
     ----------
     posterior
-        The model. A client minimizes minus the mean over its rows of the log likelihood, and of its
+        Model. A client minimizes minus the mean over its rows of the log likelihood and of its
         share of the log prior (``log prior / num_rows``, the same for all).
     estimator
-        Of the gradient of a client's log likelihood, one call per step of `training`.
+        Gradient estimator for a client's log likelihood, one call per step of `training`.
     delta
         `displacement` or `posterior_delta`.
     training
-        The clients' optimizer and how long it runs, of `fedmcmc.training`.
+        Optimizer of the clients and its number of steps, from `fedmcmc.training`.
     server_optimizer
-        As from optax; plain steps of size one by default, with which `displacement` is federated
-        averaging. Its state is kept from round to round.
+        Optax optimizer, whose state is kept between rounds. By default plain steps of size one;
+        with `displacement` this is federated averaging.
     learning_rate
-        Multiplies the server's updates: a number, or a schedule of the round.
+        Factor of the server's updates: a number or a schedule of the round.
     participation
-        Everyone by default; means are over those who take part. If nobody does, nothing moves.
+        Rule that chooses who takes part; everyone by default. Means are over those who take part;
+        if nobody does, the position does not change.
 
     Returns
     -------
     FederatedKernel
-        Its position is a point estimate, and so are its draws. ``StepInfo.usable`` is whether the
-        client's training stayed finite: one that did not is left out of the mean.
+        Position and draws are a point estimate. ``StepInfo.usable`` is false for a client whose
+        training did not stay finite; the mean excludes it.
 
     Raises
     ------
     TypeError
-        If an optimizer is not one of optax, or a block of another kind.
+        If an optimizer is no optax optimizer or a block has the wrong type.
     ValueError
-        On numbers out of range, and from `init` where they do not fit the data.
+        If a number is out of range; from `init` if the numbers do not fit the data.
     """
     expect_optimizer(server_optimizer, "server_optimizer", or_none=True)
     server = plain_steps() if server_optimizer is None else server_optimizer

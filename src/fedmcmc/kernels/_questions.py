@@ -1,7 +1,7 @@
-"""Questions: rounds in which all clients answer, whose whole result is the sum of the answers.
+"""Questions: kernels whose result is the sum of the answers of all clients.
 
-Every client answers, or the round is void and the same question is asked again. A sum without one
-client would be that of another posterior.
+If the answer of a client is missing, the round changes nothing, and the next round repeats it: the
+sum would belong to another posterior.
 """
 
 from dataclasses import dataclass, field, replace
@@ -22,26 +22,28 @@ from fedmcmc._types import (
     Participation,
     Posterior,
     StepInfo,
+    Traits,
 )
+from fedmcmc.compression import Memory
 from fedmcmc.participation import full
 from fedmcmc.pytrees import in_single_precision, trees
 
 IMPOSSIBLE = -1e30
-"""What a client sends for a log likelihood of minus infinity, so that sums stay finite."""
+"""Finite number that a client sends for a log likelihood of minus infinity."""
 BELOW = -1e29
-"""Sums below this are read as minus infinity."""
+"""Threshold below which a sum of log likelihoods counts as minus infinity."""
 EVERYONE = replace(full(), weighted=False)
 
 
 class Answer(NamedTuple):
-    """A client's message: its answer, and one, whose sum says how many answered."""
+    """Message of a client: its answer, and the number 1, so that the sum counts the answers."""
 
     value: ArrayTree
     one: Exact
 
 
 class Answered(NamedTuple):
-    """What a server knows after a question: the sum of the answers, and whether it is whole."""
+    """Sum of the answers, and a flag that is true if every client's answer is in it."""
 
     value: ArrayTree
     whole: Array
@@ -54,32 +56,35 @@ class _Server(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Question(FederatedKernel):
-    """A question to all clients; `draw` of its state is `Answered`.
+    """Question to all clients; `draw` of its state returns `Answered`.
 
-    What is asked about (points, a center) is the broadcast's position, any pytree. A subclass
-    writes `answer` and `check_content`.
+    The content of the question, such as points and a center, is the broadcast's position, any
+    pytree. A subclass defines `answer`, `answer_like` and `check_content`.
     """
 
     posterior: Posterior
     participation: Participation = field(default=EVERYONE, kw_only=True)
 
+    traits = Traits(needs_all_clients=True, accepts_late_messages=False)
+
     @property
-    def needs_everyone(self) -> bool:
-        return True
+    def model(self) -> None:
+        """None, because the sum of the answers is no position of the model."""
+        return None
 
     def answer(self, content: ArrayTree, client: Client) -> ArrayTree:
         """Return the client's term of the sum."""
         raise NotImplementedError
 
     def answer_like(self, content: ArrayTree) -> ArrayTree:
-        """Return the shapes of an answer, from those of the content."""
+        """Return the shapes of an answer to a question with content of these shapes."""
         raise NotImplementedError
 
     def check_content(self, content: ArrayTree, federation: Federation) -> None:
         """Raise `ValueError` unless model, content and rows fit together."""
 
     def encode(self, content: ArrayTree, message: Answer, client: Client) -> tuple[Any, Array]:
-        """Return what leaves the client, which `decode` reads, and its bits, ``[]`` int32."""
+        """Return the code that `decode` reads and its number of bits, ``[]`` int32."""
         return message, jnp.asarray(trees.num_bits(message), jnp.int32)
 
     def server_init(
@@ -91,9 +96,9 @@ class Question(FederatedKernel):
     ) -> tuple[Broadcast, _Server]:
         self.check_content(position, federation)
         like = self.answer_like(trees.shapes_of(position))
-        nothing = Answered(trees.zeros_like(like), jnp.zeros((), bool))
+        no_answer = Answered(trees.zeros_like(like), jnp.zeros((), bool))
         count = jnp.asarray(federation.num_clients, jnp.result_type(float))
-        return Broadcast(jnp.zeros((), jnp.int32), position), _Server(nothing, count)
+        return Broadcast(jnp.zeros((), jnp.int32), position), _Server(no_answer, count)
 
     @in_single_precision
     def step(
@@ -107,47 +112,38 @@ class Question(FederatedKernel):
     def aggregate(
         self, rng_key: ArrayTree, broadcast: Broadcast, server_state: _Server, total: Answer
     ) -> tuple[Broadcast, _Server, ArrayTree]:
-        whole = total.one.value == server_state.num_clients
-        value = trees.select(whole, total.value, server_state.answered.value)
-        server = _Server(Answered(value, whole), server_state.num_clients)
+        is_complete = total.one.value == server_state.num_clients
+        value = trees.select(is_complete, total.value, server_state.answered.value)
+        server = _Server(Answered(value, is_complete), server_state.num_clients)
         return broadcast._replace(round=broadcast.round + 1), server, ()
 
     def message_like(self, like: Broadcast) -> ArrayTree:
         count = jax.ShapeDtypeStruct((), jnp.result_type(float))
         return Answer(self.answer_like(like.position), Exact(count))
 
-    @property
-    def leaves_out_beyond(self) -> bool:
-        """Whether an answer to be trusted lacks places where numbers are beyond a secure sum's."""
-        return False
-
-    def answer_in_range(self, answer: ArrayTree, most: float) -> ArrayTree:
-        """Return an answer for a secure sum; see `in_range`."""
-        return answer
-
-    def answer_from_range(self, total: ArrayTree, most: float) -> ArrayTree:
-        """Return a sum of such answers as it is read; see `from_range`."""
-        return total
-
-    def in_range(self, message: Answer, most: float) -> Answer:
-        return message._replace(value=self.answer_in_range(message.value, most))
-
-    def from_range(self, total: Answer, most: float) -> Answer:
-        return total._replace(value=self.answer_from_range(total.value, most))
-
     def draw(self, rng_key: Array, state: FederatedState) -> Answered:
         answered: Answered = state.server.answered
         return answered
 
 
-def below_range(value: Array, most: float) -> Array:
-    """Return where log likelihoods mean a density of zero in a secure sum of this range."""
-    return value < -trees.cast(most, value)
+def require_unbiased(kernel: Any, compressor: Any) -> None:
+    """Raise `ValueError` unless the compressor is unbiased and has no memory."""
+    if not compressor.unbiased or isinstance(compressor, Memory):
+        raise ValueError(
+            "Log likelihoods and their derivatives need an unbiased compressor without memory "
+            "(quantize, with many levels): other errors depend on the point and bias the result."
+        )
 
 
-def impossible_in_sum(value: Array, most: float) -> Array:
-    """Return where a sum is that of log likelihoods of which one was sent as the lowest number.
+def below_range(value: Array, limit: float) -> Array:
+    """Return a mask of the log likelihoods that a secure sum counts as a density of zero."""
+    return value < -trees.cast(limit, value)
 
-    The others cannot make up for it: they are differences to a center that is not far off.
+
+def impossible_in_sum(value: Array, limit: float) -> Array:
+    """Return a mask of the sums that contain a client's density of zero, sent as ``-limit``.
+
+    Other clients cannot raise such a sum above ``-limit / 2``, because their log likelihoods are
+    differences to a center near the mode.
     """
-    return value < -trees.cast(most, value) / 2
+    return value < -trees.cast(limit, value) / 2

@@ -1,8 +1,8 @@
-"""Relay: one chain is handed from client to client, each moves it by local Langevin steps.
+"""Relay: each round hands one chain to one client, which moves it by local Langevin steps.
 
 Source: Ahn, Shahbaba and Welling (2014); El Mekkaoui et al. (2021), Algorithm 1, where the step
 size ``h`` is ``2 * step_size``. On Gaussian targets a round is a random affine map with Gaussian
-noise, so the stationary mean and covariance are known in closed form at the step size used.
+noise, so the stationary mean and covariance at any step size have a closed form.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,6 +18,7 @@ from fedmcmc._types import (
     ArrayTree,
     Broadcast,
     Client,
+    Disclosure,
     FederatedKernel,
     Federation,
     GradientEstimator,
@@ -30,43 +31,64 @@ from fedmcmc._types import (
 )
 from fedmcmc.dynamics import Metric
 from fedmcmc.gaussian import Gaussian
-from fedmcmc.gradients import importance
-from fedmcmc.kernels._shared import LocalDraws, LocalLangevin, expect_blocks, report
+from fedmcmc.gradients import Conducive, importance
+from fedmcmc.kernels._shared import (
+    LocalDraws,
+    LocalLangevin,
+    expect_blocks,
+    is_plain,
+    report,
+)
 from fedmcmc.pytrees import schedules, trees
+
+ONE_CLIENT_PER_ROUND = "in each round only one site sends a message"
 
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Relay(LocalLangevin):
-    """Clients move the one chain in turn; see `relay`."""
+    """Kernel that hands one chain from client to client; see `relay`."""
 
     step_size: Any
     temperature: Any
     metric: Metric
     num_local_steps: int = field(metadata={"static": True})
-    own_steps: Any = ()  # [num_clients], or () where all take as many
-    evened: Any = ()  # [num_clients], the mean number of steps of a visit over the client's
+    client_steps: Any = ()  # [num_clients], or () if all clients take the same number
+    step_count_weights: Any = ()  # [num_clients], mean steps per visit / client_steps
+
+    traits = replace(
+        LocalLangevin.traits,
+        divergence_hint="The step size is not the only cause: a relay multiplies the gradient of "
+        "the visited client by the number of clients, and with it the error of that client's "
+        "surrogate (fsgld). Take fewer local steps, or a kernel in whose rounds all clients take "
+        "part.",
+    )
+    disclosure = Disclosure(
+        "how far the site moved the chain, in rounds in which the chain is at this site. A site "
+        "that has the chain just before and just after can compute how far this site moved it",
+        reason=ONE_CLIENT_PER_ROUND,
+    )
 
     @property
-    def caution(self) -> str:
-        return (
-            "There is another cause than the step: a relay multiplies the visited client's "
-            "gradient by the number of clients, and so all that its surrogate (of fsgld) gets "
-            "wrong. Take fewer local steps, or a kernel in whose rounds all clients take part."
-        )
+    def base_name(self) -> str:
+        if isinstance(self.estimator, Conducive):
+            return "fsgld"
+        if not is_plain(self.estimator):
+            return "relay"
+        return "sgld" if self.participation.pooled else "dsgld"
 
     def first_state(
         self, position: ArrayTree, federation: Federation, totals: tuple[ArrayTree, ...]
     ) -> ArrayTree:
         if (self.participation.cohort_size or federation.num_clients) != 1:
             raise ValueError(
-                "A relay hands its chain to one client per round; this cohort is larger."
+                "A relay hands its chain to one client per round: use a cohort of size 1."
             )
-        varied = not isinstance(self.own_steps, tuple)
-        if varied and len(self.own_steps) != federation.num_clients:
+        has_client_steps = not isinstance(self.client_steps, tuple)
+        if has_client_steps and len(self.client_steps) != federation.num_clients:
             raise ValueError(
-                f"num_local_steps must be one number per client, {federation.num_clients}, got "
-                f"{len(self.own_steps)}."
+                f"num_local_steps must have one number for each of {federation.num_clients} "
+                f"clients, got {len(self.client_steps)}."
             )
         self.metric.check(position)
         return ()
@@ -84,16 +106,16 @@ class Relay(LocalLangevin):
         client: Client,
         correct_fn: Callable[[Client], Gaussian] | None = None,
     ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
-        """Return how far a client moves the chain, the estimator's new state and a report.
+        """Return a client's displacement of the chain, the estimator's new state and a report.
 
-        `correct_fn` takes the client, whose weight is one over its share of all steps, to what the
-        gradient of the logarithm of is added to its estimates.
+        `correct_fn` maps the client, with one over its share of all steps as weight, to a Gaussian
+        whose log gradient is added to the estimates.
         """
         count = None
-        if not isinstance(self.own_steps, tuple):
-            # What counts is how many of all steps are taken here, not how many visits.
-            count = self.own_steps[client.index]
-            client = replace(client, weight=client.weight * self.evened[client.index])
+        if not isinstance(self.client_steps, tuple):
+            # The weight is one over the share of all steps, not of all visits.
+            count = self.client_steps[client.index]
+            client = replace(client, weight=client.weight * self.step_count_weights[client.index])
         estimate, client_state, down = self.begin(broadcast, client_state, client)
         step_size = schedules.value(self.step_size, broadcast.round)
         temperature = schedules.value(self.temperature, broadcast.round)
@@ -133,33 +155,27 @@ def relay(
     """Build a kernel that hands its chain to one client per round.
 
     The client takes `num_local_steps` Langevin steps along
-    ``grad log prior + estimate / probability`` and returns how far it came.
+    ``grad log prior + estimate / probability`` and returns its displacement of the chain.
 
     Parameters
     ----------
     posterior
-        The model.
+        Model.
     estimator
-        Of the gradient of a client's log likelihood.
+        Gradient estimator for a client's log likelihood.
     participation
-        Must choose one client per round; one over its probability scales the client's gradient, and
-        never how far it moved the chain.
-    step_size, temperature
-        Numbers or schedules of the round; one step is
-        ``position + step_size * gradient + sqrt(2 * step_size * temperature) * normal``.
+        Rule that chooses one client per round. One over its probability scales the client's
+        gradient, and never the displacement of the chain.
+    step_size, temperature, metric
+        The same as in `fedmcmc.langevin`.
     num_local_steps
-        Steps between two communications: one number, or one per client. Where they differ, a
-        client's gradient is divided by its share of all steps in place of its probability.
-    metric
-        ``B = C C'``: a step is ``position + step_size * B gradient + sqrt(2 * step_size *
-        temperature) * C normal``, the plain step in coordinates ``inverse(C) position``. Shaped as
-        the position for a diagonal, or ``[d, d]`` over the raveled position; the identity by
-        default. The posterior's covariance makes all directions alike (`fedmcmc.whiten`).
+        Number of steps per round: one number, or one per client. If the numbers differ, a client's
+        gradient is divided by its share of all steps instead of its probability.
 
     Raises
     ------
     ValueError
-        On numbers out of range, and from `init` where the data does not fit.
+        If a number is out of range; from `init` if the data does not fit.
     """
     settings = relay_settings(
         posterior, estimator, participation, step_size, num_local_steps, temperature, metric
@@ -178,17 +194,17 @@ def relay_settings(
 ) -> tuple[Any, ...]:
     """Return the fields of a `Relay` in their order, checked."""
     expect_blocks(posterior, estimator, participation)
-    own_steps: Any = ()
-    evened: Any = ()
+    client_steps: Any = ()
+    step_count_weights: Any = ()
     if np.ndim(num_local_steps):
         steps = integers_per_client(num_local_steps, "num_local_steps")
         participation.check(len(steps))
         counts = participation.counts(len(steps))
         if counts is None:
-            raise ValueError("Numbers of local steps per client take visits of known probability.")
+            raise ValueError("Numbers of local steps per client need visits of known probability.")
         visits = np.asarray(counts.mean, float)
-        own_steps = jnp.asarray(steps, jnp.int32)
-        evened = jnp.asarray(visits @ steps / visits.sum() / steps)
+        client_steps = jnp.asarray(steps, jnp.int32)
+        step_count_weights = jnp.asarray(visits @ steps / visits.sum() / steps)
         num_local_steps = int(steps.max())
     return (
         posterior,
@@ -198,6 +214,6 @@ def relay_settings(
         schedules.number(temperature, "temperature", minimum=0.0),
         Metric.of(metric),
         positive_integer(num_local_steps, "num_local_steps"),
-        own_steps,
-        evened,
+        client_steps,
+        step_count_weights,
     )

@@ -1,8 +1,9 @@
-"""What several kernel families do in the same way."""
+"""Base classes and checks of several kernel families."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ from fedmcmc._types import (
     Phase,
     Posterior,
     StepInfo,
+    Traits,
     as_functions,
     compiled,
     register_dataclass,
@@ -35,36 +37,53 @@ from fedmcmc.dynamics import (
     train,
 )
 from fedmcmc.gradients import (
+    FullGradient,
+    Minibatch,
     first_reference,
+    holds_augmented,
     next_broadcast,
     over,
     prior_share,
     refuse_latents,
+    without_augmented,
 )
-from fedmcmc.pytrees import trees
+from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import normals, realize_normals
 
 PROBE_ROWS = 11
-"""Made-up rows on which a model's shapes are checked; unlikely to equal an axis of a position."""
+"""Number of rows in the check of a model's shapes; unlikely to equal an axis of a position."""
 
+Kernel = TypeVar("Kernel", bound=FederatedKernel)
 Gradient = Callable[[ArrayTree, ArrayTree], ArrayTree]
 """``(draws of a call, position) -> gradient``."""
+
+
+def name_of(kernel: Kernel, rule: Callable[[Kernel], str]) -> str:
+    """Return `rule` of the kernel, as ``augment(...)`` if its minibatches are transformed."""
+    if not holds_augmented(kernel):
+        return rule(kernel)
+    return f"augment({rule(without_augmented(kernel))})"
+
+
+def is_plain(estimator: GradientEstimator) -> bool:
+    """Return whether an estimator uses all rows or minibatches, without a correction."""
+    return isinstance(estimator, FullGradient | Minibatch)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class EstimatorKernel(FederatedKernel):
     """Base class of kernels whose clients estimate gradients of their log likelihoods.
 
-    It checks the model, starts the estimator at every client (`client_init`), broadcasts what the
-    estimator needs, and converts draws to the user's parameters. A subclass writes `step`,
-    `aggregate` and, if it samples, `target`; ``docs/extend.md`` has a complete one.
+    It checks the model, initializes the estimator of every client, and broadcasts the estimator's
+    reference. A subclass defines `step`, `aggregate` and, if it samples, `target`;
+    ``docs/extend.md`` has a complete example.
 
     Attributes
     ----------
     posterior
         The model.
     estimator
-        Estimator of the gradient of a client's log likelihood.
+        Gradient estimator for a client's log likelihood.
     participation
         Rule that chooses who takes part in a round.
     """
@@ -74,23 +93,26 @@ class EstimatorKernel(FederatedKernel):
     participation: Participation
 
     @property
-    def constrain_fn(self) -> Callable[[ArrayTree], ArrayTree] | None:
-        return self.posterior.constrain_fn
+    def name(self) -> str:
+        return name_of(self, lambda kernel: kernel.base_name)
 
     @property
-    def position_fn(self) -> Callable[[ArrayTree], ArrayTree] | None:
-        return self.posterior.position_fn
+    def base_name(self) -> str:
+        """Name of the kernel without transforms of its minibatches."""
+        return type(self).__name__
 
     @property
     def takes_control_variates(self) -> bool:
-        """Whether clients move from the broadcast position and are averaged, as `scaffold` asks."""
+        """If true, the kernel averages local moves of clients, as `scaffold` needs."""
         return False
 
-    @property
-    def before(self) -> tuple[Phase, ...]:
-        """The sum over clients that the estimator needs, if it needs any."""
+    @cached_property
+    def phases(self) -> tuple[Phase, ...]:
+        """Phases of a round: a sum over clients if the estimator needs it, and the kernel."""
         estimator = self.estimator
-        return (SumOverClients(self.posterior, estimator),) if estimator.needs_sum else ()
+        if not estimator.needs_sum:
+            return (self,)
+        return SumOverClients(self.posterior, estimator), self
 
     def server_init(
         self,
@@ -103,12 +125,12 @@ class EstimatorKernel(FederatedKernel):
         if estimator.needs_sum and not self.takes_control_variates:
             raise ValueError(
                 "This estimator needs the sum of all clients' gradients before each round "
-                "(scaffold), which only kernels give whose clients move by themselves and are "
-                "averaged."
+                "(scaffold): use a kernel that averages local moves of clients, such as "
+                "fedmcmc.averaging."
             )
         if estimator.needs_sum and (self.participation.cohort_size or self.participation.drops):
-            # A cohort's sum of gradients, times the cohort's weights, is a product of two things
-            # that are random together, whose mean is not the product of their means.
+            # The sum of gradients and the weights depend on the same random cohort, so the mean of
+            # their product is not the product of their means.
             raise ValueError(
                 "Control variates (scaffold) need the gradients of all clients, or they bias the "
                 "mean: use full participation."
@@ -124,14 +146,14 @@ class EstimatorKernel(FederatedKernel):
     def first_state(
         self, position: ArrayTree, federation: Federation, totals: tuple[ArrayTree, ...]
     ) -> ArrayTree:
-        """Return the server's first state, after the checks that are a family's own."""
+        """Return the server's first state after the checks of the family."""
         return ()
 
     def client_init(self, broadcast: Broadcast, client: Client) -> ArrayTree:
         return self.estimator.init(self.posterior.loglikelihood_fn, broadcast.position, client)
 
     def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> ArrayTree:
-        """Return what is random in one call of the estimator."""
+        """Return the random numbers of one call of the estimator."""
         draws = self.estimator.prepare(rng_key, like.position, client, 1)
         return jax.tree.map(lambda leaf: leaf[0], draws)
 
@@ -147,7 +169,7 @@ class EstimatorKernel(FederatedKernel):
         client_state
             The estimator's new state.
         bits_down
-            ``[]`` int32, sent to the client: the position, earlier sums, the reference it lacks.
+            ``[]`` int32, bits sent to the client: position, sums, and reference if it is new.
         """
         estimator, loglikelihood_fn = self.estimator, self.posterior.loglikelihood_fn
         sent = trees.num_bits(broadcast.position) + trees.num_bits(broadcast.summed)
@@ -164,30 +186,29 @@ class EstimatorKernel(FederatedKernel):
         return estimate, client_state, down
 
     def next_broadcast(self, broadcast: Broadcast, position: ArrayTree) -> Broadcast:
-        """Return the next round's broadcast, with the position to which the server moved."""
+        """Return the broadcast of the next round at the server's new position."""
         return next_broadcast(self.estimator.reference, broadcast, position)
 
 
 class TemperedKernel(EstimatorKernel):
-    """A sampler at a `temperature`, a field of every subclass."""
+    """Sampler at a `temperature`, a field of every subclass."""
 
     temperature: Any
+
+    traits = Traits(
+        no_target_reason="its temperature is a schedule or zero, so its draws follow no single "
+        "posterior"
+    )
 
     @property
     def target(self) -> Posterior | None:
         return tempered(self.posterior, self.temperature)
 
-    @property
-    def without_target(self) -> str:
-        if not isinstance(self.temperature, Array):
-            return "its temperature is a schedule, so that draws follow no single posterior"
-        return "at a temperature of zero it does not sample"
-
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class SumOverClients(Phase):
-    """A phase that sums over clients what an estimator needs summed, into `Broadcast.summed`."""
+    """Phase that computes the estimator's sum over clients, `Broadcast.summed`."""
 
     posterior: Posterior
     estimator: GradientEstimator
@@ -196,7 +217,7 @@ class SumOverClients(Phase):
         self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
     ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
         message = self.estimator.summed(self.posterior.loglikelihood_fn, broadcast, client)
-        # No bits down: the position, which the kernel's own phase counts.
+        # The bits of the position are counted in the phase of the kernel.
         info = report(message, trees.squared_norm(message), bits_down=jnp.zeros((), jnp.int32))
         return message, client_state, info
 
@@ -207,14 +228,14 @@ class SumOverClients(Phase):
 
 
 class LocalDraws(NamedTuple):
-    """All that is random in a client's local Langevin steps."""
+    """Random numbers of a client's local Langevin steps."""
 
     noise: ArrayTree  # leaves [num_local_steps, *event], or keys [num_local_steps]
     gradient: ArrayTree  # leaves [num_local_steps, ...]
 
 
 class LocalLangevin(TemperedKernel):
-    """A kernel whose clients take `num_local_steps` Langevin steps, a field of every subclass."""
+    """Kernel whose clients take `num_local_steps` Langevin steps, a field of every subclass."""
 
     num_local_steps: int
 
@@ -235,10 +256,12 @@ class LocalLangevin(TemperedKernel):
         temperature: Array,
         metric: Metric = IDENTITY,
         count: Array | None = None,
+        noise_fn: Callable[[ArrayTree, ArrayTree], ArrayTree] = realize_normals,
     ) -> tuple[ArrayTree, Array, ArrayTree]:
-        """Return where a client's steps end, the mean square of its gradients, all iterates.
+        """Return the end of a client's steps, the mean square of its gradients, and all iterates.
 
-        With `count`, the steps that this client takes, it stays where it is after so many.
+        ``noise_fn(noise, position)`` returns the standard normals of a step from its entry of
+        ``draws.noise``. With `count` the client takes only this number of steps.
         """
 
         def local_step(
@@ -246,33 +269,33 @@ class LocalLangevin(TemperedKernel):
         ) -> tuple[tuple[ArrayTree, Array], ArrayTree]:
             position, squared_norm = carry
             gradient = gradient_fn(drawn.gradient, position)
-            noise = realize_normals(drawn.noise, position)
+            noise = noise_fn(drawn.noise, position)
             position = overdamped_langevin(
                 position, gradient, noise, step_size, temperature, metric
             )
             return (position, squared_norm + trees.squared_norm(gradient)), position
 
-        own = 0 if count is None else count
+        num_active = 0 if count is None else count
 
-        def some_step(
+        def step_if_active(
             carry: tuple[ArrayTree, Array], drawn: tuple[Array, LocalDraws]
         ) -> tuple[tuple[ArrayTree, Array], ArrayTree]:
             moved = jax.lax.cond(
-                drawn[0] < own, lambda c: local_step(c, drawn[1])[0], lambda c: c, carry
+                drawn[0] < num_active, lambda c: local_step(c, drawn[1])[0], lambda c: c, carry
             )
             return moved, moved[0]
 
         num, start = self.num_local_steps, (position, jnp.zeros((), jnp.float32))
         if count is None:
-            (last, squared_norm), iterates = jax.lax.scan(local_step, start, draws, length=num)
-            return last, squared_norm / num, iterates
+            (end, squared_norm), iterates = jax.lax.scan(local_step, start, draws, length=num)
+            return end, squared_norm / num, iterates
         numbered = (jnp.arange(num), draws)
-        (last, squared_norm), iterates = jax.lax.scan(some_step, start, numbered, length=num)
-        return last, squared_norm / count, iterates
+        (end, squared_norm), iterates = jax.lax.scan(step_if_active, start, numbered, length=num)
+        return end, squared_norm / count, iterates
 
 
 class LocalTraining(EstimatorKernel):
-    """A kernel whose clients train models by `training`, a field of every subclass.
+    """Kernel whose clients train models by `training`, a field of every subclass.
 
     The loss is minus the mean over the client's rows of the log likelihood and of its share of the
     log prior (``log prior / num_rows``, the same for all).
@@ -280,9 +303,10 @@ class LocalTraining(EstimatorKernel):
 
     training: Training
 
-    @property
-    def without_target(self) -> str:
-        return "it trains models and does not sample from the posterior"
+    traits = Traits(
+        has_local_steps=True,
+        no_target_reason="it trains models and does not sample from the posterior",
+    )
 
     def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> ArrayTree:
         num = self.training.length.most(client)
@@ -296,7 +320,7 @@ class LocalTraining(EstimatorKernel):
         client: Client,
         visitor: Visitor | None = None,
     ) -> tuple[Trained, ArrayTree, Array]:
-        """Return what training gives, the estimator's new state and the bits sent down."""
+        """Return the result of training, the estimator's new state and the bits sent down."""
         estimate, client_state, down = self.begin(broadcast, client_state, client)
         per_row = -1 / client.size.astype(client.share.dtype)
 
@@ -311,9 +335,9 @@ class LocalTraining(EstimatorKernel):
 
 
 def tempered(posterior: Posterior, temperature: Any) -> Posterior | None:
-    """Return what a sampler at a temperature draws from; ``None`` where that is no one density."""
+    """Return the posterior at a temperature; ``None`` if the temperature is a schedule or zero."""
     if not isinstance(temperature, Array) or isinstance(temperature, jax.core.Tracer):
-        return None  # a schedule, or not known yet
+        return None  # a schedule, or traced
     if temperature == 1 or temperature <= 0:
         return posterior if temperature == 1 else None
     return as_functions(
@@ -324,8 +348,16 @@ def tempered(posterior: Posterior, temperature: Any) -> Posterior | None:
     )
 
 
+def as_constant(value: Any, name: str, *, strict: bool = True) -> Array:
+    """Return a positive number (from zero if not `strict`) as an array, and reject schedules."""
+    number: Array = schedules.number(value, name, minimum=0.0, strict=strict)
+    if isinstance(number, schedules.Scheduled):
+        raise TypeError(f"{name} must be a number, not a schedule.")
+    return number
+
+
 def report(message: ArrayTree, mean_square: Array, **fields: Any) -> StepInfo:
-    """Return the report of a step, from the mean square of its gradients."""
+    """Return the report of a step with this mean square of its gradients."""
     return StepInfo(
         bits=jnp.asarray(trees.num_bits(message), jnp.int32),
         gradient_norm=jnp.sqrt(mean_square),
@@ -336,7 +368,7 @@ def report(message: ArrayTree, mean_square: Array, **fields: Any) -> StepInfo:
 def expect_blocks(
     posterior: Posterior, estimator: GradientEstimator, participation: Participation
 ) -> None:
-    """Raise `TypeError` unless each is what a kernel family is built of."""
+    """Raise unless posterior, estimator and participation fit a kernel family."""
     expect(posterior, Posterior, "posterior")
     refuse_latents(posterior)
     expect(estimator, GradientEstimator, "estimator")
@@ -346,7 +378,7 @@ def expect_blocks(
 
 
 def check_model(posterior: Posterior, position: ArrayTree, federation: Federation) -> None:
-    """Raise `ValueError` unless the log densities take this position and these rows."""
+    """Raise `ValueError` unless the log densities accept this position and these rows."""
     refuse_latents(posterior)
     like = trees.shapes_of(position)
     rows = jax.tree.map(
@@ -370,25 +402,26 @@ def check_model(posterior: Posterior, position: ArrayTree, federation: Federatio
 @register_dataclass
 @dataclass(frozen=True, eq=False)
 class _Probe:
-    """The terms of a client with some rows, as a function of these."""
+    """Terms of a client as a function of position and rows."""
 
     loglikelihood_fn: ClientTerms
 
     def __call__(self, position: ArrayTree, rows: ArrayTree) -> Array:
-        zero, one = jnp.zeros((), jnp.int32), jnp.ones((), jnp.result_type(float))
-        client = Client(rows, zero, zero + PROBE_ROWS, zero, one, one, PROBE_ROWS)
+        zero, unit = jnp.zeros((), jnp.int32), jnp.ones((), jnp.result_type(float))
+        client = Client(rows, zero, zero + PROBE_ROWS, zero, unit, unit, PROBE_ROWS)
         return self.loglikelihood_fn.terms(position, client)
 
 
 @compiled
-def _called(fn: Any, *arguments: ArrayTree) -> Any:
+def _call(fn: Any, *arguments: ArrayTree) -> Any:
     return fn(*arguments)
 
 
 def shape_of(name: str, fn: Any, position: ArrayTree, *rows: ArrayTree) -> Any:
+    """Return the shape of ``fn(position, *rows)``, or raise `ValueError` with the cause."""
     try:
-        # Partials: jit then remembers the trace, so that another kernel of the model needs none.
-        return _called.trace(as_functions(fn), position, *rows).out_info.shape
+        # `as_functions` makes the trace reusable by other kernels of the same model.
+        return _call.trace(as_functions(fn), position, *rows).out_info.shape
     except Exception as error:
         description = f"a position of shapes {jax.tree.map(lambda x: x.shape, position)}"
         for leaves in rows:

@@ -1,4 +1,4 @@
-"""Gaussian sites of clients: what a client keeps, and how an optimizer moves it."""
+"""Gaussian sites: the state of a client, and the sites of the first round."""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -12,8 +12,8 @@ from fedmcmc._types import (
     ArrayTree,
     Broadcast,
     Client,
-    Phase,
     Posterior,
+    SetupPhase,
     StepInfo,
     compiled,
     register_dataclass,
@@ -25,7 +25,7 @@ from fedmcmc.pytrees import trees
 
 
 class Site(NamedTuple):
-    """State of a client that keeps a site.
+    """State of a client with a site.
 
     Attributes
     ----------
@@ -34,12 +34,12 @@ class Site(NamedTuple):
     optimizer
         State of its optimizer.
     locals
-        Latents of its groups, if any.
+        Latents of its groups, or ``()``.
     next_round
-        ``[]`` int32, the first round whose step is not yet in `site`; ``()`` if the optimizer has
-        no state.
+        ``[]`` int32, first round whose step is not yet in `site`; ``()`` if the optimizer has no
+        state.
     lost
-        ``[]`` bool, whether the client's last fit was not proper.
+        ``[]`` bool, true if the client's last fit was not proper.
     """
 
     site: Gaussian
@@ -56,44 +56,16 @@ def first_site(site: Gaussian, optimizer: Any, locals_: ArrayTree, round_: Array
     return Site(site, state, locals_, next_round, jnp.zeros((), bool))
 
 
-def ascend(
-    optimizer: Any, damping: Array, change: Gaussian, q: Gaussian, state: ArrayTree
-) -> tuple[Gaussian, ArrayTree]:
-    """Return `q` moved along a change of its natural parameters, and the optimizer's state."""
-    if optimizer == ():
-        return q * change**damping, state
-    # Optimizers descend.
-    updates, state = trees.descend(optimizer, change ** (-1), state, q)
-    return q * updates**damping, state
-
-
-def catch_up(optimizer: Any, damping: Array, kept: Site, round_: Array) -> Site:
-    """Return a client's state with the optimizer's steps of the rounds that it missed.
-
-    In these rounds its change is zero, so momentum moves the site as it moves the server's
-    product. The site is then the client's part of that product in every round.
-    """
-    if trees.is_empty(kept.next_round):
-        return kept
-    zero = trees.zeros_like(kept.site)
-
-    def step(_: Array, carry: tuple[Gaussian, ArrayTree]) -> tuple[Gaussian, ArrayTree]:
-        return ascend(optimizer, damping, zero, *carry)
-
-    site, state = jax.lax.fori_loop(kept.next_round, round_, step, (kept.site, kept.optimizer))
-    return kept._replace(site=site, optimizer=state, next_round=round_)
-
-
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
-class FirstSites(Phase):
-    """Sums the clients' expansions at the start, which are the first sites."""
+class FirstSites(SetupPhase):
+    """Phase that sums the clients' expansions at the start, their first sites."""
 
     posterior: Posterior
     structure: str = field(metadata={"static": True})
 
     def site(self, position: ArrayTree, client: Client) -> Gaussian:
-        """Return the client's log likelihood to second order at `position`."""
+        """Return the second-order expansion of the client's log likelihood at `position`."""
         return _expansion(self.posterior, position, client, dense=self.structure == "dense")
 
     def step(
@@ -107,7 +79,7 @@ class FirstSites(Phase):
         return jax.eval_shape(lambda x: Gaussian.uniform(x, self.structure), position)
 
 
-@compiled(static_argnames=("dense",))  # a run starts before anything else is compiled
+@compiled(static_argnames=("dense",))  # compiled, because a run calls it before its first round
 def _expansion(
     posterior: Posterior, position: ArrayTree, client: Client, *, dense: bool
 ) -> Gaussian:

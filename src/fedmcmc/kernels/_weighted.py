@@ -1,10 +1,10 @@
-"""Proposals from an approximation of the posterior, which are judged by their weights; exact.
+"""Metropolis kernels that propose from an approximation of the posterior; exact.
 
-The weight of a point is the posterior's density over that of the approximation. Clients are asked
-for their log likelihoods at proposals, one per chain or many, and send nothing but values.
+The weight of a point is the density of the posterior over the density of the approximation. Clients
+send their log likelihoods at one or many proposals per chain, and no gradients.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +17,7 @@ from fedmcmc._types import (
     Adjusted,
     ArrayTree,
     Broadcast,
+    Disclosure,
     FederatedKernel,
     Federation,
     Posterior,
@@ -25,41 +26,48 @@ from fedmcmc._types import (
 )
 from fedmcmc.compression import Identity
 from fedmcmc.gaussian import WHOLE, Gaussian, Mixture, StandardDraws, defensive, moments_of
-from fedmcmc.kernels._adjusted import AdjustedKernel, Proposed, probability, repeated
+from fedmcmc.kernels._adjusted import AdjustedKernel, Proposed, probability, repeat
 from fedmcmc.kernels._evaluations import Points
-from fedmcmc.pytrees import in_single_precision, schedules, trees
+from fedmcmc.kernels._shared import as_constant
+from fedmcmc.pytrees import in_single_precision, trees
 
 
 class _Draws(NamedTuple):
     proposals: StandardDraws
-    uniforms: Array  # [num + 1], which choose
+    uniforms: Array  # [num + 1], for the choice among the proposals
 
 
 class _Server(NamedTuple):
-    started: Array  # [] bool, whether the start was judged
+    started: Array  # [] bool, false before the start is evaluated
     log_weight: Array  # of the chain's position
-    acceptance: Array
+    acceptance: Array  # probability with which the chain moved
     num_clients: Array
+
+
+def _refuse_compression(kernel: Any, compressor: Any) -> None:
+    if not isinstance(compressor, Identity):
+        raise ValueError(
+            "Clients of this kernel send log likelihoods only, which must be exact, so there is "
+            "nothing to compress. Gradients can be compressed: use fedmcmc.hmc with "
+            "top_k(..., error_feedback=False)."
+        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class WeightedKernel(AdjustedKernel):
-    """A kernel whose proposals come from a mixture over raveled positions."""
+    """Kernel whose proposals are draws from a mixture over raveled positions."""
 
     proposal: Mixture
 
+    traits = replace(AdjustedKernel.traits, check_compressor=_refuse_compression)
+    disclosure = Disclosure(
+        "log likelihoods at positions that the server proposes", hidden_in_sums=True
+    )
+
     @property
     def num_proposals(self) -> int:
-        """Of a chain and round."""
+        """Number of proposals per chain and round."""
         return 1
-
-    def check_compressor(self, compressor: Any) -> None:
-        if not isinstance(compressor, Identity):
-            raise ValueError(
-                "Clients of this kernel send log likelihoods alone, which decide and must be "
-                "exact: nothing is left to compress. Gradients may be compressed: fedmcmc.hmc with "
-                "top_k(..., error_feedback=False)."
-            )
 
     def server_init(
         self,
@@ -68,14 +76,14 @@ class WeightedKernel(AdjustedKernel):
         federation: Federation,
         totals: tuple[ArrayTree, ...],
     ) -> tuple[Broadcast, _Server]:
-        size, known = trees.num_elements(position), self.proposal.means.shape[1]
-        if size != known:
+        size, dim = trees.num_elements(position), self.proposal.means.shape[1]
+        if size != dim:
             raise ValueError(
-                f"The approximation is one of {known} numbers, a position has {size}. {WHOLE}"
+                f"The approximation has dimension {dim}, but a position has {size} numbers. {WHOLE}"
             )
         largest = int(np.argmax(self.proposal.weights))
         centre = trees.unravel(self.proposal.means[largest], position)
-        position, centre = self.checked_start(position, centre, federation)
+        position, centre = self.check_start(position, centre, federation)
         dtype = jnp.result_type(float)
         server = _Server(
             started=jnp.zeros((), bool),
@@ -83,8 +91,8 @@ class WeightedKernel(AdjustedKernel):
             acceptance=jnp.ones((), dtype),
             num_clients=jnp.asarray(federation.num_clients, dtype),
         )
-        asked = Points(repeated(position, self.num_proposals), centre)
-        return Broadcast(jnp.zeros((), jnp.int32), position, asked), server
+        points = Points(repeat(position, self.num_proposals), centre)
+        return Broadcast(jnp.zeros((), jnp.int32), position, points), server
 
     @in_single_precision
     def prepare_server(self, rng_key: Array, like: Broadcast) -> _Draws:
@@ -96,14 +104,14 @@ class WeightedKernel(AdjustedKernel):
         )
 
     def choose(self, log_weights: Array, uniforms: Array) -> tuple[Array, Array]:
-        """Return which is next, ``[]`` int32, and how likely the chain was to move.
+        """Return the index of the next position, ``[]`` int32, and the probability of a move.
 
-        `log_weights` are ``[num + 1]``, that of the chain's position first.
+        `log_weights` is ``[num + 1]``; entry 0 belongs to the chain's position.
         """
         raise NotImplementedError
 
-    def proposed(self, draws: StandardDraws, position: Array) -> Array:
-        """Return proposals, ``[num, d]``, where the chain is at a raveled position."""
+    def propose(self, draws: StandardDraws, position: Array) -> Array:
+        """Return the proposals of a chain at a raveled position, ``[num, d]``."""
         return self.proposal.placed(draws)
 
     @in_single_precision
@@ -113,66 +121,82 @@ class WeightedKernel(AdjustedKernel):
         draws, old, points = rng_key, server_state, broadcast.extra.points
         if trees.is_key(draws):
             draws = self.prepare_server(draws, trees.shapes_of(broadcast))
-        judged = self.judge(points, total, old.num_clients)
+        densities = self.read_sum(points, total, old.num_clients)
         flat = jax.vmap(trees.ravel)(points)
-        log_density = judged.log_density
-        of_proposal = jax.vmap(self.proposal.log_density_of)(flat).astype(log_density.dtype)
-        # The first round judges the start, which is then all there is to choose.
-        here = jnp.where(old.started, old.log_weight, log_density[0] - of_proposal[0])
-        log_weights = jnp.concatenate([here[None], log_density - of_proposal])
+        log_density = densities.log_density
+        proposal_density = jax.vmap(self.proposal.log_density_of)(flat).astype(log_density.dtype)
+        # The first round evaluates the start and chooses it.
+        log_weight = jnp.where(old.started, old.log_weight, log_density[0] - proposal_density[0])
+        log_weights = jnp.concatenate([log_weight[None], log_density - proposal_density])
         chosen, moves = self.choose(log_weights, draws.uniforms)
         chosen = jnp.where(old.started, chosen, 0)
-        everything = jax.tree.map(
+        candidates = jax.tree.map(
             lambda x, y: jnp.concatenate([x[None], y]), broadcast.position, points
         )
-        position = jax.tree.map(lambda leaf: leaf[chosen], everything)
-        flat_next = self.proposed(draws.proposals, trees.ravel(position))
-        asked = trees.cast_like(jax.vmap(lambda x: trees.unravel(x, position))(flat_next), points)
+        position = jax.tree.map(lambda leaf: leaf[chosen], candidates)
+        flat_next = self.propose(draws.proposals, trees.ravel(position))
+        next_points = trees.cast_like(
+            jax.vmap(lambda x: trees.unravel(x, position))(flat_next), points
+        )
         server = _Server(
             jnp.ones((), bool),
             log_weights[chosen],
             jnp.where(old.started, moves, old.acceptance),
             old.num_clients,
         )
-        server, position, asked = trees.select(
-            judged.whole, (server, position, asked), (old, broadcast.position, points)
+        server, position, next_points = trees.select(
+            densities.is_complete,
+            (server, position, next_points),
+            (old, broadcast.position, points),
         )
         moved = broadcast._replace(
             round=broadcast.round + 1,
             position=position,
-            extra=broadcast.extra._replace(points=asked),
+            extra=broadcast.extra._replace(points=next_points),
         )
-        return moved, server, Adjusted(server.acceptance, judged.whole, jnp.zeros((), bool))
+        return (
+            moved,
+            server,
+            Adjusted(server.acceptance, densities.is_complete, jnp.zeros((), bool)),
+        )
 
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class GaussianMetropolis(WeightedKernel):
-    """One proposal, accepted with the ratio of weights; see `gaussian_mh`."""
+    """Metropolis kernel with one proposal per round; see `gaussian_mh`."""
 
     correlation: Any  # [], or () for independent proposals
+
+    @property
+    def name(self) -> str:
+        return "gaussian_mh"
 
     def choose(self, log_weights: Array, uniforms: Array) -> tuple[Array, Array]:
         accepted = probability(log_weights[1] - log_weights[0])
         return (uniforms[0] < accepted).astype(jnp.int32), accepted
 
-    def proposed(self, draws: StandardDraws, position: Array) -> Array:
-        fresh = super().proposed(draws, position)
+    def propose(self, draws: StandardDraws, position: Array) -> Array:
+        fresh = super().propose(draws, position)
         if trees.is_empty(self.correlation):
             return fresh
         correlation = trees.cast(self.correlation, fresh)
         mean = self.proposal.means[0]
         share = jnp.sqrt(1 - jnp.square(correlation))
-        kept = mean + correlation * (position.astype(mean.dtype) - mean)
-        return kept[None] + share * (fresh - mean[None])
+        correlated_mean = mean + correlation * (position.astype(mean.dtype) - mean)
+        return correlated_mean[None] + share * (fresh - mean[None])
 
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class MultipleTry(WeightedKernel):
-    """Many proposals, of which and the old position one is chosen by weight; see `multiple_try`."""
+    """Kernel that chooses among many proposals by their weights; see `multiple_try`."""
 
     num_tries: int = field(metadata={"static": True})
+
+    @property
+    def name(self) -> str:
+        return "multiple_try"
 
     @property
     def num_proposals(self) -> int:
@@ -181,7 +205,7 @@ class MultipleTry(WeightedKernel):
     def choose(self, log_weights: Array, uniforms: Array) -> tuple[Array, Array]:
         tiny = jnp.finfo(uniforms.dtype).tiny
         gumbel = -jnp.log(-jnp.log(jnp.maximum(uniforms, tiny)))
-        # Minus infinity for all leaves the chain where it is.
+        # If all weights are minus infinity, the chain does not move.
         shares = jax.nn.softmax(log_weights)
         moves = jnp.where(jnp.isnan(shares[0]), 0, 1 - shares[0])
         return jnp.argmax(log_weights + gumbel).astype(jnp.int32), moves
@@ -196,58 +220,47 @@ def gaussian_mh(
 ) -> FederatedKernel:
     """Build a Metropolis sampler that proposes from an approximation of the posterior; exact.
 
-    A round asks all clients for their log likelihoods at one proposal per chain, and accepts it
-    with the ratio of its weight (posterior over approximation) to that of where the chain is. Good
-    where the approximation is; where importance weights have no variance (a k-hat above 0.7) chains
-    get stuck, and `fedmcmc.hmc` is the alternative.
+    In a round all clients send their log likelihoods at one proposal per chain. The kernel accepts
+    it with the ratio of its weight (posterior over approximation) to the weight of the chain's
+    position. If the variance of the weights is infinite (k-hat above 0.7), chains get stuck:
+    use `fedmcmc.hmc`.
 
     Parameters
     ----------
     posterior
-        The model.
+        Model.
     approximation
-        A `Gaussian` for the whole posterior: ``surrogates.sum()`` times the prior's, or that of
-        `fedmcmc.fed_ep`, ``samples.state.server.approximation.gaussian`` of one chain; or a
-        `fedmcmc.Mixture` over raveled positions.
+        Approximation of the whole posterior: a `Gaussian`, such as ``surrogates.sum()`` times the
+        prior's Gaussian or ``samples.state.server.approximation.gaussian`` of one chain of
+        `fedmcmc.fed_ep`, or a `fedmcmc.Mixture` over raveled positions.
     correlation
-        Of a proposal ``y = m + correlation * (x - m) + sqrt(1 - correlation**2) * C normal`` with
-        where the chain is (preconditioned Crank-Nicolson), in [0, 1). Zero draws proposals
-        independently. Above zero helps in many dimensions where the approximation has about the
-        right shape.
+        Correlation in [0, 1) of a proposal ``y = m + correlation * (x - m) + sqrt(1 -
+        correlation**2) * C normal`` with the position ``x`` (preconditioned Crank-Nicolson). Zero
+        draws proposals independently. A positive value helps in many dimensions.
     tail
-        Share of independent proposals that come from a t distribution of 5 degrees of freedom in
-        place of the Gaussian, so that weights are bounded where the posterior's tails are lighter
-        than those.
+        Share of independent proposals from a t distribution with 5 degrees of freedom instead of
+        the Gaussian. They bound the weights if the tails of the posterior are lighter than t tails.
 
     Returns
     -------
     FederatedKernel
-        ``samples.info["acceptance"]`` holds acceptance probabilities. A round in which a client's
-        message is missing changes nothing, and the next one asks the same again.
+        ``samples.info["acceptance"]`` holds acceptance probabilities. If a client's message is
+        missing, the round changes nothing, and the next round repeats it.
 
     Raises
     ------
     TypeError, ValueError
-        If the approximation is not proper, on settings out of range; from `init` where it does not
-        fit the position.
-
-    Notes
-    -----
-    This is delayed acceptance with a Gaussian for the first stage: a chain on the approximation,
-    however long, costs no round and would be exact, so that it is replaced by a draw.
+        If the approximation is not proper or a setting is out of range; from `init` if the
+        approximation does not fit the position.
 
     References
     ----------
-    Cotter, Roberts, Stuart and White (2013), MCMC methods for functions, for the correlated
-    proposals.
+    Cotter, Roberts, Stuart and White (2013), MCMC methods for functions.
 
     Examples
     --------
-    >>> import jax, jax.numpy as jnp
-    >>> import fedmcmc
-    >>> posterior = fedmcmc.Posterior(
-    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
-    ... )
+    >>> import jax, jax.numpy as jnp, fedmcmc
+    >>> posterior = fedmcmc.Posterior(lambda t: -0.5 * t**2, lambda t, x: -0.5 * (x - t) ** 2)
     >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(5)])
     >>> q = fedmcmc.Gaussian.from_moments(jnp.array(0.3), variance=jnp.array(0.15))
     >>> kernel = gaussian_mh(posterior, q)
@@ -266,8 +279,7 @@ def gaussian_mh(
         and (len(approximation.weights) > 1 or not np.isinf(approximation.degrees[0]))
     ):
         raise ValueError(
-            "A proposal that is correlated with where the chain is needs a Gaussian: a mixture is "
-            "for independent ones (correlation=0)."
+            "Correlated proposals need a Gaussian approximation: with a mixture use correlation=0."
         )
     proposal = as_proposal(approximation, tail if independent else 0.0)
     return as_functions(GaussianMetropolis(posterior, proposal, number))
@@ -282,33 +294,32 @@ def multiple_try(
 ) -> FederatedKernel:
     """Build a sampler that chooses among many draws of an approximation by their weights; exact.
 
-    A round asks all clients for their log likelihoods at ``num_tries - 1`` draws per chain, all in
-    one message. The next position is one of them, or where the chain is, with probabilities
-    proportional to weights (iterated sampling importance resampling). More tries repair a worse
-    approximation in as many rounds.
+    In a round all clients send their log likelihoods at ``num_tries - 1`` proposals per chain, all
+    in one message. The next position is one of the proposals or the present position, with
+    probabilities proportional to the weights (iterated sampling importance resampling). With more
+    tries a worse approximation needs no more rounds.
 
     Parameters
     ----------
     posterior, approximation, tail
-        As those of `gaussian_mh`.
+        The same as in `gaussian_mh`.
     num_tries
-        Candidates, two at least, the old position among them.
+        Number of candidates, at least 2, including the present position.
 
     Returns
     -------
     FederatedKernel
-        ``samples.info["acceptance"]`` holds the probabilities with which chains left where they
-        were.
+        ``samples.info["acceptance"]`` holds the probabilities with which chains moved.
 
     Raises
     ------
     TypeError, ValueError
-        As `gaussian_mh`.
+        The same as from `gaussian_mh`.
 
     Notes
     -----
-    With weights bounded by ``w`` (their mean being one), the distance in total variation from the
-    posterior shrinks in a round by ``1 - (num_tries - 1) / (2 w + num_tries - 2)`` at least.
+    If weights of mean one are bounded by ``w``, each round multiplies the total variation distance
+    from the posterior by at most ``1 - (num_tries - 1) / (2 w + num_tries - 2)``.
 
     References
     ----------
@@ -317,34 +328,26 @@ def multiple_try(
 
     Examples
     --------
-    >>> import jax, jax.numpy as jnp
-    >>> import fedmcmc
-    >>> posterior = fedmcmc.Posterior(
-    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
-    ... )
-    >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(5)])
-    >>> far = fedmcmc.Gaussian.from_moments(jnp.array(0.0), variance=jnp.array(1.0))
-    >>> kernel = multiple_try(posterior, far, num_tries=16)
-    >>> samples = fedmcmc.sample(
-    ...     jax.random.key(0), kernel, data, 0.3, num_rounds=100, num_chains=64, progress=False
-    ... )
-    >>> round(float(samples.draws.mean()), 1), round(float(samples.draws.var()) * 9, 1)
-    (0.3, 1.0)
+    >>> import jax.numpy as jnp, fedmcmc
+    >>> posterior = fedmcmc.Posterior(lambda t: -0.5 * t**2, lambda t, x: -0.5 * (x - t) ** 2)
+    >>> q = fedmcmc.Gaussian.from_moments(jnp.array(0.0), variance=jnp.array(1.0))
+    >>> multiple_try(posterior, q, num_tries=16).name
+    'multiple_try'
     """
     expect(posterior, Posterior, "posterior")
     num_tries = positive_integer(num_tries, "num_tries")
     if num_tries < 2:
-        raise ValueError(f"num_tries must be 2 at least, got {num_tries}.")
+        raise ValueError(f"num_tries must be at least 2, got {num_tries}.")
     return as_functions(MultipleTry(posterior, as_proposal(approximation, tail), num_tries))
 
 
 def as_proposal(approximation: Any, tail: float) -> Mixture:
-    """Return what proposals are drawn of: a Gaussian with a share of a t, or a mixture as it is.
+    """Return the proposal distribution: a mixture, or a Gaussian with a share of t tails.
 
     Raises
     ------
     TypeError, ValueError
-        If it is neither, not proper, or one Gaussian per client.
+        If the approximation is neither, is not proper, or holds one Gaussian per client.
     """
     if isinstance(approximation, Mixture):
         return approximation
@@ -359,10 +362,8 @@ def as_proposal(approximation: Any, tail: float) -> Mixture:
 
 
 def _correlation(correlation: Any) -> Any:
-    """Return a correlation as a leaf, ``()`` where it is known to be zero."""
-    number = schedules.number(correlation, "correlation", minimum=0.0)
-    if isinstance(number, schedules.Scheduled):
-        raise TypeError("correlation must be a number; a schedule of the round is not supported.")
+    """Return a correlation as a leaf, or ``()`` for zero."""
+    number = as_constant(correlation, "correlation", strict=False)
     if not isinstance(number, jax.core.Tracer):
         if number >= 1:
             raise ValueError(f"correlation must be in [0, 1), got {correlation!r}.")

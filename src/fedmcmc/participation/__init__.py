@@ -1,6 +1,6 @@
-"""Who takes part in a round, and with which weights.
+"""Participation rules: the clients of a round, and the weights of their messages.
 
-A rule sees the number of clients and a key, never their rows. It imports the random streams.
+A rule gets the number of clients and a key, never rows. It imports the random streams.
 """
 
 from fedmcmc.participation._participation import bernoulli as bernoulli

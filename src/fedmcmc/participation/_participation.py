@@ -1,4 +1,4 @@
-"""Who takes part in a round: everyone, a Bernoulli subset, a uniform cohort, draws at random."""
+"""Participation rules: all clients, a Bernoulli subset, a uniform cohort, independent draws."""
 
 import math
 from dataclasses import dataclass, field
@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._checks import parts_of_one
+from fedmcmc._checks import parts_of_one, positive_integer
 from fedmcmc._types import Cohort, Counts, Participation, register_dataclass
 from fedmcmc.random import distinct_integers, integers_below
 
 
 def full() -> Participation:
-    """Every client, every round.
+    """Return the rule by which all clients take part in every round.
 
     Examples
     --------
@@ -26,14 +26,14 @@ def full() -> Participation:
 
 
 def pooled() -> Participation:
-    """One client that owns all rows: the centralized reference, which sends nothing."""
+    """Return the rule for one client that owns all rows; it sends no messages."""
     return Full(pooled=True, silent=True, drops=False)
 
 
 def cohorts_of(
     cohort_size: int | None, participation: Participation | None
 ) -> Participation | None:
-    """Return the rule that an algorithm's two arguments ask for, ``None`` for everyone.
+    """Return the rule for an algorithm's two arguments, ``None`` for all clients.
 
     Raises
     ------
@@ -50,8 +50,8 @@ def cohorts_of(
 def mean_share(participation: Participation, num_clients: int) -> Array | None:
     """Return the mean over clients of the expected number of messages per round, ``[]``.
 
-    It multiplies a weighted sum that is to be a plain sum if all clients take part equally often.
-    ``None`` if everyone takes part, and for rules of other classes.
+    A weighted sum times this mean is a plain sum if all clients take part equally often. The mean
+    is ``None`` if all clients take part, and for other classes of rules.
     """
     if isinstance(participation, Bernoulli):
         return jnp.mean(participation.probability)
@@ -63,29 +63,29 @@ def mean_share(participation: Participation, num_clients: int) -> Array | None:
 def bernoulli(
     probability: float | Array, *, rescale: Literal["probability", "realised"] = "probability"
 ) -> Participation:
-    """Each client by itself with its probability; its message is weighted by one over it.
+    """Return the rule by which each client takes part independently, with its own probability.
 
     Parameters
     ----------
     probability
         ``[]``, or ``[num_clients]`` for one per client, in (0, 1].
     rescale
-        What messages are multiplied by: ``"probability"``, one over the client's probability; or
-        ``"realised"``, the number of clients over the number that take part, given that anyone
-        does (the round's clients are drawn so). Both leave the expectation of the sum alone, the
-        second for one probability that all share.
+        Factor of the messages. ``"probability"``: one divided by the client's probability.
+        ``"realised"``: the number of clients divided by the number that take part; rounds without
+        any client are not drawn. Both keep the expectation of the sum, the second only if all
+        clients share one probability.
 
     Raises
     ------
     ValueError
-        If a probability is outside (0, 1], or one per client is given with ``"realised"``.
+        If a probability is outside (0, 1], or ``"realised"`` comes with one probability per client.
     TypeError
-        If it is a schedule: the cohort of a round is drawn before the round.
+        If the probability is a schedule: the cohort of a round is drawn before the round.
 
     Notes
     -----
-    Every client is computed in a simulation, since the number of active ones is random; the
-    messages of the others are dropped.
+    The number of active clients is random, so a simulation computes all clients and drops the
+    messages of inactive ones.
     """
     if callable(probability):
         raise TypeError(
@@ -104,49 +104,47 @@ def bernoulli(
     if rescale == "realised":
         if p.ndim:
             raise ValueError(
-                "rescale='realised' needs one probability that all clients share, got shape "
-                f"{p.shape}: with different ones the weighted sum would be biased."
+                "rescale='realised' needs one probability for all clients, got shape "
+                f"{p.shape}: with different probabilities the weighted sum would be biased."
             )
         return Realised(p)
     return Bernoulli(p)
 
 
 def uniform(cohort_size: int) -> Participation:
-    """`cohort_size` clients without replacement, each message weighted by b over `cohort_size`.
+    """Return the rule that draws `cohort_size` of ``b`` clients uniformly without replacement.
+
+    Messages are weighted by ``b / cohort_size``.
 
     Raises
     ------
     ValueError
         If `cohort_size` is not a positive integer, or larger than the number of clients.
     """
-    if int(cohort_size) != cohort_size or cohort_size < 1:
-        raise ValueError(f"uniform needs a positive integer cohort_size, got {cohort_size!r}.")
-    return Uniform(cohort_size=int(cohort_size), drops=False)
+    return Uniform(cohort_size=positive_integer(cohort_size, "cohort_size"), drops=False)
 
 
 def categorical(probabilities: Array | None = None, *, cohort_size: int = 1) -> Participation:
-    """`cohort_size` clients drawn with replacement, with `probabilities` (uniform by default).
+    """Return the rule that draws `cohort_size` clients with replacement.
 
-    A message is weighted by one over `cohort_size` times the probability. Kernels that hand one
-    chain from client to client put the weight into the gradient instead (``weighted=False``). A
-    client that is drawn twice draws the same numbers twice and counts twice, also in bits.
+    A message is weighted by one divided by `cohort_size` times the probability. Kernels that pass
+    one chain from client to client weight the gradient instead (``weighted=False``). A client that
+    is drawn twice draws the same numbers twice and counts twice, also in bits.
 
     Parameters
     ----------
     probabilities
-        ``[num_clients]``, positive, summing to one.
+        ``[num_clients]``, positive, summing to one; uniform by default.
     cohort_size
-        Draws per round.
+        Number of draws per round.
 
     Raises
     ------
     ValueError
-        If a probability is not positive, they do not sum to one, or `cohort_size` is no positive
+        If a probability is not positive, they do not sum to one, or `cohort_size` is not a positive
         integer.
     """
-    if int(cohort_size) != cohort_size or cohort_size < 1:
-        raise ValueError(f"categorical needs a positive integer cohort_size, got {cohort_size!r}.")
-    size = int(cohort_size)
+    size = positive_integer(cohort_size, "cohort_size")
     if probabilities is None:
         return Categorical(cohort_size=size, drops=False, repeats=size > 1)
     p = parts_of_one(probabilities, "probabilities")
@@ -154,8 +152,8 @@ def categorical(probabilities: Array | None = None, *, cohort_size: int = 1) -> 
 
 
 def _edges(p: Array) -> Array:
-    # Where one client ends and the next begins, in 32-bit words. In float32 sums and uniforms the
-    # frequencies of 100,000 clients would be off by up to a tenth.
+    # Edges between clients, in 32-bit words. With sums and uniforms in float32, the frequencies of
+    # 100,000 clients would be off by up to a tenth.
     if isinstance(p, jax.core.Tracer):
         share = jnp.cumsum(p)[:-1] / jnp.sum(p)
         return (jnp.minimum(share, 1 - 2.0**-24) * 2.0**32).astype(jnp.uint32)
@@ -167,11 +165,11 @@ def _edges(p: Array) -> Array:
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Full(Participation):
-    """Everyone; see `full`."""
+    """Rule by which all clients take part; see `full`."""
 
     def prepare(self, rng_key: Array, num_clients: int) -> Cohort:
         ones = jnp.ones(num_clients)
-        return Cohort(_everyone(num_clients), ones, jnp.ones(num_clients, bool))
+        return Cohort(_all_ids(num_clients), ones, jnp.ones(num_clients, bool))
 
     def counts(self, num_clients: int) -> Counts:
         ones = np.ones(num_clients)
@@ -181,7 +179,7 @@ class Full(Participation):
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Bernoulli(Participation):
-    """Each client by itself; see `bernoulli`."""
+    """Rule with independent participation of the clients; see `bernoulli`."""
 
     probability: Array  # [] or [num_clients]
 
@@ -189,7 +187,7 @@ class Bernoulli(Participation):
         p = self.probability
         probability = jnp.broadcast_to(p, (num_clients,))
         active = jax.random.uniform(rng_key, (num_clients,), p.dtype) < probability
-        return Cohort(_everyone(num_clients), 1 / probability, active)
+        return Cohort(_all_ids(num_clients), 1 / probability, active)
 
     def counts(self, num_clients: int) -> Counts:
         p = np.broadcast_to(np.asarray(self.probability, np.float64), (num_clients,))
@@ -202,43 +200,43 @@ class Bernoulli(Participation):
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Realised(Bernoulli):
-    """Each client by itself, weighted by the number that takes part; see `bernoulli`."""
+    """Bernoulli rule that weights messages by the number of participants; see `bernoulli`."""
 
     def prepare(self, rng_key: Array, num_clients: int) -> Cohort:
-        """Draw a coin per client, given that anyone takes part."""
-        # The first who does is then geometric, truncated, and those behind are independent. With
-        # u uniform, P(first <= j) = (1 - q^(j+1)) / (1 - q^b), inverted.
+        """Draw a coin per client, given that at least one client takes part."""
+        # The smallest active id is then truncated geometric, and larger ids are independent coins:
+        # invert P(min_id <= j) = (1 - q^(j+1)) / (1 - q^b) at a uniform u.
         p = self.probability
-        first_key, rest_key = jax.random.split(rng_key)
-        ids = _everyone(num_clients)
+        min_key, coins_key = jax.random.split(rng_key)
+        ids = _all_ids(num_clients)
         nobody = jnp.log1p(-p) * (ids + 1).astype(p.dtype)  # log of q^(j+1); -inf where p is one
         reached = -jnp.expm1(nobody) / -jnp.expm1(nobody[-1])
-        u = jax.random.uniform(first_key, (), p.dtype)
-        first = jnp.sum(reached <= u, dtype=jnp.int32)
-        active = jax.random.uniform(rest_key, (num_clients,), p.dtype) < p
-        active = jnp.where(ids > first, active, ids == first)
+        u = jax.random.uniform(min_key, (), p.dtype)
+        min_id = jnp.sum(reached <= u, dtype=jnp.int32)
+        active = jax.random.uniform(coins_key, (num_clients,), p.dtype) < p
+        active = jnp.where(ids > min_id, active, ids == min_id)
         weight = num_clients / jnp.sum(active.astype(p.dtype))
         return Cohort(ids, jnp.broadcast_to(weight, (num_clients,)), active)
 
     def counts(self, num_clients: int) -> Counts:
-        """Return moments of ``b a_i / |A|``, which is what messages are multiplied by."""
+        """Return moments of ``b a_i / |A|``, the factor of the messages."""
         b, p, ones = num_clients, float(self.probability), np.ones(num_clients)
         if b == 1 or p == 1:
             return Counts(ones, ones, 0 * ones, 0 * ones, 1.0, ones)
         k = np.arange(1, b + 1)
         log_pmf = [math.lgamma(b + 1) - math.lgamma(j + 1) - math.lgamma(b - j + 1) for j in k]
         pmf = np.exp(log_pmf + k * np.log(p) + (b - k) * np.log1p(-p))
-        inverse = float(pmf @ (1 / k) / pmf.sum())  # E 1 / |A|, given that anyone takes part
-        # Products over pairs have the mean b (1 - inverse) / (b - 1), squares b * inverse.
-        own = b * (b * inverse - 1) / (b - 1)
+        inverse = float(pmf @ (1 / k) / pmf.sum())  # E 1 / |A|, given that A is not empty
+        # Products of two counts have the mean b (1 - inverse) / (b - 1), squares b * inverse.
+        variance = b * (b * inverse - 1) / (b - 1)
         active = p / (1 - (1 - p) ** b) * ones
-        return Counts(ones, ones, own * ones, np.sqrt(own / b) * ones, -1.0, active)
+        return Counts(ones, ones, variance * ones, np.sqrt(variance / b) * ones, -1.0, active)
 
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Uniform(Participation):
-    """Distinct clients; see `uniform`."""
+    """Rule that draws distinct clients; see `uniform`."""
 
     cohort_size: int = field(kw_only=True, metadata={"static": True})
 
@@ -248,10 +246,10 @@ class Uniform(Participation):
 
     def counts(self, num_clients: int) -> Counts:
         ones, share = np.ones(num_clients), self.cohort_size / num_clients
-        # Counts sum to a constant, so a client's variance is what it shares with all others.
-        own = share * (1 - share) * num_clients / max(num_clients - 1, 1)
-        common = np.sqrt(own / num_clients) * ones
-        return Counts(ones / share, share * ones, own * ones, common, -1.0, share * ones)
+        # Counts sum to a constant, so their covariances with all other counts sum to -variance.
+        variance = share * (1 - share) * num_clients / max(num_clients - 1, 1)
+        common = np.sqrt(variance / num_clients) * ones
+        return Counts(ones / share, share * ones, variance * ones, common, -1.0, share * ones)
 
     def check(self, num_clients: int) -> None:
         if self.cohort_size > num_clients:
@@ -264,10 +262,10 @@ class Uniform(Participation):
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Categorical(Participation):
-    """Draws with replacement; see `categorical`."""
+    """Rule that draws clients with replacement; see `categorical`."""
 
-    probabilities: Any = ()  # [num_clients], or () where all are the same
-    # [num_clients - 1], where one client's words end and the next one's begin
+    probabilities: Any = ()  # [num_clients], or () if they are equal
+    # [num_clients - 1], edges between the clients' ranges of 32-bit words
     edges: Any = field(default=(), repr=False)
     cohort_size: int = field(kw_only=True, metadata={"static": True})
 
@@ -294,7 +292,7 @@ class Categorical(Participation):
             _check_length(self.probabilities, num_clients)
 
 
-def _everyone(num_clients: int) -> Array:
+def _all_ids(num_clients: int) -> Array:
     return jnp.arange(num_clients, dtype=jnp.int32)
 
 

@@ -1,11 +1,8 @@
-"""Where clients, chains and states lie: devices, meshes, processes, the host.
+"""Placement of clients, chains and states on devices, meshes, processes and the host.
 
-`_placement` holds the user's object, `Placement`; `_placing` lays rows out over a mesh and
-`_layouts` says which device holds which clients; `_distributed` connects processes and makes their
-mesh, and `_processes` moves arrays between them; `_stores` keeps states on the host.
-
-Results do not depend on it, up to rounding where the documentation says so. It imports data, types
-and how rounds arrange clients. Of a kernel it asks only who takes part and whether rows are pooled.
+`Placement` is the user's object. `_layouts` assigns clients to devices, and `_placing` moves rows
+there. `_distributed` connects processes, and `_processes` moves arrays between them. `_stores`
+keeps states on the host. Results do not depend on the placement, except for documented rounding.
 """
 
 from fedmcmc.placement import _distributed as distributed

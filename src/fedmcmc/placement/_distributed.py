@@ -1,10 +1,10 @@
-"""Runs over several processes: how they find each other, and the mesh that they share.
+"""Runs over several processes.
 
-The same script runs in every process. `initialize` connects them, `mesh` is the mesh of all their
-devices, and ``sample(..., mesh=mesh)`` spreads one run over it.
+The same script runs in every process. `initialize` connects them, `mesh` returns the mesh of all
+their devices, and ``sample(..., mesh=mesh)`` spreads one run over it.
 
-``python -m fedmcmc.launch -n 2 script.py`` starts the processes on one machine; clusters have
-launchers of their own (``srun``), which `initialize` knows.
+``python -m fedmcmc.launch -n 2 script.py`` starts the processes on one machine. `initialize` also
+supports the launchers of clusters (``srun``).
 """
 
 import atexit
@@ -13,42 +13,42 @@ import sys
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from fedmcmc._checks import EXTRAS
+from fedmcmc.placement._layouts import mesh_of
 from fedmcmc.placement._processes import agreed as agreed
 from fedmcmc.placement._processes import is_first as is_first
-from fedmcmc.rounds import AXIS, CHAINS
 
 CONNECTION = {"coordinator_address", "num_processes", "process_id", "cluster_detection_method"}
-"""Settings that say how to find the other processes, or that there are some."""
+"""Settings that identify the other processes, or imply that there are some."""
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
-"""Environment variables by which `fedmcmc.launch` tells processes of each other."""
+"""Environment variables by which `fedmcmc.launch` connects processes."""
 EXTRA_OF_PLATFORM = {"cuda": "cuda12", "gpu": "cuda12", "tpu": "tpu"}
 """Extras of the package that install JAX for a platform."""
 
 
 def initialize(**settings: Any) -> None:
-    """Connect this process to the others of its run; to be called before anything else of JAX.
+    """Connect this process to the other processes of its run, before any other call of JAX.
 
-    Under ``python -m fedmcmc.launch`` it takes what that says, and else leaves it to
-    `jax.distributed.initialize` to find out, which knows SLURM, Open MPI and TPU pods. A process
-    that nobody launched, and that is not told of others in `settings`, stays alone.
+    Under ``python -m fedmcmc.launch`` the launcher's environment variables define the connection,
+    otherwise `jax.distributed.initialize` detects SLURM, Open MPI and TPU pods. Without a launcher
+    and without `settings` that imply other processes, the process stays alone.
 
     Parameters
     ----------
     **settings
-        Passed on, such as ``heartbeat_timeout_seconds``; what they say goes first.
+        Arguments of `jax.distributed.initialize`, such as ``heartbeat_timeout_seconds``. They
+        override the launcher's.
 
     Raises
     ------
     ValueError
-        If what the launcher sets is incomplete.
+        If an environment variable of the launcher is missing.
     """
     launched = {name: os.environ.get(name) for name in (ADDRESS, COUNT, INDEX)}
     if launched[COUNT] is None and launched[INDEX] is None:
-        if CONNECTION & settings.keys() or _of_a_cluster():
+        if CONNECTION & settings.keys() or _is_in_cluster():
             _connect(**settings)
         return
     missing = [name for name, value in launched.items() if value is None]
@@ -70,7 +70,7 @@ def _connect(**settings: Any) -> None:
 def _leave_after_an_error() -> None:
     """End this process if an exception ended its script.
 
-    JAX would wait for the others, which wait for this one, until its shutdown times out (minutes).
+    JAX would wait for the other processes, which wait for this process, until a timeout (minutes).
     """
     if getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1"):
         sys.stdout.flush()
@@ -79,10 +79,10 @@ def _leave_after_an_error() -> None:
 
 
 def leave(code: Any) -> None:
-    """End this process at once if `code` tells of a failure and other processes take part.
+    """End this process at once if `code` is an error and other processes take part.
 
-    For scripts that end by ``sys.exit`` (an exception that ends a script does so by itself): JAX
-    would wait for the others, which wait for this process.
+    Scripts that end with ``sys.exit`` need it, because JAX would wait for the other processes,
+    which wait for this process. After an exception it is not needed.
     """
     if code in (None, 0) or not jax.distributed.is_initialized():
         return
@@ -91,9 +91,9 @@ def leave(code: Any) -> None:
     os._exit(code if isinstance(code, int) else 1)
 
 
-def _of_a_cluster() -> bool:
-    """Return whether a cluster's launcher started this process as one of several."""
-    # Of a step, which srun starts: the shell of an allocation is one process.
+def _is_in_cluster() -> bool:
+    """Return true if a cluster's launcher started this process together with others."""
+    # srun sets the variable of the step; the shell of an allocation is a single process.
     counts = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
     several = any(int(os.environ.get(name, "1")) > 1 for name in counts)
     return several or "," in os.environ.get("TPU_WORKER_HOSTNAMES", "")
@@ -107,7 +107,7 @@ def require_devices() -> None:
     Raises
     ------
     RuntimeError
-        With the command that installs JAX for the platform.
+        If there is none; the message has the command that installs JAX for the platform.
 
     Examples
     --------
@@ -117,7 +117,7 @@ def require_devices() -> None:
     try:
         jax.devices()
     except (AssertionError, RuntimeError) as error:
-        # JAX adds the attributes of its options when it is imported, which mypy does not see.
+        # JAX defines the attributes of its options at import, which mypy does not see.
         platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
         if not platforms:
             raise
@@ -131,12 +131,12 @@ def require_devices() -> None:
 
 
 def mesh(chains: int = 1) -> Mesh:
-    """Return the mesh of all processes' devices: clients over one axis, chains over another.
+    """Return the mesh of all processes' devices, with the axes ``chains`` and ``clients``.
 
     Parameters
     ----------
     chains
-        Devices along the axis of chains; there is no such axis by default.
+        Number of devices along the axis ``chains``. With one (the default) there is no such axis.
 
     Raises
     ------
@@ -152,9 +152,7 @@ def mesh(chains: int = 1) -> Mesh:
     ('clients',)
     """
     require_devices()
-    devices = np.asarray(jax.devices())
-    if chains < 1 or devices.size % chains:
-        raise ValueError(f"chains must divide the number of devices, {devices.size}, got {chains}.")
-    if chains == 1:
-        return Mesh(devices, (AXIS,))
-    return Mesh(devices.reshape(chains, -1), (CHAINS, AXIS))
+    devices = jax.devices()
+    if chains < 1 or len(devices) % chains:
+        raise ValueError(f"chains must divide the number of devices, {len(devices)}, got {chains}.")
+    return mesh_of(devices, chains)

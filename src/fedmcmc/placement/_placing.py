@@ -1,4 +1,4 @@
-"""Data on the devices of a mesh: each device gets the rows of its own clients."""
+"""Data on the devices of a mesh: each device gets its own clients' rows."""
 
 import zlib
 from dataclasses import replace
@@ -19,31 +19,18 @@ from fedmcmc.rounds import AXIS, Arrangement, Layout
 class Placed(NamedTuple):
     """Data of a run over a mesh."""
 
-    # The rows lie on the devices of the mesh, for code that `jax.shard_map` runs.
-    data: FederatedData
-    # This is the arrangement of `data`, with its layout.
-    arrangement: Arrangement
-    # The rows lie as one device would hold them; those of a loader are shapes alone.
-    unplaced: FederatedData
-    # It holds the rows of this process's clients, from which their first states are made.
-    local: FederatedData
-    # This is the arrangement of `local`, in which first states are made.
-    local_arrangement: Arrangement
-    # These are the clients of `local`.
-    ids: np.ndarray
+    data: FederatedData  # rows on the devices of the mesh, for `jax.shard_map`
+    arrangement: Arrangement  # of `data`, with a layout
+    unplaced: FederatedData  # rows in the layout of one device; shapes only for a loader
+    local: FederatedData  # rows of this process's clients, for their initial states
+    local_arrangement: Arrangement  # of `local`
+    ids: np.ndarray  # clients of `local`
 
 
 def place(
     data: FederatedData | ClientLoader, arrangement: Arrangement, mesh: Mesh, totals: str
 ) -> Placed:
-    """Lay `data` out over `mesh`; of a loader only this process's clients are loaded.
-
-    Raises
-    ------
-    ValueError
-        If a process has no client of a loader, or the rows of processes differ in structure, shape
-        or type.
-    """
+    """Move `data` to the devices of `mesh`; a loader only loads this process's clients."""
     sizes = np.asarray(data.size if isinstance(data, FederatedData) else data.sizes)
     layout, clients, starts = layout_of(sizes, mesh, totals, arrangement.buckets)
     if isinstance(data, FederatedData):
@@ -51,9 +38,9 @@ def place(
         local_arrangement = arrangement
         ids = np.arange(len(sizes))
     else:
-        ids = _own_clients(mesh, clients)
-        local = _loaded(data, ids)
-        _check_alike(local)
+        ids = _local_clients(mesh, clients)
+        local = _load(data, ids)
+        _check_same_shapes(local)
         total = int(sizes.sum())
         shapes = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((total, *leaf.shape[1:]), leaf.dtype), local.rows
@@ -61,80 +48,79 @@ def place(
         unplaced = replace(local, rows=shapes)
         members = jnp.asarray(ids, jnp.int32)
         local_arrangement = replace(arrangement, members=members, partial=True)
-    laid_out = _laid_out(local, layout, clients, starts)
+    on_mesh = _move_to_mesh(local, layout, clients, starts)
     buckets, layout = put((arrangement.buckets, layout), layout.mesh, PartitionSpec())
-    on_devices = replace(arrangement, buckets=buckets, layout=layout)
-    return Placed(laid_out, on_devices, unplaced, local, local_arrangement, ids)
+    mesh_arrangement = replace(arrangement, buckets=buckets, layout=layout)
+    return Placed(on_mesh, mesh_arrangement, unplaced, local, local_arrangement, ids)
 
 
-def _own_clients(mesh: Mesh, clients: list[list[int]]) -> np.ndarray:
+def _local_clients(mesh: Mesh, clients: list[list[int]]) -> np.ndarray:
     """Return the clients that this process's devices compute."""
-    by_place = np.moveaxis(mesh.devices, mesh.axis_names.index(AXIS), 0).reshape(len(clients), -1)
-    here = jax.process_index()
-    of_process: dict[int, set[int]] = {here: set()}
-    for own, devices in zip(clients, by_place, strict=True):
+    along_axis = np.moveaxis(mesh.devices, mesh.axis_names.index(AXIS), 0)
+    of_process: dict[int, set[int]] = {jax.process_index(): set()}
+    for ids, devices in zip(clients, along_axis.reshape(len(clients), -1), strict=True):
         for device in devices:
-            of_process.setdefault(device.process_index, set()).update(own)
-    # All processes raise: the others would wait for the one that does.
-    without = [process for process, own in sorted(of_process.items()) if not own]
-    if without:
+            of_process.setdefault(device.process_index, set()).update(ids)
+    # If only one process raised, the others would wait for it.
+    empty = [process for process, ids in sorted(of_process.items()) if not ids]
+    if empty:
         raise ValueError(
-            f"Process {without[0]} of {jax.process_count()} has no client: "
+            f"Process {empty[0]} of {jax.process_count()} has no client: "
             f"{sum(map(len, clients))} clients are spread over {len(clients)} devices along the "
-            f"mesh's axis {AXIS!r}."
+            f"mesh's axis {AXIS!r}. Use fewer processes, or a mesh with fewer devices."
         )
-    return np.asarray(sorted(of_process[here]))
+    return np.asarray(sorted(of_process[jax.process_index()]))
 
 
-def _loaded(data: ClientLoader, ids: np.ndarray) -> FederatedData:
-    """Return this process's data; raise in all processes if one cannot load its own."""
-    own, error = None, None
+def _load(data: ClientLoader, ids: np.ndarray) -> FederatedData:
+    """Load this process's clients; raise in all processes if any process fails."""
+    local, error = None, None
     try:
-        own = data.load(ids)
-    except Exception as raised:
-        error = raised
-    together = all_equal(int(own is None))
+        local = data.load(ids)
+    except Exception as exception:
+        error = exception
+    is_same = all_equal(int(local is None))
     if error is not None:
         raise error
-    if own is None or not together:
-        raise RuntimeError("Another process could not load its clients; it says why.")
-    return own
+    if local is None or not is_same:
+        raise RuntimeError("Another process could not load its clients: see its error.")
+    return local
 
 
-def _check_alike(own: FederatedData) -> None:
-    """Raise `ValueError` in all processes unless their rows make one array."""
-    shapes = jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape[1:])}", own.rows)
+def _check_same_shapes(local: FederatedData) -> None:
+    """Raise `ValueError` in all processes unless their rows have the same shapes and types."""
+    shapes = jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape[1:])}", local.rows)
     if not all_equal(zlib.crc32(str(shapes).encode()) >> 1):
         raise ValueError(
-            "The clients of all processes need rows of one structure, shape and type; those of "
-            f"this process are {shapes} per row."
+            "The clients of all processes need rows of the same structure, shape and type; this "
+            f"process has {shapes} per row."
         )
 
 
-def _laid_out(
-    own: FederatedData, layout: Layout, clients: list[list[int]], starts: np.ndarray
+def _move_to_mesh(
+    local: FederatedData, layout: Layout, clients: list[list[int]], starts: np.ndarray
 ) -> FederatedData:
-    """Return the data on the mesh of `layout`, from rows of which `own` has those needed here."""
-    begin, size = np.asarray(own.start), np.asarray(own.size)
+    """Return the data on the mesh of `layout`; `local` has the rows of this process's devices."""
+    start, size = np.asarray(local.start), np.asarray(local.size)
 
-    def of_device(leaf: np.ndarray, ids: list[int]) -> np.ndarray:
-        parts = [leaf[begin[i] : begin[i] + size[i]] for i in ids]
-        rest = layout.block - sum(map(len, parts))
-        return np.concatenate([*parts, np.zeros((rest, *leaf.shape[1:]), leaf.dtype)])
+    def device_block(leaf: np.ndarray, ids: list[int]) -> np.ndarray:
+        parts = [leaf[start[i] : start[i] + size[i]] for i in ids]
+        num_padding = layout.block - sum(map(len, parts))
+        return np.concatenate([*parts, np.zeros((num_padding, *leaf.shape[1:]), leaf.dtype)])
 
     def spread(leaf: Any) -> Array:
         host = np.asarray(leaf)
-        where = NamedSharding(layout.mesh, PartitionSpec(AXIS))
+        sharding = NamedSharding(layout.mesh, PartitionSpec(AXIS))
         shape = (layout.block * len(clients), *host.shape[1:])
 
-        def block_of(index: Any) -> np.ndarray:
-            first, last = index[0].start or 0, index[0].stop or shape[0]
-            devices = range(first // layout.block, last // layout.block)
-            return np.concatenate([of_device(host, clients[d]) for d in devices])
+        def blocks(index: Any) -> np.ndarray:
+            begin, end = index[0].start or 0, index[0].stop or shape[0]
+            devices = range(begin // layout.block, end // layout.block)
+            return np.concatenate([device_block(host, clients[d]) for d in devices])
 
-        return jax.make_array_from_callback(shape, where, block_of)
+        return jax.make_array_from_callback(shape, sharding, blocks)
 
-    rest = (starts, own.size, own.share)
-    start, size_, share = put(rest, layout.mesh, PartitionSpec())
-    rows = jax.tree.map(spread, own.rows)
-    return replace(own, rows=rows, start=start, size=size_, share=share)
+    small = (starts, local.size, local.share)
+    start_, size_, share = put(small, layout.mesh, PartitionSpec())
+    rows = jax.tree.map(spread, local.rows)
+    return replace(local, rows=rows, start=start_, size=size_, share=share)

@@ -1,7 +1,7 @@
-"""Arrays of a mesh that several processes share: how they come to be, and back to the host.
+"""Arrays on a mesh of several processes: construction, and transfer to the host.
 
-Every process runs the same program on the same numbers; what could differ (the time) is told by
-the first. All functions here are to be called by all processes alike.
+Every process runs the same program on the same numbers. Values that may differ (the time) come from
+the first process. All processes must call the functions of this module in the same order.
 """
 
 from collections.abc import Callable
@@ -18,12 +18,12 @@ from fedmcmc.pytrees import is_key
 
 
 def several() -> bool:
-    """Return whether other processes take part."""
+    """Return true if other processes take part."""
     return jax.process_count() > 1
 
 
 def is_first() -> bool:
-    """Return whether this process is the one that writes files.
+    """Return true in the process that writes files.
 
     Examples
     --------
@@ -35,9 +35,9 @@ def is_first() -> bool:
 
 
 def agreed(number: float) -> float:
-    """Return the first process's `number` (to float32), once all processes ask for it.
+    """Return the first process's `number` (in float32) after all processes have called this.
 
-    For what may differ between processes, such as the time or what is on a disk.
+    Use it for numbers that may differ between processes, such as the time or a file's size.
 
     Examples
     --------
@@ -47,75 +47,75 @@ def agreed(number: float) -> float:
     """
     if not several():
         return number
-    return float(_of_all(np.float32(number))[0])
+    return float(_gather(np.float32(number))[0])
 
 
 def all_equal(number: int) -> bool:
-    """Return whether all processes have the same `number`."""
+    """Return true if all processes have the same `number`."""
     if not several():
         return True
-    return len(set(_of_all(np.int32(number)).tolist())) == 1
+    return len(set(_gather(np.int32(number)).tolist())) == 1
 
 
-def _of_all(array: Any) -> np.ndarray:
-    """Return what each process gives, ``[num_processes, ...]``."""
+def _gather(array: Any) -> np.ndarray:
+    """Return the arrays of all processes, ``[num_processes, ...]``."""
     host = np.asarray(array)[None]
-    # One device of each process: they may have different numbers of them, in any order.
-    first = {device.process_index: device for device in reversed(jax.devices())}
-    devices = [first[process] for process in sorted(first)]
+    # One device per process: processes may have several devices, in any order.
+    by_process = {device.process_index: device for device in reversed(jax.devices())}
+    devices = [by_process[process] for process in sorted(by_process)]
     mesh = Mesh(np.asarray(devices), ("processes",))
     shape = (len(devices), *host.shape[1:])
-    where = NamedSharding(mesh, PartitionSpec("processes"))
-    with jax.ensure_compile_time_eval():  # also where a transformation is under way
-        spread = jax.make_array_from_callback(shape, where, lambda index: host)
+    sharding = NamedSharding(mesh, PartitionSpec("processes"))
+    with jax.ensure_compile_time_eval():  # a transformation may be in progress
+        spread = jax.make_array_from_callback(shape, sharding, lambda index: host)
         return np.asarray(_replicate(mesh)([spread])[0])
 
 
 def combined(words: np.ndarray) -> np.ndarray:
-    """Return all processes' `words` in one array; what a process does not know is zero."""
+    """Merge all processes' `words`, each zero in the entries of other processes."""
     if not several():
         return words
-    result: np.ndarray = np.bitwise_or.reduce(_of_all(words), axis=0)
+    result: np.ndarray = np.bitwise_or.reduce(_gather(words), axis=0)
     return result
 
 
 def on_words(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return `fn`, applied to the words of typed keys and to other arrays as they are."""
+    """Return a function that applies `fn` to arrays, and to the words of typed keys."""
 
-    def one(leaf: Any) -> Any:
+    def apply(leaf: Any) -> Any:
         if not is_key(leaf):
             return fn(leaf)
         words = fn(jax.random.key_data(leaf))
         return jax.random.wrap_key_data(words, impl=jax.random.key_impl(leaf))
 
-    return one
+    return apply
 
 
 def put(tree: ArrayTree, mesh: Mesh, spec: PartitionSpec) -> ArrayTree:
-    """Return the arrays of `tree`, which every process has whole, laid out over `mesh`."""
-    place = NamedSharding(mesh, spec)
+    """Spread the arrays of `tree` over `mesh`; every process has them in full."""
+    sharding = NamedSharding(mesh, spec)
 
-    def one(leaf: Any) -> Array:
+    def spread(leaf: Any) -> Array:
         host = np.asarray(leaf)
-        return jax.make_array_from_callback(host.shape, place, lambda index: host[index])
+        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
-    return jax.tree.map(on_words(one), tree)
+    return jax.tree.map(on_words(spread), tree)
 
 
 def on_host(tree: ArrayTree, mesh: Mesh) -> ArrayTree:
-    """Return the arrays of `tree` whole, as NumPy arrays, in every process.
+    """Return the full arrays of `tree` as NumPy arrays, in every process.
 
     Typed keys stay typed keys.
     """
     leaves, treedef = jax.tree.flatten(tree)
-    apart = [
+    spread = [
         i
         for i, leaf in enumerate(leaves)
         if isinstance(leaf, Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated)
     ]
-    if apart:
-        everywhere = _replicate(mesh)([leaves[i] for i in apart])
-        for i, leaf in zip(apart, everywhere, strict=True):
+    if spread:
+        replicated = _replicate(mesh)([leaves[i] for i in spread])
+        for i, leaf in zip(spread, replicated, strict=True):
             leaves[i] = leaf
     return jax.tree.unflatten(treedef, map(on_words(np.asarray), leaves))
 

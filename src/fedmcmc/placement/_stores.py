@@ -1,4 +1,4 @@
-"""Where clients' states lie that do not fit on the device: on the host, in memory or in files."""
+"""Host storage, in memory or in files, for clients' states that do not fit on the device."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,25 +15,25 @@ _CHUNK_BYTES = 2**26
 
 
 class HostStore:
-    """Keep clients' states on the host, and only those of coming cohorts on the device.
+    """Store of clients' states on the host; only upcoming cohorts are on the device.
 
-    ``sample(..., placement=Placement(client_store=HostStore(directory)))`` runs a kernel whose
-    clients keep more than the device holds (the sites of a large model, say), with a participation
-    that chooses a cohort (``uniform(cohort_size)``, ``categorical(...)``). Draws and states are
-    those of the run without a store, to the last bit. The states of the next rounds' cohorts are
-    read while the device computes.
+    ``sample(..., placement=Placement(client_store=HostStore(directory)))`` runs kernels whose
+    clients' states exceed the memory of the device (the sites of a large model, for example). The
+    participation must sample a cohort (``uniform(cohort_size)``, ``categorical(...)``). Draws and
+    states are bit-identical to a run without a store. States of the next cohorts are read while the
+    device computes.
 
     ``samples.state.clients`` then holds NumPy arrays of the store, leaves
-    ``[num_chains, num_clients, ...]``; a run that goes on from there changes them in place.
+    ``[num_chains, num_clients, ...]``. A run that continues from them changes them in place.
 
     Parameters
     ----------
     directory
-        Where to keep the states, one memory-mapped ``.npy`` file per leaf; in memory if ``None``.
-        Created if missing; must hold no states of another run.
+        Directory for the states, one memory-mapped ``.npy`` file per leaf; in memory if ``None``.
+        It is created if missing, and must not hold states of another run.
     device_bytes
-        How much of the device's memory the states of coming cohorts may take. More rounds then run
-        without a stop.
+        Device memory for the states of upcoming cohorts. With more memory more rounds run without
+        interruption.
 
     Examples
     --------
@@ -68,34 +68,34 @@ class HostStore:
         *,
         replace_files: bool = False,
     ) -> FederatedState:
-        """Return the first state of a run, all clients' states in the store.
+        """Return the initial state of a run, with all clients' states in the store.
 
-        `init_fn` returns the state of all chains with those of the clients whose ids it is given,
-        some at a time. With `replace_files`, states that the directory holds are replaced.
+        `init_fn` returns the state of all chains for the clients with the given ids. It is called
+        for one chunk of clients after the other. With `replace_files`, states in the directory are
+        replaced.
         """
 
-        def some(ids: np.ndarray) -> FederatedState:
+        def initialize(ids: np.ndarray) -> FederatedState:
             return init_fn(jnp.asarray(ids, jnp.int32))
 
-        num = num_clients
-        first = some(np.arange(1))
-        leaves, treedef = jax.tree.flatten(first.clients)
+        num, state = num_clients, initialize(np.arange(1))
+        leaves, treedef = jax.tree.flatten(state.clients)
         arrays = [
             self._allocate(i, (leaf.shape[0], num, *leaf.shape[2:]), leaf.dtype, replace_files)
             for i, leaf in enumerate(leaves)
         ]
-        a_client = sum(array.nbytes for array in arrays) // num
-        chunk = max(1, min(num, _CHUNK_BYTES // max(a_client, 1)))
-        for begin in range(0, num, chunk):
-            ids = np.arange(begin, min(begin + chunk, num))
-            for array, leaf in zip(arrays, jax.tree.leaves(some(ids).clients), strict=True):
+        bytes_per_client = sum(array.nbytes for array in arrays) // num
+        chunk = max(1, min(num, _CHUNK_BYTES // max(bytes_per_client, 1)))
+        for start in range(0, num, chunk):
+            ids = np.arange(start, min(start + chunk, num))
+            for array, leaf in zip(arrays, jax.tree.leaves(initialize(ids).clients), strict=True):
                 array[:, ids] = np.asarray(leaf)
-        return first._replace(clients=jax.tree.unflatten(treedef, arrays))
+        return state._replace(clients=jax.tree.unflatten(treedef, arrays))
 
     def adopt(self, state: FederatedState, *, replace_files: bool = False) -> FederatedState:
         """Return `state` with its clients' states in this store.
 
-        Arrays of a store are taken as they are; those of a run without one are copied.
+        Arrays of a store are used without a copy; arrays of a run without a store are copied.
         """
         leaves, treedef = jax.tree.flatten(state.clients)
         arrays = []
@@ -116,24 +116,24 @@ class HostStore:
         path = self.directory / f"clients_{index}.npy"
         if path.exists() and not replace_file:
             raise FileExistsError(
-                f"{path} holds states of another run: give HostStore an empty directory, or go on "
-                "from that run's samples.state."
+                f"{path} holds states of another run: give HostStore an empty directory, or "
+                "continue from the samples.state of that run."
             )
         return np.lib.format.open_memmap(path, mode="w+", dtype=np.dtype(dtype), shape=shape)
 
 
 def read(clients: ArrayTree, ids: np.ndarray, num_slots: int) -> ArrayTree:
-    """Return the states of clients `ids`, then zeros: leaves ``[chains, num_slots, ...]``."""
+    """Return the states of clients `ids`, zero-padded, leaves ``[chains, num_slots, ...]``."""
 
-    def some(leaf: np.ndarray) -> np.ndarray:
+    def read_leaf(leaf: np.ndarray) -> np.ndarray:
         table = np.zeros((leaf.shape[0], num_slots, *leaf.shape[2:]), leaf.dtype)
         table[:, : len(ids)] = leaf[:, ids]
         return table
 
-    return jax.tree.map(some, clients)
+    return jax.tree.map(read_leaf, clients)
 
 
 def write(clients: ArrayTree, ids: np.ndarray, table: ArrayTree) -> None:
-    """Put the states of clients `ids` back."""
+    """Write the states of clients `ids` to the store."""
     for leaf, new in zip(jax.tree.leaves(clients), jax.tree.leaves(table), strict=True):
         leaf[:, ids] = np.asarray(new)[:, : len(ids)]

@@ -1,8 +1,8 @@
-"""Ends the processes of a launcher that was killed; `fedmcmc.launch` runs this file by its path.
+"""A program that ends the processes of a killed launcher; `fedmcmc.launch` runs it by its path.
 
-Standard input, of which the launcher alone holds the other end, says in each line which processes
-are running now. It ends with the launcher, however that dies. Nothing of fedmcmc is imported, so
-that it is there at once and stays small.
+Each line of standard input lists the processes that run now. The input ends when the launcher dies,
+because the launcher alone holds the other end. The program does not import fedmcmc, so that it
+starts at once and stays small.
 """
 
 import contextlib
@@ -11,12 +11,12 @@ import sys
 from collections.abc import Iterable
 
 WARDEN = __file__
-"""The program that ends the processes of a run whose launcher is gone."""
-KILL = 9  # SIGKILL, a name that Windows lacks; there any number ends a process
+"""Path of this program."""
+KILL = 9  # Windows has no signal.SIGKILL; there any number ends a process
 
 
 def main(lines: Iterable[str]) -> None:
-    """Kill the processes that the last of `lines` names."""
+    """Kill the processes listed in the last line."""
     running: list[str] = []
     for line in lines:
         running = line.split()

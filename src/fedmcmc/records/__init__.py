@@ -1,7 +1,6 @@
-"""What a run keeps, and how it is handed out: draws in memory or in a store, `Samples`.
+"""Storage of what a run keeps: `Record`, recorders for memory and Zarr, and the result `Samples`.
 
-A recorder takes what a segment of rounds kept. It imports types, pytrees, streaming, placement and
-what the rounds return.
+A recorder stores the draws of each segment of rounds.
 """
 
 from fedmcmc.records._record import Record as Record

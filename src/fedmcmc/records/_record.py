@@ -1,4 +1,4 @@
-"""The user's object: what a run keeps of its rounds, and where."""
+"""Selection of what a run keeps."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,30 +10,31 @@ from fedmcmc.streaming import Accumulator
 
 @dataclass(frozen=True, repr=False)
 class Record(Described):
-    """What `fedmcmc.sample` keeps of a run, and where.
+    """Selection of what `fedmcmc.sample` keeps, and where.
 
-    By default draws and ``info`` are kept in memory.
+    By default a run keeps draws and ``info`` in memory.
 
     Parameters
     ----------
     streams
-        Accumulators by name (`fedmcmc.streaming`) that take in every kept draw on the device, or
-        what `collect` made of it; what they found is in ``samples.streams``.
+        Accumulators by name (`fedmcmc.streaming`). On the device, they process each kept draw, or
+        the value of `collect`; their results are in ``samples.streams``.
     keep_draws
-        Whether to keep draws and ``info``; without, the memory of a run does not grow with its
-        rounds, and `streams` is what it gives.
+        If false, draws and ``info`` are not kept, and memory does not grow with the rounds.
     local
-        Whether to keep the latents of all clients' groups after each kept round, too, of a kernel
-        that moves them (`fedmcmc.lsd` with ``refresh=``): in ``samples.local``. In a simulation
-        without a mesh or a client store; sites keep theirs to themselves.
+        If true, the latents of all clients' groups are kept in ``samples.local`` after each kept
+        round, for a kernel that moves latents (`fedmcmc.lsd` with ``refresh=``). Only for
+        simulations without a mesh or a client store: real sites do not send latents.
     draws_to
-        A Zarr store to which draws and ``info`` go while the run goes on, in place of memory. It
-        holds bfloat16 numbers as float32.
+        Path of a Zarr store that receives draws and ``info`` during the run instead of memory. It
+        stores bfloat16 numbers as float32.
 
     Raises
     ------
-    ValueError, TypeError
-        If an argument is off, or two do not go together.
+    TypeError
+        If `streams` is not a mapping of names to accumulators.
+    ValueError
+        If two arguments exclude each other.
 
     Examples
     --------
@@ -61,8 +62,8 @@ class Record(Described):
                     f"(fedmcmc.streaming.moments()), got {name!r}: {type(accumulator).__name__}."
                 )
         if self.local and not self.keep_draws:
-            raise ValueError("Give local=True, or keep_draws=False, and not both.")
+            raise ValueError("Use local=True or keep_draws=False, but not both.")
         if self.draws_to is not None:
             object.__setattr__(self, "draws_to", Path(self.draws_to))
             if not self.keep_draws:
-                raise ValueError("Give draws_to=, or keep_draws=False, and not both.")
+                raise ValueError("Use draws_to= or keep_draws=False, but not both.")

@@ -1,7 +1,6 @@
-"""Pages about runs and fits: one HTML file each, with its figures inside and no address in it.
+"""Self-contained HTML pages about runs and fits, which load nothing from the network.
 
-A page says in words what each number means, for readers who have not seen the code. The room takes
-draws and what was found of them, and imports pytrees and diagnostics.
+A page explains each number in words, for readers who have not seen the code.
 """
 
 from fedmcmc.reports._advice import advice as advice

@@ -1,4 +1,4 @@
-"""Which parameters a page shows, and what draws say of each."""
+"""Selection of the parameters that a page shows, and their summaries."""
 
 import math
 from typing import NamedTuple
@@ -11,23 +11,25 @@ from fedmcmc._types import ArrayTree
 from fedmcmc.diagnostics import Mixing, mixing
 from fedmcmc.pytrees import trees
 
-MOST_SHOWN = 40
-"""Parameters that a page shows, in its table and in its forest plot."""
-AT_ONCE = 8
-"""Parameters that are judged together, as many as `mixing` never leaves out."""
+MAX_SHOWN = 40
+"""Number of parameters in a page's table and forest plot."""
+BATCH_SIZE = 8
+"""Number of parameters per call of `mixing`, which never leaves any of 8 out."""
+MIN_DRAWS = 8
+"""Smallest number of draws per chain for R-hat and effective sample sizes."""
 
 
 class Shown(NamedTuple):
-    """Parameters that are shown, with their draws.
+    """Parameters that a page shows, with their draws.
 
     Attributes
     ----------
     names
-        One for each.
+        Names of the shown parameters.
     values
         ``[num_chains, num_draws, num_shown]`` float64.
     num_parameters
-        How many there are in all.
+        Number of all parameters.
     """
 
     names: tuple[str, ...]
@@ -36,32 +38,46 @@ class Shown(NamedTuple):
 
     @property
     def finite(self) -> np.ndarray:
-        """``[num_shown]`` bool, whether all draws of a parameter are finite."""
+        """``[num_shown]`` bool, true if all draws of a parameter are finite."""
         return np.isfinite(self.values).all((0, 1))
 
+    def summary(self) -> dict[str, dict[str, float]]:
+        """Return moments and quantiles of each shown parameter, by name."""
+        values = self.values.reshape(-1, self.values.shape[-1])
+        if not values.size:
+            return {}
+        with np.errstate(all="ignore"):  # chains that ran away
+            low, middle, high = np.quantile(values, [0.05, 0.5, 0.95], axis=0)
+            columns = dict(mean=values.mean(0), sd=values.std(0))
+        columns |= {"5 %": low, "50 %": middle, "95 %": high}
+        return {
+            name: {key: float(column[i]) for key, column in columns.items()}
+            for i, name in enumerate(self.names)
+        }
 
-def shares(sizes: list[int], most: int) -> list[np.ndarray]:
-    """Return which numbers of each site to show, at most `most` in all.
 
-    Small sites are shown whole, larger ones in equal shares, evenly spaced: so that shared
-    parameters are not lost among thousands of weights.
+def _select_indices(sizes: list[int], limit: int) -> list[np.ndarray]:
+    """Return the indices to show from each site, at most `limit` in total.
+
+    Small sites are shown completely. Larger sites get equal shares of evenly spaced indices, so
+    that thousands of weights do not hide shared parameters.
 
     Examples
     --------
-    >>> [places.tolist() for places in shares([1, 100, 2], 6)]
+    >>> [indices.tolist() for indices in _select_indices([1, 100, 2], 6)]
     [[0], [0, 50, 99], [0, 1]]
     """
-    places = [np.zeros(0, int)] * len(sizes)
-    left = most
+    indices = [np.zeros(0, int)] * len(sizes)
+    remaining = limit
     for rank, i in enumerate(sorted(range(len(sizes)), key=sizes.__getitem__)):
-        share = min(sizes[i], left // (len(sizes) - rank))
-        places[i] = np.linspace(0, sizes[i] - 1, share).round().astype(int)
-        left -= share
-    return places
+        share = min(sizes[i], remaining // (len(sizes) - rank))
+        indices[i] = np.linspace(0, sizes[i] - 1, share).round().astype(int)
+        remaining -= share
+    return indices
 
 
-def shown(draws: ArrayTree, most: int = MOST_SHOWN) -> Shown:
-    """Return some numbers of draws with leaves ``[num_chains, num_draws, *event]``."""
+def select_parameters(draws: ArrayTree, limit: int = MAX_SHOWN) -> Shown:
+    """Select parameters of draws with leaves ``[num_chains, num_draws, *event]``."""
     leaves = [
         (jax.tree_util.keystr(path, simple=True, separator="."), leaf)
         for path, leaf in jax.tree_util.tree_leaves_with_path(draws)
@@ -72,41 +88,40 @@ def shown(draws: ArrayTree, most: int = MOST_SHOWN) -> Shown:
     sizes = [math.prod(leaf.shape[2:]) for _, leaf in leaves]
     names: list[str] = []
     columns = []
-    for (site, leaf), size, own in zip(leaves, sizes, shares(sizes, most), strict=True):
+    for (site, leaf), size, chosen in zip(
+        leaves, sizes, _select_indices(sizes, limit), strict=True
+    ):
         event = np.broadcast_to(0.0, leaf.shape[2:])
-        names += trees.element_names({site: event} if site else event, [own])
+        names += trees.element_names({site: event} if site else event, [chosen])
         flat = np.asarray(leaf).reshape(*leaf.shape[:2], size)
-        columns.append(flat[..., own].astype(np.float64))
+        columns.append(flat[..., chosen].astype(np.float64))
     return Shown(tuple(names), np.concatenate(columns, -1), sum(sizes))
 
 
-def judged(values: np.ndarray) -> Mixing | None:
-    """Return R-hat and effective draws of every number; ``None`` where draws are too few.
+def compute_mixing(values: np.ndarray) -> Mixing | None:
+    """Return the `Mixing` of values ``[num_chains, num_draws, n]``; ``None`` with too few draws.
 
-    `values` is ``[num_chains, num_draws, n]``. Where a draw is not finite, all of them are NaN.
+    The figures of a parameter are NaN if one of its draws is not finite.
     """
-    if values.shape[1] < AT_ONCE or not values.shape[-1]:
+    num = values.shape[-1]
+    if values.shape[1] < MIN_DRAWS or not num:
         return None
     finite = np.isfinite(values).all((0, 1))
     clean = np.where(finite, values, 0.0)
-    parts = [mixing(clean[..., i : i + AT_ONCE]) for i in range(0, values.shape[-1], AT_ONCE)]
+    parts = [mixing(clean[..., i : i + BATCH_SIZE]) for i in range(0, num, BATCH_SIZE)]
     joined = {
         name: np.where(finite, np.concatenate([getattr(part, name) for part in parts]), np.nan)
         for name in ("rhat", "ess_bulk", "ess_tail", "reach")
     }
-    num = values.shape[-1]
     return Mixing(
-        **joined,
-        coordinates=np.arange(num),
-        num_coordinates=num,
-        num_parts=parts[0].num_parts,
+        **joined, coordinates=np.arange(num), num_coordinates=num, num_parts=parts[0].num_parts
     )
 
 
-def summarized(draws: ArrayTree, most: int = 200) -> dict[str, dict[str, float]]:
+def summarized(draws: ArrayTree, limit: int = 200) -> dict[str, dict[str, float]]:
     """Return moments and quantiles of draws with leaves ``[num_chains, num_draws, *event]``.
 
-    Of `most` parameters, chosen as `shares` does.
+    At most `limit` parameters are summarized.
 
     Examples
     --------
@@ -114,40 +129,25 @@ def summarized(draws: ArrayTree, most: int = 200) -> dict[str, dict[str, float]]
     >>> row["mean"], row["50 %"]
     (2.0, 2.0)
     """
-    return rows_of(shown(draws, most))
-
-
-def rows_of(found: Shown) -> dict[str, dict[str, float]]:
-    """Return moments and quantiles of each parameter that is shown, by name."""
-    values = found.values.reshape(-1, found.values.shape[-1])
-    if not values.size:
-        return {}
-    with np.errstate(all="ignore"):  # of chains that ran away
-        low, middle, high = np.quantile(values, [0.05, 0.5, 0.95], axis=0)
-        columns = dict(mean=values.mean(0), sd=values.std(0))
-    columns |= {"5 %": low, "50 %": middle, "95 %": high}
-    return {
-        name: {key: float(column[i]) for key, column in columns.items()}
-        for i, name in enumerate(found.names)
-    }
+    return select_parameters(draws, limit).summary()
 
 
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
-"""A header and rows, for `Page.table`."""
+"""Header and rows for `Page.table`."""
 MOMENTS = ("mean", "sd", "5 %", "50 %", "95 %")
 
 
 def table_of_rows(rows: dict[str, dict[str, float]]) -> Table:
-    """Return the table of what `summarized` returns."""
+    """Return the table of a result of `summarized`."""
     cells = [(name, *(f"{row[key]:.4g}" for key in MOMENTS)) for name, row in rows.items()]
     return ("parameter", *MOMENTS), cells
 
 
-def table_of(draws: ArrayTree, most: int) -> Table:
-    """Return the table of at most `most` parameters, and a last line on how many there are."""
-    found = shown(draws, most)
-    header, cells = table_of_rows(rows_of(found))
-    if len(found.names) < found.num_parameters:
-        left = found.num_parameters - len(found.names)
-        cells.append((f"and {left:,} more", *("" for _ in MOMENTS)))
+def table_of(draws: ArrayTree, limit: int) -> Table:
+    """Return the table of at most `limit` parameters, and a row with the number left out."""
+    shown = select_parameters(draws, limit)
+    header, cells = table_of_rows(shown.summary())
+    num_hidden = shown.num_parameters - len(shown.names)
+    if num_hidden:
+        cells.append((f"and {num_hidden:,} more", *("" for _ in MOMENTS)))
     return header, cells

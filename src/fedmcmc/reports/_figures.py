@@ -1,4 +1,4 @@
-"""Figures of draws as SVG elements: through ArviZ where it draws them, else by matplotlib."""
+"""Figures of draws as SVG elements, by ArviZ or matplotlib."""
 
 import io
 import re
@@ -9,20 +9,19 @@ import numpy as np
 
 from fedmcmc._checks import not_installed
 from fedmcmc._types import ArrayTree
-from fedmcmc.diagnostics import Mixing
-from fedmcmc.diagnostics import mixing as _mixing_of
+from fedmcmc.diagnostics import Mixing, mixing
 from fedmcmc.pytrees import variables
-from fedmcmc.reports._draws import Shown, judged, shown
+from fedmcmc.reports._draws import Shown, compute_mixing, select_parameters
 
-MOST_TRACED, MOST_CHAINS, MOST_POINTS = 8, 8, 1600
+MAX_TRACED, MAX_CHAINS, MAX_POINTS = 8, 8, 1600
 """Parameters, chains, and draws of all chains together in the figure of traces."""
-POINTS_OF_A_CHAIN = 500
-RANKS = 100
-"""Places at which the figure of ranks compares chains."""
+MAX_POINTS_PER_CHAIN = 500
+NUM_QUANTILES = 100
+"""Number of quantiles at which the figure of ranks compares chains."""
 
 
 class Figure(NamedTuple):
-    """An SVG element, its title, and a sentence or two about what it shows."""
+    """SVG element with its title and a caption."""
 
     title: str
     svg: str
@@ -30,39 +29,38 @@ class Figure(NamedTuple):
 
 
 def can_draw() -> None:
-    """Raise `ImportError` where what draws figures is not installed."""
+    """Raise `ImportError` if arviz-plots or matplotlib is not installed."""
     try:
         import arviz_plots  # noqa: F401
         import matplotlib  # noqa: F401
     except ImportError as error:
-        what = "The figures of a report need arviz-plots and matplotlib"
-        raise not_installed(what, "plots") from error
+        need = "The figures of a report need arviz-plots and matplotlib"
+        raise not_installed(need, "plots") from error
 
 
 def as_svg(figure: Any, prefix: str) -> str:
     """Return a matplotlib figure as an SVG element whose ids begin with `prefix`."""
     import matplotlib
 
-    text = io.StringIO()
+    buffer = io.StringIO()
     # Text stays text, which can be searched and takes less space than outlines.
     with matplotlib.rc_context({"svg.hashsalt": prefix, "svg.fonttype": "none"}):
-        figure.savefig(text, format="svg", bbox_inches="tight", metadata={"Date": None})
-    whole = text.getvalue()
-    # What is left out names its license by addresses; the page has none.
-    whole = re.sub(r"<metadata>.*?</metadata>", "", whole, flags=re.DOTALL)
-    whole = whole[whole.index("<svg") :]
+        figure.savefig(buffer, format="svg", bbox_inches="tight", metadata={"Date": None})
+    # The metadata hold web addresses, which a page must not contain.
+    svg = re.sub(r"<metadata>.*?</metadata>", "", buffer.getvalue(), flags=re.DOTALL)
+    svg = svg[svg.index("<svg") :]
     # Ids of the figures of one page must differ.
-    return re.sub(r'((?:\bid="|href="#|url\(#))', rf"\g<1>{prefix}-", whole)
+    return re.sub(r'((?:\bid="|href="#|url\(#))', rf"\g<1>{prefix}-", svg)
 
 
 def figures_of(draws: ArrayTree, *, with_traces: bool = True) -> list[Figure]:
     """Return figures of draws with leaves ``[num_chains, num_draws, *event]``; see `figures`."""
-    found = shown(draws)
-    return figures(found, judged(found.values), with_traces=with_traces)
+    shown = select_parameters(draws)
+    return figures(shown, compute_mixing(shown.values), with_traces=with_traces)
 
 
-def figures(found: Shown, mixing: Mixing | None, *, with_traces: bool = True) -> list[Figure]:
-    """Return a forest plot of the parameters, and traces and ranks of some, chosen by `mixing`.
+def figures(shown: Shown, judged: Mixing | None, *, with_traces: bool = True) -> list[Figure]:
+    """Return a forest plot, and traces and ranks of the parameters that mix worst.
 
     Raises
     ------
@@ -70,22 +68,22 @@ def figures(found: Shown, mixing: Mixing | None, *, with_traces: bool = True) ->
         If arviz-plots or matplotlib is not installed.
     """
     can_draw()
-    num_draws = found.values.shape[1]
-    drawn = []
-    if num_draws > 1 and found.finite.any():
-        drawn.append(_forest(found))
-    if num_draws > 1 and found.names and with_traces:
-        chosen, why = _hardest(found, mixing)
-        drawn.append(_traces(found, chosen, why))
-        moves = found.values.min((0, 1)) < found.values.max((0, 1))
-        clean = chosen[(found.finite & moves)[chosen]]
-        if mixing is not None and len(found.values) > 1 and len(clean):
-            drawn.append(_ranks(found, clean))
-    return drawn
+    num_draws = shown.values.shape[1]
+    result = []
+    if num_draws > 1 and shown.finite.any():
+        result.append(_forest(shown))
+    if num_draws > 1 and shown.names and with_traces:
+        chosen, note = _worst_mixing(shown, judged)
+        result.append(_traces(shown, chosen, note))
+        moves = shown.values.min((0, 1)) < shown.values.max((0, 1))
+        clean = chosen[(shown.finite & moves)[chosen]]
+        if judged is not None and len(shown.values) > 1 and len(clean):
+            result.append(_ranks(shown, clean))
+    return result
 
 
 def histogram(title: str, values: np.ndarray, axis: str, about: str) -> Figure:
-    """Return a histogram with a logarithmic vertical axis, named `axis` along the other.
+    """Return a histogram with horizontal axis `axis` and a logarithmic vertical axis.
 
     Raises
     ------
@@ -93,105 +91,106 @@ def histogram(title: str, values: np.ndarray, axis: str, about: str) -> Figure:
         If arviz-plots or matplotlib is not installed.
     """
     can_draw()
-    from matplotlib.figure import Figure as Drawn
+    from matplotlib.figure import Figure as MatplotlibFigure
 
-    drawn = Drawn(figsize=(7, 2.5))
-    ax = drawn.add_subplot()
+    figure = MatplotlibFigure(figsize=(7, 2.5))
+    ax = figure.add_subplot()
     ax.hist(values, bins=60, color="#0072b2")
     ax.set_yscale("log")
     ax.set_xlabel(axis)
     ax.set_ylabel("draws")
-    return Figure(title, as_svg(drawn, "histogram"), about)
+    return Figure(title, as_svg(figure, "histogram"), about)
 
 
-def _forest(found: Shown) -> Figure:
-    num_chains = len(found.values)
-    apart = 1 < num_chains <= MOST_CHAINS
-    left_out = len(found.names) - int(found.finite.sum())
+def _forest(shown: Shown) -> Figure:
+    num_chains = len(shown.values)
+    separate = 1 < num_chains <= MAX_CHAINS
+    num_omitted = len(shown.names) - int(shown.finite.sum())
     about = (
-        "Of each parameter the median (dot), and the intervals that hold half (thick) and nine "
-        "tenths (thin) of its draws"
-        + (", one line per chain: the lines of a parameter should lie together." if apart else ".")
-        + f" Without {left_out} parameters whose draws are not all finite." * bool(left_out)
+        "The median of each parameter (dot), and the intervals that hold 50 % (thick) and 90 % "
+        "(thin) of its draws"
+        + (", one line per chain: the lines of a parameter should overlap." if separate else ".")
+        + f" Without {num_omitted} parameters whose draws are not all finite." * bool(num_omitted)
     )
-    settings = dict(combined=not apart, ci_kind="eti", ci_probs=(0.5, 0.9), point_estimate="median")
-    svg = _by_arviz("plot_forest", found, np.flatnonzero(found.finite), **settings)
+    style = dict(combined=not separate, ci_kind="eti", ci_probs=(0.5, 0.9), point_estimate="median")
+    svg = _plot_by_arviz("plot_forest", shown, np.flatnonzero(shown.finite), **style)
     return Figure("Posterior", svg, about)
 
 
-def _hardest(found: Shown, mixing: Mixing | None) -> tuple[np.ndarray, str]:
-    """Return which parameters have the fewest effective draws, and a sentence on it."""
-    num = len(found.names)
-    if num <= MOST_TRACED:
+def _worst_mixing(shown: Shown, judged: Mixing | None) -> tuple[np.ndarray, str]:
+    """Return the indices of the parameters with the fewest effective draws, and a note on them."""
+    num = len(shown.names)
+    if num <= MAX_TRACED:
         return np.arange(num), ""
-    least = np.zeros(num) if mixing is None else np.nan_to_num(mixing.ess_bulk, nan=-1.0)
-    chosen = np.sort(np.argsort(least, kind="stable")[:MOST_TRACED])
+    ess = np.zeros(num) if judged is None else np.nan_to_num(judged.ess_bulk, nan=-1.0)
+    chosen = np.sort(np.argsort(ess, kind="stable")[:MAX_TRACED])
     return chosen, (
-        f" {len(chosen)} parameters are shown, those with the fewest effective draws, where "
-        f"trouble shows first."
+        f" Only the {len(chosen)} parameters with the fewest effective draws are shown, because "
+        f"problems appear there first."
     )
 
 
-def _traces(found: Shown, chosen: np.ndarray, why: str) -> Figure:
-    num_chains, num_draws, _ = found.values.shape
-    num_shown = min(num_chains, MOST_CHAINS)
-    # Of many chains fewer draws: their lines would hide one another.
-    every = -(-num_draws // min(POINTS_OF_A_CHAIN, MOST_POINTS // num_shown))
-    if every > 1:
-        why += f" One draw in {every} is shown."
-    if num_chains > MOST_CHAINS:
-        why += f" {MOST_CHAINS} of {num_chains} chains are shown."
-    part = found._replace(values=found.values[:MOST_CHAINS, ::every])
-    svg = _by_arviz(
+def _traces(shown: Shown, chosen: np.ndarray, note: str) -> Figure:
+    num_chains, num_draws, _ = shown.values.shape
+    # With many chains each line has fewer draws, since the lines would hide each other.
+    num_points = min(MAX_POINTS_PER_CHAIN, MAX_POINTS // min(num_chains, MAX_CHAINS))
+    thinning = -(-num_draws // num_points)
+    if thinning > 1:
+        note += f" One draw in {thinning} is shown."
+    if num_chains > MAX_CHAINS:
+        note += f" {MAX_CHAINS} of {num_chains} chains are shown."
+    part = shown._replace(values=shown.values[:MAX_CHAINS, ::thinning])
+    svg = _plot_by_arviz(
         "plot_trace",
         part,
         chosen,
         col_wrap=2,
-        figure_kwargs=_size_of_panels(len(chosen)),
+        figure_kwargs=_panel_layout(len(chosen)),
         visuals={"trace": {"width": 0.5, "alpha": 0.75}},
     )
     about = (
-        "The draws in their order, one color per chain. Good chains look alike and have no trend: "
-        f"noise around one level.{why}"
+        "The draws in their order, one color per chain. Good chains look the same and have no "
+        f"trend: noise around one level.{note}"
     )
     return Figure("Traces", svg, about)
 
 
-def _ranks(found: Shown, chosen: np.ndarray) -> Figure:
-    """Draw how far the ranks of a chain's draws among all are from even, a line per chain."""
-    from matplotlib.figure import Figure as Drawn
+def _ranks(shown: Shown, chosen: np.ndarray) -> Figure:
+    """Return a plot of `off_even` with one panel per parameter and one line per chain."""
+    from matplotlib.figure import Figure as MatplotlibFigure
 
-    shown_chains = found.values[:MOST_CHAINS, :, chosen]
-    # Of chains alone: that of all together is small where they disagree, which is to be seen.
-    ess = np.median([_mixing_of(chain[None]).ess_bulk for chain in shown_chains], axis=0)
-    drawn = Drawn(**_size_of_panels(len(chosen)))
-    panels = drawn.subplots(-(-len(chosen) // 2), min(2, len(chosen)), squeeze=False, sharex=True)
-    even = np.linspace(0, 1, RANKS + 1)
+    shown_chains = shown.values[:MAX_CHAINS, :, chosen]
+    # Use each chain's effective draws: the number for all chains is small if chains disagree,
+    # and the band would then hide the disagreement.
+    sizes = np.median([mixing(chain[None]).ess_bulk for chain in shown_chains], axis=0)
+    figure = MatplotlibFigure(**_panel_layout(len(chosen)))
+    panels = figure.subplots(-(-len(chosen) // 2), min(2, len(chosen)), squeeze=False, sharex=True)
+    even = np.linspace(0, 1, NUM_QUANTILES + 1)
     for ax in panels.flat[len(chosen) :]:
         ax.set_axis_off()
-    for ax, i, own, chains in zip(
-        panels.flat, chosen, ess, np.moveaxis(shown_chains, -1, 0), strict=False
+    for ax, i, ess, chains in zip(
+        panels.flat, chosen, sizes, np.moveaxis(shown_chains, -1, 0), strict=False
     ):
-        for line in off_even(chains, found.values[..., i], even):
+        for line in off_even(chains, shown.values[..., i], even):
             ax.plot(even, line, linewidth=0.8)
-        width = 3 * np.sqrt(even * (1 - even) / own)
+        width = 3 * np.sqrt(even * (1 - even) / ess)
         ax.fill_between(even, -width, width, color="0.9", linewidth=0)
-        ax.set_title(found.names[i].replace("$", r"\$"), fontsize=10)
+        ax.set_title(shown.names[i].replace("$", r"\$"), fontsize=10)
         ax.tick_params(labelsize=8)
     about = (
-        "Of each chain the share of its draws below a quantile of all draws, less that quantile: "
-        "zero everywhere if chains draw alike. Lines of chains that agree hardly leave the gray "
-        "area, three standard errors to either side for a chain's own effective draws."
+        "The share of a chain's draws below a quantile of all draws, minus the expected share: "
+        "zero everywhere if all chains have the same distribution. Lines of chains that agree "
+        "hardly leave the gray band, which is three standard errors to either side."
     )
-    if len(found.values) > MOST_CHAINS:
-        about += f" {MOST_CHAINS} of {len(found.values)} chains are shown."
-    return Figure("Ranks", as_svg(drawn, "ranks"), about)
+    if len(shown.values) > MAX_CHAINS:
+        about += f" {MAX_CHAINS} of {len(shown.values)} chains are shown."
+    return Figure("Ranks", as_svg(figure, "ranks"), about)
 
 
 def off_even(chains: np.ndarray, values: np.ndarray, even: np.ndarray) -> np.ndarray:
-    """Return each chain's share of draws below quantiles `even` of all draws, less `even`.
+    """Return each chain's share of draws below the quantiles `even` of all draws, minus `even`.
 
-    `chains` is ``[num_chains, num_draws]``, `values` are all draws.
+    `chains` is ``[num_chains, num_draws]``; `values` holds all draws.
 
     Examples
     --------
@@ -202,29 +201,29 @@ def off_even(chains: np.ndarray, values: np.ndarray, even: np.ndarray) -> np.nda
     quantiles = np.quantile(values, even)
     below = [np.sort(chain).searchsorted(quantiles, "right") for chain in chains]
     shares = np.array(below) / chains.shape[1]
-    shares[:, even <= 0] = 0.0  # the least draw is below none
+    shares[:, even <= 0] = 0.0  # no draw is below the smallest
     return shares - even
 
 
-def _size_of_panels(num: int) -> dict[str, Any]:
+def _panel_layout(num: int) -> dict[str, Any]:
     return {"figsize": (9.0, 1.7 * -(-num // 2) + 0.4), "layout": "constrained"}
 
 
-def _by_arviz(name: str, found: Shown, chosen: np.ndarray, **settings: Any) -> str:
-    """Return a plot of ArviZ, every parameter a variable of its own."""
+def _plot_by_arviz(name: str, shown: Shown, chosen: np.ndarray, **settings: Any) -> str:
+    """Return ArviZ's plot `name` of the chosen parameters as an SVG element."""
     import arviz_plots
     import matplotlib.pyplot as plt
     from arviz_base import from_dict
 
     # A dollar sign would begin a formula.
-    columns = variables({found.names[i].replace("$", r"\$"): found.values[..., i] for i in chosen})
+    columns = variables({shown.names[i].replace("$", r"\$"): shown.values[..., i] for i in chosen})
     finite = {name: np.where(np.isfinite(x), x, np.nan) for name, x in columns.items()}
-    # Whatever a user's matplotlib shows figures in, this one is only written.
+    # Do not display the figure in the user's matplotlib session.
     with warnings.catch_warnings(), plt.ioff():
         warnings.simplefilter("ignore")
         plot = getattr(arviz_plots, name)
-        drawn = plot(from_dict({"posterior": finite}), backend="matplotlib", **settings)
-        figure = drawn.viz["figure"].item()
+        plots = plot(from_dict({"posterior": finite}), backend="matplotlib", **settings)
+        figure = plots.viz["figure"].item()
         try:
             return as_svg(figure, name.removeprefix("plot_"))
         finally:

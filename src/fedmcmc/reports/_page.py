@@ -1,4 +1,4 @@
-"""A self-contained HTML page, put together part by part; all text given to it is escaped."""
+"""Self-contained HTML page, built part by part; all text is escaped."""
 
 import html
 from collections.abc import Container, Iterable, Sequence
@@ -16,12 +16,12 @@ li{margin:.5rem 0}
 
 
 class Page:
-    """One page; parts are added in their order.
+    """HTML page to which parts are added in order.
 
     Parameters
     ----------
     title
-        Of the page and of its first heading.
+        Title and main heading.
 
     Examples
     --------
@@ -44,7 +44,7 @@ class Page:
         self.parts.append(f"<p>{html.escape(text)}</p>")
 
     def verdict(self, advice: str, details: str = "", *, tone: str = "") -> None:
-        """Add a box: advice in bold, details; `tone` is ``"good"``, ``"poor"`` or neither."""
+        """Add a box with advice in bold and details; `tone` is ``"good"``, ``"poor"`` or empty."""
         lines = [f"<strong>{html.escape(advice)}</strong>"]
         lines += [html.escape(line) for line in details.splitlines()]
         self.parts.append(f"<p class='verdict {tone}'>{'<br>'.join(lines)}</p>")
@@ -54,9 +54,9 @@ class Page:
         self.parts.append("<ul>" + "".join(f"<li>{html.escape(x)}</li>" for x in texts) + "</ul>")
 
     def words(self, meanings: Iterable[tuple[str, str]]) -> None:
-        """Add words with what they mean."""
-        inside = (f"<dt>{html.escape(w)}</dt><dd>{html.escape(text)}</dd>" for w, text in meanings)
-        self.parts.append(f"<dl>{''.join(inside)}</dl>")
+        """Add a glossary of ``(word, meaning)``."""
+        items = (f"<dt>{html.escape(w)}</dt><dd>{html.escape(text)}</dd>" for w, text in meanings)
+        self.parts.append(f"<dl>{''.join(items)}</dl>")
 
     def table(
         self,
@@ -66,9 +66,9 @@ class Page:
         texts: Sequence[str] = (),
         marked: Container[tuple[int, int]] = (),
     ) -> None:
-        """Add a table; its first column, and those whose headers are in `texts`, hold text.
+        """Add a table and highlight its `marked` cells ``(row, column)``.
 
-        Cells ``(row, column)`` in `marked` are set off, for what is not as it should be.
+        Column 0 and the columns with headers in `texts` hold text; the others hold numbers.
         """
 
         def row(tag: str, cells: Sequence[str], number: int = -1) -> str:
@@ -85,17 +85,17 @@ class Page:
         )
 
     def figure(self, svg: str, about: str = "") -> None:
-        """Add an SVG element, which is not escaped, and a sentence about it."""
-        told = f"<figcaption>{html.escape(about)}</figcaption>" * bool(about)
-        self.parts.append(f"<figure>{svg}{told}</figure>")
+        """Add an SVG element, which is not escaped, and its caption."""
+        caption = f"<figcaption>{html.escape(about)}</figcaption>" * bool(about)
+        self.parts.append(f"<figure>{svg}{caption}</figure>")
 
     @property
     def body(self) -> str:
-        """What is between the page's heading and its end, for a notebook."""
+        """Parts of the page without title and heading, for a notebook."""
         return "\n".join(self.parts)
 
     def __str__(self) -> str:
-        """Return the whole page."""
+        """Return the page as HTML."""
         title = html.escape(self.title)
         return "\n".join(
             [
@@ -109,7 +109,7 @@ class Page:
         )
 
     def save(self, path: str | Path) -> Path:
-        """Write the page, and the folders above it; return where it is."""
+        """Write the page, create missing folders, and return its path."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(str(self), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The page of a run: what was found of its draws, in words for who has not seen the code."""
+"""Page about a run, for readers who have not seen the code."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,34 +8,34 @@ import numpy as np
 from fedmcmc._types import ArrayTree
 from fedmcmc.diagnostics import ESS, RHAT, Diagnosis, Mixing
 from fedmcmc.reports._advice import advice
-from fedmcmc.reports._draws import MOMENTS, MOST_SHOWN, Shown, judged, rows_of, shown
+from fedmcmc.reports._draws import MAX_SHOWN, MOMENTS, Shown, compute_mixing, select_parameters
 from fedmcmc.reports._figures import figures
 from fedmcmc.reports._page import Page
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What the page of a run tells.
+    """Content of the page about a run.
 
     Attributes
     ----------
     draws
-        In the user's parameters, leaves ``[num_chains, num_draws, *event]``.
+        Draws in the user's parameters, leaves ``[num_chains, num_draws, *event]``.
     info, totals
-        Of kept rounds and of all rounds, as `fedmcmc.Samples` has them.
+        Values of kept rounds and sums over all rounds, see `fedmcmc.Samples`.
     warnings
-        What the run warned of, in its own words.
+        Texts of the run's warnings.
     diagnosis
-        What its draws say of themselves, or ``None``; `not_judged` then says why.
+        Convergence diagnostics; ``None`` for the reason `not_judged`.
     verdict
-        Of a fit, else empty.
+        Verdict of a fit; empty for a run.
     stopped
-        What the rule that ends a run said; empty without one. Of a fit its ``cost``, that of all
-        its stages: ``rounds``, ``bits_up``, ``bits_down``.
+        Result of the stopping rule; empty without a rule. A fit stores the total ``cost`` of its
+        stages there: ``rounds``, ``bits_up``, ``bits_down``.
     settings
-        What was run, by name; those that `OF_DATA` lists are shown as the data.
+        Settings by name; the settings in `OF_DATA` describe the data.
     versions
-        Of what it was run with.
+        Versions of the software.
     notes
         Sentences on what the page leaves out.
     """
@@ -58,121 +58,118 @@ OF_DATA = {
     "outcome": "outcome",
     "columns": "columns and codes",
 }
-"""Settings that say what the data are, and what a page calls them."""
+"""Settings that describe the data, with their names on a page."""
 
 INTRODUCTION = (
-    "A model was fitted to data that stay with their owners: what follows is what the data of all "
-    "of them say of the model's parameters, and whether it can be trusted. Words are explained at "
-    "the end."
+    "A model was fitted to data that stay with their owners. This page shows what the data of all "
+    "owners imply for the model's parameters, and whether the results can be trusted. Terms are "
+    "explained at the end."
 )
-"""The first paragraph of a page."""
+"""Opening paragraph of a page."""
 
 COLUMNS = ("parameter", *MOMENTS, "R-hat", "ESS", "tail ESS")
 
 WORDS = (
-    ("Parameter", "A number of the model that is to be learned from the data of all clients."),
+    ("Parameter", "A number of the model that is learned from the data of all clients."),
     (
         "Draw",
-        "One possible value of all parameters. Values that fit the data of all clients and what "
-        "was assumed beforehand are drawn more often; the draws together are the result.",
+        "One possible value of all parameters. Values that fit the data of all clients and the "
+        "prior assumptions are drawn more often. All draws together are the result.",
     ),
-    ("Mean", "The average of a parameter's draws: the estimate, if one number is to be given."),
+    ("Mean", "The average of a parameter's draws: the estimate, if you need a single number."),
     (
         "sd",
-        "The standard deviation of the draws: how uncertain the parameter is, given the data. If "
-        "draws are enough, more of them do not make it smaller; more data do.",
+        "The standard deviation of the draws: the uncertainty of the parameter, given the data. "
+        "More draws do not reduce it; more data do.",
     ),
     (
         "5 %, 50 %, 95 %",
-        "So many of a parameter's draws lie below. Between the first and the last lie 90 in a "
-        "hundred: given the model and the data, the parameter is there with a probability of 90 "
-        "percent.",
+        "Quantiles: this share of a parameter's draws lies below the number. Given the model and "
+        "the data, the parameter lies between the 5 % and the 95 % quantile with a probability of "
+        "90 %.",
     ),
     (
         "Chain",
-        "A sequence of draws, each made from the one before. Several chains run from places of "
-        "their own, so that one that is caught somewhere is noticed.",
+        "A sequence of draws, each computed from the previous draw. Several chains start at "
+        "different points, so that a chain that gets stuck is noticed.",
     ),
     (
         "R-hat",
-        "Whether chains agree: the spread of all draws together over that within chains. It should "
-        "be below 1.01; of one chain its parts are compared.",
+        "Measures whether chains agree: the spread of all draws divided by the spread within "
+        "chains. It should be below 1.01. With one chain, its parts are compared.",
     ),
     (
         "ESS, tail ESS",
-        "Effective sample size: to how many independent draws the draws amount, for the mean and "
-        "for the ends of the interval. The error of a mean is about the sd over the root of ESS: "
-        "with 400, a twentieth of the sd.",
+        "Effective sample size: the number of independent draws that would be as accurate, for the "
+        "mean and for the ends of the interval. The error of a mean is about the sd divided by the "
+        "square root of ESS: with an ESS of 400, a twentieth of the sd.",
     ),
     (
         "Client",
-        "A party that has data of its own, as a hospital. Its rows stay with it; it sends sums "
-        "that are computed from them.",
+        "An owner of data, for example a hospital. Its rows stay with it; it sends only sums that "
+        "are computed from them.",
     ),
     (
         "Round",
-        "One exchange between the server and the clients that take part: the server sends where "
-        "the chain is, the clients send back what their rows say of it.",
+        "One exchange between the server and the clients that take part: the server sends the "
+        "current parameters, and the clients send back results computed from their rows.",
     ),
-    (
-        "Outcome",
-        "What the model says how likely it is, given the parameters and what else a row holds.",
-    ),
+    ("Outcome", "The column whose values the model predicts from the other columns of a row."),
     (
         "Code",
         "A number that stands for a word in the data. Codes of ordered categories follow their "
-        "order. Codes of other words are in alphabetical order unless the data say otherwise, and "
-        "which of two is larger has no meaning.",
+        "order. Other codes follow the alphabet, unless the data define them, and their size has "
+        "no meaning.",
     ),
     (
         "Bit, Mbit",
-        "What messages take: a number takes 32 bits unless it is compressed; a Mbit is a million "
+        "The size of messages: a number takes 32 bits unless it is compressed; a Mbit is a million "
         "bits.",
     ),
 )
-"""Words of a page, and what they mean."""
+"""Glossary of a page."""
 
 INFO = {
     "num_active": "clients that took part in a round",
-    "gradient_norm": "size of the clients' gradients, which is small near the best fit",
+    "gradient_norm": "size of the clients' gradients, small near the best fit",
     "bits_up": "bits that the clients sent in a round",
-    "bits_down": "bits that the clients were sent in a round",
-    "num_lost": "clients of a round that found nothing of use",
-    "num_excluded": "clients of a round whose messages were left out, as not finite",
-    "shift": "how far a round moved the approximation, in sds",
-    "acceptance": "probability with which a proposal was accepted",
+    "bits_down": "bits that the clients received in a round",
+    "num_lost": "clients of a round without a usable result",
+    "num_excluded": "clients of a round whose messages were excluded as not finite",
+    "shift": "distance by which a round moved the approximation, in sds",
+    "acceptance": "acceptance probability of a proposal",
 }
 
 
 def run_page(facts: RunFacts) -> Page:
-    """Return the page of a run.
+    """Return the page about a run.
 
     Raises
     ------
     ImportError
-        If what draws figures is not installed (the extra ``plots``).
+        If the extra ``plots`` is not installed.
     """
     page = Page("Report of a run")
-    found = shown(facts.draws)
-    mixing = judged(found.values)
-    warned = _warned(facts, found)
+    shown = select_parameters(facts.draws)
+    mixing = compute_mixing(shown.values)
+    problems = _list_problems(facts, shown)
     page.paragraph(INTRODUCTION)
-    _verdict(page, facts, warned)
+    _add_verdict(page, facts, problems)
     page.heading("Warnings")
-    if warned:
-        page.paragraph("What was found wrong, in the words in which the run said it:")
-        page.items(warned)
+    if problems:
+        page.paragraph("Problems that the run reported:")
+        page.items(problems)
     else:
         page.paragraph("None.")
     data_section(page, facts.settings)
-    _parameters(page, facts, found, mixing)
-    for figure in figures(found, mixing):
+    _add_parameters(page, facts, shown, mixing)
+    for figure in figures(shown, mixing):
         page.heading(figure.title)
         page.figure(figure.svg, figure.about)
-    _communication(page, facts)
+    _add_communication(page, facts)
     rows = [(name, str(value)) for name, value in facts.settings.items() if name not in OF_DATA]
     if rows:
-        page.heading("What was run")
+        page.heading("Settings")
         page.table(("setting", "value"), rows, texts=("value",))
     page.heading("Words")
     page.words(WORDS)
@@ -183,86 +180,85 @@ def run_page(facts: RunFacts) -> Page:
 
 
 def data_section(page: Page, settings: dict[str, Any]) -> None:
-    """Add who has which data, as far as `settings` say it."""
-    rows = [(told, str(settings[name])) for name, told in OF_DATA.items() if settings.get(name)]
+    """Add a section on the data if `settings` describe them."""
+    rows = [(label, str(settings[name])) for name, label in OF_DATA.items() if settings.get(name)]
     if rows:
         page.heading("Data")
         page.table(("what", "names"), rows, texts=("names",))
 
 
-def _warned(facts: RunFacts, found: Shown) -> list[str]:
-    """Return what is wrong, each thing once."""
-    warned = list(facts.warnings)
+def _list_problems(facts: RunFacts, shown: Shown) -> list[str]:
+    """Return warnings and findings without duplicates."""
+    problems = list(facts.warnings)
     if facts.diagnosis is not None:
-        warned += [x for x in facts.diagnosis.findings if x not in warned]
-    num = int((~found.finite).sum())
+        problems += [x for x in facts.diagnosis.findings if x not in problems]
+    num = int((~shown.finite).sum())
     if num:
-        warned.append(
-            f"{num} of the {len(found.names)} parameters shown here have draws that are not "
-            f"finite, the first of them {found.names[int(np.argmin(found.finite))]}: means and "
-            f"quantiles of these are of no use."
+        problems.append(
+            f"{num} of the {len(shown.names)} parameters shown here have draws that are not "
+            f"finite, the first of them {shown.names[int(np.argmin(shown.finite))]}: their means "
+            f"and quantiles cannot be used."
         )
-    return warned
+    return problems
 
 
-def _verdict(page: Page, facts: RunFacts, warned: list[str]) -> None:
-    told = facts.verdict or (str(facts.diagnosis).splitlines()[0] if facts.diagnosis else "")
+def _add_verdict(page: Page, facts: RunFacts, problems: list[str]) -> None:
+    details = facts.verdict or (str(facts.diagnosis).splitlines()[0] if facts.diagnosis else "")
     if facts.verdict:
-        good = facts.verdict.startswith("passed") and not warned
-        page.verdict(advice(facts.verdict), told, tone="good" if good else "poor")
-    elif warned:
-        num = "A warning" if len(warned) == 1 else f"{len(warned)} warnings"
-        page.verdict(f"{num}: read below before you use these numbers.", told, tone="poor")
+        good = facts.verdict.startswith("passed") and not problems
+        page.verdict(advice(facts.verdict), details, tone="good" if good else "poor")
+    elif problems:
+        num = "A warning" if len(problems) == 1 else f"{len(problems)} warnings"
+        page.verdict(f"{num}: read below before you use these numbers.", details, tone="poor")
     elif facts.diagnosis is None:
-        page.verdict("Nobody has judged these draws.", facts.not_judged)
+        page.verdict("These draws were not checked.", facts.not_judged)
     else:
         page.verdict(
-            "Nothing was found wrong with these draws. Whether the model is right is another "
-            "question.",
-            told,
+            "Nothing was found wrong with these draws. This does not show whether the model is "
+            "right.",
+            details,
             tone="good",
         )
 
 
-def _parameters(page: Page, facts: RunFacts, found: Shown, mixing: Mixing | None) -> None:
+def _add_parameters(page: Page, facts: RunFacts, shown: Shown, mixing: Mixing | None) -> None:
     page.heading("Parameters")
-    num_chains, num_draws = found.values.shape[:2]
-    if not found.names or not num_draws:
+    num_chains, num_draws = shown.values.shape[:2]
+    if not shown.names or not num_draws:
         page.paragraph("No draws were kept.")
         return
-    of = "of one chain" if num_chains == 1 else f"of each of {num_chains} chains"
-    page.paragraph(f"From {num_draws:,} draws {of}.")
+    chains = "one chain" if num_chains == 1 else f"each of {num_chains} chains"
+    page.paragraph(f"From {num_draws:,} draws of {chains}.")
     for note in facts.notes:
         page.paragraph(note)
-    if len(found.names) < found.num_parameters:
+    if len(shown.names) < shown.num_parameters:
         page.paragraph(
-            f"{len(found.names)} of {found.num_parameters:,} parameters are shown here and in the "
-            f"figures, as a page with more is not read: small groups of parameters whole, of each "
-            f"larger one an equal share, evenly spaced. (At most {MOST_SHOWN} are shown.)"
+            f"{len(shown.names)} of {shown.num_parameters:,} parameters are shown here and in the "
+            f"figures (at most {MAX_SHOWN}): all parameters of small groups, and an equal number "
+            f"of evenly spaced parameters of each larger group."
         )
-    rows = []
-    marked = set() if mixing is None else _marked(mixing)
-    for i, (name, row) in enumerate(rows_of(found).items()):
-        cells = [_number(row[key], ".4g") for key in MOMENTS]
-        if mixing is None:
-            cells += ["", "", ""]
-        else:
-            of_chains = ((mixing.rhat, ".3f"), (mixing.ess_bulk, ",.0f"), (mixing.ess_tail, ",.0f"))
-            cells += [_number(x[i], spec) for x, spec in of_chains]
+    rows, statistics = [], []
+    marked: set[tuple[int, int]] = set()
+    if mixing is not None:
+        marked = _marked_cells(mixing)
+        statistics = [(mixing.rhat, ".3f"), (mixing.ess_bulk, ",.0f"), (mixing.ess_tail, ",.0f")]
+    for i, (name, row) in enumerate(shown.summary().items()):
+        cells = [_format_number(row[key], ".4g") for key in MOMENTS]
+        cells += [_format_number(x[i], spec) for x, spec in statistics] or ["", "", ""]
         rows.append((name, *cells))
     page.table(COLUMNS, rows, marked=marked)
     if marked:
         page.paragraph(
             f"Marked: chains that disagree (R-hat above {RHAT:g} by more than chance), and fewer "
-            f"than {ESS:g} effective draws. It takes more draws or another method."
+            f"than {ESS:g} effective draws. Take more draws or use another method."
         )
 
 
-def _marked(mixing: Mixing) -> set[tuple[int, int]]:
-    """Return the cells of the table of parameters, ``(row, column)``, that are not as wanted."""
+def _marked_cells(mixing: Mixing) -> set[tuple[int, int]]:
+    """Return the cells ``(row, column)`` of the table of parameters that miss the limits."""
     few = (mixing.ess_bulk < ESS) | (mixing.ess_tail < ESS)
     bad = {
-        # Of many draws R-hat is above by chance now and then.
+        # With many draws R-hat sometimes exceeds its limit by chance.
         "R-hat": mixing.disagree(RHAT) | (few & (mixing.rhat > RHAT)),
         "ESS": mixing.ess_bulk < ESS,
         "tail ESS": mixing.ess_tail < ESS,
@@ -273,45 +269,46 @@ def _marked(mixing: Mixing) -> set[tuple[int, int]]:
     return cells | {(row, 0) for row, _ in cells}
 
 
-def _communication(page: Page, facts: RunFacts) -> None:
+def _add_communication(page: Page, facts: RunFacts) -> None:
     page.heading("Communication")
     totals = facts.totals
     rounds = int(np.max(totals["rounds"], initial=0))
     up, down = (float(np.sum(totals[way])) for way in ("bits_up", "bits_down"))
     num_chains = len(np.atleast_1d(totals["rounds"]))
-    each = "" if num_chains == 1 else f" in each of {num_chains} chains"
+    chains = "" if num_chains == 1 else f" in each of {num_chains} chains"
     cost = facts.stopped.get("cost")
     if cost is not None:
         page.paragraph(
             f"The whole fit took {cost['rounds']:,} rounds: all clients together sent "
-            f"{_bits(cost['bits_up'])} and were sent {_bits(cost['bits_down'])}. What its stages "
-            f"were is below."
+            f"{_format_bits(cost['bits_up'])} and received {_format_bits(cost['bits_down'])}. Its "
+            f"stages are listed below."
         )
-    if cost is None or facts.info.keys() & INFO.keys():  # else the draws are of no chain
+    if cost is None or facts.info.keys() & INFO.keys():  # otherwise the draws are not from chains
         page.paragraph(
-            "Of this, the chains whose draws are shown here: "
+            "The chains whose draws are shown here used "
             * (cost is not None)
-            + f"{rounds:,} rounds{each}, kept or not. All clients together sent {_bits(up)} and "
-            f"were sent {_bits(down)}" + ("." if num_chains == 1 else ", for all chains.")
+            + f"{rounds:,} rounds{chains}, kept or not. All clients together sent "
+            f"{_format_bits(up)} and received {_format_bits(down)}"
+            + ("." if num_chains == 1 else ", for all chains.")
         )
     if facts.stopped.get("rule"):
         reached = "was met" if facts.stopped.get("reached") else "was not met"
         page.paragraph(
-            f"The run was to end by the rule {facts.stopped['rule']}, which {reached} after "
+            f"Stopping rule: {facts.stopped['rule']}. It {reached} after "
             f"{facts.stopped['rounds']:,} rounds."
         )
     rows = [
-        (meaning, *(_number(f(facts.info[name]), ",.4g") for f in (np.mean, np.min, np.max)))
+        (meaning, *(_format_number(f(facts.info[name]), ",.4g") for f in (np.mean, np.min, np.max)))
         for name, meaning in INFO.items()
         if name in facts.info and np.size(facts.info[name])
     ]
     if rows:
-        page.table(("in the rounds that were kept", "mean", "least", "most"), rows)
+        page.table(("in the kept rounds", "mean", "minimum", "maximum"), rows)
 
 
-def _bits(number: float) -> str:
+def _format_bits(number: float) -> str:
     return f"{number / 1e6:,.4g} Mbit" if number >= 1e5 else f"{number:,.0f} bits"
 
 
-def _number(value: Any, spec: str) -> str:
+def _format_number(value: Any, spec: str) -> str:
     return format(float(value), spec) if np.isfinite(value) else "-"

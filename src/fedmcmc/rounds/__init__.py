@@ -1,7 +1,7 @@
-"""A round of communication: what clients and server compute, and many rounds in one program.
+"""Rounds of communication: the steps of clients and server, and programs of many rounds.
 
-Everything that runs kernels goes through here: the simulator, meshes, processes, tests. The room
-knows no kernel by name and no file, and imports data, streaming and the ground floor.
+Simulations, meshes and real sites all run kernels through this package. It does not depend on a
+particular kernel, and it does no input or output.
 """
 
 from fedmcmc.rounds._arrangement import AXIS as AXIS
@@ -42,4 +42,3 @@ from fedmcmc.rounds._simulate import prepare_round as prepare_round
 from fedmcmc.rounds._simulate import run_round as run_round
 from fedmcmc.rounds._simulate import simulate as simulate
 from fedmcmc.rounds._starts import initialize as initialize
-from fedmcmc.rounds._starts import total_of_clients as total_of_clients

@@ -1,4 +1,4 @@
-"""How a program computes clients: together, some at a time, in groups, or over devices."""
+"""How a program computes clients: all at once, in batches, by size, or over devices."""
 
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -12,7 +12,7 @@ from fedmcmc._types import FederatedKernel, FederatedState, register_dataclass
 from fedmcmc.data import FederatedData
 
 AXIS, CHAINS = "clients", "chains"
-"""The names of a mesh's axes."""
+"""Names of the axes of a mesh."""
 
 
 @register_dataclass
@@ -24,44 +24,46 @@ class Buckets:
     ----------
     order
         ``[num_clients]`` int32, ids from the smallest client to the largest.
-    place
-        ``[num_clients]`` int32, where each client stands in `order`.
+    rank
+        ``[num_clients]`` int32, the index of each client in `order`.
     bounds
-        Static, one ``(end, max_size)`` per bucket: it holds ``order[previous end:end]``.
+        Static, one ``(end, max_size)`` per bucket, which holds ``order[previous end:end]``.
     """
 
     order: Array
-    place: Array
+    rank: Array
     bounds: tuple[tuple[int, int], ...] = field(metadata={"static": True})
 
     def groups(self) -> list[tuple[Array, int]]:
         """Return the ids in each bucket and the size of its largest client."""
-        ends = [end for end, _ in self.bounds]
-        starts = [0, *ends[:-1]]
-        sizes = [size for _, size in self.bounds]
-        return [(self.order[a:b], size) for a, b, size in zip(starts, ends, sizes, strict=True)]
+        starts = [0, *(end for end, _ in self.bounds[:-1])]
+        return [
+            (self.order[start:end], size)
+            for start, (end, size) in zip(starts, self.bounds, strict=True)
+        ]
 
 
 @register_dataclass
 @dataclass(frozen=True)
 class Part:
-    """Clients that are computed together on each device: all, or those of one bucket.
+    """Clients that each device computes together: all, or one bucket.
 
     Attributes
     ----------
     members
-        ``[num_members]`` int32, who they are, in the order of one device.
-    at
-        ``[num_members]`` int32, where each is among the part's slots of all devices.
-    first, count
-        Static: slots ``[first, first + count)`` of each device are this part's.
+        ``[num_members]`` int32, ids in the order in which one device computes them.
+    gathered
+        ``[num_members]`` int32, the index of each member after the part's slots of all devices
+        are concatenated.
+    start, count
+        Static: the part occupies slots ``[start, start + count)`` of each device.
     bound
-        Static, on the sizes of these clients.
+        Static upper bound on the sizes of these clients.
     """
 
     members: Array
-    at: Array
-    first: int = field(metadata={"static": True})
+    gathered: Array
+    start: int = field(metadata={"static": True})
     count: int = field(metadata={"static": True})
     bound: int = field(metadata={"static": True})
 
@@ -69,24 +71,24 @@ class Part:
 @register_dataclass
 @dataclass(frozen=True)
 class Layout:
-    """Where clients are.
+    """Assignment of clients to the devices of a mesh.
 
-    Device ``d`` of the mesh's axis ``clients`` holds slots ``[d * per_device, (d + 1) *
-    per_device)`` of the clients' states, and `block` rows. Its methods are for code that runs on
-    one device (inside of `jax.shard_map`).
+    Device ``d`` along the axis ``clients`` holds slots ``[d * per_device, (d + 1) * per_device)``
+    of the clients' states, and `block` rows. The methods are for code that runs on one device
+    (inside `jax.shard_map`).
 
     Attributes
     ----------
     client_of_slot
-        ``[num_slots]`` int32, the client in each slot; slots without one hold client 0, unused.
+        ``[num_slots]`` int32, the client in each slot, 0 in unused slots.
     used
-        ``[num_slots]`` bool, whether a slot holds a client.
+        ``[num_slots]`` bool, true for slots that hold a client.
     slots
         ``[num_clients]`` int32, the slot of each client.
     parts
-        Which slots are computed together.
+        Slots that are computed together.
     mesh, per_device, block
-        Static: the devices, and slots and rows of each.
+        Static: the devices, and the number of slots and rows per device.
     totals
         Static: how messages are summed, ``"gather"`` or ``"psum"``.
     """
@@ -102,51 +104,51 @@ class Layout:
 
     @property
     def num_devices(self) -> int:
-        """Devices along the mesh's axis ``clients``."""
+        """Number of devices along the axis ``clients``."""
         return int(self.mesh.shape[AXIS])
 
-    def own(self, part: Part) -> tuple[Array, Array]:
-        """Return this device's clients of a part, and which of them are there, ``[count]``."""
-        first = jax.lax.axis_index(AXIS) * self.per_device + part.first
+    def local_clients(self, part: Part) -> tuple[Array, Array]:
+        """Return this device's clients of a part and a mask of used slots, each ``[count]``."""
+        start = jax.lax.axis_index(AXIS) * self.per_device + part.start
         return (
-            jax.lax.dynamic_slice_in_dim(self.client_of_slot, first, part.count),
-            jax.lax.dynamic_slice_in_dim(self.used, first, part.count),
+            jax.lax.dynamic_slice_in_dim(self.client_of_slot, start, part.count),
+            jax.lax.dynamic_slice_in_dim(self.used, start, part.count),
         )
 
-    def owned(self, ids: Array) -> Array:
-        """Return whether clients `ids` are this device's."""
+    def is_local(self, ids: Array) -> Array:
+        """Return true for the clients `ids` that this device holds."""
         return self.slots[ids] // self.per_device == jax.lax.axis_index(AXIS)
 
-    def own_slot(self, ids: Array) -> Array:
-        """Return where clients' states lie on this device, `per_device` for those of others.
+    def local_slot(self, ids: Array) -> Array:
+        """Return the slots of clients `ids` on this device, `per_device` for remote clients.
 
-        An index out of bounds: nothing is written there, and what is read is not used.
+        That index is out of bounds: writes are dropped and the values that are read stay unused.
         """
         local = self.slots[ids] - jax.lax.axis_index(AXIS) * self.per_device
-        return jnp.where(self.owned(ids), local, self.per_device)
+        return jnp.where(self.is_local(ids), local, self.per_device)
 
 
 @register_dataclass
 @dataclass(frozen=True)
 class Arrangement:
-    """What rounds need to know of where clients are: it goes beside the data into the program.
+    """Placement of clients as a compiled program sees it, passed next to the data.
 
     Attributes
     ----------
     clients_at_a_time
-        How many clients are computed together, static; all of a group if ``None``.
+        Static number of clients computed together; all clients of a group if ``None``.
     buckets
-        Clients grouped by size, to be computed group by group where all take part.
+        Clients grouped by size, computed group by group if all take part in a round.
     slots
-        ``[num_clients]``, where a client's state lies, if not in its own order (with a store).
+        ``[num_clients]``, the index of each client's state, if states are not in client order
+        (with a client store).
     layout
-        Which device holds which clients, if they lie on a mesh; `FederatedData.start`
-        then counts among the rows of a client's device.
+        Assignment of clients to the devices of a mesh. With a layout `FederatedData.start` counts
+        rows within a client's device.
     members
-        Ids of the clients whose first states are made; all if ``None``.
+        Ids of the clients whose first states are computed; all if ``None``.
     partial
-        Static: whether the store holds the rows of `members` alone (the rest are in other
-        processes).
+        Static flag: only the rows of `members` are in this process.
     """
 
     clients_at_a_time: int | None = field(default=None, metadata={"static": True})
@@ -157,37 +159,28 @@ class Arrangement:
     partial: bool = field(default=False, metadata={"static": True})
 
     def slot(self, ids: Array) -> Array:
-        """Return where the states of clients `ids` lie on the leading axis."""
+        """Return the indices of the states of clients `ids` on the leading axis."""
         if self.layout is not None:
-            return self.layout.own_slot(ids)
+            return self.layout.local_slot(ids)
         return ids if self.slots is None else self.slots[ids]
 
 
 TOGETHER = Arrangement()
-"""All clients are computed together, in their own order."""
+"""Arrangement that computes all clients together, in client order."""
 
 
 @runtime_checkable
 class PlacementLike(Protocol):
-    """What says how a program computes clients: a `fedmcmc.Placement`."""
+    """Interface of `fedmcmc.Placement` that programs on one device use."""
 
     def on_one_device(self, data: FederatedData) -> Arrangement:
-        """Return how the clients of `data` are computed on one device; raise if on others."""
-        ...
+        """Return how one device computes the clients of `data`; raise if others are needed."""
 
 
-def arranged(
+def arrange_on_one_device(
     placement: PlacementLike | None, kernel: FederatedKernel, data: FederatedData
 ) -> Arrangement:
-    """Return how a program on one device computes clients.
-
-    Raises
-    ------
-    TypeError
-        If `placement` is no placement.
-    ValueError
-        If it asks for more than one device, or for a store.
-    """
+    """Return how one device computes clients; raise if `placement` needs more than that."""
     if placement is None:
         return TOGETHER
     if not isinstance(placement, PlacementLike):
@@ -197,7 +190,7 @@ def arranged(
 
 
 def state_specs(mesh: Mesh) -> Any:
-    """Return how the state of all chains lies on a mesh, as a `FederatedState`."""
+    """Return the partition specs of the state of all chains, as a `FederatedState`."""
     chains = CHAINS if CHAINS in mesh.shape else None
-    whole: Any = PartitionSpec(chains)
-    return FederatedState(whole, whole, PartitionSpec(chains, AXIS))
+    replicated: Any = PartitionSpec(chains)
+    return FederatedState(replicated, replicated, PartitionSpec(chains, AXIS))

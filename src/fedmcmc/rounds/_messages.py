@@ -1,4 +1,4 @@
-"""What a server does with the messages of a cohort: which it takes, and their sum."""
+"""The server's treatment of a cohort's messages: which are accepted, and their sum."""
 
 from typing import Any
 
@@ -10,8 +10,8 @@ from fedmcmc._types import ArrayTree, Arrivals, Cached, Cohort, Participation
 from fedmcmc.pytrees import trees
 
 
-def kept_by_all(active: Array, new: ArrayTree, old: ArrayTree) -> ArrayTree:
-    """Return the new states of active clients and the old ones of the rest.
+def where_active(active: Array, new: ArrayTree, old: ArrayTree) -> ArrayTree:
+    """Return the new states of active clients and the old states of inactive clients.
 
     `Cached` parts are always new.
     """
@@ -22,30 +22,32 @@ def kept_by_all(active: Array, new: ArrayTree, old: ArrayTree) -> ArrayTree:
     return jax.tree.map(choose, new, old, is_leaf=lambda leaf: isinstance(leaf, Cached))
 
 
-def guarded(message: ArrayTree, cohort: Cohort) -> tuple[ArrayTree, Cohort]:
-    """Return the messages as the server takes them, and the cohort without those it leaves out."""
+def exclude_non_finite(message: ArrayTree, cohort: Cohort) -> tuple[ArrayTree, Cohort]:
+    """Return messages as the server receives them, and the cohort without non-finite messages."""
     if not trees.is_empty(cohort.garbage):
-        crosses = cohort.garbage == 0
+        is_intact = cohort.garbage == 0
         message = jax.tree.map(
-            lambda x: jnp.where(_column(crosses, x), x, trees.cast(_column(cohort.garbage, x), x)),
+            lambda x: jnp.where(
+                _column(is_intact, x), x, trees.cast(_column(cohort.garbage, x), x)
+            ),
             message,
         )
     active = cohort.active & jax.vmap(trees.all_finite)(message)
-    # Zeros before the weights, so that a cohort of finite messages is summed as without a guard.
-    return _only(active, message), cohort._replace(active=active)
+    # Zeros before weighting: a cohort of finite messages has the same sum as without a guard.
+    return _zero_outside(active, message), cohort._replace(active=active)
 
 
-def _only(mask: Array, message: ArrayTree) -> ArrayTree:
-    """Return `message` with zeros for the clients outside `mask`."""
+def _zero_outside(mask: Array, message: ArrayTree) -> ArrayTree:
     return jax.tree.map(lambda leaf: jnp.where(_column(mask, leaf), leaf, 0), message)
 
 
-def sum_of(
+def sum_messages(
     message: ArrayTree, cohort: Cohort, participation: Participation, *, late: bool, drops: bool
 ) -> ArrayTree:
-    """Return the weighted sum of the messages; with `late` those now and later, as `Arrivals`.
+    """Return the weighted sum of the messages.
 
-    With `drops` some of the cohort may be not active.
+    With `late`, return `Arrivals`: the sums of the messages of this round and of the next round.
+    With `drops`, some clients of the cohort may be inactive.
     """
 
     def total(part: ArrayTree) -> ArrayTree:
@@ -53,7 +55,7 @@ def sum_of(
 
     if not late or trees.is_empty(cohort.late):
         return total(message)
-    return Arrivals(*(total(_only(mask, message)) for mask in (~cohort.late, cohort.late)))
+    return Arrivals(*(total(_zero_outside(mask, message)) for mask in (~cohort.late, cohort.late)))
 
 
 def _sum_active(
@@ -64,7 +66,8 @@ def _sum_active(
             leaf = leaf * trees.cast(_column(cohort.weight, leaf), leaf)
         if drops:
             leaf = jnp.where(_column(cohort.active, leaf), leaf, 0)
-        return jnp.sum(leaf, axis=0, dtype=leaf.dtype)  # also of words in double precision
+        # Without the dtype, jnp.sum widens integer words if x64 is enabled.
+        return jnp.sum(leaf, axis=0, dtype=leaf.dtype)
 
     return jax.tree.map(reduce, message)
 

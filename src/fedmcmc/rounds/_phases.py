@@ -1,7 +1,7 @@
-"""One phase of a round as three functions: a client's step, the receipt of its code, the server's.
+"""One phase of a round as three functions: `client_step`, `receive` and `server_step`.
 
-Whatever runs a kernel uses these: the simulator, which maps over clients what they do, and a
-deployed round, in which every client is a process of its own and bytes are all that crosses.
+The simulator maps `client_step` over clients. In a deployed round each client is a separate
+process that exchanges bytes with the server.
 """
 
 from collections.abc import Callable
@@ -21,28 +21,29 @@ from fedmcmc._types import (
     Phase,
     Sender,
     StepInfo,
+    memory_of,
 )
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key, client_key, cohort_key, phase_key, server_key, shared_key
-from fedmcmc.rounds._messages import guarded, sum_of
+from fedmcmc.rounds._messages import exclude_non_finite, sum_messages
 
 
 class Prepared(NamedTuple):
-    """What is random in a step, drawn ahead: what a phase's `prepare` or `prepare_server` made."""
+    """Random numbers of a step, drawn in advance by a phase's `prepare` or `prepare_server`."""
 
     draws: ArrayTree
 
 
 class ClientKeys(NamedTuple):
-    """Keys of one client's step in one phase, where the chain's key is not at the client.
+    """Keys of one client's step in one phase, for clients that do not hold the chain's key.
 
     Attributes
     ----------
     private
-        Key from which the client alone draws, ``()`` where it draws nothing.
+        Key for the client's own random numbers, ``()`` if there are none.
     shared
-        Key from which all clients draw alike, that of `random.shared_key`; ``()`` where they draw
-        nothing.
+        Key for random numbers that all clients share (`random.shared_key`), ``()`` if there are
+        none.
     """
 
     private: ArrayTree
@@ -50,21 +51,21 @@ class ClientKeys(NamedTuple):
 
 
 class Received(NamedTuple):
-    """What a server holds of a phase's messages while they come in.
+    """Running sum of a phase's messages at the server.
 
     Attributes
     ----------
     total
-        The weighted sum of the messages.
+        Weighted sum of the messages.
     late
-        The sum of those that count in the next round, ``()`` where none can be late.
+        Weighted sum of the messages that count in the next round, ``()`` if none can be late.
     memories
-        The server's copies of the clients' memories, leaves ``[num_clients, ...]``; ``()`` where
-        decoding needs none. They outlive the round.
+        The server's copies of the clients' memories, leaves ``[num_clients, ...]``; ``()`` if
+        decoding needs none. They persist between rounds.
     before
-        These copies as they were before the phase: what its codes are relative to.
+        These copies before the phase. Codes of the phase are relative to them.
     num_excluded
-        ``[]`` int32, messages that were left out because they were not finite.
+        ``[]`` int32, number of messages excluded because they were not finite.
     """
 
     total: ArrayTree
@@ -82,40 +83,42 @@ def client_step(
     client_state: ArrayTree,
     client: Client,
 ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
-    """Return what one client sends in a phase, what it keeps, and what it reports.
+    """Return a client's encoded message in a phase, its new state and its report.
 
     Parameters
     ----------
     kernel
         A federated kernel.
     phase
-        One of ``kernel.phases``, or its number there; before the first round one of
-        ``kernel.setup``, in which nothing is random and nothing is kept.
+        A phase of ``kernel.phases``, or its index; before the first round a phase of
+        ``kernel.setup``, which draws no random numbers and stores no state.
     draws_or_key
-        The key of the chain (``fold_in(rng_key, chain)`` in `fedmcmc.sample`), from which the
-        client draws what is random in its step; or `ClientKeys`; or the draws, drawn ahead.
+        Key of the chain (``fold_in(rng_key, chain)`` in `fedmcmc.sample`); or `ClientKeys`; or
+        random numbers drawn in advance (`Prepared`).
     broadcast
-        What the server sent down.
+        Message from the server.
     client_state
-        What the client kept, first of ``kernel.client_init``.
+        State of the client, initially from ``kernel.client_init``.
     client
-        The client's rows, as of ``data.client(index, weight)``.
+        Rows of the client, ``data.client(index, weight)``.
 
     Returns
     -------
     code
-        What crosses; `fedmcmc.wire.encode` writes it.
+        Encoded message, which `fedmcmc.wire.encode` converts to bytes.
     client_state
-        As the client keeps it if the server takes its message.
+        New state of the client if the server accepts its message.
     info
         `StepInfo`.
 
     Raises
     ------
     ValueError
-        If `phase` is none of the kernel's.
+        If `phase` belongs to another kernel.
+    TypeError
+        If the phase returns a tree of an unexpected structure.
     """
-    phase, number = _resolved(kernel, phase)
+    phase, number = _resolve_phase(kernel, phase)
     draws: ArrayTree = ()
     if isinstance(draws_or_key, Prepared):
         draws = draws_or_key.draws
@@ -126,36 +129,36 @@ def client_step(
             private = _client_key(kernel, number, chain, round_, client)
             keys = ClientKeys(private, shared_key(chain, round_))
         if trees.is_empty(broadcast.shared):
-            shared = _drawn(lambda key: kernel.prepare_shared(key, like), keys.shared)
+            shared = _draw(lambda key: kernel.prepare_shared(key, like), keys.shared)
             broadcast = broadcast._replace(shared=shared)
-        draws = _drawn(lambda key: phase.prepare(key, like, client), keys.private)
+        draws = _draw(lambda key: phase.prepare(key, like, client), keys.private)
     stepped = phase.step(draws, broadcast, client_state, client)
     if not isinstance(stepped, tuple) or len(stepped) != 3:
         raise TypeError(
             f"{type(phase).__name__}.step must return a message, the client's state and a StepInfo."
         )
-    code, kept, info = stepped
-    # The client keeps of its message what the server reads; compiled, a phase that keeps nothing
-    # decodes nothing.
+    code, new_state, info = stepped
+    # The client's state depends on the decoded message, as the server reads it. If `commit` ignores
+    # the message, compilation removes the decoding.
     like = phase.message_like(trees.shapes_of(broadcast))
-    message = phase.decode(code, client, phase.memory(client_state), like)
+    message = phase.decode(code, client, memory_of(phase, client_state), like)
     check_structure(
         phase, "A message", message, like, "define message_like if it is not a position"
     )
-    kept = phase.commit(message, broadcast, kept)
-    first = "step must return it in the structure that client_init returns"
-    check_structure(phase, "A client's state", kept, client_state, first)
-    return code, kept, info
+    new_state = phase.commit(message, broadcast, new_state)
+    remedy = "step must return it in the structure that client_init returns"
+    check_structure(phase, "A client's state", new_state, client_state, remedy)
+    return code, new_state, info
 
 
-def check_structure(phase: Phase, what: str, tree: ArrayTree, like: ArrayTree, remedy: str) -> None:
+def check_structure(phase: Phase, name: str, tree: ArrayTree, like: ArrayTree, remedy: str) -> None:
     """Raise `TypeError` unless two trees have the same structure."""
     structure: Any = jax.tree.structure(tree)
     expected = jax.tree.structure(like)
     if structure != expected:
         raise TypeError(
-            f"{what} of {type(phase).__name__} has the structure {structure}, and {expected} is "
-            f"expected: {remedy} (docs/extend.md)."
+            f"{name} of {type(phase).__name__} has the structure {structure}; expected {expected}: "
+            f"{remedy} (docs/extend.md)."
         )
 
 
@@ -167,22 +170,22 @@ def nothing_received(
     *,
     waits: bool = False,
 ) -> Received:
-    """Return what a server holds before the first message of a phase.
+    """Return the running sum before the first message of a phase.
 
     Parameters
     ----------
     kernel, phase, broadcast
-        As those of `client_step`.
+        See `client_step`.
     memories
-        The server's copies of the clients' memories after the round before, first those of
+        The server's copies of the clients' memories after the previous round, initially from
         `first_memories`.
     waits
-        Whether messages may arrive a round late, which the kernel must know (`fedmcmc.faults`).
+        If true, messages may arrive a round late; the kernel must support this (`fedmcmc.faults`).
     """
-    phase, _ = _resolved(kernel, phase)
+    phase, _ = _resolve_phase(kernel, phase)
     zeros = trees.zeros_like(phase.message_like(trees.shapes_of(broadcast)))
-    none = jnp.zeros((), jnp.int32)
-    return Received(zeros, zeros if waits else (), memories, memories, none)
+    num_excluded = jnp.zeros((), jnp.int32)
+    return Received(zeros, zeros if waits else (), memories, memories, num_excluded)
 
 
 def first_memories(
@@ -190,11 +193,12 @@ def first_memories(
 ) -> ArrayTree:
     """Return the server's copies of the clients' memories before the first round.
 
-    ``()`` where decoding needs none, else leaves ``[num_clients, ...]``.
+    If decoding needs no memory, return ``()``, else leaves ``[num_clients, ...]``.
     """
-    phase, _ = _resolved(kernel, phase)
-    first = phase.first_memory(trees.shapes_of(broadcast))
-    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_clients, *leaf.shape)), first)
+    phase, _ = _resolve_phase(kernel, phase)
+    copies = phase.server_memory
+    initial = () if copies is None else copies.init(trees.shapes_of(broadcast))
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_clients, *leaf.shape)), initial)
 
 
 def receive(
@@ -207,61 +211,62 @@ def receive(
     *,
     late: Array | bool = False,
 ) -> Received:
-    """Return what the server holds after one more code: decoded, weighted and added.
+    """Decode a message, weight it and add it to the running sum.
 
-    A client that a cohort holds twice answers once, and its code is received twice.
+    If a cohort contains a client twice, the client answers once and its code is received twice.
 
     Parameters
     ----------
     kernel, phase
-        As those of `client_step`.
+        See `client_step`.
     received
-        What the server holds so far.
+        Running sum of the messages received before.
     code
-        What the client sent.
+        Encoded message.
     client_id, weight
-        The sender, and one over its probability of taking part.
+        Id of the sender, and the inverse of its probability of taking part.
     late
-        Whether the message counts in the next round.
+        If true, the message counts in the next round.
 
     Raises
     ------
     ValueError
-        If `phase` is none of the kernel's, or `late` is given and nothing waits for it.
+        If `late` is set without ``waits=True`` in `nothing_received`.
     """
     participation = kernel.participation
-    phase, _ = _resolved(kernel, phase)
+    phase, _ = _resolve_phase(kernel, phase)
     waits = not trees.is_empty(received.late)
     if late is not False and not waits:
         raise ValueError(
-            "A late message needs a sum that waits for the next round: "
-            "nothing_received(..., waits=True)."
+            "late= needs a sum of late messages: start with nothing_received(..., waits=True)."
         )
     index = jnp.asarray(client_id, jnp.int32)
     weight = jnp.asarray(weight, jnp.result_type(float))
     sender = Sender(index, weight)
     memory = jax.tree.map(lambda leaf: leaf[index], received.before)
     message = phase.decode(code, sender, memory, received.total)
-    one = jax.tree.map(lambda leaf: leaf[None], message)
+    messages = jax.tree.map(lambda leaf: leaf[None], message)
     arrival = jnp.asarray(late)[None] if waits else ()
     cohort = Cohort(index[None], weight[None], jnp.ones(1, bool), arrival)
-    if participation.guards:
-        one, cohort = guarded(one, cohort)
-    added = sum_of(one, cohort, participation, late=waits, drops=participation.guards)
-    taken = cohort.active[0]
-    moved = phase.next_memory(code, sender, memory)
+    guards = participation.guards
+    if guards:
+        messages, cohort = exclude_non_finite(messages, cohort)
+    new = sum_messages(messages, cohort, participation, late=waits, drops=guards)
+    is_accepted = cohort.active[0]
+    copies = phase.server_memory
+    new_memory = memory if copies is None else copies.update(code, sender, memory)
     memories = jax.tree.map(
-        lambda table, new, old: table.at[index].set(jnp.where(taken, new, old)),
+        lambda table, new, old: table.at[index].set(jnp.where(is_accepted, new, old)),
         received.memories,
-        moved,
+        new_memory,
         memory,
     )
-    excluded = received.num_excluded + (1 - taken.astype(jnp.int32))
-    later = received.late
-    if isinstance(added, Arrivals):
-        later, added = trees.add(later, added.late), added.now
-    total = trees.add(received.total, added)
-    return received._replace(total=total, late=later, memories=memories, num_excluded=excluded)
+    num_excluded = received.num_excluded + (1 - is_accepted.astype(jnp.int32))
+    late_total = received.late
+    if isinstance(new, Arrivals):
+        late_total, new = trees.add(late_total, new.late), new.now
+    total = trees.add(received.total, new)
+    return Received(total, late_total, memories, received.before, num_excluded)
 
 
 def server_step(
@@ -277,25 +282,20 @@ def server_step(
     Parameters
     ----------
     kernel, phase
-        As those of `client_step`.
+        See `client_step`.
     draws_or_key
-        The key of the chain, or what is random in the server's step, drawn ahead.
+        Key of the chain, or random numbers drawn in advance (`Prepared`).
     broadcast
-        What was sent down in this phase.
+        Message from the server in this phase.
     server_state
-        What the server kept.
+        State of the server.
     total
-        What was received, or the weighted sum of the messages itself.
-
-    Raises
-    ------
-    ValueError
-        If `phase` is none of the kernel's.
+        Messages received (`Received`), or their weighted sum.
     """
-    phase, number = _resolved(kernel, phase)
+    phase, number = _resolve_phase(kernel, phase)
     if number is None:
         raise ValueError(
-            "The totals of kernel.setup go to kernel.server_init, and not to server_step."
+            "server_step got a phase of kernel.setup: pass its total to kernel.server_init."
         )
     if isinstance(draws_or_key, Prepared):
         draws = draws_or_key.draws
@@ -305,47 +305,41 @@ def server_step(
     if isinstance(total, Received):
         waits = not trees.is_empty(total.late)
         total = Arrivals(total.total, total.late) if waits else total.total
-    moved, server_state, info = phase.aggregate(draws, broadcast, server_state, total)
+    broadcast, server_state, info = phase.aggregate(draws, broadcast, server_state, total)
     if number == len(kernel.phases) - 1:
-        moved = moved._replace(shared=(), summed=())
-    return moved, server_state, info
+        broadcast = broadcast._replace(shared=(), summed=())
+    return broadcast, server_state, info
 
 
 def code_like(kernel: FederatedKernel, phase: Phase | int, broadcast: Broadcast) -> ArrayTree:
-    """Return the shapes of a client's code, with which `fedmcmc.wire.decode` reads it."""
-    return _resolved(kernel, phase)[0].code_like(trees.shapes_of(broadcast))
+    """Return the shapes of a client's code, an argument of `fedmcmc.wire.decode`."""
+    return _resolve_phase(kernel, phase)[0].code_like(trees.shapes_of(broadcast))
 
 
 def cohort_of(kernel: FederatedKernel, rng_key: Array, round_: Array, num_clients: int) -> Cohort:
-    """Return who takes part in a round, with which weights, from the chain's key."""
+    """Draw the cohort of a round and its weights from the chain's key."""
     key = cohort_key(as_key(rng_key), jnp.asarray(round_, jnp.int32))
     return kernel.participation.prepare(key, num_clients)
 
 
-def _resolved(kernel: FederatedKernel, phase: Phase | int) -> tuple[Phase, int | None]:
-    """Return a phase and which of ``kernel.phases`` it is, ``None`` for one of ``kernel.setup``.
-
-    Raises
-    ------
-    ValueError
-        If it is none of them.
-    """
+def _resolve_phase(kernel: FederatedKernel, phase: Phase | int) -> tuple[Phase, int | None]:
+    """Return a phase and its index in ``kernel.phases``, ``None`` for a phase of the setup."""
     phases = kernel.phases
     if isinstance(phase, int):
         if not 0 <= phase < len(phases):
             raise ValueError(
-                f"phase must be one of kernel.phases or its number, below {len(phases)}; got "
+                f"phase must be in kernel.phases, or an index from 0 to {len(phases) - 1}; got "
                 f"{phase}."
             )
         return phases[phase], phase
-    for number, own in enumerate(phases):
-        if own is phase:
-            return own, number
-    if any(own is phase for own in kernel.setup):
+    for number, candidate in enumerate(phases):
+        if candidate is phase:
+            return candidate, number
+    if any(candidate is phase for candidate in kernel.setup):
         return phase, None
     raise ValueError(
-        "phase is none of kernel.phases and kernel.setup: take it from there, or give its number "
-        "(a compiled function makes copies of what it is given, and copies are other objects)."
+        "phase is not in kernel.phases or kernel.setup: pass an object from there, or the index of "
+        "the phase (compiled functions copy their arguments, and a copy is another object)."
     )
 
 
@@ -357,7 +351,7 @@ def prepare_client(
     like: Broadcast,
     client: Client,
 ) -> ArrayTree:
-    """Return all that is random in a client's step of phase `number`, from the chain's key."""
+    """Draw all random numbers of a client's step in phase `number` from the chain's key."""
     key = _client_key(kernel, number, rng_key, round_, client)
     return kernel.phases[number].prepare(key, like, client)
 
@@ -365,18 +359,19 @@ def prepare_client(
 def _client_key(
     kernel: FederatedKernel, number: int, rng_key: Array, round_: Array, client: Client
 ) -> Array:
-    """Return the key of a client's step in phase `number`, from the chain's key."""
+    """Derive the key of a client's step in phase `number` from the chain's key."""
     return _phase_key(kernel, number, client_key(rng_key, round_, client.index))
 
 
-def _drawn(prepare: Callable[[Array], ArrayTree], key: ArrayTree) -> ArrayTree:
-    """Return ``prepare(key)``; without a key ``()`` nothing may be random in it."""
+def _draw(prepare: Callable[[Array], ArrayTree], key: ArrayTree) -> ArrayTree:
+    """Return ``prepare(key)``; raise if the key is ``()`` and `prepare` draws random numbers."""
     if not trees.is_empty(key):
         return prepare(key)
     draws = prepare(jax.random.key(0))
     if jax.tree.leaves(draws):
         raise ValueError(
-            "This kernel's clients draw random numbers: ClientKeys needs a key for them."
+            "This kernel's clients draw random numbers, but ClientKeys has no key for them: give "
+            "private= and shared=."
         )
     return draws
 
@@ -384,12 +379,11 @@ def _drawn(prepare: Callable[[Array], ArrayTree], key: ArrayTree) -> ArrayTree:
 def client_draws_like(
     kernel: FederatedKernel, phase: Phase | int, broadcast: Broadcast, client: Client
 ) -> tuple[ArrayTree, ArrayTree]:
-    """Return the shapes of what one client draws alone in a phase, and of what all draw alike.
+    """Return the shapes of a client's private and shared random numbers in a phase.
 
-    A tree without leaves means that nothing is random. Shapes of `broadcast` and `client` are
-    enough.
+    A tree without leaves stands for no random numbers. `broadcast` and `client` may be shapes.
     """
-    phase, number = _resolved(kernel, phase)
+    phase, number = _resolve_phase(kernel, phase)
     if number is None:
         return (), ()
     key, like = jax.eval_shape(lambda: jax.random.key(0)), _between_rounds(broadcast)
@@ -401,7 +395,7 @@ def client_draws_like(
 def prepare_server(
     kernel: FederatedKernel, number: int, rng_key: Array, round_: Array, like: Broadcast
 ) -> ArrayTree:
-    """Return all that is random in the server's step of phase `number`."""
+    """Draw all random numbers of the server's step in phase `number`."""
     key = _phase_key(kernel, number, server_key(rng_key, round_))
     return kernel.phases[number].prepare_server(key, like)
 
@@ -409,12 +403,12 @@ def prepare_server(
 def prepare_shared(
     kernel: FederatedKernel, rng_key: Array, round_: Array, like: Broadcast
 ) -> ArrayTree:
-    """Return what all clients of a round draw alike."""
+    """Draw the random numbers that all clients of a round share."""
     return kernel.prepare_shared(shared_key(rng_key, round_), like)
 
 
 def _phase_key(kernel: FederatedKernel, number: int, key: Array) -> Array:
-    """Return the key of a phase from that of the round; the kernel's own is the round's."""
+    """Return the key of a phase, given the key of the round; the last phase uses the latter."""
     return key if number == len(kernel.phases) - 1 else phase_key(key, number)
 
 

@@ -1,4 +1,4 @@
-"""One round of communication in simulation, and the `(init, step)` pair made of it."""
+"""One simulated round of communication, and the pair `(init, step)` built from it."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -21,14 +21,14 @@ from fedmcmc._types import (
 from fedmcmc.data import FederatedData
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key, cohort_key
-from fedmcmc.rounds._arrangement import Arrangement, PlacementLike, arranged
+from fedmcmc.rounds._arrangement import Arrangement, PlacementLike, arrange_on_one_device
 from fedmcmc.rounds._clients import (
-    Task,
-    all_states,
-    groups_of,
-    own_states,
+    PhaseTask,
+    merge_states,
     prepare_group,
     run_task,
+    split_cohort,
+    split_states,
 )
 from fedmcmc.rounds._phases import (
     Prepared,
@@ -41,35 +41,35 @@ from fedmcmc.rounds._starts import initialize
 
 
 class RoundInfo(NamedTuple):
-    """What happened in one round.
+    """Summary of one round.
 
     Attributes
     ----------
     round
-        ``[]`` int32, counted from zero.
+        ``[]`` int32, index of the round, from zero.
     num_active
-        ``[]`` int32, clients whose messages were summed; late ones count when they are sent.
+        ``[]`` int32, clients whose messages were summed; late messages count when they are sent.
     bits_up, bits_down
-        ``[]``, all messages of the round to and from the server, exact (int32) below ``2**31``
-        bits per round, else float32.
+        ``[]``, bits of all messages to and from the server: exact (int32) below ``2**31`` bits per
+        round, else float32.
     gradient_norm
         ``[]``, root mean square over the active clients' gradient calls.
     clients
-        `StepInfo` of the cohort, leaves ``[cohort_size, ...]``; of the round's last phase.
+        `StepInfo` of the cohort in the last phase, leaves ``[cohort_size, ...]``.
     server
-        Whatever the kernel's `aggregate` reports.
+        Report of the kernel's `aggregate`.
     num_lost
-        ``[]`` int32, active clients of the last phase whose result was of no use; ``()`` for
-        kernels where that cannot be.
+        ``[]`` int32, active clients of the last phase whose result was unusable; ``()`` for kernels
+        whose results are always usable.
     num_excluded
-        ``[]`` int32, clients whose message the server left out because it was not finite; ``()``
-        where it does not look (see `fedmcmc.faults`).
+        ``[]`` int32, clients whose message the server excluded because it was not finite; ``()``
+        if the server does not check (see `fedmcmc.faults`).
     shift
-        ``[]``, how far the round moved the approximation of a kernel that refines one, in its sds;
-        ``()`` of others.
+        ``[]``, distance by which the round moved the kernel's approximation, in its standard
+        deviations; ``()`` for kernels without an approximation.
     acceptance
-        ``[]``, of a kernel that accepts or rejects proposals: the probability with which the last
-        one that came to its end was accepted; ``()`` of others.
+        ``[]``, probability of accepting the last completed proposal; ``()`` for kernels without
+        proposals.
     """
 
     round: Array
@@ -86,12 +86,12 @@ class RoundInfo(NamedTuple):
 
 
 class RoundDraws(NamedTuple):
-    """All that is random in a round, besides its cohort."""
+    """Random numbers of a round, except for its cohort."""
 
-    # Of `prepare`, one entry per phase, in it one per group, leaves [size, ...] (no axis for one).
+    # From `prepare`, per phase and group, leaves [size, ...] (no axis for groups of one client).
     clients: list[list[ArrayTree]]
-    server: list[ArrayTree]  # of `prepare_server`, one entry per phase
-    shared: ArrayTree  # of `prepare_shared`
+    server: list[ArrayTree]  # from `prepare_server`, one entry per phase
+    shared: ArrayTree  # from `prepare_shared`
 
 
 class Simulation(NamedTuple):
@@ -112,14 +112,12 @@ def simulate(
 
     Parameters
     ----------
-    kernel
-        A federated kernel.
-    data
-        Every client's rows. A compiled caller holds them as constants; `fedmcmc.sample` passes
-        them as arguments.
+    kernel, data
+        A federated kernel, and every client's rows. If a caller compiles `step`, the rows become
+        constants of its program; `fedmcmc.sample` passes them as arguments.
     placement
-        A `fedmcmc.Placement` on one device: how many clients are computed together
-        (`clients_at_a_time`), and in how many groups of similar size (`num_buckets`).
+        A `fedmcmc.Placement` on one device: the number of clients computed together
+        (`clients_at_a_time`), and of groups of similar size (`num_buckets`).
 
     Examples
     --------
@@ -135,7 +133,7 @@ def simulate(
     (1, 1)
     """
     kernel = as_functions(kernel)
-    arrangement = arranged(placement, kernel, data)
+    arrangement = arrange_on_one_device(placement, kernel, data)
     rows = data.pooled() if kernel.participation.pooled else data
 
     def init(position: ArrayTree, rng_key: Array | None = None) -> FederatedState:
@@ -158,21 +156,16 @@ def prepare_round(
     like: Broadcast,
     round_: Array,
 ) -> tuple[Cohort, RoundDraws]:
-    """Draw the cohort of a round and all that is random in its steps and at the server."""
+    """Draw the cohort of a round and all random numbers of its clients and the server."""
     participation = kernel.participation
     shapes = trees.shapes_of(like)
     cohort = participation.prepare(cohort_key(rng_key, round_), data.num_clients)
     shared = prepare_shared(kernel, rng_key, round_, shapes)
-    groups = groups_of(participation, data, arrangement, cohort)
+    groups = split_cohort(participation, data, arrangement, cohort)
     numbers = range(len(kernel.phases))
     server = [prepare_server(kernel, n, rng_key, round_, shapes) for n in numbers]
-    clients = [
-        [
-            prepare_group(kernel, n, data, arrangement, group, rng_key, round_, shapes)
-            for group in groups
-        ]
-        for n in numbers
-    ]
+    tasks = [PhaseTask(kernel, n, data, arrangement, shapes) for n in numbers]
+    clients = [[prepare_group(task, group, rng_key, round_) for group in groups] for task in tasks]
     return cohort, RoundDraws(clients, server, shared)
 
 
@@ -186,52 +179,56 @@ def run_round(
 ) -> tuple[FederatedState, RoundInfo]:
     """Run one round: the cohort's steps, the sum of their messages, the server's update."""
     participation = kernel.participation
-    groups = groups_of(participation, data, arrangement, cohort)
-    states = own_states(participation, arrangement, groups, state.clients)
+    groups = split_cohort(participation, data, arrangement, cohort)
+    states = split_states(participation, arrangement, groups, state.clients)
     broadcast, server = state.broadcast._replace(shared=draws.shared), state.server
-    up, down, most_up, most_down = [], [], 0, 0
+    up, down, bound_up, bound_down = [], [], 0, 0
     active = cohort.active
-    for number, (randomness, at_server) in enumerate(zip(draws.clients, draws.server, strict=True)):
-        task = Task(kernel, number, data, arrangement, broadcast)
-        outputs = run_task(task, cohort._replace(active=active), groups, states, randomness)
+    for number, (client_draws, server_draws) in enumerate(
+        zip(draws.clients, draws.server, strict=True)
+    ):
+        task = PhaseTask(kernel, number, data, arrangement, broadcast)
+        outputs = run_task(task, cohort._replace(active=active), groups, states, client_draws)
         states, info = outputs.states, outputs.info
-        whole = trees.num_bits(broadcast._replace(shared=()))
+        broadcast_bits = trees.num_bits(broadcast._replace(shared=()))
         up.append(info.bits)
-        down.append(whole if trees.is_empty(info.bits_down) else info.bits_down)
+        down.append(broadcast_bits if trees.is_empty(info.bits_down) else info.bits_down)
         if participation.guards:
-            # A message is sent before it is left out; who has sent one such sends no other.
-            up[-1], down[-1] = (jnp.where(active, sent[-1], 0) for sent in (up, down))
+            # An excluded message was sent, so its bits count; its client is inactive from then on.
+            up[-1], down[-1] = (jnp.where(active, bits[-1], 0) for bits in (up, down))
             active = outputs.active
-            groups = groups_of(participation, data, arrangement, cohort._replace(active=active))
-        most_up, most_down = most_up + outputs.bits, most_down + whole
+            groups = split_cohort(participation, data, arrangement, cohort._replace(active=active))
+        bound_up, bound_down = bound_up + outputs.bits, bound_down + broadcast_bits
         broadcast, server, server_info = server_step(
-            kernel, number, Prepared(at_server), broadcast, server, outputs.total
+            kernel, number, Prepared(server_draws), broadcast, server, outputs.total
         )
     num_active = jnp.sum(active.astype(jnp.int32))
     sends = 0 if participation.silent else 1
     square = jnp.where(active, info.gradient_norm**2, 0)
-    sent_up, sent_down = (jnp.where(cohort.active, sends * sum(sent), 0) for sent in (up, down))
+    sent_up, sent_down = (jnp.where(cohort.active, sends * sum(bits), 0) for bits in (up, down))
+    num_lost: ArrayTree = ()
+    if not trees.is_empty(info.usable):
+        num_lost = jnp.sum(active & ~info.usable, dtype=jnp.int32)
+    num_excluded: ArrayTree = ()
+    if participation.guards:
+        num_excluded = jnp.sum(cohort.active & ~active, dtype=jnp.int32)
     round_info = RoundInfo(
         round=state.broadcast.round,
         num_active=num_active,
-        # A code is at most twice as long as the numbers that it codes.
-        bits_up=_sum_bits(sent_up, 2 * most_up),
-        bits_down=_sum_bits(sent_down, most_down * cohort.active.shape[0]),
+        # A code is at most twice as long as the numbers that it encodes.
+        bits_up=_sum_bits(sent_up, 2 * bound_up),
+        bits_down=_sum_bits(sent_down, bound_down * cohort.active.shape[0]),
         gradient_norm=jnp.sqrt(jnp.sum(square) / jnp.maximum(num_active, 1).astype(square.dtype)),
         clients=info,
         server=server_info,
-        num_lost=()
-        if trees.is_empty(info.usable)
-        else jnp.sum(active & ~info.usable, dtype=jnp.int32),
-        num_excluded=jnp.sum(cohort.active & ~active, dtype=jnp.int32)
-        if participation.guards
-        else (),
+        num_lost=num_lost,
+        num_excluded=num_excluded,
         shift=server_info.shift if isinstance(server_info, Refined) else (),
         acceptance=server_info.acceptance if isinstance(server_info, Adjusted) else (),
     )
-    clients = all_states(participation, arrangement, groups, state.clients, states)
-    first = "aggregate must return it in the structure of its first value"
-    check_structure(kernel, "The server's state", server, state.server, first)
+    clients = merge_states(participation, arrangement, groups, state.clients, states)
+    remedy = "aggregate must return it in the structure of its initial value"
+    check_structure(kernel, "The server's state", server, state.server, remedy)
     return FederatedState(broadcast, server, clients), round_info
 
 

@@ -1,8 +1,7 @@
-"""`sample`: a run on the host, segment by segment, with warnings, stopping and checkpoints.
+"""Runs of a kernel (`sample`), and consortia of clients that run kernels and answer questions.
 
-A run calls the rounds' program and never a kernel. A consortium is the clients as a server can
-reach them: it answers questions and runs kernels. The room may import every room on lower floors,
-and placement, records and storage.
+A run is a loop on the host around the compiled program of `fedmcmc.rounds`. It adds warnings,
+stopping rules, records and checkpoints.
 """
 
 from fedmcmc.runs._consortium import Consortium as Consortium
@@ -11,7 +10,6 @@ from fedmcmc.runs._consortium import Sum as Sum
 from fedmcmc.runs._consortium import as_consortium as as_consortium
 from fedmcmc.runs._consortium import check_fits_sum as check_fits_sum
 from fedmcmc.runs._executors import Elsewhere as Elsewhere
-from fedmcmc.runs._executors import Executor as Executor
 from fedmcmc.runs._executors import RunHalted as RunHalted
 from fedmcmc.runs._executors import Work as Work
 from fedmcmc.runs._pace import pace_of as pace_of

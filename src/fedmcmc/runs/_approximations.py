@@ -1,4 +1,4 @@
-"""What is wrong with an approximation at the end of a run: it still moves, or counts rows again."""
+"""Checks at the end of a run that an approximation is at rest and counts each row once."""
 
 from typing import Any
 
@@ -9,91 +9,92 @@ from fedmcmc._types import ArrayTree
 from fedmcmc.diagnostics import last_passes
 from fedmcmc.records import Samples
 
-RESTLESS = 0.1
-"""An approximation that moves by more of its sds per round is not at rest."""
-DRIFT = 0.5
-"""An approximation that has still to move by more of its sds is not at rest."""
-NUM_PASSES, STILL = 3, 1e-3
-"""Number of last passes over the clients in which fits are lost, and how little moves meanwhile."""
-NUM_RATIOS, STEADY = 5, 0.02
-"""Number of ratios of successive shifts that show a drift, and how far apart they may be."""
+MAX_SHIFT = 0.1
+"""Largest shift per round, in standard deviations, of an approximation at rest."""
+MAX_DRIFT = 0.5
+"""Largest remaining drift, in standard deviations, of an approximation at rest."""
+NUM_PASSES, MAX_STILL_SHIFT = 3, 1e-3
+"""Number of last passes over the clients in which lost fits count, and the largest shift then."""
+NUM_RATIOS, MAX_RATIO_RANGE = 5, 0.02
+"""Number of ratios of successive shifts that reveal a drift, and their largest range."""
 
 
-def restless(samples: Samples) -> str | None:
-    """Return a warning if an approximation still moves, is not proper, or is without clients."""
+def check_at_rest(samples: Samples) -> str | None:
+    """Return a warning if an approximation moves, is improper, or lacks clients' fits."""
     shift = np.asarray(samples.info.get("shift", ()))
-    if not shift.size or fields(samples.state.server, "num_filtered"):
-        return None  # a filter moves with all rows that it takes in
-    if not all(proper.all() for proper in fields(samples.state.broadcast, "proper")):
+    if not shift.size or leaves_named(samples.state.server, "num_filtered"):
+        return None  # a filter moves with each new row
+    if not all(proper.all() for proper in leaves_named(samples.state.broadcast, "proper")):
         return (
-            "The approximation is not proper at the end of the run (the product of all sites is no "
-            "density), so that draws are of an earlier one: start at the mode "
+            "The approximation is not proper at the end of the run (the product of all sites is "
+            "not a density), so the draws come from an earlier approximation. Start at the mode "
             "(fedmcmc.surrogates.mode, fedmcmc.whiten), damp changes more, or give "
-            "initial_precision=. If it stays so, a Gaussian is not suitable here: use fedmcmc.fit."
+            "initial_precision=. If it stays improper, a Gaussian is not suitable: use fedmcmc.fit."
         )
-    num_clients = fields(samples.state.server, "num_clients")[0].max()
+    num_clients = leaves_named(samples.state.server, "num_clients")[0].max()
     shifts, _ = last_passes(samples.info | {"num_clients": num_clients}, 1)
-    last = max(chain.max() for chain in shifts)
-    if not np.isfinite(last):
+    max_shift = max(chain.max() for chain in shifts)
+    if not np.isfinite(max_shift):
         return (
-            "The approximation became proper only in the last rounds, so that it is not known "
-            "whether it still moves: continue with sample(..., state=samples.state) or "
+            "The approximation became proper only in the last rounds, too late to see whether it "
+            "still moves: continue with sample(..., state=samples.state) or "
             "until=fedmcmc.at_rest()."
         )
-    if last > RESTLESS:
+    if max_shift > MAX_SHIFT:
         return (
-            f"The approximation still moves by {last:.2g} of its sds per round at the end of the "
-            f"run: continue with sample(..., state=samples.state) or until=fedmcmc.at_rest(). If "
-            f"it oscillates, damp changes more, or make the clients' inference less random."
+            f"The approximation still moves by {max_shift:.2g} of its sds per round at the end of "
+            f"the run: continue with sample(..., state=samples.state) or until=fedmcmc.at_rest(). "
+            f"If it oscillates, damp changes more, or make the clients' inference less random."
         )
-    remaining = max(_remaining(chain) for chain in shift)
-    if remaining > DRIFT:
+    drift = max(_remaining_drift(chain) for chain in shift)
+    if drift > MAX_DRIFT:
         return (
             f"The approximation still drifts slowly: at the rate of the last rounds it has about "
-            f"{remaining:.2g} of its sds to go. Continue with sample(..., state=samples.state), or "
+            f"{drift:.2g} of its sds to go. Continue with sample(..., state=samples.state), or "
             f"damp changes less."
         )
-    return _lost_at_rest(samples.info | {"num_clients": num_clients})
+    return _check_lost_fits(samples.info | {"num_clients": num_clients})
 
 
-def _lost_at_rest(info: dict[str, Any]) -> str | None:
-    """Return a warning if an approximation that does not move at all is without some clients."""
+def _check_lost_fits(info: dict[str, Any]) -> str | None:
+    """Return a warning if an approximation does not move because clients' fits are lost."""
     shifts, complete = last_passes(info, NUM_PASSES)
     for shift, lost in zip(shifts, info.get("num_lost", ()), strict=False):
-        num = lost[-len(shift) :].sum()
-        if complete and shift.max() < STILL and num >= NUM_PASSES:
+        num_lost = lost[-len(shift) :].sum()
+        if complete and shift.max() < MAX_STILL_SHIFT and num_lost >= NUM_PASSES:
             return (
-                f"The approximation is at rest, but {num} fits of clients in the last "
-                f"{len(shift)} rounds were not proper and changed nothing, so that the rows of "
-                f"these clients do not count: see samples.info['num_lost']. Is the posterior "
-                f"proper? Otherwise start at the mode (fedmcmc.surrogates.mode), give a positive "
+                f"The approximation is at rest, but {num_lost} fits of clients in the last "
+                f"{len(shift)} rounds were not proper and changed nothing, so the rows of these "
+                f"clients do not count: see samples.info['num_lost']. Is the posterior proper? "
+                f"Otherwise start at the mode (fedmcmc.surrogates.mode), give a positive "
                 f"initial_precision=, or use fedmcmc.fit."
             )
     return None
 
 
-def _remaining(shift: np.ndarray) -> float:
-    """Return how far a chain has still to move, by the shifts ``[num_rounds]`` of its rounds.
+def _remaining_drift(shifts: np.ndarray) -> float:
+    """Return the distance that a chain still has to move, from its shifts ``[num_rounds]``.
 
-    The shifts of a drift that slows down have a constant ratio, so what remains is the sum of a
-    geometric series. If the last ratios differ, the shifts are noise, and nothing is known.
+    The shifts of a drift that slows down have a constant ratio, so the remaining distance is the
+    sum of a geometric series. If the last ratios differ, the shifts are noise.
     """
-    last = shift[-NUM_RATIOS - 1 :]
-    if len(last) <= NUM_RATIOS or not np.all(np.isfinite(last)) or not np.all(last > 0):
+    tail = shifts[-NUM_RATIOS - 1 :]
+    if len(tail) <= NUM_RATIOS or not np.all(np.isfinite(tail)) or not np.all(tail > 0):
         return 0.0
-    ratios = last[1:] / last[:-1]
-    if np.ptp(ratios) > STEADY or not 0.5 < ratios[-1] < 1 or ratios.max() >= 1:
+    ratios = tail[1:] / tail[:-1]
+    if np.ptp(ratios) > MAX_RATIO_RANGE or not 0.5 < ratios[-1] < 1 or ratios.max() >= 1:
         return 0.0
-    return float(last[-1] * ratios[-1] / (1 - ratios[-1]))
+    return float(tail[-1] * ratios[-1] / (1 - ratios[-1]))
 
 
-def counted_again(samples: Samples) -> str | None:
-    """Return a warning if a filter (`fedmcmc.adf`) took in rows more than once."""
-    rounds = fields(samples.state.server, "num_filtered")
+def check_single_pass(samples: Samples) -> str | None:
+    """Return a warning if a filter (`fedmcmc.adf`) counted rows more than once."""
+    rounds = leaves_named(samples.state.server, "num_filtered")
     active = np.asarray(samples.info.get("num_active", ()))
     if not rounds or not active.size:
         return None
-    num_clients, mean_active = fields(samples.state.server, "num_clients")[0].max(), active.mean()
+    num_clients = leaves_named(samples.state.server, "num_clients")[0].max()
+    mean_active = active.mean()
     visits = rounds[0].max() * mean_active / num_clients
     if visits <= 1 + 1e-4:  # a sum of dampings is rounded
         return None
@@ -106,8 +107,8 @@ def counted_again(samples: Samples) -> str | None:
     )
 
 
-def fields(tree: ArrayTree, name: str) -> list[np.ndarray]:
-    """Return the leaves of a tree that are a field of this name."""
+def leaves_named(tree: ArrayTree, name: str) -> list[np.ndarray]:
+    """Return the leaves of a tree that are stored in a field called `name`."""
     return [
         np.asarray(leaf)
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)

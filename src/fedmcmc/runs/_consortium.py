@@ -1,7 +1,7 @@
-"""A consortium: clients as a server can reach them, who answer questions with sums.
+"""Consortia: clients that answer a server's questions with sums.
 
-What asks (corrections, modes, checks of a model) sees this alone and never rows, so that the same
-code serves a simulation and clients at real sites.
+Corrections, mode finders and checks of a model use this interface and never see rows. So the same
+code serves simulated clients and clients at real sites.
 """
 
 import warnings
@@ -32,15 +32,15 @@ from fedmcmc.storage import Answer, answers_of_program, digest_of_call, digest_o
 from fedmcmc.transforms import counts_of, with_counts
 
 CLIENTS_AT_A_TIME = 16
-"""Of a question about many points, so that memory does not grow with the number of clients."""
-MOST_TRIES = 20
-"""Rounds in which a question is asked again because a client was missing."""
+"""Number of clients that compute answers together. It bounds the memory for many clients."""
+MAX_TRIES = 20
+"""Maximum number of rounds until all clients answer a question."""
 
 
 class Sum(NamedTuple):
-    """The sum of all clients' answers, and what it cost.
+    """Sum of all clients' answers, and its cost.
 
-    `rounds` counts those in which a client was missing, too; bits are those of all clients.
+    `rounds` includes rounds in which a client was missing; the bits are totals over all clients.
     """
 
     value: ArrayTree
@@ -51,43 +51,34 @@ class Sum(NamedTuple):
 
 @runtime_checkable
 class Consortium(Protocol):
-    """All clients, as a server reaches them.
-
-    Attributes
-    ----------
-    federation
-        What the server knows of them before the first round.
-    """
+    """Interface of all clients to a server."""
 
     @property
     def federation(self) -> Federation:
-        """What the server knows of the clients before the first round."""
-        ...
+        """Facts about the clients that the server has before the first round."""
 
     def ask(self, question: Question, content: ArrayTree) -> Sum:
         """Return the sum of all clients' answers to `question` about `content`."""
-        ...
 
     def sample(self, rng_key: Array, kernel: FederatedKernel, *args: Any, **kwargs: Any) -> Samples:
-        """Run a kernel, as `fedmcmc.sample` does on data."""
-        ...
+        """Run a kernel on the clients, as `fedmcmc.sample` does on data."""
 
 
 class SimulatedConsortium:
-    """The clients of a `FederatedData`, simulated.
+    """Simulated clients of a `FederatedData`.
 
     Parameters
     ----------
     data
         Every client's rows.
     rng_key
-        For what a transform draws (the words of a quantizer, faults); questions draw nothing.
+        Key for the random numbers of `transform` (quantizers, faults); questions use none.
     transform
-        What happens to the messages of a question, ``kernel -> kernel``: `fedmcmc.faults`,
-        `fedmcmc.compress`, `fedmcmc.secure_sum`.
+        Function ``kernel -> kernel`` applied to questions: `fedmcmc.faults`, `fedmcmc.compress`,
+        `fedmcmc.secure_sum`.
     of_runs
-        Whether it happens to those of kernels that are run, too. With `fedmcmc.secure_sum`, whose
-        grid is that of the study, this is a simulation of sites under masks.
+        If true, `transform` is also applied to the kernels of runs. With `fedmcmc.secure_sum` and
+        the grid of a study, this simulates its sites under masks.
     """
 
     def __init__(
@@ -102,12 +93,12 @@ class SimulatedConsortium:
         self._rng_key = jax.random.key(0) if rng_key is None else as_key(rng_key)
         self._transform, self._of_runs = transform, of_runs
         self._num_rounds = 0
-        many = data.num_clients > CLIENTS_AT_A_TIME
-        self._arrangement = Arrangement(clients_at_a_time=CLIENTS_AT_A_TIME if many else None)
+        batch_size = CLIENTS_AT_A_TIME if data.num_clients > CLIENTS_AT_A_TIME else None
+        self._arrangement = Arrangement(clients_at_a_time=batch_size)
 
     @property
     def federation(self) -> Federation:
-        """What a server knows of these clients before the first round."""
+        """Facts about the clients that the server has before the first round."""
         return self.data.federation
 
     @property
@@ -123,7 +114,7 @@ class SimulatedConsortium:
         ValueError
             If model, content and rows do not fit together, or answers do not fit a secure sum.
         RuntimeError
-            If after 20 rounds some client was missing in each.
+            If a client was missing in each of 20 rounds.
         """
         kernel: FederatedKernel = as_functions(question)
         if self._transform is not None:
@@ -133,11 +124,11 @@ class SimulatedConsortium:
         answers, digest = answers_of_program(), ""
         if answers is not None:
             digest, like = self._digest(kernel, state)
-            if (kept := answers.read(digest, like)) is not None:
-                self._num_rounds += kept.numbers["rounds"]
-                return Sum(jax.tree.map(jnp.asarray, kept.value), **kept.numbers)
+            if (stored := answers.read(digest, like)) is not None:
+                self._num_rounds += stored.numbers["rounds"]
+                return Sum(jax.tree.map(jnp.asarray, stored.value), **stored.numbers)
         up = down = 0.0
-        for tries in range(1, MOST_TRIES + 1):
+        for tries in range(1, MAX_TRIES + 1):
             number = jnp.asarray(self._num_rounds, jnp.int32)
             state = state._replace(broadcast=state.broadcast._replace(round=number))
             state, answered, bits = _round(kernel, self.data, arrangement, state, key)
@@ -150,12 +141,13 @@ class SimulatedConsortium:
                     answers.write(digest, Answer(answered.value, numbers))
                 return Sum(answered.value, **numbers)
         raise RuntimeError(
-            f"In none of {MOST_TRIES} rounds did all {self.data.num_clients} clients answer; a sum "
-            f"without one of them would be that of another posterior."
+            f"In none of {MAX_TRIES} rounds did all {self.data.num_clients} clients answer, and a "
+            f"sum without some of them belongs to another posterior: lower the rates of "
+            f"fedmcmc.faults."
         )
 
     def _digest(self, kernel: FederatedKernel, state: FederatedState) -> tuple[str, ArrayTree]:
-        """Return a digest of a question before its first round, and the shapes of its answer."""
+        """Return a digest of a question, and the shapes of its answer."""
         traced = _round.trace(kernel, self.data, self._arrangement, state, self._rng_key)
         parts = (kernel, state, self._num_rounds, self._rng_key, self._digest_of_rows)
         return digest_of_call(traced.jaxpr, *parts), traced.out_info[1].value
@@ -174,24 +166,10 @@ class SimulatedConsortium:
 
 
 def check_fits_sum(question: Question, server_state: ArrayTree) -> None:
-    """Raise or warn where answers to a question did not fit a secure sum; others always do.
+    """Check that answers to a question fit into a secure sum, given the server's state afterwards.
 
-    Parameters
-    ----------
-    question
-        What was asked.
-    server_state
-        The server's, after the round.
-
-    Raises
-    ------
-    ValueError
-        If the sum is wrong: numbers beyond the range, or that are not finite.
-
-    Warns
-    -----
-    UserWarning
-        If some places of which the question asks were left out.
+    Raise `ValueError` if numbers are out of range or not finite. Warn if the question can mark
+    positions whose numbers are out of range.
     """
     counts = counts_of(server_state)
     if counts is None:
@@ -199,30 +177,24 @@ def check_fits_sum(question: Question, server_state: ArrayTree) -> None:
     name, num = type(question).__name__, int(np.sum(counts.lost))
     if num:
         raise ValueError(
-            f"The answers of {num} client(s) to {name} are not finite, and a secure sum has no "
-            "number for that: ask about other places, where the log density is."
+            f"The answers of {num} client(s) to {name} are not finite, which a secure sum cannot "
+            "represent: use positions at which the log density is finite."
         )
     num = int(np.sum(counts.saturated))
     if not num:
         return
-    text = f"{num} client(s) answered {name} with numbers beyond the range of the secure sum, most"
+    text = f"{num} client(s) answered {name} with numbers beyond the range `most` of a secure sum"
     remedy = (
-        "Give it more room, with a coarser resolution (secure.most and secure.resolution of a "
-        "study under masks), or scale covariates and start nearer to the mode."
+        "Increase `most`, with a coarser resolution (secure.most and secure.resolution of a study "
+        "under masks), or scale covariates and start nearer to the mode."
     )
-    if not question.leaves_out_beyond:
-        raise ValueError(f"{text}, so that the sum is wrong. {remedy}")
-    warnings.warn(f"{text}; the places there count as impossible. {remedy}", stacklevel=3)
+    if not question.traits.marks_range_ends:
+        raise ValueError(f"{text}, so the sum is wrong. {remedy}")
+    warnings.warn(f"{text}; the positions there count as impossible. {remedy}", stacklevel=3)
 
 
 def as_consortium(data: Any) -> Consortium:
-    """Return the simulated clients of a `FederatedData`; a consortium is returned as it is.
-
-    Raises
-    ------
-    TypeError
-        If it is neither.
-    """
+    """Return the simulated clients of a `FederatedData`; return a consortium unchanged."""
     if isinstance(data, FederatedData):
         return SimulatedConsortium(data)
     if isinstance(data, Consortium):

@@ -1,7 +1,7 @@
-"""Where the segments of a run are computed: on one device, over a mesh, or with a client store.
+"""Executors of a run's segments: one device, a mesh, or one device with a client store.
 
-An executor lays out rows and states, runs a segment, and gathers states again. `Run` knows no more
-of a placement.
+An executor lays out rows and states, runs a segment, and gathers states again. `Run` uses only this
+interface.
 """
 
 from collections.abc import Iterator
@@ -32,13 +32,12 @@ from fedmcmc.rounds import (
 
 @dataclass(frozen=True)
 class Work:
-    """The rounds of a segment: all of it but where its arguments lie.
+    """Work of a segment, without the program, keys and state that an executor provides.
 
-    Called with a program, keys and a state it runs the rounds. Where clients are elsewhere its
-    parts say what to do.
+    Executors in this process call it; executors of remote clients read its attributes.
     """
 
-    kernel: FederatedKernel  # its schedules tabulated over the segment's rounds
+    kernel: FederatedKernel  # with schedules tabulated over the segment's rounds
     plan: Plan
     accumulators: Accumulators
     accumulator_states: dict[str, ArrayTree]
@@ -62,84 +61,100 @@ class Work:
 
 
 class RunHalted(RuntimeError):
-    """An executor cannot go on with a run.
+    """Error of an executor that cannot continue a run.
 
     Attributes
     ----------
     samples
-        The `fedmcmc.Samples` that were kept before; ``None`` before the first round.
+        `fedmcmc.Samples` kept before the error; ``None`` before the first round.
     """
 
     samples: Any = None
 
 
-class OneDevice:
-    """All rows and states lie on the device that JAX takes by itself.
+class Executor(Protocol):
+    """Interface between a run and the devices or sites that compute its segments.
 
     Attributes
     ----------
     plain
-        The program as one device would run it; sets the block length and the run's identity.
+        Program of the run on one device, which defines the block length and the run's identity.
     program
-        The program as it is run here.
+        Program that this executor runs.
     table_shapes
-        Shapes of the state passed to `plain`; typed keys stay as they are.
+        Shapes of the state passed to `plain`; typed keys stay arrays.
     shapes
-        Shapes of the state with all clients, likewise, as `gather` returns it.
+        Shapes of the state of all clients that `gather` returns; typed keys stay arrays.
     simulated_shapes
-        Those that it has with all clients in this program: of these a run's identity is made.
+        Shapes of the state with all clients in this process, part of the run's identity.
     longest
-        Rounds in a segment at most, ``None`` without a limit.
+        Maximum number of rounds in a segment, ``None`` without a limit.
     shared
-        Whether other processes run this alike. Each asks for the same segments, all get the draws,
-        and the first one writes.
+        Flag for several processes: all of them run the same segments and get the draws, and the
+        first process writes files.
     in_place
-        Whether a gathered state changes while the run goes on.
+        Flag for gathered states that change while the run continues.
     finished_rounds
-        Where `run` ended with an exception: the first round that is not finished, and the segment
-        of the rounds before it; ``None`` if the run goes on from the beginning of the segment.
+        If `run` raised: the first unfinished round, and the segment of the rounds before. ``None``
+        if the run must continue from the beginning of the segment.
     """
 
+    plain: Program
+    program: Program
+    table_shapes: Any
+    shapes: Any
+    simulated_shapes: Any
     longest: int | None = None
-    shared = in_place = False
+    shared: bool = False
+    in_place: bool = False
     finished_rounds: tuple[int, Segment] | None = None
+
+    def run(self, segment: Work, state: Any, start: int, stop: int) -> Segment:
+        """Run rounds ``[start, stop)`` from a state that `lay_out` returned."""
+
+    def lay_out(self, state: FederatedState) -> Any:
+        """Move the state of all clients, in client order, to the devices that use it."""
+
+    def gather(self, state: Any) -> Any:
+        """Return a state as it was before `lay_out`."""
+
+    def lay_out_chains(self, tree: ArrayTree) -> ArrayTree:
+        """Move arrays with a leading chain axis to the devices that use them."""
+
+    def to_host(self, tree: ArrayTree) -> ArrayTree:
+        """Return arrays with a leading chain axis as NumPy arrays; typed keys stay typed keys."""
+
+
+class OneDevice(Executor):
+    """Executor that keeps all rows and states on JAX's default device."""
 
     def __init__(self, program: Program, keys: Array, state: FederatedState) -> None:
         self.plain = self.program = program
         self.keys = keys
         self.simulated_shapes = self.shapes = self.table_shapes = trees.shapes_but_keys(state)
 
-    def run(self, segment: Work, state: Any, at: int, stop: int) -> Segment:
-        """Run rounds ``[at, stop)`` from a state that was laid out."""
+    def run(self, segment: Work, state: Any, start: int, stop: int) -> Segment:
         return segment(self.program, self.keys, state)
 
     def lay_out(self, state: FederatedState) -> Any:
-        """Take the state of all clients, in their own order, to where it is computed with."""
         return jax.tree.map(jnp.asarray, state)
 
     def gather(self, state: Any) -> Any:
-        """Return a state as it was before `lay_out`."""
         return state
 
     def lay_out_chains(self, tree: ArrayTree) -> ArrayTree:
-        """Take arrays with a leading chain axis to where they are computed with."""
         return jax.tree.map(jnp.asarray, tree)
 
     def to_host(self, tree: ArrayTree) -> ArrayTree:
-        """Return arrays with a leading chain axis as NumPy arrays, typed keys as they are."""
         return jax.tree.map(lambda leaf: leaf if trees.is_key(leaf) else np.asarray(leaf), tree)
 
 
-class MeshDevices:
-    """Clients' rows and states lie on the devices of a mesh that compute with them.
+class MeshDevices(Executor):
+    """Executor that spreads clients' rows and states over the devices of a mesh.
 
-    A checkpoint holds what that of one device does, so another mesh can go on from it. Attributes
-    and methods are those of `OneDevice`; `state` has this process's clients.
+    Its checkpoints have the format of one device, so a run can continue on another mesh. `state`
+    has this process's clients.
     """
-
-    longest: int | None = None
-    in_place = False
-    finished_rounds: tuple[int, Segment] | None = None
 
     def __init__(self, placed: Placed, plain: Program, keys: Array, state: FederatedState) -> None:
         layout = placed.arrangement.layout
@@ -153,37 +168,37 @@ class MeshDevices:
         self.chains: Any = PartitionSpec(CHAINS if CHAINS in self.mesh.shape else None)
         self.keys = put(keys, self.mesh, self.chains)
 
-        def of_all_clients(leaf: Any) -> Any:
+        def for_all_clients(leaf: Any) -> Any:
             shape = (leaf.shape[0], len(self.slots), *leaf.shape[2:])
             if trees.is_key(leaf):
                 return jnp.broadcast_to(leaf[:, :1], shape)
             return jax.ShapeDtypeStruct(shape, leaf.dtype)
 
         shapes = trees.shapes_but_keys(state)
-        self.shapes = shapes._replace(clients=jax.tree.map(of_all_clients, shapes.clients))
-        self.simulated_shapes = self.table_shapes = self.shapes
+        shapes = shapes._replace(clients=jax.tree.map(for_all_clients, shapes.clients))
+        self.simulated_shapes = self.table_shapes = self.shapes = shapes
 
-    def run(self, segment: Work, state: Any, at: int, stop: int) -> Segment:
+    def run(self, segment: Work, state: Any, start: int, stop: int) -> Segment:
         return segment(self.program, self.keys, state)
 
     def lay_out(self, state: FederatedState, ids: np.ndarray | None = None) -> Any:
-        """Take a state to the devices; its clients are `ids`, this process's, or else all."""
+        """Move a state to the devices; its clients are `ids` (of this process), or else all."""
         ids = np.arange(len(self.slots)) if ids is None else ids
-        at = np.zeros(len(self.slots), np.int64)  # others' states are not asked for
-        at[ids] = np.arange(len(ids))
+        index = np.zeros(len(self.slots), np.int64)  # entries of other processes are never read
+        index[ids] = np.arange(len(ids))
         specs = state_specs(self.mesh)
 
         def spread(leaf: Any) -> Array:
             host = np.asarray(leaf)
             shape = (host.shape[0], len(self.client_of_slot), *host.shape[2:])
 
-            def part(index: Any) -> np.ndarray:
-                chains, slots, *rest = index
-                entries = at[self.client_of_slot[slots]]
-                return host[chains][:, entries][(slice(None), slice(None), *rest)]
+            def part(indices: Any) -> np.ndarray:
+                chains, slots, *trailing = indices
+                entries = index[self.client_of_slot[slots]]
+                return host[chains][:, entries][(slice(None), slice(None), *trailing)]
 
-            where = NamedSharding(self.mesh, specs.clients)
-            return jax.make_array_from_callback(shape, where, part)
+            sharding = NamedSharding(self.mesh, specs.clients)
+            return jax.make_array_from_callback(shape, sharding, part)
 
         return FederatedState(
             put(state.broadcast, self.mesh, specs.broadcast),
@@ -202,53 +217,48 @@ class MeshDevices:
         return on_host(tree, self.mesh)
 
 
-class _Ahead(NamedTuple):
-    """The states of clients `ids` that are being read for the rounds from `at` on."""
+class _Prefetch(NamedTuple):
+    """States of clients `ids` that a thread reads for the rounds from `start` on."""
 
-    at: int
+    start: int
     ids: np.ndarray
     table: Future[ArrayTree]
 
 
 class _Returned(NamedTuple):
-    """The states of clients `ids` that a segment returned."""
+    """States of clients `ids` that a segment returned."""
 
     ids: np.ndarray
     table: ArrayTree  # leaves [num_chains, num_slots, ...]
 
 
-class StoredClients:
-    """Clients' states stay on the host; only those of coming cohorts are on the device.
+class StoredClients(OneDevice):
+    """Executor that keeps clients' states on the host, except for upcoming cohorts.
 
-    Segments are so short that the states of their cohorts fit on the device. The program is that of
-    a run with all states there; only the table in which it looks up states is shorter, and
-    `Arrangement.slots` says where a client's state lies in it.
+    Segments are so short that the states of their cohorts fit on the device. The program is the
+    program of a run without a store. Only its table of states is shorter, and `Arrangement.slots`
+    maps clients to entries of the table.
 
-    Attributes and methods are those of `OneDevice`. Between segments ``state.clients`` is
-    `_Returned`. It is written before the store is next read or gathered. Writing twice does no
-    harm, so after an interrupt the store matches the run's round.
+    Between segments ``state.clients`` is `_Returned`, which is written before the store is read or
+    gathered. Writing twice does no harm, so after an interrupt the store matches the run's round.
     """
 
-    shared = False
     in_place = True
-    finished_rounds: tuple[int, Segment] | None = None
 
     def __init__(
         self, program: Program, keys: Array, state: FederatedState, store: HostStore
     ) -> None:
-        self.keys, self.all_states = keys, state.clients
+        self.all_states, self.num_clients = state.clients, program.data.num_clients
+        super().__init__(self._with_slots(program, np.zeros(0, np.int64)), keys, state)
         self.participation = program.kernel.participation
-        self.num_clients = program.data.num_clients
         cohort_size = self.participation.cohort_size
-        assert cohort_size is not None  # `sample` checks
-        per_slot = max(trees.num_bytes(self.all_states) // self.num_clients, 1)  # of all chains
-        per_round = cohort_size * len(keys)
-        affordable = store.device_bytes // (per_slot * per_round)
-        self.num_ahead = int(max(1, min(affordable, -(-self.num_clients // per_round))))
+        assert cohort_size is not None  # see `placement.check_fits`
+        bytes_per_slot = max(trees.num_bytes(self.all_states) // self.num_clients, 1)  # all chains
+        slots_per_round = cohort_size * len(keys)
+        affordable = store.device_bytes // (bytes_per_slot * slots_per_round)
+        self.num_ahead = int(max(1, min(affordable, -(-self.num_clients // slots_per_round))))
         self.longest: int | None = self.num_ahead
-        self.num_slots = min(per_round * self.num_ahead, self.num_clients)
-        self.plain = self.program = self._with_slots(program, np.zeros(0, np.int64))
-        self.simulated_shapes = self.shapes = trees.shapes_but_keys(state)
+        self.num_slots = min(slots_per_round * self.num_ahead, self.num_clients)
         self.table_shapes = self.shapes._replace(
             clients=jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(
@@ -258,37 +268,37 @@ class StoredClients:
             )
         )
         self.reader = ThreadPoolExecutor(1)
-        self.ahead: _Ahead | None = None
+        self.prefetch: _Prefetch | None = None
 
     def _with_slots(self, program: Program, ids: np.ndarray) -> Program:
         slots = np.zeros(self.num_clients, np.int32)
         slots[ids] = np.arange(len(ids))
         return replace(program, arrangement=replace(program.arrangement, slots=jnp.asarray(slots)))
 
-    def run(self, segment: Work, state: Any, at: int, stop: int) -> Segment:
-        ids, table = self._states_for(at, state.clients)
+    def run(self, segment: Work, state: Any, start: int, stop: int) -> Segment:
+        ids, table = self._states_for(start, state.clients)
         on_device = state._replace(clients=jax.tree.map(jnp.asarray, table))
         result = segment(self._with_slots(self.program, ids), self.keys, on_device)
-        # Read while the device computes; what this segment changes is read again.
-        coming = self._cohorts(stop)
-        table = self.reader.submit(read, self.all_states, coming, self.num_slots)
-        self.ahead = _Ahead(stop, coming, table)
+        # Read while the device computes; `_states_for` updates states that this segment changes.
+        next_ids = self._cohorts(stop)
+        table = self.reader.submit(read, self.all_states, next_ids, self.num_slots)
+        self.prefetch = _Prefetch(stop, next_ids, table)
         returned = _Returned(ids, jax.tree.map(np.asarray, result.state.clients))
         return result._replace(state=result.state._replace(clients=returned))
 
-    def _states_for(self, at: int, returned: _Returned | None) -> tuple[np.ndarray, ArrayTree]:
-        """Return the clients of the rounds from `at` on, and their states."""
-        ahead, self.ahead = self.ahead, None
-        table = None if ahead is None else ahead.table.result()  # nothing is read while we write
+    def _states_for(self, start: int, returned: _Returned | None) -> tuple[np.ndarray, ArrayTree]:
+        """Return the clients of the rounds from `start` on, and their states."""
+        prefetch, self.prefetch = self.prefetch, None
+        table = None if prefetch is None else prefetch.table.result()  # end reading before writing
         self._write(returned)
-        if ahead is None or ahead.at != at:
-            ids = self._cohorts(at)
+        if prefetch is None or prefetch.start != start:
+            ids = self._cohorts(start)
             return ids, read(self.all_states, ids, self.num_slots)
         if returned is not None:
-            places = np.flatnonzero(np.isin(ahead.ids, returned.ids))
+            changed = np.flatnonzero(np.isin(prefetch.ids, returned.ids))
             for leaf, old in self._with_leaves_of(table):
-                old[:, places] = leaf[:, ahead.ids[places]]
-        return ahead.ids, table
+                old[:, changed] = leaf[:, prefetch.ids[changed]]
+        return prefetch.ids, table
 
     def _with_leaves_of(self, tree: ArrayTree) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         return zip(jax.tree.leaves(self.all_states), jax.tree.leaves(tree), strict=True)
@@ -297,11 +307,11 @@ class StoredClients:
         if returned is not None:
             write(self.all_states, *returned)
 
-    def _cohorts(self, at: int) -> np.ndarray:
-        cohorts = _cohorts_of(
+    def _cohorts(self, start: int) -> np.ndarray:
+        cohorts = _cohorts_from(
             self.participation,
             self.keys,
-            jnp.asarray(at, jnp.int32),
+            jnp.asarray(start, jnp.int32),
             num_rounds=self.num_ahead,
             num_clients=self.num_clients,
         )
@@ -317,73 +327,31 @@ class StoredClients:
         self._write(state.clients)
         return state._replace(clients=self.all_states)
 
-    def lay_out_chains(self, tree: ArrayTree) -> ArrayTree:
-        return jax.tree.map(jnp.asarray, tree)
-
-    def to_host(self, tree: ArrayTree) -> ArrayTree:
-        return jax.tree.map(lambda leaf: leaf if trees.is_key(leaf) else np.asarray(leaf), tree)
-
-
-class Executor(Protocol):
-    """What a run needs of the place where its segments are computed; see `OneDevice`."""
-
-    plain: Program
-    program: Program
-    table_shapes: Any
-    shapes: Any
-    simulated_shapes: Any
-    longest: int | None
-    shared: bool
-    in_place: bool
-    finished_rounds: tuple[int, Segment] | None
-
-    def run(self, segment: Work, state: Any, at: int, stop: int) -> Segment:
-        """Run rounds ``[at, stop)`` from a state that was laid out."""
-        ...
-
-    def lay_out(self, state: FederatedState) -> Any:
-        """Take the state of all clients, in their own order, to where it is computed with."""
-        ...
-
-    def gather(self, state: Any) -> Any:
-        """Return a state as it was before `lay_out`."""
-        ...
-
-    def lay_out_chains(self, tree: ArrayTree) -> ArrayTree:
-        """Take arrays with a leading chain axis to where they are computed with."""
-        ...
-
-    def to_host(self, tree: ArrayTree) -> ArrayTree:
-        """Return arrays with a leading chain axis as NumPy arrays, typed keys as they are."""
-        ...
-
 
 @runtime_checkable
 class Elsewhere(Protocol):
-    """Clients whose rows are in no process of the server: `fedmcmc.deploy.Sites`.
+    """Clients whose rows are not on the server: `fedmcmc.deploy.Sites`.
 
-    `sample` takes it in place of data.
+    `sample` accepts it in place of data.
     """
 
     def own(self, kernel: FederatedKernel) -> FederatedKernel:
-        """Return the kernel as these clients run it: under masks a secure sum."""
-        ...
+        """Return the kernel that these clients run, for example as a secure sum under masks."""
 
     def begin(
         self, kernel: FederatedKernel, keys: Array, position: ArrayTree, state: Any
     ) -> tuple[Executor, FederatedState, str]:
-        """Return where a run is computed, its first state, and a digest that stands for rows."""
-        ...
+        """Return the executor of a run, its first state, and a digest in place of the rows'."""
 
 
 @compiled(static_argnames=("num_rounds", "num_clients"))
-def _cohorts_of(
-    participation: Participation, keys: Array, at: Array, *, num_rounds: int, num_clients: int
+def _cohorts_from(
+    participation: Participation, keys: Array, start: Array, *, num_rounds: int, num_clients: int
 ) -> Array:
-    """Return the clients of the rounds from `at` on, all chains together, ``[...]``."""
+    """Return the clients of the rounds from `start` on, for all chains, ``[...]``."""
 
     def cohort(key: Array, round_: Array) -> Array:
         return participation.prepare(cohort_key(key, round_), num_clients).ids
 
-    rounds = at + jnp.arange(num_rounds, dtype=jnp.int32)
+    rounds = start + jnp.arange(num_rounds, dtype=jnp.int32)
     return jax.vmap(lambda key: jax.vmap(lambda r: cohort(key, r))(rounds))(keys)

@@ -1,78 +1,81 @@
-"""Whether a run went far away without a number that is not finite."""
+"""Detection of divergence that stays finite."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedmcmc._types import ArrayTree, Broadcast, FederatedKernel
+from fedmcmc._types import ArrayTree, Broadcast, FederatedKernel, constrain_fn_of, user_position
 from fedmcmc.pytrees import named_leaves
 
-FAR = 1e6
-"""Values that many times larger than where they began (or than one) make a run suspicious."""
+DIVERGENCE_FACTOR = 1e6
+"""Factor by which a value grows or shrinks in a run that is reported as divergent."""
 
 
-class Start(NamedTuple):
-    """Where a run began, to tell how far it went.
+class InitialScale(NamedTuple):
+    """Size of the values at the start of a run.
 
-    `largest` is the largest absolute coordinate; `position` that of every chain, in the user's
-    coordinates, where the model has constrained values (``None`` elsewhere).
+    `largest` is the largest absolute coordinate. `position` is the position of every chain in the
+    user's coordinates, or ``None`` for models without constrained values.
     """
 
     largest: float
     position: ArrayTree
 
 
-def start_of(kernel: FederatedKernel, broadcast: Broadcast) -> Start:
-    """Return where a run begins."""
-    position = None if kernel.constrain_fn is None else _users(kernel, broadcast.position)
-    return Start(_largest(broadcast.position), position)
+def initial_scale(kernel: FederatedKernel, broadcast: Broadcast) -> InitialScale:
+    """Return the size of the values at the start of a run."""
+    is_constrained = constrain_fn_of(kernel) is not None
+    position = _user_positions(kernel, broadcast.position) if is_constrained else None
+    return InitialScale(_largest(broadcast.position), position)
 
 
-def _users(kernel: FederatedKernel, position: ArrayTree) -> ArrayTree:
+def _user_positions(kernel: FederatedKernel, position: ArrayTree) -> ArrayTree:
     """Return all chains' positions in the user's coordinates, on the host."""
-    users = position if kernel.position_fn is None else jax.vmap(kernel.position_fn)(position)
-    return jax.tree.map(np.asarray, users)
+    return jax.tree.map(np.asarray, jax.vmap(partial(user_position, kernel))(position))
 
 
 def _largest(tree: ArrayTree) -> float:
     return max((float(jnp.max(jnp.abs(x))) for x in jax.tree.leaves(tree) if x.size), default=0.0)
 
 
-def growth(kernel: FederatedKernel, start: Start, end: Broadcast) -> str | None:
-    """Return what went how far, if anything: the position, or a constrained value.
+def describe_growth(kernel: FederatedKernel, start: InitialScale, end: Broadcast) -> str | None:
+    """Return a description of divergence in the position or a constrained value, if any.
 
-    A value is far where it is a million times larger than at the start (or than one), and a
-    constrained one also where it is a million times smaller: its logarithm moved by 14.
+    A value diverged if it is a million times larger than at the start (or than one). A constrained
+    value also diverged if it is a million times smaller: its logarithm moved by 14.
     """
-    after = _largest(end.position)
-    if after > FAR * max(start.largest, 1.0):
-        return f"The position grew to {after:.3g} from {start.largest:.3g}"
-    if kernel.constrain_fn is None:
+    largest = _largest(end.position)
+    if largest > DIVERGENCE_FACTOR * max(start.largest, 1.0):
+        return f"The position grew to {largest:.3g} from {start.largest:.3g}"
+    constrain_fn = constrain_fn_of(kernel)
+    if constrain_fn is None:
         return None
-    return _constrained(kernel.constrain_fn, start.position, _users(kernel, end.position))
+    return _constrained_growth(constrain_fn, start.position, _user_positions(kernel, end.position))
 
 
-def _constrained(
+def _constrained_growth(
     constrain_fn: Callable[[ArrayTree], ArrayTree], start: ArrayTree, end: ArrayTree
 ) -> str | None:
-    """Return which latent value went far and where; ``None`` where none did."""
+    """Return a description of divergence in a constrained value, if any."""
     moved = jax.tree.map(lambda a, b: np.abs(b - a).max(initial=0), start, end)
-    if not max(jax.tree.leaves(moved), default=0) > np.log(FAR):
-        return None  # no exponential of it is far, and the map need not be compiled
+    if not max(jax.tree.leaves(moved), default=0) > np.log(DIVERGENCE_FACTOR):
+        return None  # too little for an exponential to diverge, so do not compile the map
     constrain = jax.jit(jax.vmap(constrain_fn))
-    first, last = constrain(start), constrain(end)
-    if isinstance(first, dict) and isinstance(start, dict):  # without what follows from latents
-        first, last = ({name: x[name] for name in x.keys() & start.keys()} for x in (first, last))
-    for name, before in named_leaves(first).items():
-        after = np.abs(named_leaves(last)[name])
-        if after.max(initial=0) > FAR * max(np.abs(before).max(initial=0), 1.0):
+    values = [constrain(start), constrain(end)]
+    if isinstance(values[0], dict) and isinstance(start, dict):  # leave out deterministic sites
+        values = [{name: x[name] for name in x.keys() & start.keys()} for x in values]
+    values_before, values_after = map(named_leaves, values)
+    for name, before in values_before.items():
+        after = np.abs(values_after[name])
+        if after.max(initial=0) > DIVERGENCE_FACTOR * max(np.abs(before).max(initial=0), 1.0):
             return f"{name} grew to {after.max():.3g} from {np.abs(before).max():.3g}"
         free = named_leaves(start).get(name)
         if free is not None and np.array_equal(free, before):
-            continue  # not constrained: near zero is nothing special
-        if before.min(initial=np.inf) > FAR * after.min(initial=np.inf):
+            continue  # an unconstrained value may be near zero
+        if before.min(initial=np.inf) > DIVERGENCE_FACTOR * after.min(initial=np.inf):
             return f"{name} fell to {after.min():.3g} from {before.min():.3g}"
     return None

@@ -1,4 +1,4 @@
-"""Ctrl-C during a run: it ends the rounds, and never costs those that were done."""
+"""Interrupts (Ctrl-C) during a run, which end the run without losing finished rounds."""
 
 import signal
 import threading
@@ -7,17 +7,17 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-INSISTING = 3
-"""Number of interrupts that are held back before one is raised nevertheless."""
+MAX_HELD = 3
+"""Number of interrupts after which `KeyboardInterrupt` is raised anywhere."""
 
 
 class Interrupts:
-    """Interrupts (SIGINT) of a call, raised where what was done is safe and held back elsewhere.
+    """Handler of interrupts (SIGINT) that raises only where finished rounds are safe.
 
-    As a context manager it takes the place of Python's own handler, in the main thread and if
-    there is no handler of the user's. An interrupt raises `KeyboardInterrupt` within `allowed`. It
-    is raised once: until `check` or the next `allowed` further ones are held back, since a second
-    Ctrl-C would otherwise end the code that brings the draws to safety.
+    The context manager replaces Python's handler in the main thread, unless the user has installed
+    another handler. Within `allowed`, an interrupt raises `KeyboardInterrupt`. Further interrupts
+    are held back until `check` or the next `allowed`, because a second Ctrl-C would end the code
+    that saves the draws.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Interrupts:
         self._previous: Any = None
 
     def __enter__(self) -> "Interrupts":
-        """Take the place of Python's handler."""
+        """Replace Python's handler."""
         if (
             threading.current_thread() is threading.main_thread()
             and signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -35,20 +35,20 @@ class Interrupts:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """Put Python's handler back."""
+        """Restore Python's handler."""
         if self._previous is not None:
             signal.signal(signal.SIGINT, self._previous)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         del number, frame
-        if self._raises or self.num_held + 1 >= INSISTING:
+        if self._raises or self.num_held + 1 >= MAX_HELD:
             self._raises, self.num_held = False, 0
             raise KeyboardInterrupt
         self.num_held += 1
 
     @contextmanager
     def allowed(self) -> Iterator[None]:
-        """Let interrupts be raised within, one that was held back at once."""
+        """Raise interrupts inside the context, and a held interrupt at its start."""
         try:
             self.check()
             yield
@@ -56,7 +56,7 @@ class Interrupts:
             self._raises = False
 
     def check(self) -> None:
-        """Raise an interrupt that was held back, and let the next one be raised."""
+        """Raise a held interrupt; otherwise raise the next interrupt when it arrives."""
         self._raises = True
         if self.num_held:
             self._raises, self.num_held = False, 0

@@ -1,13 +1,13 @@
-"""How long the segments of a run are."""
+"""Lengths of the segments of a run."""
 
 from typing import NamedTuple
 
 MAX_SEGMENT = 2**14
-"""Rounds in a segment at most."""
+"""Maximum number of rounds in a segment."""
 SEGMENT_SECONDS = 0.5
-"""Time that a segment should take, so that progress moves and an interrupt is heard."""
+"""Target duration of a segment: the progress bar moves and interrupts take effect."""
 BLOCK_SECONDS = 5.0
-"""If a block takes longer than this, segments are shorter than a block."""
+"""Duration of a block above which segments are shorter than a block."""
 
 
 class Pace(NamedTuple):
@@ -16,30 +16,30 @@ class Pace(NamedTuple):
     Attributes
     ----------
     block
-        Rounds that are prepared together.
+        Number of rounds that are prepared together.
     longest
-        Longest segment.
+        Length of the longest segment.
     """
 
     block: int
     longest: int
 
-    def next_length(self, length: int, ran: int, took: float) -> int:
-        """Return about how long to make a segment after one of `ran` rounds took that long."""
+    def next_length(self, length: int, num_rounds: int, seconds: float) -> int:
+        """Return a length for the next segment, given rounds and duration of the last segment."""
         # The first call of a program compiles, which only makes the next segment short.
-        rate = ran / max(took, 1e-6)
+        rate = num_rounds / max(seconds, 1e-6)
         if rate * SEGMENT_SECONDS < self.block:
-            # A part of a block prepares all of it: short parts would do little else.
+            # Part of a block prepares the entire block, so short parts would do little else.
             return int(max(1, min(4 * length, self.block, rate * BLOCK_SECONDS)))
         return int(min(4 * length, rate * SEGMENT_SECONDS))
 
-    def end_of(self, at: int, length: int) -> int:
-        """Return where a segment of about `length` rounds ends: with a block, if one does in it."""
-        stop = at + min(length, self.longest)
-        whole = stop // self.block * self.block
-        return whole if whole > at and self.longest >= self.block else stop
+    def end_of(self, start: int, length: int) -> int:
+        """Return the end of a segment of about `length` rounds, which ends a block if possible."""
+        stop = start + min(length, self.longest)
+        block_end = stop // self.block * self.block
+        return block_end if block_end > start and self.longest >= self.block else stop
 
 
 def pace_of(block: int) -> Pace:
-    """Return the pace of a run that prepares so many rounds together."""
+    """Return the pace of a run that prepares `block` rounds together."""
     return Pace(block, max(MAX_SEGMENT // block, 1) * block)

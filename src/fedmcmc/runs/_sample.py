@@ -12,7 +12,6 @@ from tqdm import tqdm
 
 from fedmcmc._checks import expect
 from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, as_functions
-from fedmcmc.algorithms import name_of
 from fedmcmc.data import ClientLoader, FederatedData, in_words
 from fedmcmc.diagnostics import DiagnosisWarning, StoppingRule
 from fedmcmc.gaussian import Gaussian
@@ -24,8 +23,8 @@ from fedmcmc.runs._executors import Elsewhere
 from fedmcmc.runs._interrupts import Interrupts
 from fedmcmc.runs._run import Run, Settings
 from fedmcmc.runs._starts import begin, check_counts, check_data
-from fedmcmc.runs._unjudged import missing_target, with_reason
-from fedmcmc.runs._watch import finished, warn
+from fedmcmc.runs._unjudged import add_reason, missing_target
+from fedmcmc.runs._watch import finish, warn
 from fedmcmc.storage import (
     Checkpoint,
     checkpoint_of_call,
@@ -38,8 +37,8 @@ from fedmcmc.storage import (
 def local_positions(state: FederatedState, info: RoundInfo) -> ArrayTree:
     """Collect all local iterates of the round, leaves ``[num_local_steps, *event]``.
 
-    For `collect` of `sample`, with kernels that hand one chain from client to client: FSGLD's
-    chain is all its local states.
+    Use it as `collect` of `sample` for kernels that pass one chain from client to client: the chain
+    of FSGLD consists of all local states.
     """
     del state
     return jax.tree.map(lambda leaf: leaf[0], info.clients.local_positions)
@@ -71,102 +70,100 @@ def sample(
     Parameters
     ----------
     rng_key
-        Key of the run. Chain ``c`` uses ``fold_in(rng_key, c)``, so its draws do not depend on
-        the number of chains (with JAX's ``rbg`` keys they do: mapped over keys, its functions draw
-        other numbers).
-    kernel
-        A federated kernel.
-    data
-        Every client's rows, or a `ClientLoader`, of which with `mesh` a process loads its own; or
-        clients at real sites (`fedmcmc.deploy.Sites`).
+        Key of the run. Chain ``c`` uses ``fold_in(rng_key, c)``, so its draws do not depend on the
+        number of chains (except with JAX's ``rbg`` keys, whose draws change under `jax.vmap`).
+    kernel, data
+        A federated kernel, and every client's rows; or a `ClientLoader`, from which each process
+        loads its own clients if there is a `mesh`; or real sites (`fedmcmc.deploy.Sites`).
     position
-        Where each chain starts: a pytree, or ``rng_key -> pytree`` for a
-        different start per chain. Not needed where `state` is given.
+        Initial position: a pytree, or a function ``rng_key -> pytree`` for a different position per
+        chain. Not needed with `state`.
     num_rounds
-        Rounds to run, burn-in included; not with `until`.
+        Number of rounds including burn-in; not with `until`.
     num_burnin
-        The first rounds, not kept.
+        Number of initial rounds that are not kept.
     thinning
-        Of the rest every `thinning`-th round is kept (the last of each group):
+        Number of rounds per draw after burn-in; the last of these rounds is kept:
         ``num_draws = (num_rounds - num_burnin) // thinning``.
     num_chains
-        Chains, vmapped; by default one, or as many as `state` holds.
+        Number of chains, by default one, or the number of chains in `state`.
     collect
-        ``(state, RoundInfo) -> pytree``, what is kept of a round; by default the kernel's draw.
+        Function ``(state, RoundInfo) -> pytree`` whose result is kept instead of the kernel's draw.
         `fedmcmc.local_positions` keeps all local iterates.
     progress
-        Whether to show a progress bar.
+        If true, show a progress bar.
     state
-        ``samples.state`` of an earlier run to go on from, instead of `position`. With the same
-        key the two runs give the very draws of an uninterrupted one.
+        ``samples.state`` of an earlier run to continue, instead of `position`. With the same key
+        the two runs give the same draws as one uninterrupted run.
     until
-        A rule that is asked between segments whether the draws so far suffice, instead of
-        `num_rounds`; see `fedmcmc.rhat_below`. What it said is in ``samples.stopped``.
+        Stopping rule (`fedmcmc.rhat_below`) instead of `num_rounds`, checked between segments. Its
+        verdict is in ``samples.stopped``.
     max_rounds
-        With `until`: rounds at most, burn-in included. Stopping there warns.
+        Maximum number of rounds including burn-in, with `until`. The run warns if it gets there.
     surrogates
-        One `Gaussian` per client for its likelihood (`fedmcmc.surrogates`): where
-        `fedmcmc.predict_bias` finds with them that the kernel diverges or is off, the run warns
-        before it begins. The noise of minibatches is left out, and kernels that compress messages
-        are simulated for some seconds.
+        One `Gaussian` per client for its likelihood (`fedmcmc.surrogates`). The run warns before it
+        starts if `fedmcmc.predict_bias` predicts that the kernel diverges or is biased. The
+        prediction ignores minibatch noise, and takes some seconds if messages are compressed.
     record
-        What is kept besides, and where, if not draws in memory: see `fedmcmc.Record`.
+        Quantities to record besides draws in memory: see `fedmcmc.Record`.
     checkpoint
-        Where and how often the run writes down where it is; the same call then goes on after an
-        interruption. See `fedmcmc.Checkpoint`, and `fedmcmc.resumable` for many calls.
+        Directory and interval of checkpoints. The same call then continues an interrupted run. See
+        `fedmcmc.Checkpoint`, and `fedmcmc.resumable` for many calls.
     mesh
-        Devices to run on, short for ``placement=Placement(mesh=mesh)``.
+        Devices of the run, short for ``placement=Placement(mesh=mesh)``.
     placement
-        Where clients and chains lie, and how many clients are computed together: see
-        `fedmcmc.Placement`. With a store for the clients' states `collect` sees those of coming
-        cohorts alone.
+        Devices of clients and chains, and number of clients computed together: see
+        `fedmcmc.Placement`. With a client store, `collect` only sees states of upcoming cohorts.
 
     Returns
     -------
     Samples
-        ``samples.diagnosis`` says whether chains agree, whether draws are enough, and whether they
-        are the posterior's.
+        Draws and their diagnosis: ``samples.diagnosis`` shows whether the chains agree, whether
+        there are enough draws, and whether they match the posterior.
 
     Raises
     ------
     ValueError, TypeError
-        On settings or data that do not fit, before anything is compiled.
+        If settings or data are invalid, before anything is compiled.
     CheckpointError
-        If the checkpoint is that of another run, in use, or damaged; a `ValueError`.
+        If the checkpoint belongs to another run, is in use, or is damaged; a `ValueError`.
     NonFiniteError
         If a chain turns non-finite; the draws before are in its `samples`.
 
     Warns
     -----
     SamplingWarning
-        If 400 draws or more were kept and they are too few or wrong, see `fedmcmc.diagnostics`; if
-        most clients' results were lost; if positions ran away.
+        If at least 400 draws were kept and they are too few or wrong (see `fedmcmc.diagnostics`),
+        if most clients' results were lost, or if positions diverged.
     """
     if not isinstance(kernel, FederatedKernel):
         raise TypeError(f"kernel must be a FederatedKernel, got {type(kernel).__name__}.")
     if not isinstance(data, ClientLoader | Elsewhere):
         check_data(data)
-    most = _most_rounds(num_rounds, until, max_rounds)
+    limit = _round_limit(num_rounds, until, max_rounds)
     if num_chains is None:
         num_chains = 1 if state is None else jnp.size(state.broadcast.round)
     counts = dict(num_burnin=num_burnin, thinning=thinning, num_chains=num_chains)
     name = "num_rounds" if until is None else "max_rounds"
-    most, num_burnin, thinning, num_chains = check_counts(name, most, **counts)
+    limit, num_burnin, thinning, num_chains = check_counts(name, limit, **counts)
     if until is not None and num_chains < until.min_chains:
         raise ValueError(
             f"{until.name}: needs num_chains of at least {until.min_chains}, got {num_chains}."
         )
-    if until is not None and until.reads == "info" and not kernel.approximates:
-        raise ValueError(f"{until.name}: is for kernels that refine one, as fedmcmc.fed_ep.")
+    if until is not None and until.reads == "info" and not kernel.traits.approximates:
+        raise ValueError(
+            f"{until.name}: needs a kernel with an approximation, such as fedmcmc.fed_ep."
+        )
     kernel = as_functions(kernel)
     if isinstance(data, Elsewhere):
         kernel = data.own(kernel)
     keys = jax.vmap(lambda c: jax.random.fold_in(as_key(rng_key), c))(jnp.arange(num_chains))
-    both = mesh is not None and placement is not None
-    placement = Placement(mesh=mesh) if placement is None else placement
-    expect(placement, Placement, "placement")
-    if both:
-        raise ValueError("Give mesh= or placement=, and not both: Placement(mesh=mesh, ...).")
+    if placement is None:
+        placement = Placement(mesh=mesh)
+    else:
+        expect(placement, Placement, "placement")
+        if mesh is not None:
+            raise ValueError("Give mesh= or placement=, not both: Placement(mesh=mesh, ...).")
     record = Record() if record is None else record
     expect(record, Record, "record")
     check_fits(placement, kernel, num_chains)
@@ -175,11 +172,11 @@ def sample(
     if several() and placement.mesh is None:
         if any(x is not None for x in (checkpoint, record.draws_to, store_directory)):
             raise ValueError(
-                "Each process of this run would write the same files (checkpoint, draws_to, those "
-                "of the store): give mesh=, over which they share one run, or leave these out "
-                "where there can be no mesh (pooled rows, a client_store)."
+                "All processes of this run would write the same files (checkpoint=, draws_to=, the "
+                "store's directory): give mesh=, over which they share one run. If a mesh is not "
+                "possible (pooled rows, a client_store), leave these files out."
             )
-        checkpoint_of_call(None)  # counted: later calls have the numbers that they have alone
+        checkpoint_of_call(None)  # so that later calls have the same numbers as in one process
     else:
         checkpoint = checkpoint_of_call(checkpoint)
     if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
@@ -188,14 +185,14 @@ def sample(
         )
     if until is not None and (record.draws_to is not None or not record.keep_draws):
         raise ValueError("until= needs the draws in memory: remove draws_to= or keep_draws=False.")
-    # Before anything on a disk is touched.
+    # The lock comes before any other access to the disk.
     with Interrupts() as interrupts, owned(checkpoint):
         replaces_files = (
             checkpoint is not None
             and is_first()
             and checkpoint.claims(record.draws_to, store_directory)
         )
-        executor, first, rows, messages = begin(
+        executor, initial_state, rows, messages = begin(
             kernel,
             data,
             keys,
@@ -208,11 +205,11 @@ def sample(
             has_checkpoint=checkpoint is not None,
             replaces_files=replaces_files,
         )
-        known: Any = data
-        num_clients = (known if isinstance(data, ClientLoader) else known.federation).num_clients
+        source: Any = data
+        source = source if isinstance(data, ClientLoader) else source.federation
         settings = Settings(
-            num_clients=num_clients,
-            num_rounds=most,
+            num_clients=source.num_clients,
+            num_rounds=limit,
             num_burnin=num_burnin,
             thinning=thinning,
             record=record,
@@ -220,61 +217,63 @@ def sample(
             placement=placement,
             checkpoint=checkpoint,
             replaces_files=replaces_files,
-            hands_on_interrupts=hands_on_interrupts(checkpoint),
+            reraises_interrupts=hands_on_interrupts(checkpoint),
             description={
-                **_who_and_what(kernel, data),
-                "method": name_of(kernel),
+                **_describe_data(kernel, data),
+                "method": kernel.name,
                 "kernel": str(kernel),
                 "data": str(data),
                 "chains": num_chains,
-                "rounds": f"{most:,}" if until is None else f"at most {most:,}",
-                "rounds not kept at the beginning (burn-in)": f"{num_burnin:,}",
-                "one draw is kept of so many rounds (thinning)": thinning,
-                "begins": "anew" if state is None else "where an earlier run ended",
+                "rounds": f"{limit:,}" if until is None else f"at most {limit:,}",
+                "burn-in rounds, not kept": f"{num_burnin:,}",
+                "rounds per draw (thinning)": thinning,
+                "starts": "from a position" if state is None else "where an earlier run ended",
                 "ends": "after these rounds" if until is None else f"when {until.name}",
                 "record": str(record),
                 "checkpoints": "none" if checkpoint is None else "written",
             },
             warnings=messages,
         )
-        run = Run(executor, first, rows, keys, settings)
-        where = str(run.chosen_placement())
-        bar = tqdm(total=most, unit="round", desc=where, disable=not progress)
+        run = Run(executor, initial_state, rows, keys, settings)
+        bar = tqdm(
+            total=limit, unit="round", desc=str(run.chosen_placement()), disable=not progress
+        )
         with bar, without_resumable():
-            samples = run.go(bar, interrupts)
+            samples = run.execute(bar, interrupts)
         if samples.local is not None and isinstance(data, FederatedData):
             samples = replace(samples, local_mask=data.group_mask)
-        samples = finished(
+        has_positions = collect is None
+        samples = finish(
             samples,
             kernel,
             keys,
             data,
-            start=run.start,
-            positions=collect is None,
+            start=run.initial_scale,
+            has_positions=has_positions,
             interrupts=interrupts,
-            hands_on_interrupts=settings.hands_on_interrupts,
+            reraises_interrupts=settings.reraises_interrupts,
         )
-        samples = with_reason(samples, kernel, positions=collect is None)
-        if collect is None and (missing := missing_target(samples.draws, kernel)):
-            told = warn(missing, depth=3, category=DiagnosisWarning)
-            samples = replace(samples, warnings=samples.warnings + told)
+        samples = add_reason(samples, kernel, has_positions=has_positions)
+        if has_positions and (missing := missing_target(samples.draws, kernel)):
+            messages = warn(missing, depth=3, category=DiagnosisWarning)
+            samples = replace(samples, warnings=samples.warnings + messages)
         if interrupts.num_held:
-            if settings.hands_on_interrupts or executor.shared:
+            if settings.reraises_interrupts or executor.shared:
                 raise KeyboardInterrupt
-            told = warn("Interrupted while the run ended; returning all that was kept.", depth=3)
-            samples = replace(samples, warnings=samples.warnings + told)
+            messages = warn("Interrupted while the run ended; returning all draws.", depth=3)
+            samples = replace(samples, warnings=samples.warnings + messages)
         return samples
 
 
-def _who_and_what(kernel: FederatedKernel, data: Any) -> dict[str, str]:
-    """Return names of clients, columns and outcome, as far as they are known."""
-    named = in_words(data) if isinstance(data, FederatedData) else {}
-    observed = "" if kernel.target is None else kernel.target.observed
-    return named | ({"outcome": observed} if observed else {})
+def _describe_data(kernel: FederatedKernel, data: Any) -> dict[str, str]:
+    """Return names of clients, columns and outcome, if available."""
+    names = in_words(data) if isinstance(data, FederatedData) else {}
+    outcome = "" if kernel.target is None else kernel.target.observed
+    return names | ({"outcome": outcome} if outcome else {})
 
 
-def _most_rounds(num_rounds: int | None, until: StoppingRule | None, max_rounds: int | None) -> int:
-    """Return the number of rounds at most; raise unless one way to end a run is given."""
+def _round_limit(num_rounds: int | None, until: StoppingRule | None, max_rounds: int | None) -> int:
+    """Return the maximum number of rounds; raise unless exactly one way to end a run is given."""
     if until is None:
         if num_rounds is None or max_rounds is not None:
             raise ValueError("Give num_rounds=, or until= and max_rounds=.")

@@ -1,4 +1,4 @@
-"""How runs start: checks of arguments, first states, and the executor that a placement takes."""
+"""Start of a run: checks of arguments, initial states, and the choice of an executor."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, compiled
+from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, check_start, compiled
 from fedmcmc.data import ClientLoader, FederatedData, constructor_of
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.placement import Placement, combined, is_first, place
@@ -21,13 +21,13 @@ from fedmcmc.storage import digest_of_rows
 from fedmcmc.tuning import predict_bias
 
 MANY_CLIENTS, COHORT_BYTES = 32, 2**21
-"""From so many clients per round and bytes of positions on, a CPU takes them one by one."""
+"""Clients per round, and bytes of their positions, for which a CPU computes them one by one."""
 CACHE_BYTES = 2**20
-"""So do many devices of a CPU, from so many bytes of rows on."""
+"""Bytes of rows for which several devices of a CPU compute clients one by one."""
 
 
 def check_data(data: Any) -> None:
-    """Raise unless `data` are a federation's."""
+    """Raise `TypeError` unless `data` is a `FederatedData`."""
     if not isinstance(data, FederatedData):
         raise TypeError(
             "data must be a FederatedData (from_clients, from_arrays; for sample also a "
@@ -35,23 +35,22 @@ def check_data(data: Any) -> None:
         )
 
 
-def check_counts(rounds: str, most: int, **given: Any) -> tuple[int, ...]:
-    """Return the counts as integers, the one called `rounds` first; raise if one is off."""
-    given = {rounds: most, **given}
-    for name, count in given.items():
-        least = 0 if name == "num_burnin" else 1
-        if int(count) != count or count < least:
-            raise ValueError(f"{name} must be an integer of at least {least}, got {count!r}.")
-    if given["num_burnin"] > most:
+def check_counts(rounds_name: str, num_rounds: int, **counts: Any) -> tuple[int, ...]:
+    """Return the counts as integers, `num_rounds` before the others; raise if one is invalid."""
+    for name, count in {rounds_name: num_rounds, **counts}.items():
+        minimum = 0 if name == "num_burnin" else 1
+        if int(count) != count or count < minimum:
+            raise ValueError(f"{name} must be an integer of at least {minimum}, got {count!r}.")
+    num_burnin, thinning = counts["num_burnin"], counts["thinning"]
+    if num_burnin > num_rounds:
         raise ValueError(
-            f"{rounds} counts burn-in too: got {rounds}={most}, num_burnin={given['num_burnin']}."
+            f"{rounds_name} includes burn-in: got {rounds_name}={num_rounds}, "
+            f"num_burnin={num_burnin}."
         )
-    after = most - given["num_burnin"]
-    if 0 < after < given["thinning"]:
-        raise ValueError(
-            f"thinning={given['thinning']} keeps no draw of the {after} rounds after burn-in."
-        )
-    return tuple(int(count) for count in given.values())
+    after = num_rounds - num_burnin
+    if 0 < after < thinning:
+        raise ValueError(f"thinning={thinning} keeps no draw of the {after} rounds after burn-in.")
+    return tuple(int(count) for count in (num_rounds, *counts.values()))
 
 
 def check_state(
@@ -66,17 +65,17 @@ def check_state(
             f"state does not fit {len(keys)} chains: its leaves need a first axis of that length, "
             f"as in Samples.state; its round has shape {jnp.shape(state.broadcast.round)}."
         )
-    # Also runs the kernel's own checks of the data, as a fresh start would.
-    wanted = jax.eval_shape(
-        lambda keys_, positions: _every_chain(kernel, data, keys_, positions, arrangement),
+    # This also runs the kernel's checks of the data.
+    expected = jax.eval_shape(
+        lambda keys_, positions: _init_chains(kernel, data, keys_, positions, arrangement),
         keys,
         state.broadcast.position,
     )
-    difference = trees.first_difference(wanted, state)
+    difference = trees.first_difference(expected, state)
     if difference:
         raise ValueError(
-            f"state does not fit this kernel, data and {len(keys)} chains (switch makes one that "
-            f"does of another kernel's): {difference}."
+            f"state does not fit this kernel, data and {len(keys)} chains (use fedmcmc.switch to "
+            f"convert the state of another kernel): {difference}."
         )
 
 
@@ -88,10 +87,10 @@ def start(
     arrangement: Arrangement = TOGETHER,
 ) -> FederatedState:
     """Return the state of every chain before the first round, leaves ``[num_chains, ...]``."""
-    return _every_chain(kernel, data, *start_positions(keys, position), arrangement)
+    return _init_chains(kernel, data, *start_positions(keys, position), arrangement)
 
 
-def _every_chain(
+def _init_chains(
     kernel: FederatedKernel,
     data: FederatedData,
     keys: Array,
@@ -99,32 +98,32 @@ def _every_chain(
     arrangement: Arrangement,
 ) -> FederatedState:
     if arrangement.partial or arrangement.clients_at_a_time is not None:
-        return _mapped(kernel, data, keys, positions, arrangement)
-    # Where the kernel's own numbers are known: a program knows their shapes alone.
-    first = jax.tree.map(lambda leaf: leaf[0], positions)
-    kernel.check_start(keys[0], first, data.federation)
-    return _together(kernel, data, keys, positions, arrangement)
+        return _vmap_init(kernel, data, keys, positions, arrangement)
+    # The check needs values, which are not available inside of a compiled function.
+    position = jax.tree.map(lambda leaf: leaf[0], positions)
+    check_start(kernel, keys[0], position, data.federation)
+    return _compiled_init(kernel, data, keys, positions, arrangement)
 
 
-def _mapped(
+def _vmap_init(
     kernel: FederatedKernel,
     data: FederatedData,
     keys: Array,
     positions: ArrayTree,
     arrangement: Arrangement,
 ) -> FederatedState:
-    def one(key: Array, position: ArrayTree, rows: FederatedData) -> FederatedState:
+    def init(key: Array, position: ArrayTree, rows: FederatedData) -> FederatedState:
         return initialize(kernel, key, position, rows, arrangement, combine=combined)
 
-    return jax.vmap(one, in_axes=(0, 0, None))(keys, positions, data)
+    return jax.vmap(init, in_axes=(0, 0, None))(keys, positions, data)
 
 
-# One program: operation by operation, some starts took longer to compile than the rounds.
-_together = compiled(_mapped)
+# One program, because compiling each operation separately took longer than the rounds.
+_compiled_init = compiled(_vmap_init)
 
 
 def start_positions(keys: Array, position: ArrayTree) -> tuple[Array, ArrayTree]:
-    """Return the keys of every chain's `init` and its position, leaves ``[num_chains, ...]``."""
+    """Return the keys of the chains' `init` and their positions, leaves ``[num_chains, ...]``."""
     if position is None:
         raise ValueError("Give a position to start from, or the state of an earlier run.")
     position_keys, init_keys = (jax.vmap(fn)(keys) for fn in (start_key, init_key))
@@ -151,21 +150,21 @@ def chosen(
     *,
     on_many: bool = False,
 ) -> Arrangement:
-    """Choose how many clients are computed together, where the arrangement leaves it open.
+    """Choose the number of clients computed together, if the arrangement leaves it open.
 
-    `positions` have a leading chain axis; `on_many` says whether there are several devices. What
-    one client's steps use over and over is to stay in the cache: measured in
-    `benchmarks/fed_avg.py` for one device and in `benchmarks/fa_hmc.py` for two.
+    `positions` have a leading chain axis; `on_many` is true for several devices. One by one, the
+    data of a client's local steps stay in the cache: see `benchmarks/fed_avg.py` for one device and
+    `benchmarks/fa_hmc.py` for two.
     """
     on_cpu = {device.platform for device in keys.devices()} == {"cpu"}
-    if not (on_cpu and kernel.clients_apart and arrangement.clients_at_a_time is None):
+    if not (on_cpu and kernel.traits.has_local_steps and arrangement.clients_at_a_time is None):
         return arrangement
-    clients = kernel.participation.cohort_size or data.num_clients
-    size = clients * trees.num_bytes(positions) // len(keys)
-    large = clients >= MANY_CLIENTS and size >= COHORT_BYTES
-    # One device per core: what is computed together is not shared out over cores any more.
-    large |= on_many and trees.num_bytes(data.rows) >= CACHE_BYTES
-    return replace(arrangement, clients_at_a_time=1) if large else arrangement
+    num_clients = kernel.participation.cohort_size or data.num_clients
+    size = num_clients * trees.num_bytes(positions) // len(keys)
+    is_large = num_clients >= MANY_CLIENTS and size >= COHORT_BYTES
+    # With one device per core, computing clients together no longer uses several cores.
+    is_large |= on_many and trees.num_bytes(data.rows) >= CACHE_BYTES
+    return replace(arrangement, clients_at_a_time=1) if is_large else arrangement
 
 
 def begin(
@@ -182,19 +181,14 @@ def begin(
     has_checkpoint: bool,
     replaces_files: bool,
 ) -> tuple[Executor, Any, str, Messages]:
-    """Return the executor of a run, the first state there, and the digest of the rows if needed.
+    """Return the executor of a run, its first state, the digest of the rows, and warnings.
 
-    Last, what it warned of.
-
-    Raises
-    ------
-    ValueError
-        If surrogates are to predict from rows that no process has whole.
+    The digest is empty without a checkpoint.
     """
     messages: Messages = ()
     executor: Executor
     if isinstance(data, Elsewhere):
-        _check_elsewhere(placement, collect, keeps_latents)
+        _check_remote(placement, collect, keeps_latents)
         executor, state, digest = data.begin(kernel, keys, position, state)
         if surrogates is not None:
             messages = _warn_of_bias(kernel, data, state, surrogates)
@@ -205,37 +199,40 @@ def begin(
     if mesh is not None:
         if surrogates is not None and by_client:
             raise ValueError(
-                "surrogates= predicts from all rows, which a ClientLoader has in no one place."
+                "surrogates= needs all rows in one process: give a FederatedData instead of a "
+                "ClientLoader, or leave out surrogates=."
             )
         arrangement = placement.arrangement(data)
         placed = place(data, arrangement, mesh, placement.totals)
-        rows, own, ids = placed.unplaced, placed.local, placed.ids
-        first = placed.local_arrangement
+        rows, local, ids = placed.unplaced, placed.local, placed.ids
+        local_arrangement = placed.local_arrangement
     else:
         data = data.load() if isinstance(data, ClientLoader) else data
         pooled = kernel.participation.pooled
-        first = arrangement = TOGETHER if pooled else placement.arrangement(data)
-        rows = own = data.pooled() if pooled else data
+        local_arrangement = arrangement = TOGETHER if pooled else placement.arrangement(data)
+        rows = local = data.pooled() if pooled else data
         ids = np.arange(rows.num_clients)
-    # Now, so that rows that lie on devices need not be kept beside these.
-    digest = digest_of_rows(own, ids if by_client else None) if has_checkpoint else ""
+    # Computed here, so that the copy of the rows on the host can be released.
+    digest = digest_of_rows(local, ids if by_client else None) if has_checkpoint else ""
     if state is not None:
-        check_state(kernel, own, keys, state, arrangement)
+        check_state(kernel, local, keys, state, arrangement)
         ids = np.arange(rows.num_clients)
         if store is not None:
             state = store.adopt(state, replace_files=replaces_files)
     elif store is None:
-        state = start(kernel, own, keys, position, first)
+        state = start(kernel, local, keys, position, local_arrangement)
     else:
         state = store.start(
-            lambda ids: start(kernel, own, keys, position, replace(first, members=ids)),
+            lambda ids: start(
+                kernel, local, keys, position, replace(local_arrangement, members=ids)
+            ),
             rows.num_clients,
             replace_files=replaces_files,
         )
     if surrogates is not None and isinstance(data, FederatedData) and is_first():
         messages = _warn_of_bias(kernel, data, state, surrogates)
-    starts, on_many = state.broadcast.position, mesh is not None and mesh.size > 1
-    arrangement = chosen(kernel, rows, arrangement, keys, starts, on_many=on_many)
+    positions, on_many = state.broadcast.position, mesh is not None and mesh.size > 1
+    arrangement = chosen(kernel, rows, arrangement, keys, positions, on_many=on_many)
     program = Program(kernel, rows, arrangement, collect, keeps_latents)
     state = jax.tree.map(trees.strong, state)
     if mesh is not None:
@@ -256,12 +253,13 @@ def _warn_of_bias(
 
 
 def _check_latents(kernel: FederatedKernel, placement: Placement) -> None:
-    """Raise `ValueError` where latents cannot be kept."""
-    if kernel.local is None:
+    """Raise `ValueError` if latents cannot be recorded."""
+    if not kernel.traits.keeps_latents:
         raise ValueError(
-            "Record(local=True) is for kernels that move latents of groups along with the shared "
-            "parameters: fedmcmc.lsd(posterior, refresh=...) and fedmcmc.fed_gibbs. Of fed_ep "
-            "draw them afterwards: fedmcmc.local_draws(posterior, data, samples.final_draws, ...)."
+            "Record(local=True) is for kernels that sample latents of groups together with the "
+            "shared parameters: fedmcmc.lsd(posterior, refresh=...) and fedmcmc.fed_gibbs. For "
+            "fed_ep, draw latents after the run with fedmcmc.local_draws(posterior, data, "
+            "samples.final_draws, rng_key=...)."
         )
     if placement.mesh is not None or placement.client_store is not None:
         raise ValueError(
@@ -270,11 +268,11 @@ def _check_latents(kernel: FederatedKernel, placement: Placement) -> None:
         )
 
 
-def _check_elsewhere(placement: Placement, collect: Collect | None, keeps_latents: bool) -> None:
-    """Raise `ValueError` where a run asks for what clients elsewhere keep to themselves."""
+def _check_remote(placement: Placement, collect: Collect | None, keeps_latents: bool) -> None:
+    """Raise `ValueError` if a run needs data that remote clients do not send."""
     if keeps_latents:
         raise ValueError("Record(local=True) reads latents, which stay at their sites.")
     if collect is not None:
-        raise ValueError("collect= reads what clients keep, which stays at their sites.")
+        raise ValueError("collect= reads clients' states, which stay at their sites.")
     if placement != Placement():
-        raise ValueError("placement= and mesh= are for clients in this program, not at sites.")
+        raise ValueError("placement= and mesh= are for simulated clients, not for sites.")

@@ -1,4 +1,4 @@
-"""What a run warns of at its end, and the error that ends it where a chain turns non-finite."""
+"""Warnings at the end of a run, and the error of a run in which a chain turns non-finite."""
 
 import warnings
 from dataclasses import replace
@@ -9,7 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Broadcast, FederatedKernel, FederatedState, compiled
+from fedmcmc._types import (
+    ArrayTree,
+    Broadcast,
+    FederatedKernel,
+    FederatedState,
+    compiled,
+    user_position,
+)
 from fedmcmc.data import FederatedData, group_name, labels_of
 from fedmcmc.diagnostics import (
     Diagnosis,
@@ -23,35 +30,35 @@ from fedmcmc.hierarchy import Independence, locals_in
 from fedmcmc.pytrees import num_bytes
 from fedmcmc.random import final_key
 from fedmcmc.records import Samples
-from fedmcmc.runs._approximations import counted_again, fields, restless
-from fedmcmc.runs._growth import Start, growth
+from fedmcmc.runs._approximations import check_at_rest, check_single_pass, leaves_named
+from fedmcmc.runs._growth import InitialScale, describe_growth
 from fedmcmc.runs._interrupts import Interrupts
 from fedmcmc.runs._unjudged import why_not_judged
 from fedmcmc.transforms import counts_of
 
 FINAL_DRAWS, FINAL_BYTES = 1_000, 2**26
-"""How many draws of the last approximation there are, and bytes at most."""
+"""Number of draws per chain from the last approximation, and their maximum size."""
 JUDGED_DRAWS, JUDGED_BYTES = 2**16, 2**24
-"""How many the judge looks at, for the approximation's moments: of all chains, bytes at most."""
-LEAST_ACCEPTED, FEWEST_PROPOSALS = 0.05, 50
-"""Below this share of accepted proposals, of at least so many, a chain hardly moves."""
-LEAST_MOVED, FEWEST_MOVES = 0.2, 20
-"""The same of latents of a group, which are to follow shared parameters, after so many rounds."""
-MOST_LOST = 0.5
-"""Share of the clients' results that may be lost without a warning."""
+"""Number of draws of all chains that are judged for an approximation, and their maximum size."""
+MIN_ACCEPTANCE, MIN_PROPOSALS = 0.05, 50
+"""Acceptance rate of a chain below which it is reported as stuck, and proposals needed for that."""
+MIN_LATENT_ACCEPTANCE, MIN_MOVES = 0.2, 20
+"""Acceptance rate and number of moves, for the latents of a group."""
+MAX_LOST = 0.5
+"""Fraction of the clients' results that may be lost without a warning."""
 
 
 class NonFiniteError(FloatingPointError):
-    """The state of a chain turned infinite or not-a-number.
+    """Error of a run in which the state of a chain turned infinite or NaN.
 
     Attributes
     ----------
     samples
-        The `fedmcmc.Samples` kept before the first non-finite round.
+        `fedmcmc.Samples` kept before the first non-finite round.
     round
-        The first non-finite round.
+        First non-finite round.
     chains
-        The chains that are not finite.
+        Chains that are not finite.
     """
 
     def __init__(self, message: str, samples: Samples, round_: int, chains: list[int]) -> None:
@@ -61,163 +68,157 @@ class NonFiniteError(FloatingPointError):
         self.chains = chains
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Say what it is made of again, for processes that hand it on."""
+        """Support pickling, for errors in other processes."""
         return type(self), (self.args[0], self.samples, self.round, self.chains)
 
 
 Messages = tuple[str, ...]
-"""What was warned of, for `Samples.warnings`."""
+"""Messages of warnings, for `Samples.warnings`."""
 
 
 def warn(message: str, *, depth: int = 6, category: type = SamplingWarning) -> Messages:
-    """Warn, attributing the warning to the user's line `depth` frames up; return what was said.
+    """Warn at the user's line, `depth` frames up, and return the message.
 
-    The default is that of a call of `sample` where `Run.go` ends.
+    The default depth is for functions that `Run._finish` calls.
     """
     warnings.warn(message, category, stacklevel=depth)
     return (message,)
 
 
 def with_final_draws(
-    samples: Samples, kernel: FederatedKernel, keys: Array, *, weighed: bool
+    samples: Samples, kernel: FederatedKernel, keys: Array, *, is_weighted: bool
 ) -> tuple[Samples, ArrayTree]:
-    """Return samples with draws of the last approximation, for a kernel that refines one.
+    """Return samples with draws from the last approximation, and the draws to be judged.
 
-    As many as rounds were kept, or 1,000 per chain if these fit into 64 MiB. Beside them what the
-    judge looks at, of which these are the first; of other kernels ``None``. `weighed` says whether
-    it can weigh points, which needs more draws.
+    The samples get one draw per kept round, or 1,000 per chain if these fit into 64 MiB. If the
+    judge can weight points (`is_weighted`), it gets additional draws. Kernels without an
+    approximation have no such draws (``None``).
     """
-    if not kernel.approximates or not samples.num_draws:
+    if not kernel.traits.approximates or not samples.num_draws:
         return samples, None
-    one = num_bytes(samples.state.broadcast.position)  # of all chains
-    num = max(samples.num_draws, min(FINAL_DRAWS, FINAL_BYTES // max(one, 1)))
-    judged = min(JUDGED_DRAWS // samples.num_chains, JUDGED_BYTES // max(one, 1))
+    bytes_per_draw = max(num_bytes(samples.state.broadcast.position), 1)  # all chains
+    num = max(samples.num_draws, min(FINAL_DRAWS, FINAL_BYTES // bytes_per_draw))
+    num_judged = min(JUDGED_DRAWS // samples.num_chains, JUDGED_BYTES // bytes_per_draw)
     state = samples.state._replace(clients=())
-    drawn = _draw(kernel, keys, state, num=max(num, judged) if weighed else num)
-    drawn = jax.tree.map(np.asarray, drawn)
-    return replace(samples, final_draws=jax.tree.map(lambda x: x[:, :num], drawn)), drawn
+    draws = _draw(kernel, keys, state, num=max(num, num_judged) if is_weighted else num)
+    draws = jax.tree.map(np.asarray, draws)
+    return replace(samples, final_draws=jax.tree.map(lambda x: x[:, :num], draws)), draws
 
 
 @compiled(static_argnames=("num",))
 def _draw(kernel: FederatedKernel, keys: Array, state: FederatedState, *, num: int) -> ArrayTree:
-    def one(key: Array, index: Array, chain: FederatedState) -> ArrayTree:
+    def draw(key: Array, index: Array, chain: FederatedState) -> ArrayTree:
         position = kernel.draw(jax.random.fold_in(final_key(key), index), chain)
-        return position if kernel.position_fn is None else kernel.position_fn(position)
+        return user_position(kernel, position)
 
-    over_draws = jax.vmap(one, in_axes=(None, 0, None))
+    over_draws = jax.vmap(draw, in_axes=(None, 0, None))
     return jax.vmap(over_draws, in_axes=(0, None, 0))(keys, jnp.arange(num), state)
 
 
 def warn_stuck(samples: Samples, data: Any) -> Messages:
-    """Warn where the latents of some group hardly moved at the end of a run."""
-    found = locals_in(samples.state.clients)
-    if found is None:
+    """Warn if the latents of a group hardly moved at the end of a run."""
+    local_states = locals_in(samples.state.clients)
+    if local_states is None:
         return ()
-    accepted = np.where(
-        np.asarray(found.accepted.num)[..., None] < FEWEST_MOVES, 1, found.accepted.mean
-    ).mean(0)
-    if (least := accepted.min()) >= LEAST_MOVED:
+    accepted = local_states.accepted
+    rates = np.where(np.asarray(accepted.num)[..., None] < MIN_MOVES, 1, accepted.mean).mean(0)
+    if rates.min() >= MIN_LATENT_ACCEPTANCE:
         return ()
-    client, group = np.unravel_index(accepted.argmin(), accepted.shape)
+    client, group = np.unravel_index(rates.argmin(), rates.shape)
     group_labels = data.group_labels if isinstance(data, FederatedData) else None
     name = group_name(labels_of(data), group_labels, int(client), int(group))
     return warn(
-        f"Of the proposals for the latents of {name} {least:.0%} were "
-        f"accepted lately: they hardly move, and shared parameters wait for them. What may help: "
-        f"more num_tries= of hierarchy.independence, for more than about eight numbers per group "
-        f"hierarchy.hmc, of hmc and mala a longer num_adapt=.",
+        f"In recent rounds {rates.min():.0%} of the proposals for the latents of {name} were "
+        f"accepted, so they hardly move and slow down the shared parameters. Possible remedies: "
+        f"more num_tries= of hierarchy.independence; hierarchy.hmc for more than about eight "
+        f"numbers per group; a longer num_adapt= of hmc and mala.",
         depth=5,
     )
 
 
 def warn_adapting(samples: Samples, kernel: FederatedKernel) -> Messages:
-    """Warn where draws were kept of rounds in which step sizes still adapted."""
-    num_adapt = max(_named(kernel, "num_adapt"), default=0)
+    """Warn if draws were kept in rounds in which step sizes still adapted."""
+    num_adapt = max(_maxima_named(kernel, "num_adapt"), default=0)
     if not num_adapt:
         return ()
-    # The adjusted kernels count from their own first round, which is a later one after a `switch`.
-    counted = max(_named(samples.state.server, "num_rounds"), default=None)
-    before = 0 if counted is None else int(np.max(samples.state.broadcast.round)) - counted
+    # Adjusted kernels count rounds from their own start, which may follow a `switch`.
+    num_counted = max(_maxima_named(samples.state.server, "num_rounds"), default=None)
+    before = 0 if num_counted is None else int(np.max(samples.state.broadcast.round)) - num_counted
     rounds = np.asarray(samples.info.get("round", ()))
-    what, remedy = "kept draws are", f"give num_burnin={num_adapt}"
-    if kernel.approximates:  # the last one is what counts
-        rounds, what = rounds[..., -1:], "approximations are"
+    subject, remedy = "kept draws are", f"give num_burnin={num_adapt}"
+    if kernel.traits.approximates:  # only the last approximation counts
+        rounds, subject = rounds[..., -1:], "approximations are"
         remedy = f"run more than {num_adapt} rounds"
-    early = int(np.sum(rounds < before + num_adapt))
-    if early:
+    num_early = int(np.sum(rounds < before + num_adapt))
+    if num_early:
         return warn(
-            f"{early} of {rounds.size} {what} of rounds in which step sizes still adapted, and "
-            f"are not exact: {remedy}, or give a smaller num_adapt= of the kernel or of its "
-            f"refresh.",
+            f"{num_early} of {rounds.size} {subject} from rounds in which step sizes still "
+            f"adapted, and are not exact: {remedy}, or give a smaller num_adapt= of the kernel or "
+            f"of its refresh.",
             depth=5,
         )
     return ()
 
 
-def _named(tree: Any, name: str) -> list[int]:
-    """Return the largest number in each leaf of a tree that is a field of this name."""
-    return [int(np.max(leaf)) for leaf in fields(tree, name)]
+def _maxima_named(tree: Any, name: str) -> list[int]:
+    """Return the maximum of each leaf that is stored in a field called `name`."""
+    return [int(np.max(leaf)) for leaf in leaves_named(tree, name)]
 
 
-def finished(
+def finish(
     samples: Samples,
     kernel: FederatedKernel,
     keys: Array,
     data: Any,
     *,
-    start: Start,
-    positions: bool,
+    start: InitialScale,
+    has_positions: bool,
     interrupts: Interrupts,
-    hands_on_interrupts: bool,
+    reraises_interrupts: bool,
 ) -> Samples:
-    """Return samples with draws of a last approximation, and a diagnosis of their draws.
+    """Return samples with draws from a last approximation and a diagnosis; warn of problems.
 
-    Warns of what is wrong. Whatever goes wrong in here, the run's own draws are returned.
-    `positions` says whether these are what was kept; an interrupt is handed on to a program that
-    goes on from its checkpoints. Of a run that went far away only that is said: what is wrong with
-    its draws follows from it, and more rounds are no remedy.
+    If an error occurs here, the samples are returned without a diagnosis. `has_positions` is false
+    if the draws are results of the user's `collect`. After divergence, findings about the draws are
+    omitted, because they follow from it and more rounds are no remedy.
     """
-    messages = (
-        *samples.warnings,
-        *warn_stuck(samples, data),
-        *warn_adapting(samples, kernel),
-    )
-    for finding in (restless(samples), counted_again(samples)):
+    messages = (*samples.warnings, *warn_stuck(samples, data), *warn_adapting(samples, kernel))
+    for finding in (check_at_rest(samples), check_single_pass(samples)):
         if finding is not None:
             messages += warn(finding, depth=4, category=DiagnosisWarning)
     try:
-        grown = warn_grown(kernel, start, samples.state.broadcast)
-        messages += grown
-        if not positions:
+        divergence = warn_divergence(kernel, start, samples.state.broadcast)
+        messages += divergence
+        if not has_positions:
             return replace(samples, warnings=messages)
-        weighed = isinstance(data, FederatedData) and not silenced()
+        is_weighted = isinstance(data, FederatedData) and not silenced()
         with interrupts.allowed():
-            samples, approximation = with_final_draws(samples, kernel, keys, weighed=weighed)
+            samples, judged = with_final_draws(samples, kernel, keys, is_weighted=is_weighted)
             draws = samples.draws if samples.final_draws is None else samples.final_draws
-            found = judge(draws, kernel, data, approximation)
+            diagnosis = judge(draws, kernel, data, judged)
     except Warning:
-        raise  # as the user's filters ask for
+        raise  # the user's filters turn warnings into errors
     except (Exception, KeyboardInterrupt) as error:
-        if hands_on_interrupts and isinstance(error, KeyboardInterrupt):
+        if reraises_interrupts and isinstance(error, KeyboardInterrupt):
             raise
         messages += warn(not_judged(error), depth=4, category=DiagnosisWarning)
         return replace(samples, warnings=messages, not_judged=messages[-1])
-    for finding in () if found is None or grown else found.findings:
+    for finding in () if diagnosis is None or divergence else diagnosis.findings:
         messages += warn(finding, depth=4, category=DiagnosisWarning)
-    return replace(samples, diagnosis=found, warnings=messages)
+    return replace(samples, diagnosis=diagnosis, warnings=messages)
 
 
 def not_judged(error: BaseException) -> str:
-    """Return what is said where the judge itself fails."""
+    """Return the message for an error in the diagnosis."""
     return f"The draws could not be judged: {type(error).__name__}: {error}".splitlines()[0]
 
 
 def judge(
     draws: ArrayTree, kernel: FederatedKernel, data: Any, approximation: ArrayTree = None
 ) -> Diagnosis | None:
-    """Judge draws; return ``None`` if there is a reason not to (`why_not_judged`).
+    """Return a diagnosis of draws, ``None`` if there is a reason against it (`why_not_judged`).
 
-    `approximation` are more draws of what a kernel refines.
+    `approximation` has additional draws from a kernel's approximation.
     """
     if why_not_judged(draws, kernel):
         return None
@@ -226,9 +227,9 @@ def judge(
         draws,
         kernel.target,
         rows,
-        approximates=kernel.approximates,
+        approximates=kernel.traits.approximates,
         approximation=approximation,
-        integrates=kernel.local is None,
+        integrates=not kernel.traits.keeps_latents,
         proposes=any(
             isinstance(node, Independence)
             for node in jax.tree.leaves(kernel, is_leaf=lambda x: isinstance(x, Independence))
@@ -238,106 +239,101 @@ def judge(
 
 
 def warn_lost(info: dict[str, np.ndarray]) -> Messages:
-    """Warn where most clients sent nothing, which draws and positions need not show."""
+    """Warn if most clients' results were unusable, which draws may not show."""
     lost, active = info.get("num_lost", np.zeros(0)).sum(), info["num_active"].sum()
-    if lost > MOST_LOST * active:
+    if lost > MAX_LOST * active:
         return warn(
-            f"{lost / active:.0%} of the clients' results in the kept rounds were of no use (a "
-            "Gaussian that is not proper, or numbers that are not finite), so that these clients "
-            "changed nothing: see samples.info['num_lost']. What may help: smaller local steps "
-            "(for clients with few rows inference.sgd_mean has row_curvature=), more samples or "
+            f"{lost / active:.0%} of the clients' results in the kept rounds were unusable "
+            "(improper Gaussians, or numbers that are not finite), so these clients changed "
+            "nothing: see samples.info['num_lost']. Possible remedies: smaller local steps (for "
+            "clients with few rows inference.sgd_mean has row_curvature=), more samples or "
             "shrinkage= in inference.mcmc, a positive initial_precision, a damping nearer to zero.",
         )
     return ()
 
 
 def warn_excluded(info: dict[str, np.ndarray]) -> Messages:
-    """Warn where most messages were left out: the run then moves little, or without clients."""
+    """Warn if most messages were excluded: the run moves little, or without some clients."""
     excluded = info.get("num_excluded", np.zeros(0)).sum()
     sent = excluded + info["num_active"].sum()
-    if excluded > MOST_LOST * sent:
+    if excluded > MAX_LOST * sent:
         return warn(
-            f"{excluded / sent:.0%} of the messages of the kept rounds were left out because they "
-            "were not finite: see samples.info['num_excluded']. Unless faults were asked for, the "
-            "step size is too large for this posterior, or a log density or gradient is not finite "
-            "there.",
+            f"{excluded / sent:.0%} of the messages of the kept rounds were excluded because they "
+            "were not finite: see samples.info['num_excluded']. Unless fedmcmc.faults simulates "
+            "such messages, the step size is too large for this posterior, or a log density or "
+            "gradient is not finite there.",
         )
     return ()
 
 
 def warn_rejected(info: dict[str, np.ndarray]) -> Messages:
-    """Warn where hardly any proposal was accepted: draws then repeat where a chain began."""
+    """Warn if hardly any proposal was accepted."""
     acceptance = info.get("acceptance", np.zeros(0))
-    if acceptance.size >= FEWEST_PROPOSALS and acceptance.mean() < LEAST_ACCEPTED:
+    if acceptance.size >= MIN_PROPOSALS and acceptance.mean() < MIN_ACCEPTANCE:
         return warn(
             f"Proposals of the kept rounds were accepted with a probability of "
-            f"{acceptance.mean():.2g}, so that the chains hardly moved: see "
-            "samples.info['acceptance']. What may help: a metric= (or whitened coordinates, "
-            "fedmcmc.whiten), a smaller step_size, a better approximation; and a center at which "
+            f"{acceptance.mean():.2g}, so the chains hardly moved: see "
+            "samples.info['acceptance']. Possible remedies: a metric= (or whitened coordinates, "
+            "fedmcmc.whiten), a smaller step_size, a better approximation, and a center at which "
             "the log likelihood is finite.",
         )
     return ()
 
 
 def warn_unreached(stopped: dict[str, Any]) -> Messages:
-    """Warn that a run ended without what its rule asked for."""
+    """Warn that a run ended before its stopping rule was satisfied."""
     figures = {k: v for k, v in stopped.items() if isinstance(v, float)}
-    found = ", ".join(f"{k} {v:.4g}" for k, v in figures.items()) or "too few draws to tell"
+    values = ", ".join(f"{k} {v:.4g}" for k, v in figures.items()) or "too few draws to check"
     return warn(
-        f"Stopped after {stopped['rounds']} rounds without {stopped['rule']} ({found}). Go on with "
-        f"sample(..., state=samples.state).",
+        f"Stopped after {stopped['rounds']} rounds without {stopped['rule']} ({values}). Continue "
+        f"with sample(..., state=samples.state).",
     )
 
 
-def warn_grown(kernel: FederatedKernel, start: Start, end: Broadcast) -> Messages:
-    """Warn where a run ended far away without a number that is not finite."""
-    went = growth(kernel, start, end)
-    if went is None:
+def warn_divergence(kernel: FederatedKernel, start: InitialScale, end: Broadcast) -> Messages:
+    """Warn if a run diverged without a number that is not finite."""
+    growth = describe_growth(kernel, start, end)
+    if growth is None:
         return ()
+    hint = kernel.traits.divergence_hint
     return warn(
-        f"{went} at the start of this run. Unless parameters of this model are of that size, steps "
-        f"are too large for it and the draws are of no use: use a smaller step size or learning "
-        f"rate (for inference.sgd_mean with few rows per client also row_curvature=)."
-        f"{kernel.caution and ' ' + kernel.caution}",
+        f"{growth} at the start of this run. Unless parameters of this model have that size, the "
+        f"steps are too large and the draws are useless: use a smaller step size or learning rate "
+        f"(for inference.sgd_mean with few rows per client also row_curvature=)."
+        f"{hint and ' ' + hint}",
         depth=5,
     )
 
 
-def non_finite(
-    samples: Samples, first_bad: np.ndarray, round_: int, caution: str, server_state: ArrayTree
+def non_finite_error(
+    samples: Samples,
+    first_bad: np.ndarray,
+    round_: int,
+    divergence_hint: str,
+    server_state: ArrayTree,
 ) -> NonFiniteError:
-    """Return the error of a run in which chains turned non-finite, `round_` being the first.
+    """Return the error of a run in which `round_` is the first round that is not finite.
 
-    `caution` is the kernel's own, of what makes it diverge; `server_state` that of the servers
-    behind that round, leaves ``[num_chains, ...]``.
+    `divergence_hint` comes from the kernel's `Traits`; `server_state` is the servers' state after
+    that round, leaves ``[num_chains, ...]``.
     """
     chains = np.flatnonzero(first_bad >= 0).tolist()
     counts = counts_of(server_state)
     if counts is not None and np.any(counts.saturated):
-        kept = f"The {samples.num_draws} draws per chain from the rounds before are in"
-        return _ended(
+        message = (
             f"A message of chain {chains[0]} in round {round_} held a number beyond the range of "
-            f"its secure sum, or one that is not finite ({np.sum(counts.saturated)} messages by "
-            f"the end of the segment). Give secure_sum a larger most=, with a coarser resolution= "
-            f"if it asks for one; if the chain moves away, a smaller step size. {kept} "
-            "`error.samples`.",
-            samples,
-            round_,
-            chains,
+            f"its secure sum, or a number that is not finite ({np.sum(counts.saturated)} messages "
+            f"by the end of the segment). Give secure_sum a larger most=, with a coarser "
+            f"resolution= if necessary. If the chain diverges, use a smaller step size."
         )
-    hint = " At the start of a run also try a position nearer to the mode." * (round_ == 0)
-    return _ended(
-        f"Chain {chains[0]} turned non-finite in round {round_} ({len(chains)} of "
-        f"{len(first_bad)} chains did by the end of the segment). The step size is too large "
-        f"for this posterior, or a log density or gradient is not finite there.{hint}"
-        f"{caution and ' ' + caution} The "
-        f"{samples.num_draws} draws per chain from the rounds before are in `error.samples`.",
-        samples,
-        round_,
-        chains,
-    )
-
-
-def _ended(message: str, samples: Samples, round_: int, chains: list[int]) -> NonFiniteError:
-    """Return the error, whose samples say in their report, too, how the run ended."""
+    else:
+        hint = " At the start of a run also try a position nearer to the mode." * (round_ == 0)
+        message = (
+            f"Chain {chains[0]} turned non-finite in round {round_} ({len(chains)} of "
+            f"{len(first_bad)} chains did by the end of the segment). The step size is too large "
+            f"for this posterior, or a log density or gradient is not finite there.{hint}"
+            f"{divergence_hint and ' ' + divergence_hint}"
+        )
+    draws = f"The {samples.num_draws} draws per chain from the rounds before are in"
+    message = f"{message} {draws} `error.samples`."
     return NonFiniteError(message, replace(samples, warnings=(message,)), round_, chains)

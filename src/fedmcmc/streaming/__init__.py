@@ -1,8 +1,7 @@
-"""What a run can accumulate on the device, so that no draws need to be kept.
+"""Accumulators: statistics of draws that a run computes on the device without keeping the draws.
 
-Pass accumulators to ``fedmcmc.Record(streams={"name": accumulator})``; what they found is in
-``samples.streams``. Their memory does not grow with the number of rounds. The room imports the
-ground floor alone.
+Pass accumulators to ``fedmcmc.Record(streams={"name": accumulator})``; their results are in
+``samples.streams``. Their memory does not grow with the number of rounds.
 """
 
 from fedmcmc.streaming._moments import Moments, moments, pool

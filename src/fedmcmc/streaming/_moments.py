@@ -1,4 +1,4 @@
-"""Means and covariances of draws, one draw at a time."""
+"""Running means and covariances of draws."""
 
 from typing import Any, Literal, NamedTuple
 
@@ -10,7 +10,7 @@ from jax.tree_util import Partial
 
 from fedmcmc._types import ArrayTree, Static, as_functions
 from fedmcmc.pytrees import trees
-from fedmcmc.streaming._types import Accumulator, Transform, first_mean, transformed
+from fedmcmc.streaming._types import Accumulator, Transform, transformed, zero_mean
 
 STRUCTURES = ("diagonal", "dense")
 
@@ -21,11 +21,11 @@ class Moments(NamedTuple):
     Attributes
     ----------
     num_draws
-        Of a chain; of `pool`, of all.
+        Number of draws per chain; after `pool`, number of all draws.
     mean
-        Leaves ``[num_chains, ...]``; of `pool` ``[...]``.
+        Leaves ``[num_chains, ...]``; after `pool` ``[...]``.
     variance
-        Likewise, with the divisor ``num_draws - 1``; NaN for a single draw.
+        Leaves as in `mean`, with the divisor ``num_draws - 1``; NaN for a single draw.
     covariance
         ``[num_chains, d, d]`` over the raveled tree, ``()`` unless the structure is ``"dense"``.
     """
@@ -37,7 +37,7 @@ class Moments(NamedTuple):
 
 
 class _State(NamedTuple):
-    shift: ArrayTree  # the first draw: means relative to it lose no digits to its size
+    shift: ArrayTree  # first draw, subtracted from all draws to keep digits
     mean: ArrayTree
     squares: ArrayTree  # sums of squared differences from the mean; flat products if dense
 
@@ -47,21 +47,21 @@ def moments(
 ) -> Accumulator:
     """Accumulate the mean and the variances of draws.
 
-    Numbers are taken relative to the first draw, so that the rounding of float32 is small beside
-    the spread of the draws also where their mean is large.
+    The first draw is subtracted from all draws, so that the rounding error of float32 is small
+    compared with the spread of the draws even if their mean is large.
 
     Parameters
     ----------
     fn
-        ``draw -> pytree``, of which moments are taken; by default of the draw itself.
+        Function ``draw -> pytree`` whose moments are accumulated; by default the identity.
     structure
-        ``"diagonal"`` for variances, three times the memory of a draw; ``"dense"`` for the
-        covariance matrix too.
+        ``"diagonal"`` for variances, with three times the memory of a draw; ``"dense"`` for the
+        covariance matrix as well.
 
     Returns
     -------
     Accumulator
-        Its result is `Moments`, each chain's own; `pool` puts the chains together.
+        Accumulator of each chain's `Moments`; `pool` combines the chains.
 
     References
     ----------
@@ -80,8 +80,8 @@ def moments(
     ...     num_burnin=100, num_chains=4, progress=False,
     ...     record=fedmcmc.Record({"moments": fedmcmc.streaming.moments()}, keep_draws=False),
     ... )
-    >>> found = fedmcmc.streaming.pool(samples.streams["moments"])
-    >>> samples.num_draws, found.num_draws, bool(abs(found.mean - 0.375) < 0.05)
+    >>> pooled = fedmcmc.streaming.pool(samples.streams["moments"])
+    >>> samples.num_draws, pooled.num_draws, bool(abs(pooled.mean - 0.375) < 0.05)
     (0, 7600, True)
     """
     if structure not in STRUCTURES:
@@ -93,7 +93,7 @@ def moments(
 
 
 def _init(fn: Any, dense: Static[bool], draw: ArrayTree) -> _State:
-    zeros = first_mean(transformed(fn, draw))
+    zeros = zero_mean(transformed(fn, draw))
     if not dense.value:
         return _State(zeros, zeros, zeros)
     flat = trees.ravel(zeros)
@@ -126,7 +126,7 @@ def _result(dense: Static[bool], state: _State, count: int) -> Moments:
     mean = jax.tree.map(lambda a, b: a + b, state.shift, state.mean)
     if not dense.value:
         return Moments(count, mean, jax.tree.map(lambda leaf: leaf * scale, state.squares))
-    # Symmetric up to rounding, as the two differences in a product are not the same.
+    # The products are not exactly symmetric, since their two factors use different means.
     covariance = (state.squares + np.swapaxes(state.squares, -1, -2)) / 2 * scale
     diagonal = np.diagonal(covariance, axis1=-2, axis2=-1)
     like = jax.tree.map(lambda leaf: leaf[0], mean)
@@ -134,36 +134,35 @@ def _result(dense: Static[bool], state: _State, count: int) -> Moments:
     return Moments(count, mean, variance, covariance)
 
 
-def pool(found: Moments) -> Moments:
+def pool(per_chain: Moments) -> Moments:
     """Return the moments of all chains' draws together, leaves without the chain axis.
 
     Raises
     ------
     TypeError
-        If it is not given `Moments`.
+        If `per_chain` is not `Moments`.
 
     Examples
     --------
     >>> import numpy as np
     >>> two_chains = Moments(2, np.array([1.0, 3.0]), np.array([2.0, 2.0]))
-    >>> whole = pool(two_chains)
-    >>> whole.num_draws, float(whole.mean), round(float(whole.variance), 4)
+    >>> pooled = pool(two_chains)
+    >>> pooled.num_draws, float(pooled.mean), round(float(pooled.variance), 4)
     (4, 2.0, 2.6667)
     """
-    if not isinstance(found, Moments):
-        raise TypeError(f"pool takes Moments, got {type(found).__name__}.")
-    chains = jax.tree.leaves(found.mean)[0].shape[0]
-    count, total = found.num_draws, found.num_draws * chains
-    mean = jax.tree.map(lambda leaf: leaf.mean(axis=0), found.mean)
+    if not isinstance(per_chain, Moments):
+        raise TypeError(f"pool expects Moments, got {type(per_chain).__name__}.")
+    chains = jax.tree.leaves(per_chain.mean)[0].shape[0]
+    count, total = per_chain.num_draws, per_chain.num_draws * chains
+    mean = jax.tree.map(lambda leaf: leaf.mean(axis=0), per_chain.mean)
 
-    def whole(within: np.ndarray, between: np.ndarray) -> np.ndarray:
-        # Sums of squares within chains and of the chains' means about the common one.
+    def pooled(within: np.ndarray, between: np.ndarray) -> np.ndarray:
         return ((count - 1) * within.sum(axis=0) + count * between.sum(axis=0)) / (total - 1)
 
-    away = jax.tree.map(lambda leaf, middle: leaf - middle, found.mean, mean)
-    variance = jax.tree.map(lambda v, a: whole(v, a**2), found.variance, away)
+    away = jax.tree.map(lambda leaf, middle: leaf - middle, per_chain.mean, mean)
+    variance = jax.tree.map(lambda v, a: pooled(v, a**2), per_chain.variance, away)
     covariance: Any = ()
-    if not trees.is_empty(found.covariance):
+    if not trees.is_empty(per_chain.covariance):
         flat = np.concatenate([a.reshape(chains, -1) for a in jax.tree.leaves(away)], axis=1)
-        covariance = whole(found.covariance, flat[:, :, None] * flat[:, None, :])
+        covariance = pooled(per_chain.covariance, flat[:, :, None] * flat[:, None, :])
     return Moments(total, mean, variance, covariance)

@@ -1,4 +1,4 @@
-"""Posterior predictive averages and calibration, one draw at a time."""
+"""Running posterior predictive averages and calibration."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,24 +12,24 @@ from jax.tree_util import Partial
 from fedmcmc._checks import positive_integer
 from fedmcmc._types import ArrayTree, Static, as_functions
 from fedmcmc.pytrees import trees
-from fedmcmc.streaming._types import Accumulator, first_mean
+from fedmcmc.streaming._types import Accumulator, zero_mean
 
 Predict = Callable[[ArrayTree, ArrayTree], ArrayTree]
 """``(position, batch) -> predictions``, leaves ``[batch_size, ...]``."""
 
 
 class Calibration(NamedTuple):
-    """How confident single draws are, and how often they are right; ``[num_chains, num_bins]``.
+    """Calibration of the predictions of single draws, by bins ``[num_chains, num_bins]``.
 
     Attributes
     ----------
     share
-        Of the predictions of all draws, in each bin of confidence.
+        Share of all draws' predictions in each bin of confidence.
     confidence, accuracy
-        Their mean highest probability, and how many of them are right; zero in an empty bin.
+        Mean highest probability and share of correct predictions; zero in an empty bin.
     error
-        ``[num_chains]``, the expected calibration error of a draw's predictions. That of their
-        average is to be had from `predictive` and `fedmcmc.metrics.expected_calibration_error`.
+        ``[num_chains]``, expected calibration error of single draws' predictions. For their
+        average, use `predictive` and `fedmcmc.metrics.expected_calibration_error`.
     """
 
     share: np.ndarray
@@ -39,12 +39,12 @@ class Calibration(NamedTuple):
 
 
 def predictive(predict_fn: Predict, batch: ArrayTree) -> Accumulator:
-    """Accumulate the average of predictions over draws, as of ``p(y | x, data)``.
+    """Accumulate the average of predictions over draws, such as ``p(y | x, data)``.
 
     Parameters
     ----------
     predict_fn
-        ``(draw, batch) -> predictions``, of any shapes: class probabilities
+        Function ``(draw, batch) -> predictions``, of any shapes: class probabilities
         (`fedmcmc.interop.flax.predictive`), densities, means.
     batch
         Rows to predict for.
@@ -52,35 +52,35 @@ def predictive(predict_fn: Predict, batch: ArrayTree) -> Accumulator:
     Returns
     -------
     Accumulator
-        Its result is the average, leaves ``[num_chains, ...]``.
+        Accumulator of the average, leaves ``[num_chains, ...]``.
     """
     arguments = (as_functions(predict_fn), jax.tree.map(jnp.asarray, batch))
     return Accumulator(
         Partial(_predictive_init, *arguments),
         Partial(_predictive_update, *arguments),
-        Partial(_mean),
+        Partial(_predictive_result),
     )
 
 
 def _predictive_init(predict_fn: Any, batch: ArrayTree, draw: ArrayTree) -> ArrayTree:
-    return first_mean(predict_fn(draw, batch))
+    return zero_mean(predict_fn(draw, batch))
 
 
 def _predictive_update(
     predict_fn: Any, batch: ArrayTree, rng_key: Array, index: Array, draw: ArrayTree, mean: Any
 ) -> ArrayTree:
     del rng_key
-    return _towards(mean, predict_fn(draw, batch), index)
+    return _update_mean(mean, predict_fn(draw, batch), index)
 
 
-def _towards(mean: ArrayTree, value: ArrayTree, index: Array) -> ArrayTree:
+def _update_mean(mean: ArrayTree, value: ArrayTree, index: Array) -> ArrayTree:
     share = 1 / (index + 1).astype(jnp.result_type(float))
     return jax.tree.map(
         lambda m, v: m + trees.cast(share, m) * (v.astype(m.dtype) - m), mean, value
     )
 
 
-def _mean(state: ArrayTree, count: int) -> ArrayTree:
+def _predictive_result(state: ArrayTree, count: int) -> ArrayTree:
     del count
     return state
 
@@ -88,23 +88,23 @@ def _mean(state: ArrayTree, count: int) -> ArrayTree:
 def calibration(
     predict_fn: Predict, batch: ArrayTree, labels: Any, num_bins: int = 15
 ) -> Accumulator:
-    """Accumulate counts of confidence and of right answers over draws, by bins of confidence.
+    """Accumulate confidence and accuracy of predictions over draws, by bins of confidence.
 
     Parameters
     ----------
     predict_fn
-        ``(draw, batch) -> [batch_size, num_classes]``, class probabilities.
+        Function ``(draw, batch) -> [batch_size, num_classes]``, class probabilities.
     batch
         Rows to predict for.
     labels
         ``[batch_size]`` integers.
     num_bins
-        Bins ``((m - 1) / M, m / M]`` of the highest probability.
+        Number ``M`` of bins ``((m - 1) / M, m / M]`` of the highest probability.
 
     Returns
     -------
     Accumulator
-        Its result is `Calibration`.
+        Accumulator of each chain's `Calibration`.
 
     References
     ----------
@@ -119,13 +119,15 @@ def calibration(
         )
     arguments = (as_functions(predict_fn), jax.tree.map(jnp.asarray, batch), truth, bins)
     return Accumulator(
-        Partial(_calibration_init, bins), Partial(_calibration_update, *arguments), Partial(_binned)
+        Partial(_calibration_init, bins),
+        Partial(_calibration_update, *arguments),
+        Partial(_calibration_result),
     )
 
 
 def _calibration_init(bins: Static[int], draw: ArrayTree) -> Array:
     del draw
-    return jnp.zeros((3, bins.value))  # shares, confidences and hits, all over all predictions
+    return jnp.zeros((3, bins.value))  # shares, confidences and hits, over all predictions
 
 
 def _calibration_update(
@@ -142,13 +144,13 @@ def _calibration_update(
     probabilities = predict_fn(draw, batch)
     top = jnp.max(probabilities, axis=-1)
     hit = jnp.argmax(probabilities, axis=-1) == labels
-    place = jnp.clip(jnp.ceil(top * bins.value).astype(jnp.int32) - 1, 0, bins.value - 1)
+    bin_index = jnp.clip(jnp.ceil(top * bins.value).astype(jnp.int32) - 1, 0, bins.value - 1)
     rows = jnp.stack([jnp.ones_like(top), top, hit.astype(top.dtype)])
-    sums = jnp.zeros_like(state).at[:, place].add(rows.astype(state.dtype))
-    return _towards(state, sums / labels.shape[0], index)
+    sums = jnp.zeros_like(state).at[:, bin_index].add(rows.astype(state.dtype))
+    return _update_mean(state, sums / labels.shape[0], index)
 
 
-def _binned(state: np.ndarray, count: int) -> Calibration:
+def _calibration_result(state: np.ndarray, count: int) -> Calibration:
     del count
     share, confidence, hits = np.moveaxis(state, 1, 0)
     full = np.where(share > 0, share, 1)

@@ -1,4 +1,4 @@
-"""A fixed number of draws out of many: at random, or evenly spaced in time."""
+"""A fixed number of a run's draws, chosen at random or evenly spaced."""
 
 from typing import Any, NamedTuple
 
@@ -15,17 +15,17 @@ from fedmcmc.streaming._types import Accumulator, Transform, transformed
 
 
 class Stored(NamedTuple):
-    """Some draws out of many.
+    """Stored draws of a run.
 
     Attributes
     ----------
     draws
-        Leaves ``[num_chains, num_stored, ...]``; quantiles and the like follow from them, as in
+        Leaves ``[num_chains, num_stored, ...]``, for example for quantiles:
         ``numpy.quantile(stored.draws, 0.95, axis=(0, 1))``.
     indices
-        ``[num_chains, num_stored]``, the number of each, counted from zero.
+        ``[num_chains, num_stored]``, numbers of the draws, counted from zero.
     num_seen
-        Draws per chain from which the stored ones were chosen.
+        Number of draws per chain before the choice.
     """
 
     draws: ArrayTree
@@ -39,45 +39,45 @@ class _State(NamedTuple):
 
 
 def reservoir(size: int, fn: Transform | None = None) -> Accumulator:
-    """Keep `size` draws of each chain, every set of so many equally likely.
+    """Keep a random subset of `size` draws per chain; all subsets are equally likely.
 
     Parameters
     ----------
     size
-        Draws per chain.
+        Number of draws per chain.
     fn
-        ``draw -> pytree``, what is kept of a draw; by default the draw itself.
+        Function ``draw -> pytree`` whose value is stored; by default the identity.
 
     Returns
     -------
     Accumulator
-        Its result is `Stored`, in no order.
+        Accumulator of `Stored` draws, in random order.
 
     References
     ----------
     Vitter (1985), Random sampling with a reservoir, algorithm R.
     """
-    return _accumulator(positive_integer(size, "size"), fn, _random_place)
+    return _accumulator(positive_integer(size, "size"), fn, _random_slot)
 
 
 def thinned(size: int, fn: Transform | None = None) -> Accumulator:
-    """Keep between ``size / 2`` and `size` draws of each chain, evenly spaced from the first on.
+    """Keep between ``size / 2`` and `size` evenly spaced draws of each chain, from the first draw.
 
-    Every draw is kept at first; whenever there is no room, every other one is dropped, and twice
-    the distance is kept from then on. In order, so that autocorrelations and effective sample sizes
-    can be told.
+    Initially all draws are kept. When the memory is full, each second draw is dropped and the
+    distance between draws doubles. The draws stay in order, as autocorrelations and effective
+    sample sizes require.
 
     Parameters
     ----------
     size
-        Draws per chain, an even number.
+        Largest number of draws per chain, even.
     fn
-        ``draw -> pytree``, what is kept of a draw; by default the draw itself.
+        Function ``draw -> pytree`` whose value is stored; by default the identity.
 
     Returns
     -------
     Accumulator
-        Its result is `Stored`.
+        Accumulator of `Stored` draws.
 
     Examples
     --------
@@ -91,8 +91,8 @@ def thinned(size: int, fn: Transform | None = None) -> Accumulator:
     """
     num = positive_integer(size, "size")
     if num % 2:
-        raise ValueError(f"thinned needs an even size, as it drops every other draw, got {num}.")
-    return _accumulator(num, fn, _even_place)
+        raise ValueError(f"thinned needs an even size, as it drops each second draw, got {num}.")
+    return _accumulator(num, fn, _even_slot)
 
 
 def _accumulator(size: int, fn: Transform | None, place: Any) -> Accumulator:
@@ -130,36 +130,36 @@ def _update(
     return _State(stored, state.indices.at[slot].set(index, mode="drop"))
 
 
-def _random_place(size: int, rng_key: Array, index: Array, state: _State) -> tuple[_State, Array]:
+def _random_slot(size: int, rng_key: Array, index: Array, state: _State) -> tuple[_State, Array]:
     chosen = integers_below(rng_key, index + 1, ())
     return state, jnp.where(index < size, index, chosen)
 
 
-def _even_place(size: int, rng_key: Array, index: Array, state: _State) -> tuple[_State, Array]:
+def _even_slot(size: int, rng_key: Array, index: Array, state: _State) -> tuple[_State, Array]:
     del rng_key
-    # Before draw `index` all multiples of the old distance below it are there. The distance
-    # doubles where `index` is `size` of them, which is a multiple of the new one.
+    # Before draw `index` the table holds all multiples of the old distance below it. The distance
+    # doubles when `index` is `size` times the old distance, a multiple of the new distance.
     old = _distance(size, index - 1)
     full = index == size * old
 
     def halve(table: Array) -> Array:
         return jnp.concatenate([table[::2], jnp.zeros_like(table[::2])])
 
-    # `index` is the same for all chains, so that this stays a branch.
+    # `index` is the same for all chains, so vmap keeps the branch.
     state = jax.lax.cond(full, lambda s: jax.tree.map(halve, s), lambda s: s, state)
     distance = jnp.where(full, 2 * old, old)
     return state, jnp.where(index % distance == 0, index // distance, size)
 
 
-def _distance(size: int, last: Array) -> Array:
-    """Return the spacing of the kept draws once draw `last` has been seen: a power of two."""
+def _distance(size: int, index: Array) -> Array:
+    """Return the distance of the stored draws after draw `index`, a power of two."""
     powers = size * 2 ** np.arange(0, max(31 - int(size).bit_length(), 1), dtype=np.int64)
-    return jnp.int32(1) << jnp.sum(last >= jnp.asarray(powers, jnp.int32), dtype=jnp.int32)
+    return jnp.int32(1) << jnp.sum(index >= jnp.asarray(powers, jnp.int32), dtype=jnp.int32)
 
 
 def _result(place: Static[Any], size: Static[int], state: _State, count: int) -> Stored:
     num = min(count, size.value)
-    if place.value is _even_place:
+    if place.value is _even_slot:
         distance = int(_distance(size.value, jnp.int32(max(count - 1, 0))))
         num = -(-count // distance)
     draws = jax.tree.map(lambda leaf: leaf[:, :num], state.draws)

@@ -1,4 +1,4 @@
-"""What an accumulator is."""
+"""Accumulator interface."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,23 +10,22 @@ from fedmcmc._types import ArrayTree
 from fedmcmc.pytrees import trees
 
 Transform = Callable[[ArrayTree], ArrayTree]
-"""``draw -> pytree``, what is accumulated of a draw."""
+"""``draw -> pytree``, value that is accumulated."""
 
 
 class Accumulator(NamedTuple):
-    """Something that takes draws in one after the other, in memory of a fixed size.
+    """Statistic that processes draws one by one, in memory of fixed size.
 
     Attributes
     ----------
     init
-        ``draw -> state``: the state before the first draw, from a draw's shapes; the values of
-        `draw` do not matter. One chain's.
+        ``draw -> state``: initial state of one chain. Only the shapes and types of `draw` matter.
     update
-        ``(rng_key, index, draw, state) -> state``: takes in draw number `index` ``[]`` int32,
-        counted from zero. All chains are at the same index.
+        ``(rng_key, index, draw, state) -> state``: state of one chain after draw number `index`,
+        ``[]`` int32, counted from zero. All chains are at the same index.
     result
-        ``(state, count) -> result``, on the host: what all chains found in `count` draws; `state`
-        has NumPy leaves ``[num_chains, ...]``.
+        ``(state, count) -> result``, on the host: result of all chains after `count` draws each;
+        `state` has NumPy leaves ``[num_chains, ...]``.
     """
 
     init: Callable[..., ArrayTree]
@@ -35,10 +34,10 @@ class Accumulator(NamedTuple):
 
 
 def transformed(fn: Any, draw: ArrayTree) -> ArrayTree:
-    """Return ``fn(draw)``, the draw itself for ``fn = ()``."""
+    """Return ``fn(draw)``, or the draw itself for ``fn = ()``."""
     return draw if fn == () else fn(draw)
 
 
-def first_mean(like: ArrayTree) -> ArrayTree:
-    """Return zeros in which a mean of numbers like these loses few digits: at least float32."""
+def zero_mean(like: ArrayTree) -> ArrayTree:
+    """Return zeros with the shapes of `like`, in at least float32."""
     return jax.tree.map(lambda leaf: jnp.zeros_like(trees.widen(trees.as_float(leaf))), like)

@@ -1,6 +1,6 @@
 """Second-order expansions at a common point or at clients' own maxima; the posterior's mode."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -114,6 +114,14 @@ UNSCALED = (
 class CommonExpansions(Separate):
     """Each client's expansion at one position, the content; see `taylor`."""
 
+    disclosure = replace(
+        Separate.disclosure,
+        content="the values of the parameters that the rows of this site alone suggest, and "
+        "how certain "
+        "they are, near a position that the server chooses. One answer per site, no sum over the "
+        "sites",
+    )
+
     structure: str = field(metadata={"static": True})
 
     def own(self, content: ArrayTree, client: Client) -> Natural:
@@ -212,6 +220,13 @@ def laplace(
 @dataclass(frozen=True, eq=False, repr=False)
 class OwnExpansions(Separate):
     """Each client's expansion at its own maximum, searched for from the content; see `laplace`."""
+
+    disclosure = replace(
+        Separate.disclosure,
+        content="the values of the parameters that the rows of this site alone suggest, and "
+        "how certain "
+        "they are. One answer per site, no sum over the sites",
+    )
 
     prior_fraction: Any
     max_steps: Any

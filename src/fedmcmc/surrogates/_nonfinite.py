@@ -13,7 +13,7 @@ from jax import Array
 from fedmcmc._types import ArrayTree, Client, Local, Posterior, as_functions, compiled
 from fedmcmc.data import FederatedData, values_of
 from fedmcmc.gradients import row_size
-from fedmcmc.kernels import BELOW, Evaluations, Expansions, Points
+from fedmcmc.kernels import BELOW, Points
 from fedmcmc.pytrees import trees
 from fedmcmc.surrogates._ascents import NEWTON_DIMENSIONS, Objective
 
@@ -136,15 +136,13 @@ def explained(evaluate: Objective, consortium: Any, positions: ArrayTree) -> Eva
     return evaluate_and_check
 
 
-def nonfinite_answer(
-    kernel: Evaluations | Expansions, content: Any, answer: ArrayTree, client: Client
-) -> str:
+def nonfinite_answer(posterior: Posterior, content: Any, answer: ArrayTree, client: Client) -> str:
     """Return what a site's log should have of an answer that is finite at no point, else nothing.
 
     Parameters
     ----------
-    kernel, content
-        Question that was asked, and what was asked about.
+    posterior, content
+        Model of the question that was asked, and what was asked about.
     answer
         The client's answer, before it is masked.
     client
@@ -159,7 +157,7 @@ def nonfinite_answer(
     if finite.any():
         return ""
     rows = jax.tree.map(lambda leaf: leaf[: int(client.size)], values_of(client.rows))
-    bad = find_bad_row(kernel.posterior, rows, content.points)
+    bad = find_bad_row(posterior, rows, content.points)
     return "" if bad is None else bad.describe("this site", len(finite))
 
 

@@ -1,6 +1,6 @@
 """How scores of single rows vary within a client: what the noise of its minibatches is made of."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -68,6 +68,13 @@ def score_covariance(posterior: Posterior, data: Any, position: ArrayTree) -> Ar
 @dataclass(frozen=True, eq=False, repr=False)
 class ScoreCovariances(Separate):
     """Each client's covariance of its rows' scores at a position; see `score_covariance`."""
+
+    disclosure = replace(
+        Separate.disclosure,
+        content="how much the gradients of single rows vary, as a matrix. One answer per site, "
+        "no sum "
+        "over the sites",
+    )
 
     def own(self, content: ArrayTree, client: Client) -> Array:
         flat, unravel = ravel_pytree(content)

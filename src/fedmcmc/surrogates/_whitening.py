@@ -15,6 +15,7 @@ from fedmcmc._types import (
     ArrayTree,
     Client,
     ClientTerms,
+    Disclosure,
     Federation,
     Posterior,
     as_functions,
@@ -359,15 +360,35 @@ def _whitened(fitted: Gaussian, affine: _Affine, structure: str) -> Gaussian:
     return Gaussian(jax.vmap(affine.unravel)(eta), shaped, structure)
 
 
+class Losses(NamedTuple):
+    """By how much log likelihoods are lower than at the mode, ``[2, d]``."""
+
+    values: Any
+
+    def to_range(self, limit: float) -> "Losses":
+        """Return the answer for a secure sum of numbers up to `limit`; see `Ranged`."""
+        values = jnp.where(jnp.isnan(self.values), limit, jnp.clip(self.values, -limit, limit))
+        return Losses(values)
+
+    def from_range(self, limit: float) -> "Losses":
+        """Return a sum of such answers as the server reads it."""
+        return Losses(jnp.where(self.values > limit / 2, jnp.inf, self.values))
+
+
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Falls(Question):
-    """What log likelihoods lose some sds from the mode, along each axis and back.
+    """Losses of log likelihood some sds from the mode, along each axis and back.
 
-    The content is the mode, a position, and a factor as of `_Affine`; the answer ``[2, d]``.
+    The content is the mode, a position, and a factor as of `_Affine`; the answer is `Losses`.
     """
 
-    def answer(self, content: tuple[ArrayTree, Array], client: Client) -> Array:
+    disclosure = Disclosure(
+        "by how much the log likelihood falls between the best fit and positions around it",
+        hidden_in_sums=True,
+    )
+
+    def answer(self, content: tuple[ArrayTree, Array], client: Client) -> Losses:
         centre, factor = content
         flat = trees.ravel(centre)
         affine, size = _Affine(flat, factor, centre), flat.shape[0]
@@ -385,17 +406,11 @@ class Falls(Question):
             z = jnp.zeros_like(flat).at[i].set(PROBE)  # a matrix of all might not fit
             return jnp.stack([loss(-z), loss(z)])
 
-        return jax.lax.map(at, jnp.arange(size)).T
-
-    def answer_in_range(self, answer: Array, most: float) -> Array:
-        return jnp.where(jnp.isnan(answer), most, jnp.clip(answer, -most, most))
-
-    def answer_from_range(self, total: Array, most: float) -> Array:
-        return jnp.where(total > most / 2, jnp.inf, total)
+        return Losses(jax.lax.map(at, jnp.arange(size)).T)
 
     def answer_like(self, content: tuple[ArrayTree, Array]) -> Any:
         size = trees.num_elements(content[0])
-        return jax.ShapeDtypeStruct((2, size), jnp.result_type(float))
+        return Losses(jax.ShapeDtypeStruct((2, size), jnp.result_type(float)))
 
     def check_content(self, content: tuple[ArrayTree, Array], federation: Federation) -> None:
         check_model(self.posterior, content[0], federation)
@@ -447,7 +462,7 @@ def _warn_where_not_quadratic(
 ) -> None:
     content = affine.unravel(affine.center), affine.factor
     with jax.default_matmul_precision("highest"):
-        of_rows = consortium.ask(Falls(posterior), content).value
+        of_rows = consortium.ask(Falls(posterior), content).value.values
         falls = np.asarray(of_rows) + np.asarray(_falls_of_prior(posterior, affine))
     factor = np.asarray(affine.factor)
 

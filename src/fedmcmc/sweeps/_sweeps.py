@@ -15,7 +15,7 @@ from jax import Array
 from tqdm import tqdm
 
 from fedmcmc._checks import not_installed
-from fedmcmc._types import ArrayTree, FederatedKernel, as_functions
+from fedmcmc._types import ArrayTree, FederatedKernel, as_functions, constrain_fn_of
 from fedmcmc.data import FederatedData
 from fedmcmc.diagnostics import Diagnosis, DiagnosisWarning
 from fedmcmc.pytrees import schedules, trees
@@ -179,7 +179,7 @@ def sweep(
                 RuntimeWarning,
                 stacklevel=2,
             )
-    constrain_fn = kernels[0].constrain_fn if collect is None else None
+    constrain_fn = constrain_fn_of(kernels[0]) if collect is None else None
     diagnoses = _diagnoses(results, kernels, data)
     off = [
         (point, judged.findings[0])
@@ -206,7 +206,7 @@ def _diagnoses(
         return tuple(found)
     try:
         for i, (kernel, seeds) in enumerate(zip(kernels, results.complete, strict=True)):
-            if seeds.any() and not kernel.approximates:
+            if seeds.any() and not kernel.traits.approximates:
                 draws = results.draws_of(i, seeds)
                 found[i], missing = judge(draws, kernel, data), missing_target(draws, kernel)
                 if missing:

@@ -1,9 +1,5 @@
 """Random transformations of the rows of all minibatches of a kernel."""
 
-from typing import Any
-
-import jax
-
 from fedmcmc._checks import expect
 from fedmcmc._types import FederatedKernel
 from fedmcmc.gradients import (
@@ -17,31 +13,31 @@ from fedmcmc.gradients import (
     holds_augmented,
     refuse_augmented,
 )
+from fedmcmc.transforms._wrapping import nodes_of, replace_nodes
 
 
 def augment(kernel: FederatedKernel, augment_fn: Augmentation) -> FederatedKernel:
-    """Transform the rows of every minibatch of `kernel` at random, in each local step anew.
+    """Transform the rows of each minibatch of `kernel` at random, independently per local step.
 
     Parameters
     ----------
     kernel
-        Any kernel whose clients use minibatches or epochs of them (``batch_size=``), in whatever
-        part of it.
+        Any kernel with minibatches or epochs of minibatches (``batch_size=``).
     augment_fn
-        ``(rng_key, rows) -> rows``, as of `fedmcmc.augmented`: that page says which posterior the
-        kernel then has. For rows one by one, ``jax.vmap`` a function of one over
+        ``(rng_key, rows) -> rows``. `fedmcmc.augmented` documents it and the posterior that
+        results. To transform each row separately, ``jax.vmap`` over
         ``jax.random.split(rng_key, batch_size)``.
 
     Raises
     ------
     ValueError
-        If the kernel has no minibatches or has transformations already, or uses full passes over
-        the rows as they are besides (`fedmcmc.svrg`, `fixed_point`, `scaffold`).
+        If the kernel has no minibatches, has a transformation already, or also uses full passes
+        over the original rows (`fedmcmc.svrg`, `fixed_point`, `scaffold`).
 
     Notes
     -----
-    All else that the kernel draws stays as it is. Only minibatches see transformed rows: surrogates
-    and Fisher matrices are of the rows as they are.
+    All other draws of the kernel stay the same. Only minibatches contain transformed rows:
+    surrogates and Fisher matrices use the original rows.
 
     Examples
     --------
@@ -61,33 +57,14 @@ def augment(kernel: FederatedKernel, augment_fn: Augmentation) -> FederatedKerne
     if holds_augmented(kernel):
         raise ValueError(
             "The rows of this kernel's minibatches are transformed already: write one function "
-            "that does both."
+            "that makes both transformations."
         )
-    found = []
-
-    def wrapped(node: Any) -> Any:
-        if not _draws_rows(node):
-            return node
-        found.append(node)
-        return augmented(node, augment_fn)
-
-    changed: FederatedKernel = jax.tree.map(wrapped, kernel, is_leaf=_draws_rows)
-    if not found:
+    if not nodes_of(kernel, Minibatch | Epochs):
         raise ValueError(
-            "This kernel has no minibatches whose rows could be transformed: give it a batch_size."
+            "This kernel has no minibatches whose rows could be transformed: set batch_size."
         )
+    changed = replace_nodes(kernel, Minibatch | Epochs, lambda node: augmented(node, augment_fn))
     for kind, name in ((Svrg, "svrg"), (FixedPoint, "fixed_point"), (Scaffold, "scaffold")):
-        for node in _outermost(changed, kind):
+        for node in nodes_of(changed, kind):
             refuse_augmented(node, f"{name}, which this kernel uses,")
     return changed
-
-
-def _outermost(kernel: FederatedKernel, kind: type) -> list[Any]:
-    def is_kind(node: Any) -> bool:
-        return isinstance(node, kind)
-
-    return [node for node in jax.tree.leaves(kernel, is_leaf=is_kind) if is_kind(node)]
-
-
-def _draws_rows(node: Any) -> bool:
-    return isinstance(node, Minibatch | Epochs)

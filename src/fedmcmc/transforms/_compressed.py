@@ -1,4 +1,4 @@
-"""Compression of a kernel's messages: a transform of any kernel."""
+"""Transform that compresses a kernel's messages."""
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,14 +20,23 @@ from fedmcmc._types import (
     Participation,
     Phase,
     Sender,
+    ServerMemory,
     StepInfo,
+    memory_of,
     register_dataclass,
 )
-from fedmcmc.compression import Compressor, Memory, WithExact, chain, message_bits
+from fedmcmc.compression import Compressor, Memory, Quantize, WithExact, chain, message_bits
 from fedmcmc.gradients import importance
+from fedmcmc.kernels import Langevin
 from fedmcmc.pytrees import trees
 from fedmcmc.random import compressor_key
-from fedmcmc.transforms._wrapping import WrappedKernel, WrappedPhase, replaced
+from fedmcmc.transforms._wrapping import (
+    WrappedKernel,
+    WrappedPhase,
+    nodes_of,
+    replace_item,
+    replace_nodes,
+)
 
 
 class _Draws(NamedTuple):
@@ -37,35 +46,35 @@ class _Draws(NamedTuple):
 
 class _Clients(NamedTuple):
     kernel: ArrayTree
-    compressor: ArrayTree  # what it keeps for the kernel's own phase
-    before: tuple[ArrayTree, ...]  # likewise, for the phases before that
+    compressor: ArrayTree  # state for the kernel's own phase
+    before: tuple[ArrayTree, ...]  # states for the previous phases
 
 
 class _Server(NamedTuple):
     kernel: ArrayTree
     memory: ArrayTree  # the sum of all clients' memories, or ()
-    before: tuple[ArrayTree, ...]  # likewise, for the phases before the kernel's own
+    before: tuple[ArrayTree, ...]  # sums for the previous phases
 
 
 State = TypeVar("State", _Clients, _Server)
 
 
-def _of_phase(state: _Clients | _Server, number: int) -> ArrayTree:
-    """Return what a state holds for a phase."""
+def _phase_part(state: _Clients | _Server, number: int) -> ArrayTree:
+    """Return the compressor's part of a state for a phase."""
     return (*state.before, state[1])[number]
 
 
-def _moved(state: State, kernel_state: ArrayTree, number: int, of_phase: ArrayTree) -> State:
-    """Return a state with a new one of the kernel, and with what it now holds for a phase."""
-    parts = replaced((*state.before, state[1]), number, of_phase)
+def _updated(state: State, kernel_state: ArrayTree, number: int, phase_part: ArrayTree) -> State:
+    """Return a state with a new kernel state and a new compressor's part for a phase."""
+    parts = replace_item((*state.before, state[1]), number, phase_part)
     return type(state)(kernel_state, parts[-1], parts[:-1])
 
 
 class _Pooled(NamedTuple):
-    """What a message is where the server keeps the sum of all clients' memories."""
+    """Message with a change of memory, if the server stores the sum of all clients' memories."""
 
-    message: ArrayTree  # weighted, where the kernel's messages are
-    change: ArrayTree  # of the client's memory, never weighted
+    message: ArrayTree  # weighted if the kernel's messages are
+    change: ArrayTree  # change of the client's memory, never weighted
 
 
 @register_dataclass
@@ -81,20 +90,20 @@ class _Coded(WrappedPhase):
 
     @property
     def _copied(self) -> Memory | None:
-        """The compressor, where the server keeps copies of single clients' memories."""
+        """The compressor if the server stores copies of single clients' memories, else ``None``."""
         if not isinstance(self.compressor, Memory) or self.pooled_memory:
             return None
         return self.compressor
 
     def coded_like(self, like: Broadcast) -> ArrayTree:
-        """Return the shapes of what is coded of a message."""
+        """Return the shapes of the compressed part of a message."""
         return trees.shapes_of(_without_exact(self.inner.message_like(like)))
 
     def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> _Draws:
-        # The compressor has a key of its own, so that the kernel draws what it draws uncompressed.
-        own_key = compressor_key(rng_key, self.depth)
-        drawn = self.compressor.prepare(own_key, self.coded_like(like), client)
-        return _Draws(self.inner.prepare(rng_key, like, client), drawn)
+        # The compressor has a separate key, so compression leaves the kernel's draws unchanged.
+        key = compressor_key(rng_key, self.depth)
+        draws = self.compressor.prepare(key, self.coded_like(like), client)
+        return _Draws(self.inner.prepare(rng_key, like, client), draws)
 
     def step(
         self, draws: _Draws, broadcast: Broadcast, client_state: _Clients, client: Client
@@ -104,48 +113,38 @@ class _Coded(WrappedPhase):
             draws.kernel, broadcast, client_state.kernel, client
         )
         like = inner.message_like(trees.shapes_of(broadcast))
-        memory = inner.memory(client_state.kernel)
-        whole = inner.decode(inner_code, client, memory, like)
-        state = _of_phase(client_state, self.number)
-        code, state = compressor.encode(draws.compressor, _without_exact(whole), state, client)
-        exact = _exact_parts(whole)
+        memory = memory_of(inner, client_state.kernel)
+        message = inner.decode(inner_code, client, memory, like)
+        state = _phase_part(client_state, self.number)
+        code, state = compressor.encode(draws.compressor, _without_exact(message), state, client)
+        exact = _exact_parts(message)
         info = info._replace(bits=message_bits(code) + trees.num_bits(exact))
-        return WithExact(code, exact), _moved(client_state, kernel_state, self.number, state), info
+        client_state = _updated(client_state, kernel_state, self.number, state)
+        return WithExact(code, exact), client_state, info
 
     def decode(
         self, code: WithExact, sender: Sender | Client, memory: ArrayTree, like: ArrayTree
     ) -> ArrayTree:
         compressor = self.compressor
-        whole = like.message if self.pooled_memory else like
-        numbers = _without_exact(whole)
+        message_like = like.message if self.pooled_memory else like
+        numbers = _without_exact(message_like)
         decoded = trees.cast_like(compressor.decode(code.code, sender), numbers)
         if self._copied is not None:
             decoded = trees.add(memory, decoded)
-        message = _with_exact(decoded, whole, code.exact)
+        message = _with_exact(decoded, message_like, code.exact)
         if not self.pooled_memory:
             return message
         assert isinstance(compressor, Memory)
         change = trees.cast_like(compressor.change(code.code, sender), numbers)
         return _Pooled(importance(sender, message), change)
 
-    def memory(self, client_state: _Clients) -> ArrayTree:
-        if self._copied is None:
-            return ()
-        return _of_phase(client_state, self.number).memory
-
-    def first_memory(self, like: Broadcast) -> ArrayTree:
-        if self._copied is None:
-            return ()
-        return self._copied.init(self.coded_like(like)).memory
-
-    def next_memory(self, code: WithExact, sender: Sender | Client, memory: ArrayTree) -> ArrayTree:
-        if self._copied is None:
-            return memory
-        return trees.add(memory, trees.cast_like(self._copied.change(code.code, sender), memory))
+    @property
+    def server_memory(self) -> ServerMemory | None:
+        return None if self._copied is None else _CodeMemory(self, self._copied)
 
     def message_like(self, like: Broadcast) -> ArrayTree:
-        whole = self.inner.message_like(like)
-        return _Pooled(whole, _without_exact(whole)) if self.pooled_memory else whole
+        shapes = self.inner.message_like(like)
+        return _Pooled(shapes, _without_exact(shapes)) if self.pooled_memory else shapes
 
     def code_like(self, like: Broadcast) -> ArrayTree:
         compressor = self.compressor
@@ -167,7 +166,7 @@ class _Coded(WrappedPhase):
     def aggregate(
         self, rng_key: ArrayTree, broadcast: Broadcast, server_state: _Server, total: ArrayTree
     ) -> tuple[Broadcast, _Server, ArrayTree]:
-        memory = _of_phase(server_state, self.number)
+        memory = _phase_part(server_state, self.number)
         if self.pooled_memory:
             numbers = trees.add(memory, _without_exact(total.message))
             memory = trees.add(memory, total.change)
@@ -175,19 +174,46 @@ class _Coded(WrappedPhase):
         moved, kernel_state, info = self.inner.aggregate(
             rng_key, broadcast, server_state.kernel, total
         )
-        return moved, _moved(server_state, kernel_state, self.number, memory), info
+        return moved, _updated(server_state, kernel_state, self.number, memory), info
+
+
+@dataclass(frozen=True)
+class _CodeMemory(ServerMemory):
+    """Copies of the clients' compressor memories."""
+
+    phase: _Coded
+    compressor: Memory
+
+    def of_client(self, client_state: _Clients) -> ArrayTree:
+        return _phase_part(client_state, self.phase.number).memory
+
+    def init(self, like: Broadcast) -> ArrayTree:
+        return self.compressor.init(self.phase.coded_like(like)).memory
+
+    def update(self, code: WithExact, sender: Sender | Client, memory: ArrayTree) -> ArrayTree:
+        change = self.compressor.change(code.code, sender)
+        return trees.add(memory, trees.cast_like(change, memory))
 
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Compressed(WrappedKernel):
-    """A kernel whose messages are compressed; see `compress`."""
+    """Kernel with compressed messages; see `compress`."""
 
     kernel: FederatedKernel
     compressor: Compressor
     participation: Participation = field(repr=False)
     pooled_memory: bool = field(repr=False, metadata={"static": True})
-    depth: int = field(repr=False, metadata={"static": True})  # compressions of the kernel itself
+    depth: int = field(repr=False, metadata={"static": True})  # number of compressions of `kernel`
+
+    @property
+    def name(self) -> str:
+        name = self.kernel.name
+        compressors = {"lsd": Quantize, "lsd_star": Quantize, "lsd_pp": Memory}
+        is_langevin = isinstance(self.kernel, Langevin)  # `lsd` of latents is another kernel
+        if is_langevin and isinstance(self.compressor, compressors.get(name, ())):
+            return f"q{name}"
+        return f"compress({name})"
 
     @cached_property
     def wrapped(self) -> tuple[_Coded, ...]:
@@ -224,40 +250,40 @@ class Compressed(WrappedKernel):
 def compress(kernel: FederatedKernel, compressor: Compressor) -> FederatedKernel:
     """Compress the messages of `kernel`.
 
-    A client encodes what its step returns, the server sums what it decodes. With a memory, the
-    server adds the sum of the clients' memories, which it moves by their codes.
-    `RoundInfo.bits_up` counts the bits of the codes, exactly as `fedmcmc.wire` writes them, also
-    where the kernel is a centralized reference, which by itself sends nothing.
+    A client encodes the message of its step, and the server sums the decoded messages. With a
+    memory, the server adds the sum of the clients' memories, which it updates from their codes.
+    `RoundInfo.bits_up` counts the bits of the codes exactly as `fedmcmc.wire` writes them, also for
+    centralized references, which send nothing without compression.
 
     Parameters
     ----------
     kernel
         Any kernel.
     compressor
-        See `fedmcmc.quantize`, `sparsify`, `top_k`, `clip`, `chain`, `memory`, `identity`, and
-        `per_client`, by which clients have different ones.
+        Compressor of the messages: `fedmcmc.quantize`, `sparsify`, `top_k`, `clip`, `chain`,
+        `memory`, `identity`, or `per_client` for different compressors at different clients.
 
     Returns
     -------
     FederatedKernel
-        Its ``state.clients`` and ``state.server`` hold the kernel's own as ``.kernel``.
+        Kernel whose ``state.clients`` and ``state.server`` contain the states of `kernel` as
+        ``.kernel``.
 
     Raises
     ------
     ValueError
-        If the kernel has faults, if it is not exact with such codes, if all clients' memories are
-        to be added where messages are not weighted by one over the probability of taking part, if
-        the server adds them already and `compressor` has another memory; and from `init` where the
-        compressor does not fit the data.
+        If the kernel has faults, or compressed messages would make its draws wrong; if a memory of
+        all clients meets messages that are not weighted by one over the probability of taking part,
+        or a second memory; from `init`, if the compressor does not fit the data.
 
     Notes
     -----
-    Parts of a message that the server divides by (the weights of federated averaging) cross as they
-    are, at 32 bits per number.
+    Numbers by which the server divides (the weights of federated averaging) are sent uncompressed,
+    at 32 bits each.
 
-    Where the server of `kernel` adds all clients' memories, those must stay equal to the clients'
-    own, so `compressor` follows the one inside that memory: ``compress(compress(k, memory(a)), b)``
-    is ``compress(k, memory(chain(a, b)))``, with the rate of the whole chain if none is given.
+    If the server of `kernel` adds the memories of all clients, `compressor` is applied inside that
+    memory, so that server and clients agree: ``compress(compress(k, memory(a)), b)`` equals
+    ``compress(k, memory(chain(a, b)))``. The default rate is the rate for the whole chain.
 
     Examples
     --------
@@ -277,11 +303,10 @@ def compress(kernel: FederatedKernel, compressor: Compressor) -> FederatedKernel
     """
     expect(kernel, FederatedKernel, "kernel")
     expect(compressor, Compressor, "compressor")
-    kernel.check_compressor(compressor)
+    kernel.traits.check_compressor(kernel, compressor)
     if kernel.participation.guards:
         raise ValueError(
-            "Faults happen to messages as they are sent: compress the kernel first, and then give "
-            "it faults."
+            "Faults happen when messages are sent: compress the kernel first, then apply faults."
         )
     if isinstance(kernel, Compressed) and kernel.pooled_memory:
         memory = kernel.compressor
@@ -289,19 +314,19 @@ def compress(kernel: FederatedKernel, compressor: Compressor) -> FederatedKernel
         if isinstance(compressor, Memory):
             raise ValueError(
                 "The server of this kernel adds the memories of its clients already: compress its "
-                "messages by a compressor without another memory."
+                "messages with a compressor without a memory."
             )
         if memory.rate is None and not compressor.unbiased:
             raise ValueError(
-                "A memory with the rate 1 / (1 + omega) cannot be followed by a biased "
-                "compressor: that rate is for unbiased ones. Give the memory a rate."
+                "The default rate of a memory, 1 / (1 + omega), needs unbiased compressors: use "
+                "one, or set the memory's rate."
             )
         both = chain(memory.compressor, compressor)
         return compress(kernel.kernel, replace(memory, compressor=both))
     if holds_pooled_memory(kernel):
         raise ValueError(
             "The servers of kernels in this sequence add the memories of their clients: compress "
-            "each kernel as far as you want it, then put them in a sequence."
+            "each kernel first, then put the kernels in a sequence."
         )
     weighted = kernel.participation.weighted
     of = compressor.of if isinstance(compressor, Memory) else "active"
@@ -309,13 +334,13 @@ def compress(kernel: FederatedKernel, compressor: Compressor) -> FederatedKernel
     if pooled and (not weighted or kernel.participation.repeats):
         if of == "all":
             reason = (
-                "a client that is drawn twice moves its memory once"
+                "a client that is drawn twice updates its memory once"
                 if weighted
                 else "messages are not weighted by one over the probability of taking part"
             )
             raise ValueError(
-                f"With this kernel {reason}, so the server's sum of all memories cannot be kept "
-                'equal to the clients\': use of="active".'
+                f"With this kernel {reason}, so the server's sum of memories would differ from the "
+                'sum at the clients: set of="active".'
             )
         pooled = False
     participation = replace(kernel.participation, weighted=weighted and not pooled, silent=False)
@@ -325,17 +350,16 @@ def compress(kernel: FederatedKernel, compressor: Compressor) -> FederatedKernel
 
 def holds_pooled_memory(kernel: FederatedKernel) -> bool:
     """Return whether a server within `kernel` adds the memories of all its clients."""
-    # What is compressed further around such a memory becomes part of it: none lies deeper.
-    nodes = jax.tree.leaves(kernel, is_leaf=lambda node: isinstance(node, Compressed))
-    return any(isinstance(node, Compressed) and node.pooled_memory for node in nodes)
+    # Further compression becomes part of such a memory, so only outermost nodes can have one.
+    return any(node.pooled_memory for node in nodes_of(kernel, Compressed))
 
 
 def arrived_late(total: ArrayTree) -> ArrayTree:
-    """Return a sum of late messages in the form in which the server adds it, one round later.
+    """Return the sum of late messages that the server adds one round later.
 
-    A message is relative to its client's memory. The client moved that memory when it sent the
-    message, while the server's sum of memories moves only after the message has arrived. So the
-    change of the memories is added here.
+    A message is relative to its client's memory. The client updated that memory when it sent the
+    message, but the server's sum of memories changes only when the message arrives. So this
+    function adds the change of the memories.
     """
     if not isinstance(total, _Pooled):
         return total
@@ -344,22 +368,21 @@ def arrived_late(total: ArrayTree) -> ArrayTree:
     return total._replace(message=_with_exact(numbers, message, _exact_parts(message)))
 
 
-def _is_exact(node: object) -> bool:
-    return isinstance(node, Exact)
-
-
 def _exact_parts(message: ArrayTree) -> tuple[Exact, ...]:
-    return tuple(x for x in jax.tree.leaves(message, is_leaf=_is_exact) if _is_exact(x))
+    return tuple(nodes_of(message, Exact))
 
 
 def _without_exact(message: ArrayTree) -> ArrayTree:
-    """Return what of a message a compressor sees."""
-    return jax.tree.map(lambda x: () if _is_exact(x) else x, message, is_leaf=_is_exact)
+    """Return the part of a message that is compressed."""
+    return replace_nodes(message, Exact, lambda _: ())
 
 
 def _with_exact(values: ArrayTree, like: ArrayTree, exact: tuple[Exact, ...]) -> ArrayTree:
-    """Return `values`, of the structure of ``_without_exact(like)``, with the `exact` parts."""
+    """Return `values`, structured as ``_without_exact(like)``, with the `exact` parts inserted."""
     parts = iter(exact)
     return jax.tree.map(
-        lambda x, value: next(parts) if _is_exact(x) else value, like, values, is_leaf=_is_exact
+        lambda node, value: next(parts) if isinstance(node, Exact) else value,
+        like,
+        values,
+        is_leaf=lambda node: isinstance(node, Exact),
     )

@@ -1,4 +1,4 @@
-"""Faults: clients that vanish, messages that come a round late or hold no finite number."""
+"""Network faults: clients that vanish, messages that arrive a round late or are not finite."""
 
 import math
 from dataclasses import dataclass, field
@@ -27,12 +27,12 @@ from fedmcmc._types import (
 from fedmcmc.pytrees import trees
 from fedmcmc.random import fault_key
 from fedmcmc.transforms._compressed import arrived_late, holds_pooled_memory
-from fedmcmc.transforms._secure import Words, check_room, is_secured, weights_at_clients
+from fedmcmc.transforms._secure import Words, check_overflow, is_secured, weights_at_clients
 from fedmcmc.transforms._wrapping import WrappedKernel, WrappedPhase
 
 
 class _Rates(NamedTuple):
-    """Probabilities, ``[]`` or ``[num_clients]``, or ``()`` for what never happens."""
+    """Probabilities, ``[]`` or ``[num_clients]``, or ``()`` if they are zero."""
 
     drop: ArrayTree
     late: ArrayTree
@@ -42,7 +42,7 @@ class _Rates(NamedTuple):
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class FaultyParticipation(Participation):
-    """A participation over a network with faults, whose server checks what arrives."""
+    """Participation over a network with faults, whose server checks messages."""
 
     inner: Participation
     rates: _Rates
@@ -59,26 +59,26 @@ class FaultyParticipation(Participation):
                 )
 
     def counts(self, num_clients: int) -> Counts | None:
-        """Return the inner rule's counts, thinned by what does not arrive."""
+        """Return the inner rule's counts, thinned by the messages that do not arrive."""
         counts = self.inner.counts(num_clients)
         if counts is None or not trees.is_empty(self.rates.late):
-            return None  # what is late moves the chain a round later
-        sends, crosses = (
+            return None  # late messages move the chain a round later
+        sent, intact = (
             np.ones(num_clients)
             if trees.is_empty(rate)
             else 1 - np.broadcast_to(np.asarray(rate, np.float64), (num_clients,))
             for rate in (self.rates.drop, self.rates.nan)
         )
-        arrives = sends * crosses
-        weight, mean, own, common, sign, active = counts
-        square = own + sign * common**2 + mean**2
+        arrives = sent * intact
+        weight, mean, diagonal, common, sign, active = counts
+        square = diagonal + sign * common**2 + mean**2
         return Counts(
             weight / arrives if self.rescale else weight,
             mean * arrives,
-            own * arrives**2 + square * arrives * (1 - arrives),
+            diagonal * arrives**2 + square * arrives * (1 - arrives),
             common * arrives,
             sign,
-            active * sends,
+            active * sent,
         )
 
     def prepare(self, rng_key: Array, num_clients: int) -> Cohort:
@@ -86,7 +86,7 @@ class FaultyParticipation(Participation):
         if trees.is_empty(self.rates):
             return cohort
         keys = jax.vmap(lambda i: fault_key(rng_key, self.seed, i))(cohort.ids)
-        # All kinds are drawn, so that the draws of one kind do not depend on which others occur.
+        # Draw all kinds, so that the draws of one kind do not depend on the other rates.
         u = jax.vmap(lambda key: jax.random.uniform(key, (4,)))(keys)
         drop, late, nan = jax.tree.map(
             lambda rate: rate[cohort.ids] if rate.ndim else rate, self.rates
@@ -113,21 +113,21 @@ class _Server(NamedTuple):
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class _Waiting(WrappedPhase):
-    """A phase of a kernel whose server keeps the late messages of the round before."""
+    """Phase whose server stores the late messages of the previous round."""
 
     inner: Phase
-    is_last: bool = field(metadata={"static": True})  # messages of other phases are never late
+    is_last: bool = field(metadata={"static": True})  # only its messages can be late
 
     def aggregate(
         self, rng_key: ArrayTree, broadcast: Broadcast, server_state: _Server, total: ArrayTree
     ) -> tuple[Broadcast, _Server, ArrayTree]:
         pending = server_state.pending
         if self.is_last:
-            # Messages that waited are added, and those that are late now wait. A total that is no
-            # `Arrivals` holds no late messages.
+            # Add the waiting messages, and store the late ones. A total that is not an `Arrivals`
+            # has no late messages.
             if not isinstance(total, Arrivals):
                 total = Arrivals(total, trees.zeros_like(total))
-            total, pending = trees.add(total.now, _as_added(pending)), total.late
+            total, pending = trees.add(total.now, _settled(pending)), total.late
         moved, server, info = self.inner.aggregate(rng_key, broadcast, server_state.kernel, total)
         return moved, _Server(server, pending), info
 
@@ -135,11 +135,15 @@ class _Waiting(WrappedPhase):
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Faulty(WrappedKernel):
-    """A kernel over a network with faults; see `faults`."""
+    """Kernel over a network with faults; see `faults`."""
 
     kernel: FederatedKernel
     participation: Participation
     waits: bool = field(metadata={"static": True})  # whether a message may be late
+
+    @property
+    def name(self) -> str:
+        return f"faults({self.kernel.name})"
 
     @cached_property
     def wrapped(self) -> tuple[Phase, ...]:
@@ -157,8 +161,8 @@ class Faulty(WrappedKernel):
         broadcast, server = super().server_init(rng_key, position, federation, totals)
         if not self.waits:
             return broadcast, server
-        # Late messages may be relative to memories that have moved: of twice the size.
-        check_room(self.kernel, 3 * federation.num_clients)
+        # Late messages may be relative to changed memories, which doubles their size.
+        check_overflow(self.kernel, 3 * federation.num_clients)
         like = self.kernel.message_like(trees.shapes_of(broadcast))
         return broadcast, _Server(server, trees.zeros_like(like))
 
@@ -177,75 +181,65 @@ def faults(
     seed: int = 0,
     rescale: bool = True,
 ) -> FederatedKernel:
-    """Run `kernel` over a network with faults, and guard its server against broken messages.
+    """Run `kernel` over a network with faults, and make its server exclude broken messages.
 
-    The server checks every message, whatever the probabilities. If any number of a message is not
-    finite, the server leaves out the whole message and the round goes on without that client. The
-    client is told, keeps the state that it had before, and is out for the rest of the round. This
-    includes messages that no fault broke, as where a log likelihood overflows at one client.
-    ``samples.info["num_excluded"]`` counts the messages that were left out.
+    The server checks every message, whatever the probabilities. If a message has a number that is
+    not finite, the server excludes the whole message and continues without that client. The client
+    keeps its previous state and is inactive for the rest of the round. Messages that no fault broke
+    are also excluded, for instance if a log likelihood overflows at one client.
+    ``samples.info["num_excluded"]`` counts excluded messages.
 
     Parameters
     ----------
     kernel
-        Any kernel, compressed or a sequence too: `faults` is the outermost transform.
+        Any kernel, also compressed or a sequence: `faults` is the outermost transform.
     drop
-        Probability that a client of the cohort vanishes after computing, so that its message is
-        never sent. Its state, `num_active` and the bits are those of a round in which it does not
-        take part.
+        Probability that a client of the cohort vanishes after computing and sends nothing. Its
+        state, `num_active` and the bits are the same as if it had not taken part.
     late
-        Probability that a message arrives one round late, given that it arrives. The server adds
-        it to the next round's sum, as the difference that it was when it was sent. The client is
-        active, and keeps its new state, in the round in which it sends. In a round of several
-        phases only messages of the last phase can be late, since each phase waits for the one
-        before.
+        Probability that a message that arrives is one round late. The server adds it to the next
+        round's sum. The client is active, and keeps its new state, in the round in which it sends.
+        Each phase waits for the previous one, so only messages of a round's last phase can be late.
     nan
-        Probability that a message that is sent turns into NaN or infinities on its way; its bits
-        are counted.
+        Probability that a message turns into NaN or infinities on its way; its bits are counted.
     seed
-        Selects the faults and nothing else. Faults have a key stream of their own, with one key
-        per client and round, so all other randomness is the same with and without faults.
+        Seed of the faults, which have their own key stream with one key per client and round. All
+        other randomness is the same with and without faults.
     rescale
-        Whether messages that are weighted by one over the probability of taking part are also
-        multiplied by ``1 / ((1 - drop) * (1 - nan))``. The mean of their sum is then the same as
-        without faults: ``faults(kernel, drop=q)`` of a kernel in which everyone takes part has
-        the law of that kernel under ``bernoulli(1 - q)``. With ``rescale=False`` `drop` and `nan`
-        shrink the sum.
+        If true, weighted messages are also multiplied by ``1 / ((1 - drop) * (1 - nan))``, so that
+        faults do not change the mean of their sum: with full participation,
+        ``faults(kernel, drop=q)`` has the distribution of `kernel` under ``bernoulli(1 - q)``. If
+        false, `drop` and `nan` shrink the sum.
 
     Returns
     -------
     FederatedKernel
-        With `late`, ``state.server.kernel`` is the kernel's own server state and
-        ``state.server.pending`` the sum of the late messages. Otherwise states are those of
-        `kernel`.
+        Kernel with the states of `kernel`. With `late`, ``state.server.kernel`` is the server state
+        of `kernel` and ``state.server.pending`` the sum of the late messages.
 
     Raises
     ------
     TypeError
-        If `kernel` is no `FederatedKernel`.
+        If `kernel` is not a `FederatedKernel`.
     ValueError
-        If a probability is not in [0, 1), `seed` is no integer from 0 to 2**32 - 1, or the kernel
-        has faults already; and from `init` if probabilities do not fit the number of clients.
+        If a probability is outside [0, 1), `seed` is not an integer from 0 to 2**32 - 1, or the
+        kernel has faults already; from `init`, if probabilities do not fit the number of clients.
 
     Notes
     -----
-    Each probability is a scalar or ``[num_clients]``, one per client. The three kinds are drawn
-    independently of each other. A probability given as zero leaves its part of the program out;
-    other values share one compilation.
+    Each probability is a scalar or ``[num_clients]``. The three kinds of faults are independent. A
+    probability of zero removes its part of the program; other values share one compilation.
 
-    Only weighted messages are rescaled. Kernels whose messages are not weighted (a relay,
-    expectation propagation with sites) are not, since each message is then the client's whole part
-    of the chain or of the product. Weighted means (federated averaging, ensembles) are taken over
-    the messages that arrived, so the weights cancel. A message that is not finite by itself has no
-    known probability, and nothing compensates for it: a client that always sends such messages is
-    left out of the posterior. A warning says so if most messages are excluded.
+    ``docs/laws.md`` has the exact distribution. Unweighted messages (a relay, expectation
+    propagation with sites) are not rescaled. Weighted means (federated averaging, ensembles) are
+    taken over the messages that arrived. Nothing compensates for messages that are not finite
+    without a fault: a client that always sends them is missing from the posterior. If most messages
+    are excluded, a run warns.
 
-    If no message arrives, the server goes on without any: a Langevin step follows the prior, while
-    a relay and a mean stay where they are. If many messages are lost, take smaller steps, as with
-    `bernoulli`; also if many are late, since gradients then lag by one round. Control variates of
-    summed gradients (`fedmcmc.scaffold`) are for full participation: with `drop` or `nan` the mean
-    is biased. Wrong but finite numbers are not noticed, and what the kernel's own `init` computes
-    is not checked.
+    If no message arrives, a Langevin step follows the prior, while a relay and a mean do not move.
+    If many messages are lost or late, take smaller steps. Control variates of summed gradients
+    (`fedmcmc.scaffold`) need full participation: `drop` and `nan` bias the mean. Finite wrong
+    numbers are not detected, and the computations of the kernel's `init` are not checked.
 
     Examples
     --------
@@ -267,20 +261,20 @@ def faults(
     """
     expect(kernel, FederatedKernel, "kernel")
     if kernel.participation.guards:
-        raise ValueError("This kernel has faults already: give all of them in one call.")
-    if not kernel.takes_late and np.any(np.asarray(late)):
+        raise ValueError("This kernel has faults already: set all of them in one call.")
+    if not kernel.traits.accepts_late_messages and np.any(np.asarray(late)):
         raise ValueError(
-            "late: this kernel needs a client's message of a round in that round; drop= and nan= "
-            "are taken."
+            "late: this kernel needs a client's message of a round in that round; use drop= and "
+            "nan= only."
         )
     rates = _Rates(_rate(drop, "drop"), _rate(late, "late"), _rate(nan, "nan"))
     if is_secured(kernel) and not trees.is_empty(rates.nan):
         raise ValueError(
-            "nan: a server sees no single message of a secure sum, so it could leave none out."
+            "nan: a server sees no single message of a secure sum, so it could exclude none."
         )
-    # If no message is weighted, as in a relay, the weight multiplies a gradient instead: that of a
-    # client whose message arrives, which needs no rescaling. Under pooled memories and secure sums
-    # clients weight messages themselves.
+    # If messages are not weighted, as in a relay, the weight multiplies the gradient of a client
+    # whose message arrives, which needs no rescaling. With pooled memories and secure sums, clients
+    # weight messages themselves.
     inner = kernel.participation
     weighted = inner.weighted or holds_pooled_memory(kernel) or weights_at_clients(kernel)
     participation = FaultyParticipation(
@@ -299,27 +293,27 @@ def faults(
     return Faulty(kernel, participation, waits=not trees.is_empty(rates.late))
 
 
-def _as_added(pending: ArrayTree) -> ArrayTree:
-    """Return the sum of late messages in the form in which the server adds it."""
+def _settled(pending: ArrayTree) -> ArrayTree:
+    """Return the sum of late messages that the server adds, also for words."""
     if isinstance(pending, Words):
         return pending._replace(numbers=arrived_late(pending.numbers))
     return arrived_late(pending)
 
 
 def _rate(probability: Any, name: str) -> ArrayTree:
-    """Return a probability, or one per client, as a leaf; ``()`` where it is known to be zero."""
-    wanted = f"{name} must be a probability in [0, 1), or ``[num_clients]`` of them, got "
+    """Return a probability, or one per client, as a leaf, or ``()`` if it is known to be zero."""
+    prefix = f"{name} must be a probability in [0, 1), or ``[num_clients]`` of them, got "
     try:
         array = jnp.asarray(probability)
     except TypeError:
-        raise ValueError(f"{wanted}{probability!r}.") from None
+        raise ValueError(f"{prefix}{probability!r}.") from None
     if array.ndim > 1 or not jnp.issubdtype(array.dtype, jnp.number):
-        raise ValueError(f"{wanted}an array of shape {array.shape} and dtype {array.dtype}.")
+        raise ValueError(f"{prefix}an array of shape {array.shape} and dtype {array.dtype}.")
     array = array.astype(jnp.result_type(float))
     if not isinstance(array, jax.core.Tracer):
         values = np.asarray(array)
         if not np.all((values >= 0) & (values < 1)):
-            raise ValueError(f"{wanted}{probability!r}.")
+            raise ValueError(f"{prefix}{probability!r}.")
         if not values.any():
             return ()
     return array

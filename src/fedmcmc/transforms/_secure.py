@@ -1,13 +1,13 @@
 """Secure sums: messages as integers modulo 2^64, which can be added under masks.
 
-A simulation adds the integers without masks. Masks cancel in the sum of a deployed round, whose
-total therefore has the same bits.
+A simulation adds the integers without masks. In a deployed round the masks cancel in the sum, so
+its total has the same bits.
 """
 
 import warnings
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -24,28 +24,32 @@ from fedmcmc._types import (
     Participation,
     Phase,
     Sender,
+    SetupPhase,
     StepInfo,
+    Traits,
+    memory_of,
     register_dataclass,
 )
 from fedmcmc.compression import WORD_BITS, Grid, Limbs, Word, carry, limbs
 from fedmcmc.gradients import importance
 from fedmcmc.pytrees import trees
 from fedmcmc.transforms._compressed import Compressed
-from fedmcmc.transforms._wrapping import WrappedKernel, WrappedPhase
+from fedmcmc.transforms._wrapping import WrappedKernel, WrappedPhase, nodes_of, replace_nodes
 
 FEWEST_SITES = 3
-"""Of two, each subtracts its own message from the total and has the other's."""
+"""Smallest number of sites: each of two sites could compute the other's message from the total."""
 
 
 class Counts(NamedTuple):
-    """How many messages were out of the ordinary; who sent them, nobody learns.
+    """Numbers of unusual messages, without their senders.
 
     Attributes
     ----------
     saturated
-        Messages with a number beyond the range, which is sent as its end, or with none at all.
+        Number of messages with NaN, or with a number beyond the range, which is sent as the range's
+        end.
     lost
-        Messages that were not finite or of no use, in place of which zeros are sent.
+        Number of messages that were not finite or not usable, sent as zeros.
     """
 
     saturated: ArrayTree
@@ -53,13 +57,13 @@ class Counts(NamedTuple):
 
 
 class Words(NamedTuple):
-    """A message as integers modulo 2^64, or a sum of such.
+    """Message as integers modulo 2^64, or a sum of such messages.
 
     Attributes
     ----------
     numbers
-        Shaped as the message: a `compression.Word` for each array as it crosses, and a
-        `compression.Limbs` as it is summed.
+        Tree shaped as the message: a `compression.Word` per array when it is sent, and a
+        `compression.Limbs` when it is summed.
     counts
         `Counts` in two words.
     """
@@ -70,27 +74,42 @@ class Words(NamedTuple):
 
 class _Server(NamedTuple):
     kernel: ArrayTree
-    counts: Counts  # [] int32 each, of all rounds
+    counts: Counts  # [] int32 each, over all rounds
+
+
+@runtime_checkable
+class Ranged(Protocol):
+    """Part of a message with numbers that may lie outside the range of a secure sum.
+
+    A log likelihood of minus infinity is an example. Such numbers make a secure sum useless, unless
+    a number within the range stands for them.
+    """
+
+    def to_range(self, limit: float) -> Any:
+        """Return the message with numbers up to `limit` in absolute value."""
+
+    def from_range(self, limit: float) -> Any:
+        """Return the sum of messages, given the sum of the results of `to_range`."""
 
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class _Summed(WrappedPhase):
-    """A phase of a kernel whose messages are words."""
+    """Phase of a kernel whose messages are words."""
 
     inner: Phase
     grid: Grid
-    weighted: bool = field(metadata={"static": True})  # messages by one over the probability
+    weighted: bool = field(metadata={"static": True})  # by one over the probability
 
     def step(
         self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
     ) -> tuple[Words, ArrayTree, StepInfo]:
-        inner = self.inner
-        code, kept, info = inner.step(draws, broadcast, client_state, client)
-        # Codes do not add up: the client itself decodes, and sends what the server would read.
+        inner, limit = self.inner, self.grid.most
+        code, state, info = inner.step(draws, broadcast, client_state, client)
+        # A sum of codes has no meaning, so the client decodes its own code and sends the message.
         like = inner.message_like(trees.shapes_of(broadcast))
-        message = inner.decode(code, client, inner.memory(client_state), like)
-        message = inner.in_range(message, self.grid.most)
+        message = inner.decode(code, client, memory_of(inner, client_state), like)
+        message = replace_nodes(message, Ranged, lambda part: part.to_range(limit))
         if self.weighted:
             message = importance(client, message)
         usable = trees.all_finite(message)
@@ -99,14 +118,14 @@ class _Summed(WrappedPhase):
 
         def word_of(leaf: Array) -> Word:
             wide = trees.widen(leaf)
-            most = trees.cast(self.grid.most, wide)
-            return self.grid.encode(jnp.where(usable, jnp.clip(wide, -most, most), 0))
+            bound = trees.cast(limit, wide)
+            return self.grid.encode(jnp.where(usable, jnp.clip(wide, -bound, bound), 0))
 
-        counts = Counts(~_all_within(message, self.grid.most), ~usable)
+        counts = Counts(~_all_within(message, limit), ~usable)
         words = Words(jax.tree.map(word_of, message), jax.tree.map(_small_word, counts))
         num_words = trees.num_elements(message) + len(counts)
         bits = jnp.asarray(WORD_BITS * num_words, jnp.int32)
-        return words, kept, info._replace(bits=bits, usable=usable)
+        return words, state, info._replace(bits=bits, usable=usable)
 
     def message_like(self, like: Broadcast) -> Words:
         return self._words_like(like, Limbs)
@@ -129,26 +148,18 @@ class _Summed(WrappedPhase):
         words: Words = jax.tree.map(limbs, code, is_leaf=lambda node: isinstance(node, Word))
         return words
 
-    def memory(self, client_state: ArrayTree) -> ArrayTree:
-        return ()  # what the server reads is relative to nothing
-
-    def first_memory(self, like: Broadcast) -> ArrayTree:
-        return ()
-
-    def next_memory(self, code: ArrayTree, sender: Sender | Client, memory: ArrayTree) -> ArrayTree:
-        return memory
-
     @property
-    def sums_rows(self) -> bool:
-        return False  # each client's message is rounded
+    def server_memory(self) -> None:
+        """None: words are not relative to any memory."""
+        return None
 
     def read(self, total: Words, broadcast: Broadcast) -> ArrayTree:
-        """Return the sum of the kernel's own messages that words stand for."""
+        """Return the sum of the kernel's own messages, decoded from words."""
         like = self.inner.message_like(trees.shapes_of(broadcast))
-        found = jax.tree.map(
+        message = jax.tree.map(
             lambda leaf, word: self.grid.decode(word, leaf.dtype), like, total.numbers
         )
-        return self.inner.from_range(found, self.grid.most)
+        return replace_nodes(message, Ranged, lambda part: part.from_range(self.grid.most))
 
     def commit(self, message: Words, broadcast: Broadcast, client_state: ArrayTree) -> ArrayTree:
         return self.inner.commit(self.read(message, broadcast), broadcast, client_state)
@@ -160,7 +171,7 @@ class _Summed(WrappedPhase):
             rng_key, broadcast, server_state.kernel, self.read(total, broadcast)
         )
         counts = trees.add(server_state.counts, _read_counts(total))
-        # A sum of numbers that were cut off is none: like one that is not finite it ends a run.
+        # A sum of clipped numbers is wrong, so it ends a run, like a position that is not finite.
         position = jax.tree.map(
             lambda leaf: (
                 jnp.where(counts.saturated > 0, trees.cast(jnp.nan, leaf), leaf)
@@ -174,12 +185,36 @@ class _Summed(WrappedPhase):
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
+class _SummedSetup(_Summed, SetupPhase):
+    """Setup phase of a kernel whose messages are words."""
+
+    sums_rows = False  # the message of each client is rounded
+
+
+def _refuse_compressor(kernel: FederatedKernel, compressor: Any) -> None:
+    raise ValueError(
+        "Codes cannot be added under masks, so a secure sum cannot be compressed: compress the "
+        "kernel first, secure_sum(compress(kernel, compressor)), which sends decoded numbers of "
+        "64 bits each."
+    )
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False, repr=False)
 class Secured(WrappedKernel):
-    """A kernel whose messages are integers that masks can hide; see `secure_sum`."""
+    """Kernel whose messages are integers that masks can hide; see `secure_sum`."""
 
     kernel: FederatedKernel
     participation: Participation = field(repr=False)
     grid: Grid
+
+    @property
+    def traits(self) -> Traits:  # type: ignore[override]  # an attribute elsewhere
+        return replace(self.kernel.traits, check_compressor=_refuse_compressor)
+
+    @property
+    def name(self) -> str:
+        return f"secure_sum({self.kernel.name})"
 
     @cached_property
     def wrapped(self) -> tuple[_Summed, ...]:
@@ -187,15 +222,8 @@ class Secured(WrappedKernel):
         return tuple(_Summed(phase, self.grid, weighted) for phase in self.kernel.phases)
 
     @cached_property
-    def setup(self) -> tuple[_Summed, ...]:
-        return tuple(_Summed(phase, self.grid, weighted=False) for phase in self.kernel.setup)
-
-    def check_compressor(self, compressor: Any) -> None:
-        raise ValueError(
-            "Codes cannot be added under masks, so nothing can follow a secure sum: compress the "
-            "kernel first, secure_sum(compress(kernel, compressor)), which sends decoded numbers "
-            "at 64 bits each."
-        )
+    def setup(self) -> tuple[_SummedSetup, ...]:
+        return tuple(_SummedSetup(phase, self.grid, weighted=False) for phase in self.kernel.setup)
 
     def server_init(
         self,
@@ -207,18 +235,22 @@ class Secured(WrappedKernel):
         num = federation.num_clients
         if num < FEWEST_SITES:
             raise ValueError(
-                f"A secure sum needs {FEWEST_SITES} clients or more, got {num}: of two, each "
-                "subtracts its own message from the total and has the other's."
+                f"A secure sum needs {FEWEST_SITES} clients or more, got {num}: each of two "
+                "clients could compute the other's message from the total."
             )
         self.grid.check(max(num, self.participation.cohort_size or 0))
-        first = Broadcast(jnp.zeros((), jnp.int32), position)
-        setup = list(zip(self.setup, totals, strict=True))
-        sums = tuple(phase.read(total, first) for phase, total in setup)
+        start = Broadcast(jnp.zeros((), jnp.int32), position)
+        sums = tuple(p.read(total, start) for p, total in zip(self.setup, totals, strict=True))
         broadcast, server = super().server_init(rng_key, position, federation, sums)
         for phase in self.kernel.phases:
-            _check_floats(phase.message_like(trees.shapes_of(broadcast)))
+            for leaf in jax.tree.leaves(phase.message_like(trees.shapes_of(broadcast))):
+                if not jnp.issubdtype(leaf.dtype, jnp.floating):
+                    raise ValueError(
+                        "A secure sum adds floating-point numbers, but a message contains "
+                        f"{leaf.dtype}."
+                    )
         counts = Counts(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
-        for _, total in setup:
+        for total in totals:
             counts = trees.add(counts, _read_counts(total))
         return broadcast, _Server(server, counts)
 
@@ -233,44 +265,44 @@ def secure_sum(
     most: float = 2.0**20,
     allow_differencing: bool = False,
 ) -> FederatedKernel:
-    """Send messages as integers, whose sum is all that a server can be let see.
+    """Send messages as integers, so that masks can hide everything except for their sum.
 
     Each number of a message becomes the nearest multiple of `resolution`, as an integer modulo
-    2^64. In a deployed round sites add masks that cancel in the sum. A simulation adds the
-    integers as they are. So the totals of both have the same bits, and these do not depend on the
-    order of the clients, on how many are computed together, or on which device of a mesh.
+    2^64. In a deployed round, sites add masks that cancel in the sum; a simulation adds the
+    integers without masks. Both totals have the same bits, for any order and grouping of the
+    clients and any devices.
 
     Parameters
     ----------
     kernel
-        Any kernel in which all clients take part, compressed or a sequence too.
+        Any kernel in which all clients take part, also compressed or a sequence.
     resolution
-        A power of two. With the default a float32 above 0.002 in size is sent without error, others
-        with one of at most ``1.2e-10``.
+        Power of two. The default sends a float32 above 0.002 in size without error, and smaller
+        numbers with an error of at most ``1.2e-10``.
     most
-        Bound on the size of numbers in messages (gradients, displacements, precisions). A run
-        whose messages go beyond it, or are not finite, ends with `fedmcmc.NonFiniteError`.
+        Bound on the size of numbers in messages (gradients, displacements, precisions). A message
+        beyond it, or one that is not finite, ends the run with `fedmcmc.NonFiniteError`.
     allow_differencing
-        Whether cohorts may change from round to round. Totals over different cohorts at nearly the
-        same position tell single messages by their difference, so this is for simulations. Sites
-        under masks refuse it.
+        If true, cohorts may change from round to round. Differences between totals over different
+        cohorts at nearly the same position reveal single messages, so this is for simulations only:
+        sites under masks refuse it.
 
     Returns
     -------
     FederatedKernel
-        With ``state.server.kernel``, the kernel's own, and ``state.server.counts``: how many
-        messages were saturated or lost, in all rounds. `bits_up` is 64 bits per number, and two
-        numbers more for these counts.
+        Kernel with the server state of `kernel` as ``state.server.kernel``, and in
+        ``state.server.counts`` the numbers of saturated and lost messages in all rounds. `bits_up`
+        is 64 bits per number, with two additional numbers for these counts.
 
     Raises
     ------
     TypeError
-        If `kernel` is no `FederatedKernel`.
+        If `kernel` is not a `FederatedKernel`.
     ValueError
-        If there is nothing that a sum could hide (pooled rows, a relay, cohorts of two), cohorts
-        change, the kernel has faults or secure sums already, or the grid is too fine for its
-        range; and from `init` for fewer than three clients, more than 65,536, more than the
-        grid has room for, or messages that hold integers.
+        If a sum could hide nothing (pooled rows, a relay, cohorts of two), cohorts change, the
+        kernel has faults or secure sums already, or the grid is too fine for its range; from
+        `init`, if there are fewer than three or more than 65,536 clients, too many for the grid, or
+        integer messages.
 
     Warns
     -----
@@ -279,28 +311,18 @@ def secure_sum(
 
     Notes
     -----
-    Numbers are in range if ``num_clients * (most / resolution + 1) < 2**63``, which is checked, as
-    is that ``most / resolution < 2**54``.
+    Two conditions on the range are checked: ``num_clients * (most / resolution + 1) < 2**63`` and
+    ``most / resolution < 2**54``. The draws have the distribution of `kernel` up to rounding
+    (docs/laws.md), which at the default resolution is finer than in a float32 sum. A coarse grid
+    biases a chain. With a compressor's memory of all clients, keep the default resolution.
 
-    The law is that of `kernel` up to the rounding, which at the default resolution is below that of
-    a float32 sum. A coarse grid biases a chain, because the error depends on the position.
-
-    A message that its client reports as of no use (``StepInfo.usable``, as in expectation
-    propagation) is sent as zeros and counted as lost.
-
-    Kernels that accept or reject (`hmc`, `mala`) send the log likelihood of wherever a trajectory
-    ends. Give them room, as by ``most=2.0**30, resolution=2.0**-22``. A log likelihood below
-    ``-most``, minus infinity too, or with a gradient beyond the range, is sent as ``-most``, and
-    totals below ``-most / 2`` are read as minus infinity: such proposals are rejected.
-
-    Of questions (`fedmcmc.correct`, `fedmcmc.fit`) the sum of log likelihoods is off by
-    ``num_clients * resolution / 2`` nats at most, and so is the logarithm of a weight.
-
-    With a compressor's memory of all clients, the server's sum of memories moves by rounded
-    changes, and clients' memories by exact ones, so leave the default resolution there.
-
-    A sum hides whose message it is. What sums over many rounds still tell, and what is not
-    promised, is in docs/privacy.md.
+    A message that its client reports as not usable (``StepInfo.usable``) is sent as zeros and
+    counted as lost. `fedmcmc.hmc` and `fedmcmc.mala` need a wider range, such as
+    ``most=2.0**30, resolution=2.0**-22``. They send a log likelihood below ``-most``, or with a
+    gradient beyond the range, as ``-most``, and read totals below ``-most / 2`` as minus infinity,
+    which rejects the proposal. Summed log likelihoods of `fedmcmc.correct` and `fedmcmc.fit` are
+    off by at most ``num_clients * resolution / 2`` nats. docs/privacy.md explains what sums over
+    many rounds still reveal.
 
     Examples
     --------
@@ -322,15 +344,15 @@ def secure_sum(
     participation = kernel.participation
     if participation.guards:
         raise ValueError(
-            "Under masks a server sees no single message, so it cannot leave one out: give the "
-            "secure sum its faults, faults(secure_sum(kernel), drop=..., late=...)."
+            "Under masks a server sees no single message, so it cannot exclude one: apply faults "
+            "to the secure sum, faults(secure_sum(kernel), drop=..., late=...)."
         )
-    if _nodes(kernel, Secured):
+    if is_secured(kernel):
         raise ValueError("This kernel has secure sums already.")
     check_cohorts(participation, allow_differencing=allow_differencing)
-    if _nodes(kernel, Compressed):
+    if nodes_of(kernel, Compressed):
         warnings.warn(
-            "A masked message takes 64 bits per number whatever its code: this compressor adds its "
+            "A masked message takes 64 bits per number whatever its code: this compressor adds an "
             "error and saves nothing.",
             stacklevel=2,
         )
@@ -338,77 +360,71 @@ def secure_sum(
 
 
 def check_cohorts(participation: Participation, *, allow_differencing: bool = False) -> None:
-    """Raise `ValueError` where totals over these cohorts would tell single messages."""
+    """Raise `ValueError` if totals over these cohorts would reveal single messages."""
     size = participation.cohort_size
     if participation.pooled:
-        raise ValueError("A kernel on pooled rows has one client, and no sum that could hide it.")
-    if size is not None and size < FEWEST_SITES:
-        what = "a relay, or cohorts of one" if size == 1 else "cohorts of two"
         raise ValueError(
-            f"This kernel hears {size} of its clients per round ({what}): the sum of one message "
-            "is that message, and of two, each client has the other's. A secure sum hides nothing "
-            "here."
+            "A kernel on pooled rows has one client, so a secure sum would hide nothing."
+        )
+    if size is not None and size < FEWEST_SITES:
+        cohorts = "a relay, or cohorts of one" if size == 1 else "cohorts of two"
+        raise ValueError(
+            f"This kernel receives {size} of its clients' messages per round ({cohorts}): the sum "
+            "of one message is that message, and each of two clients could compute the other's "
+            "message. A secure sum would hide nothing."
         )
     if (size is not None or participation.drops) and not allow_differencing:
         raise ValueError(
             "The cohorts of this kernel change from round to round. Totals over different cohorts "
-            "at nearly the same position tell single messages by their difference: use full(), or "
-            "in a simulation allow_differencing=True."
+            "at nearly the same position reveal single messages by their difference: use full(), "
+            "or in a simulation allow_differencing=True."
         )
 
 
 def counts_of(state: ArrayTree) -> Counts | None:
-    """Return the counts that a server's state holds, of all secure sums in it; ``None`` of none.
+    """Return the summed counts of all secure sums in a server's state, ``None`` without any.
 
-    Each shaped as the counts in `state`, such as ``[num_chains]``.
+    Each sum has the shape of the counts in `state`, such as ``[num_chains]``.
     """
-    found = _nodes(state, Counts)
-    return Counts(*map(sum, zip(*found, strict=True))) if found else None
+    counts = nodes_of(state, Counts)
+    return Counts(*map(sum, zip(*counts, strict=True))) if counts else None
 
 
 def with_counts(kernel: FederatedKernel, state: FederatedState) -> FederatedState:
-    """Return a state of the kernel within a secure sum as one of the sum, with nothing counted."""
+    """Return a state of the wrapped kernel as a state of the secure sum `kernel`, counts zero."""
     if not isinstance(kernel, Secured) or isinstance(state.server, _Server):
         return state
-    zero = jnp.zeros_like(state.broadcast.round)  # of one chain or many
+    zero = jnp.zeros_like(state.broadcast.round)  # for one chain or many
     return state._replace(server=_Server(state.server, Counts(zero, zero)))
 
 
-def check_room(kernel: FederatedKernel, num_terms: int) -> None:
-    """Raise `ValueError` unless secure sums within `kernel` have room for so many messages."""
-    for node in _nodes(kernel, Secured):
+def check_overflow(kernel: FederatedKernel, num_terms: int) -> None:
+    """Raise `ValueError` if `num_terms` messages could overflow a secure sum within `kernel`."""
+    for node in nodes_of(kernel, Secured):
         node.grid.check(num_terms)
 
 
 def is_secured(kernel: FederatedKernel) -> bool:
     """Return whether some messages of `kernel` are words."""
-    return bool(_nodes(kernel, Secured))
+    return bool(nodes_of(kernel, Secured))
+
+
+def without_secure_sum(kernel: FederatedKernel, grid: Grid) -> FederatedKernel | None:
+    """Return the kernel inside `kernel` if `kernel` is a secure sum on this grid, else ``None``."""
+    return kernel.kernel if isinstance(kernel, Secured) and kernel.grid == grid else None
 
 
 def weights_at_clients(kernel: FederatedKernel) -> bool:
-    """Return whether clients weight messages themselves, since integers cannot be."""
-    return any(node.kernel.participation.weighted for node in _nodes(kernel, Secured))
+    """Return whether clients weight messages themselves, because integers cannot be weighted."""
+    return any(node.kernel.participation.weighted for node in nodes_of(kernel, Secured))
 
 
-def _nodes(tree: ArrayTree, kind: type) -> list[Any]:
-    nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, kind))
-    return [node for node in nodes if isinstance(node, kind)]
-
-
-def _check_floats(message: ArrayTree) -> None:
-    wrong = [x.dtype for x in jax.tree.leaves(message) if not jnp.issubdtype(x.dtype, jnp.floating)]
-    if wrong:
-        raise ValueError(
-            f"A secure sum adds floating-point numbers, but a message holds {wrong[0]}."
-        )
-
-
-def _all_within(message: ArrayTree, most: float) -> Array:
-    """Return whether all numbers are at most `most` in size, which NaN is not."""
+def _all_within(message: ArrayTree, limit: float) -> Array:
+    """Return whether all numbers are at most `limit` in size, which is false for NaN."""
     within = jnp.array(True)
     for leaf in jax.tree.leaves(message):
         wide = trees.widen(leaf)
-        within = within & jnp.all(jnp.abs(wide) <= trees.cast(most, wide))
+        within = within & jnp.all(jnp.abs(wide) <= trees.cast(limit, wide))
     return within
 
 

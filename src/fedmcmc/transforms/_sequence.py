@@ -1,6 +1,6 @@
-"""Several kernels in one round: one after the other, on the same clients."""
+"""Sequences: several kernels in one round, one after the other, on the same clients."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,13 +19,17 @@ from fedmcmc._types import (
     Federation,
     Participation,
     Phase,
+    Sender,
+    ServerMemory,
+    SetupPhase,
     StepInfo,
+    Traits,
     as_functions,
     register_dataclass,
 )
 from fedmcmc.pytrees import trees
 from fedmcmc.random import part_key
-from fedmcmc.transforms._wrapping import WrappedKernel, WrappedPhase, replaced
+from fedmcmc.transforms._wrapping import WrappedKernel, WrappedPhase, replace_item
 
 PerKernel = tuple[ArrayTree, ...]
 """One entry per kernel of a sequence."""
@@ -34,15 +38,14 @@ PerKernel = tuple[ArrayTree, ...]
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class _Part(WrappedPhase):
-    """A phase of kernel number `index` of a sequence."""
+    """Phase of kernel number `index` in a sequence."""
 
     inner: Phase
     index: int = field(metadata={"static": True})
-    ends_kernel: bool = field(metadata={"static": True})  # with another kernel to come
+    ends_kernel: bool = field(metadata={"static": True})  # if another kernel follows
 
     def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> ArrayTree:
-        # From a key of its own: what compresses a kernel within, and what compresses the sequence,
-        # must not draw the same.
+        # Compressors of this kernel and of the whole sequence must draw from different keys.
         return self.inner.prepare(
             part_key(rng_key, self.index), _for_kernel(self.index, like), client
         )
@@ -50,17 +53,15 @@ class _Part(WrappedPhase):
     def step(
         self, draws: ArrayTree, broadcast: Broadcast, client_state: PerKernel, client: Client
     ) -> tuple[ArrayTree, PerKernel, StepInfo]:
-        own_state = client_state[self.index]
-        code, own_state, info = self.inner.step(
-            draws, _for_kernel(self.index, broadcast), own_state, client
+        code, kernel_state, info = self.inner.step(
+            draws, _for_kernel(self.index, broadcast), client_state[self.index], client
         )
-        return code, replaced(client_state, self.index, own_state), info
+        return code, replace_item(client_state, self.index, kernel_state), info
 
-    def memory(self, client_state: PerKernel) -> ArrayTree:
-        return self.inner.memory(client_state[self.index])
-
-    def first_memory(self, like: Broadcast) -> ArrayTree:
-        return self.inner.first_memory(_for_kernel(self.index, like))
+    @property
+    def server_memory(self) -> ServerMemory | None:
+        memory = self.inner.server_memory
+        return None if memory is None else _PartMemory(memory, self.index)
 
     def message_like(self, like: Broadcast) -> ArrayTree:
         return self.inner.message_like(_for_kernel(self.index, like))
@@ -71,9 +72,10 @@ class _Part(WrappedPhase):
     def commit(
         self, message: ArrayTree, broadcast: Broadcast, client_state: PerKernel
     ) -> PerKernel:
-        own_state = client_state[self.index]
-        own_state = self.inner.commit(message, _for_kernel(self.index, broadcast), own_state)
-        return replaced(client_state, self.index, own_state)
+        kernel_state = self.inner.commit(
+            message, _for_kernel(self.index, broadcast), client_state[self.index]
+        )
+        return replace_item(client_state, self.index, kernel_state)
 
     def prepare_server(self, rng_key: Array, like: Broadcast) -> ArrayTree:
         return self.inner.prepare_server(rng_key, _for_kernel(self.index, like))
@@ -81,59 +83,80 @@ class _Part(WrappedPhase):
     def aggregate(
         self, rng_key: ArrayTree, broadcast: Broadcast, server_state: PerKernel, total: ArrayTree
     ) -> tuple[Broadcast, PerKernel, ArrayTree]:
-        moved, own_state, info = self.inner.aggregate(
+        moved, kernel_state, info = self.inner.aggregate(
             rng_key, _for_kernel(self.index, broadcast), server_state[self.index], total
         )
-        extra = replaced(broadcast.extra, self.index, moved.extra)
+        extra = replace_item(broadcast.extra, self.index, moved.extra)
         moved = moved._replace(extra=extra, shared=broadcast.shared)
         if self.ends_kernel:
-            # The round goes on: its number stays, and what was summed is of no use to the next
-            # kernel.
+            # The round continues, so its number stays. The next kernel needs no previous sums.
             moved = moved._replace(round=broadcast.round, summed=())
-        return moved, replaced(server_state, self.index, own_state), info
+        return moved, replace_item(server_state, self.index, kernel_state), info
+
+
+@dataclass(frozen=True)
+class _PartMemory(ServerMemory):
+    """Copies of the memories of kernel number `index` in a sequence."""
+
+    inner: ServerMemory
+    index: int
+
+    def of_client(self, client_state: PerKernel) -> ArrayTree:
+        return self.inner.of_client(client_state[self.index])
+
+    def init(self, like: Broadcast) -> ArrayTree:
+        return self.inner.init(_for_kernel(self.index, like))
+
+    def update(self, code: ArrayTree, sender: Sender | Client, memory: ArrayTree) -> ArrayTree:
+        return self.inner.update(code, sender, memory)
+
+
+def _check_each(sequence: "Sequence", compressor: Any) -> None:
+    for kernel in sequence.kernels:
+        kernel.traits.check_compressor(kernel, compressor)
 
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Sequence(WrappedKernel):
-    """Kernels one after the other in each round; see `sequence`."""
+    """Kernels that run one after the other in each round; see `sequence`."""
 
     kernels: tuple[FederatedKernel, ...]
     participation: Participation
 
     @property
     def kernel(self) -> FederatedKernel:  # type: ignore[override]  # a field elsewhere
-        """The last kernel, whose draws are those of the sequence."""
+        """The last kernel, whose draws are the draws of the sequence."""
         return self.kernels[-1]
 
     @cached_property
     def wrapped(self) -> tuple[Phase, ...]:
-        last = len(self.kernels) - 1
+        last_index = len(self.kernels) - 1
         return tuple(
-            _Part(phase, i, i < last and phase is kernel)
+            _Part(phase, i, i < last_index and phase is kernel)
             for i, kernel in enumerate(self.kernels)
             for phase in kernel.phases
         )
 
     @cached_property
-    def setup(self) -> tuple[Phase, ...]:
+    def setup(self) -> tuple[SetupPhase, ...]:
         return tuple(phase for kernel in self.kernels for phase in kernel.setup)
 
     @property
-    def caution(self) -> str:
-        return " ".join(dict.fromkeys(kernel.caution for kernel in self.kernels if kernel.caution))
+    def traits(self) -> Traits:  # type: ignore[override]  # an attribute elsewhere
+        all_traits = [kernel.traits for kernel in self.kernels]
+        hints = dict.fromkeys(traits.divergence_hint for traits in all_traits)
+        return replace(
+            all_traits[-1],
+            divergence_hint=" ".join(filter(None, hints)),
+            has_local_steps=any(traits.has_local_steps for traits in all_traits),
+            phases_independent=all(traits.phases_independent for traits in all_traits),
+            check_compressor=_check_each,
+        )
 
     @property
-    def clients_apart(self) -> bool:
-        return any(kernel.clients_apart for kernel in self.kernels)
-
-    @property
-    def phases_apart(self) -> bool:
-        return all(kernel.phases_apart for kernel in self.kernels)
-
-    def check_compressor(self, compressor: Any) -> None:
-        for kernel in self.kernels:
-            kernel.check_compressor(compressor)
+    def name(self) -> str:
+        return f"sequence({', '.join(kernel.name for kernel in self.kernels)})"
 
     def server_init(
         self,
@@ -142,10 +165,10 @@ class Sequence(WrappedKernel):
         federation: Federation,
         totals: tuple[ArrayTree, ...],
     ) -> tuple[Broadcast, PerKernel]:
-        rest, broadcasts, servers = iter(totals), [], []
+        remaining, broadcasts, servers = iter(totals), [], []
         keys = jax.random.split(rng_key, len(self.kernels))
         for kernel, key in zip(self.kernels, keys, strict=True):
-            kernel_totals = tuple(next(rest) for _ in kernel.setup)
+            kernel_totals = tuple(next(remaining) for _ in kernel.setup)
             broadcast, server = kernel.server_init(key, position, federation, kernel_totals)
             broadcasts.append(broadcast)
             servers.append(server)
@@ -161,36 +184,36 @@ class Sequence(WrappedKernel):
         )
 
     def prepare_shared(self, rng_key: Array, like: Broadcast) -> ArrayTree:
-        drawn = tuple(
+        draws = tuple(
             kernel.prepare_shared(jax.random.fold_in(rng_key, jnp.uint32(i)), _for_kernel(i, like))
             for i, kernel in enumerate(self.kernels)
         )
-        return () if trees.is_empty(drawn) else drawn
+        return () if trees.is_empty(draws) else draws
 
     def draw(self, rng_key: Array, state: FederatedState) -> ArrayTree:
         broadcast = state.broadcast._replace(extra=state.broadcast.extra[-1])
-        last = FederatedState(broadcast, state.server[-1], ())
-        return super().draw(rng_key, last)
+        return super().draw(rng_key, FederatedState(broadcast, state.server[-1], ()))
 
 
 def sequence(*kernels: FederatedKernel) -> FederatedKernel:
     """Build a kernel whose round is one round of each of `kernels`, on the same clients.
 
-    Each kernel starts from where the one before moved the chain. Bits are those of all.
+    Each kernel starts at the position to which the previous one moved the chain. Bits are summed
+    over the kernels.
 
     Parameters
     ----------
     *kernels
-        Two or more, with the same participation. They share the round's number, so schedules count
-        rounds of the sequence. Only the last may keep a snapshot that is renewed (`svrg`).
+        Two or more kernels with the same participation. They share the round's number, so schedules
+        count rounds of the sequence. Only the last kernel may keep a snapshot (`svrg`).
 
     Raises
     ------
     TypeError
-        If one is no `FederatedKernel`.
+        If an argument is not a `FederatedKernel`.
     ValueError
-        If there are fewer than two, one has faults, one accepts or rejects proposals, or their
-        participations differ; and from `init` where a kernel but the last keeps a snapshot.
+        If there are fewer than two kernels, one has faults, one accepts or rejects proposals, or
+        their participations differ; from `init`, if a kernel before the last keeps a snapshot.
 
     Examples
     --------
@@ -214,34 +237,32 @@ def sequence(*kernels: FederatedKernel) -> FederatedKernel:
         raise ValueError(f"sequence needs two or more kernels, got {len(kernels)}.")
     if any(kernel.participation.guards for kernel in kernels):
         raise ValueError(
-            "All kernels of a sequence have their faults together: give faults to the sequence."
+            "The kernels of a sequence share their faults: apply faults to the sequence."
         )
-    if any(kernel.needs_everyone for kernel in kernels):
+    if any(kernel.traits.needs_all_clients for kernel in kernels):
         raise ValueError(
-            "A kernel that accepts or rejects knows the log density at its own position, which "
-            "another kernel would move: it cannot be part of a sequence."
+            "A kernel that accepts or rejects stores the log density at its position, and another "
+            "kernel would move the position: it cannot be part of a sequence."
         )
-    every = tuple(as_functions(kernel) for kernel in kernels)
-    for kernel in every[1:]:
-        _check_same(every[0].participation, kernel.participation)
-    return Sequence(every, every[0].participation)
+    kernels = tuple(as_functions(kernel) for kernel in kernels)
+    participation = kernels[0].participation
+    if not all(_are_same(participation, kernel.participation) for kernel in kernels[1:]):
+        raise ValueError(
+            "The kernels of a sequence run on the same clients with the same weights: use the same "
+            "participation, and compress all or none of them with memories of all clients."
+        )
+    return Sequence(kernels, participation)
 
 
-def _check_same(first: Participation, other: Participation) -> None:
-    same = trees.same_structure(first, other) and all(
-        isinstance(a, jax.core.Tracer) or np.array_equal(a, b)
-        for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(other), strict=True)
+def _are_same(a: Participation, b: Participation) -> bool:
+    return trees.same_structure(a, b) and all(
+        isinstance(x, jax.core.Tracer) or np.array_equal(x, y)
+        for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     )
-    if not same:
-        raise ValueError(
-            "The kernels of a sequence run on the same clients, whose messages are weighted alike: "
-            "give them the same participation, and compress all or none with memories of all "
-            "clients."
-        )
 
 
 def _for_kernel(index: int, broadcast: Broadcast) -> Broadcast:
-    """Return the broadcast as kernel number `index` knows it."""
+    """Return the broadcast for kernel number `index`."""
     shared = broadcast.shared
     return broadcast._replace(
         extra=broadcast.extra[index], shared=() if trees.is_empty(shared) else shared[index]

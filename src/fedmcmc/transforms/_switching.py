@@ -1,11 +1,11 @@
-"""Going on with another kernel where a run has come to."""
+"""Transfer of a run's state to another kernel."""
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc._checks import expect
-from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, as_functions
+from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, as_functions, initial_state
 from fedmcmc.data import FederatedData
 from fedmcmc.hierarchy import (
     Locals,
@@ -18,6 +18,7 @@ from fedmcmc.hierarchy import (
 )
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key, latents_key
+from fedmcmc.transforms._wrapping import replace_nodes
 
 
 def switch(
@@ -29,47 +30,46 @@ def switch(
     clients: Array | None = None,
     carry_latents: bool = True,
 ) -> FederatedState:
-    """Return the state with which `kernel` goes on from where another kernel's run ended.
+    """Return the state with which `kernel` continues where a run of another kernel ended.
 
-    Pass it on: ``sample(..., state=switch(kernel, data, samples.state))``. Positions and the number
-    of the round are carried over, so schedules of `kernel` go on from that round; what else a
-    kernel keeps at the server and at the clients is its own, as at the start of a run. Between
-    kernels of one structure (`fedmcmc.fed_avg` and `fedmcmc.fed_pa` with the same optimizer of the
-    server, say) a state can be passed on as it is, with all that it holds.
+    Use it as ``sample(..., state=switch(kernel, data, samples.state))``. Positions and the round's
+    number are kept, so schedules of `kernel` continue from that round. All other states of server
+    and clients start as in a new run of `kernel`. Kernels of the same structure, such as
+    `fedmcmc.fed_avg` and `fedmcmc.fed_pa` with the same server optimizer, need no `switch`: pass
+    the state itself.
 
-    Clients' latents (`fedmcmc.lsd` with ``refresh=``, `fedmcmc.fed_gibbs`, `fedmcmc.fed_ep`) go on
-    from where they were, and the server of `fed_gibbs` begins with their sums. Of `hierarchy.hmc`
-    and `hierarchy.mala` the learned step sizes go along, if both kernels have the same one; its
-    ``num_adapt`` counts rounds from the first kernel's start. Where the state holds no latents, as
-    of a kernel on `fedmcmc.marginal`, each client draws its own given the position; those of two
-    levels begin at their modes. Make both posteriors with the same ``centered=``: it shows in the
-    names of latents whether that is one, and not which number below one it is.
+    Clients' latents (`fedmcmc.lsd` with ``refresh=``, `fedmcmc.fed_gibbs`, `fedmcmc.fed_ep`) keep
+    their values, and the server of `fed_gibbs` starts with their sums. If both kernels use the same
+    `hierarchy.hmc` or `hierarchy.mala`, learned step sizes are kept too; its ``num_adapt`` counts
+    rounds from the first kernel's start. If the state has no latents, as on `fedmcmc.marginal`,
+    each client draws its own given the position, or sets latents of two levels to their modes. Use
+    the same ``centered=`` in both posteriors: the names of latents show only whether it is one.
 
     Parameters
     ----------
     kernel, data
-        What the run goes on with.
+        Kernel and data of the continued run.
     state
         ``samples.state``, with a leading chain axis, or the state of one chain.
     rng_key
-        For kernels whose start is random, and for latents that are drawn.
+        Key for kernels whose start is random, and for latents that are drawn.
     clients
-        Ids ``[n]`` of those whose states are made, all by default: a `fedmcmc.HostStore` starts
-        some at a time.
+        Ids ``[n]`` of the clients whose states are computed, all by default; a `fedmcmc.HostStore`
+        starts clients in groups.
     carry_latents
-        Whether latents go on. Else they begin anew where a run would begin, at their modes given
-        the position (`hierarchy.hmc` and `hierarchy.mala`: at zero).
+        If true, latents keep their values. If false, they start as in a new run: at their modes
+        given the position (with `hierarchy.hmc` and `hierarchy.mala`: at zero).
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is of the wrong kind, or latents in the state are not those that the kernel
-        moves: by name, where one posterior has them centered and the other does not.
+        If an argument is of the wrong kind, or latents in the state differ by name from the latents
+        that the kernel moves, for instance if only one posterior has centered latents.
 
     Examples
     --------
-    Burn-in by federated averaging, then expectation propagation from there, with sites of precision
-    one per row about the point that was reached:
+    Burn-in by federated averaging, then expectation propagation from there, with initial sites of
+    precision one per row around the last position:
 
     >>> import jax, jax.numpy as jnp, optax
     >>> import fedmcmc
@@ -79,13 +79,13 @@ def switch(
     ... )
     >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(1)])
     >>> run = dict(data=data, num_rounds=5, progress=False)
-    >>> first = fedmcmc.fed_avg(posterior, client_optimizer=optax.sgd(0.5), num_local_steps=3)
-    >>> burnt_in = fedmcmc.sample(jax.random.key(0), first, position=0.0, **run)
-    >>> then = fedmcmc.fed_ep(
+    >>> averaging = fedmcmc.fed_avg(posterior, client_optimizer=optax.sgd(0.5), num_local_steps=3)
+    >>> burnt_in = fedmcmc.sample(jax.random.key(0), averaging, position=0.0, **run)
+    >>> fed_ep = fedmcmc.fed_ep(
     ...     posterior, inference=inference.exact_gaussian(), initial_precision=1.0
     ... )
-    >>> start = switch(then, data, burnt_in.state)
-    >>> samples = fedmcmc.sample(jax.random.key(0), then, state=start, **run)
+    >>> start = switch(fed_ep, data, burnt_in.state)
+    >>> samples = fedmcmc.sample(jax.random.key(0), fed_ep, state=start, **run)
     >>> samples.state.broadcast.round.tolist(), samples.state.broadcast.position.tolist()
     ([10], [0.75])
     """
@@ -98,43 +98,37 @@ def switch(
     kernel = as_functions(kernel)
     rows = data.pooled() if kernel.participation.pooled else data
     key = jax.random.key(0) if rng_key is None else as_key(rng_key)
-    round_, position = state.broadcast.round, state.broadcast.position
+    carries_latents = carry_latents and begins_latents(kernel)
 
-    carries = carry_latents and begins_latents(kernel)
-
-    def start(key_: Array, place: ArrayTree, old: Locals | None) -> FederatedState:
-        if not carries:
-            return kernel.init_some(key_, place, rows, clients)
-        if old is None:
-            begun = with_drawn_latents(kernel, latents_key(key_))
-            return begun.init_some(key_, place, rows, clients)
-        wanted = jax.eval_shape(
-            lambda: locals_in(kernel.init_some(key_, place, rows, None).clients)
+    def start(key: Array, position: ArrayTree, previous: Locals | None) -> FederatedState:
+        if not carries_latents:
+            return initial_state(kernel, key, position, rows, clients)
+        if previous is None:
+            starting_kernel = with_drawn_latents(kernel, latents_key(key))
+            return initial_state(starting_kernel, key, position, rows, clients)
+        shapes = jax.eval_shape(
+            lambda: locals_in(initial_state(kernel, key, position, rows).clients)
         )
-        assert wanted is not None
-        expect_same_latents(wanted.latents, old.latents)
-        begun = with_latents(kernel, trees.cast_like(old.latents, wanted.latents))
-        fresh = begun.init_some(key_, place, rows, clients)
-        learned = old.refresh
+        assert shapes is not None
+        expect_same_latents(shapes.latents, previous.latents)
+        latents = trees.cast_like(previous.latents, shapes.latents)
+        start_state = initial_state(with_latents(kernel, latents), key, position, rows, clients)
+        learned = previous.refresh
         if clients is not None:
             learned = jax.tree.map(lambda leaf: leaf[clients], learned)
-
-        def known(node: ArrayTree) -> ArrayTree:
-            if not isinstance(node, Locals):
-                return node
-            return node._replace(refresh=with_learned_steps(node.refresh, learned))
-
-        return fresh._replace(
-            clients=jax.tree.map(
-                known, fresh.clients, is_leaf=lambda node: isinstance(node, Locals)
-            )
+        client_states = replace_nodes(
+            start_state.clients,
+            Locals,
+            lambda x: x._replace(refresh=with_learned_steps(x.refresh, learned)),
         )
+        return start_state._replace(clients=client_states)
 
-    old = locals_in(state.clients)
-    if old is not None:
-        old = jax.tree.map(jnp.asarray, old)
+    round_, position = state.broadcast.round, state.broadcast.position
+    previous = locals_in(state.clients)
+    if previous is not None:
+        previous = jax.tree.map(jnp.asarray, previous)
     if jnp.ndim(round_) == 0:
-        fresh = start(key, position, old)
+        new_state = start(key, position, previous)
     else:
-        fresh = jax.vmap(start)(jax.random.split(key, jnp.size(round_)), position, old)
-    return fresh._replace(broadcast=fresh.broadcast._replace(round=round_))
+        new_state = jax.vmap(start)(jax.random.split(key, jnp.size(round_)), position, previous)
+    return new_state._replace(broadcast=new_state.broadcast._replace(round=round_))

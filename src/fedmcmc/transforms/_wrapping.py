@@ -1,9 +1,10 @@
-"""Phases and kernels that do as others do, but for what a transform changes."""
+"""Base classes of transforms: phases and kernels that forward to other phases and kernels."""
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
+import jax
 from jax import Array
 
 from fedmcmc._types import (
@@ -13,21 +14,25 @@ from fedmcmc._types import (
     FederatedKernel,
     FederatedState,
     Federation,
-    Local,
     Phase,
     Posterior,
     Sender,
+    ServerMemory,
+    SetupPhase,
     StepInfo,
+    Traits,
 )
+
+T = TypeVar("T")
 
 
 class WrappedPhase(Phase):
-    """A phase that does as another does, but for what a subclass changes.
+    """Phase that forwards to another phase, except for the methods that a subclass overrides.
 
     Attributes
     ----------
     inner
-        The other; a field of every subclass.
+        Wrapped phase; a field of every subclass.
     """
 
     inner: Phase
@@ -59,107 +64,57 @@ class WrappedPhase(Phase):
     ) -> ArrayTree:
         return self.inner.decode(code, sender, memory, like)
 
-    def memory(self, client_state: ArrayTree) -> ArrayTree:
-        return self.inner.memory(client_state)
-
-    def first_memory(self, like: Broadcast) -> ArrayTree:
-        return self.inner.first_memory(like)
-
-    def next_memory(self, code: ArrayTree, sender: Sender | Client, memory: ArrayTree) -> ArrayTree:
-        return self.inner.next_memory(code, sender, memory)
+    @property
+    def server_memory(self) -> ServerMemory | None:
+        return self.inner.server_memory
 
     def commit(
         self, message: ArrayTree, broadcast: Broadcast, client_state: ArrayTree
     ) -> ArrayTree:
         return self.inner.commit(message, broadcast, client_state)
 
-    def in_range(self, message: ArrayTree, most: float) -> ArrayTree:
-        return self.inner.in_range(message, most)
-
-    def from_range(self, total: ArrayTree, most: float) -> ArrayTree:
-        return self.inner.from_range(total, most)
-
-    @property
-    def sums_rows(self) -> bool:
-        return self.inner.sums_rows
-
 
 class WrappedKernel(WrappedPhase, FederatedKernel):
-    """A kernel whose phases are those of another, each changed by a transform.
+    """Kernel that forwards to another kernel, except for the methods that a subclass overrides.
 
-    What a subclass leaves out is done as `kernel` does it.
+    A transform changes each phase of the wrapped kernel (`wrapped`).
 
     Attributes
     ----------
     kernel
-        The other; a field of every subclass.
+        Wrapped kernel; a field of every subclass.
     """
 
     kernel: FederatedKernel
 
     @cached_property
     def wrapped(self) -> tuple[Phase, ...]:
-        """All phases of a round, changed; the last one does what the kernel's own phase does."""
+        """All phases of a round, changed; the last one replaces the kernel's own phase."""
         raise NotImplementedError
 
     @cached_property
     def inner(self) -> Phase:  # type: ignore[override]  # a field elsewhere
         return self.wrapped[-1]
 
-    @property
-    def before(self) -> tuple[Phase, ...]:
-        return self.wrapped[:-1]
+    @cached_property
+    def phases(self) -> tuple[Phase, ...]:
+        return (*self.wrapped[:-1], self)
 
     @cached_property
-    def setup(self) -> tuple[Phase, ...]:
+    def setup(self) -> tuple[SetupPhase, ...]:
         return self.kernel.setup
 
     @property
-    def constrain_fn(self) -> Callable[[ArrayTree], ArrayTree] | None:
-        return self.kernel.constrain_fn
+    def traits(self) -> Traits:  # type: ignore[override]  # an attribute elsewhere
+        return self.kernel.traits
 
     @property
-    def position_fn(self) -> Callable[[ArrayTree], ArrayTree] | None:
-        return self.kernel.position_fn
+    def model(self) -> Posterior | None:
+        return self.kernel.model
 
     @property
     def target(self) -> Posterior | None:
         return self.kernel.target
-
-    @property
-    def without_target(self) -> str:
-        return self.kernel.without_target
-
-    @property
-    def local(self) -> Local | None:
-        return self.kernel.local
-
-    @property
-    def approximates(self) -> bool:
-        return self.kernel.approximates
-
-    @property
-    def caution(self) -> str:
-        return self.kernel.caution
-
-    @property
-    def clients_apart(self) -> bool:
-        return self.kernel.clients_apart
-
-    @property
-    def needs_everyone(self) -> bool:
-        return self.kernel.needs_everyone
-
-    @property
-    def phases_apart(self) -> bool:
-        return self.kernel.phases_apart
-
-    @property
-    def takes_late(self) -> bool:
-        return self.kernel.takes_late
-
-    def check_compressor(self, compressor: Any) -> None:
-        self.kernel.check_compressor(compressor)
 
     def server_init(
         self,
@@ -180,6 +135,22 @@ class WrappedKernel(WrappedPhase, FederatedKernel):
         return self.kernel.draw(rng_key, state)
 
 
-def replaced(parts: tuple[Any, ...], index: int, new: Any) -> tuple[Any, ...]:
+def nodes_of(tree: ArrayTree, kind: Any) -> list[Any]:
+    """Return the outermost nodes of a class (or union of classes) in a tree."""
+    nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, kind))
+    return [node for node in nodes if isinstance(node, kind)]
+
+
+def replace_nodes(tree: T, kind: Any, fn: Callable[[Any], Any]) -> T:
+    """Return a tree with ``fn(node)`` for each outermost node of a class (or union of classes)."""
+    changed: T = jax.tree.map(
+        lambda node: fn(node) if isinstance(node, kind) else node,
+        tree,
+        is_leaf=lambda node: isinstance(node, kind),
+    )
+    return changed
+
+
+def replace_item(parts: tuple[Any, ...], index: int, new: Any) -> tuple[Any, ...]:
     """Return `parts` with `new` at `index`."""
     return (*parts[:index], new, *parts[index + 1 :])

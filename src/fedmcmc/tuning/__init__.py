@@ -20,6 +20,5 @@ from fedmcmc.tuning._step_sizes import Smoothness as Smoothness
 from fedmcmc.tuning._step_sizes import estimate_smoothness as estimate_smoothness
 from fedmcmc.tuning._step_sizes import inverse_sqrt_schedule as inverse_sqrt_schedule
 from fedmcmc.tuning._step_sizes import proposition_step_size as proposition_step_size
-from fedmcmc.tuning._step_sizes import suggest_step_size as suggest_step_size
 from fedmcmc.tuning._tune import Tuned as Tuned
 from fedmcmc.tuning._tune import tune as tune

@@ -29,6 +29,7 @@ from fedmcmc._types import (
     Shapes,
     as_functions,
     compiled,
+    local_model,
     register_dataclass,
 )
 from fedmcmc.data import FederatedData
@@ -104,7 +105,7 @@ def on_gaussian_clients(
     kernel = as_functions(kernel)
     if kernel.participation.pooled:
         raise ValueError("predict_bias needs a federated kernel, not one on pooled rows.")
-    if kernel.approximates or nodes_of(kernel, Training):
+    if kernel.traits.approximates or nodes_of(kernel, Training):
         raise ValueError(
             "predict_bias is for chains: this kernel refines an approximation, or trains models."
         )
@@ -122,8 +123,9 @@ def on_gaussian_clients(
         Partial(_log_quadratic, prior[0], prior[1]), Partial(_log_surrogate, eta, precision)
     )
     latents = ""
-    if kernel.local is not None:
-        refuse_two_levels(kernel.local)
+    local = local_model(kernel)
+    if local is not None:
+        refuse_two_levels(local)
         model = _with_latents(model, _missing(kernel, data, mode), mode)
         latents = ", latents drawn anew in every move"
         if not all(node.exact for node in nodes_of(kernel, Refresh)):
@@ -147,7 +149,7 @@ def _missing(kernel: FederatedKernel, data: Any, mode: ArrayTree) -> Array:
     ValueError
         Where that cannot be told, or need not.
     """
-    local = kernel.local
+    local = local_model(kernel)
     assert local is not None
     if not nodes_of(kernel, JointLangevin):
         raise ValueError("There is no bias to predict: fed_gibbs is exact at every setting.")

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, FederatedKernel, Federation
+from fedmcmc._types import ArrayTree, FederatedKernel, Federation, user_position
 from fedmcmc.diagnostics import BIAS, SPREAD
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.pytrees import trees
@@ -230,9 +230,7 @@ def _gradient(
     """Return the gradient ``[d]`` at the mode of a functional of the user's position."""
 
     def value(position: ArrayTree) -> Array:
-        if kernel.position_fn is not None:
-            position = kernel.position_fn(position)
-        return jnp.asarray(functional(position))
+        return jnp.asarray(functional(user_position(kernel, position)))
 
     shape = jax.eval_shape(value, mode).shape
     if shape != ():

@@ -1,9 +1,8 @@
 """Step sizes of trajectories: from smoothness, for a tolerance, and falling with the round."""
 
 import math
-import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -210,17 +209,6 @@ def proposition_step_size(
     )
     squared_length = 4 * tolerance / (num_local_steps * smoothness * math.sqrt(dimension))
     return math.sqrt(min(squared_length, 1 / smoothness)) / num_integration_steps
-
-
-def suggest_step_size(smoothness: float | Smoothness, **settings: Any) -> float:
-    """Return `fedmcmc.tuning.proposition_step_size`; deprecated, take `fedmcmc.tune`."""
-    warnings.warn(
-        "suggest_step_size is deprecated: fedmcmc.tune finds a step by the law of the clients at "
-        "hand (the formula itself is fedmcmc.tuning.proposition_step_size).",
-        DeprecationWarning,
-        stacklevel=2,
-    )
-    return proposition_step_size(smoothness, **settings)
 
 
 def _check_positive(**numbers: float) -> None:

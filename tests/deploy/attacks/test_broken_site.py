@@ -210,7 +210,7 @@ def test_two_processes_run_under_one_name(keys, server, tmp_path):
         with pytest.warns(RuntimeWarning, match="bern"):
             end = time.monotonic() + 4.0
             while time.monotonic() < end:
-                sites._links._take_news()
+                sites._links._read_queued()
                 time.sleep(0.02)
     finally:
         stop.set()

@@ -197,7 +197,7 @@ SINGLING = {
         "never over",
     ),
     "weights": (lambda frame: with_header(frame, weights=[1024.0]), "one weight"),
-    "no masks": (lambda frame: with_header(frame, masks=None), "asks for masks"),
+    "no masks": (lambda frame: with_header(frame, masks=None), "uses masks"),
 }
 
 

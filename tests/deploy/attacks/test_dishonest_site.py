@@ -185,8 +185,8 @@ def test_a_site_calls_itself_by_anothers_name(tmp_path):
         site = open_site(study, "bern", tmp_path)
         hello = deploy.Frame.parse(site.hello())
         wrong = hello._replace(header=hello.header | {"site": "chur"}).to_bytes()
-        with pytest.warns(RuntimeWarning, match="registered as 'bern' and calls itself 'chur'"):
-            sites._links._understood("bern", wrong, {})
+        with pytest.warns(RuntimeWarning, match="registered as 'bern' but its name is 'chur'"):
+            sites._links._admit("bern", wrong, {})
         assert "bern" in sites._links.refusals
 
 
@@ -257,8 +257,8 @@ def test_a_site_sends_escapes_when_it_joins(field, tmp_path, caplog):
         header = deploy.Frame.parse(open_site(study, "bern", tmp_path).hello()).header
         value = {"fedmcmc": ESCAPE} if field == "software" else ESCAPE
         hello = deploy.Frame("hello", header | {field: value}).to_bytes()
-        with pytest.warns(RuntimeWarning, match="bern is not taken") as caught:
-            sites._links._understood("bern", hello, {})
+        with pytest.warns(RuntimeWarning, match="bern was not accepted") as caught:
+            sites._links._admit("bern", hello, {})
         assert str(caught[0].message).isprintable()
         assert sites._links.refusals["bern"].isprintable()
     assert is_plain(caplog.text)

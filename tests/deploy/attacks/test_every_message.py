@@ -63,6 +63,7 @@ ASKED = {
         KEY, model, sites, position=POSITION, check="ignore"
     ),
     "ScoreCovariances": lambda model, sites: surrogates.score_covariance(model, sites, POSITION),
+    "Underdamped": runs(lambda model: KERNELS["underdamped"](POSITION, Given(model))),
 }
 """What makes a server ask for each class that a study's `asks` may name."""
 QUESTIONS = sorted({*deploy.SUMS, *deploy.FIT, *deploy.SETUP})

@@ -9,9 +9,8 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 
+import chex
 import grpc
-import jax
-import numpy as np
 import pytest
 
 from fedmcmc import deploy
@@ -205,4 +204,4 @@ def test_somebody_on_the_way_changes_bytes(keys, tmp_path):
     with tapped(study, keys, tmp_path, change) as (server, _):
         samples = deploy.run(study, KEY, "main", POSITION, transport=server, **settings)
     assert changed
-    jax.tree.map(np.testing.assert_array_equal, samples.draws, expected.draws)
+    chex.assert_trees_all_equal(samples.draws, expected.draws)

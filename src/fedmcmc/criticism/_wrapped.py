@@ -1,4 +1,4 @@
-"""Questions about clients as they are not: all but one, or with outcomes drawn anew."""
+"""Questions to all clients but one, or about simulated outcomes."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,10 +12,12 @@ from fedmcmc._types import (
     ArrayTree,
     Broadcast,
     Client,
+    Disclosure,
     FederatedKernel,
     Federation,
     Posterior,
     Sender,
+    Traits,
     as_functions,
     register_dataclass,
 )
@@ -26,19 +28,20 @@ from fedmcmc.runs import Consortium, Sum
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Around(Question):
-    """Another question, asked of clients as they are not."""
+class WrappedQuestion(Question):
+    """Question that changes the clients to which the wrapped `question` refers."""
 
     question: Question
+
+    @property
+    def traits(self) -> Traits:  # type: ignore[override]  # an attribute of the base class
+        return self.question.traits
 
     def answer_like(self, content: ArrayTree) -> ArrayTree:
         return self.question.answer_like(content)
 
     def check_content(self, content: ArrayTree, federation: Federation) -> None:
         self.question.check_content(content, federation)
-
-    def check_compressor(self, compressor: Any) -> None:
-        self.question.check_compressor(compressor)
 
     def encode(self, content: ArrayTree, message: Any, client: Client) -> tuple[Any, Array]:
         return self.question.encode(content, message, client)
@@ -51,23 +54,20 @@ class Around(Question):
     def code_like(self, like: Broadcast) -> ArrayTree:
         return self.question.code_like(like)
 
-    @property
-    def leaves_out_beyond(self) -> bool:
-        return self.question.leaves_out_beyond
-
-    def answer_in_range(self, answer: ArrayTree, most: float) -> ArrayTree:
-        return self.question.answer_in_range(answer, most)
-
-    def answer_from_range(self, total: ArrayTree, most: float) -> ArrayTree:
-        return self.question.answer_from_range(total, most)
-
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
-class AllBut(Around):
-    """A question to which one client answers nothing but zeros."""
+class AllBut(WrappedQuestion):
+    """Question to which the client `index` answers zeros."""
 
     index: Any
+
+    disclosure = Disclosure(
+        "another question of this list, without the rows of one site. The difference to the answer "
+        "with these rows is the answer of that site alone",
+        warning="the server can subtract two sums. The difference is the answer of one site alone.",
+        reason="the sum without one site, less the sum with it, is that site's answer",
+    )
 
     def answer(self, content: ArrayTree, client: Client) -> ArrayTree:
         answer = self.question.answer(content, client)
@@ -78,29 +78,36 @@ class AllBut(Around):
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
-class Redrawn(Around):
-    """A question about outcomes that clients draw from the model, at their own covariates.
+class Redrawn(WrappedQuestion):
+    """Question about outcomes that clients draw from the model at their covariates.
 
     Attributes
     ----------
     truth
-        The position at which they are drawn.
+        Position at which outcomes are drawn.
     words
-        ``[2]`` uint32, a key of the Threefry generator, from which each client makes its own.
+        ``[2]`` uint32, Threefry key from which each client derives its key.
     """
 
     truth: ArrayTree
     words: Array
 
+    disclosure = Disclosure(
+        "the answer to another question of this list, with outcomes that the site draws from the "
+        "model instead of the observed outcomes. The other columns are the site's real columns"
+    )
+
     def answer(self, content: ArrayTree, client: Client) -> ArrayTree:
         key = jax.random.wrap_key_data(self.words, impl="threefry2x32")
-        rows = redrawn(self.posterior, key, self.truth, client)
+        rows = redraw_rows(self.posterior, key, self.truth, client)
         return self.question.answer(
             content, replace(client, rows=rows, start=jnp.zeros_like(client.start))
         )
 
 
-def redrawn(posterior: Posterior, rng_key: Array, position: ArrayTree, client: Client) -> ArrayTree:
+def redraw_rows(
+    posterior: Posterior, rng_key: Array, position: ArrayTree, client: Client
+) -> ArrayTree:
     """Return a client's rows with outcomes drawn at `position`, leaves ``[max_size, ...]``."""
     offsets = jnp.arange(client.max_size, dtype=jnp.int32)
     rows = gather(client, jnp.where(offsets < client.size, offsets, 0))
@@ -109,8 +116,8 @@ def redrawn(posterior: Posterior, rng_key: Array, position: ArrayTree, client: C
     return jax.tree.map(lambda new, old: new.astype(old.dtype), drawn, rows)
 
 
-class Outcomes:
-    """A consortium whose clients have drawn outcomes anew; it answers questions alone."""
+class ReplicatedConsortium:
+    """Consortium whose clients answer questions about simulated outcomes; runs no kernels."""
 
     def __init__(
         self, consortium: Consortium, posterior: Posterior, rng_key: Array, truth: ArrayTree
@@ -120,47 +127,47 @@ class Outcomes:
 
     @property
     def federation(self) -> Federation:
-        """What the server knows of the clients, whose numbers of rows are as before."""
+        """Federation of the original consortium; the numbers of rows are the same."""
         return self._consortium.federation
 
     def ask(self, question: Question, content: ArrayTree) -> Sum:
-        """Return the sum of the clients' answers about the outcomes that they have drawn."""
-        asked = Redrawn(self._posterior, as_functions(question), self._truth, self._words)
-        return self._consortium.ask(asked, content)
+        """Return the sum of the clients' answers about their simulated outcomes."""
+        redrawn = Redrawn(self._posterior, as_functions(question), self._truth, self._words)
+        return self._consortium.ask(redrawn, content)
 
     def sample(self, rng_key: Array, kernel: FederatedKernel, *args: Any, **kwargs: Any) -> Samples:
-        """Raise: a kernel runs on the rows that clients have."""
+        """Raise `NotImplementedError`: kernels run only on observed rows."""
         raise NotImplementedError(
-            "Clients elsewhere answer questions about outcomes that they draw, and run no kernel "
-            "on them: calibrate a fit that asks (fedmcmc.correct), or simulate with a "
+            "Remote clients answer questions about simulated outcomes, but run no kernel on them: "
+            "calibrate a fit that asks questions (fedmcmc.correct), or simulate with a "
             "FederatedData."
         )
 
 
-class Others:
-    """A consortium without client `index`, which answers questions alone."""
+class LeaveOneOutConsortium:
+    """Consortium without client `index`; it answers questions but runs no kernels."""
 
     def __init__(self, consortium: Consortium, index: int) -> None:
         self._consortium, self._index = consortium, index
 
     @property
     def federation(self) -> Federation:
-        """What the server knows of the others."""
-        whole = self._consortium.federation
-        sizes = np.asarray(whole.sizes)
+        """Federation without the client."""
+        full = self._consortium.federation
+        sizes = np.asarray(full.sizes)
         return Federation(
-            whole.num_clients - 1,
-            whole.num_rows - int(sizes[self._index]),
+            full.num_clients - 1,
+            full.num_rows - int(sizes[self._index]),
             jnp.asarray(np.delete(sizes, self._index)),
-            whole.rows,
+            full.rows,
         )
 
     def ask(self, question: Question, content: ArrayTree) -> Sum:
-        """Return the sum of the others' answers; the client takes part, and answers zeros."""
+        """Return the sum of the answers of all clients except for `index`, which answers zeros."""
         if isinstance(content, Dithered):
-            raise ValueError("The dither of all clients but one is not known: ask without dither.")
+            raise ValueError("Questions to all clients but one do not support dither.")
         return self._consortium.ask(AllBut(question.posterior, question, self._index), content)
 
     def sample(self, rng_key: Array, kernel: FederatedKernel, *args: Any, **kwargs: Any) -> Samples:
-        """Raise: a kernel's message may be more than a sum that a client can leave."""
-        raise NotImplementedError("All clients but one answer questions, and run no kernel.")
+        """Raise `NotImplementedError`: a kernel may need more than sums over clients."""
+        raise NotImplementedError("All clients but one answer questions but run no kernel.")

@@ -1,0 +1,79 @@
+"""`natural_parameters` builds the same kernels as arguments of `fed_ep`, and refuses others."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import fedmcmc
+from fedmcmc import inference
+from tests.oracles.federations import Federation
+
+FEDERATION = Federation()
+SETTINGS = dict(
+    damping=0.3,
+    server_optimizer=optax.sgd(0.5, momentum=0.5),
+    client_optimizer=optax.sgd(0.5, momentum=0.5),
+    max_norm=20.0,
+)
+
+
+def fed_ep(**settings):
+    return fedmcmc.fed_ep(
+        FEDERATION.posterior,
+        inference=inference.exact_gaussian(),
+        structure="dense",
+        first_sites="constant",
+        initial_precision=1.0,
+        cohort_size=2,
+        **settings,
+    )
+
+
+@jax.jit
+def after(kernel):
+    """Return the product of all factors after five rounds."""
+    init, step = fedmcmc.simulate(kernel, FEDERATION.data)
+    state = init(jnp.asarray(FEDERATION.start))
+    key = jax.random.key(0)
+    return jax.lax.fori_loop(0, 5, lambda _, s: step(key, s)[0], state).server.product
+
+
+def test_arguments_of_fed_ep_are_shorthands():
+    changed = fedmcmc.natural_parameters(fed_ep(damping=0.9), **SETTINGS)
+    chex.assert_trees_all_equal(after(changed), after(fed_ep(**SETTINGS)))
+
+
+def test_within_another_transform():
+    code = fedmcmc.quantize(64)
+    inner = fedmcmc.compress(fedmcmc.natural_parameters(fed_ep(), **SETTINGS), code)
+    outer = fedmcmc.natural_parameters(fedmcmc.compress(fed_ep(), code), **SETTINGS)
+
+    def product(kernel):
+        init, step = fedmcmc.simulate(kernel, FEDERATION.data)
+        state, _ = jax.jit(step)(jax.random.key(0), init(jnp.asarray(FEDERATION.start)))
+        return state.server.kernel.product
+
+    chex.assert_trees_all_equal(product(inner), product(outer))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "settings", "message"),
+    [
+        (
+            lambda: fedmcmc.lsd(FEDERATION.posterior, step_size=0.1),
+            {},
+            "messages of lsd are not changes of natural parameters",
+        ),
+        (
+            lambda: fedmcmc.adf(FEDERATION.posterior, inference=inference.exact_gaussian()),
+            dict(client_optimizer=optax.sgd(0.1)),
+            "clients of adf keep no sites",
+        ),
+        (fed_ep, dict(damping=0.0), "damping must be a finite number above 0"),
+    ],
+)
+def test_what_does_not_fit_is_refused(kernel, settings, message):
+    with pytest.raises(ValueError, match=message):
+        fedmcmc.natural_parameters(kernel(), **settings)
