@@ -126,7 +126,7 @@ def _run_group(group: Sequence[run.Job]) -> None:
     config, start_time = group[0].config, time.perf_counter()
     settings, problem = run.check(config), problems.load(config, group[0].names)
     kernels = {job.label: run.build_kernel(job, problem) for job in group}
-    if any(kernel.approximates for kernel in kernels.values()):
+    if any(kernel.traits.approximates for kernel in kernels.values()):
         for job in group:
             run.execute_job(job)
         return
@@ -156,8 +156,8 @@ def _samples(dataset: Any, kernel: fedmcmc.FederatedKernel, posterior: fedmcmc.P
     shapes = jax.eval_shape(posterior.init_fn, jax.random.key(0))
     leaves = [dataset[name].values for name in variables(named_leaves(shapes))]
     draws = constrained = jax.tree.unflatten(jax.tree.structure(shapes), leaves)
-    if kernel.constrain_fn is not None:
-        constrained = jax.vmap(jax.vmap(kernel.constrain_fn))(draws)
+    if kernel.model.constrain_fn is not None:
+        constrained = jax.vmap(jax.vmap(kernel.model.constrain_fn))(draws)
     names = {"bits_up": "total_bits_up", "bits_down": "total_bits_down", "rounds": "num_rounds"}
     totals = {name: dataset[variable].values for name, variable in names.items()}
     return SimpleNamespace(draws=draws, constrained=constrained, final_draws=None, totals=totals)
