@@ -170,6 +170,7 @@ class ZarrReader:
 
 
 Recorder = MemoryRecorder | ZarrRecorder | ZarrReader
+"""Storage of the draws of a run: one of the recorders, or a reader of a finished store."""
 
 
 def _storage_dtype(dtype: Any) -> Any:
