@@ -1,7 +1,7 @@
 """One worker of `same_bits`: run rows of one revision's contract table and write what they give.
 
 The only part of `same_bits` that knows the package: a revision that names things otherwise is told
-apart in `contract_table` and `run_row`. Its ``src`` and ``tests`` come first on the path.
+apart in `contract_table` and `run_row`. Its ``src`` and its root come first on the path.
 """
 
 import importlib
@@ -18,8 +18,8 @@ import numpy as np
 
 import fedmcmc
 
-TABLES = ("contract_tables", "tests.contracts.tables", "tests.contracts.contract_tables")
-MODELS = ("contract_model", "tests.contracts.model", "tests.contracts.contract_model")
+TABLES = ("tests.contracts.tables", "tests.contracts.contract_tables")
+MODELS = ("tests.contracts.model", "tests.contracts.contract_model")
 
 
 def contract_table() -> tuple[dict[str, Callable], ModuleType]:

@@ -158,7 +158,7 @@ def check_out(revision: str | None, root: Path, stack: ExitStack) -> None:
 def run_rows(root: Path, out: Path, jobs: int, chosen: list[str]) -> dict[str, Row]:
     """Return what all rows of the table of one revision give."""
     out.mkdir()
-    paths = os.pathsep.join(str(p) for p in (root / "src", root / "tests", root))
+    paths = os.pathsep.join(str(p) for p in (root / "src", root))
     # Level 3: no notes of XLA on every program that it reads from the cache.
     env = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "PYTHONPATH": paths}
     workers = []
