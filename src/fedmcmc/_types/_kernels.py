@@ -99,15 +99,15 @@ class ServerMemory:
 
     def of_client(self, client_state: ArrayTree) -> ArrayTree:
         """Return the part of a client's state that the server copies."""
-        raise NotImplementedError
+        raise undefined(self, "of_client")
 
     def init(self, like: Broadcast) -> ArrayTree:
         """Return the copy of a client's memory before the first round."""
-        raise NotImplementedError
+        raise undefined(self, "init")
 
     def update(self, code: ArrayTree, sender: Sender | Client, memory: ArrayTree) -> ArrayTree:
         """Return the copy of a client's memory after a code, computed from the code only."""
-        raise NotImplementedError
+        raise undefined(self, "update")
 
 
 def memory_of(phase: Phase, client_state: ArrayTree) -> ArrayTree:

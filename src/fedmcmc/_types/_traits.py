@@ -35,6 +35,9 @@ class Traits:
         Cause of a divergence other than the step size, with its remedy; empty without such a cause.
     keeps_latents
         If true, clients keep latents of their groups (`FederatedKernel.model` has a `local` part).
+    noise_in_messages
+        If true, clients add the noise of the chain to their messages, so that the noise of a sum
+        without one of them has the wrong variance.
     marks_range_ends
         If true, answers mark the places of numbers outside the range of a secure sum. All other
         messages with such numbers become random words at a site.
@@ -53,6 +56,7 @@ class Traits:
     accepts_late_messages: bool = True
     divergence_hint: str = ""
     keeps_latents: bool = False
+    noise_in_messages: bool = False
     marks_range_ends: bool = False
     no_target_reason: str = ""
     check_compressor: CompressorCheck = any_compressor

@@ -4,7 +4,7 @@ On Gaussian targets a round is a random affine map with Gaussian noise, so the s
 covariance at any step size have a closed form (``docs/laws.md``).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -25,6 +25,7 @@ from fedmcmc._types import (
     Posterior,
     SetupPhase,
     StepInfo,
+    Traits,
     as_functions,
     register_dataclass,
 )
@@ -101,6 +102,11 @@ class Langevin(TemperedKernel):
         if isinstance(estimator, Svrg):
             return "lsd_pp"
         return "lsd" if is_plain(estimator) else "langevin"
+
+    @property
+    def traits(self) -> Traits:  # type: ignore[override]  # the settings decide, not the class
+        noisy = self.client_noise is not None
+        return replace(TemperedKernel.traits, noise_in_messages=noisy)
 
     @cached_property
     def setup(self) -> tuple[SetupPhase, ...]:

@@ -223,7 +223,8 @@ def faults(
         If `kernel` is not a `FederatedKernel`.
     ValueError
         If a probability is outside [0, 1), `seed` is not an integer from 0 to 2**32 - 1, or the
-        kernel has faults already; from `init`, if probabilities do not fit the number of clients.
+        kernel has faults already, or if its clients add the noise of the chain; from `init`, if
+        probabilities do not fit the number of clients.
 
     Notes
     -----
@@ -266,6 +267,11 @@ def faults(
         raise ValueError(
             "late: this kernel needs a client's message of a round in that round; use drop= and "
             "nan= only."
+        )
+    if kernel.traits.noise_in_messages:
+        raise ValueError(
+            'The clients of this kernel add the noise to their messages (noise="clients"), so the '
+            "noise of a round that lacks a message has the wrong variance: let the server draw it."
         )
     rates = _Rates(_rate(drop, "drop"), _rate(late, "late"), _rate(nan, "nan"))
     if is_secured(kernel) and not trees.is_empty(rates.nan):

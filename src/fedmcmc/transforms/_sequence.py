@@ -150,6 +150,7 @@ class Sequence(WrappedKernel):
             all_traits[-1],
             divergence_hint=" ".join(filter(None, hints)),
             has_local_steps=any(traits.has_local_steps for traits in all_traits),
+            noise_in_messages=any(traits.noise_in_messages for traits in all_traits),
             phases_independent=all(traits.phases_independent for traits in all_traits),
             check_compressor=_check_each,
         )
