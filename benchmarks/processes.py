@@ -16,11 +16,14 @@ ROUNDS, LIGHT_ROUNDS = 40, 400
 
 
 def alone(run: Callable[[], object]) -> Callable[[], object]:
-    return lambda: (run() if distributed.is_first() else None, distributed.agreed(0.0))
+    return lambda: (
+        run() if distributed.is_first() else None,
+        distributed.broadcast_from_first(0.0),
+    )
 
 
 def together(run: Callable[[], object]) -> Callable[[], object]:
-    return lambda: (run(), distributed.agreed(0.0))
+    return lambda: (run(), distributed.broadcast_from_first(0.0))
 
 
 def bench() -> None:

@@ -20,7 +20,7 @@ from experiments.reference import Reference
 from experiments.study import JobRows
 from experiments.tidy import Row, from_numbers
 from fedmcmc import metrics
-from fedmcmc.diagnostics import worst
+from fedmcmc.diagnostics import worst_mixing
 
 OUTCOMES = ("label", "y")  # names of columns that hold the outcome
 ROWS_AT_A_TIME, ROWS_OF_POTENTIAL = 1_000, 2_000
@@ -148,7 +148,7 @@ def rhat_of_predictions(problem: Any, draws: Any, num_rows: int = 100) -> float:
     """
     rows = jax.tree.map(lambda leaf: jnp.asarray(leaf[:num_rows]), problem.test)
     fn = jax.vmap(jax.vmap(_probabilities_fn(problem), (0, None)), (0, None))
-    return worst(jax.jit(fn)(draws, rows))[0]
+    return worst_mixing(jax.jit(fn)(draws, rows))[0]
 
 
 def confident(jobs: Sequence[JobRows]) -> list[Row]:

@@ -24,8 +24,8 @@ from fedmcmc.diagnostics import mixing
 from fedmcmc.pytrees import named_leaves
 
 ROWS = "rows.csv"
-MOST_PARAMETERS = 200
-MOST_PREDICTIVE_DRAWS = 1_000
+MAX_PARAMETERS = 200
+MAX_PREDICTIVE_DRAWS = 1_000
 OVER_SEEDS: dict[str, Callable[..., float]] = {"max_rhat": np.max, "min_ess": np.min}
 """How seeds are summarized in a table; others by their mean."""
 
@@ -66,7 +66,7 @@ def parameters(samples: fedmcmc.Samples) -> tuple[list[str], np.ndarray]:
         places = [",".join(map(str, place)) for place in np.ndindex(*np.shape(leaf)[2:])]
         names += [f"{site}[{place}]" if place else site for place in places]
     values = flat(samples.constrained, 2)
-    chosen = np.unique(np.linspace(0, len(names) - 1, min(len(names), MOST_PARAMETERS)).astype(int))
+    chosen = np.unique(np.linspace(0, len(names) - 1, min(len(names), MAX_PARAMETERS)).astype(int))
     return [names[i] for i in chosen], values[..., chosen]
 
 
@@ -116,7 +116,7 @@ def _spaced(samples: fedmcmc.Samples) -> Any:
     """Return up to 1,000 draws, evenly spaced in each chain, ``[num_chains, num, ...]``."""
     draws = samples.draws if samples.final_draws is None else samples.final_draws
     num_chains, num = np.shape(jax.tree.leaves(draws)[0])[:2]
-    size = min(num, max(1, MOST_PREDICTIVE_DRAWS // num_chains))
+    size = min(num, max(1, MAX_PREDICTIVE_DRAWS // num_chains))
     chosen = np.unique(np.linspace(0, num - 1, size).astype(int))
     return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[:, chosen]), draws)
 

@@ -14,7 +14,7 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 from numpyro.infer import HMC, MCMC, NUTS
 
-from fedmcmc.diagnostics import worst
+from fedmcmc.diagnostics import worst_mixing
 
 MAX_RHAT, MIN_ESS = 1.01, 400.0
 MAX_CHECKED = 256  # coordinates, evenly spaced, that diagnostics use
@@ -75,7 +75,7 @@ def run(
     draws = jax.tree.map(np.asarray, chains.get_samples(group_by_chain=True))
     values = flat(draws, 2)
     chosen = np.unique(np.linspace(0, values.shape[-1] - 1, MAX_CHECKED).round().astype(int))
-    rhat, ess = worst([potential, values[..., chosen]])
+    rhat, ess = worst_mixing([potential, values[..., chosen]])
     summary = {
         "acceptance": float(acceptance.mean()),
         "step_size": float(np.mean(chains.last_state.adapt_state.step_size)),

@@ -32,7 +32,7 @@ def checkpointed(out: Path, settings: Mapping[str, Any], seconds: float | None) 
         return
     folder, current = out / FOLDER, output.plain(settings)
     # The first of several processes reads and writes.
-    resumed = bool(distributed.agreed((folder / SETTINGS).is_file()))
+    resumed = bool(distributed.broadcast_from_first((folder / SETTINGS).is_file()))
     if resumed:
         stored = json.loads((folder / SETTINGS).read_text())
         different = [
@@ -54,7 +54,7 @@ def checkpointed(out: Path, settings: Mapping[str, Any], seconds: float | None) 
             yield resumed
     finally:
         _PARTS.reset(token)
-    distributed.agreed(0)  # waits for all processes
+    distributed.broadcast_from_first(0)  # waits for all processes
     if not distributed.is_first():
         return
     # Renamed first: a run cannot continue from a folder that is half removed.

@@ -116,7 +116,7 @@ def check(config: dict[str, Any]) -> RunSettings:
 def execute(job: Job) -> list[tidy.Row]:
     """Run a job and return its tidy rows."""
     settings = check(job.config)
-    if settings.keep_finished and distributed.agreed(_is_finished(job)):
+    if settings.keep_finished and distributed.broadcast_from_first(_is_finished(job)):
         return tidy.read_rows(job.out / metrics.ROWS)
     problem, start_time = problems.load(job.config, job.names), time.perf_counter()
     identity, seconds = _without(job.config), settings.checkpoint_seconds

@@ -17,7 +17,7 @@ import jax
 import pytest
 
 MAPS = Path("/proc/self/maps")
-MOST_MAPS = 30_000
+MAX_MAPS = 30_000
 """Linux grants a process 65,530 memory maps, compiled programs take some each, and a compiler that
 gets no more of them crashes the process."""
 
@@ -46,7 +46,7 @@ def num_maps() -> int:
 def programs_kept_in_bounds():
     """Drop compiled programs after a module where the process holds many."""
     yield
-    if num_maps() > MOST_MAPS:
+    if num_maps() > MAX_MAPS:
         jax.clear_caches()
 
 
@@ -54,5 +54,5 @@ def programs_kept_in_bounds():
 def programs_kept_in_bounds_within_a_module(request):
     """The same after a slow test where it holds very many: a module has up to a hundred of them."""
     yield
-    if request.node.get_closest_marker("slow") and num_maps() > 1.5 * MOST_MAPS:
+    if request.node.get_closest_marker("slow") and num_maps() > 1.5 * MAX_MAPS:
         jax.clear_caches()

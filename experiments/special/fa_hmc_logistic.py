@@ -27,7 +27,7 @@ from experiments.tidy import from_numbers as numbers_of
 
 NUM_BINS = 50  # as in `fedmcmc.metrics.marginal_error`
 GOOD = 1.25  # times the better method's best error, up to which a step size is good
-MOST_DIMENSIONS = 512  # of `fedmcmc.predict_bias`
+MAX_DIMENSIONS = 512  # of `fedmcmc.predict_bias`
 STATIONARY = 0.05  # of the start's distance after the burn-in, above which nothing is predicted
 FACTORS = (2.5, 1.5, 1.0)  # times the threshold: errors whose rounds are reported
 NUM_PARTS = 20  # of a run; it ends with the part in which the threshold is reached
@@ -205,7 +205,7 @@ def drift(
         errors[name][step] = error = model.error(chains, kernel)
         place = {"step_size": step * model.scale, "num_integration_steps": length}
         table += numbers_of(name, place, {"marginal_error": error})
-        if data["dim"] <= MOST_DIMENSIONS:
+        if data["dim"] <= MAX_DIMENSIONS:
             law = fedmcmc.predict_bias(kernel, model.data, model.expansions)
             num_reference = len(model.histograms.reference)
             ratios.append(_expected(model.seed, law, num_reference, **chains) / error.value)

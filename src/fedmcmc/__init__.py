@@ -25,11 +25,9 @@ from fedmcmc import streaming as streaming
 from fedmcmc import surrogates as surrogates
 from fedmcmc import wire as wire
 from fedmcmc._types import Broadcast as Broadcast
-from fedmcmc._types import Cached as Cached
 from fedmcmc._types import Client as Client
 from fedmcmc._types import Cohort as Cohort
 from fedmcmc._types import Disclosure as Disclosure
-from fedmcmc._types import Exact as Exact
 from fedmcmc._types import FederatedKernel as FederatedKernel
 from fedmcmc._types import FederatedState as FederatedState
 from fedmcmc._types import Federation as Federation
@@ -39,10 +37,12 @@ from fedmcmc._types import Participation as Participation
 from fedmcmc._types import Phase as Phase
 from fedmcmc._types import Population as Population
 from fedmcmc._types import Posterior as Posterior
+from fedmcmc._types import RecomputableState as RecomputableState
 from fedmcmc._types import Reference as Reference
 from fedmcmc._types import Sender as Sender
 from fedmcmc._types import StepInfo as StepInfo
 from fedmcmc._types import Traits as Traits
+from fedmcmc._types import Uncompressed as Uncompressed
 from fedmcmc._types import register_dataclass as register_dataclass
 from fedmcmc.algorithms import adf as adf
 from fedmcmc.algorithms import dg_sgld as dg_sgld

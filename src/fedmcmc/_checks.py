@@ -12,8 +12,8 @@ __all__ = [
     "expect",
     "expect_optimizer",
     "in_quotes",
-    "not_installed",
-    "parts_of_one",
+    "missing_extra_error",
+    "probability_vector",
     "positive_integer",
 ]
 
@@ -32,12 +32,12 @@ EXTRAS = {
 """Packages of each extra in pyproject.toml, for users without a clone of the repository."""
 
 
-def not_installed(what: str, extra: str) -> ImportError:
+def missing_extra_error(what: str, extra: str) -> ImportError:
     """Return the error for a missing extra, with the command that installs it.
 
     Examples
     --------
-    >>> print(not_installed("draws_to needs zarr", "zarr"))
+    >>> print(missing_extra_error("draws_to needs zarr", "zarr"))
     draws_to needs zarr: pip install "zarr>=3.0"
     """
     packages = " ".join(f'"{package}"' for package in EXTRAS[extra])
@@ -106,7 +106,7 @@ def positive_integer(x: Any, name: str) -> int:
     return int(x)
 
 
-def parts_of_one(x: Any, name: str) -> Array:
+def probability_vector(x: Any, name: str) -> Array:
     """Return `x`, ``[num_clients]``, as an array of floats.
 
     Raises

@@ -347,7 +347,7 @@ def test_a_phase_of_another_kernel_is_refused():
         with pytest.raises(ValueError, match="phase"):
             rounds.client_step(kernel, phase, KEY, state.broadcast, (), DATA.client(0))
     with pytest.raises(ValueError, match="late= needs a sum of late messages"):
-        received = rounds.nothing_received(kernel, 0, state.broadcast)
+        received = rounds.initialize_received(kernel, 0, state.broadcast)
         rounds.receive(kernel, 0, received, NESTED, 0, 1.0, late=True)
 
 

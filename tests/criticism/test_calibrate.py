@@ -10,10 +10,10 @@ from scipy import stats
 
 import fedmcmc
 from fedmcmc import criticism
-from fedmcmc.criticism._calibrate import Calibration, _with_outcomes
+from fedmcmc.criticism._calibrate import RankCalibration, _with_outcomes
 from fedmcmc.criticism._wrapped import ReplicatedConsortium
 from fedmcmc.gaussian import Gaussian
-from fedmcmc.kernels import BELOW, Dithered, Points, evaluations
+from fedmcmc.kernels import LOG_ZERO_THRESHOLD, Dithered, Points, evaluations
 from fedmcmc.runs import SimulatedConsortium
 from tests.oracles.federations import LIMIT
 
@@ -96,7 +96,7 @@ def test_questions_within_others_cross_a_secure_sum(dithered):
         )
         for transform in (None, fedmcmc.secure_sum)
     )
-    assert plain[0] < BELOW and secured[0] < BELOW
+    assert plain[0] < LOG_ZERO_THRESHOLD and secured[0] < LOG_ZERO_THRESHOLD
     np.testing.assert_allclose(secured[1:], plain[1:], atol=1e-5)
 
 
@@ -138,10 +138,11 @@ def test_outcomes_are_redrawn_and_covariates_stay():
 def test_the_test_is_of_uniform_counts():
     rng = np.random.default_rng(0)
     p_values = [
-        Calibration(rng.integers(0, 100, (200, 1)), 100, 10, ("a",)).p_values[0] for _ in range(400)
+        RankCalibration(rng.integers(0, 100, (200, 1)), 100, 10, ("a",)).p_values[0]
+        for _ in range(400)
     ]
     assert stats.kstest(p_values, "uniform").pvalue > 1e-3
-    one = Calibration(np.arange(100)[:, None], 100, 10, ("a",))
+    one = RankCalibration(np.arange(100)[:, None], 100, 10, ("a",))
     np.testing.assert_array_equal(one.counts[:, 0], np.full(10, 10))
     assert one.p_values[0] == 1 and "p 1" in repr(one)
     assert one.to_dict()["a"]["counts"] == [10] * 10

@@ -10,7 +10,7 @@ import pytest
 import fedmcmc
 from fedmcmc import criticism
 from fedmcmc.criticism._leave_out import WeightedPoints, WithoutClient
-from fedmcmc.criticism._wrapped import AllBut, LeaveOneOutConsortium
+from fedmcmc.criticism._wrapped import LeaveOneOutConsortium, LeaveOneOutQuestion
 from fedmcmc.gaussian import Gaussian, as_dense
 from fedmcmc.kernels import Points, evaluations
 from fedmcmc.runs import as_consortium
@@ -66,7 +66,7 @@ def test_moments_are_those_of_the_others_posterior(corrected):
         np.testing.assert_allclose(result.shift[i], shift, atol=2 * error)
     assert np.abs(result.shift[2, 1]) > 0.3  # client 2 differs, and its shift is seen
     assert result.coordinates == ("b[0]", "b[1]")
-    assert "b[1]" in repr(result) and result.to_dict()["khat"] == result.khat.tolist()
+    assert "b[1]" in repr(result) and result.to_dict()["k_hat"] == result.k_hat.tolist()
 
 
 def test_shifts_agree_with_those_of_gaussians(corrected):
@@ -189,7 +189,7 @@ def test_all_clients_but_one_answer_questions():
     with pytest.raises(NotImplementedError, match="run no kernel"):
         remaining.sample(jax.random.key(0), None)
     with pytest.raises(ValueError, match="unbiased compressor"):
-        fedmcmc.compress(AllBut(LINEAR, evaluations(LINEAR), 1), fedmcmc.top_k(0.1))
+        fedmcmc.compress(LeaveOneOutQuestion(LINEAR, evaluations(LINEAR), 1), fedmcmc.top_k(0.1))
 
 
 @pytest.mark.slow
@@ -248,7 +248,7 @@ def test_a_point_that_no_client_can_have_gets_no_weight():
     q = Gaussian.from_moments({"b": jnp.asarray(mean)}, jnp.asarray(covariance))
     corrected = fedmcmc.correct(jax.random.key(0), hard, data, q, num_draws=2000)
     result = criticism.leave_out(hard, data, corrected)
-    assert np.isfinite(result.mean).all() and np.isfinite(result.khat).all()
+    assert np.isfinite(result.mean).all() and np.isfinite(result.k_hat).all()
 
 
 def test_bad_input_is_said(corrected):

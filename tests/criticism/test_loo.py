@@ -17,7 +17,7 @@ from fedmcmc.criticism._draws import equal_draws
 from fedmcmc.criticism._loo_question import LeaveOneOut
 from fedmcmc.criticism._pareto import tail_length
 from fedmcmc.diagnostics import mixing
-from fedmcmc.exact import threshold
+from fedmcmc.exact import khat_threshold
 from tests.criticism.federation import (
     LOGISTIC,
     MODELS,
@@ -82,9 +82,9 @@ def test_rows_that_carry_a_draw_are_counted_and_said():
     table = log_likelihoods(NORMAL, data.rows, draws).astype(float)
     with pytest.warns(UserWarning, match="Pareto"):
         expected = by_arviz(table)
-    khat = np.asarray(expected.pareto_k)
-    assert result.num_bad == (khat > result.good_k).sum() == 1
-    assert result.num_very_bad == (khat > 1).sum()
+    k_hat = np.asarray(expected.pareto_k)
+    assert result.num_bad == (k_hat > result.good_k).sum() == 1
+    assert result.num_very_bad == (k_hat > 1).sum()
     assert result.verdict == ("failed" if result.num_very_bad else "doubtful")
     np.testing.assert_allclose(result.elpd, expected.elpd, atol=2e-3)
     assert "above 0.67" in repr(result) and result.to_dict()["verdict"] == result.verdict
@@ -157,7 +157,7 @@ def test_rows_that_carry_the_posterior_are_mended_by_points_that_reach_farther()
         exact.append(stats.norm.logpdf(y[i], x[i] @ center, sd))
     with pytest.warns(fedmcmc.SamplingWarning, match=r"k-hat of 2 of 60 rows.* loo\(mend=True\)"):
         result = criticism.loo(LINES, data, draws)
-    mended = criticism.loo(LINES, data, draws, mend=True)
+    mended = criticism.loo(LINES, data, draws, refine=True)
     assert (mended.num_mended, mended.num_bad, mended.verdict) == (2, 0, "good")
     assert mended.totals["rounds"] == 3 and "2 rows by weighted points" in repr(mended)
     assert abs(mended.elpd - sum(exact)) < 0.1 < abs(result.elpd - sum(exact))
@@ -166,7 +166,7 @@ def test_rows_that_carry_the_posterior_are_mended_by_points_that_reach_farther()
     # Nobody has to be judged again where all is well.
     ordinary = jax.tree.map(lambda leaf: leaf[p == 1], data.rows)
     ordinary = fedmcmc.FederatedData.from_arrays(ordinary, np.arange(58) // 29)
-    assert criticism.loo(LINES, ordinary, draws[::2], mend=True).totals["rounds"] == 1
+    assert criticism.loo(LINES, ordinary, draws[::2], refine=True).totals["rounds"] == 1
 
 
 def test_clients_with_few_rows_send_nothing_but_their_number():
@@ -184,7 +184,7 @@ def test_clients_with_few_rows_send_nothing_but_their_number():
 
 def question(models, draws, least=10):
     num = len(jax.tree.leaves(draws[0])[0])
-    worst = jnp.full(len(models), threshold(num))
+    worst = jnp.full(len(models), khat_threshold(num))
     return LeaveOneOut(models[0], models[1:], least, worst, (tail_length(num),) * len(models))
 
 

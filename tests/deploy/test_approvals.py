@@ -108,14 +108,14 @@ def test_under_masks_the_rows_of_all_sites_are_what_can_be_computed():
 
 
 def test_an_owner_is_warned():
-    study = studies.study_of("lsd", asks=("AllBut", "Minibatch", "OwnExpansions"))
+    study = studies.study_of("lsd", asks=("LeaveOneOutQuestion", "Minibatch", "OwnExpansions"))
     text = text_of(study, min_batch=1, refused_columns=["x", "postcode"])
     for warning in (
         "limits.most_numbers is not set",
         "limits.min_batch = 1 is below the default of 20",
         "'postcode', which is no column of this study, so the site does not decline.",
         "Check the spelling: the columns are 'x'.",
-        "AllBut: the server can subtract two sums",
+        "LeaveOneOutQuestion: the server can subtract two sums",
         "Minibatch: the server chooses the size of minibatches",
         "OwnExpansions: the server reads the answer of each site.",
     ):

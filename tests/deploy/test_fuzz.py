@@ -24,7 +24,7 @@ from tests.support.site_runs import POSITION
 
 STUDY = studies.study_of("compress: lsd_pp, memory: per client")
 NUM_FRAMES = [2_000, pytest.param(10_000, marks=pytest.mark.slow)]
-MOST_GROWTH = 100 * hostile.MEBI
+MAX_GROWTH = 100 * hostile.MEBI
 JUNK = (
     *(None, True, -5, 2**70, 1.5, 1e308, float("nan"), "x", "\x1b[2J", [], {}, [[]], [None]),
     *(
@@ -138,7 +138,7 @@ def test_frames_that_are_none_change_nothing_at_a_site(num, recorded, tmp_path, 
             answer = site.answer(data)
             kind = _frames.Frame.parse(answer).kind
             assert kind in ("error", "unready", "declined"), _frames.Frame.parse(data)
-    assert grown[0] < MOST_GROWTH
+    assert grown[0] < MAX_GROWTH
     chex.assert_trees_all_equal(site.state, state)
     assert found() == files
     for data, answer in pairs[last:]:
@@ -200,7 +200,7 @@ def test_frames_that_are_none_change_nothing_at_the_server(num, recorded, tmp_pa
                 continue
             chex.assert_trees_all_equal(found, expected)
             assert {"bern", "basel"} <= links.joined
-    assert grown[0] < MOST_GROWTH
+    assert grown[0] < MAX_GROWTH
     assert 0 < num_errors < num / 2  # bodies that were cut
 
 
@@ -223,4 +223,4 @@ def test_codes_that_are_none_are_refused_as_such(num, recorded):
         for _ in range(num):
             with contextlib.suppress(deploy.FrameError):
                 _frames.decode(bits_changed(rng, rng.choice(codes)), like)
-    assert grown[0] < MOST_GROWTH
+    assert grown[0] < MAX_GROWTH

@@ -257,7 +257,7 @@ def test_a_server_asks_of_all_rows(masked, estimator, tmp_path):
     with pytest.raises(deploy.Refused, match="holds the gradient estimator 'Minibatch'"):
         study.kernel_of(words, body)
     with pytest.raises(deploy.Refused, match="full gradients only"):
-        run_at([], study, kernel=study.own(kernel), position=jnp.zeros(3))
+        run_at([], study, kernel=study.adapt_kernel(kernel), position=jnp.zeros(3))
 
 
 def test_minibatches_of_a_server_are_not_small(tmp_path):

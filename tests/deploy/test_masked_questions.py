@@ -218,7 +218,7 @@ def test_what_does_not_fit_the_sum_is_said_with_the_remedy(tmp_path):
 # What is refused
 
 SINGLES = {
-    "AllBut": "less the sum with it",
+    "LeaveOneOutQuestion": "less the sum with it",
     "CommonExpansions": "a table with a row per site",
     "OwnExpansions": "a table with a row per site",
     "ScoreCovariances": "a table with a row per site",

@@ -15,7 +15,7 @@ from fedmcmc._types import as_functions
 from fedmcmc.data import labels_of
 from fedmcmc.deploy._frames import unpack
 from fedmcmc.gaussian import defensive
-from fedmcmc.kernels import Dithered, Recipe, evaluations
+from fedmcmc.kernels import Dithered, PointRecipe, evaluations
 from fedmcmc.runs import Consortium, SimulatedConsortium
 from tests.contracts.model import DATA, KEY, SIZES
 from tests.support import studies
@@ -56,7 +56,7 @@ def near(a, b):
 def test_points_that_clients_draw_and_round_themselves(content, sites):
     """Key words cross as they are."""
     words = jax.random.bits(KEY, (2,), jnp.uint32)
-    asked = Recipe(words, defensive(np.zeros(3), np.eye(3)), CENTER, 50)
+    asked = PointRecipe(words, defensive(np.zeros(3), np.eye(3)), CENTER, 50)
     if content == "dithered":
         asked = Dithered(asked, words, jnp.asarray(0.5))
     there, here = (data.ask(evaluations(MODEL), asked) for data in (sites, SIMULATED))

@@ -12,7 +12,7 @@ from fedmcmc.deploy._frames import pack, unpack
 from fedmcmc.deploy._study import kernel_digest
 from fedmcmc.deploy._words import from_words, to_words
 from fedmcmc.gaussian import defensive
-from fedmcmc.kernels import Points, Recipe, evaluations
+from fedmcmc.kernels import PointRecipe, Points, evaluations
 from tests.contracts.model import POSITIONS, POSTERIOR, Given
 from tests.contracts.tables import KERNELS
 from tests.support.commands import Consortium
@@ -37,7 +37,7 @@ def test_kernels_come_back_from_words(row):
 
 def test_contents_of_questions_come_back_from_words_and_so_do_their_shapes():
     key_words = jnp.zeros(2, jnp.uint32)
-    recipe = Recipe(key_words, defensive(jnp.zeros(3), jnp.eye(3)), jnp.zeros(3), 100)
+    recipe = PointRecipe(key_words, defensive(jnp.zeros(3), jnp.eye(3)), jnp.zeros(3), 100)
     for content in (Points(jnp.ones((4, 3)), jnp.zeros(3)), recipe):
         words, body = to_words(content, FUNCTIONS)
         same(from_words(words, body, FUNCTIONS), content)

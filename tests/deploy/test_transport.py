@@ -21,7 +21,7 @@ from tests.support.consortium import Threads, credentials, keys, make_keys
 from tests.support.site_runs import POSITION
 
 __all__ = ["keys"]
-MOST_GROWTH = 48 * hostile.MEBI
+MAX_GROWTH = 48 * hostile.MEBI
 CHUNK = _grpc.CHUNK_BYTES
 measured = pytest.mark.skipif(
     not Path("/proc/self/statm").exists(), reason="this system does not tell a process its size"
@@ -83,7 +83,7 @@ def test_a_registered_site_does_not_fill_the_memory_of_the_server(kind, keys, se
     ):
         told = site.communicate(timeout=60)[0]
     assert told.startswith(REFUSALS[kind])
-    assert grown[0] < MOST_GROWTH
+    assert grown[0] < MAX_GROWTH
     if told.startswith("PERMISSION_DENIED"):
         assert "bern sent a " in caplog.text and "its connection was ended" in caplog.text
     assert server.receive(5.0) == ("bern", None)
@@ -102,7 +102,7 @@ def test_few_messages_of_a_site_wait_at_the_server(keys, server):
         assert server._arrivals.qsize() == _grpc.MAX_UNREAD
         for _ in range(3 * _grpc.MAX_UNREAD):
             assert server.receive(5.0) == ("bern", hostile.message(2**16))
-    assert grown[0] < MOST_GROWTH
+    assert grown[0] < MAX_GROWTH
 
 
 @measured
@@ -117,7 +117,7 @@ def test_a_site_that_reads_nothing_has_to_join_again(keys, server):
         for _ in range(200):
             server.send("bern", message)
         assert server.receive(5.0) == ("bern", None)
-    assert grown[0] < MOST_GROWTH
+    assert grown[0] < MAX_GROWTH
 
 
 @measured
@@ -147,7 +147,7 @@ def test_a_server_does_not_fill_the_memory_of_a_site(kind, reason, keys, tmp_pat
             time.sleep(0.01)
         threads.end()
     assert re.search(reason, reasons())
-    assert grown[0] < MOST_GROWTH
+    assert grown[0] < MAX_GROWTH
 
 
 class Limited(deploy.Local):

@@ -191,7 +191,7 @@ def test_a_single_chain_is_judged_by_its_parts():
 
 def test_many_short_chains_are_judged_by_nested_rhat():
     draws = exact_draws(2, num_chains=64, num=100, correlation=0.8)
-    usual, _ = diagnostics.worst(draws)
+    usual, _ = diagnostics.worst_mixing(draws)
     result = diagnostics.diagnose(draws)
     assert usual > 1.04 and result.rhat < 1.02 and result.findings == ()
 

@@ -10,9 +10,9 @@ import pytest
 from fedmcmc.diagnostics import (
     Verdict,
     VerdictKind,
-    errors_of_chains,
-    errors_of_groups,
+    chain_errors,
     errors_of_weighted,
+    group_errors,
 )
 
 
@@ -81,7 +81,7 @@ def test_errors_of_chains_are_those_of_repetitions(correlation):
     x[:, :, 0] = RNG.normal(size=noise[:, :, 0].shape)
     for i in range(1, NUM):
         x[:, :, i] = correlation * x[:, :, i - 1] + noise[:, :, i]
-    text = np.mean([errors_of_chains(own) for own in x[:40]], axis=0)
+    text = np.mean([chain_errors(own) for own in x[:40]], axis=0)
     exact = [
         np.sqrt((1 + correlation) / (1 - correlation) / (4 * NUM)),
         np.sqrt((1 + correlation**2) / (1 - correlation**2) / (8 * NUM)),
@@ -96,7 +96,7 @@ def test_errors_of_groups_are_those_of_repetitions():
     means, sds, text = [], [], []
     for _ in range(REPEATS):
         x = np.repeat(gamma((8, 60, 1)), 10, axis=1)
-        text.append(errors_of_groups(x))
+        text.append(group_errors(x))
         means.append(x.mean())
         sds.append(x.std())
     text, scale = np.mean(text, axis=0), np.mean(sds)
@@ -107,12 +107,12 @@ def test_without_a_fourth_moment_the_width_of_an_interval_is_judged():
     """Of Cauchy draws no sd exists; their central 90 % interval has an error of about 3 %."""
     x = RNG.standard_cauchy(size=(20_000, 2))
     weighted = errors_of_weighted(x, np.full(20_000, 5e-5))
-    assert weighted.sd < 0.02 and errors_of_chains(x.reshape(4, 5000, 2)).sd < 0.02
-    assert errors_of_groups(x.reshape(8, 2500, 2)).sd < 0.1
+    assert weighted.sd < 0.02 and chain_errors(x.reshape(4, 5000, 2)).sd < 0.02
+    assert group_errors(x.reshape(8, 2500, 2)).sd < 0.1
 
 
 def test_a_number_that_never_moves_has_no_error():
     x = np.concatenate([RNG.normal(size=(4, 1000, 1)), np.ones((4, 1000, 1))], axis=2)
-    for errors in (errors_of_chains(x), errors_of_groups(x)):
+    for errors in (chain_errors(x), group_errors(x)):
         assert errors.mean < 0.1
-    assert errors_of_chains(np.ones((4, 1000, 1))) == (0, 0)
+    assert chain_errors(np.ones((4, 1000, 1))) == (0, 0)

@@ -128,7 +128,7 @@ def test_where_weights_do_not_reach_gradients_judge():
         lambda t: -0.5 * jnp.sum(t**2), lambda t, rows: jnp.zeros(rows.shape[0])
     )
     assert diagnostics.check_by_weights(normal, NOTHING, wide) is None
-    assert diagnostics.diagnose(wide, normal, NOTHING, approximates=True).moments.khat is None
+    assert diagnostics.diagnose(wide, normal, NOTHING, approximates=True).moments.k_hat is None
     still = np.zeros((4, 500, 3), np.float32)
     assert diagnostics.check_by_weights(SKEWED, NOTHING, still) is None
 
@@ -207,6 +207,6 @@ def test_an_approximation_narrower_than_a_skewed_posterior_warns(case):
     assert 0.85 < (own / sd).min() < 0.89
     np.testing.assert_allclose(checked.spread, own / sd, rtol=0.02)
     np.testing.assert_allclose(checked.bias, (q.mean() - mean) / sd, atol=0.03)
-    print(case, own / sd, checked.spread, checked.khat)  # the figures of docs/choosing.md
+    print(case, own / sd, checked.spread, checked.k_hat)  # the figures of docs/choosing.md
     (messages,) = [str(w.message) for w in caught]
     assert "draws are not the posterior's: by weights" in messages and "use fedmcmc.fit" in messages

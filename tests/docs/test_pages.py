@@ -140,7 +140,7 @@ def test_the_page_on_privacy_runs():
     names = run_page("privacy.md")
     first = names["samples"].draws.shape
     state, key = names["state"], names["key"]
-    received = rounds.nothing_received(names["kernel"], 0, state.broadcast)
+    received = rounds.initialize_received(names["kernel"], 0, state.broadcast)
     for index in range(3):
         code, _, _ = rounds.client_step(
             names["kernel"], 0, key, state.broadcast, (), names["data"].client(index)

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 import fedmcmc
-from fedmcmc.exact import psis, threshold
+from fedmcmc.exact import khat_threshold, psis
 from fedmcmc.gaussian import defensive
 from fedmcmc.runs import SimulatedConsortium
 from tests.oracles import laws
@@ -71,7 +71,7 @@ def test_evidence_and_its_error():
     assert abs(errors.mean()) < LIMIT * sds.mean() / np.sqrt(40) + 2e-4
     assert abs(errors.std(ddof=1) / sds.mean() - 1) < LIMIT / np.sqrt(2 * 40)
     corrected = correct(KEY, approximation(), tail=0.0)
-    assert corrected.khat < 0 and abs(corrected.log_evidence - exact) < 1e-3
+    assert corrected.k_hat < 0 and abs(corrected.log_evidence - exact) < 1e-3
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_narrow_approximation_fails_and_adapts():
         fedmcmc.SamplingWarning, match=r"correct: failed: .* is too far .* k-hat 0\.\d\d, "
     ):
         once = correct(KEY, narrow, tail=0.0, adapt=False)
-    assert once.verdict.kind == "failed" and once.khat > threshold(4000)
+    assert once.verdict.kind == "failed" and once.k_hat > khat_threshold(4000)
     with pytest.warns(fedmcmc.SamplingWarning, match=r"doubtful: .* adapted \d time"):
         adapted = correct(KEY, narrow, tail=0.0)
     assert adapted.verdict.kind == "doubtful" and len(adapted.rounds) > 1

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 import fedmcmc
-from fedmcmc.kernels import BELOW, Dithered, Evaluated, Points, dither_of, evaluations
+from fedmcmc.kernels import LOG_ZERO_THRESHOLD, Dithered, Evaluated, Points, dither_of, evaluations
 from fedmcmc.runs import SimulatedConsortium
 from tests.contracts.model import DATA
 from tests.exact.test_correct import EXACT, FEDERATION, KEY, approximation, log_evidence, z_of
@@ -141,7 +141,11 @@ def test_values_beyond_the_range_and_of_zero_density():
         evaluations(posterior), Dithered(content, words, jnp.asarray(0.25))
     )
     value = np.asarray(answer.value.value)
-    assert value[0] < BELOW and value[2] < BELOW and abs(value[1] - plain.value[1]) < 3 * 0.25
+    assert (
+        value[0] < LOG_ZERO_THRESHOLD
+        and value[2] < LOG_ZERO_THRESHOLD
+        and abs(value[1] - plain.value[1]) < 3 * 0.25
+    )
     assert int(answer.value.invalid.value) == 3  # one per client: too large for 24 bits
     with pytest.raises(ValueError, match="Dithered log likelihoods have no gradients"):
         SimulatedConsortium(DATA).ask(

@@ -8,8 +8,8 @@ import pytest
 import fedmcmc
 from fedmcmc import rounds, wire
 from fedmcmc.gaussian import defensive
-from fedmcmc.kernels import BELOW, Dithered, Points, Recipe, evaluations
-from fedmcmc.kernels._evaluations import compensated_sum, in_parts
+from fedmcmc.kernels import LOG_ZERO_THRESHOLD, Dithered, PointRecipe, Points, evaluations
+from fedmcmc.kernels._evaluations import compensated_sum, split_sum
 from fedmcmc.runs import SimulatedConsortium, as_consortium
 from tests.contracts.model import DATA, KEY, POSTERIOR, loglikelihood, make_data
 from tests.support.lanes import fast_and_slow
@@ -47,7 +47,7 @@ def test_clients_and_points_in_batches(monkeypatch):
 
 def test_a_recipe_gives_the_points_that_the_server_draws():
     words = jax.random.bits(KEY, (2,), jnp.uint32)
-    recipe = Recipe(words, defensive(np.asarray(CENTRE), np.eye(3)), CENTRE, 50)
+    recipe = PointRecipe(words, defensive(np.asarray(CENTRE), np.eye(3)), CENTRE, 50)
     consortium = SimulatedConsortium(DATA)
     by_recipe = consortium.ask(evaluations(POSTERIOR), recipe)
     points = consortium.ask(evaluations(POSTERIOR), Points(recipe.draw(), CENTRE))
@@ -89,7 +89,7 @@ def test_a_compensated_sum_loses_nothing():
     high, low = jax.jit(compensated_sum)(terms)
     exact = np.asarray(terms, np.float64).sum()
     assert abs(np.float64(high) + np.float64(low) - exact) < 1e-6 * abs(exact) * 1e-4
-    parts = np.asarray(in_parts(high, low), np.float64)
+    parts = np.asarray(split_sum(high, low), np.float64)
     assert abs(parts.sum() - exact) < 1e-6
     assert parts[0] % 256 == 0 and (parts[1] * 256) % 1 == 0
 
@@ -106,7 +106,7 @@ def test_a_density_of_zero_is_an_answer():
         )
         .value
     )
-    assert float(answer.value[0]) < BELOW and np.isfinite(answer.value).all()
+    assert float(answer.value[0]) < LOG_ZERO_THRESHOLD and np.isfinite(answer.value).all()
     assert np.isfinite(answer.gradient).all() and not answer.gradient[0].any()
     assert int(answer.invalid.value) == 0
     broken = fedmcmc.Posterior(
@@ -165,7 +165,7 @@ def test_biased_settings_raise():
 def test_answers_cross_as_bytes_and_see_their_own_rows_alone(content):
     """A deployed round: each client is separate, and only bytes are exchanged."""
     kernel = evaluations(POSTERIOR, gradients=content != "dithered")
-    recipe = Recipe(
+    recipe = PointRecipe(
         jax.random.bits(KEY, (2,), jnp.uint32),
         defensive(np.asarray(CENTRE), np.eye(3)),
         CENTRE,
@@ -177,7 +177,7 @@ def test_answers_cross_as_bytes_and_see_their_own_rows_alone(content):
         "dithered": Dithered(Points(POINTS, CENTRE), recipe.words, jnp.asarray(0.5)),
     }[content]
     state = kernel.init(KEY, asked_about, DATA)
-    received = rounds.nothing_received(kernel, 0, state.broadcast)
+    received = rounds.initialize_received(kernel, 0, state.broadcast)
     like = rounds.code_like(kernel, 0, state.broadcast)
     for index in range(3):
         own = make_data(spoilt=set(range(3)) - {index})

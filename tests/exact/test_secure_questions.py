@@ -10,7 +10,7 @@ import pytest
 
 import fedmcmc
 from fedmcmc.criticism._wrapped import LeaveOneOutConsortium
-from fedmcmc.kernels import BELOW, Points, evaluations, expansions
+from fedmcmc.kernels import LOG_ZERO_THRESHOLD, Points, evaluations, expansions
 from fedmcmc.kernels._gibbs_interweaving import Compared
 from fedmcmc.kernels._gibbs_judging import Judged
 from fedmcmc.kernels._questions import IMPOSSIBLE
@@ -73,7 +73,7 @@ def test_a_density_of_zero_stays_zero_in_a_secure_sum():
         )
         none = np.asarray(POINTS)[:, 0] < 0
         assert 0 < none.sum() < 20
-        np.testing.assert_array_equal(np.asarray(found.value) < BELOW, none)
+        np.testing.assert_array_equal(np.asarray(found.value) < LOG_ZERO_THRESHOLD, none)
         np.testing.assert_allclose(found.value[~none], exact.value[~none], rtol=1e-6, atol=1e-6)
         if gradients:
             assert not np.asarray(found.gradient)[none].any()
@@ -105,7 +105,7 @@ def test_a_question_without_a_client_has_the_range_of_the_question():
         for x in (PLAIN, secured())
     ]
     none = np.asarray(POINTS)[:, 0] < 0
-    np.testing.assert_array_equal(np.asarray(values) < BELOW, [none, none])
+    np.testing.assert_array_equal(np.asarray(values) < LOG_ZERO_THRESHOLD, [none, none])
     np.testing.assert_allclose(values[1][~none], values[0][~none], rtol=1e-6, atol=1e-6)
 
 
@@ -120,7 +120,7 @@ def test_a_move_of_rows_that_is_impossible_for_one_client_is_for_all():
         sent = [x.to_range(most) for x in answers]
         assert all(np.abs(leaf).max() <= most for leaf in jax.tree.leaves(sent))
         total = jax.tree.map(lambda *x: sum(x), *sent).from_range(most)
-        assert total.difference < BELOW
+        assert total.difference < LOG_ZERO_THRESHOLD
         np.testing.assert_array_equal(total.gradient, [-1.0, 2.0])
     within = jax.tree.map(lambda *x: sum(x), answers[0], answers[2])
     chex.assert_trees_all_equal(within.from_range(most), within)
@@ -134,7 +134,9 @@ def test_a_candidate_that_is_impossible_for_one_client_is_for_all_and_the_others
     sent = [x.to_range(most) for x in answers]
     assert all(np.abs(leaf).max() <= most for leaf in jax.tree.leaves(sent))
     total = jax.tree.map(lambda *x: sum(x), *sent).from_range(most)
-    assert total.differences[0] == 10 and total.differences[1] < BELOW and total.one == 4
+    assert (
+        total.differences[0] == 10 and total.differences[1] < LOG_ZERO_THRESHOLD and total.one == 4
+    )
 
 
 @pytest.mark.slow

@@ -58,8 +58,8 @@ def test_reports(gaussian, tmp_path):
     report = json.loads(json.dumps(gaussian.report.to_dict()))
     assert report["total"]["rounds"] == gaussian.report.rounds
     stages = {stage["stage"]: stage for stage in report["stages"]}
-    assert stages["modes"]["khat"] is None and stages["correction"]["verdict"] == "passed"
-    assert stages["prediction"]["khat"] == 0 and stages["prediction"]["rounds"] == 0
+    assert stages["modes"]["k_hat"] is None and stages["correction"]["verdict"] == "passed"
+    assert stages["prediction"]["k_hat"] == 0 and stages["prediction"]["rounds"] == 0
     assert "rows per parameter" in stages["prediction"]["why"]
     text = str(gaussian)
     assert text.startswith("passed (importance)") and "coordinate 2:" in text

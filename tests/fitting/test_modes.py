@@ -141,7 +141,7 @@ def test_a_ridge_is_no_mode_or_its_weights_fail():
     if search.has_mode:
         with pytest.warns(fedmcmc.SamplingWarning):
             corrected = fedmcmc.correct(KEY, flat, data, search.mixture(), centre=search.centre)
-        assert corrected.verdict.kind != "passed" and corrected.rounds[0].khat > 0.7
+        assert corrected.verdict.kind != "passed" and corrected.rounds[0].k_hat > 0.7
     saddle = fedmcmc.Posterior(
         lambda x: jnp.zeros(()), lambda x, rows: 0 * rows["x"] + x[0] ** 2 / 8 - x[1] ** 2 / 8
     )

@@ -60,7 +60,7 @@ def test_variances_without_correlations_are_too_narrow(diagonal):
     assert search.modes[0].covariance.shape == (6,)
     exact = 1 - (1 / 4) / precision[0, 0]  # the precision along the ones is 1 / (1 + 5 * 0.6)
     np.testing.assert_allclose(exact, 0.8824, atol=1e-4)
-    np.testing.assert_allclose(tail.khat, exact, atol=2e-3)
+    np.testing.assert_allclose(tail.k_hat, exact, atol=2e-3)
     np.testing.assert_allclose(tail_index(np.diag(1 / np.diag(precision)), precision), exact)
     assert tail.products == tail.rounds == 2  # there are two eigenvalues
     assert tail.bits_down > 0 and tail.bits_up > 0
@@ -73,7 +73,7 @@ def test_the_prediction_stops_early_and_is_a_lower_bound(diagonal):
     precision = factor @ factor.T / 45
     exact = tail_index(np.diag(1 / np.diag(precision)), precision)
     tail, _ = predicted(precision)
-    assert 0.9 < tail.khat < exact + 5e-3
+    assert 0.9 < tail.k_hat < exact + 5e-3
     assert tail.products == tail.rounds < 20
     marginal = np.diag(np.diag(np.linalg.inv(precision)))
     assert tail_index(marginal, precision) < exact  # wider than the conditional ones
@@ -89,7 +89,7 @@ def test_no_draw_is_weighted_if_the_predicted_khat_is_too_large(diagonal):
     assert [stage.stage for stage in fitted.report.stages] == ["modes", "prediction"]
     stage = fitted.report.stages[1]
     exact = 1 - (1 / 4.75) / equicorrelated(6, 0.75)[0, 0]
-    np.testing.assert_allclose(stage.khat, exact, atol=2e-3)
+    np.testing.assert_allclose(stage.k_hat, exact, atol=2e-3)
     assert stage.verdict == "k-hat above 0.9" and stage.rounds == 2
     assert f"{fitted.report.rounds} rounds" in fitted.verdict
 
@@ -124,5 +124,5 @@ def test_khat_of_the_gaussian_of_fed_ep_is_predicted(monkeypatch):
     assert stages == ["modes", "prediction", "correction", "approximation", *stages[1:3]]
     stage = fitted.report.stages[4]
     assert stage.method == "FedEP's Gaussian"
-    np.testing.assert_allclose(stage.khat, 0.5, atol=5e-3)
+    np.testing.assert_allclose(stage.k_hat, 0.5, atol=5e-3)
     assert fitted.verdict.startswith("passed (importance)")

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedmcmc.fitting._modes import Mode, Search
-from fedmcmc.fitting._report import Stage
+from fedmcmc.fitting._report import StageReport
 from fedmcmc.fitting._stages import WEIGHTING, Problem, Results, StageResult, Step, run_steps
 from fedmcmc.runs import SimulatedConsortium
 from tests.fitting.test_modes import FEDERATION
@@ -31,7 +31,7 @@ def results(clipped):
 
 
 def add_caveat(problem, results):
-    row = Stage("caveat", "none", 1, 2.0, 3.0)
+    row = StageReport("caveat", "none", 1, 2.0, 3.0)
     return StageResult(row, replace(results, caveats=(*results.caveats, "caveat")))
 
 

@@ -30,23 +30,23 @@ def posterior(model, **settings):
 @pytest.mark.parametrize("centered", [0.0, 1.0])
 def test_what_the_prior_says_is_beside_what_is_left(centered):
     own = posterior(logistic, centered=centered)
-    told = hierarchy.of_few_groups(own, 4, SHARED)
+    told = hierarchy.few_groups_warning(own, 4, SHARED)
     assert told.startswith("4 groups tell little of how much groups differ: the prior of tau")
     before, after = (float(x.strip("()")) for x in told.split() if x.strip("()")[:2] == "0.")
     half_normal = np.sqrt(1 - 2 / np.pi)
     # Of as many draws; a fourth moment of a half-normal below that of a normal.
     assert abs(before / half_normal - 1) * np.sqrt(2 * NUM) < LIMIT
     np.testing.assert_allclose(after, np.std(np.exp(SHARED["tau"])), rtol=1e-2)
-    assert hierarchy.of_few_groups(fedmcmc.marginal(own), 4, SHARED) == told
-    assert hierarchy.of_few_groups(own, 5, SHARED) is None
+    assert hierarchy.few_groups_warning(fedmcmc.marginal(own), 4, SHARED) == told
+    assert hierarchy.few_groups_warning(own, 5, SHARED) is None
 
 
 def test_a_spread_that_is_no_parameter_is_not_spoken_of():
     shared = {"mu": np.zeros((1, 400)), "slope": np.zeros((1, 400))}
     own = posterior(gaussian)
-    assert hierarchy.of_few_groups(own, 2, shared) is None
+    assert hierarchy.few_groups_warning(own, 2, shared) is None
     by_hand = own._replace(local=own.local._replace(prior_spread_fn=None))
-    assert "the prior of their spread matters" in hierarchy.of_few_groups(by_hand, 1, shared)
+    assert "the prior of their spread matters" in hierarchy.few_groups_warning(by_hand, 1, shared)
     assert sorted(posterior(correlated).local.prior_spread_fn(jax.random.key(0))) == ["sds"]
 
 
@@ -65,7 +65,7 @@ def test_a_flat_prior_has_no_sd(flat):
             numpyro.sample("y", dist.Normal(effect, 1.0), obs=y)
 
     shared = {"tau": SHARED["tau"], "mu": np.zeros((1, NUM))}
-    told = hierarchy.of_few_groups(posterior(model), 4, shared)
+    told = hierarchy.few_groups_warning(posterior(model), 4, shared)
     if flat == "tau":
         assert "the prior of tau, which is improper, matters" in told
     else:
@@ -106,8 +106,8 @@ def test_of_two_levels_the_one_of_few_is_named():
     (told,) = (x for x in diagnostics.diagnose(shared, own, data).findings if "tell little" in x)
     assert told.startswith("4 clients tell little of how much clients differ: the prior of tau")
     assert hierarchy.of_few_clients(own, 5, shared) is None
-    assert hierarchy.of_few_groups(own, 5, shared) is None
-    within = hierarchy.of_few_groups(own, 4, shared)
+    assert hierarchy.few_groups_warning(own, 5, shared) is None
+    within = hierarchy.few_groups_warning(own, 4, shared)
     assert within.startswith("4 groups tell little of how much groups differ within their clients")
     assert "the prior of sigma" in within
     one_level = posterior(logistic)

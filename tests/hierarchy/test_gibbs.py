@@ -108,7 +108,7 @@ def heavy_tails(x, y=None):
         numpyro.sample("y", dist.Bernoulli(logits=effect * x), obs=y)
 
 
-class Exact:
+class ExactGaussian:
     """The posterior of the Gaussian model's mu and slope, its effects integrated out."""
 
     def __init__(self):
@@ -146,7 +146,7 @@ def test_parameters_of_rows_move_by_an_exchange_of_their_own(refresh):
         num_chains=2048,
         progress=False,
     )
-    law = Exact().law
+    law = ExactGaussian().law
     draws = np.stack([samples.draws["mu"], samples.draws["slope"]], -1)
     for place in range(2):
         assert worst_z(draws[:, place], law) < LIMIT

@@ -141,7 +141,7 @@ PAIR = (np.array([0.5, 2.0]), np.array([0.0, 1.0]))
 def test_resample_is_none_with_a_reason_where_outcomes_cannot_be_drawn(model, example, reason):
     posterior = from_numpyro(model, example=example, check_rows=False)
     assert posterior.resample_fn is None
-    assert re.search(reason, posterior.why_no_resample)
+    assert re.search(reason, posterior.no_resample_reason)
     data = fedmcmc.FederatedData.from_clients([example])
     with pytest.raises(ValueError, match=f"from_numpyro could not create one, because .*{reason}"):
         fedmcmc.criticism.predictive_check(

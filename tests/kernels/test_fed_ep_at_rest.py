@@ -234,7 +234,7 @@ def test_at_rest_it_is_not_called_wrong(seed):
         KEY, fedmcmc.fed_ep(white.posterior), data, white.position, num_rounds=8, progress=False
     )
     found = samples.diagnosis.moments
-    assert found.khat is not None and np.abs(found.bias).max() < 0.05
+    assert found.k_hat is not None and np.abs(found.bias).max() < 0.05
     np.testing.assert_allclose(found.spread, 1, rtol=0.05)
 
 

@@ -14,7 +14,7 @@ import fedmcmc
 from fedmcmc import rounds
 from fedmcmc.dynamics import Metric
 from fedmcmc.kernels._hamiltonian import _Draws, drift, half_kick
-from fedmcmc.rounds import TOGETHER, prepare_round, run_round
+from fedmcmc.rounds import SINGLE_DEVICE, prepare_round, run_round
 from tests.contracts.model import DATA, POSITIONS, POSTERIOR, logprior, make_data
 from tests.oracles.exact_starts import FEDERATION, exact_draws, run
 from tests.oracles.exact_starts import POSTERIOR as GAUSSIAN
@@ -30,9 +30,9 @@ DENSE = np.array([[0.5, 0.2, 0.0], [0.2, 0.3, -0.1], [0.0, -0.1, 0.4]])
 @jax.jit
 def round_with(kernel, data, state, momentum, length, uniform):
     """Run a round with given randomness at the server."""
-    cohort, draws = prepare_round(kernel, data, TOGETHER, KEY, state.broadcast, jnp.int32(0))
+    cohort, draws = prepare_round(kernel, data, SINGLE_DEVICE, KEY, state.broadcast, jnp.int32(0))
     draws = draws._replace(server=[_Draws(momentum, jnp.int32(length), uniform)])
-    state, info = run_round(kernel, data, TOGETHER, state, cohort, draws)
+    state, info = run_round(kernel, data, SINGLE_DEVICE, state, cohort, draws)
     return state, info.server
 
 
@@ -315,6 +315,6 @@ def test_what_is_predicted_of_it_is_no_bias_and_how_often_a_draw_is_effective():
     kernel = fedmcmc.hmc(FEDERATION.posterior, FEDERATION.start, metric=metric)
     q, _ = FEDERATION.surrogates("exact")
     predicted = fedmcmc.predict_bias(kernel, FEDERATION.data, q)
-    assert predicted.simulated and not predicted.is_off
+    assert predicted.simulated and not predicted.is_biased
     assert np.abs(predicted.bias / predicted.bias_error).max() < LIMIT
     assert 1 < predicted.slowest < 8

@@ -9,7 +9,7 @@ import fedmcmc
 from fedmcmc import Mixture
 from fedmcmc._types import as_functions
 from fedmcmc.kernels._evaluations import POINTS_BUDGET
-from fedmcmc.rounds import TOGETHER, prepare_round, run_round
+from fedmcmc.rounds import SINGLE_DEVICE, prepare_round, run_round
 from tests.contracts.model import DATA, NUM_CLIENTS, POSITIONS, POSTERIOR, surrogates
 from tests.oracles.exact_starts import FEDERATION, exact_draws, run
 from tests.oracles.exact_starts import POSTERIOR as GAUSSIAN
@@ -58,8 +58,10 @@ def test_many_tries_of_many_chains_are_judged_some_at_a_time():
         return kernel.init(key, VECTOR, data)
 
     def a_round(kernel, data, key, state):
-        cohort, draws = prepare_round(kernel, data, TOGETHER, key, state.broadcast, jnp.int32(0))
-        return run_round(kernel, data, TOGETHER, state, cohort, draws)[0]
+        cohort, draws = prepare_round(
+            kernel, data, SINGLE_DEVICE, key, state.broadcast, jnp.int32(0)
+        )
+        return run_round(kernel, data, SINGLE_DEVICE, state, cohort, draws)[0]
 
     states = jax.eval_shape(jax.vmap(start), keys)
     chains = jax.jit(jax.vmap(a_round, in_axes=(None, None, 0, 0)))
@@ -70,10 +72,10 @@ def test_many_tries_of_many_chains_are_judged_some_at_a_time():
 @jax.jit
 def propose(kernel, state, key):
     """Return the state after a round in which nothing is accepted, and the draws of that round."""
-    cohort, draws = prepare_round(kernel, DATA, TOGETHER, key, state.broadcast, jnp.int32(0))
+    cohort, draws = prepare_round(kernel, DATA, SINGLE_DEVICE, key, state.broadcast, jnp.int32(0))
     at_server = draws.server[0]._replace(uniforms=jnp.ones(2))
     draws = draws._replace(server=[at_server])
-    return run_round(kernel, DATA, TOGETHER, state, cohort, draws)
+    return run_round(kernel, DATA, SINGLE_DEVICE, state, cohort, draws)
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.6])

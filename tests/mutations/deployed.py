@@ -162,7 +162,7 @@ MUTATIONS = {
     "under masks a server may ask without one site": (
         MASKS,
         "if each.hidden_in_sums)",
-        'if each.hidden_in_sums or name == "AllBut")',
+        'if each.hidden_in_sums or name == "LeaveOneOutQuestion")',
         SUMS_ALONE,
     ),
     "under masks a server may ask anything": (
@@ -191,8 +191,8 @@ MUTATIONS = {
     ),
     "a density of zero is sent as the highest number": (
         "kernels/_adjusted.py",
-        "value=Exact(jnp.where(impossible, -trees.cast(limit, value), value)),",
-        "value=Exact(jnp.where(impossible, trees.cast(limit, value), value)),",
+        "value=Uncompressed(jnp.where(impossible, -trees.cast(limit, value), value)),",
+        "value=Uncompressed(jnp.where(impossible, trees.cast(limit, value), value)),",
         WALL,
     ),
     "a place without numbers in the range is one of a mode": (

@@ -284,7 +284,7 @@ MUTATIONS = {
     ),
     "a silent client that remembers what it did not send": (
         "rounds/_messages.py",
-        "return a if isinstance(a, Cached) else",
+        "return a if isinstance(a, RecomputableState) else",
         "return a if True else",
         MEMORY,
     ),

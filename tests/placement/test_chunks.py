@@ -38,7 +38,7 @@ def test_a_cpu_walks_many_large_clients_one_by_one(monkeypatch):
 
     def chosen(kernel, clients_at_a_time=None, *, on_many=False):
         given = fedmcmc.rounds.Arrangement(clients_at_a_time)
-        arrangement = starts.chosen(kernel, DATA, given, keys, places, on_many=on_many)
+        arrangement = starts.choose_arrangement(kernel, DATA, given, keys, places, on_many=on_many)
         return arrangement.clients_at_a_time
 
     assert chosen(apart) is None

@@ -154,7 +154,7 @@ from fedmcmc import distributed, launch
 
 distributed.initialize()
 index = jax.process_index()
-assert distributed.agreed(5.0 + index) == 5
+assert distributed.broadcast_from_first(5.0 + index) == 5
 kernel = fedmcmc.lsd(
     fedmcmc.Posterior(lambda t: -t.sum() ** 2, lambda t, x: -((x - t) ** 2).sum(-1)), step_size=0.01
 )
@@ -181,10 +181,10 @@ import jax
 from fedmcmc import distributed, launch
 
 distributed.initialize()
-distributed.agreed(0.0)
+distributed.broadcast_from_first(0.0)
 if jax.process_index() == 1:
     raise FileNotFoundError("no such rows")
-distributed.agreed(0.0)
+distributed.broadcast_from_first(0.0)
 """
 
 
@@ -237,14 +237,14 @@ def test_the_first_process_alone_claims_files(monkeypatch, tmp_path):
 def test_calls_have_one_number_alone_and_in_several_processes(monkeypatch, tmp_path):
     with fedmcmc.resumable(tmp_path):
         with monkeypatch.context() as patch:
-            patch.setattr(sys.modules["fedmcmc.runs._sample"], "several", lambda: True)
+            patch.setattr(sys.modules["fedmcmc.runs._sample"], "has_other_processes", lambda: True)
             run_small()  # no mesh, no checkpoint
         run_small(mesh=distributed.mesh())
     assert [path.name for path in tmp_path.iterdir()] == ["0002"]
 
 
 def test_a_run_of_several_processes_within_an_except_block_saves_its_end(monkeypatch, tmp_path):
-    monkeypatch.setattr("fedmcmc.runs._executors.several", lambda: True)
+    monkeypatch.setattr("fedmcmc.runs._executors.has_other_processes", lambda: True)
     checkpoint = fedmcmc.Checkpoint(tmp_path)
     try:
         raise RuntimeError("the caller's own")
@@ -256,12 +256,12 @@ def test_a_run_of_several_processes_within_an_except_block_saves_its_end(monkeyp
 def test_processes_meet_after_the_checkpoint_of_a_run_that_turned_non_finite(monkeypatch, tmp_path):
     checkpoint, met = fedmcmc.Checkpoint(tmp_path), []
 
-    def agreed(number):
+    def broadcast_from_first(number):
         met.append(checkpoint.exists)
         return number
 
-    monkeypatch.setattr("fedmcmc.runs._executors.several", lambda: True)
-    monkeypatch.setattr("fedmcmc.runs._run.agreed", agreed)
+    monkeypatch.setattr("fedmcmc.runs._executors.has_other_processes", lambda: True)
+    monkeypatch.setattr("fedmcmc.runs._run.broadcast_from_first", broadcast_from_first)
     posterior = fedmcmc.Posterior(lambda t: -(t**2), lambda t, x: -((x - t) ** 2))
     data = fedmcmc.FederatedData.from_clients([np.ones(3), np.zeros(2)])
     with pytest.raises(fedmcmc.NonFiniteError):

@@ -336,7 +336,7 @@ def traced_segment(loglikelihood, collect=None):
     keys = jax.random.split(jax.random.key(0), 2)
     state = jax.vmap(lambda key: kernel.init(key, jnp.zeros((2, 3)), data))(keys)
     plan = _segments.Plan(*map(jnp.int32, (0, 4, 0, 1, 0)))
-    program = fedmcmc.rounds.Program(kernel, data, fedmcmc.rounds.TOGETHER, collect)
+    program = fedmcmc.rounds.Program(kernel, data, fedmcmc.rounds.SINGLE_DEVICE, collect)
     canonical = program.needs_canonical(keys, state)
     options = dict(block=2, capacity=4, canonical=canonical)
     traced = _segments.run_segment.trace(program, keys, state, plan, {}, {}, **options)

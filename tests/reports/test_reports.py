@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 
 import fedmcmc
-from fedmcmc.reports import Page, RunFacts, off_even, run_page, summarized
+from fedmcmc.reports import Page, RunFacts, off_even, run_page, summarize
 
 WITHOUT_END = {"meta", "br"}
 
@@ -320,14 +320,14 @@ def test_shares_of_sites_and_their_names():
         "a": {"k": np.ones((1, 3))},
         "a-": np.ones((1, 3)),
     }
-    rows = summarized(draws)
+    rows = summarize(draws)
     assert {name: row["mean"] for name, row in rows.items()} == {
         "a.k": 1.0,
         "a-": 1.0,
         "z[0]": 2.0,
         "z[1]": 3.0,
     }
-    assert len(summarized({"w": np.zeros((1, 3, 500))})) == 200
+    assert len(summarize({"w": np.zeros((1, 3, 500))})) == 200
 
 
 def test_text_is_escaped():

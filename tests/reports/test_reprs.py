@@ -10,7 +10,7 @@ import pytest
 from numpyro import distributions as dist
 
 import fedmcmc
-from fedmcmc._types import Described, described
+from fedmcmc._types import Described, describe
 from tests.contracts.model import POSITIONS, Given
 from tests.contracts.tables import COMPRESSORS, KERNELS
 
@@ -92,7 +92,7 @@ def test_compressors(name):
 
 def test_described_shows_no_array():
     key = jax.random.key(0)
-    printed = described(
+    printed = describe(
         {"a": np.zeros((2, 3)), "b": (jnp.ones(()), 3, "x", None), "k": key, "f": np.sum}
     )
     assert printed == "{a: float64[2, 3], b: (1, 3, 'x', None), k: a key, f: sum}"

@@ -26,7 +26,7 @@ OTHER = """
 import sys
 import fedmcmc
 from fedmcmc.storage import owned
-with owned(fedmcmc.Checkpoint(sys.argv[1])):
+with lock_checkpoint(fedmcmc.Checkpoint(sys.argv[1])):
     print("owned", flush=True)
     sys.stdin.read()
 """
@@ -111,7 +111,7 @@ def test_without_locks_processes_of_this_machine_are_asked(tmp_path, monkeypatch
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         with monkeypatch.context() as patch:
             patch.setattr(os, "getpid", lambda: process.pid)
-            with _owner.owned(fedmcmc.Checkpoint(tmp_path)):
+            with _owner.lock_checkpoint(fedmcmc.Checkpoint(tmp_path)):
                 left = (tmp_path / _owner.OWNER).read_bytes()
         (tmp_path / _owner.OWNER).write_bytes(left)
         monkeypatch.setattr(fcntl, "lockf", lockf)
@@ -125,12 +125,12 @@ def test_without_locks_processes_of_this_machine_are_asked(tmp_path, monkeypatch
 def test_a_refusal_is_that_of_all_processes_of_a_run(tmp_path, monkeypatch):
     """The first one takes the lock, and says so to the others."""
     monkeypatch.setattr(_owner, "is_first", lambda: False)
-    with _owner.owned(fedmcmc.Checkpoint(tmp_path / "a")):
+    with _owner.lock_checkpoint(fedmcmc.Checkpoint(tmp_path / "a")):
         assert not (tmp_path / "a").exists()
-    monkeypatch.setattr(_owner, "agreed", lambda number: 1.0)
+    monkeypatch.setattr(_owner, "broadcast_from_first", lambda number: 1.0)
     with (
         pytest.raises(fedmcmc.CheckpointError, match="is in use"),
-        _owner.owned(fedmcmc.Checkpoint(tmp_path / "b")),
+        _owner.lock_checkpoint(fedmcmc.Checkpoint(tmp_path / "b")),
     ):
         pass
 

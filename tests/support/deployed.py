@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedmcmc import Cached, FederatedState, Placement, random, rounds, simulate, wire
+from fedmcmc import FederatedState, Placement, RecomputableState, random, rounds, simulate, wire
 from fedmcmc._types import Broadcast, Client
 from fedmcmc.pytrees import trees
 from tests.contracts.model import DATA, KEY, POSITIONS, Given
@@ -122,7 +122,7 @@ class Server:
 
     def _set_up(self, number, broadcast):
         phase = self.kernel.setup[number]
-        received = rounds.nothing_received(self.kernel, phase, broadcast)
+        received = rounds.initialize_received(self.kernel, phase, broadcast)
         downlink, like = wire.encode(broadcast), trees.shapes_of(broadcast)
         code_like = rounds.code_like(self.kernel, phase, broadcast)
         for index, site in enumerate(self.sites):
@@ -143,7 +143,7 @@ class Server:
         for number in range(len(kernel.phases)):
             last = number == len(kernel.phases) - 1
             waits = bool(late.size) and last
-            received = rounds.nothing_received(
+            received = rounds.initialize_received(
                 kernel, number, broadcast, self.memories[number], waits=waits
             )
             downlink, like = wire.encode(broadcast), trees.shapes_of(broadcast)
@@ -199,7 +199,7 @@ def hold_against_the_simulation(kernel, data, key, position, compare, num_rounds
 
 def without_caches(tree):
     """Drop what follows from broadcasts: a simulation computes it for silent clients too."""
-    is_cached = lambda leaf: isinstance(leaf, Cached)  # noqa: E731
+    is_cached = lambda leaf: isinstance(leaf, RecomputableState)  # noqa: E731
     return jax.tree.map(lambda leaf: () if is_cached(leaf) else leaf, tree, is_leaf=is_cached)
 
 

@@ -80,7 +80,7 @@ class Half(type(fedmcmc.full())):
 
 
 def half(posterior, settings):
-    return replace(fedmcmc.lsd(posterior, step_size=0.01), participation=Half(drops=True))
+    return replace(fedmcmc.lsd(posterior, step_size=0.01), participation=Half(may_drop=True))
 
 
 def study_of(row="lsd", **changes):

@@ -13,7 +13,7 @@ import fedmcmc
 from fedmcmc import inference
 from fedmcmc.pytrees import trees
 from fedmcmc.random import cohort_key, realize_normals, server_key
-from fedmcmc.rounds import TOGETHER, prepare_round
+from fedmcmc.rounds import SINGLE_DEVICE, prepare_round
 from tests.contracts.model import DATA, KEY, POSITIONS, Given
 from tests.contracts.tables import BARE
 from tests.oracles import laws, laws_faults, laws_qlsd
@@ -395,7 +395,7 @@ def test_faults_change_no_other_draw(name):
     broadcast = kernel.init(KEY, NESTED, data).broadcast
     kinds = (dict(), dict(**faults_of(name, kernel), rescale=False))
     bare, *faulty = (
-        jax.jit(prepare_round)(k, data, TOGETHER, KEY, broadcast, jnp.int32(1))
+        jax.jit(prepare_round)(k, data, SINGLE_DEVICE, KEY, broadcast, jnp.int32(1))
         for k in (kernel, *(fedmcmc.faults(kernel, **kind) for kind in kinds))
     )
     for cohort, draws in faulty:
@@ -444,9 +444,9 @@ def test_a_round_that_nobody_is_heard_of_in_keeps_all_clients(name):
     assert (info.num_active == 0).all() and (info.bits_up == 0).all()
     assert trees.all_finite(state)
     client_states = jax.tree.map(
-        lambda leaf: () if isinstance(leaf, fedmcmc.Cached) else leaf,
+        lambda leaf: () if isinstance(leaf, fedmcmc.RecomputableState) else leaf,
         (before.clients, state.clients),
-        is_leaf=lambda leaf: isinstance(leaf, fedmcmc.Cached),
+        is_leaf=lambda leaf: isinstance(leaf, fedmcmc.RecomputableState),
     )
     chex.assert_trees_all_equal(*client_states)
     if name in ("fsgld", "relay", "fed_avg", "fed_pa", "fa_ld", "averaging", "natural"):

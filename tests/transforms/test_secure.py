@@ -130,7 +130,7 @@ def test_words_of_the_host_sum_to_what_a_server_receives():
     kernel = fedmcmc.secure_sum(fedmcmc.fed_ep(GAUSSIAN, inference=inference.exact_gaussian()))
     data = few_rows()
     state = kernel.init(KEY, VECTOR, data)
-    received = rounds.nothing_received(kernel, 0, state.broadcast)
+    received = rounds.initialize_received(kernel, 0, state.broadcast)
     total = 0
     for index in range(data.num_clients):
         client_state = jax.tree.map(lambda leaf, i=index: leaf[i], state.clients)

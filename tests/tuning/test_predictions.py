@@ -114,7 +114,7 @@ def test_a_run_warns_of_a_prediction_that_is_off():
     settings = dict(num_rounds=1, progress=False, surrogates=EXACT)
     told = fedmcmc.predict_bias(kernel, FEDERATION.data, EXACT)
     bias = np.abs(told.bias).max()
-    assert told.is_off and bias > 0.1
+    assert told.is_biased and bias > 0.1
     with pytest.warns(fedmcmc.SamplingWarning, match=f"off by up to {bias:.3g} posterior sd") as w:
         fedmcmc.sample(jax.random.key(0), kernel, FEDERATION.data, jnp.zeros(3), **settings)
     assert w[0].filename == __file__

@@ -200,7 +200,7 @@ def test_a_step_size_of_the_round_that_is_asked_for():
 def test_chains_that_run_away_are_told():
     kernel = fedmcmc.qlsd(FEDERATION.posterior, step_size=1.0, compressor=fedmcmc.quantize(2))
     told = fedmcmc.predict_bias(kernel, FEDERATION.data, exact(FEDERATION))
-    assert told.spectral_radius == np.inf and told.is_off and np.isnan(told.mean).all()
+    assert told.spectral_radius == np.inf and told.is_biased and np.isnan(told.mean).all()
     assert "the kernel diverges (its simulated chains run away)" in str(told)
 
 
@@ -210,7 +210,7 @@ def test_a_chain_without_noise_stands_still_and_is_off(compressed):
     if compressed:
         kernel = fedmcmc.compress(kernel, fedmcmc.identity())
     told = fedmcmc.predict_bias(kernel, FEDERATION.data, exact(FEDERATION))
-    assert told.is_off and not told.spread.max() > 1e-3
+    assert told.is_biased and not told.spread.max() > 1e-3
     np.testing.assert_allclose(told.mean, told.target_mean, atol=1e-4)
 
 
@@ -218,7 +218,7 @@ def test_a_chain_without_noise_stands_still_and_is_off(compressed):
 def test_chains_that_are_too_slow_to_be_simulated_say_so():
     kernel = fedmcmc.qlsd(FEDERATION.posterior, step_size=1e-6, compressor=fedmcmc.quantize(2))
     told = fedmcmc.predict_bias(kernel, FEDERATION.data, exact(FEDERATION))
-    assert np.isinf(told.mean_error).all() and not told.is_off
+    assert np.isinf(told.mean_error).all() and not told.is_biased
     assert "chains that forget this slowly are not predicted" in str(told)
 
 
@@ -227,13 +227,13 @@ def test_errors_that_may_be_chance_are_no_errors():
         FEDERATION.posterior, step_size=0.05, num_integration_steps=5, num_local_steps=5
     )
     told = fedmcmc.predict_bias(kernel, FEDERATION.data, exact(FEDERATION))
-    assert told.is_off
+    assert told.is_biased
     sd = np.sqrt(np.diag(told.target_covariance))
     told = told._replace(covariance=told.target_covariance)
     unsure = np.abs(told.bias).max() - 0.1  # exactly so far above what counts
     assert unsure > 0
-    assert told._replace(mean_error=0.49 * unsure * sd).is_off
-    assert not told._replace(mean_error=0.51 * unsure * sd).is_off
+    assert told._replace(mean_error=0.49 * unsure * sd).is_biased
+    assert not told._replace(mean_error=0.51 * unsure * sd).is_biased
 
 
 @pytest.mark.parametrize(

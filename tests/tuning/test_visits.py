@@ -10,7 +10,7 @@ import pytest
 
 import fedmcmc
 from fedmcmc.runs import as_consortium
-from fedmcmc.tuning._visits import MOST_GROWTH, RADII, worst_visit
+from fedmcmc.tuning._visits import MAX_GROWTH, RADII, worst_visit
 from tests.oracles.federations import Federation
 
 FEDERATION = Federation()
@@ -125,7 +125,7 @@ def best(white):
 def test_tune_takes_no_step_whose_visits_throw_a_chain_away(best):
     grown = {e["step_size"]: e["growth"] for e in best.table if e["growth"]}
     step = best.settings["step_size"]
-    assert grown[step] <= MOST_GROWTH < grown[max(grown)] and step < BY_LAW / 2
+    assert grown[step] <= MAX_GROWTH < grown[max(grown)] and step < BY_LAW / 2
     assert "Longer steps that the law accepts are unsafe" in str(best) and "client 0" in best.note
 
 
@@ -152,7 +152,7 @@ def test_the_step_that_tune_takes_samples_and_that_of_the_law_does_not(best, whi
 
 
 def test_tune_says_so_where_all_steps_are_unsafe(white, monkeypatch):
-    monkeypatch.setattr("fedmcmc.tuning._visits.MOST_GROWTH", 0.1)
+    monkeypatch.setattr("fedmcmc.tuning._visits.MAX_GROWTH", 0.1)
     with pytest.raises(
         ValueError, match=r"law accepts are unsafe.*client 0.*all clients take part"
     ):

@@ -364,7 +364,7 @@ def test_any_other_tree_of_numbers_comes_back():
     for tree in (
         gaussian,
         broadcast,
-        (fedmcmc.Exact(jnp.float32(0.25)), jnp.ones(2, jnp.bfloat16)),
+        (fedmcmc.Uncompressed(jnp.float32(0.25)), jnp.ones(2, jnp.bfloat16)),
         np.array([True, False]),
     ):
         num_bytes = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(tree))
@@ -375,7 +375,7 @@ def test_any_other_tree_of_numbers_comes_back():
 
 def test_exact_parts_follow_a_code():
     quantised = Quantized(ONE, np.array([0, 3, 0, -1], np.int32))
-    code = compression.WithExact(quantised, (fedmcmc.Exact(np.float32(0.1)),))
+    code = compression.WithExact(quantised, (fedmcmc.Uncompressed(np.float32(0.1)),))
     data = comes_back(code, 8 * (len(wire.encode(quantised)) + 4))
     assert data[:-4] == wire.encode(quantised)
     with pytest.raises(ValueError, match="ends with 4 bytes of exact parts"):

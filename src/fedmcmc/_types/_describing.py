@@ -21,11 +21,11 @@ class Described:
 
     def __repr__(self) -> str:
         """Return the name of the class and the settings that are not defaults."""
-        return described(self)
+        return describe(self)
 
     def _repr_html_(self) -> str:
         """Return the representation for notebooks, with one row per setting."""
-        shown = {name: described(part) for name, part in _settings(self)}
+        shown = {name: describe(part) for name, part in _settings(self)}
         return html_table(type(self).__name__, shown)
 
 
@@ -36,12 +36,12 @@ def undefined(part: Any, method: str) -> NotImplementedError:
     )
 
 
-def described(value: Any) -> str:
+def describe(value: Any) -> str:
     """Return one line about a setting or object, with arrays of several numbers as shapes.
 
     Examples
     --------
-    >>> described({"step": np.float32(0.5), "weights": np.zeros((3, 2))})
+    >>> describe({"step": np.float32(0.5), "weights": np.zeros((3, 2))})
     '{step: 0.5, weights: float64[3, 2]}'
     """
     if isinstance(value, jax.core.Tracer):
@@ -54,17 +54,17 @@ def described(value: Any) -> str:
         name = getattr(value.func if isinstance(value, Partial) else value, "__name__", "")
         return name if name.isidentifier() else "a function"
     if isinstance(value, Static):
-        return described(value.value)
+        return describe(value.value)
     if isinstance(value, PerClient):
-        return f"{described(value.values)} per client"
+        return f"{describe(value.values)} per client"
     if is_dataclass(value) and not isinstance(value, type) and _prints_fields(value):
         return _describe_fields(value, _settings(value))
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key}: {described(part)}' for key, part in value.items())}}}"
+        return f"{{{', '.join(f'{key}: {describe(part)}' for key, part in value.items())}}}"
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return _describe_named_tuple(value)
     if type(value) in (tuple, list):
-        return f"({', '.join(described(part) for part in value)})"
+        return f"({', '.join(describe(part) for part in value)})"
     return repr(value)
 
 
@@ -107,7 +107,7 @@ def _describe_named_tuple(value: Any) -> str:
 
 
 def _describe_fields(value: Any, parts: list[tuple[str, Any]]) -> str:
-    settings = ", ".join(f"{name}={described(part)}" for name, part in parts)
+    settings = ", ".join(f"{name}={describe(part)}" for name, part in parts)
     return f"{type(value).__name__}({settings})"
 
 

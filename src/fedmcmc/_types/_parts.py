@@ -12,9 +12,9 @@ from fedmcmc._types._values import (
     Broadcast,
     Client,
     Cohort,
-    Counts,
     Federation,
     LogDensity,
+    ParticipationMoments,
 )
 
 
@@ -35,11 +35,11 @@ class Participation(Described):
         If true, all rows are treated as the rows of one client.
     silent
         If true, nothing is sent and no bits are counted, as with pooled rows.
-    drops
+    may_drop
         If true, a cohort may contain clients that are not active.
-    repeats
+    may_repeat
         If true, a cohort may contain a client more than once.
-    guards
+    excludes_broken_messages
         If true, the server excludes messages that are not finite. Their senders are inactive for
         the rest of the round and keep their state from before that phase.
     """
@@ -48,9 +48,9 @@ class Participation(Described):
     weighted: bool = field(default=True, repr=False, metadata={"static": True})
     pooled: bool = field(default=False, repr=False, metadata={"static": True})
     silent: bool = field(default=False, repr=False, metadata={"static": True})
-    drops: bool = field(default=True, repr=False, metadata={"static": True})
-    repeats: bool = field(default=False, repr=False, metadata={"static": True})
-    guards: bool = field(default=False, repr=False, metadata={"static": True})
+    may_drop: bool = field(default=True, repr=False, metadata={"static": True})
+    may_repeat: bool = field(default=False, repr=False, metadata={"static": True})
+    excludes_broken_messages: bool = field(default=False, repr=False, metadata={"static": True})
 
     def prepare(self, rng_key: Array, num_clients: int) -> Cohort:
         """Return the cohort of a round."""
@@ -59,7 +59,7 @@ class Participation(Described):
     def check(self, num_clients: int) -> None:
         """Raise `ValueError` if the rule does not fit the federation."""
 
-    def counts(self, num_clients: int) -> Counts | None:
+    def counts(self, num_clients: int) -> ParticipationMoments | None:
         """Return mean and covariance of the clients' participation counts, ``None`` if unknown."""
         return None
 

@@ -15,7 +15,7 @@ from jax.tree_util import Partial
 REMEDY = "Define the model and its functions at the top level of a module that can be imported."
 
 
-class Absent:
+class MissingFunction:
     """Placeholder for a function that pickle could not store or load; a call raises.
 
     Parameters
@@ -36,7 +36,7 @@ class Absent:
 
     def __repr__(self) -> str:
         """Return the reason."""
-        return f"Absent({self.reason})"
+        return f"MissingFunction({self.reason})"
 
 
 class _Packed(NamedTuple):
@@ -50,7 +50,7 @@ class WithFunctions:
     """Base of frozen dataclasses with fields that are or contain functions.
 
     Pickling never fails on these fields: a function that pickle cannot store or load becomes
-    `Absent`, and the values that it computes from the draws are stored instead.
+    `MissingFunction`, and the values that it computes from the draws are stored instead.
     """
 
     FUNCTIONS: ClassVar[dict[str, str]] = {}
@@ -89,7 +89,7 @@ class WithFunctions:
             new.__dict__[name] = value if is_shared else copy.deepcopy(value, memo)
         return new
 
-    def computed(self, property_name: str, absent: Absent) -> Any:
+    def computed(self, property_name: str, absent: MissingFunction) -> Any:
         """Return the values that `absent` computed before pickling, or raise with the reason."""
         computed = self.__dict__.get(_COMPUTED, {})
         return computed[property_name] if property_name in computed else absent()
@@ -100,7 +100,7 @@ _COMPUTED = "_computed"
 
 def pack(value: Any) -> Any:
     """Return `value` in a form that pickle can store, whatever functions it contains."""
-    if value is None or isinstance(value, Absent):
+    if value is None or isinstance(value, MissingFunction):
         return value
     content, reason = _pickled(value)
     if reason:
@@ -110,7 +110,7 @@ def pack(value: Any) -> Any:
 
 
 def unpack(value: Any) -> Any:
-    """Return a packed value, with `Absent` functions if it cannot be loaded."""
+    """Return a packed value, with `MissingFunction` functions if it cannot be loaded."""
     if not isinstance(value, _Packed):
         return value
     try:
@@ -125,7 +125,7 @@ def is_certain(value: Any) -> bool:
     return not reason and b"__main__" not in content
 
 
-def refuse_unstorable(value: Any, name: str) -> None:
+def check_picklable(value: Any, name: str) -> None:
     """Raise `pickle.PicklingError` if pickle cannot store the function `value`."""
     reason = _pickled(value)[1]
     if reason:
@@ -153,7 +153,7 @@ def _without_functions(value: Any, reason: str) -> Any:
             return leaf
         attributes = getattr(getattr(leaf, "func", leaf), "__dict__", {})
         texts = {n: x for n, x in attributes.items() if isinstance(x, str) and n[:1] != "_"}
-        return Absent(reason, texts)
+        return MissingFunction(reason, texts)
 
     return jax.tree.map(replace, value, is_leaf=_is_function)
 

@@ -10,7 +10,7 @@ from jax.tree_util import Partial, register_static
 
 from fedmcmc._types._compiled import compiled
 from fedmcmc._types._html import html_table
-from fedmcmc._types._pickling import refuse_unstorable
+from fedmcmc._types._pickling import check_picklable
 from fedmcmc._types._register import register_dataclass
 
 ArrayTree = Any
@@ -338,14 +338,14 @@ class Posterior(NamedTuple):
         return default if fn is None else getattr(fn, name)
 
     @property
-    def why_no_resample(self) -> str:
+    def no_resample_reason(self) -> str:
         """Clause with the reason why `from_numpyro` made no `resample_fn`; empty if unknown."""
         return getattr(getattr(self.logprior_fn, "func", self.logprior_fn), "why_no_resample", "")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return constructor and fields, or raise `pickle.PicklingError` that names a function."""
         for name, fn in zip(self._fields, self, strict=True):
-            refuse_unstorable(fn, f"The posterior's {name}")
+            check_picklable(fn, f"The posterior's {name}")
         return Posterior, tuple(self)
 
     def __copy__(self) -> "Posterior":
@@ -454,7 +454,7 @@ class Arrivals(NamedTuple):
     late: ArrayTree
 
 
-class Cached(NamedTuple):
+class RecomputableState(NamedTuple):
     """Part of a client's state that the broadcast and the client's rows determine.
 
     A simulation keeps it for clients that do not take part in a round, to compute it only once. A
@@ -464,7 +464,7 @@ class Cached(NamedTuple):
     value: ArrayTree
 
 
-class Exact(NamedTuple):
+class Uncompressed(NamedTuple):
     """Part of a message that is sent without compression.
 
     It is for numbers by which the server divides: a code is unbiased for a sum, not for a quotient.
@@ -501,7 +501,7 @@ class StepInfo(NamedTuple):
     usable: ArrayTree = ()
 
 
-class Refined(NamedTuple):
+class ApproximationReport(NamedTuple):
     """Round report of a kernel that refines an approximation.
 
     Attributes
@@ -517,7 +517,7 @@ class Refined(NamedTuple):
     shift: Array
 
 
-class Adjusted(NamedTuple):
+class MetropolisReport(NamedTuple):
     """Round report of a kernel that accepts or rejects proposals (Metropolis-Hastings).
 
     Attributes
@@ -537,7 +537,7 @@ class Adjusted(NamedTuple):
     adapting: Array
 
 
-class Counts(NamedTuple):
+class ParticipationMoments(NamedTuple):
     """Participation counts of the clients in a round: mean and covariance, in closed form.
 
     A client's message is multiplied by `weight` times its count. The covariance of the counts is
@@ -587,7 +587,7 @@ def as_functions(tree: ArrayTree) -> ArrayTree:
 
 
 @compiled(static_argnames=("num_axes",))
-def mapped(fn: Any, tree: ArrayTree, *, num_axes: int) -> ArrayTree:
+def vmap_axes(fn: Any, tree: ArrayTree, *, num_axes: int) -> ArrayTree:
     """Return `fn` of each element along the first `num_axes` axes of a tree's leaves.
 
     Pass the result of `as_functions`, so that calls with one function share a compilation.

@@ -17,7 +17,7 @@ from jax.tree_util import register_static
 
 from fedmcmc._types import ArrayTree
 
-MOST_TERMS = 2**16
+MAX_TERMS = 2**16
 """Terms of a sum at most: so many 16-bit limbs add up in 32 bits."""
 WORD_BITS = 64
 """Bits of a number of a secure sum."""
@@ -97,9 +97,9 @@ class Grid:
         An integer is at most ``most / resolution + 1/2`` in size, and the signed reading of a sum
         modulo 2^64 is the sum if that lies in ``[-2^63, 2^63)``.
         """
-        if num_terms > MOST_TERMS:
+        if num_terms > MAX_TERMS:
             raise ValueError(
-                f"A secure sum has room for {MOST_TERMS} messages, got {num_terms} clients."
+                f"A secure sum has room for {MAX_TERMS} messages, got {num_terms} clients."
             )
         largest = math.ceil(self.most * 2.0**self.digits) + 1  # exact, in Python's integers
         if num_terms * largest >= 2**63:

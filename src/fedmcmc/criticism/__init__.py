@@ -16,7 +16,7 @@ function           question                                           exchanges
 ================== ================================================== =================
 """
 
-from fedmcmc.criticism._calibrate import Calibration as Calibration
+from fedmcmc.criticism._calibrate import RankCalibration as RankCalibration
 from fedmcmc.criticism._calibrate import calibrate as calibrate
 from fedmcmc.criticism._compare import Comparison as Comparison
 from fedmcmc.criticism._compare import compare as compare

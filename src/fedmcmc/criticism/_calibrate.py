@@ -29,7 +29,7 @@ from fedmcmc.runs import as_consortium
 
 
 @dataclass(frozen=True)
-class Calibration:
+class RankCalibration:
     """Ranks of true parameters among the draws of fits to simulated outcomes.
 
     Attributes
@@ -102,7 +102,7 @@ def calibrate(
     num_repetitions: int = 200,
     num_draws: int = 99,
     num_bins: int = 10,
-) -> Calibration:
+) -> RankCalibration:
     """Test a fit on outcomes that the model simulates for the clients' covariates.
 
     In each repetition, parameters are drawn from the prior and outcomes from the model, the model
@@ -136,7 +136,7 @@ def calibrate(
 
     Returns
     -------
-    Calibration
+    RankCalibration
         Ranks and p-values.
 
     Raises
@@ -199,7 +199,7 @@ def calibrate(
         flat = np.asarray(jax.vmap(trees.ravel)(chosen.positions))
         ranks.append((flat < np.asarray(trees.ravel(truth))).sum(0))
     names = tuple(trees.element_names(like))
-    return Calibration(np.array(ranks), num_draws + 1, num_bins, names, num_warned)
+    return RankCalibration(np.array(ranks), num_draws + 1, num_bins, names, num_warned)
 
 
 @contextmanager

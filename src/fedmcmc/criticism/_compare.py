@@ -75,7 +75,7 @@ def compare(
     minimum_rows: int = 10,
     efficiency: float | None = None,
     secure_sum: bool = False,
-    mend: bool = False,
+    refine: bool = False,
     rng_key: Array | None = None,
 ) -> Comparison:
     """Compare models by leave-one-out cross-validation, in one exchange of sums.
@@ -89,7 +89,7 @@ def compare(
         Mapping of names to ``(posterior, draws)``, see `loo`. All posteriors use the same rows, and
         their likelihoods are normalized densities of the same outcomes.
     data, unit, num_draws, minimum_rows, efficiency, secure_sum, mend, rng_key
-        See `loo`; `mend` takes one exchange per model and one for all models. All models have the
+        See `loo`; `refine` takes one exchange per model and one for all models. All models have the
         same unit: groups if the data have groups, or one model's latents are integrated out.
 
     Returns
@@ -144,7 +144,7 @@ def compare(
     )
     unit = choose_unit(posteriors, data, unit)
     sums, totals = collect_sums(
-        posteriors, data, chosen, unit, minimum_rows, efficiency, secure_sum, mend, rng_key
+        posteriors, data, chosen, unit, minimum_rows, efficiency, secure_sum, refine, rng_key
     )
     units = UNITS[unit]
     results = [make_loo(sums, i, x, totals, units, minimum_rows) for i, x in enumerate(chosen)]

@@ -16,9 +16,9 @@ from fedmcmc._checks import expect, in_quotes
 from fedmcmc._types import (
     ArrayTree,
     Client,
-    Exact,
     Federation,
     Posterior,
+    Uncompressed,
     register_dataclass,
 )
 from fedmcmc.criticism._draws import MIN_DRAWS, position_shapes, refuse_whitened, weighted_draws
@@ -27,9 +27,9 @@ from fedmcmc.criticism._priors import expanded_prior
 from fedmcmc.criticism._wrapped import LeaveOneOutConsortium
 from fedmcmc.data import labels_of
 from fedmcmc.diagnostics import SamplingWarning
-from fedmcmc.exact import correct, threshold
+from fedmcmc.exact import correct, khat_threshold
 from fedmcmc.gaussian import Gaussian, as_dense
-from fedmcmc.kernels import Question, Separate, check_model, differences
+from fedmcmc.kernels import PerClientQuestion, Question, check_model, differences
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key
 from fedmcmc.runs import as_consortium
@@ -60,34 +60,34 @@ class WithoutClient(Question):
     """
 
     disclosure = replace(
-        Separate.disclosure,
+        PerClientQuestion.disclosure,
         content="the values of the parameters without the rows of this site, and how certain "
         "they are. One answer per site, no sum over the sites",
     )
 
     num_clients: int = field(metadata={"static": True})
 
-    def answer(self, content: WeightedPoints, client: Client) -> Exact:
+    def answer(self, content: WeightedPoints, client: Client) -> Uncompressed:
         value, _, _ = differences(
             self.posterior, content.points, content.center, client, gradients=False
         )
         # If a client has no density at a point, neither has the posterior: the weight is zero.
         ratios = jnp.where(jnp.isfinite(value), content.log_ratios - value, -jnp.inf)
-        log_weights, khat = psis(ratios, tail_length(ratios.shape[0]))
+        log_weights, k_hat = psis(ratios, tail_length(ratios.shape[0]))
         weights = jnp.exp(log_weights)
         flat = jax.vmap(trees.ravel)(content.points)
         flat = (flat - trees.ravel(content.center)) / content.scale
         mean = weights @ flat
         sd = jnp.sqrt(weights @ (flat - mean) ** 2)
-        row = jnp.concatenate([mean, sd, jnp.stack([khat, 1 / jnp.sum(weights**2)])])
+        row = jnp.concatenate([mean, sd, jnp.stack([k_hat, 1 / jnp.sum(weights**2)])])
         row = jnp.where(jnp.isfinite(row), row, jnp.sign(row) * UNBOUNDED)
         table = jnp.zeros((self.num_clients, row.shape[0]), row.dtype)
-        return Exact(table.at[client.index].set(row))
+        return Uncompressed(table.at[client.index].set(row))
 
-    def answer_like(self, content: WeightedPoints) -> Exact:
+    def answer_like(self, content: WeightedPoints) -> Uncompressed:
         size = content.scale.shape[0]
         shape = (self.num_clients, 2 * size + 2)
-        return Exact(jax.ShapeDtypeStruct(shape, jnp.result_type(float)))
+        return Uncompressed(jax.ShapeDtypeStruct(shape, jnp.result_type(float)))
 
     def check_content(self, content: WeightedPoints, federation: Federation) -> None:
         check_model(self.posterior, position_shapes(content.points), federation)
@@ -104,7 +104,7 @@ class LeftOut:
     shift
         ``[num_clients, d]``, mean with the client minus mean without it, in sds of the posterior
         with all clients.
-    khat
+    k_hat
         ``[num_clients]``, tail shape of the weights; minus infinity if the weights are equal.
     ess
         ``[num_clients]``, effective draws.
@@ -125,7 +125,7 @@ class LeftOut:
     mean: np.ndarray
     sd: np.ndarray
     shift: np.ndarray
-    khat: np.ndarray
+    k_hat: np.ndarray
     ess: np.ndarray
     reliable: np.ndarray
     refitted: np.ndarray
@@ -144,14 +144,14 @@ class LeftOut:
         for i in order:
             shift = f"{size[i]:+.2f} in {self.coordinates[largest[i]]}"
             trust = " unreliable" * (not self.reliable[i]) + " refitted" * bool(self.refitted[i])
-            lines.append(f"{self.labels[i]!s:>{width}}  {shift:<29}  {self.khat[i]:>5.2f}{trust}")
+            lines.append(f"{self.labels[i]!s:>{width}}  {shift:<29}  {self.k_hat[i]:>5.2f}{trust}")
         if len(size) > len(order):
             lines.append(f"... and {len(size) - len(order)} more with smaller shifts")
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures, vectors as lists."""
-        names = ("mean", "sd", "shift", "khat", "ess", "reliable", "refitted")
+        names = ("mean", "sd", "shift", "k_hat", "ess", "reliable", "refitted")
         figures = {name: getattr(self, name).tolist() for name in names}
         return {"labels": list(self.labels), **figures}
 
@@ -258,24 +258,24 @@ def leave_out(
     table = np.where(np.abs(table) >= UNBOUNDED / 2, np.sign(table) * np.inf, table)
     size, units = len(mean), np.asarray(scale, np.float64)
     means, sds = middle + table[:, :size] * units, table[:, size : 2 * size] * units
-    khat, ess, good_k = table[:, -2], table[:, -1], threshold(num)
+    k_hat, ess, good_k = table[:, -2], table[:, -1], khat_threshold(num)
     refitted = np.zeros(num_clients, bool)
     totals = np.array([answer.rounds, answer.bits_up, answer.bits_down], float)
-    for i in np.flatnonzero(~(khat < good_k)) if surrogates is not None else ():
+    for i in np.flatnonzero(~(k_hat < good_k)) if surrogates is not None else ():
         key = jax.random.fold_in(jax.random.key(0) if rng_key is None else as_key(rng_key), i)
         remaining = LeaveOneOutConsortium(consortium, int(i))
         cavity = _cavity(surrogates, prior, int(i))
         refit = correct(key, posterior, remaining, cavity, num_draws=num)
         means[i], sds[i] = (_ravel(x) for x in (refit.mean(lambda x: x), refit.sd(lambda x: x)))
-        khat[i], ess[i], refitted[i] = refit.khat, refit.ess, True
+        k_hat[i], ess[i], refitted[i] = refit.k_hat, refit.ess, True
         totals += [refit.totals[name] for name in ("rounds", "bits_up", "bits_down")]
     result = LeftOut(
         mean=means,
         sd=sds,
         shift=(mean - means) / sd,
-        khat=khat,
+        k_hat=k_hat,
         ess=ess,
-        reliable=khat < good_k,
+        reliable=k_hat < good_k,
         refitted=refitted,
         good_k=good_k,
         coordinates=tuple(trees.element_names(like)),
@@ -286,7 +286,7 @@ def leave_out(
     if bad.size:
         warnings.warn(
             f"leave_out: k-hat above {good_k:.2f} for {bad.size} of {num_clients} clients (first "
-            f"client {in_quotes(labels[bad[0]])}: {khat[bad[0]]:.2f}): the draws hardly cover the "
+            f"client {in_quotes(labels[bad[0]])}: {k_hat[bad[0]]:.2f}): the draws hardly cover the "
             "posterior without such a client. Pass surrogates= (for example from "
             "fedmcmc.surrogates.taylor) to sample that posterior by a correction.",
             SamplingWarning,

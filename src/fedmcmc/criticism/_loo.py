@@ -19,7 +19,7 @@ from fedmcmc.criticism._loo_question import LeaveGroupsOut, LeaveOneOut, LooSums
 from fedmcmc.criticism._pareto import tail_length
 from fedmcmc.criticism._units import UNITS, choose_unit, describe_unjudged, warn_if_weighted
 from fedmcmc.diagnostics import SamplingWarning
-from fedmcmc.exact import Target, threshold
+from fedmcmc.exact import CorrectionTarget, khat_threshold
 from fedmcmc.gaussian import Mixture
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key
@@ -113,7 +113,7 @@ def loo(
     minimum_rows: int = 10,
     efficiency: float | None = None,
     secure_sum: bool = False,
-    mend: bool = False,
+    refine: bool = False,
     rng_key: Array | None = None,
 ) -> Loo:
     """Estimate leave-one-out predictive densities, in one exchange of sums.
@@ -149,7 +149,7 @@ def loo(
         pytree.
     secure_sum
         If true, nobody sees the sum of a single client, and `minimum_rows` does not apply.
-    mend
+    refine
         If true, rows with a bad k-hat are computed again, in two more exchanges, from 4,000
         weighted points with wider tails than the draws. The server learns the number of such rows.
     rng_key
@@ -158,7 +158,8 @@ def loo(
     Returns
     -------
     Loo
-        Sums over rows; without `mend` equal to ArviZ's ``loo`` on the pooled rows, up to rounding.
+        Sums over rows; without `refine` equal to ArviZ's ``loo`` on the pooled rows, up to
+        rounding.
 
     Raises
     ------
@@ -198,7 +199,7 @@ def loo(
     chosen = equal_draws(draws, posterior, num_draws, rng_key)
     unit = choose_unit((posterior,), data, unit)
     sums, totals = collect_sums(
-        (posterior,), data, (chosen,), unit, minimum_rows, efficiency, secure_sum, mend, rng_key
+        (posterior,), data, (chosen,), unit, minimum_rows, efficiency, secure_sum, refine, rng_key
     )
     notes = warn_if_weighted({"": posterior}, "loo", stacklevel=3)
     result = make_loo(sums, 0, chosen, totals, UNITS[unit], minimum_rows, notes)
@@ -214,7 +215,7 @@ def collect_sums(
     minimum_rows: int,
     efficiency: float | None,
     secure_sum: bool,
-    mend: bool,
+    refine: bool,
     rng_key: Array | None,
 ) -> tuple[LooSums, dict[str, float]]:
     """Return the sums over all clients, and the cost of the exchanges; see `loo`."""
@@ -227,7 +228,7 @@ def collect_sums(
     tails = tuple(
         tail_length(x.num, x.efficiency if efficiency is None else efficiency) for x in draws
     )
-    khat_limits = jnp.array([threshold(x.num) for x in draws])
+    khat_limits = jnp.array([khat_threshold(x.num) for x in draws])
     minimum = 1 if secure_sum else minimum_rows
     question = LeaveOneOut(models[0], models[1:], minimum, khat_limits, tails)
     if unit != "row":
@@ -238,7 +239,7 @@ def collect_sums(
     answer = consortium.ask(question, tuple(x.positions for x in draws))
     sums: LooSums = answer.value.value
     costs = [(answer.rounds, answer.bits_up, answer.bits_down)]
-    if mend and np.any(np.asarray(sums.bad) > 0) and not sums.not_finite > 0:
+    if refine and np.any(np.asarray(sums.bad) > 0) and not sums.not_finite > 0:
         content = []
         for i, (model, x) in enumerate(zip(models, draws, strict=True)):
             entry, cost = _add_points(jax.random.fold_in(key, i), model, consortium, x.positions)
@@ -280,7 +281,7 @@ def _add_points(
     def position(x: Any) -> ArrayTree:
         return trees.cast_like(trees.unravel(jnp.asarray(x), like), like)
 
-    target = Target(as_functions(posterior), consortium, position(mean))
+    target = CorrectionTarget(as_functions(posterior), consortium, position(mean))
     weighed = target.weigh(rng_key, proposal, NUM_POINTS)
     log_weights = jnp.asarray(weighed.log_ratios - weighed.log_ratios.max(), jnp.result_type(float))
     points = jax.vmap(position)(jnp.asarray(weighed.points, jnp.result_type(float)))
@@ -313,7 +314,7 @@ def make_loo(
         int(sums.bad[model]),
         int(sums.very_bad[model]),
         int(sums.mended[model]),
-        threshold(draws.num),
+        khat_threshold(draws.num),
         draws.num,
         totals,
         unit,

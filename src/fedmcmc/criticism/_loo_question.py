@@ -18,16 +18,16 @@ from fedmcmc._types import (
     Client,
     ClientTerms,
     Disclosure,
-    Exact,
     Federation,
     Posterior,
+    Uncompressed,
     register_dataclass,
 )
 from fedmcmc.criticism._draws import position_shapes
 from fedmcmc.criticism._pareto import psis, smooth_tail, tail_length
 from fedmcmc.criticism._rows import exact_sum, sum_over_rows
-from fedmcmc.data import Grouped, max_groups, own_groups, values_of
-from fedmcmc.exact import threshold
+from fedmcmc.data import Grouped, max_groups, own_groups, row_values
+from fedmcmc.exact import khat_threshold
 from fedmcmc.gradients import row_terms
 from fedmcmc.kernels import Question, check_model
 from fedmcmc.pytrees import trees
@@ -112,10 +112,10 @@ class LeaveOneOut(Question):
         """All models."""
         return (self.posterior, *self.alternatives)
 
-    def answer(self, content: ArrayTree, client: Client) -> Exact:
+    def answer(self, content: ArrayTree, client: Client) -> Uncompressed:
         size, sums = self.client_sums(content, client)
         empty = trees.zeros_like(sums)._replace(not_judged=size.astype(sums.judged.dtype))
-        return Exact(trees.select(size >= self.minimum_rows, sums, empty))
+        return Uncompressed(trees.select(size >= self.minimum_rows, sums, empty))
 
     def client_sums(self, content: ArrayTree, client: Client) -> tuple[Array, LooSums]:
         """Return the number of the client's rows, and the sums over them."""
@@ -136,7 +136,7 @@ class LeaveOneOut(Question):
                 terms_fns, content, self.tails, self.khat_limits, strict=True
             )
         ]
-        elpd, p_loo, khat, mended, finite = (jnp.stack(x) for x in zip(*per_model, strict=True))
+        elpd, p_loo, k_hat, mended, finite = (jnp.stack(x) for x in zip(*per_model, strict=True))
         judged = mask & finite.all(0)
         differences = elpd[:, None] - elpd[None]
 
@@ -148,18 +148,18 @@ class LeaveOneOut(Question):
             exact_sum(elpd**2, judged),
             exact_sum(p_loo, judged),
             exact_sum(differences**2, judged),
-            count(judged & ~mended & (khat > self.khat_limits[:, None])),
-            count(judged & ~mended & (khat > 1)),
+            count(judged & ~mended & (k_hat > self.khat_limits[:, None])),
+            count(judged & ~mended & (k_hat > 1)),
             count(judged & mended),
             count(judged),
             jnp.zeros((), elpd.dtype),
             count(~finite.all(0)),
         )
 
-    def answer_like(self, content: ArrayTree) -> Exact:
+    def answer_like(self, content: ArrayTree) -> Uncompressed:
         num, dtype = len(self.tails), jnp.result_type(float)
         shapes = [(num, 3)] * 3 + [(num, num, 3)] + [(num,)] * 3 + [()] * 3
-        return Exact(LooSums(*(jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)))
+        return Uncompressed(LooSums(*(jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)))
 
     def check_content(self, content: ArrayTree, federation: Federation) -> None:
         for model, entry in zip(self.models, content, strict=True):
@@ -213,7 +213,7 @@ def _group_terms(model: Posterior, positions: ArrayTree, client: Client) -> Arra
         ).T
     grouped = isinstance(client.rows, Grouped)
     # Gather group indices like another column of the rows.
-    rows = (values_of(client.rows), client.rows.group if grouped else ())
+    rows = (row_values(client.rows), client.rows.group if grouped else ())
 
     def block_sums(rows: ArrayTree, mask: Array, number: Array) -> Array:
         values, group = rows
@@ -239,15 +239,15 @@ def _num_positions(entry: ArrayTree) -> int:
 def _leave_out(
     terms_fn: Terms, entry: ArrayTree, num_tail: int, khat_limit: Array
 ) -> tuple[Array, Array, Array, Array, Array]:
-    """Return ``elpd, p_loo, khat, mended, finite`` of each term, ``[num]``."""
+    """Return ``elpd, p_loo, k_hat, mended, finite`` of each term, ``[num]``."""
     if not isinstance(entry, WidenedDraws):
-        elpd, p_loo, khat, finite = _leave_out_by_draws(terms_fn(entry), num_tail)
-        return elpd, p_loo, khat, jnp.zeros_like(finite), finite
-    elpd, p_loo, khat, finite = _leave_out_by_draws(terms_fn(entry.draws), num_tail)
+        elpd, p_loo, k_hat, finite = _leave_out_by_draws(terms_fn(entry), num_tail)
+        return elpd, p_loo, k_hat, jnp.zeros_like(finite), finite
+    elpd, p_loo, k_hat, finite = _leave_out_by_draws(terms_fn(entry.draws), num_tail)
     wide, wide_khat = _leave_out_by_points(terms_fn(entry.points), entry.log_weights)
-    mended = (khat > khat_limit) & (wide_khat <= threshold(len(entry.log_weights)))
+    mended = (k_hat > khat_limit) & (wide_khat <= khat_threshold(len(entry.log_weights)))
     elpd, p_loo = jnp.where(mended, wide, elpd), jnp.where(mended, p_loo + elpd - wide, p_loo)
-    return elpd, p_loo, khat, mended, finite
+    return elpd, p_loo, k_hat, mended, finite
 
 
 def _leave_out_by_points(terms: Array, log_weights: Array) -> tuple[Array, Array]:
@@ -257,21 +257,21 @@ def _leave_out_by_points(terms: Array, log_weights: Array) -> tuple[Array, Array
     def leave_out_row(log_density: Array) -> tuple[Array, Array]:
         finite = jnp.isfinite(log_density)
         ratios = jnp.where(finite, log_weights - log_density, -jnp.inf)
-        smoothed, khat = psis(ratios, num_tail)
+        smoothed, k_hat = psis(ratios, num_tail)
         density = logsumexp(jnp.where(finite, smoothed + log_density, -jnp.inf))
         # If only this row excludes a point, the posterior without the row is unknown there.
-        return density, jnp.where(finite.all(), khat, jnp.inf)
+        return density, jnp.where(finite.all(), k_hat, jnp.inf)
 
     return jax.vmap(leave_out_row)(terms)
 
 
 def _leave_out_by_draws(terms: Array, num_tail: int) -> tuple[Array, Array, Array, Array]:
-    """Return ``elpd, p_loo, khat, finite`` of each term from terms ``[num, num_draws]``."""
+    """Return ``elpd, p_loo, k_hat, finite`` of each term from terms ``[num, num_draws]``."""
 
     def leave_out_row(log_density: Array) -> tuple[Array, Array, Array]:
         num = log_density.shape[0]
         largest, _ = jax.lax.top_k(-log_density, num_tail + 1)
-        tail, khat = smooth_tail(largest)
+        tail, k_hat = smooth_tail(largest)
         before = largest[:-1] - largest[0]
         # Below the tail, weight times density is one, up to a factor common to all weights.
         weights = jnp.sum(jnp.exp(-log_density - largest[0])) + jnp.sum(
@@ -279,7 +279,7 @@ def _leave_out_by_draws(terms: Array, num_tail: int) -> tuple[Array, Array, Arra
         )
         products = num - num_tail + jnp.sum(jnp.exp(tail - before))
         elpd = jnp.log(products) - jnp.log(weights) - largest[0]
-        return elpd, logsumexp(log_density) - np.log(num) - elpd, khat
+        return elpd, logsumexp(log_density) - np.log(num) - elpd, k_hat
 
     finite = jnp.isfinite(terms).all(1)
     return *jax.vmap(leave_out_row)(jnp.where(finite[:, None], terms, 0)), finite

@@ -40,7 +40,7 @@ def psis(log_ratios: Array, num_tail: int) -> tuple[Array, Array]:
     -------
     log_weights
         ``[num]``, normalized, in the order of the ratios.
-    khat
+    k_hat
         ``[]``, shape of the tail: minus infinity if its ratios are equal, infinity if no
         distribution fits.
 
@@ -49,9 +49,9 @@ def psis(log_ratios: Array, num_tail: int) -> tuple[Array, Array]:
     Vehtari, Simpson, Gelman, Yao and Gabry (2024), Algorithm 1; Zhang and Stephens (2009).
     """
     largest, indices = jax.lax.top_k(log_ratios, num_tail + 1)
-    tail, khat = smooth_tail(largest)
+    tail, k_hat = smooth_tail(largest)
     smoothed = (log_ratios - largest[0]).at[indices[:-1]].set(tail)
-    return smoothed - logsumexp(smoothed), khat
+    return smoothed - logsumexp(smoothed), k_hat
 
 
 @partial(jax.jit, inline=True)
@@ -68,17 +68,17 @@ def smooth_tail(largest: Array) -> tuple[Array, Array]:
     epsilon = jnp.finfo(ratios.dtype).eps
     # False if the floating-point type cannot resolve the tail, whose shape is then far above one.
     resolved = excess[_quartile(num_tail)] > epsilon * excess[-1]
-    khat = (num_tail * shape + PRIOR_DRAWS * PRIOR_SHAPE) / (num_tail + PRIOR_DRAWS)
+    k_hat = (num_tail * shape + PRIOR_DRAWS * PRIOR_SHAPE) / (num_tail + PRIOR_DRAWS)
     probabilities = (jnp.arange(num_tail, dtype=ratios.dtype) + 0.5) / num_tail
     # At shape zero, the exponential distribution, the quotient would be NaN.
-    k = jnp.where(jnp.abs(khat) > epsilon, khat, epsilon)
+    k = jnp.where(jnp.abs(k_hat) > epsilon, k_hat, epsilon)
     quantiles = scale * jnp.expm1(-k * jnp.log1p(-probabilities)) / k
     fitted = jnp.minimum(jnp.logaddexp(cut, jnp.log(quantiles)), 0)
     fitted = jnp.where(jnp.isneginf(tail), tail, fitted)
-    fits = jnp.isfinite(khat) & (scale > 0) & resolved
+    fits = jnp.isfinite(k_hat) & (scale > 0) & resolved
     equal = -tail[0] < jnp.maximum(EQUAL, ROUNDING * epsilon * (1 + jnp.abs(largest[0])))
-    khat = jnp.where(equal, -jnp.inf, jnp.where(fits, khat, jnp.inf))
-    return jnp.where(fits & ~equal, fitted, tail)[::-1], khat
+    k_hat = jnp.where(equal, -jnp.inf, jnp.where(fits, k_hat, jnp.inf))
+    return jnp.where(fits & ~equal, fitted, tail)[::-1], k_hat
 
 
 def _fit(excess: Array) -> tuple[Array, Array]:

@@ -16,9 +16,9 @@ from fedmcmc._types import (
     ArrayTree,
     Client,
     Disclosure,
-    Exact,
     Federation,
     Posterior,
+    Uncompressed,
     register_dataclass,
 )
 from fedmcmc.criticism._draws import equal_draws, position_shapes
@@ -87,7 +87,7 @@ class Replication(Question):
     sizes: tuple[int, ...] = field(metadata={"static": True})  # number of values per statistic
     are_histograms: tuple[bool, ...] = field(metadata={"static": True})
 
-    def answer(self, content: Replicates, client: Client) -> Exact:
+    def answer(self, content: Replicates, client: Client) -> Uncompressed:
         words = jax.random.wrap_key_data(content.words, impl="threefry2x32")
         client_key = jax.random.fold_in(words, client.index)
         num = jax.tree.leaves(content.positions)[0].shape[0]
@@ -114,13 +114,13 @@ class Replication(Question):
         size = client.size.astype(dtype)
         sums = Replicated(observed, gaps, is_merged, size, jnp.zeros((), dtype))
         empty = trees.zeros_like(sums)._replace(not_judged=size)
-        return Exact(trees.select(client.size >= self.minimum_rows, sums, empty))
+        return Uncompressed(trees.select(client.size >= self.minimum_rows, sums, empty))
 
-    def answer_like(self, content: Replicates) -> Exact:
+    def answer_like(self, content: Replicates) -> Uncompressed:
         num, size = jax.tree.leaves(content.positions)[0].shape[0], sum(self.sizes)
         shapes = [(size,), (num, size), (size,), (), ()]
         dtype = jnp.result_type(float)
-        return Exact(Replicated(*(jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)))
+        return Uncompressed(Replicated(*(jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)))
 
     def check_content(self, content: Replicates, federation: Federation) -> None:
         check_model(self.posterior, position_shapes(content.positions), federation)

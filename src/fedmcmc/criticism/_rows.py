@@ -9,7 +9,7 @@ from jax import Array
 from fedmcmc._types import ArrayTree, Client, Federation, Posterior
 from fedmcmc.data import gather
 from fedmcmc.gradients import row_size
-from fedmcmc.kernels import compensated_sum, in_parts
+from fedmcmc.kernels import compensated_sum, split_sum
 from fedmcmc.pytrees import trees
 
 BUDGET = 2**19
@@ -46,14 +46,14 @@ def exact_sum(terms: Array, mask: Array) -> Array:
     Parts can be added without rounding error; the final sum of the three needs float64.
     """
     flat = jnp.where(mask, terms, 0).reshape(-1, terms.shape[-1])
-    sums = jax.vmap(lambda x: in_parts(*compensated_sum(x)))(flat)
+    sums = jax.vmap(lambda x: split_sum(*compensated_sum(x)))(flat)
     return sums.reshape(*terms.shape[:-1], 3)
 
 
 def check_resample(posterior: Posterior, position: ArrayTree, federation: Federation) -> None:
     """Raise `ValueError` if the model cannot draw outcomes for the federation's rows."""
     if posterior.resample_fn is None:
-        reason = posterior.why_no_resample
+        reason = posterior.no_resample_reason
         raise ValueError(
             "Replicated outcomes are drawn from the model: the posterior needs a resample_fn, "
             "(rng_key, position, batch) -> batch."

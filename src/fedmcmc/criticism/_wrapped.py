@@ -57,7 +57,7 @@ class WrappedQuestion(Question):
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
-class AllBut(WrappedQuestion):
+class LeaveOneOutQuestion(WrappedQuestion):
     """Question to which the client `index` answers zeros."""
 
     index: Any
@@ -166,7 +166,9 @@ class LeaveOneOutConsortium:
         """Return the sum of the answers of all clients except for `index`, which answers zeros."""
         if isinstance(content, Dithered):
             raise ValueError("Questions to all clients but one do not support dither.")
-        return self._consortium.ask(AllBut(question.posterior, question, self._index), content)
+        return self._consortium.ask(
+            LeaveOneOutQuestion(question.posterior, question, self._index), content
+        )
 
     def sample(self, rng_key: Array, kernel: FederatedKernel, *args: Any, **kwargs: Any) -> Samples:
         """Raise `NotImplementedError`: a kernel may need more than sums over clients."""

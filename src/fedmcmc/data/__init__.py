@@ -16,7 +16,7 @@ from fedmcmc.data._groups import Grouped as Grouped
 from fedmcmc.data._groups import GroupLabels as GroupLabels
 from fedmcmc.data._groups import max_groups as max_groups
 from fedmcmc.data._groups import own_groups as own_groups
-from fedmcmc.data._groups import values_of as values_of
+from fedmcmc.data._groups import row_values as row_values
 from fedmcmc.data._inputs import constructor_of as constructor_of
 from fedmcmc.data._inputs import is_table as is_table
 from fedmcmc.data._known_levels import check_levels as check_levels

@@ -19,10 +19,10 @@ from fedmcmc.data._groups import (
     grouped,
     label_array,
     own_groups,
-    values_of,
+    row_values,
 )
 from fedmcmc.data._inputs import group_column, is_table, refuse_groupby
-from fedmcmc.data._legend import MOST_SHOWN, Legend, columns_in_words
+from fedmcmc.data._legend import MAX_SHOWN, Legend, columns_in_words
 from fedmcmc.data._levels import report_similar
 from fedmcmc.data._rows import (
     Levels,
@@ -291,7 +291,7 @@ class FederatedData:
 
     def _counts(self) -> str:
         counts = f"{self.num_clients} clients"
-        if self.legend.labels is not None and self.num_clients <= MOST_SHOWN:
+        if self.legend.labels is not None and self.num_clients <= MAX_SHOWN:
             counts += f" ({', '.join(map(repr, self.legend.labels))})"
         counts += f", {self.num_rows} rows"
         if not isinstance(self.size, jax.core.Tracer):
@@ -374,7 +374,7 @@ class FederatedData:
     @property
     def federation(self) -> Federation:
         """What a server knows of these clients."""
-        values = values_of(self.rows)
+        values = row_values(self.rows)
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), values)
         return Federation(self.num_clients, self.num_rows, self.size, shapes)
 
@@ -404,7 +404,7 @@ class FederatedData:
     def client_rows(self, index: int) -> ArrayTree:
         """Return the rows of one client, leaves ``[n_c, ...]`` (outside of compiled code)."""
         begin, end = int(self.start[index]), int(self.start[index] + self.size[index])
-        return jax.tree.map(lambda leaf: leaf[begin:end], values_of(self.rows))
+        return jax.tree.map(lambda leaf: leaf[begin:end], row_values(self.rows))
 
     def pooled(self, *, groups: bool = False) -> "FederatedData":
         """Return the same rows as those of a single client.
@@ -412,7 +412,7 @@ class FederatedData:
         With `groups`, its groups are all groups of all clients, which are one each if not told;
         else it is one group.
         """
-        rows: ArrayTree = values_of(self.rows)
+        rows: ArrayTree = row_values(self.rows)
         if groups:
             rows = all_groups(self.rows, self.start, self.num_rows)
         return FederatedData(
@@ -448,7 +448,7 @@ def from_sorted(
     owners = [labels[client] for client in clients]
     start = np.zeros(len(sizes), np.int32)
     start[clients] = begin = starts_of(sizes[clients], owners)
-    leaves, treedef = jax.tree_util.tree_flatten_with_path(values_of(rows))
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(row_values(rows))
     cast = []
     for path, leaf in leaves:
         cast.append(as_row_type(path, leaf))
@@ -486,7 +486,7 @@ def single_chunk(client: Client) -> bool:
 @partial(jax.jit, inline=True)
 def gather(client: Client, offsets: Array) -> ArrayTree:
     """Return the client's rows at `offsets` in ``[0, size)``, leaves ``[*offsets.shape, ...]``."""
-    return jax.tree.map(lambda leaf: leaf[client.start + offsets], values_of(client.rows))
+    return jax.tree.map(lambda leaf: leaf[client.start + offsets], row_values(client.rows))
 
 
 def own_rows(client: Client, first: Any = 0) -> tuple[ArrayTree, Array]:

@@ -36,7 +36,7 @@ class Grouped:
     most: int = field(metadata={"static": True})
 
 
-def values_of(rows: ArrayTree) -> Any:
+def row_values(rows: ArrayTree) -> Any:
     """Return what a model takes of rows, with groups or without."""
     return rows.values if isinstance(rows, Grouped) else rows
 

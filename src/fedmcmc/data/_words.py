@@ -3,10 +3,10 @@
 import jax
 
 from fedmcmc.data._federated import FederatedData
-from fedmcmc.data._groups import values_of
-from fedmcmc.data._legend import MOST_SHOWN
+from fedmcmc.data._groups import row_values
+from fedmcmc.data._legend import MAX_SHOWN
 
-MOST_NAMED = 100
+MAX_NAMED = 100
 """Clients that are named on a page; more of them are rather people than institutions."""
 
 ORDERS = {
@@ -32,7 +32,7 @@ def in_words(data: FederatedData) -> dict[str, str]:
 
 def _clients(data: FederatedData) -> str:
     sizes = data.sizes.tolist()
-    if len(sizes) > MOST_NAMED:
+    if len(sizes) > MAX_NAMED:
         return f"{len(sizes):,}, of {min(sizes):,} to {max(sizes):,} rows"
     groups = [None] * len(sizes) if data.num_groups is None else data.num_groups.tolist()
     named = [
@@ -48,10 +48,10 @@ def _counted(num: int, what: str) -> str:
 
 def _columns(data: FederatedData) -> list[str]:
     lines = []
-    for path, leaf in jax.tree_util.tree_leaves_with_path(values_of(data.rows)):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(row_values(data.rows)):
         name = jax.tree_util.keystr(path, simple=True, separator=".") or "rows"
         levels = data.coding.get(name, ())
-        if len(levels) > MOST_SHOWN:
+        if len(levels) > MAX_SHOWN:
             kind = f"{len(levels):,} codes"  # which may be names
         elif levels:
             kind = ", ".join(f"{code} is {level!r}" for code, level in enumerate(levels))

@@ -25,7 +25,7 @@ FIRST = "0" * 64
 """Previous hash in the first line."""
 SYNC_SECONDS = 1.0
 """Age of lines after which the next write puts them on the disk."""
-MOST_LINE_BYTES = 2**16
+MAX_LINE_BYTES = 2**16
 _END = re.compile(rb', "hash": "([0-9a-f]{64})"\}\Z')
 
 
@@ -118,10 +118,10 @@ class AuditLog:
     def _read_end(self) -> tuple[str, int, bytes]:
         """Return hash and count of the last complete line; remove and return bytes after it."""
         size = os.fstat(self._file).st_size
-        begin = max(size - 2 * MOST_LINE_BYTES, 0)
+        begin = max(size - 2 * MAX_LINE_BYTES, 0)
         os.lseek(self._file, begin, os.SEEK_SET)
         tail = b""
-        while part := os.read(self._file, 2 * MOST_LINE_BYTES):
+        while part := os.read(self._file, 2 * MAX_LINE_BYTES):
             tail += part
         complete, newline, torn = tail.rpartition(b"\n")
         if not newline and begin > 0:

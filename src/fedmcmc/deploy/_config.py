@@ -41,7 +41,7 @@ from fedmcmc.fitting import fit
 from fedmcmc.records import Samples
 from fedmcmc.reports import can_draw
 from fedmcmc.runs import NonFiniteError
-from fedmcmc.storage import Checkpoint, owned
+from fedmcmc.storage import Checkpoint, lock_checkpoint
 
 LOG = logging.getLogger("fedmcmc.deploy")
 KEYS = ("key", "certificate", "authority")
@@ -141,7 +141,7 @@ def leave_study(given: dict[str, Any], base: Path) -> None:
 def _log_of(given: dict[str, Any], base: Path) -> Iterator[AuditLog]:
     """Open a site's log, for this process alone."""
     folder = base / given["folder"]
-    with owned(Checkpoint(folder)):
+    with lock_checkpoint(Checkpoint(folder)):
         log = AuditLog(base / given.get("log", "audit.log"))
         try:
             yield log

@@ -19,7 +19,7 @@ from fedmcmc.deploy._frames import Refused, digest_of, pack, pieces_of, printabl
 from fedmcmc.deploy._private import private_folder
 from fedmcmc.storage import write_whole
 
-MOST_RUNS = 16
+MAX_RUNS = 16
 """Number of runs whose states stay on the disk, so that the server can continue each of them."""
 MARKED = "mark-" + 12 * "[0-9]"
 """Pattern of the names of states of earlier rounds; an unfinished file has another name."""
@@ -148,11 +148,11 @@ class Disk:
         return state
 
     def begin(self, run: str) -> None:
-        """Remove files of an earlier attempt at a run, and the oldest runs beyond `MOST_RUNS`."""
+        """Remove files of an earlier attempt at a run, and the oldest runs beyond `MAX_RUNS`."""
         shutil.rmtree(self._folder_of(run), ignore_errors=True)
         self._version = None
         by_age = sorted(self.folder.glob("run-*"), key=_age)
-        for path in by_age[: max(len(by_age) - MOST_RUNS, 0)]:
+        for path in by_age[: max(len(by_age) - MAX_RUNS, 0)]:
             shutil.rmtree(path, ignore_errors=True)
 
     @property

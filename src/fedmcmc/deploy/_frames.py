@@ -13,9 +13,9 @@ from fedmcmc import wire
 from fedmcmc._types import ArrayTree
 
 MAGIC = b"fmc2"
-MOST_HEADER_BYTES = 2**20
+MAX_HEADER_BYTES = 2**20
 """Largest header. It holds words and about 60 bytes per chain; arrays are in the body."""
-MOST_DEPTH = 64
+MAX_DEPTH = 64
 """Largest nesting of lists and tables in a header; a kernel in words has about twenty levels."""
 BLOCK = 512
 """Bytes per block of a checksum."""
@@ -23,7 +23,7 @@ JOIN_BYTES = 2**16
 """Largest message of a site that has not joined, and allowance for the header of later ones."""
 STEP_ENTRIES = {"weights": float, "active": bool, "counted": bool, "marks": int, "keep": int}
 """Lists in the header of a step, and the type of their entries."""
-MOST_MARKS = 16
+MAX_MARKS = 16
 """Largest number of rounds whose states a site stores for a server; a checkpoint has two."""
 PART_BYTES = 8
 """Bytes that `pack` adds per part of a body."""
@@ -70,10 +70,10 @@ class Frame(NamedTuple):
             If the header is longer than a receiver accepts.
         """
         header = json.dumps({"kind": self.kind, **self.header}).encode()
-        if len(header) > MOST_HEADER_BYTES:
+        if len(header) > MAX_HEADER_BYTES:
             raise ValueError(
                 f"The header of a message of the kind {self.kind!r} has {len(header):,} bytes, "
-                f"more than the {MOST_HEADER_BYTES:,} that are allowed: use fewer chains."
+                f"more than the {MAX_HEADER_BYTES:,} that are allowed: use fewer chains."
             )
         body_checksum = checksum(self.body) if body_checksum is None else body_checksum
         head = _HEAD.pack(MAGIC, len(header), zlib.crc32(header, body_checksum), len(self.body))
@@ -92,7 +92,7 @@ class Frame(NamedTuple):
             raise FrameError(f"{len(data)} bytes are too few for a message.")
         magic, size, expected, body_size = _HEAD.unpack_from(data)
         is_complete = _HEAD.size + size + body_size == len(data)
-        if magic != MAGIC or size > MOST_HEADER_BYTES or not is_complete:
+        if magic != MAGIC or size > MAX_HEADER_BYTES or not is_complete:
             raise FrameError("The bytes received do not begin as a message does.")
         begin, end = _HEAD.size, _HEAD.size + size
         body = data[end:]
@@ -105,8 +105,8 @@ class Frame(NamedTuple):
             raise FrameError("The header of a message is not readable.") from None
         # Most headers have fewer brackets than allowed levels, which is faster to count.
         num_brackets = data.count(b"[", begin, end) + data.count(b"{", begin, end)
-        if num_brackets > MOST_DEPTH and is_deeper(header, MOST_DEPTH):
-            raise FrameError(f"The header of a message has more than {MOST_DEPTH} levels.")
+        if num_brackets > MAX_DEPTH and is_deeper(header, MAX_DEPTH):
+            raise FrameError(f"The header of a message has more than {MAX_DEPTH} levels.")
         if not isinstance(kind, str):
             raise FrameError("The header of a message has no kind.")
         return cls(kind, header, body)
@@ -156,7 +156,7 @@ def check_step(header: dict[str, Any], num_chains: int) -> None:
         raise FrameError("A message does not state for every chain who takes part and what counts.")
     for name in ("marks", "keep"):
         rounds = header[name]
-        if len(rounds) > MOST_MARKS or not all(0 <= x < 2**31 for x in rounds):
+        if len(rounds) > MAX_MARKS or not all(0 <= x < 2**31 for x in rounds):
             raise FrameError(f"The entry {name!r} of a message is not a short list of rounds.")
     if not all(map(math.isfinite, header["weights"])):
         raise FrameError("A weight in a message is not finite.")

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedmcmc._checks import not_installed
+from fedmcmc._checks import missing_extra_error
 from fedmcmc.deploy._frames import JOIN_BYTES, FrameError, Refused, num_bytes_of, printable
 from fedmcmc.deploy._pki import (
     SERVER_CERTIFICATE,
@@ -449,5 +449,5 @@ def _grpc() -> Any:
     try:
         import grpc
     except ImportError as error:
-        raise not_installed("Sites over gRPC need", "deploy") from error
+        raise missing_extra_error("Sites over gRPC need", "deploy") from error
     return grpc

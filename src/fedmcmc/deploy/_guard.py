@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedmcmc._types import ArrayTree, Exact
+from fedmcmc._types import ArrayTree, Uncompressed
 from fedmcmc.compression import Quantized, WithExact
-from fedmcmc.kernels import BELOW, Answer
+from fedmcmc.kernels import LOG_ZERO_THRESHOLD, Answer
 
 LARGEST = 1e35
 """Largest norm of a message. Sums of larger float32 numbers could overflow. For a log likelihood of
 minus infinity, kernels send -1e30, which is far smaller."""
 LARGEST_FAST = 1e35
 """Largest sum of squares that is computed in float32."""
-MOST_GROWTH = 1_000.0
+MAX_GROWTH = 1_000.0
 """Growth of a site's messages beyond which the server warns. Gradients grow with the distance from
 the mode, so an honest chain would have to jump a thousand times as far as ever before. The messages
 of all sites would then grow together."""
@@ -91,12 +91,12 @@ class Guard:
         largest = norms.max(axis=1)
         has_history = history.largest > 0
         growth = np.where(has_history, largest / np.where(has_history, history.largest, 1), 1)
-        if (growth <= MOST_GROWTH).all():
+        if (growth <= MAX_GROWTH).all():
             self._history[phase] = history.after(largest)
             return
-        for index in np.flatnonzero((growth > MOST_GROWTH) & (history.num >= NUM_FIRST)).tolist():
+        for index in np.flatnonzero((growth > MAX_GROWTH) & (history.num >= NUM_FIRST)).tolist():
             other_growth = np.delete(growth, index)
-            is_shared = growth[index] <= MOST_GROWTH * max(1.0, other_growth.max(initial=0.0))
+            is_shared = growth[index] <= MAX_GROWTH * max(1.0, other_growth.max(initial=0.0))
             if is_shared or index in self._suspected:
                 continue
             self._suspected.add(index)
@@ -162,17 +162,17 @@ def _squares(code: ArrayTree, num: int, *, exact: bool = False) -> np.ndarray:
     for node in jax.tree.leaves(code, is_leaf=lambda x: isinstance(x, _KINDS)):
         if isinstance(node, WithExact):
             total += _squares(node.code, num) + _squares(node.exact, num, exact=True)
-        elif isinstance(node, Exact):
+        elif isinstance(node, Uncompressed):
             total += _squares(node.value, num, exact=True)
         elif isinstance(node, Quantized):
             levels = sum(_square(leaf, num) for leaf in jax.tree.leaves(node.levels))
             total += _squares(node.norm, num) * levels
         elif _is_float(node):
-            total += _square(np.where(node <= BELOW, 0, node) if exact else node, num)
+            total += _square(np.where(node <= LOG_ZERO_THRESHOLD, 0, node) if exact else node, num)
     return total
 
 
-_KINDS = (WithExact, Exact, Quantized)
+_KINDS = (WithExact, Uncompressed, Quantized)
 
 
 def _is_float(leaf: Any) -> bool:

@@ -29,7 +29,7 @@ ROWS_PER_PARAMETER = 3
 solved for the rows."""
 MIN_SITES_UNDER_MASKS = 3
 """Fewest sites of a study under masks by default."""
-MOST_BYTES = 2**28
+MAX_MESSAGE_BYTES = 2**28
 """Default length of the longest message, in bytes, before the shapes of a run are known."""
 
 
@@ -71,7 +71,7 @@ class Limits:
     min_batch: int | None = None
     min_sites: int | None = None
     refused_columns: Sequence[str] = ()
-    most_bytes: int = MOST_BYTES
+    most_bytes: int = MAX_MESSAGE_BYTES
 
     def __post_init__(self) -> None:
         for name in ("most_numbers", "min_rows", "min_batch", "min_sites", "most_bytes"):

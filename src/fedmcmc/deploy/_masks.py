@@ -18,7 +18,7 @@ from fedmcmc.deploy._columns import check_keys
 from fedmcmc.deploy._frames import FrameError, Refused, unpack
 from fedmcmc.deploy._private import check_private
 from fedmcmc.deploy._words import askable_kernels, class_names, disclosures
-from fedmcmc.transforms import FEWEST_SITES, check_cohorts
+from fedmcmc.transforms import MIN_SITES, check_cohorts
 
 KEY_DIGITS = 64
 WANTED = {"identities", "rounds"}
@@ -85,11 +85,11 @@ def check_operator(secure: Mapping[str, Any], sites: Mapping[str, int]) -> None:
             f"{', '.join(sites)}; got {operator!r}. Without operator, nobody's owner does."
         )
     num = len(sites) - num_colluding(secure)
-    if num < FEWEST_SITES:
+    if num < MIN_SITES:
         raise ValueError(
             f"The owner of {operator} runs the server (secure.operator), so that {operator} counts "
             f"as one site that tells the server all it knows: of {len(sites)} sites {num} are left "
-            f"among which a message is hidden, and {FEWEST_SITES} are needed. Add sites, or have "
+            f"among which a message is hidden, and {MIN_SITES} are needed. Add sites, or have "
             f"somebody else run the server."
         )
 
@@ -149,7 +149,7 @@ def check_kernel(kernel: FederatedKernel, codes: tuple[ArrayTree, ...], *, waits
             "under them: make it a fedmcmc.secure_sum(kernel)."
         )
     check_cohorts(kernel.participation)
-    if waits or kernel.participation.guards:
+    if waits or kernel.participation.excludes_broken_messages:
         raise ValueError(
             "Under masks the server sees no single message, so it can leave none out and keep none "
             "for the next round: no fedmcmc.faults around a kernel that runs under masks."

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedmcmc._checks import not_installed
+from fedmcmc._checks import missing_extra_error
 from fedmcmc.deploy._names import check_party_name
 
 DAYS = 365
@@ -229,7 +229,7 @@ def _cryptography() -> tuple[Any, Any, Any]:
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ec
     except ImportError as error:
-        raise not_installed("Certificates need cryptography", "deploy") from error
+        raise missing_extra_error("Certificates need cryptography", "deploy") from error
     return x509, ec, serialization
 
 

@@ -31,7 +31,7 @@ from fedmcmc.rounds import (
     client_step,
     cohort_of,
     first_memories,
-    nothing_received,
+    initialize_received,
     receive,
     server_step,
 )
@@ -230,7 +230,7 @@ def add_codes(
             is_added = slot.active & (new.num_excluded == received.num_excluded)
             return trees.select(slot.active, new, received), is_added
 
-        nothing = nothing_received(kernel, phase, broadcast, memory, waits=waits)
+        nothing = initialize_received(kernel, phase, broadcast, memory, waits=waits)
         received, is_added = jax.lax.scan(add_code, nothing, (codes, slots))
         return received, is_added
 

@@ -12,13 +12,13 @@ from jax import Array
 
 from fedmcmc import wire
 from fedmcmc._types import (
-    Adjusted,
+    ApproximationReport,
     ArrayTree,
     Broadcast,
     Cohort,
     FederatedKernel,
     FederatedState,
-    Refined,
+    MetropolisReport,
 )
 from fedmcmc.compression import WORD_BITS, limbs_of_host
 from fedmcmc.deploy._frames import (
@@ -91,9 +91,9 @@ class RoundFigures(NamedTuple):
     def select(self, names: Any, round_: int) -> dict[str, np.ndarray]:
         """Return the figures with these names."""
         figures = self._asdict() | {"round": np.full(len(self.num_active), round_)}
-        if isinstance(self.server, Refined):
+        if isinstance(self.server, ApproximationReport):
             figures["shift"] = self.server.shift
-        if isinstance(self.server, Adjusted):
+        if isinstance(self.server, MetropolisReport):
             figures["acceptance"] = self.server.acceptance
         return {name: np.asarray(figures[name]) for name in names}
 

@@ -29,8 +29,8 @@ from fedmcmc.kernels import Question
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key, init_key
 from fedmcmc.records import Samples
-from fedmcmc.rounds import Arrangement, Program, RoundRecord, Segment, take_in
-from fedmcmc.runs import Sum, Work, check_fits_sum, sample, start_positions
+from fedmcmc.rounds import Arrangement, Program, RoundRecord, Segment, update_accumulators
+from fedmcmc.runs import SegmentWork, Sum, check_fits_sum, sample, start_positions
 from fedmcmc.transforms import faults, is_secured, with_counts
 
 MAX_TRIES = 20
@@ -137,7 +137,7 @@ class Sites:
         ValueError
             If answers are out of the range of a study's masked sums.
         """
-        kernel: FederatedKernel = self.own(as_functions(question))
+        kernel: FederatedKernel = self.adapt_kernel(as_functions(question))
         content = jax.tree.map(as_sent, content)
         keys, like = jax.random.key(0)[None], trees.shapes_of(content)
         rounds = self._rounds(
@@ -163,19 +163,19 @@ class Sites:
             f"without one of them would belong to another posterior. Rounds missed: {missed}."
         )
 
-    def own(self, kernel: FederatedKernel) -> FederatedKernel:
+    def adapt_kernel(self, kernel: FederatedKernel) -> FederatedKernel:
         """Return the kernel that these sites run in place of `kernel`.
 
         This is the study's kernel if it has the same numbers; under masks, the secure sum of any
         other kernel.
         """
-        return self.study.own(kernel)
+        return self.study.adapt_kernel(kernel)
 
     def sample(self, rng_key: Array, kernel: FederatedKernel, *args: Any, **kwargs: Any) -> Samples:
         """Call `fedmcmc.sample` with these sites in place of data."""
         return sample(rng_key, kernel, self, *args, **kwargs)
 
-    def begin(
+    def start_run(
         self, kernel: FederatedKernel, keys: Array, position: ArrayTree, state: Any
     ) -> tuple["SitesExecutor", FederatedState, str]:
         """Start a run at the sites; return its executor, first state, and a digest of the study.
@@ -183,7 +183,7 @@ class Sites:
         `fedmcmc.sample` calls this method. It also computes the sums that the run needs before its
         first round.
         """
-        kernel = self.own(kernel)
+        kernel = self.adapt_kernel(kernel)
         if self.most_norm is not None and is_secured(kernel):
             raise ValueError(
                 "most_norm limits numbers, and the messages of a secure sum are words: remove "
@@ -313,7 +313,7 @@ class SitesExecutor:
         """Return arrays with a leading chain axis as NumPy arrays, typed keys unchanged."""
         return jax.tree.map(lambda leaf: leaf if trees.is_key(leaf) else np.asarray(leaf), tree)
 
-    def run(self, segment: Work, state: FederatedState, start: int, stop: int) -> Segment:
+    def run(self, segment: SegmentWork, state: FederatedState, start: int, stop: int) -> Segment:
         """Run rounds ``[start, stop)``, or up to the first after which a chain is not finite."""
         if self._finite_segment is not None and self._finite_segment[0] == (start, stop):
             return self._finite_segment[1]  # the run requests the rounds before a bad one again
@@ -345,7 +345,7 @@ class SitesExecutor:
     def _add_round(
         self,
         progress: "_Progress",
-        work: Work,
+        work: SegmentWork,
         state: FederatedState,
         figures: RoundFigures,
         round_draw: RoundDraw,
@@ -396,7 +396,7 @@ def _accumulate(
 ) -> Any:
     def accumulate_chain(key: Array, record: RoundRecord, states: Any) -> Any:
         round_, position = (jnp.asarray(x, jnp.int32) for x in (number, index))
-        return take_in(accumulators, key, round_, position, record, states)
+        return update_accumulators(accumulators, key, round_, position, record, states)
 
     return jax.vmap(accumulate_chain)(keys, record, states)
 

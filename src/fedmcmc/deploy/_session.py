@@ -12,7 +12,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from fedmcmc._checks import not_installed
+from fedmcmc._checks import missing_extra_error
 
 try:
     from cryptography.exceptions import InvalidSignature
@@ -24,10 +24,10 @@ try:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 except ImportError as error:
-    raise not_installed("fedmcmc.deploy needs cryptography", "deploy") from error
+    raise missing_extra_error("fedmcmc.deploy needs cryptography", "deploy") from error
 
 from fedmcmc.deploy._frames import Refused
-from fedmcmc.transforms import FEWEST_SITES
+from fedmcmc.transforms import MIN_SITES
 
 NONCE_BYTES, KEY_BYTES, SIGNATURE_BYTES, DIGEST_BYTES = 16, 32, 64, 32
 HELLO_BYTES = 4 + NONCE_BYTES + KEY_BYTES + SIGNATURE_BYTES
@@ -78,7 +78,7 @@ class Consortium:
 
     study: bytes
     sites: tuple[bytes, ...]
-    minimum: int = FEWEST_SITES
+    minimum: int = MIN_SITES
     colluding: int = 0
 
     def __post_init__(self) -> None:
@@ -91,15 +91,15 @@ class Consortium:
             raise ValueError(
                 f"minimum and colluding count sites, got {self.minimum} and {self.colluding}."
             )
-        least = max(FEWEST_SITES, self.minimum)
+        least = max(MIN_SITES, self.minimum)
         if num < least:
             raise ValueError(
                 f"A secure sum over {num} sites is refused: at least {least} are needed. Of two, "
                 "each subtracts its own message from the total and has the other's."
             )
-        if num - self.colluding < FEWEST_SITES:
+        if num - self.colluding < MIN_SITES:
             raise ValueError(
-                f"With {self.colluding} of {num} sites colluding, fewer than {FEWEST_SITES} are "
+                f"With {self.colluding} of {num} sites colluding, fewer than {MIN_SITES} are "
                 "left among whom a message is hidden."
             )
 

@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedmcmc.deploy._frames import MOST_DEPTH, is_deeper
+from fedmcmc.deploy._frames import MAX_DEPTH, is_deeper
 
-MOST_PORT = 2**16 - 1
+MAX_PORT = 2**16 - 1
 """Largest port number."""
 
 
@@ -29,8 +29,8 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not a valid TOML file: {error}.") from None
     except RecursionError:
         content = None
-    if content is None or is_deeper(content, MOST_DEPTH):
-        raise ValueError(f"{path} has more than {MOST_DEPTH} tables or lists within one another.")
+    if content is None or is_deeper(content, MAX_DEPTH):
+        raise ValueError(f"{path} has more than {MAX_DEPTH} tables or lists within one another.")
     return content
 
 
@@ -80,8 +80,8 @@ def check_address(address: Any, where: str) -> tuple[str, int]:
         If the address is not ``"host:port"``.
     """
     host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
-    if not host or not (port.isascii() and port.isdigit()) or int(port) > MOST_PORT:
+    if not host or not (port.isascii() and port.isdigit()) or int(port) > MAX_PORT:
         raise ValueError(
-            f"{where} must be 'host:port' with a port of at most {MOST_PORT}, got {address!r}."
+            f"{where} must be 'host:port' with a port of at most {MAX_PORT}, got {address!r}."
         )
     return host, int(port)

@@ -17,7 +17,7 @@ from fedmcmc.rounds import (
     code_like,
     cohort_of,
     first_memories,
-    nothing_received,
+    initialize_received,
     server_step,
 )
 
@@ -124,7 +124,7 @@ def shapes_of_run(kernel: FederatedKernel, study: Study, position: ArrayTree) ->
         )
 
         def step(key: Any, b: Any, server: Any, number: int = number) -> Any:
-            received = nothing_received(kernel, number, b, waits=waits and number == last_phase)
+            received = initialize_received(kernel, number, b, waits=waits and number == last_phase)
             return server_step(kernel, number, key, b, server, received)
 
         broadcast, server, _ = jax.eval_shape(step, key, broadcast, server)

@@ -16,7 +16,7 @@ from jax import Array
 from fedmcmc import wire
 from fedmcmc._types import ArrayTree, FederatedKernel
 from fedmcmc.compression import host_words
-from fedmcmc.data import values_of
+from fedmcmc.data import row_values
 from fedmcmc.deploy._approval import Approval
 from fedmcmc.deploy._audit import AuditLog, num_masked_answers
 from fedmcmc.deploy._columns import rows_of_site
@@ -36,7 +36,7 @@ from fedmcmc.deploy._frames import (
     printable,
     unpack,
 )
-from fedmcmc.deploy._limits import MOST_BYTES, Limits, Outflow, numbers_per_message
+from fedmcmc.deploy._limits import MAX_MESSAGE_BYTES, Limits, Outflow, numbers_per_message
 from fedmcmc.deploy._masks import MASKS, STAGES, SiteMasks
 from fedmcmc.deploy._private import NEW_STUDY_ADVICE
 from fedmcmc.deploy._programs import run_client, stack_chains, take_chain
@@ -108,7 +108,7 @@ class Site:
         min_batch: int | None = None,
         min_sites: int | None = None,
         refused_columns: Sequence[str] = (),
-        most_bytes: int = MOST_BYTES,
+        most_bytes: int = MAX_MESSAGE_BYTES,
         identity: Any = None,
         log: AuditLog | None = None,
     ) -> None:
@@ -345,7 +345,9 @@ class Site:
         """Raise if a column of this site's rows indexes the model outside of an axis."""
         if self._has_checked_indices:
             return
-        rows = jax.tree.map(lambda leaf: leaf[: int(self.client.size)], values_of(self.client.rows))
+        rows = jax.tree.map(
+            lambda leaf: leaf[: int(self.client.size)], row_values(self.client.rows)
+        )
         check_indices(self.study.model, rows, lambda row: f"row {row} of {self.name}")
         self._has_checked_indices = True
 

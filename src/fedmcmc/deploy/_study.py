@@ -38,7 +38,7 @@ SETUP = ("CommonExpansions", "Expansions", "Falls", "OwnExpansions", "ScoreCovar
 """What `fedmcmc.whiten` and `fedmcmc.surrogates` ask sites for, for `Study.asks`."""
 FIT = ("Evaluations", "Expansions", "HamiltonianMonteCarlo", "Natural")
 """What `fedmcmc.fit` asks sites for, for `Study.asks`."""
-MOST_ROWS = 2**31 - 1
+MAX_ROWS = 2**31 - 1
 """Rows that all sites of a study have together at most, since positions of rows are int32."""
 SCHEDULED_ROUNDS = 64
 """Rounds in which the schedules of two kernels are compared."""
@@ -151,10 +151,10 @@ class Study:
                     f"{where!r} names nothing: give 'package.module:name' or 'file.py:name'."
                 )
         total = sum(self.sites.values())
-        if total > MOST_ROWS:
+        if total > MAX_ROWS:
             raise ValueError(
                 f"The sites of the study {self.name!r} have {total:,} rows together, and a study "
-                f"has at most {MOST_ROWS:,}."
+                f"has at most {MAX_ROWS:,}."
             )
         try:
             json.dumps(self.settings)
@@ -352,7 +352,7 @@ class Study:
         digest = kernel_digest(kernel)
         return next((n for n, own in self.kernel_digests.items() if own == digest), None)
 
-    def own(self, kernel: FederatedKernel) -> FederatedKernel:
+    def adapt_kernel(self, kernel: FederatedKernel) -> FederatedKernel:
         """Return a kernel as sites run it: the study's with these numbers and this structure.
 
         So that the server computes with the functions that its sites have. Another kernel is
@@ -414,7 +414,7 @@ class Study:
             check_alike(words)
         kernel: FederatedKernel = from_words(words, body, self.functions)
         masked = self.secure and isinstance(kernel, FederatedKernel)
-        return self.own(kernel) if masked else kernel
+        return self.adapt_kernel(kernel) if masked else kernel
 
     def _check_classes(self, words: Any) -> None:
         """Raise `Refused` unless the study allows the kernels and estimators in words."""

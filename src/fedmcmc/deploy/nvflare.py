@@ -23,12 +23,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedmcmc._checks import not_installed
+from fedmcmc._checks import missing_extra_error
 
 try:
     from nvflare.collab import CollabCallError, collab
 except ImportError as error:
-    raise not_installed("Sites over NVFlare need", "nvflare") from error
+    raise missing_extra_error("Sites over NVFlare need", "nvflare") from error
 
 from fedmcmc.deploy._config import opened_site, run_over, site_settings
 from fedmcmc.deploy._frames import Refused, printable

@@ -4,33 +4,33 @@ Convergence (R-hat, effective sample sizes), bias by gradients and weights, Mont
 stopping rules. The package sees draws, a model and rows, but no kernels.
 """
 
-from fedmcmc.diagnostics._diagnosis import BIAS as BIAS
 from fedmcmc.diagnostics._diagnosis import DEPTH as DEPTH
-from fedmcmc.diagnostics._diagnosis import ESS as ESS
-from fedmcmc.diagnostics._diagnosis import FEWEST_DRAWS as FEWEST_DRAWS
-from fedmcmc.diagnostics._diagnosis import FEWEST_OF_A_CHAIN as FEWEST_OF_A_CHAIN
-from fedmcmc.diagnostics._diagnosis import RHAT as RHAT
-from fedmcmc.diagnostics._diagnosis import SPREAD as SPREAD
+from fedmcmc.diagnostics._diagnosis import MAX_BIAS as MAX_BIAS
+from fedmcmc.diagnostics._diagnosis import MAX_RHAT as MAX_RHAT
+from fedmcmc.diagnostics._diagnosis import MAX_SPREAD as MAX_SPREAD
+from fedmcmc.diagnostics._diagnosis import MIN_DRAWS as MIN_DRAWS
+from fedmcmc.diagnostics._diagnosis import MIN_ESS as MIN_ESS
+from fedmcmc.diagnostics._diagnosis import MIN_OF_A_CHAIN as MIN_OF_A_CHAIN
 from fedmcmc.diagnostics._diagnosis import Diagnosis as Diagnosis
 from fedmcmc.diagnostics._diagnosis import DiagnosisWarning as DiagnosisWarning
 from fedmcmc.diagnostics._diagnosis import SamplingWarning as SamplingWarning
 from fedmcmc.diagnostics._diagnosis import diagnose as diagnose
-from fedmcmc.diagnostics._diagnosis import silenced as silenced
+from fedmcmc.diagnostics._diagnosis import warnings_are_ignored as warnings_are_ignored
 from fedmcmc.diagnostics._errors import MEAN_ERROR as MEAN_ERROR
 from fedmcmc.diagnostics._errors import SD_ERROR as SD_ERROR
 from fedmcmc.diagnostics._errors import MonteCarloErrors as MonteCarloErrors
-from fedmcmc.diagnostics._errors import errors_of_chains as errors_of_chains
-from fedmcmc.diagnostics._errors import errors_of_groups as errors_of_groups
+from fedmcmc.diagnostics._errors import chain_errors as chain_errors
 from fedmcmc.diagnostics._errors import errors_of_weighted as errors_of_weighted
+from fedmcmc.diagnostics._errors import group_errors as group_errors
 from fedmcmc.diagnostics._mixing import Mixing as Mixing
 from fedmcmc.diagnostics._mixing import judged_values as judged_values
 from fedmcmc.diagnostics._mixing import mixing as mixing
-from fedmcmc.diagnostics._mixing import worst as worst
-from fedmcmc.diagnostics._moments import Moments as Moments
+from fedmcmc.diagnostics._mixing import worst_mixing as worst_mixing
+from fedmcmc.diagnostics._moments import MomentErrors as MomentErrors
 from fedmcmc.diagnostics._moments import check_moments as check_moments
 from fedmcmc.diagnostics._moments import depth_of as depth_of
+from fedmcmc.diagnostics._psis import khat_threshold as khat_threshold
 from fedmcmc.diagnostics._psis import psis as psis
-from fedmcmc.diagnostics._psis import threshold as threshold
 from fedmcmc.diagnostics._stopping import StopDecision as StopDecision
 from fedmcmc.diagnostics._stopping import StoppingRule as StoppingRule
 from fedmcmc.diagnostics._stopping import at_rest as at_rest

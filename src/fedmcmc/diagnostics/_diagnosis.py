@@ -9,31 +9,31 @@ import numpy as np
 from fedmcmc._types import ArrayTree, Posterior
 from fedmcmc.data import FederatedData
 from fedmcmc.diagnostics._mixing import Mixing, mixing
-from fedmcmc.diagnostics._moments import MAX_COORDINATES, Moments, check_moments
-from fedmcmc.diagnostics._psis import threshold
+from fedmcmc.diagnostics._moments import MAX_COORDINATES, MomentErrors, check_moments
+from fedmcmc.diagnostics._psis import khat_threshold
 from fedmcmc.diagnostics._weights import check_by_weights
 from fedmcmc.hierarchy import (
     MORE_NODES,
     MarginalTerms,
     failed_searches,
+    few_groups_warning,
     of_few_clients,
-    of_few_groups,
     quadrature_error,
 )
 from fedmcmc.pytrees import trees
 
-FEWEST_DRAWS = 400
+MIN_DRAWS = 400
 """Draws below which a run does not judge them."""
-FEWEST_OF_A_CHAIN = 4
+MIN_OF_A_CHAIN = 4
 """Draws per chain below which a run does not judge them: halves of such chains have no variance."""
-RHAT, ESS = 1.01, 400.0
+MAX_RHAT, MIN_ESS = 1.01, 400.0
 """R-hat above which chains disagree, and effective draws below which they are too few."""
-BIAS, SPREAD = 0.1, 1.1
+MAX_BIAS, MAX_SPREAD = 0.1, 1.1
 """Errors of means in posterior sds, and ratios of sds, beyond which a result is called wrong."""
 FAR = 1e6
 """Distance from the median, in interquartile ranges, beyond which no posterior has draws."""
 DEPTH = 20.0
-"""Depth of the farthest draw (`Moments.depth`) above which it cannot be a posterior's draw."""
+"""Depth of the farthest draw (`MomentErrors.depth`) above which it cannot be a posterior's draw."""
 WIDENED = 1.02
 """Ratio of sds with and without the far draws, below which these draws do no harm."""
 UNSUITABLE = "not suitable here: use fedmcmc.fit"
@@ -86,7 +86,7 @@ class Diagnosis:
     """
 
     mixing: Mixing
-    moments: Moments | None
+    moments: MomentErrors | None
     names: tuple[str, ...]
     findings: tuple[str, ...]
     quadrature_error: float | None = None
@@ -198,7 +198,7 @@ def diagnose(
         findings += _judge_searches(posterior, data, draws, integrates, proposes)
         few_units = (
             of_few_clients(posterior, data.num_clients, draws),
-            of_few_groups(posterior, int(data.group_mask.sum()), draws),
+            few_groups_warning(posterior, int(data.group_mask.sum()), draws),
         )
         findings += [finding for finding in few_units if finding is not None]
     return Diagnosis(chains, moments, names, tuple(findings), error, not_compared)
@@ -268,14 +268,14 @@ def _judge_mixing(diagnosis: Diagnosis, *, advise: bool) -> list[str]:
             f"interquartile ranges from the median. R-hat and effective draws use ranks and do "
             f"not show it. {DIVERGENCE_ADVICE}"
         ]
-    if not chains.disagree(RHAT).any() and diagnosis.ess >= ESS:
+    if not chains.disagree(MAX_RHAT).any() and diagnosis.ess >= MIN_ESS:
         return []
     ess = np.minimum(chains.ess_bulk, chains.ess_tail)
-    worst = int(np.argmin(ess) if diagnosis.ess < ESS else np.argmax(chains.rhat))
+    worst = int(np.argmin(ess) if diagnosis.ess < MIN_ESS else np.argmax(chains.rhat))
     finding = (
         f"Chains disagree or are too short: R-hat {diagnosis.rhat:.4g}, {diagnosis.ess:.0f} "
         f"effective draws, worst for {names[chains.coordinates[worst]]} (required: at most "
-        f"{RHAT:g}, at least {ESS:g})."
+        f"{MAX_RHAT:g}, at least {MIN_ESS:g})."
     )
     if advise:
         finding += (
@@ -285,21 +285,21 @@ def _judge_mixing(diagnosis: Diagnosis, *, advise: bool) -> list[str]:
     return [finding]
 
 
-def _describe_source(moments: Moments) -> str:
-    if moments.khat is None:
+def _describe_source(moments: MomentErrors) -> str:
+    if moments.k_hat is None:
         return f"gradients at {moments.num_draws:,} draws"
-    return f"weights of {moments.num_draws:,} points (k-hat {moments.khat:.2g})"
+    return f"weights of {moments.num_draws:,} points (k-hat {moments.k_hat:.2g})"
 
 
-def _judge_weights(moments: Moments | None) -> list[str]:
-    if moments is None or moments.khat is None or moments.trusted:
+def _judge_weights(moments: MomentErrors | None) -> list[str]:
+    if moments is None or moments.k_hat is None or moments.trusted:
         return []
     return [
         f"The approximation cannot be trusted: weights of the posterior over the approximation "
-        f"and wider distributions have k-hat {moments.khat:.2g} (required: below "
-        f"{threshold(moments.num_draws):.2g}), so that it misses a part of the posterior. More "
-        f"rounds help while the approximation still moves. Otherwise a Gaussian is {UNSUITABLE}, "
-        f"or fedmcmc.correct, which continues from these samples."
+        f"and wider distributions have k-hat {moments.k_hat:.2g} (required: below "
+        f"{khat_threshold(moments.num_draws):.2g}), so that it misses a part of the posterior. "
+        f"More rounds help while the approximation still moves. Otherwise a Gaussian is "
+        f"{UNSUITABLE}, or fedmcmc.correct, which continues from these samples."
     ]
 
 
@@ -355,14 +355,16 @@ def _judge_moments(diagnosis: Diagnosis, approximates: bool, advice: str) -> lis
             )
         return findings
     few = diagnosis.ess < MIN_USABLE_ESS
-    off = moments.off(10 * BIAS, 2.0) if few else moments.off(BIAS, SPREAD)
+    off = moments.off(10 * MAX_BIAS, 2.0) if few else moments.off(MAX_BIAS, MAX_SPREAD)
     if not off.any():
         return findings
     bias, stretch = np.abs(moments.bias), np.abs(np.log(moments.spread))
-    worst = int(np.argmax(np.where(off, np.maximum(bias / BIAS, stretch / np.log(SPREAD)), 0)))
+    worst = int(
+        np.argmax(np.where(off, np.maximum(bias / MAX_BIAS, stretch / np.log(MAX_SPREAD)), 0))
+    )
     name = diagnosis.names[worst]
     errors = f"the sd of {name} is {moments.spread[worst]:.3g} times the posterior's"
-    if bias[worst] > BIAS:
+    if bias[worst] > MAX_BIAS:
         errors = f"the mean of {name} is {bias[worst]:.2g} posterior sd off, {errors}"
     if few:
         advice = (
@@ -371,7 +373,8 @@ def _judge_moments(diagnosis: Diagnosis, approximates: bool, advice: str) -> lis
     owner = "The approximation's" if approximates else "These"
     findings.append(
         f"{owner} draws are not the posterior's: by {_describe_source(moments)} {errors} "
-        f"({int(off.sum())} of {len(off)} coordinates are off by {BIAS:g} sd or a tenth). {advice}."
+        f"({int(off.sum())} of {len(off)} coordinates are off by {MAX_BIAS:g} sd or a tenth). "
+        f"{advice}."
     )
     return findings
 
@@ -380,7 +383,7 @@ def _largest(values: np.ndarray) -> float:
     return float(np.nanmax(values)) if np.isfinite(values).any() else float("nan")
 
 
-def silenced() -> bool:
+def warnings_are_ignored() -> bool:
     """Return true if the user's filters ignore every `DiagnosisWarning`."""
     for action, message, category, module, line in warnings.filters:
         if issubclass(DiagnosisWarning, category) and not (message or module or line):

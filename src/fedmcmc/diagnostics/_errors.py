@@ -69,7 +69,7 @@ def errors_of_weighted(values: np.ndarray, weights: np.ndarray) -> MonteCarloErr
     return _largest(mean_error, sd_error, variance)
 
 
-def errors_of_chains(values: np.ndarray) -> MonteCarloErrors:
+def chain_errors(values: np.ndarray) -> MonteCarloErrors:
     """Return the errors of chains ``[num_chains, num_draws, d]`` from effective sample sizes."""
     variance = values.var(axis=(0, 1))
     stats = import_module("arviz_stats.base").array_stats  # the import takes half a second
@@ -87,7 +87,7 @@ def errors_of_chains(values: np.ndarray) -> MonteCarloErrors:
     return _largest(mean_error, sd_error, variance)
 
 
-def errors_of_groups(values: np.ndarray) -> MonteCarloErrors:
+def group_errors(values: np.ndarray) -> MonteCarloErrors:
     """Return the errors of pooled draws from the differences between independent groups.
 
     Parameters

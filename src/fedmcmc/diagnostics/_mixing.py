@@ -105,7 +105,7 @@ def mixing(draws: ArrayTree) -> Mixing:
     return Mixing(rhat, bulk, tail, chosen, size, num_parts, reach)
 
 
-def worst(draws: ArrayTree) -> tuple[float, float]:
+def worst_mixing(draws: ArrayTree) -> tuple[float, float]:
     """Return the largest R-hat and the smallest bulk effective sample size of any coordinate.
 
     Unlike `mixing` it uses all coordinates and draws, and it is NaN if a coordinate never moved.

@@ -33,7 +33,7 @@ MAX_BATCH_VALUES = 2**24
 """Numbers in a batch of draws and rows."""
 
 
-class Moments(NamedTuple):
+class MomentErrors(NamedTuple):
     """Errors of draws' moments.
 
     Attributes
@@ -47,7 +47,7 @@ class Moments(NamedTuple):
     not_finite
         Number of these draws whose log density or gradient is not finite. The other figures use
         the remaining draws; they are NaN if too few remain or their covariance is degenerate.
-    khat
+    k_hat
         Tail shape of the weights; ``None`` if gradients were used.
     trusted
         False if weights cannot be trusted: k-hat is too large and a point has more than a hundredth
@@ -66,7 +66,7 @@ class Moments(NamedTuple):
     spread_error: np.ndarray
     num_draws: int
     not_finite: int
-    khat: float | None = None
+    k_hat: float | None = None
     trusted: bool = True
     depth: float = 0.0
     widened: float = 1.0
@@ -79,7 +79,9 @@ class Moments(NamedTuple):
             return away | (stretch > np.log(spread) + 3 * self.spread_error)
 
 
-def check_moments(posterior: Posterior, data: FederatedData, draws: ArrayTree) -> Moments | None:
+def check_moments(
+    posterior: Posterior, data: FederatedData, draws: ArrayTree
+) -> MomentErrors | None:
     """Compare the mean and sds of draws with the posterior's, using gradients at some draws.
 
     Parameters
@@ -140,7 +142,7 @@ def check_moments(posterior: Posterior, data: FederatedData, draws: ArrayTree) -
             figures = _compare(flat, indices[finite], np.asarray(slopes, np.float64)[finite])
     if figures is None:
         figures = 4 * (np.full(size, np.nan),)
-    return Moments(*figures, num_checked, not_finite, depth=depth, widened=widened)
+    return MomentErrors(*figures, num_checked, not_finite, depth=depth, widened=widened)
 
 
 def _farthest(draws: np.ndarray) -> tuple[np.ndarray, float]:
@@ -174,10 +176,10 @@ def _farthest(draws: np.ndarray) -> tuple[np.ndarray, float]:
 
 
 def depth_of(values: np.ndarray, num_typical: int) -> float:
-    """Return `Moments.depth` from log densities of typical draws, followed by far draws."""
+    """Return `MomentErrors.depth` from log densities of typical draws, followed by far draws."""
     falls = -values
     if not np.isfinite(falls[:num_typical]).all():
-        return 0.0  # `Moments.not_finite` reports it
+        return 0.0  # `MomentErrors.not_finite` reports it
     middle, low = np.quantile(falls[:num_typical], [0.5, TYPICAL])
     far = falls[num_typical:]
     deepest = np.where(np.isfinite(far), far, np.inf).max() - middle

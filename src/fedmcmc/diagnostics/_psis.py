@@ -23,7 +23,7 @@ def psis(log_ratios: Any) -> tuple[np.ndarray, float]:
     -------
     log_weights
         ``[num]`` float64, normalized: their exponentials sum to one.
-    khat
+    k_hat
         Shape of the tail; minus infinity if all ratios are equal. For Gaussians it estimates
         one minus the smallest eigenvalue of proposal covariance times target precision, if this
         difference is positive, with an sd of about 0.1.
@@ -39,8 +39,8 @@ def psis(log_ratios: Any) -> tuple[np.ndarray, float]:
 
     Examples
     --------
-    >>> log_weights, khat = psis(np.zeros(4))
-    >>> np.exp(log_weights).tolist(), khat
+    >>> log_weights, k_hat = psis(np.zeros(4))
+    >>> np.exp(log_weights).tolist(), k_hat
     ([0.25, 0.25, 0.25, 0.25], -inf)
     """
     ratios = np.asarray(log_ratios, np.float64)
@@ -55,11 +55,11 @@ def psis(log_ratios: Any) -> tuple[np.ndarray, float]:
     array_stats = import_module("arviz_stats.base").array_stats  # the import takes half a second
     # ArviZ expects negative log ratios.
     with np.errstate(all="ignore"):  # tails of equal or huge ratios
-        smoothed, khat = array_stats.psislw(-ratios)
-    return smoothed - logsumexp(smoothed), float(khat)
+        smoothed, k_hat = array_stats.psislw(-ratios)
+    return smoothed - logsumexp(smoothed), float(k_hat)
 
 
-def threshold(num: int) -> float:
+def khat_threshold(num: int) -> float:
     """Return the k-hat below which `num` weighted draws can be trusted.
 
     ``min(1 - 1 / log10(num), 0.7)``, Vehtari et al. (2024), equation 13.

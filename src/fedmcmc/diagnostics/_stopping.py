@@ -7,7 +7,7 @@ import numpy as np
 
 from fedmcmc._checks import positive_integer
 from fedmcmc._types import ArrayTree
-from fedmcmc.diagnostics._mixing import worst
+from fedmcmc.diagnostics._mixing import worst_mixing
 
 
 class StopDecision(NamedTuple):
@@ -54,7 +54,7 @@ def rhat_below(
 
     Parameters
     ----------
-    threshold
+    khat_threshold
         Largest R-hat, above one. Gelman et al. stop at 1.1; Vehtari et al. (2021) advise 1.01.
     min_ess
         Smallest effective sample size over all chains together; zero disables this condition.
@@ -99,7 +99,7 @@ def rhat_below(
         return max(int(min_draws), num_draws + 1, int(np.ceil(num_draws * growth)))
 
     def check(draws: ArrayTree) -> StopDecision:
-        rhat, ess = worst(draws)
+        rhat, ess = worst_mixing(draws)
         # R-hat is NaN for a coordinate that never moved; the run then continues.
         return StopDecision(bool(rhat < threshold and ess >= min_ess), {"rhat": rhat, "ess": ess})
 
@@ -120,7 +120,7 @@ def at_rest(threshold: float = 0.01, *, num_rounds: int = 3) -> StoppingRule:
 
     Parameters
     ----------
-    threshold
+    khat_threshold
         Largest shift, positive. Random inference (`fedmcmc.inference.mcmc`, `sgd_mean`) never moves
         less than its noise.
     num_rounds

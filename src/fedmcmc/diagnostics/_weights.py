@@ -13,8 +13,8 @@ from scipy.special import logsumexp
 
 from fedmcmc._types import ArrayTree, Posterior, as_functions, compiled
 from fedmcmc.data import FederatedData
-from fedmcmc.diagnostics._moments import NUM_GROUPS, Moments, draws_per_batch, raveled
-from fedmcmc.diagnostics._psis import psis, threshold
+from fedmcmc.diagnostics._moments import NUM_GROUPS, MomentErrors, draws_per_batch, raveled
+from fedmcmc.diagnostics._psis import khat_threshold, psis
 from fedmcmc.gaussian import Mixture
 from fedmcmc.gradients import Terms, fold_terms, row_size
 from fedmcmc.pytrees import trees
@@ -30,7 +30,7 @@ has no meaning for bounded weights whose largest values are about equal."""
 
 def check_by_weights(
     posterior: Posterior, data: FederatedData, draws: ArrayTree, *, rng_key: Array | None = None
-) -> Moments | None:
+) -> MomentErrors | None:
     """Compare the posterior with a Gaussian that has the draws' mean and covariance, by weights.
 
     Points are drawn from the Gaussian and from wider distributions around it. The moments of the
@@ -50,7 +50,7 @@ def check_by_weights(
     Returns
     -------
     Moments or None
-        Errors with their `khat`; ``None`` with more than 64 dimensions, fewer than ten draws per
+        Errors with their `k_hat`; ``None`` with more than 64 dimensions, fewer than ten draws per
         dimension, too many rows to weight 1,000 points, or no finite log density.
 
     Examples
@@ -139,13 +139,13 @@ def _points_and_values(
 
 def _compare(
     points: np.ndarray, log_ratios: np.ndarray, log_gaussian: np.ndarray, num_draws: int
-) -> Moments:
+) -> MomentErrors:
     """Return the errors of the Gaussian's moments.
 
     Densities at `points` ``[n, d]`` are relative to the proposal's: `log_ratios` are the
     posterior's, `log_gaussian` the Gaussian's, each ``[n]``.
     """
-    log_weights, khat = psis(log_ratios)
+    log_weights, k_hat = psis(log_ratios)
     bias, stretch = _differences(points, log_weights, log_gaussian)
     parts = []
     group = np.arange(len(points)) % NUM_GROUPS  # each group has points of all strata
@@ -160,8 +160,8 @@ def _compare(
     # The Gaussian's moments were estimated from this number of independent draws.
     errors = np.sqrt(variance + np.array([[1.0], [0.5]]) / num_draws)
     largest = np.exp(log_ratios.max() - logsumexp(log_ratios))
-    trusted = bool(khat < threshold(len(points)) or largest < MAX_SHARE)
-    return Moments(bias, errors[0], np.exp(stretch), errors[1], len(points), 0, khat, trusted)
+    trusted = bool(k_hat < khat_threshold(len(points)) or largest < MAX_SHARE)
+    return MomentErrors(bias, errors[0], np.exp(stretch), errors[1], len(points), 0, k_hat, trusted)
 
 
 def _differences(

@@ -9,9 +9,9 @@ from jax import Array
 
 WIDTH = 1.0
 """Of an interval before it is stepped out."""
-MOST_STEPS = 64
+MAX_STEPS = 64
 """Widths of an interval at most, once it is stepped out."""
-MOST_TRIES = 128
+MAX_TRIES = 128
 """Points tried in an interval before the coordinate stays where it is."""
 
 
@@ -36,7 +36,7 @@ def slice_sweeps(
     """Return `flat` ``[d]`` after sweeps over its coordinates, which leave the density as it is.
 
     An interval around each coordinate is stepped out until both ends lie below a level under the
-    density, or are `MOST_STEPS` widths apart, and shrinks towards where the coordinate was until a
+    density, or are `MAX_STEPS` widths apart, and shrinks towards where the coordinate was until a
     point in it lies above (Neal 2003, figures 3 and 5). A density that is not a number counts as
     zero.
     """
@@ -52,9 +52,9 @@ def slice_sweeps(
 
         level = log_density(now) + jnp.log1p(-below)
         old = now[at]
-        left = jnp.floor(share * MOST_STEPS).astype(jnp.int32)
+        left = jnp.floor(share * MAX_STEPS).astype(jnp.int32)
         low = old - WIDTH * place
-        interval = _Interval(low, low + WIDTH, left, MOST_STEPS - 1 - left)
+        interval = _Interval(low, low + WIDTH, left, MAX_STEPS - 1 - left)
         interval = jax.lax.while_loop(
             lambda x: (x.left > 0) & above(x.low),
             lambda x: x._replace(low=x.low - WIDTH, left=x.left - 1),
@@ -78,7 +78,7 @@ def slice_sweeps(
             )
 
         start = _Search(interval.low, interval.high, old, jnp.array(False), jnp.int32(0))
-        end = jax.lax.while_loop(lambda x: ~x.found & (x.tries < MOST_TRIES), try_again, start)
+        end = jax.lax.while_loop(lambda x: ~x.found & (x.tries < MAX_TRIES), try_again, start)
         return now.at[at].set(jnp.where(end.found, end.value, old))
 
     moved: Array = jax.lax.fori_loop(0, num_sweeps * size, one, flat)

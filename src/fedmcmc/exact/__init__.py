@@ -3,10 +3,10 @@
 The server of this package collects sums of log likelihoods from a consortium and never sees a row.
 """
 
+from fedmcmc.diagnostics import khat_threshold as khat_threshold
 from fedmcmc.diagnostics import psis as psis
-from fedmcmc.diagnostics import threshold as threshold
 from fedmcmc.exact._correct import GOOD_KHAT as GOOD_KHAT
-from fedmcmc.exact._correct import Target as Target
+from fedmcmc.exact._correct import CorrectionTarget as CorrectionTarget
 from fedmcmc.exact._correct import correct as correct
 from fedmcmc.exact._correct import draws_needed as draws_needed
 from fedmcmc.exact._corrected import Corrected as Corrected

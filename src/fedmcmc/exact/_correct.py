@@ -22,13 +22,21 @@ from fedmcmc.diagnostics import (
     Verdict,
     VerdictKind,
     errors_of_weighted,
+    khat_threshold,
     mixing,
     psis,
-    threshold,
 )
 from fedmcmc.exact._corrected import Corrected, Round, ravel_draws
 from fedmcmc.gaussian import Gaussian, Mixture, defensive, moments_of
-from fedmcmc.kernels import BELOW, Dithered, Evaluated, Points, Recipe, dither_of, evaluations
+from fedmcmc.kernels import (
+    LOG_ZERO_THRESHOLD,
+    Dithered,
+    Evaluated,
+    PointRecipe,
+    Points,
+    dither_of,
+    evaluations,
+)
 from fedmcmc.pytrees import in_single_precision, trees
 from fedmcmc.random import as_key
 from fedmcmc.records import Samples
@@ -104,8 +112,8 @@ def correct(
     Returns
     -------
     Corrected
-        Weighted draws. The verdict's kind is ``"passed"`` if the first round has ``khat < 0.5`` and
-        Monte Carlo errors of at most 0.05 sd for means and 5 % for sds of the unconstrained
+        Weighted draws. The verdict's kind is ``"passed"`` if the first round has ``k_hat < 0.5``
+        and Monte Carlo errors of at most 0.05 sd for means and 5 % for sds of the unconstrained
         coordinates. It is ``"doubtful"`` if errors are larger, if k-hat is only below
         ``min(1 - 1 / log10(num_draws), 0.7)``, or if the proposal was adapted, because draws cannot
         reveal a tail that an adapted proposal misses. Otherwise it is ``"failed"``.
@@ -154,17 +162,17 @@ def correct(
     proposal, centre = make_proposal(approximation, centre, tail, degrees)
     if dither is not None and not 0 < dither < np.inf:
         raise ValueError(f"dither must be a positive number of nats, got {dither!r}.")
-    target = Target(as_functions(posterior), as_consortium(data), centre, dither)
+    target = CorrectionTarget(as_functions(posterior), as_consortium(data), centre, dither)
     rounds: list[Round] = []
     batches: list[_Weighted] = []
     key, min_ess = as_key(rng_key), min(MIN_ESS, num_draws / 10)
     for number in range(max_rounds if adapt else 1):
         batch = target.weigh(jax.random.fold_in(key, number), proposal, num_draws)
         batches.append(batch)
-        log_weights, khat = psis(batch.log_ratios)
+        log_weights, k_hat = psis(batch.log_ratios)
         ess = _effective_draws(log_weights)
-        rounds.append(Round(khat, ess, *batch.cost))
-        passed = khat < threshold(num_draws) and ess >= min_ess
+        rounds.append(Round(k_hat, ess, *batch.cost))
+        passed = k_hat < khat_threshold(num_draws) and ess >= min_ess
         if passed or number + 1 == max_rounds or not adapt:
             break
         proposal = _adapt_proposal(batches, proposal)
@@ -185,7 +193,7 @@ def correct(
     return Corrected(
         draws=target.in_users_coordinates(batch.points),
         log_weights=log_weights,
-        khat=khat,
+        k_hat=k_hat,
         ess=ess,
         log_evidence=log_evidence,
         log_evidence_sd=log_evidence_sd,
@@ -213,7 +221,7 @@ class _Weighted:
     cost: tuple[int, float, float]
 
 
-class Target:
+class CorrectionTarget:
     """Posterior whose log density is a sum over the clients of a consortium."""
 
     def __init__(
@@ -252,7 +260,7 @@ class Target:
 
     def _weigh(self, rng_key: Array, proposal: Mixture, num: int) -> _Weighted:
         words = jax.random.bits(rng_key, (2,), jnp.uint32)
-        recipe = Recipe(words, proposal, self.centre, num)
+        recipe = PointRecipe(words, proposal, self.centre, num)
         points, flat, prior, prior_at_centre = _draw_points(recipe, self.posterior)
         by_recipe = num * flat.shape[1] * flat.dtype.itemsize > RECIPE_BYTES
         content: Any = recipe if by_recipe else Points(points, self.centre)
@@ -274,7 +282,7 @@ class Target:
             num_clients = self.consortium.federation.num_clients
             added = np.asarray(_sum_dithers(content, jnp.arange(num_clients), num=num), np.float64)
             value -= float(content.step) * added
-        value[value < BELOW] = -np.inf
+        value[value < LOG_ZERO_THRESHOLD] = -np.inf
         log_target = value + np.asarray(prior, np.float64)
         points64 = np.asarray(flat, np.float64)
         at_centre = self.log_density_at_centre(answer, prior_at_centre)
@@ -343,7 +351,9 @@ def _sum_dithers(content: Dithered, clients: Array, *, num: int) -> Array:
 
 
 @compiled
-def _draw_points(recipe: Recipe, posterior: Posterior) -> tuple[ArrayTree, Array, Array, Array]:
+def _draw_points(
+    recipe: PointRecipe, posterior: Posterior
+) -> tuple[ArrayTree, Array, Array, Array]:
     """Return points as positions and raveled, relative log priors, and the prior at the center."""
     points = recipe.draw()
     at_centre = posterior.logprior_fn(recipe.centre)
@@ -438,21 +448,21 @@ def _judge(
     min_ess: float,
     errors: MonteCarloErrors,
 ) -> Verdict:
-    khat, ess = rounds[-1].khat, rounds[-1].ess
+    k_hat, ess = rounds[-1].k_hat, rounds[-1].ess
     kind, reason = VerdictKind.DOUBTFUL, ""
     if not passed:
         kind = VerdictKind.FAILED
         reason = (
             f"after {len(rounds)} proposal(s) the approximation is too far from the posterior "
-            f"(required: k-hat below {threshold(num_draws):.2f} and {min_ess:.0f} effective draws "
-            f"of {num_draws:,}); sample with fedmcmc.hmc"
+            f"(required: k-hat below {khat_threshold(num_draws):.2f} and {min_ess:.0f} effective "
+            f"draws of {num_draws:,}); sample with fedmcmc.hmc"
         )
     elif len(rounds) > 1:
         reason = (
             f"the proposal was adapted {len(rounds) - 1} time(s), and draws cannot reveal a tail "
             f"that an adapted proposal misses (compare with fedmcmc.hmc)"
         )
-    elif khat >= GOOD_KHAT:
+    elif k_hat >= GOOD_KHAT:
         reason = f"k-hat is above {GOOD_KHAT:g}"
     elif not errors.are_small:
         reason = f"too few draws (take num_draws={draws_needed(num_draws, errors):,})"
@@ -462,7 +472,7 @@ def _judge(
         kind,
         "importance" if kind is VerdictKind.PASSED else "",
         reason=reason,
-        k_hat=khat,
+        k_hat=k_hat,
         ess=ess,
         error=errors.mean,
         sd_error=errors.sd,

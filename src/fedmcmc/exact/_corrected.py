@@ -8,8 +8,8 @@ import jax
 import numpy as np
 from jax import Array
 
-from fedmcmc._checks import not_installed
-from fedmcmc._types import Absent, ArrayTree, WithFunctions, as_functions, mapped
+from fedmcmc._checks import missing_extra_error
+from fedmcmc._types import ArrayTree, MissingFunction, WithFunctions, as_functions, vmap_axes
 from fedmcmc.diagnostics import Verdict
 from fedmcmc.gaussian import Mixture
 from fedmcmc.pytrees import named_leaves, variables
@@ -21,11 +21,11 @@ Fn = Callable[[ArrayTree], ArrayTree]
 class Round(NamedTuple):
     """Diagnostics and cost of one proposal of a correction.
 
-    `khat` and `ess` describe the weights of the draws of this proposal. `exchanges` counts rounds
+    `k_hat` and `ess` describe the weights of the draws of this proposal. `exchanges` counts rounds
     of communication; many draws need several.
     """
 
-    khat: float
+    k_hat: float
     ess: float
     exchanges: int
     bits_up: float
@@ -43,7 +43,7 @@ class Corrected(WithFunctions):
         with leaves ``[num_draws, *event]``.
     log_weights
         Log of the smoothed weights, ``[num_draws]`` float64; the weights sum to one.
-    khat
+    k_hat
         Shape of the tail of the weights.
     ess
         Number of effective draws, one over the sum of squared weights.
@@ -67,7 +67,7 @@ class Corrected(WithFunctions):
 
     draws: ArrayTree
     log_weights: np.ndarray
-    khat: float
+    k_hat: float
     ess: float
     log_evidence: float
     log_evidence_sd: float
@@ -162,7 +162,7 @@ class Corrected(WithFunctions):
         try:
             from arviz_base import from_dict
         except ImportError as error:
-            raise not_installed("to_datatree needs arviz-base", "arviz") from error
+            raise missing_extra_error("to_datatree needs arviz-base", "arviz") from error
         index = self._resampled_index(jax.random.key(0), None, True)
         draws = self.constrained if constrained else self.draws
         posterior = variables(named_leaves(jax.tree.map(lambda leaf: leaf[index][None], draws)))
@@ -189,10 +189,10 @@ class Corrected(WithFunctions):
     def _mapped(self, fn: Fn | None) -> ArrayTree:
         if fn is None:
             return self.draws
-        if isinstance(fn, Absent):
+        if isinstance(fn, MissingFunction):
             return self.computed("constrained", fn)
-        if fn is self.constrain_fn:  # `mapped` compiles once for all results of a posterior
-            return jax.tree.map(np.asarray, mapped(as_functions(fn), self.draws, num_axes=1))
+        if fn is self.constrain_fn:  # `vmap_axes` compiles once for all results of a posterior
+            return jax.tree.map(np.asarray, vmap_axes(as_functions(fn), self.draws, num_axes=1))
         return jax.tree.map(np.asarray, jax.jit(jax.vmap(fn))(self.draws))
 
     def _mean(self, leaf: np.ndarray) -> np.ndarray:

@@ -16,18 +16,18 @@ from scipy.special import logsumexp
 
 from fedmcmc._checks import expect, positive_integer
 from fedmcmc._types import (
-    Absent,
     ArrayTree,
+    MissingFunction,
     Posterior,
     WithFunctions,
     as_functions,
     compiled,
-    mapped,
+    vmap_axes,
 )
 from fedmcmc.diagnostics import SamplingWarning
-from fedmcmc.exact._correct import Target, make_proposal
+from fedmcmc.exact._correct import CorrectionTarget, make_proposal
 from fedmcmc.gaussian import Gaussian, Mixture
-from fedmcmc.kernels import BELOW, Evaluated, Points
+from fedmcmc.kernels import LOG_ZERO_THRESHOLD, Evaluated, Points
 from fedmcmc.pytrees import in_single_precision, trees
 from fedmcmc.random import as_key
 from fedmcmc.records import Samples
@@ -102,10 +102,12 @@ class Tempered(WithFunctions):
         """Draws in the user's parameters, in the order of `draws`."""
         if self.constrain_fn is None:
             return self.draws
-        if isinstance(self.constrain_fn, Absent):
+        if isinstance(self.constrain_fn, MissingFunction):
             return self.computed("constrained", self.constrain_fn)
         draws = jax.tree.map(jnp.asarray, self.draws)
-        return jax.tree.map(np.asarray, mapped(as_functions(self.constrain_fn), draws, num_axes=1))
+        return jax.tree.map(
+            np.asarray, vmap_axes(as_functions(self.constrain_fn), draws, num_axes=1)
+        )
 
 
 @in_single_precision
@@ -185,7 +187,7 @@ def tempered(
         raise ValueError(f"num_seeds and length must be at least 2, got {num_seeds} and {length}.")
     proposal, centre = make_proposal(approximation, centre)
     num_islands = positive_integer(num_islands, "num_islands")
-    path = _Path(Target(as_functions(posterior), as_consortium(data), centre), proposal)
+    path = _Path(CorrectionTarget(as_functions(posterior), as_consortium(data), centre), proposal)
     words = np.asarray(jax.random.bits(as_key(rng_key), (4,), jnp.uint32))
     rng = np.random.default_rng(words.tolist())
     num = num_seeds * length
@@ -273,7 +275,7 @@ class _States:
 class _Path:
     """Path of densities from an approximation to the posterior, with the cost so far."""
 
-    def __init__(self, target: Target, start: Mixture) -> None:
+    def __init__(self, target: CorrectionTarget, start: Mixture) -> None:
         self.target, self.start = target, start
         self.rounds, self.bits_up, self.bits_down = 0, 0.0, 0.0
         self.num_points = self.num_invalid = 0
@@ -288,7 +290,9 @@ class _Path:
         answer: Evaluated = reply.value
         prior, prior_at_centre = _evaluate_priors(self.target.posterior, positions, centre)
         value = np.asarray(answer.value, np.float64)
-        log_target = np.where(value < BELOW, -np.inf, value + np.asarray(prior, np.float64))
+        log_target = np.where(
+            value < LOG_ZERO_THRESHOLD, -np.inf, value + np.asarray(prior, np.float64)
+        )
         log_target[~(log_target < np.inf)] = -np.inf  # also replaces NaN
         points = np.asarray(flat, np.float64)  # rounded as the clients received them
         self.rounds += reply.rounds

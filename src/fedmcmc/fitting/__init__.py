@@ -6,8 +6,8 @@ A fit runs a list of stages (`_decisions`): functions of the problem and of the 
 
 from fedmcmc.fitting._fit import fit as fit
 from fedmcmc.fitting._fitted import Fitted as Fitted
-from fedmcmc.fitting._modes import Mode as Mode
-from fedmcmc.fitting._modes import Search as Search
+from fedmcmc.fitting._modes import ModeSearch as ModeSearch
+from fedmcmc.fitting._modes import PosteriorMode as PosteriorMode
 from fedmcmc.fitting._modes import find_modes as find_modes
 from fedmcmc.fitting._report import Report as Report
-from fedmcmc.fitting._report import Stage as Stage
+from fedmcmc.fitting._report import StageReport as StageReport

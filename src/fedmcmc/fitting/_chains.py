@@ -11,17 +11,17 @@ from jax import Array
 
 from fedmcmc._types import ArrayTree, FederatedState, Posterior, compiled
 from fedmcmc.diagnostics import (
-    ESS,
-    RHAT,
+    MAX_RHAT,
+    MIN_ESS,
     DiagnosisWarning,
     MonteCarloErrors,
-    errors_of_chains,
+    chain_errors,
     judged_values,
     mixing,
 )
 from fedmcmc.dynamics import hmc_step_size
 from fedmcmc.exact import Corrected, ravel_draws
-from fedmcmc.fitting._modes import Search
+from fedmcmc.fitting._modes import ModeSearch
 from fedmcmc.gaussian import Mixture, defensive
 from fedmcmc.kernels import hmc
 from fedmcmc.pytrees import trees
@@ -42,7 +42,7 @@ METRIC_PRIOR = 5.0
 """Number of draws that the previous diagonal metric counts as in an update."""
 MIN_EIGENVALUE, SHRINKAGE = 1e-5, 1e-4
 """Smallest eigenvalue of a metric's correlations that needs no shrinkage, and the shrinkage."""
-REQUIREMENTS = f"required: R-hat below {RHAT:g}, {ESS:g} effective draws"
+REQUIREMENTS = f"required: R-hat below {MAX_RHAT:g}, {MIN_ESS:g} effective draws"
 ROUNDS_PER_DRAW = 10
 """Number of rounds of an adapting chain that count as one independent draw."""
 
@@ -86,7 +86,7 @@ def run_chains(
     rng_key: Array,
     posterior: Posterior,
     consortium: Consortium,
-    search: Search,
+    search: ModeSearch,
     corrected: Corrected | None,
     *,
     max_rounds: int,
@@ -191,11 +191,11 @@ def judge_chains(draws: ArrayTree) -> tuple[float, float, MonteCarloErrors]:
     figures = mixing(draws)
     rhat = float(np.nanmax(figures.rhat))
     ess = float(min(np.nanmin(figures.ess_bulk), np.nanmin(figures.ess_tail)))
-    return rhat, ess, errors_of_chains(judged_values(draws)[0])
+    return rhat, ess, chain_errors(judged_values(draws)[0])
 
 
 def is_converged(rhat: float, ess: float, errors: MonteCarloErrors) -> bool:
-    return rhat < RHAT and ess >= ESS and errors.are_small
+    return rhat < MAX_RHAT and ess >= MIN_ESS and errors.are_small
 
 
 def _build_kernel(
@@ -214,7 +214,7 @@ def _build_kernel(
 
 
 def _draw_starts(
-    rng_key: Array, search: Search, corrected: Corrected | None
+    rng_key: Array, search: ModeSearch, corrected: Corrected | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return starts of chains, ``[8, d]``, and a covariance for the initial metric.
 

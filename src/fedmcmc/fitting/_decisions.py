@@ -14,7 +14,7 @@ from fedmcmc.fitting._stages import (
     FAR_OUT,
     WEIGHTING,
     Problem,
-    Results,
+    StageResults,
     run_steps,
     run_tempering,
 )
@@ -27,7 +27,7 @@ MAX_TEMPERED_PARAMETERS = 50
 """Number of parameters up to which chains that disagree are replaced by tempering."""
 
 
-def decide(problem: Problem, results: Results) -> tuple[Verdict, Results]:
+def decide(problem: Problem, results: StageResults) -> tuple[Verdict, StageResults]:
     """Run the stages that are needed after the search for modes, and return the verdict."""
     if problem.effort == "approximate":
         return _judge_approximation(results, "as requested"), results
@@ -63,7 +63,7 @@ def decide(problem: Problem, results: Results) -> tuple[Verdict, Results]:
     return verdict, results
 
 
-def _find_reason_to_stop(problem: Problem, results: Results) -> str:
+def _find_reason_to_stop(problem: Problem, results: StageResults) -> str:
     """Return the reason to run no chains unless ``effort="exact"``, or ""."""
     if problem.effort != "auto":
         return ""
@@ -90,7 +90,9 @@ def _find_reason_to_stop(problem: Problem, results: Results) -> str:
     return ""
 
 
-def _temper(problem: Problem, results: Results, failure: str = "") -> tuple[Verdict, Results]:
+def _temper(
+    problem: Problem, results: StageResults, failure: str = ""
+) -> tuple[Verdict, StageResults]:
     """Temper, and return the verdict; `failure` describes the check that failed before."""
     chains = results.chains
     results, errors = run_tempering(problem, results)
@@ -113,8 +115,8 @@ def _temper(problem: Problem, results: Results, failure: str = "") -> tuple[Verd
 
 
 def _judge_passed(
-    problem: Problem, results: Results, method: str, **parts: Any
-) -> tuple[Verdict, Results]:
+    problem: Problem, results: StageResults, method: str, **parts: Any
+) -> tuple[Verdict, StageResults]:
     """Return the verdict on draws that passed, unless the posterior does not fall far out."""
     results = run_steps(problem, FAR_OUT, results)
     name = results.flat_coordinate
@@ -124,7 +126,7 @@ def _judge_passed(
     return _make_verdict(results, VerdictKind.DOUBTFUL, method, reason=reason, **parts), results
 
 
-def _judge_weights(results: Results, reason: str = "") -> tuple[Verdict, Results]:
+def _judge_weights(results: StageResults, reason: str = "") -> tuple[Verdict, StageResults]:
     corrected = results.corrected
     assert corrected is not None
     results, verdict = replace(results, evidence=corrected), corrected.verdict
@@ -141,14 +143,14 @@ def _judge_weights(results: Results, reason: str = "") -> tuple[Verdict, Results
     return combined, results
 
 
-def _judge_approximation(results: Results, why: str) -> Verdict:
+def _judge_approximation(results: StageResults, why: str) -> Verdict:
     num = len(results.search.modes)
     draws = f"Gaussian{'s' * (num > 1)} at {num} mode{'s' * (num > 1)}"
     if not results.search.has_mode:
         draws = "a Gaussian at a point that is not a mode"
     check, k_hat = "not compared with the posterior", np.nan
     if results.corrected is not None:
-        check, k_hat = "importance weights did not pass", results.corrected.khat
+        check, k_hat = "importance weights did not pass", results.corrected.k_hat
     elif results.predicted_khat > MAX_KHAT:
         check = (
             f"not weighted, because a k-hat of at least {results.predicted_khat:.2f} is predicted "
@@ -158,7 +160,9 @@ def _judge_approximation(results: Results, why: str) -> Verdict:
     return _make_verdict(results, VerdictKind.APPROXIMATE, reason=reason, k_hat=k_hat)
 
 
-def _make_verdict(results: Results, kind: VerdictKind, method: str = "", **parts: Any) -> Verdict:
+def _make_verdict(
+    results: StageResults, kind: VerdictKind, method: str = "", **parts: Any
+) -> Verdict:
     """Return a verdict with the costs so far; caveats turn ``passed`` into ``doubtful``."""
     details = "; ".join(x for x in (parts.pop("details", ""), _summarize(results)) if x)
     caveats = results.search.caveats + results.caveats
@@ -168,7 +172,7 @@ def _make_verdict(results: Results, kind: VerdictKind, method: str = "", **parts
     return Verdict(kind, method, reason=reason, details=details, **parts)
 
 
-def _summarize(results: Results) -> str:
+def _summarize(results: StageResults) -> str:
     """Return the cost of the stages and the extent of the search."""
     search = results.search
     rounds = sum(row.rounds for row in results.rows)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from fedmcmc.data import Grouped
 from fedmcmc.diagnostics import DiagnosisWarning, SamplingWarning, VerdictKind
 from fedmcmc.fitting._fitted import Fitted
-from fedmcmc.hierarchy import of_few_groups
+from fedmcmc.hierarchy import few_groups_warning
 from fedmcmc.runs import Consortium, SimulatedConsortium
 
 
@@ -61,4 +61,4 @@ def _few_groups_message(fitted: Fitted, consortium: Consortium) -> str | None:
         return None  # only the clients have the number of groups
     else:
         num_groups = federation.num_clients
-    return of_few_groups(fitted.posterior, num_groups, fitted.samples.draws)
+    return few_groups_warning(fitted.posterior, num_groups, fitted.samples.draws)

@@ -10,10 +10,10 @@ from fedmcmc._types import Federation, Posterior, WithFunctions
 from fedmcmc.data import in_words
 from fedmcmc.diagnostics import Verdict
 from fedmcmc.exact import Corrected
-from fedmcmc.fitting._report import Report, Stage
+from fedmcmc.fitting._report import Report, StageReport
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.records import Samples
-from fedmcmc.reports import Figure, figures_of, histogram, summarized
+from fedmcmc.reports import Figure, figures_of, histogram, summarize
 from fedmcmc.runs import Consortium, SimulatedConsortium
 from fedmcmc.storage import versions
 
@@ -91,7 +91,7 @@ def describe(fitted: Fitted, consortium: Consortium, settings: dict[str, Any]) -
 
 
 def make_report(
-    stages: tuple[Stage, ...],
+    stages: tuple[StageReport, ...],
     verdict: Verdict,
     samples: Samples,
     federation: Federation,
@@ -113,7 +113,7 @@ def make_report(
     return Report(
         stages,
         verdict,
-        summarized(samples.constrained),
+        summarize(samples.constrained),
         {
             "clients": federation.num_clients,
             "rows": federation.num_rows,

@@ -5,8 +5,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fedmcmc._types import ArrayTree, Posterior
-from fedmcmc.fitting._modes import Search, as_positions, log_priors
-from fedmcmc.kernels import BELOW, Points, evaluations
+from fedmcmc.fitting._modes import ModeSearch, as_positions, log_priors
+from fedmcmc.kernels import LOG_ZERO_THRESHOLD, Points, evaluations
 from fedmcmc.pytrees import named_leaves, trees
 from fedmcmc.surrogates import Ledger
 
@@ -28,7 +28,7 @@ class Direction(NamedTuple):
     far: float
 
 
-def refuse_flat_directions(posterior: Posterior, ledger: Ledger, search: Search) -> None:
+def refuse_flat_directions(posterior: Posterior, ledger: Ledger, search: ModeSearch) -> None:
     """Raise `ValueError` if the log posterior does not decrease far out along a direction.
 
     The function tries both signs of each coordinate with an improper prior, and the directions
@@ -77,7 +77,7 @@ def _find_flat_direction(
     flat = start + distances[None, :, None] * steps[:, None]
     points = as_positions(flat.reshape(-1, len(start)), centre)
     value = np.asarray(ledger.ask(evaluations(posterior), Points(points)).value, np.float64)
-    value[value < BELOW] = -np.inf
+    value[value < LOG_ZERO_THRESHOLD] = -np.inf
     prior = np.asarray(log_priors(posterior, points), np.float64)
     log_density = (value + prior).reshape(len(directions), num)
     names = (x.name for x, values in zip(directions, log_density, strict=True) if _is_flat(values))
@@ -92,7 +92,7 @@ def _is_flat(values: np.ndarray) -> bool:
     return len(decreases) == WINDOW and bool((decreases < MIN_DECREASE).all())
 
 
-def _list_directions(posterior: Posterior, search: Search) -> list[Direction]:
+def _list_directions(posterior: Posterior, search: ModeSearch) -> list[Direction]:
     if not posterior.improper:
         return []
     mode = search.modes[0]

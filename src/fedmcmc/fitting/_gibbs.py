@@ -17,8 +17,8 @@ from fedmcmc._types import (
     as_functions,
 )
 from fedmcmc.diagnostics import (
-    ESS,
-    RHAT,
+    MAX_RHAT,
+    MIN_ESS,
     SamplingWarning,
     StopDecision,
     StoppingRule,
@@ -28,7 +28,7 @@ from fedmcmc.diagnostics import (
 from fedmcmc.fitting._chains import REQUIREMENTS, Chains, is_converged, judge_chains
 from fedmcmc.fitting._fitted import Fitted, make_report
 from fedmcmc.fitting._progress import ticking
-from fedmcmc.fitting._report import Stage, cost_of
+from fedmcmc.fitting._report import StageReport, cost_of
 from fedmcmc.hierarchy import hmc, independence
 from fedmcmc.kernels import fed_gibbs
 from fedmcmc.pytrees import trees
@@ -115,7 +115,7 @@ def _run_gibbs(
     position: ArrayTree | None,
     max_rounds: int,
     progress: bool,
-) -> tuple[Chains, Stage]:
+) -> tuple[Chains, StageReport]:
     """Run eight chains until the draws of the shared parameters agree."""
     start = time.perf_counter()
     with ticking("chains", progress) as bar:
@@ -143,7 +143,7 @@ def _run_gibbs(
         cost = cost_of(samples)
         method = f"Gibbs, {NUM_CHAINS} chains"
         chains = Chains(samples, cost[0], rhat, ess, errors, method, why)
-        stage = Stage(
+        stage = StageReport(
             "chains",
             method,
             *cost,
@@ -157,7 +157,7 @@ def _run_gibbs(
     return chains, stage
 
 
-def _judge(chains: Chains, stage: Stage, max_rounds: int) -> Verdict:
+def _judge(chains: Chains, stage: StageReport, max_rounds: int) -> Verdict:
     cost = f"{stage.rounds:,} rounds, {(stage.bits_up + stage.bits_down) / 1e6:,.1f} Mbit"
     details = f"{NUM_CHAINS} chains of Gibbs sampling, {cost}"
     if chains.agree:
@@ -178,4 +178,6 @@ def _stop_on_agreement() -> StoppingRule:
     def next_check(num: int) -> int:
         return INITIAL_CHECK if num == 0 else int(np.ceil(num * GROWTH))
 
-    return StoppingRule(next_check, check, f"R-hat below {RHAT:g}, {ESS:g} effective draws", 2)
+    return StoppingRule(
+        next_check, check, f"R-hat below {MAX_RHAT:g}, {MIN_ESS:g} effective draws", 2
+    )

@@ -13,7 +13,7 @@ from fedmcmc._types import ArrayTree, Posterior, as_functions, compiled
 from fedmcmc.fitting._lockstep import lockstep
 from fedmcmc.fitting._symmetries import MAX_IMAGES, Images, list_symmetries
 from fedmcmc.gaussian import Mixture
-from fedmcmc.kernels import BELOW, Points, evaluations
+from fedmcmc.kernels import LOG_ZERO_THRESHOLD, Points, evaluations
 from fedmcmc.pytrees import trees
 from fedmcmc.runs import Consortium
 from fedmcmc.surrogates import (
@@ -23,8 +23,8 @@ from fedmcmc.surrogates import (
     Ledger,
     Objective,
     Structure,
+    explain_failures,
     explain_nonfinite,
-    explained,
     lbfgs,
     newton,
 )
@@ -46,7 +46,7 @@ ORIGIN_SCALE = 1e-5
 
 
 @dataclass(frozen=True)
-class Mode:
+class PosteriorMode:
     """Local maximum of the posterior with its curvature.
 
     Attributes
@@ -88,7 +88,7 @@ class Mode:
 
 
 @dataclass(frozen=True)
-class Search:
+class ModeSearch:
     """Result of a search for modes.
 
     Attributes
@@ -110,7 +110,7 @@ class Search:
         Reasons why draws around these modes may miss a part of the posterior.
     """
 
-    modes: tuple[Mode, ...]
+    modes: tuple[PosteriorMode, ...]
     num_starts: int
     centre: ArrayTree
     rounds: int
@@ -152,7 +152,7 @@ def find_modes(
     num_starts: int = NUM_STARTS,
     max_evaluations: int = 60,
     num_draws: int = 4000,
-) -> Search:
+) -> ModeSearch:
     """Search for modes of the posterior from several starts that share each message.
 
     Candidates for a start are a point near the origin and draws of ``posterior.init_fn``, or
@@ -169,7 +169,7 @@ def find_modes(
     candidates = _draw_candidates(rng_key, posterior, position)
     values = np.asarray(ledger.ask(evaluations(posterior), Points(candidates)).value, np.float64)
     prior = np.asarray(log_priors(posterior, candidates), np.float64)
-    valid = np.flatnonzero((values > BELOW) & np.isfinite(values) & np.isfinite(prior))
+    valid = np.flatnonzero((values > LOG_ZERO_THRESHOLD) & np.isfinite(values) & np.isfinite(prior))
     if not np.isfinite(prior).any():
         raise ValueError(
             f"The log density of the prior is finite at none of {len(prior)} starts: check its "
@@ -191,7 +191,7 @@ def find_modes(
     centre = jax.tree.map(lambda leaf: leaf[best], candidates)
     evaluate = Objective(posterior, ledger, centre, "dense" if by_newton else "none")
     results, _ = lockstep(
-        explained(evaluate, consortium, candidates), starts, climb, max_evaluations
+        explain_failures(evaluate, consortium, candidates), starts, climb, max_evaluations
     )
     num_used = num_starts
     while by_newton and num_used < len(valid) and _may_miss_modes(results, num_draws):
@@ -220,12 +220,12 @@ def find_modes(
                 f"represent {num_symmetric}: order the exchangeable parameters",
             )
     unidentified: tuple[str, ...] = ()
-    if evaluate.untold is not None and evaluate.untold.any():
+    if evaluate.unidentified is not None and evaluate.unidentified.any():
         names = trees.element_names(centre)
-        unidentified = tuple(names[i] for i in np.flatnonzero(evaluate.untold))
+        unidentified = tuple(names[i] for i in np.flatnonzero(evaluate.unidentified))
     centre, cost = _as_position(modes[0].flat, centre), (ledger.rounds, ledger.up, ledger.down)
     num_used = min(num_used, len(valid))
-    return Search(tuple(modes), num_used, centre, *cost, unidentified, num_symmetric, caveats)
+    return ModeSearch(tuple(modes), num_used, centre, *cost, unidentified, num_symmetric, caveats)
 
 
 def _pad(starts: np.ndarray, multiple: int) -> np.ndarray:
@@ -247,7 +247,7 @@ def _may_miss_modes(results: list[Expansion], num_draws: int) -> bool:
 
 
 def _find_images(
-    mode: Mode, posterior: Posterior, ledger: Ledger, centre: ArrayTree, multimodal: bool
+    mode: PosteriorMode, posterior: Posterior, ledger: Ledger, centre: ArrayTree, multimodal: bool
 ) -> tuple[np.ndarray, bool]:
     """Return candidates for symmetric modes, ``[num, d]``, and true if no candidate is missing.
 
@@ -326,16 +326,18 @@ def log_priors(posterior: Posterior, positions: ArrayTree) -> Array:
     return jax.vmap(posterior.logprior_fn)(positions)
 
 
-def _as_mode(result: Expansion) -> Mode:
+def _as_mode(result: Expansion) -> PosteriorMode:
     assert result.covariance is not None
     # In the quadratic region the final Newton step needs no further exchange.
     is_quadratic = result.gain < 0.1 and not result.clipped
     point = result.point + result.step if is_quadratic else result.point
     value = -result.value + (result.gain if is_quadratic else 0.0)
-    return Mode(point, value, result.covariance, result.gain, result.clipped, result.flat_along)
+    return PosteriorMode(
+        point, value, result.covariance, result.gain, result.clipped, result.flat_along
+    )
 
 
-def _select_distinct(candidates: list[Mode], num_draws: int) -> list[Mode]:
+def _select_distinct(candidates: list[PosteriorMode], num_draws: int) -> list[PosteriorMode]:
     """Return maxima of non-negligible mass that are distant from each other, the highest in front.
 
     The highest candidate is always included.
@@ -350,7 +352,7 @@ def _select_distinct(candidates: list[Mode], num_draws: int) -> list[Mode]:
     return modes
 
 
-def _mahalanobis_distance(mode: Mode, reference: Mode) -> float:
+def _mahalanobis_distance(mode: PosteriorMode, reference: PosteriorMode) -> float:
     """Return the Mahalanobis distance by the covariance of the reference."""
     gap = mode.flat - reference.flat
     if reference.covariance.ndim == 1:

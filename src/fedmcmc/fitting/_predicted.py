@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._types import Posterior, as_functions
-from fedmcmc.fitting._modes import Search
+from fedmcmc.fitting._modes import ModeSearch
 from fedmcmc.runs import Consortium
 from fedmcmc.surrogates import Ledger, Objective
 
@@ -27,7 +27,7 @@ DIFFERENCE_SDS = 0.1
 class PredictedTail:
     """Lower bound of the tail index, with the number of Hessian-vector products and the cost."""
 
-    khat: float
+    k_hat: float
     products: int
     rounds: int
     bits_up: float
@@ -41,7 +41,7 @@ def tail_index(covariance: np.ndarray, precision: np.ndarray) -> float:
 
 
 def predict_tail(
-    rng_key: Array, posterior: Posterior, consortium: Consortium, search: Search
+    rng_key: Array, posterior: Posterior, consortium: Consortium, search: ModeSearch
 ) -> PredictedTail:
     """Return a lower bound of the tail index of weights of a diagonal Gaussian at the mode.
 
@@ -79,5 +79,5 @@ def predict_tail(
         if norm < 1e-6 * np.linalg.norm(image):
             break
         basis.append(residual / norm)
-    khat = max(0.0, 1 - smallest)
-    return PredictedTail(khat, len(tridiagonal), ledger.rounds, ledger.up, ledger.down)
+    k_hat = max(0.0, 1 - smallest)
+    return PredictedTail(k_hat, len(tridiagonal), ledger.rounds, ledger.up, ledger.down)

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from fedmcmc.diagnostics import ESS, RHAT, Verdict, VerdictKind
+from fedmcmc.diagnostics import MAX_RHAT, MIN_ESS, Verdict, VerdictKind
 from fedmcmc.records import Samples
 from fedmcmc.reports import (
+    DATA_SETTINGS,
     INTRODUCTION,
-    OF_DATA,
-    WORDS,
+    RUN_GLOSSARY,
     Figure,
     Page,
     advice,
@@ -25,7 +25,7 @@ WORST_KHAT = 0.7
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageReport:
     """Row of a report: one stage of a fit.
 
     Attributes
@@ -34,7 +34,7 @@ class Stage:
         Purpose and method.
     rounds, bits_up, bits_down, seconds
         Cost: number of exchanges with all clients, bits summed over clients, wall-clock time.
-    khat, rhat, ess
+    k_hat, rhat, ess
         Shape of the weights' tail, R-hat, number of effective draws; NaN if not computed.
     verdict
         Result in a few words.
@@ -48,7 +48,7 @@ class Stage:
     bits_up: float
     bits_down: float
     seconds: float = 0.0
-    khat: float = np.nan
+    k_hat: float = np.nan
     rhat: float = np.nan
     ess: float = np.nan
     verdict: str = ""
@@ -75,7 +75,7 @@ class Report:
         Warnings of the fit other than its verdict.
     """
 
-    stages: tuple[Stage, ...]
+    stages: tuple[StageReport, ...]
     verdict: Verdict
     summary: dict[str, dict[str, float]]
     about: dict[str, Any] = field(default_factory=dict)
@@ -176,14 +176,17 @@ class Report:
         )
         if any(list(_marked(0, stage)) for stage in self.stages):
             page.paragraph(
-                f"Marked: k-hat above {WORST_KHAT:g}, R-hat of {RHAT:g} or more, and fewer than "
-                f"{ESS:g} effective draws. The draws of a marked stage were not good enough."
+                f"Marked: k-hat above {WORST_KHAT:g}, R-hat of {MAX_RHAT:g} or more, and fewer "
+                f"than {MIN_ESS:g} effective draws. The draws of a marked stage were not good "
+                "enough."
             )
         page.heading("Glossary")
-        shared = dict(WORDS)
+        shared = dict(RUN_GLOSSARY)
         page.words((*GLOSSARY, *((term, shared[term]) for term in SHARED_TERMS)))
         page.heading("About this run")
-        rows = [(name, str(value)) for name, value in self.about.items() if name not in OF_DATA]
+        rows = [
+            (name, str(value)) for name, value in self.about.items() if name not in DATA_SETTINGS
+        ]
         page.table(("what", "value"), rows, texts=("value",))
         return page
 
@@ -198,7 +201,7 @@ def cost_of(samples: Samples, num_rounds: int | None = None) -> tuple[int, float
 HEADER = ("stage", "method", "rounds", "Mbit", "k-hat", "R-hat", "ESS", "seconds", "verdict")
 
 
-def _cells(stage: Stage) -> tuple[str, ...]:
+def _cells(stage: StageReport) -> tuple[str, ...]:
     def number(value: float, spec: str) -> str:
         return "" if np.isnan(value) else format(value, spec)
 
@@ -207,7 +210,7 @@ def _cells(stage: Stage) -> tuple[str, ...]:
         stage.method,
         f"{stage.rounds:,}",
         f"{(stage.bits_up + stage.bits_down) / 1e6:,.2f}",
-        number(stage.khat, ".2f"),
+        number(stage.k_hat, ".2f"),
         number(stage.rhat, ".3f"),
         number(stage.ess, ",.0f"),
         f"{stage.seconds:.1f}",
@@ -270,8 +273,12 @@ SHARED_TERMS = ("Mean", "sd", "5 %, 50 %, 95 %", "R-hat", "Parameter", "Client",
 """Glossary terms with the same meaning on the page of a run."""
 
 
-def _marked(row: int, stage: Stage) -> Iterator[tuple[int, int]]:
+def _marked(row: int, stage: StageReport) -> Iterator[tuple[int, int]]:
     """Return the cells ``(row, column)`` of figures that do not meet the requirements."""
     # A missing figure is NaN; comparisons with NaN are false.
-    bad = {"k-hat": stage.khat > WORST_KHAT, "R-hat": stage.rhat >= RHAT, "ESS": stage.ess < ESS}
+    bad = {
+        "k-hat": stage.k_hat > WORST_KHAT,
+        "R-hat": stage.rhat >= MAX_RHAT,
+        "ESS": stage.ess < MIN_ESS,
+    }
     return ((row, HEADER.index(name)) for name, is_bad in bad.items() if is_bad)

@@ -9,8 +9,8 @@ import numpy as np
 from fedmcmc._types import ArrayTree, Broadcast, FederatedState, Posterior
 from fedmcmc.diagnostics import Verdict, VerdictKind
 from fedmcmc.fitting._fitted import Fitted, make_report
-from fedmcmc.fitting._report import Stage
-from fedmcmc.fitting._stages import DRAW_KEY, Problem, Results
+from fedmcmc.fitting._report import StageReport
+from fedmcmc.fitting._stages import DRAW_KEY, Problem, StageResults
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.pytrees import trees
 from fedmcmc.records import Samples
@@ -23,7 +23,7 @@ RUN_SETTINGS = ("method", "kernel", "data", "chains", "where")
 
 
 def make_fitted(
-    problem: Problem, results: Results, posterior: Posterior, verdict: Verdict
+    problem: Problem, results: StageResults, posterior: Posterior, verdict: Verdict
 ) -> Fitted:
     """Return the fit: draws in the user's coordinates, with evidence and report."""
     samples = replace(
@@ -51,7 +51,7 @@ def make_fitted(
     return Fitted(samples, verdict, evidence, evidence_sd, report, posterior, corrected, gaussian)
 
 
-def _get_evidence(results: Results) -> tuple[float, float]:
+def _get_evidence(results: StageResults) -> tuple[float, float]:
     """Return the log evidence and its standard error, NaN if no stage with evidence passed."""
     if results.tempered is not None:
         return results.tempered.log_evidence, results.tempered.log_evidence_sd
@@ -61,7 +61,7 @@ def _get_evidence(results: Results) -> tuple[float, float]:
     return corrected.log_evidence, corrected.log_evidence_sd
 
 
-def _make_gaussian(results: Results) -> Gaussian | None:
+def _make_gaussian(results: StageResults) -> Gaussian | None:
     search = results.search
     if not search.has_mode:
         return None
@@ -72,7 +72,7 @@ def _make_gaussian(results: Results) -> Gaussian | None:
     return Gaussian.from_moments(search.centre, variance=variance)
 
 
-def _make_samples(problem: Problem, results: Results) -> Samples:
+def _make_samples(problem: Problem, results: StageResults) -> Samples:
     if results.tempered is not None:
         num = jax.tree.leaves(results.tempered.islands)[0].shape[1]
         states = np.linspace(0, num - 1, min(num, MAX_STATES)).astype(int)
@@ -91,7 +91,7 @@ def _make_samples(problem: Problem, results: Results) -> Samples:
     return _as_samples(jax.tree.map(lambda leaf: np.asarray(leaf)[None], draws), results.rows)
 
 
-def _as_samples(draws: ArrayTree, rows: tuple[Stage, ...]) -> Samples:
+def _as_samples(draws: ArrayTree, rows: tuple[StageReport, ...]) -> Samples:
     """Return draws of equal weight, leaves ``[num_chains, num, *event]``, as samples."""
     num_chains, num = jax.tree.leaves(draws)[0].shape[:2]
     position = jax.tree.map(lambda leaf: jnp.asarray(leaf[:, 0]), draws)
@@ -104,7 +104,7 @@ def _as_samples(draws: ArrayTree, rows: tuple[Stage, ...]) -> Samples:
     return Samples(draws, info, state, totals, settings=_describe_stages(rows), versions=versions())
 
 
-def _describe_stages(rows: tuple[Stage, ...]) -> dict[str, str]:
+def _describe_stages(rows: tuple[StageReport, ...]) -> dict[str, str]:
     """Return a description of each stage, for the page of the draws."""
     return {
         f"stage {number}: {row.stage}": f"{row.method}; {row.rounds:,} "

@@ -13,7 +13,7 @@ from jax import Array
 
 from fedmcmc._types import ArrayTree, Posterior
 from fedmcmc.algorithms import fed_ep
-from fedmcmc.diagnostics import MonteCarloErrors, VerdictKind, at_rest, errors_of_groups
+from fedmcmc.diagnostics import MonteCarloErrors, VerdictKind, at_rest, group_errors
 from fedmcmc.exact import (
     GOOD_KHAT,
     Corrected,
@@ -25,11 +25,11 @@ from fedmcmc.exact import (
 )
 from fedmcmc.fitting._chains import Chains, run_chains
 from fedmcmc.fitting._flat import find_flat_coordinate, refuse_flat_directions
-from fedmcmc.fitting._modes import Search, find_modes
+from fedmcmc.fitting._modes import ModeSearch, find_modes
 from fedmcmc.fitting._precision import check_precision
 from fedmcmc.fitting._predicted import MAX_KHAT, predict_tail, tail_index
 from fedmcmc.fitting._progress import ticking
-from fedmcmc.fitting._report import Stage, cost_of
+from fedmcmc.fitting._report import StageReport, cost_of
 from fedmcmc.gaussian import moments_of
 from fedmcmc.pytrees import trees
 from fedmcmc.records import Samples
@@ -68,7 +68,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Results:
+class StageResults:
     """Results of the stages so far; ``None`` for a stage that did not run or failed.
 
     `rows` are rows of the report, `propagated` is a run of FedEP that came to rest, and `evidence`
@@ -77,8 +77,8 @@ class Results:
     "". Because of a caveat the verdict cannot be ``passed``.
     """
 
-    search: Search
-    rows: tuple[Stage, ...] = ()
+    search: ModeSearch
+    rows: tuple[StageReport, ...] = ()
     predicted_khat: float = 0.0
     propagated: Samples | None = None
     corrected: Corrected | None = None
@@ -101,8 +101,8 @@ class Results:
 class StageResult(NamedTuple):
     """Row of the report, and the results after the stage."""
 
-    row: Stage
-    results: Results
+    row: StageReport
+    results: StageResults
 
 
 class Step(NamedTuple):
@@ -110,10 +110,10 @@ class Step(NamedTuple):
 
     name: str
     stage: Callable[[Problem, Any], StageResult]
-    is_needed: Callable[[Problem, Results], bool] = lambda problem, results: True
+    is_needed: Callable[[Problem, StageResults], bool] = lambda problem, results: True
 
 
-def run_step(problem: Problem, step: Step, results: Results | None = None) -> Results:
+def run_step(problem: Problem, step: Step, results: StageResults | None = None) -> StageResults:
     """Run a stage under a progress bar, and add its row to the report."""
     start = time.perf_counter()
     with ticking(step.name, problem.progress) as bar:
@@ -123,7 +123,7 @@ def run_step(problem: Problem, step: Step, results: Results | None = None) -> Re
     return replace(results, rows=(*results.rows, row))
 
 
-def run_steps(problem: Problem, steps: Sequence[Step], results: Results) -> Results:
+def run_steps(problem: Problem, steps: Sequence[Step], results: StageResults) -> StageResults:
     """Run the stages that are needed, in order."""
     for step in steps:
         if step.is_needed(problem, results):
@@ -159,8 +159,8 @@ def _search_modes(problem: Problem, results: None) -> StageResult:
         )
     ledger.add(search.rounds, search.bits_up, search.bits_down)
     cost = (ledger.rounds, ledger.up, ledger.down)
-    row = Stage("modes", f"{search.num_starts} starts", *cost, verdict=verdict, why=why)
-    return StageResult(row, Results(search, caveats=caveats))
+    row = StageReport("modes", f"{search.num_starts} starts", *cost, verdict=verdict, why=why)
+    return StageResult(row, StageResults(search, caveats=caveats))
 
 
 def _find_precision_caveats(
@@ -172,7 +172,7 @@ def _find_precision_caveats(
     return () if check.ok else (check.message,)
 
 
-def _predict_khat(problem: Problem, results: Results) -> StageResult:
+def _predict_khat(problem: Problem, results: StageResults) -> StageResult:
     """Predict k-hat of the Gaussians at the modes."""
     if results.search.modes[0].covariance.ndim == 2:
         rows = problem.consortium.federation.num_rows / results.size
@@ -189,41 +189,41 @@ def _predict_khat(problem: Problem, results: Results) -> StageResult:
         f"k-hat (Lanczos, {tail.products} products with the Hessian)"
     )
     row = replace(
-        _prediction_row("curvature along some directions", tail.khat, why),
+        _prediction_row("curvature along some directions", tail.k_hat, why),
         rounds=tail.rounds,
         bits_up=tail.bits_up,
         bits_down=tail.bits_down,
     )
-    return StageResult(row, replace(results, predicted_khat=tail.khat))
+    return StageResult(row, replace(results, predicted_khat=tail.k_hat))
 
 
-def _prediction_row(method: str, khat: float, why: str) -> Stage:
-    verdict = f"k-hat above {MAX_KHAT:g}" if khat > MAX_KHAT else "worth a round"
-    return Stage("prediction", method, 0, 0.0, 0.0, khat=khat, verdict=verdict, why=why)
+def _prediction_row(method: str, k_hat: float, why: str) -> StageReport:
+    verdict = f"k-hat above {MAX_KHAT:g}" if k_hat > MAX_KHAT else "worth a round"
+    return StageReport("prediction", method, 0, 0.0, 0.0, k_hat=k_hat, verdict=verdict, why=why)
 
 
-def _is_promising(problem: Problem, results: Results) -> bool:
+def _is_promising(problem: Problem, results: StageResults) -> bool:
     return results.search.has_mode and results.predicted_khat <= MAX_KHAT
 
 
-def _weight_draws(problem: Problem, results: Results) -> StageResult:
+def _weight_draws(problem: Problem, results: StageResults) -> StageResult:
     mixture = results.search.mixture()
     return _correct(problem, results, CORRECTION_KEY, mixture, "mixture at the modes")
 
 
-def _needs_more_draws(problem: Problem, results: Results) -> bool:
+def _needs_more_draws(problem: Problem, results: StageResults) -> bool:
     """Return true if more draws of the same proposal would reduce the error sufficiently."""
     corrected = results.corrected
     if corrected is None or corrected.verdict.kind != VerdictKind.DOUBTFUL:
         return False
-    if len(corrected.rounds) > 1 or not corrected.khat < GOOD_KHAT:
+    if len(corrected.rounds) > 1 or not corrected.k_hat < GOOD_KHAT:
         return False
     errors = _errors_of(corrected)
     num_draws = draws_needed(corrected.num_draws, errors)
     return not errors.are_small and num_draws <= MAX_DRAWS_FACTOR * problem.num_draws
 
 
-def _weight_more_draws(problem: Problem, results: Results) -> StageResult:
+def _weight_more_draws(problem: Problem, results: StageResults) -> StageResult:
     assert results.corrected is not None
     num_draws = draws_needed(results.corrected.num_draws, _errors_of(results.corrected))
     mixture, method = results.search.mixture(), "the same mixture, more draws"
@@ -236,7 +236,7 @@ def _errors_of(corrected: Corrected) -> MonteCarloErrors:
 
 def _correct(
     problem: Problem,
-    results: Results,
+    results: StageResults,
     key: int,
     approximation: Any,
     method: str,
@@ -253,19 +253,19 @@ def _correct(
         )
     except ValueError as error:
         # Log densities at draws of the Gaussians may overflow even if the search was finite.
-        row = Stage("correction", method, 1, 0.0, 0.0, verdict="failed", why=str(error))
+        row = StageReport("correction", method, 1, 0.0, 0.0, verdict="failed", why=str(error))
         return StageResult(row, results)
     method = f"{method}, {len(corrected.rounds)} proposal(s)"
     row = _correction_row("correction", method, corrected)
     return StageResult(row, replace(results, corrected=corrected))
 
 
-def _correction_row(stage: str, method: str, corrected: Corrected) -> Stage:
-    return Stage(
+def _correction_row(stage: str, method: str, corrected: Corrected) -> StageReport:
+    return StageReport(
         stage,
         method,
         *_cost_of_totals(corrected.totals),
-        khat=corrected.khat,
+        k_hat=corrected.k_hat,
         ess=corrected.ess,
         verdict=str(corrected.verdict.kind),
         why=str(corrected.verdict),
@@ -276,7 +276,7 @@ def _cost_of_totals(totals: dict[str, float]) -> tuple[int, float, float]:
     return int(totals["rounds"]), totals["bits_up"], totals["bits_down"]
 
 
-def _needs_propagation(problem: Problem, results: Results) -> bool:
+def _needs_propagation(problem: Problem, results: StageResults) -> bool:
     """Return true if the weights failed and clients have enough rows for FedEP."""
     if not results.correction_is(VerdictKind.FAILED) or results.size > EP_MAX_DIMENSIONS:
         return False
@@ -284,7 +284,7 @@ def _needs_propagation(problem: Problem, results: Results) -> bool:
     return float((sizes >= EP_ROWS_PER_PARAMETER * results.size).mean()) > 0.5
 
 
-def _propagate(problem: Problem, results: Results) -> StageResult:
+def _propagate(problem: Problem, results: StageResults) -> StageResult:
     samples = problem.consortium.sample(
         problem.key(PROPAGATION_KEY),
         fed_ep(problem.posterior),
@@ -295,28 +295,28 @@ def _propagate(problem: Problem, results: Results) -> StageResult:
     )
     is_at_rest = bool(samples.stopped["reached"])
     verdict = "at rest" if is_at_rest else "still moves"
-    row = Stage("approximation", "FedEP", *cost_of(samples), verdict=verdict)
+    row = StageReport("approximation", "FedEP", *cost_of(samples), verdict=verdict)
     return StageResult(row, replace(results, propagated=samples if is_at_rest else None))
 
 
-def _has_propagated(problem: Problem, results: Results) -> bool:
+def _has_propagated(problem: Problem, results: StageResults) -> bool:
     return results.propagated is not None
 
 
-def _predict_propagated(problem: Problem, results: Results) -> StageResult:
+def _predict_propagated(problem: Problem, results: StageResults) -> StageResult:
     assert results.propagated is not None
     server = jax.tree.map(lambda x: x[0], results.propagated.state.server)
     _, covariance = moments_of(server.approximation.gaussian)
-    khat = tail_index(covariance, np.linalg.inv(results.search.modes[0].covariance))
+    k_hat = tail_index(covariance, np.linalg.inv(results.search.modes[0].covariance))
     why = "FedEP's covariance, compared with the curvature at the mode"
-    return StageResult(_prediction_row("FedEP's Gaussian", khat, why), results)
+    return StageResult(_prediction_row("FedEP's Gaussian", k_hat, why), results)
 
 
-def _weight_propagated(problem: Problem, results: Results) -> StageResult:
+def _weight_propagated(problem: Problem, results: StageResults) -> StageResult:
     return _correct(problem, results, RECORRECTION_KEY, results.propagated, "FedEP's Gaussian")
 
 
-def _sample_chains(problem: Problem, results: Results) -> StageResult:
+def _sample_chains(problem: Problem, results: StageResults) -> StageResult:
     chains = run_chains(
         problem.key(CHAINS_KEY),
         problem.posterior,
@@ -328,7 +328,7 @@ def _sample_chains(problem: Problem, results: Results) -> StageResult:
     why = chains.why
     if results.corrected is not None:
         why += _compare_with_weights(chains.samples, results.corrected)
-    row = Stage(
+    row = StageReport(
         "chains",
         chains.method,
         *cost_of(chains.samples, chains.num_rounds),
@@ -357,25 +357,25 @@ def _compare_with_weights(samples: Samples, corrected: Corrected) -> str:
     )
 
 
-def _has_converged_chains(problem: Problem, results: Results) -> bool:
+def _has_converged_chains(problem: Problem, results: StageResults) -> bool:
     return results.chains is not None and results.chains.agree
 
 
-def _needs_precision_check(problem: Problem, results: Results) -> bool:
+def _needs_precision_check(problem: Problem, results: StageResults) -> bool:
     return _has_converged_chains(problem, results) and not results.search.has_mode
 
 
-def _check_precision_of_chains(problem: Problem, results: Results) -> StageResult:
+def _check_precision_of_chains(problem: Problem, results: StageResults) -> StageResult:
     assert results.chains is not None
     position = jax.tree.map(lambda x: jnp.asarray(x[0, -1]), results.chains.samples.draws)
     ledger = Ledger(problem.consortium)
     caveats = _find_precision_caveats(problem, ledger, position, results.chains.covariance)
     cost = (ledger.rounds, ledger.up, ledger.down)
-    row = Stage("precision", "rounding near a draw", *cost, verdict="measured")
+    row = StageReport("precision", "rounding near a draw", *cost, verdict="measured")
     return StageResult(row, replace(results, caveats=(*results.caveats, *caveats)))
 
 
-def _measure_evidence(problem: Problem, results: Results) -> StageResult:
+def _measure_evidence(problem: Problem, results: StageResults) -> StageResult:
     """Weight draws of a Gaussian with the moments of the chains."""
     assert results.chains is not None
     corrected = correct(
@@ -391,7 +391,7 @@ def _measure_evidence(problem: Problem, results: Results) -> StageResult:
     return StageResult(row, replace(results, evidence=corrected))
 
 
-def run_tempering(problem: Problem, results: Results) -> tuple[Results, MonteCarloErrors]:
+def run_tempering(problem: Problem, results: StageResults) -> tuple[StageResults, MonteCarloErrors]:
     """Temper, with more chains if errors are large, and return the errors of the groups."""
     num_seeds, key = NUM_SEEDS, TEMPERING_KEY
     while True:
@@ -404,7 +404,7 @@ def run_tempering(problem: Problem, results: Results) -> tuple[Results, MonteCar
         num_seeds, key = min(num_seeds * factor, MAX_SEEDS), MORE_SEEDS_KEY
 
 
-def _temper(problem: Problem, results: Results, *, num_seeds: int, key: int) -> StageResult:
+def _temper(problem: Problem, results: StageResults, *, num_seeds: int, key: int) -> StageResult:
     draws = tempered(
         problem.key(key),
         problem.posterior,
@@ -416,7 +416,7 @@ def _temper(problem: Problem, results: Results, *, num_seeds: int, key: int) -> 
         centre=results.search.centre,
     )
     errors = _estimate_island_errors(draws)
-    row = Stage(
+    row = StageReport(
         "tempering",
         f"{NUM_ISLANDS} groups, {len(draws.acceptance)} temperatures",
         *_cost_of_totals(draws.totals),
@@ -432,15 +432,15 @@ def _temper(problem: Problem, results: Results, *, num_seeds: int, key: int) -> 
 def _estimate_island_errors(draws: Tempered | None) -> MonteCarloErrors:
     assert draws is not None
     flat = ravel_draws(draws.islands)
-    return errors_of_groups(flat.reshape(NUM_ISLANDS, -1, flat.shape[1]))
+    return group_errors(flat.reshape(NUM_ISLANDS, -1, flat.shape[1]))
 
 
-def _may_be_improper(problem: Problem, results: Results) -> bool:
+def _may_be_improper(problem: Problem, results: StageResults) -> bool:
     # A NumPyro model lists its improper priors, and the search has already tried them.
     return not problem.posterior.is_traced
 
 
-def _probe_far_out(problem: Problem, results: Results) -> StageResult:
+def _probe_far_out(problem: Problem, results: StageResults) -> StageResult:
     """Look for a coordinate along which the log posterior does not fall beyond the draws."""
     draws: ArrayTree = None
     if results.tempered is not None:
@@ -453,7 +453,7 @@ def _probe_far_out(problem: Problem, results: Results) -> StageResult:
     )
     verdict = f"flat along {name}" if name else "falls"
     cost = (ledger.rounds, ledger.up, ledger.down)
-    row = Stage("far out", "along each coordinate", *cost, verdict=verdict)
+    row = StageReport("far out", "along each coordinate", *cost, verdict=verdict)
     return StageResult(row, replace(results, flat_coordinate=name))
 
 

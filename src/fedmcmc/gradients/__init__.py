@@ -8,7 +8,7 @@ imports data and the ground floor.
 from fedmcmc.gradients._augmented import Augmentation as Augmentation
 from fedmcmc.gradients._augmented import Augmented as Augmented
 from fedmcmc.gradients._augmented import augmented as augmented
-from fedmcmc.gradients._augmented import holds_augmented as holds_augmented
+from fedmcmc.gradients._augmented import has_augmented_data as has_augmented_data
 from fedmcmc.gradients._augmented import refuse_augmented as refuse_augmented
 from fedmcmc.gradients._augmented import without_augmented as without_augmented
 from fedmcmc.gradients._corrections import Conducive as Conducive

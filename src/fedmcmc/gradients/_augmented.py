@@ -147,7 +147,7 @@ def augmented(estimator: GradientEstimator, augment_fn: Augmentation) -> Gradien
     )
 
 
-def holds_augmented(tree: ArrayTree) -> bool:
+def has_augmented_data(tree: ArrayTree) -> bool:
     """Return whether a kernel or estimator holds one whose rows are transformed."""
     nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, Augmented))
     return any(isinstance(node, Augmented) for node in nodes)
@@ -165,7 +165,7 @@ def without_augmented(tree: T) -> T:
 
 def refuse_augmented(estimator: GradientEstimator, name: str) -> None:
     """Raise `ValueError` where a correction's full passes would see rows as they are."""
-    if holds_augmented(estimator):
+    if has_augmented_data(estimator):
         raise ValueError(
             f"{name} takes full passes over rows as they are, which minibatches of transformed "
             "rows do not estimate: use the minibatches without it."

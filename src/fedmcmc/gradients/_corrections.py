@@ -24,7 +24,6 @@ from fedmcmc._checks import expect, positive_integer
 from fedmcmc._types import (
     ArrayTree,
     Broadcast,
-    Cached,
     Client,
     Disclosure,
     Federation,
@@ -32,6 +31,7 @@ from fedmcmc._types import (
     LogDensity,
     Number,
     PerClient,
+    RecomputableState,
     Reference,
     register_dataclass,
 )
@@ -415,7 +415,7 @@ class _Known(NamedTuple):
 
 class _Memory(NamedTuple):
     sent: Array  # [] int32, the round of the last snapshot that the client was sent, -1 for none
-    known: Cached  # of _Known
+    known: RecomputableState  # of _Known
 
 
 @register_dataclass
@@ -441,7 +441,7 @@ class Svrg(ZeroSum):
         self, loglikelihood_fn: LogDensity, position: ArrayTree, client: Client
     ) -> _Memory:
         never = jnp.full((), -1, jnp.int32)
-        return _Memory(never, Cached(_Known(never, trees.zeros_like(position))))
+        return _Memory(never, RecomputableState(_Known(never, trees.zeros_like(position))))
 
     def correction(
         self, loglikelihood_fn: LogDensity, broadcast: Broadcast, memory: _Memory, client: Client
@@ -463,7 +463,7 @@ class Svrg(ZeroSum):
             broadcast.extra,
             client,
         )
-        memory = _Memory(latest, Cached(_Known(latest, gradient)))
+        memory = _Memory(latest, RecomputableState(_Known(latest, gradient)))
         return Correction(slope=gradient, anchor=broadcast.extra), memory
 
 

@@ -3,8 +3,8 @@
 The room sees one client at a time. It imports data, gradients and the ground floor.
 """
 
+from fedmcmc.hierarchy._few_groups import few_groups_warning as few_groups_warning
 from fedmcmc.hierarchy._few_groups import of_few_clients as of_few_clients
-from fedmcmc.hierarchy._few_groups import of_few_groups as of_few_groups
 from fedmcmc.hierarchy._gaussian_moves import conjugate as conjugate
 from fedmcmc.hierarchy._gaussian_moves import ula as ula
 from fedmcmc.hierarchy._going_on import begins_latents as begins_latents
@@ -24,8 +24,8 @@ from fedmcmc.hierarchy._latents import missing_information as missing_informatio
 from fedmcmc.hierarchy._latents import refuse_two_levels as refuse_two_levels
 from fedmcmc.hierarchy._local_draws import LocalDraws as LocalDraws
 from fedmcmc.hierarchy._local_draws import local_draws as local_draws
+from fedmcmc.hierarchy._marginal import MAX_DIMENSIONS as MAX_DIMENSIONS
 from fedmcmc.hierarchy._marginal import MORE_NODES as MORE_NODES
-from fedmcmc.hierarchy._marginal import MOST_DIMENSIONS as MOST_DIMENSIONS
 from fedmcmc.hierarchy._marginal import MarginalTerms as MarginalTerms
 from fedmcmc.hierarchy._marginal import failed_searches as failed_searches
 from fedmcmc.hierarchy._marginal import marginal as marginal

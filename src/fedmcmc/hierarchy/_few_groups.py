@@ -12,13 +12,13 @@ from fedmcmc._types import ArrayTree, Local, Posterior
 from fedmcmc.hierarchy._marginal import MarginalTerms
 from fedmcmc.pytrees import trees
 
-FEWEST_GROUPS = 5
+MIN_GROUPS = 5
 """With fewer, the prior of the spread between groups weighs as much as the data."""
 NUM_DRAWS = 1000
 """Of the prior, and at most of the posterior."""
 
 
-def of_few_groups(posterior: Posterior, num_groups: int, draws: ArrayTree) -> str | None:
+def few_groups_warning(posterior: Posterior, num_groups: int, draws: ArrayTree) -> str | None:
     """Return in words what fewer than five groups leave open, or ``None``.
 
     That is how much groups differ. Where the model says on which shared parameters this depends,
@@ -61,7 +61,7 @@ def _of_few(
     posterior: Posterior,
     draws: ArrayTree,
 ) -> str | None:
-    if num >= FEWEST_GROUPS:
+    if num >= MIN_GROUPS:
         return None
     said = f"{num} {whose}{'s' * (num > 1)} tell{'s' * (num == 1)} little of how much {differ}"
     advice = "Choose it on purpose, and see how results change with another."

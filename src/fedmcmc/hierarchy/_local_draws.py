@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._checks import expect, not_installed
+from fedmcmc._checks import expect, missing_extra_error
 from fedmcmc._types import ArrayTree, Client, Posterior, as_functions, compiled
 from fedmcmc.data import FederatedData, GroupLabels, group_name
 from fedmcmc.hierarchy._latents import Groups, groups_of
@@ -21,7 +21,7 @@ TRIES = 20
 """Proposals per draw, from a latent of zero on."""
 TOGETHER = 64
 """Draws computed at a time."""
-LEAST_ACCEPTED = 0.2
+MIN_ACCEPTED = 0.2
 """Share of proposals below which draws are too few."""
 
 
@@ -92,7 +92,7 @@ class LocalDraws(NamedTuple):
         try:
             from arviz_base import from_dict
         except ImportError as error:
-            raise not_installed("to_datatree needs arviz-base", "arviz") from error
+            raise missing_extra_error("to_datatree needs arviz-base", "arviz") from error
         names = [
             str(self.labels[client])
             + ("" if self.group_labels is None else f", group {self.group_labels[client][group]}")
@@ -206,7 +206,7 @@ def with_nan(draws: ArrayTree, mask: np.ndarray) -> ArrayTree:
 
 def warn_of_few_accepted(found: LocalDraws, groups: np.ndarray, data: FederatedData) -> None:
     """Warn where draws of one of some `groups`, a mask, are of too few accepted proposals."""
-    if not groups.any() or (least := found.acceptance[groups].min()) >= LEAST_ACCEPTED:
+    if not groups.any() or (least := found.acceptance[groups].min()) >= MIN_ACCEPTED:
         return
     client, group = np.argwhere(groups & (found.acceptance == least))[0]
     warnings.warn(

@@ -31,7 +31,7 @@ from fedmcmc.hierarchy._latents import (
 )
 from fedmcmc.pytrees import in_single_precision, trees
 
-MOST_DIMENSIONS = 3
+MAX_DIMENSIONS = 3
 """Numbers per latent; ``nodes**3`` points per group are the most that pays."""
 MORE_NODES = 4
 """Per dimension, of the quadrature that one is held against."""
@@ -285,9 +285,9 @@ def marginal(posterior: Posterior, nodes: int = 5) -> Posterior:
     if nodes % 2 == 0:
         raise ValueError(f"nodes must be odd, so that the mode is one of them; got {nodes}.")
     size = trees.num_elements(local.like.tree)
-    if size > MOST_DIMENSIONS and nodes > 1:
+    if size > MAX_DIMENSIONS and nodes > 1:
         raise ValueError(
-            f"marginal integrates over at most {MOST_DIMENSIONS} numbers per group, and this model "
+            f"marginal integrates over at most {MAX_DIMENSIONS} numbers per group, and this model "
             f"has {size}: quadrature would take {nodes}**{size} points per group. "
             f"fedmcmc.fed_gibbs, fedmcmc.lsd(posterior, refresh=...) and fedmcmc.fed_ep take any "
             f"number, as does Laplace's approximation, nodes=1."

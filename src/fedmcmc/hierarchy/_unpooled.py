@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._checks import not_installed
+from fedmcmc._checks import missing_extra_error
 from fedmcmc._types import ArrayTree, Client, Local, Posterior, as_functions, compiled
 from fedmcmc.data import FederatedData
 from fedmcmc.hierarchy._latents import Groups, groups_of, modes_and_factors, solve_upper
@@ -21,7 +21,7 @@ from fedmcmc.hierarchy._local_draws import (
 )
 from fedmcmc.hierarchy._refresh import Refresh
 
-LEAST_FALL, MOST_FALL = 0.1, 2.5
+MIN_FALL, MAX_FALL = 0.1, 2.5
 """Nats by which a log likelihood with a peak falls one standard deviation from it; a normal one
 falls by a half."""
 
@@ -121,7 +121,7 @@ def _peaked(local: Local, data: FederatedData, position: ArrayTree) -> Array:
             away = solve_upper(factor, jnp.broadcast_to(jnp.asarray(axis, mode.dtype), mode.shape))
             falls += [highest - groups.log_density(position, mode + x) for x in (away, -away)]
         fall = jnp.stack(falls)
-        return jnp.all((fall > LEAST_FALL) & (fall < MOST_FALL), 0)
+        return jnp.all((fall > MIN_FALL) & (fall < MAX_FALL), 0)
 
     return jax.vmap(of_client, in_axes=(data.client_axes(),))(data.everyone())
 
@@ -158,7 +158,7 @@ def forest(own: LocalDraws, alone: LocalDraws | None = None, **kwargs: Any) -> A
     try:
         from arviz_plots import plot_forest
     except ImportError as error:
-        raise not_installed("forest needs arviz-plots", "plots") from error
+        raise missing_extra_error("forest needs arviz-plots", "plots") from error
     settings = {"backend": "matplotlib", "combined": True, **kwargs}
     if alone is None:
         return plot_forest(own.to_datatree(), **settings)

@@ -20,7 +20,7 @@ from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import integers_below
 
 _BUDGET = 2**22  # numbers that the gradients of rows treated together may take
-_MOST_ROWS = 256
+_MAX_ROWS = 256
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -49,7 +49,7 @@ class FisherInference(MeanFirst):
 
 def _check_resample(posterior: Posterior, position: ArrayTree, federation: Federation) -> None:
     if posterior.resample_fn is None:
-        why = posterior.why_no_resample
+        why = posterior.no_resample_reason
         raise ValueError(
             "The Fisher information takes outcomes drawn from the model: the posterior needs a "
             "resample_fn, (rng_key, position, batch) -> batch."
@@ -105,7 +105,7 @@ def fisher(
     if offsets is not None:
         mask = offsets >= 0
         return total(rng_key, offsets, mask) / jnp.sum(mask).astype(flat.dtype)
-    chunk = max(1, min(client.max_size, _MOST_ROWS, _BUDGET // max(flat.size, 1)))
+    chunk = max(1, min(client.max_size, _MAX_ROWS, _BUDGET // max(flat.size, 1)))
 
     def body(i: Array, sums: Array) -> Array:
         at = i * chunk + jnp.arange(chunk, dtype=jnp.int32)

@@ -16,7 +16,7 @@ from fedmcmc.inference._tilted import TiltedDensity
 from fedmcmc.inference._types import Inference, Tilted
 from fedmcmc.pytrees import in_single_precision, trees
 
-MOST_DIMENSIONS = 64
+MAX_DIMENSIONS = 64
 _TOGETHER = 64  # points whose log densities are computed at a time
 
 
@@ -100,9 +100,9 @@ class Importance(Inference):
         self, posterior: Posterior, position: ArrayTree, federation: Federation, structure: str
     ) -> None:
         size = trees.num_elements(position)
-        if size > MOST_DIMENSIONS or self.num_points < 4 * size:
+        if size > MAX_DIMENSIONS or self.num_points < 4 * size:
             raise ValueError(
-                f"inference.importance takes up to {MOST_DIMENSIONS} dimensions and four points "
+                f"inference.importance takes up to {MAX_DIMENSIONS} dimensions and four points "
                 f"per dimension, got {size} dimensions and num_points={self.num_points}: give more "
                 f"points, or another inference= (see docs/fed_ep.md)."
             )

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._checks import not_installed
+from fedmcmc._checks import missing_extra_error
 from fedmcmc._types import ArrayTree
 from fedmcmc.data import FederatedData
 from fedmcmc.interop._rows import checked_rows, client_rows
@@ -69,7 +69,9 @@ def read_module(module: Any, options: Mapping[str, Hashable] | None) -> Network:
     try:
         from flax import linen, nnx
     except ImportError as error:
-        raise not_installed("Flax modules need flax, an optional dependency", "flax") from error
+        raise missing_extra_error(
+            "Flax modules need flax, an optional dependency", "flax"
+        ) from error
     items = tuple(sorted((options or {}).items()))
     if isinstance(module, linen.Module):
         return Linen(module, items, _hashable(_frozen(module)))

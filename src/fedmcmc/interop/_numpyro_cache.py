@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.primitives import Messenger
 
-from fedmcmc._types import ArrayTree, Posterior, refuse_unstorable
+from fedmcmc._types import ArrayTree, Posterior, check_picklable
 from fedmcmc.interop import _numpyro_trace as tracing
 from fedmcmc.interop._dependence import NO_FLAGS, Tracer
 from fedmcmc.interop._numpyro_structure import Structure
@@ -65,7 +65,7 @@ class Origin:
         self.recipe = recipe
 
     def __reduce__(self) -> tuple[Any, ...]:
-        refuse_unstorable(self.recipe.model, "The posterior of a NumPyro model")
+        check_picklable(self.recipe.model, "The posterior of a NumPyro model")
         return Recipe.posterior, (self.recipe,)
 
 

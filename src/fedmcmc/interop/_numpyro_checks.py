@@ -11,7 +11,7 @@ from jax import Array
 from numpyro import distributions as dist
 
 from fedmcmc._types import ArrayTree
-from fedmcmc.data import FederatedData, values_of, warn_caller
+from fedmcmc.data import FederatedData, row_values, warn_caller
 from fedmcmc.interop import _numpyro_trace as tracing
 from fedmcmc.interop._dependence import NO_FLAGS, output_flags
 from fedmcmc.interop._numpyro_structure import Structure
@@ -30,7 +30,7 @@ def refuse_columns_as_clients(model: Callable[..., Any], data: FederatedData) ->
 
     Such labels mean that a dictionary of columns was interpreted as a dictionary of clients.
     """
-    rows, labels = values_of(data.rows), data.labels
+    rows, labels = row_values(data.rows), data.labels
     if len(jax.tree.leaves(rows)) != 1 or rows is not jax.tree.leaves(rows)[0]:
         return
     try:
@@ -209,7 +209,7 @@ def warn_of_unordered_outcomes(
     model: Callable[..., Any], structure: Structure, data: FederatedData
 ) -> None:
     """Warn if the outcome of an ordinal distribution is text in alphabetical order."""
-    rows = values_of(data.rows)
+    rows = row_values(data.rows)
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(rows)]
     names = [jax.tree_util.keystr(path, simple=True, separator=".") for path in paths]
     unordered = {

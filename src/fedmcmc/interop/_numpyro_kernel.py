@@ -22,7 +22,7 @@ from fedmcmc._types import (
 from fedmcmc.data import FederatedData
 from fedmcmc.diagnostics import Diagnosis, SamplingWarning, diagnose
 from fedmcmc.gaussian import Gaussian
-from fedmcmc.gradients import holds_augmented
+from fedmcmc.gradients import has_augmented_data
 from fedmcmc.interop._numpyro_model import from_numpyro
 from fedmcmc.interop._numpyro_trace import call_model
 from fedmcmc.pytrees import trees
@@ -194,7 +194,7 @@ class FederatedMCMCKernel(MCMCKernel):
         self._prepare(data)
         if self._surrogates is not None and not isinstance(rng_key, jax.core.Tracer):
             predicted = predict_bias(self._built()[1], data, self._surrogates)
-            if predicted.is_off:
+            if predicted.is_biased:
                 warnings.warn(str(predicted), SamplingWarning, stacklevel=2)
         if as_keys(rng_key).ndim == 0:
             return self._start(rng_key, init_params, data)
@@ -352,7 +352,7 @@ class FederatedMCMCKernel(MCMCKernel):
             kernel.target,
             data,
             approximates=kernel.traits.approximates,
-            transforms=holds_augmented(kernel),
+            transforms=has_augmented_data(kernel),
         )
 
     def postprocess_fn(

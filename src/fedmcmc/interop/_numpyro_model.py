@@ -12,7 +12,7 @@ from jax.flatten_util import ravel_pytree
 from numpyro.distributions import biject_to
 
 from fedmcmc._types import ArrayTree, ClientLatent, Local, Posterior, Shapes
-from fedmcmc.data import FederatedData, values_of
+from fedmcmc.data import FederatedData, row_values
 from fedmcmc.interop import _numpyro_trace as tracing
 from fedmcmc.interop._numpyro_cache import Built, cached_build, recipe_of, with_starts
 from fedmcmc.interop._numpyro_checks import (
@@ -94,7 +94,7 @@ def from_numpyro(
         - `constrain_fn`: latent sites in their constrained space, and deterministic sites that do
           not depend on the rows.
         - `resample_fn`: draws of the observed sites. ``None`` if a draw would not have the
-          distribution of the observation; `why_no_resample` holds the reason.
+          distribution of the observation; `no_resample_reason` holds the reason.
 
         Scales and masks count as in `numpyro.infer.util.potential_energy`.
 
@@ -136,7 +136,7 @@ def from_numpyro(
     is_real = not is_shapes(example)
     rows = checked_rows(client_rows(example), "one client's rows")
     data = example if isinstance(example, FederatedData) else None
-    has_groups = None if data is None else data.rows is not values_of(data.rows)
+    has_groups = None if data is None else data.rows is not row_values(data.rows)
     recipe = recipe_of(from_numpyro, model, rows, local, centered, init_radius)
     absent = check_arguments(model, rows)
     try:
@@ -167,7 +167,7 @@ def from_numpyro(
     if data is not None:
         warn_of_unordered_outcomes(model, structure, data)
     if check_rows:
-        all_rows = rows if data is None else values_of(data.rows)
+        all_rows = rows if data is None else row_values(data.rows)
         if is_real:
             check_support(model, structure, all_rows, data, built.compiled)
         if structure.local_shapes and is_real:
@@ -262,7 +262,7 @@ def _build(
         sites=_listed(structure.shared_shapes),
         observed=", ".join(structure.likelihood),
         improper=structure.improper,
-        why_no_resample=structure.why_not_drawn,
+        no_resample_reason=structure.why_not_drawn,
     )
 
     @traced_once

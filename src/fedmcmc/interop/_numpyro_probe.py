@@ -29,7 +29,7 @@ Invalid = dict[tuple[str, str, str, str], Array]
 """Flag of a parameter outside its bounds, by site, parameter, distribution and bounds."""
 
 
-class Evaluated(NamedTuple):
+class ProbedModel(NamedTuple):
     """Values of a model on a batch at a position.
 
     Attributes
@@ -48,7 +48,7 @@ class Evaluated(NamedTuple):
     prior_sds: dict[str, Array]
 
 
-_Evaluate = Callable[[ArrayTree, ArrayTree, ArrayTree], Evaluated]
+_Evaluate = Callable[[ArrayTree, ArrayTree, ArrayTree], ProbedModel]
 
 
 def check_terms(
@@ -65,7 +65,7 @@ def check_terms(
     """
 
     @jax.jit
-    def evaluate(position: ArrayTree, latent: ArrayTree, batch: ArrayTree) -> Evaluated:
+    def evaluate(position: ArrayTree, latent: ArrayTree, batch: ArrayTree) -> ProbedModel:
         def trace(rows: ArrayTree) -> tracing.Trace:
             return tracing.trace_at(model, rows, {**position, **latent})
 
@@ -76,7 +76,7 @@ def check_terms(
         sites = trace(batch)
         together = tracing.row_terms(sites, structure.likelihood)
         sds = _prior_sds(sites, structure)
-        return Evaluated(together, jax.vmap(term_alone)(batch), invalid_parameters(sites), sds)
+        return ProbedModel(together, jax.vmap(term_alone)(batch), invalid_parameters(sites), sds)
 
     evaluate_once: _Evaluate = compiled.setdefault("terms", evaluate)
     batches = batches_of(rows, data, is_real)

@@ -16,13 +16,13 @@ from fedmcmc.kernels._ensemble import gaussian_ensemble as gaussian_ensemble
 from fedmcmc.kernels._evaluations import Dithered as Dithered
 from fedmcmc.kernels._evaluations import Evaluated as Evaluated
 from fedmcmc.kernels._evaluations import Evaluations as Evaluations
+from fedmcmc.kernels._evaluations import PointRecipe as PointRecipe
 from fedmcmc.kernels._evaluations import Points as Points
-from fedmcmc.kernels._evaluations import Recipe as Recipe
 from fedmcmc.kernels._evaluations import compensated_sum as compensated_sum
 from fedmcmc.kernels._evaluations import differences as differences
 from fedmcmc.kernels._evaluations import dither_of as dither_of
 from fedmcmc.kernels._evaluations import evaluations as evaluations
-from fedmcmc.kernels._evaluations import in_parts as in_parts
+from fedmcmc.kernels._evaluations import split_sum as split_sum
 from fedmcmc.kernels._expansions import Expanded as Expanded
 from fedmcmc.kernels._expansions import Expansions as Expansions
 from fedmcmc.kernels._expansions import expansions as expansions
@@ -41,7 +41,7 @@ from fedmcmc.kernels._pseudo_gradients import Delta as Delta
 from fedmcmc.kernels._pseudo_gradients import displacement as displacement
 from fedmcmc.kernels._pseudo_gradients import posterior_delta as posterior_delta
 from fedmcmc.kernels._pseudo_gradients import pseudo_gradients as pseudo_gradients
-from fedmcmc.kernels._questions import BELOW as BELOW
+from fedmcmc.kernels._questions import LOG_ZERO_THRESHOLD as LOG_ZERO_THRESHOLD
 from fedmcmc.kernels._questions import Answer as Answer
 from fedmcmc.kernels._questions import Answered as Answered
 from fedmcmc.kernels._questions import Question as Question
@@ -49,7 +49,7 @@ from fedmcmc.kernels._refreshed_relay import RefreshedRelay as RefreshedRelay
 from fedmcmc.kernels._refreshed_relay import refreshed_relay as refreshed_relay
 from fedmcmc.kernels._relay import Relay as Relay
 from fedmcmc.kernels._relay import relay as relay
-from fedmcmc.kernels._separate import Separate as Separate
+from fedmcmc.kernels._separate import PerClientQuestion as PerClientQuestion
 from fedmcmc.kernels._shared import EstimatorKernel as EstimatorKernel
 from fedmcmc.kernels._shared import check_model as check_model
 from fedmcmc.kernels._underdamped import underdamped as underdamped

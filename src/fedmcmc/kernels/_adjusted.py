@@ -16,16 +16,22 @@ from fedmcmc._types import (
     ArrayTree,
     Broadcast,
     Client,
-    Exact,
     FederatedKernel,
     Federation,
     Participation,
     Posterior,
     StepInfo,
     Traits,
+    Uncompressed,
 )
 from fedmcmc.kernels._evaluations import POINTS_BUDGET, Points, differences, zero_where
-from fedmcmc.kernels._questions import BELOW, EVERYONE, IMPOSSIBLE, below_range, impossible_in_sum
+from fedmcmc.kernels._questions import (
+    EVERYONE,
+    IMPOSSIBLE,
+    LOG_ZERO_THRESHOLD,
+    below_range,
+    impossible_in_sum,
+)
 from fedmcmc.kernels._shared import check_model, report
 from fedmcmc.pytrees import in_single_precision, trees
 
@@ -47,9 +53,9 @@ class Proposed(NamedTuple):
         ``[]``, the number 1, so that the sum counts the clients.
     """
 
-    value: Exact
+    value: Uncompressed
     gradient: ArrayTree
-    one: Exact
+    one: Uncompressed
 
     def to_range(self, limit: float) -> "Proposed":
         """Return the message for a secure sum of numbers up to `limit`; see `Ranged`."""
@@ -60,7 +66,7 @@ class Proposed(NamedTuple):
             outside = jnp.abs(leaf) > trees.cast(limit, leaf)
             impossible = impossible | jnp.any(outside, axis=tuple(range(1, leaf.ndim)))
         return self._replace(
-            value=Exact(jnp.where(impossible, -trees.cast(limit, value), value)),
+            value=Uncompressed(jnp.where(impossible, -trees.cast(limit, value), value)),
             gradient=zero_where(impossible, self.gradient),
         )
 
@@ -69,7 +75,7 @@ class Proposed(NamedTuple):
         value = self.value.value
         impossible = impossible_in_sum(value, limit)
         return self._replace(
-            value=Exact(jnp.where(impossible, trees.cast(IMPOSSIBLE, value), value))
+            value=Uncompressed(jnp.where(impossible, trees.cast(IMPOSSIBLE, value), value))
         )
 
 
@@ -123,7 +129,7 @@ class AdjustedKernel(FederatedKernel):
             If model, center, participation and federation do not fit together.
         """
         rule = self.participation
-        if rule.weighted or rule.drops or rule.cohort_size is not None:
+        if rule.weighted or rule.may_drop or rule.cohort_size is not None:
             raise ValueError(
                 f"{type(self).__name__} needs the log likelihood of every client in every round: "
                 f"use full participation."
@@ -156,9 +162,9 @@ class AdjustedKernel(FederatedKernel):
             impossible = impossible | ~jax.vmap(trees.all_finite)(gradient)
         value = value.astype(jnp.result_type(float))
         message = Proposed(
-            Exact(jnp.where(impossible, trees.cast(IMPOSSIBLE, value), value)),
+            Uncompressed(jnp.where(impossible, trees.cast(IMPOSSIBLE, value), value)),
             zero_where(impossible, gradient),
-            Exact(jnp.ones((), value.dtype)),
+            Uncompressed(jnp.ones((), value.dtype)),
         )
         down = jnp.asarray(trees.num_bits(proposals), jnp.int32)
         square = trees.squared_norm(message.gradient) / value.shape[0]
@@ -169,9 +175,9 @@ class AdjustedKernel(FederatedKernel):
         dtype = jnp.result_type(float)
         num = jax.tree.leaves(points)[0].shape[0]
         return Proposed(
-            Exact(jax.ShapeDtypeStruct((num,), dtype)),
+            Uncompressed(jax.ShapeDtypeStruct((num,), dtype)),
             trees.shapes_of(points) if self.uses_gradients else (),
-            Exact(jax.ShapeDtypeStruct((), dtype)),
+            Uncompressed(jax.ShapeDtypeStruct((), dtype)),
         )
 
     def read_sum(self, points: ArrayTree, total: Proposed, num_clients: Array) -> ProposalDensities:
@@ -184,7 +190,7 @@ class AdjustedKernel(FederatedKernel):
             prior = jax.vmap(self.posterior.logprior_fn)(points)
         value = total.value.value
         log_density = value + prior.astype(value.dtype)
-        possible = (value > BELOW) & jnp.isfinite(log_density)
+        possible = (value > LOG_ZERO_THRESHOLD) & jnp.isfinite(log_density)
         if self.uses_gradients:
             possible = possible & jax.vmap(trees.all_finite)(gradient)
         return ProposalDensities(

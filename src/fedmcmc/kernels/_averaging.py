@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc._checks import expect, parts_of_one, positive_integer
+from fedmcmc._checks import expect, positive_integer, probability_vector
 from fedmcmc._types import (
     ArrayTree,
     Broadcast,
@@ -39,7 +39,7 @@ from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
 
 
-class _Draws(NamedTuple):
+class _AveragingDraws(NamedTuple):
     momentum: ArrayTree  # leaves [num_local_steps, ...], or () if clients share it
     gradient: ArrayTree  # leaves [num_local_steps, calls per trajectory, ...]
 
@@ -73,10 +73,10 @@ class Averaging(TemperedKernel):
         return "fa_ld" if isinstance(self.integrator, EulerMaruyama) else "averaging"
 
     @property
-    def takes_control_variates(self) -> bool:
+    def averages_local_moves(self) -> bool:
         return True
 
-    def first_state(
+    def init_server_state(
         self, position: ArrayTree, federation: Federation, totals: tuple[ArrayTree, ...]
     ) -> ArrayTree:
         table = self.weights
@@ -86,15 +86,15 @@ class Averaging(TemperedKernel):
                     f"weights must have shape ({federation.num_clients},), one per client, got "
                     f"{table.values.shape}."
                 )
-            parts_of_one(table.values, "weights")  # a traced array is checked only now
+            probability_vector(table.values, "weights")  # a traced array is checked only now
         self.integrator.check(position)
         return ()
 
-    def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> _Draws:
+    def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> _AveragingDraws:
         momentum_key, gradient_key = jax.random.split(rng_key)
         num, calls = self.num_local_steps, self.integrator.num_calls
         drawn = self.estimator.prepare(gradient_key, like.position, client, num * calls)
-        return _Draws(
+        return _AveragingDraws(
             self.momentum.prepare(momentum_key, like.position, num),
             jax.tree.map(lambda leaf: leaf.reshape(num, calls, *leaf.shape[1:]), drawn),
         )
@@ -103,7 +103,7 @@ class Averaging(TemperedKernel):
         return self.momentum.prepare_shared(rng_key, like.position, self.num_local_steps)
 
     def step(
-        self, draws: _Draws, broadcast: Broadcast, client_state: ArrayTree, client: Client
+        self, draws: _AveragingDraws, broadcast: Broadcast, client_state: ArrayTree, client: Client
     ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
         estimate, client_state, down = self.begin(broadcast, client_state, client)
         round_ = broadcast.round
@@ -117,7 +117,7 @@ class Averaging(TemperedKernel):
             return trees.add(prior, over_weight(weight, estimate(drawn, position)))
 
         def trajectory(
-            carry: tuple[ArrayTree, Array], drawn: tuple[_Draws, ArrayTree]
+            carry: tuple[ArrayTree, Array], drawn: tuple[_AveragingDraws, ArrayTree]
         ) -> tuple[tuple[ArrayTree, Array], ArrayTree]:
             position, mean_square = carry
             client_draws, shared = drawn
@@ -216,7 +216,7 @@ def averaging(
             momentum,
             schedules.number(step_size, "step_size", minimum=0.0, strict=True),
             schedules.number(temperature, "temperature", minimum=0.0),
-            None if weights is None else PerClient(parts_of_one(weights, "weights")),
+            None if weights is None else PerClient(probability_vector(weights, "weights")),
             positive_integer(num_local_steps, "num_local_steps"),
         )
     )

@@ -31,13 +31,13 @@ from fedmcmc._types import (
 )
 from fedmcmc.dynamics import Momentum, independent_momentum
 from fedmcmc.gradients import Noisy, prior_share
-from fedmcmc.kernels._shared import LocalDraws, LocalLangevin, expect_blocks, report
+from fedmcmc.kernels._shared import ClientDraws, LocalLangevin, expect_blocks, report
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import realize_normals
 
 
-class _ClientState(NamedTuple):
+class _ConsensusState(NamedTuple):
     position: ArrayTree
     estimator: ArrayTree
 
@@ -62,7 +62,7 @@ class Consensus(LocalLangevin):
     def base_name(self) -> str:
         return "consensus" if isinstance(self.estimator, Noisy) else "dg_sgld"
 
-    def first_state(
+    def init_server_state(
         self, position: ArrayTree, federation: Federation, totals: tuple[ArrayTree, ...]
     ) -> Array:
         """Return the number of clients."""
@@ -75,10 +75,10 @@ class Consensus(LocalLangevin):
                 )
         return jnp.asarray(float(federation.num_clients))
 
-    def client_init(self, broadcast: Broadcast, client: Client) -> _ClientState:
-        return _ClientState(broadcast.position, super().client_init(broadcast, client))
+    def client_init(self, broadcast: Broadcast, client: Client) -> _ConsensusState:
+        return _ConsensusState(broadcast.position, super().client_init(broadcast, client))
 
-    def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> LocalDraws:
+    def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> ClientDraws:
         draws = super().prepare(rng_key, like, client)
         return draws._replace(noise=()) if self.momentum.parts == "shared" else draws
 
@@ -86,8 +86,12 @@ class Consensus(LocalLangevin):
         return self.momentum.prepare_shared(rng_key, like.position, self.num_local_steps)
 
     def step(
-        self, draws: LocalDraws, broadcast: Broadcast, client_state: _ClientState, client: Client
-    ) -> tuple[ArrayTree, _ClientState, StepInfo]:
+        self,
+        draws: ClientDraws,
+        broadcast: Broadcast,
+        client_state: _ConsensusState,
+        client: Client,
+    ) -> tuple[ArrayTree, _ConsensusState, StepInfo]:
         estimate, estimator_state, down = self.begin(broadcast, client_state.estimator, client)
         step_size = _value(self.step_size, broadcast.round, client)
         pull = 1 / _value(self.tolerance, broadcast.round, client)
@@ -114,7 +118,7 @@ class Consensus(LocalLangevin):
         )
         message = trees.scale(pull, trees.subtract(position, broadcast.position))
         info = report(message, mean_square, bits_down=down)
-        return message, _ClientState(position, estimator_state), info
+        return message, _ConsensusState(position, estimator_state), info
 
     def prepare_server(self, rng_key: Array, like: Broadcast) -> ArrayTree:
         return realize_normals(rng_key, like.position)

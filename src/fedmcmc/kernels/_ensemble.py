@@ -242,7 +242,7 @@ def dirichlet_ensemble(concentration: float | Array = 0.5, num_models: int = 10)
     return DirichletEnsemble(alpha, positive_integer(num_models, "num_models"))
 
 
-class _Draws(NamedTuple):
+class _EnsembleDraws(NamedTuple):
     gradient: ArrayTree  # leaves [num_local_steps, ...]
     family: ArrayTree
 
@@ -265,7 +265,7 @@ class EnsembleKernel(LocalTraining):
     def base_name(self) -> str:
         return "fed_be" if is_plain(self.estimator) else "ensemble"
 
-    def first_state(
+    def init_server_state(
         self, position: ArrayTree, federation: Federation, totals: tuple[ArrayTree, ...]
     ) -> Any:
         return self.family.init(position)
@@ -276,13 +276,13 @@ class EnsembleKernel(LocalTraining):
         draws = jax.eval_shape(self.family.prepare, key)
         return jax.eval_shape(self.family.message, draws, share, trees.shapes_of(like.position))
 
-    def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> _Draws:
+    def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> _EnsembleDraws:
         family_key, gradient_key = jax.random.split(rng_key)
         gradient = super().prepare(gradient_key, like, client)
-        return _Draws(gradient, self.family.prepare(family_key))
+        return _EnsembleDraws(gradient, self.family.prepare(family_key))
 
     def step(
-        self, draws: _Draws, broadcast: Broadcast, client_state: ArrayTree, client: Client
+        self, draws: _EnsembleDraws, broadcast: Broadcast, client_state: ArrayTree, client: Client
     ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
         trained, client_state, down = self.train(draws.gradient, broadcast, client_state, client)
         moved = trees.subtract(trained.position, broadcast.position)

@@ -13,10 +13,10 @@ from fedmcmc._types import (
     Client,
     ClientTerms,
     Disclosure,
-    Exact,
     Federation,
     Posterior,
     Sender,
+    Uncompressed,
     as_functions,
     register_dataclass,
 )
@@ -25,8 +25,8 @@ from fedmcmc.data import CHUNK_ROWS
 from fedmcmc.gaussian import Mixture
 from fedmcmc.gradients import Terms, fold_terms, row_size
 from fedmcmc.kernels._questions import (
-    BELOW,
     IMPOSSIBLE,
+    LOG_ZERO_THRESHOLD,
     Answer,
     Question,
     below_range,
@@ -55,7 +55,7 @@ class Points(NamedTuple):
 
 @register_dataclass
 @dataclass(frozen=True, eq=False)
-class Recipe:
+class PointRecipe:
     """Recipe with which clients draw the points, to send fewer bits than the points.
 
     Attributes
@@ -102,7 +102,7 @@ class Dithered(NamedTuple):
     Attributes
     ----------
     content
-        `Points`, or a `Recipe`.
+        `Points`, or a `PointRecipe`.
     words
         ``[2]`` uint32, public key of the Threefry generator, different for each question.
     step
@@ -133,7 +133,7 @@ class Evaluated(NamedTuple):
         Gradients of `value`, leaves ``[num, *event]``; zero if the value is not finite; or ``()``.
     at_centre
         ``[3]``, ``log p(rows | centre)`` in parts whose sums over clients lose no digits
-        (`in_parts`); add the parts in float64.
+        (`split_sum`); add the parts in float64.
     invalid
         ``[]``, number of values of clients that are NaN or plus infinity.
     checksum
@@ -142,8 +142,8 @@ class Evaluated(NamedTuple):
 
     value: ArrayTree
     gradient: ArrayTree
-    at_centre: Exact
-    invalid: Exact
+    at_centre: Uncompressed
+    invalid: Uncompressed
     checksum: ArrayTree
 
     def to_range(self, limit: float) -> "Evaluated":
@@ -178,7 +178,7 @@ class Evaluations(Question):
     def answer(self, content: ArrayTree, client: Client) -> Evaluated:
         if isinstance(content, Dithered):
             content = content.content
-        drawn = isinstance(content, Recipe)
+        drawn = isinstance(content, PointRecipe)
         points = content.draw() if drawn else content.points
         value, gradient, at_centre = differences(
             self.posterior, points, content.centre, client, gradients=self.gradients
@@ -189,15 +189,15 @@ class Evaluations(Question):
         return Evaluated(
             value,
             zero_where(impossible, gradient),
-            Exact(at_centre),
-            Exact(invalid),
-            Exact(content.checksum()) if drawn else (),
+            Uncompressed(at_centre),
+            Uncompressed(invalid),
+            Uncompressed(content.checksum()) if drawn else (),
         )
 
     def answer_like(self, content: ArrayTree) -> Evaluated:
         if isinstance(content, Dithered):
             content = content.content
-        drawn = isinstance(content, Recipe)
+        drawn = isinstance(content, PointRecipe)
         num = content.num if drawn else jax.tree.leaves(content.points)[0].shape[0]
         dtype = jnp.result_type(float)
         gradient = (
@@ -210,9 +210,9 @@ class Evaluations(Question):
         return Evaluated(
             jax.ShapeDtypeStruct((num,), dtype),
             gradient if self.gradients else (),
-            Exact(jax.ShapeDtypeStruct((3,), dtype)),
-            Exact(jax.ShapeDtypeStruct((), dtype)),
-            Exact(jax.ShapeDtypeStruct((2,), dtype)) if drawn else (),
+            Uncompressed(jax.ShapeDtypeStruct((3,), dtype)),
+            Uncompressed(jax.ShapeDtypeStruct((), dtype)),
+            Uncompressed(jax.ShapeDtypeStruct((2,), dtype)) if drawn else (),
         )
 
     def check_content(self, content: ArrayTree, federation: Federation) -> None:
@@ -231,11 +231,11 @@ class Evaluations(Question):
             return super().encode(content, message, client)
         value = evaluated.value
         scaled = value / content.step + dither_of(content, client.index, value.shape[0])
-        below, above = value < BELOW, scaled >= MAX_LEVELS
+        below, above = value < LOG_ZERO_THRESHOLD, scaled >= MAX_LEVELS
         levels = jnp.clip(jnp.round(scaled), 1 - MAX_LEVELS, MAX_LEVELS - 1)
         levels = jnp.where(below | above, -MAX_LEVELS, levels).astype(jnp.int32)
         num_above = jnp.sum(above, dtype=value.dtype)
-        invalid = Exact(evaluated.invalid.value + num_above)
+        invalid = Uncompressed(evaluated.invalid.value + num_above)
         exact_part = message._replace(value=evaluated._replace(value=(), invalid=invalid))
         code = WithExact(Quantized(jnp.asarray(content.step, jnp.float32), levels), (exact_part,))
         return code, jnp.asarray(message_bits(code.code) + trees.num_bits(code.exact), jnp.int32)
@@ -263,8 +263,8 @@ class Evaluations(Question):
 def evaluations(posterior: Posterior, *, gradients: bool = False) -> Evaluations:
     """Return the question for the log likelihoods of all clients at many points.
 
-    The broadcast's position is `Points`, a `Recipe` with which clients draw the points, or one of
-    these in `Dithered`. Values are differences to a center, row by row, so that float32 loses no
+    The broadcast's position is `Points`, a `PointRecipe` with which clients draw the points, or one
+    of these in `Dithered`. Values are differences to a center, row by row, so that float32 loses no
     digits that matter.
 
     Parameters
@@ -333,7 +333,7 @@ def differences(
 
         fn = jax.value_and_grad(total) if gradients else total
         values = trees.map_in_lots(fn, points, points_per_batch)
-        return values, in_parts(*compensated_sum(jnp.where(mask, at_centre, 0)))
+        return values, split_sum(*compensated_sum(jnp.where(mask, at_centre, 0)))
 
     values, at_centre = fold_terms(loglikelihood_fn, evaluate_terms, client)
     value, gradient = values if gradients else (values, ())
@@ -367,7 +367,7 @@ def compensated_sum(terms: Array) -> tuple[Array, Array]:
     return high[0], low[0]
 
 
-def in_parts(high: Array, low: Array) -> Array:
+def split_sum(high: Array, low: Array) -> Array:
     """Return ``high + low`` as multiples of 256, of 1/256, and a remainder, ``[3]``.
 
     The parts have so few digits that float32 adds them without error: the first part over up to

@@ -17,16 +17,15 @@ from jax import Array
 
 from fedmcmc._checks import positive_integer
 from fedmcmc._types import (
-    Adjusted,
     ArrayTree,
     Broadcast,
     Client,
     Disclosure,
-    Exact,
     FederatedKernel,
     Federation,
     LatentSums,
     Local,
+    MetropolisReport,
     Participation,
     Phase,
     Population,
@@ -35,6 +34,7 @@ from fedmcmc._types import (
     Static,
     StepInfo,
     Traits,
+    Uncompressed,
     as_functions,
     compiled,
     register_dataclass,
@@ -325,7 +325,7 @@ class FederatedGibbs(LatentKernel):
     @in_single_precision
     def step(
         self, draws: ArrayTree, broadcast: Broadcast, client_state: Locals, client: Client
-    ) -> tuple[Exact, Locals, StepInfo]:
+    ) -> tuple[Uncompressed, Locals, StepInfo]:
         groups, before = groups_of(self.local, client), client_state.latents
         begin = groups.as_flat(before)
         if self.ways_along:
@@ -353,15 +353,17 @@ class FederatedGibbs(LatentKernel):
         accepted = client_state.accepted.with_round(moved.acceptance, groups.present)
         own = own._replace(recount=origins.recount)
         state = Locals(latents, moved.kept, accepted, own)
-        return Exact(message), state, info._replace(bits=_bits(message))
+        return Uncompressed(message), state, info._replace(bits=_bits(message))
 
-    def message_like(self, like: Broadcast) -> Exact:
+    def message_like(self, like: Broadcast) -> Uncompressed:
         sums, number = self.sums_like(like), jax.ShapeDtypeStruct((), jnp.result_type(float))
         changes = Changes(sums, sums, number)
         size = self.row_places(like.position).size
         if not size:
-            return Exact(Statistics(changes))
-        return Exact(Statistics(changes, jax.ShapeDtypeStruct((size,), number.dtype), number))
+            return Uncompressed(Statistics(changes))
+        return Uncompressed(
+            Statistics(changes, jax.ShapeDtypeStruct((size,), number.dtype), number)
+        )
 
     def prepare_server(self, rng_key: Array, like: Broadcast) -> Array:
         # How many numbers slices take is not known ahead.
@@ -369,7 +371,7 @@ class FederatedGibbs(LatentKernel):
 
     @in_single_precision
     def aggregate(
-        self, rng_key: ArrayTree, broadcast: Broadcast, server_state: _Server, total: Exact
+        self, rng_key: ArrayTree, broadcast: Broadcast, server_state: _Server, total: Uncompressed
     ) -> tuple[Broadcast, _Server, ArrayTree]:
         said: Statistics = total.value
         num_clients, extra = server_state.num_clients, broadcast.extra
@@ -413,7 +415,7 @@ class FederatedGibbs(LatentKernel):
         uniform = jax.random.uniform(step_key, (), place.dtype)
         moves = propose(server.moves, said.gradient + slope, whole, normals, uniform)
         proposal = (place + moves.factor @ moves.shift).astype(extra.proposal.dtype)
-        info = Adjusted(moves.acceptance, moves.whole, broadcast.round < self.num_adapt)
+        info = MetropolisReport(moves.acceptance, moves.whole, broadcast.round < self.num_adapt)
         moved = moved._replace(extra=extra._replace(proposal=proposal))
         return moved, server._replace(moves=moves), info
 
@@ -585,7 +587,7 @@ def fed_gibbs(
         flags = Static(tuple(bool(flag) for flag in flags))
         population = local.population._replace(of_rows=flags)
         posterior = posterior._replace(local=local._replace(population=population))
-    some_answer = participation.drops or participation.cohort_size is not None
+    some_answer = participation.may_drop or participation.cohort_size is not None
     if any(flags.value) and some_answer:
         raise ValueError(
             "Some shared parameters are those of rows, which move if all clients answer: use full "

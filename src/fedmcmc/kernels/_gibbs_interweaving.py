@@ -17,10 +17,23 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Broadcast, Client, Exact, Phase, StepInfo, register_dataclass
+from fedmcmc._types import (
+    ArrayTree,
+    Broadcast,
+    Client,
+    Phase,
+    StepInfo,
+    Uncompressed,
+    register_dataclass,
+)
 from fedmcmc.hierarchy import Groups, Locals, groups_of
 from fedmcmc.kernels._gibbs_walks import NUM_CANDIDATES, Walk, candidates, choose
-from fedmcmc.kernels._questions import BELOW, IMPOSSIBLE, below_range, impossible_in_sum
+from fedmcmc.kernels._questions import (
+    IMPOSSIBLE,
+    LOG_ZERO_THRESHOLD,
+    below_range,
+    impossible_in_sum,
+)
 from fedmcmc.kernels._shared import report
 from fedmcmc.pytrees import in_single_precision, trees
 
@@ -106,7 +119,7 @@ class GoingAlong(Phase):
     @in_single_precision
     def step(
         self, draws: ArrayTree, broadcast: Broadcast, client_state: Locals, client: Client
-    ) -> tuple[Exact, ArrayTree, StepInfo]:
+    ) -> tuple[Uncompressed, ArrayTree, StepInfo]:
         kernel, position = self.kernel, broadcast.position
         groups = groups_of(kernel.local, client)
         latents = gone_along(kernel, client_state, broadcast, before=self)
@@ -124,19 +137,19 @@ class GoingAlong(Phase):
         message = Compared(values, jnp.ones((), dtype))
         down = trees.num_bits(position) + trees.num_bits(shifts)
         info = report(message, jnp.zeros(()), bits_down=jnp.asarray(down, jnp.int32))
-        return Exact(message), client_state, info
+        return Uncompressed(message), client_state, info
 
-    def message_like(self, like: Broadcast) -> Exact:
+    def message_like(self, like: Broadcast) -> Uncompressed:
         dtype = jnp.result_type(float)
         values = jax.ShapeDtypeStruct((NUM_CANDIDATES,), dtype)
-        return Exact(Compared(values, jax.ShapeDtypeStruct((), dtype)))
+        return Uncompressed(Compared(values, jax.ShapeDtypeStruct((), dtype)))
 
     def prepare_server(self, rng_key: Array, like: Broadcast) -> Array:
         return jax.random.uniform(rng_key, (), jnp.result_type(float))
 
     @in_single_precision
     def aggregate(
-        self, rng_key: ArrayTree, broadcast: Broadcast, server_state: Any, total: Exact
+        self, rng_key: ArrayTree, broadcast: Broadcast, server_state: Any, total: Uncompressed
     ) -> tuple[Broadcast, Any, ArrayTree]:
         kernel, position, said = self.kernel, broadcast.position, total.value
         uniform = self.prepare_server(rng_key, broadcast) if trees.is_key(rng_key) else rng_key
@@ -148,7 +161,7 @@ class GoingAlong(Phase):
             return prior_fn(self.shifted(position, shift)) - prior_fn(position)
 
         priors = prior(proposed.shifts)
-        possible = (said.differences > BELOW) & jnp.isfinite(priors)
+        possible = (said.differences > LOG_ZERO_THRESHOLD) & jnp.isfinite(priors)
         which, moved, walk = choose(
             server_state.walks[self.kind],
             jnp.where(possible, said.differences + priors, -jnp.inf),

@@ -7,10 +7,23 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Broadcast, Client, Exact, Phase, StepInfo, register_dataclass
+from fedmcmc._types import (
+    ArrayTree,
+    Broadcast,
+    Client,
+    Phase,
+    StepInfo,
+    Uncompressed,
+    register_dataclass,
+)
 from fedmcmc.hierarchy import Locals, groups_of
 from fedmcmc.kernels._gibbs_rows import judge
-from fedmcmc.kernels._questions import BELOW, IMPOSSIBLE, below_range, impossible_in_sum
+from fedmcmc.kernels._questions import (
+    IMPOSSIBLE,
+    LOG_ZERO_THRESHOLD,
+    below_range,
+    impossible_in_sum,
+)
 from fedmcmc.kernels._shared import report
 from fedmcmc.pytrees import in_single_precision, trees
 
@@ -49,7 +62,7 @@ class Judgement(Phase):
     @in_single_precision
     def step(
         self, draws: ArrayTree, broadcast: Broadcast, client_state: Locals, client: Client
-    ) -> tuple[Exact, ArrayTree, StepInfo]:
+    ) -> tuple[Uncompressed, ArrayTree, StepInfo]:
         kernel, position = self.kernel, broadcast.position
         groups = groups_of(kernel.local, client)
         flat = groups.as_flat(client_state.latents)
@@ -68,20 +81,20 @@ class Judgement(Phase):
         down = trees.num_bits(position) + trees.num_bits(broadcast.extra.proposal)
         square = trees.squared_norm(message.gradient)
         info = report(message, square, bits_down=jnp.asarray(down, jnp.int32))
-        return Exact(message), client_state, info
+        return Uncompressed(message), client_state, info
 
-    def message_like(self, like: Broadcast) -> Exact:
+    def message_like(self, like: Broadcast) -> Uncompressed:
         dtype = jnp.result_type(float)
         one = jax.ShapeDtypeStruct((), dtype)
         slope = jax.ShapeDtypeStruct(like.extra.proposal.shape, dtype)
-        return Exact(Judged(one, slope, one))
+        return Uncompressed(Judged(one, slope, one))
 
     def prepare_server(self, rng_key: Array, like: Broadcast) -> Array:
         return jax.random.uniform(rng_key, (), jnp.result_type(float))
 
     @in_single_precision
     def aggregate(
-        self, rng_key: ArrayTree, broadcast: Broadcast, server_state: Any, total: Exact
+        self, rng_key: ArrayTree, broadcast: Broadcast, server_state: Any, total: Uncompressed
     ) -> tuple[Broadcast, Any, ArrayTree]:
         kernel, position, said = self.kernel, broadcast.position, total.value
         uniform = self.prepare_server(rng_key, broadcast) if trees.is_key(rng_key) else rng_key
@@ -90,7 +103,11 @@ class Judgement(Phase):
         here = kernel.server_density(position, known)
         there, gradient = jax.value_and_grad(kernel.server_density)(proposal, known)
         of_rows = trees.ravel(gradient)[kernel.row_places(position)]
-        possible = (said.difference > BELOW) & jnp.isfinite(there) & trees.all_finite(gradient)
+        possible = (
+            (said.difference > LOG_ZERO_THRESHOLD)
+            & jnp.isfinite(there)
+            & trees.all_finite(gradient)
+        )
         accepted, moves = judge(
             server_state.moves,
             jnp.where(possible, said.difference + there - here, -jnp.inf),

@@ -22,16 +22,16 @@ from jax import Array
 
 from fedmcmc._checks import expect, positive_integer
 from fedmcmc._types import (
-    Adjusted,
     ArrayTree,
     Broadcast,
     Client,
     Disclosure,
-    Exact,
     FederatedKernel,
     Federation,
+    MetropolisReport,
     Posterior,
     StepInfo,
+    Uncompressed,
     as_functions,
     register_dataclass,
 )
@@ -44,7 +44,7 @@ from fedmcmc.kernels._adjusted import (
     repeat,
 )
 from fedmcmc.kernels._evaluations import Points
-from fedmcmc.kernels._questions import BELOW
+from fedmcmc.kernels._questions import LOG_ZERO_THRESHOLD
 from fedmcmc.kernels._shared import as_constant
 from fedmcmc.pytrees import in_single_precision, trees
 from fedmcmc.random import integers_below, realize_normals
@@ -53,7 +53,7 @@ from fedmcmc.random import integers_below, realize_normals
 SHRINKAGE, FIRST_ROUNDS, FORGETTING = 0.05, 10.0, 0.75
 
 
-class _Draws(NamedTuple):
+class _HamiltonianDraws(NamedTuple):
     momentum: ArrayTree  # standard normals for the next trajectory
     length: Array  # number of steps of the next trajectory
     uniform: Array  # accepts or rejects the end of the current trajectory
@@ -67,7 +67,7 @@ class _Adaptation(NamedTuple):
     log_mean: Array  # log step size after adaptation
 
 
-class _Server(NamedTuple):
+class _HamiltonianServer(NamedTuple):
     log_density: Array  # at the chain's position
     gradient: ArrayTree
     momentum: ArrayTree  # of the trajectory, before the half kick at its current point
@@ -139,7 +139,9 @@ class HamiltonianMonteCarlo(AdjustedKernel):
             # Shares sum to one, so the noise of the sum has the full variance.
             value, share = message.value.value, client.share
             noise = draws * trees.cast(jnp.sqrt(self.value_noise * share), draws)
-            message = message._replace(value=Exact(jnp.where(value < BELOW, value, value + noise)))
+            message = message._replace(
+                value=Uncompressed(jnp.where(value < LOG_ZERO_THRESHOLD, value, value + noise))
+            )
         return message, client_state, info
 
     def server_init(
@@ -148,7 +150,7 @@ class HamiltonianMonteCarlo(AdjustedKernel):
         position: ArrayTree,
         federation: Federation,
         totals: tuple[ArrayTree, ...],
-    ) -> tuple[Broadcast, _Server]:
+    ) -> tuple[Broadcast, _HamiltonianServer]:
         position, centre = self.check_start(position, self.centre, federation)
         self.metric.check(position)
         dtype = jnp.result_type(float)
@@ -158,7 +160,7 @@ class HamiltonianMonteCarlo(AdjustedKernel):
         if not trees.is_empty(self.num_adapt):
             adaptation = _Adaptation(first_round, zero, zero, jnp.log(step), jnp.log(step))
         zeros = trees.zeros_like(position)
-        server = _Server(
+        server = _HamiltonianServer(
             log_density=zero,
             gradient=zeros,
             momentum=zeros,
@@ -176,10 +178,10 @@ class HamiltonianMonteCarlo(AdjustedKernel):
         return Broadcast(first_round, position, Points(repeat(position, 1), centre)), server
 
     @in_single_precision
-    def prepare_server(self, rng_key: Array, like: Broadcast) -> _Draws:
+    def prepare_server(self, rng_key: Array, like: Broadcast) -> _HamiltonianDraws:
         momentum_key, length_key, uniform_key = jax.random.split(rng_key, 3)
         max_steps = self._max_num_steps(like.position)
-        return _Draws(
+        return _HamiltonianDraws(
             realize_normals(momentum_key, like.position),
             1 + integers_below(length_key, jnp.int32(max_steps), ()),
             jax.random.uniform(uniform_key, (), jnp.result_type(float)),
@@ -187,8 +189,12 @@ class HamiltonianMonteCarlo(AdjustedKernel):
 
     @in_single_precision
     def aggregate(
-        self, rng_key: ArrayTree, broadcast: Broadcast, server_state: _Server, total: Proposed
-    ) -> tuple[Broadcast, _Server, Adjusted]:
+        self,
+        rng_key: ArrayTree,
+        broadcast: Broadcast,
+        server_state: _HamiltonianServer,
+        total: Proposed,
+    ) -> tuple[Broadcast, _HamiltonianServer, MetropolisReport]:
         draws = rng_key
         if trees.is_key(draws):
             draws = self.prepare_server(draws, trees.shapes_of(broadcast))
@@ -227,7 +233,7 @@ class HamiltonianMonteCarlo(AdjustedKernel):
         moved = drift(origin, momentum_after, step, self.metric)
         # A trajectory that met an impossible point stays there until its planned end.
         waits = (impossible & ~ends) | ~trees.all_finite(moved)
-        server = _Server(
+        server = _HamiltonianServer(
             log_density=at_position[0],
             gradient=at_position[1],
             momentum=momentum_after,
@@ -255,7 +261,11 @@ class HamiltonianMonteCarlo(AdjustedKernel):
             position=position,
             extra=Points(next_points, position if self._is_noisy else broadcast.extra.centre),
         )
-        return moved_broadcast, server, Adjusted(server.acceptance, densities.is_complete, adapting)
+        return (
+            moved_broadcast,
+            server,
+            MetropolisReport(server.acceptance, densities.is_complete, adapting),
+        )
 
     def _max_num_steps(self, position: ArrayTree) -> int:
         if self.max_integration_steps is not None:
@@ -277,7 +287,7 @@ class HamiltonianMonteCarlo(AdjustedKernel):
         return jnp.asarray(step_size, jnp.result_type(float))
 
     def _adapt(
-        self, old: _Server, acceptance: Array, ends: Array, position: ArrayTree
+        self, old: _HamiltonianServer, acceptance: Array, ends: Array, position: ArrayTree
     ) -> tuple[ArrayTree, Array, Array]:
         """Return the new adaptation state, the next step size, and if rounds still adapt it."""
         initial = self._initial_step_size(position)

@@ -42,7 +42,7 @@ Order = Literal["refresh_first", "gradient_first"]
 
 
 def _check_memory(kernel: Any, compressor: Any) -> None:
-    partial = kernel.participation.drops or kernel.participation.cohort_size is not None
+    partial = kernel.participation.may_drop or kernel.participation.cohort_size is not None
     if isinstance(compressor, Memory) and compressor.of != "active" and partial:
         raise ValueError(
             "With latents the server does not add memories of absent clients, whose latents "

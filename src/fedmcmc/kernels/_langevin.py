@@ -62,7 +62,7 @@ class _GradientsAt(SetupPhase):
         return trees.shapes_of(self.point)
 
 
-class _Server(NamedTuple):
+class _LangevinServer(NamedTuple):
     at_centre: ArrayTree  # gradient of the log posterior at the center, or ()
     preconditioner: ArrayTree
 
@@ -114,9 +114,9 @@ class Langevin(TemperedKernel):
             return ()
         return (_GradientsAt(self.posterior, self.centre),)
 
-    def first_state(
+    def init_server_state(
         self, position: ArrayTree, federation: Federation, totals: tuple[ArrayTree, ...]
-    ) -> _Server:
+    ) -> _LangevinServer:
         at_centre: ArrayTree = ()
         for gradient in totals:
             at_centre = trees.add(gradient, jax.grad(self.posterior.logprior_fn)(self.centre))
@@ -124,7 +124,7 @@ class Langevin(TemperedKernel):
         scales: ArrayTree = ()
         if self.preconditioner is not None:
             scales = self.preconditioner.init(position, federation)
-        return _Server(at_centre, scales)
+        return _LangevinServer(at_centre, scales)
 
     def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> ArrayTree:
         if self.client_noise is None:
@@ -170,8 +170,12 @@ class Langevin(TemperedKernel):
         return () if self.client_noise is not None else realize_normals(rng_key, like.position)
 
     def aggregate(
-        self, rng_key: ArrayTree, broadcast: Broadcast, server_state: _Server, total: ArrayTree
-    ) -> tuple[Broadcast, _Server, ArrayTree]:
+        self,
+        rng_key: ArrayTree,
+        broadcast: Broadcast,
+        server_state: _LangevinServer,
+        total: ArrayTree,
+    ) -> tuple[Broadcast, _LangevinServer, ArrayTree]:
         position = broadcast.position
         gradient = total
         if not self.split_prior:
@@ -203,7 +207,7 @@ class Langevin(TemperedKernel):
             )
             position = trees.add(position, jax.tree.map(jnp.multiply, root, moved))
         moved_broadcast = self.next_broadcast(broadcast, position)
-        return moved_broadcast, _Server(server_state.at_centre, scales), ()
+        return moved_broadcast, _LangevinServer(server_state.at_centre, scales), ()
 
     def _prior_gradient(self, position: ArrayTree) -> ArrayTree:
         gradient = jax.grad(self.posterior.logprior_fn)(position)
@@ -296,7 +300,7 @@ def _check_client_noise(participation: Participation, metric: Any, preconditione
             'noise="clients" does not support metric= and preconditioner=: remove them, or sample '
             "in other coordinates (fedmcmc.whiten)."
         )
-    if participation.drops or participation.cohort_size is not None or participation.pooled:
+    if participation.may_drop or participation.cohort_size is not None or participation.pooled:
         raise ValueError(
             'noise="clients" needs the noise of all clients in every round: use full participation.'
         )

@@ -32,7 +32,7 @@ from fedmcmc.hierarchy import (
 from fedmcmc.kernels._shared import PROBE_ROWS, shape_of
 from fedmcmc.pytrees import trees
 
-MOST_JUDGED = 2
+MAX_JUDGED = 2
 """Numbers per latent up to which draws are judged by the posterior without latents."""
 
 
@@ -110,7 +110,7 @@ def expect_latents(
         raise ValueError(f"{name} takes a posterior in the model's own coordinates.")
     if participation.pooled:
         raise ValueError("Pooled rows have no groups: run a federated kernel on all clients.")
-    if participation.repeats:
+    if participation.may_repeat:
         raise ValueError(
             "Latents of a client that is drawn twice in a round would be moved once and count "
             "twice: take full, bernoulli or uniform participation."
@@ -123,7 +123,7 @@ def judged(posterior: Posterior) -> Posterior:
     Else the posterior as it is, of which draws without latents are not judged.
     """
     local: Any = posterior.local
-    if local.client is not None or trees.num_elements(local.like.tree) > MOST_JUDGED:
+    if local.client is not None or trees.num_elements(local.like.tree) > MAX_JUDGED:
         return posterior
     return marginal(posterior)
 

@@ -14,6 +14,7 @@ from jax import Array
 
 from fedmcmc._checks import expect, positive_integer
 from fedmcmc._types import (
+    ApproximationReport,
     ArrayTree,
     Broadcast,
     Client,
@@ -24,7 +25,6 @@ from fedmcmc._types import (
     Number,
     Participation,
     Posterior,
-    Refined,
     SetupPhase,
     StepInfo,
     Traits,
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 CAVITIES = ("site", "average", "power", "global", "none")
 
 
-class _Extra(NamedTuple):
+class _NaturalExtra(NamedTuple):
     """Broadcast in addition to the position.
 
     Attributes
@@ -81,7 +81,7 @@ class _Approximation(NamedTuple):
     ever_proper: Array  # [] bool, true if a product was proper so far
 
 
-class _Server(NamedTuple):
+class _NaturalServer(NamedTuple):
     approximation: _Approximation
     product: Gaussian  # of all factors, proper or not
     prior: Gaussian
@@ -148,7 +148,7 @@ class Natural(FederatedKernel):
         position: ArrayTree,
         federation: Federation,
         totals: tuple[ArrayTree, ...],
-    ) -> tuple[Broadcast, _Server]:
+    ) -> tuple[Broadcast, _NaturalServer]:
         self.participation.check(federation.num_clients)
         position = trees.as_floats(position, "position")
         check = check_model if self.posterior.local is None else check_latent_model
@@ -164,7 +164,7 @@ class Natural(FederatedKernel):
         share = None
         if self.participation.weighted:
             share = mean_share(self.participation, federation.num_clients)
-        server = _Server(
+        server = _NaturalServer(
             _Approximation(product, proper),
             product,
             prior,
@@ -195,7 +195,7 @@ class Natural(FederatedKernel):
         centered = plus_precision(Gaussian.uniform(position, self.structure), number)
         return with_mean(position, centered.precision, self.structure)
 
-    def _extra(self, server: _Server, proper: Array) -> _Extra:
+    def _extra(self, server: _NaturalServer, proper: Array) -> _NaturalExtra:
         """Return the broadcast in addition to the position; `proper` is a flag of the product."""
         site: Any = ()
         if self.cavity in ("average", "power"):
@@ -204,9 +204,9 @@ class Natural(FederatedKernel):
             site = site ** (1 / server.num_clients.astype(jnp.result_type(float)))
         gaussian, ever_proper = server.approximation
         approximation = trees.select(ever_proper, gaussian, server.product)
-        return _Extra(approximation, site, proper, ever_proper)
+        return _NaturalExtra(approximation, site, proper, ever_proper)
 
-    def _site(self, extra: _Extra, client_state: Any, client: Client) -> Gaussian:
+    def _site(self, extra: _NaturalExtra, client_state: Any, client: Client) -> Gaussian:
         """Return the client's factor of the approximation."""
         if self.cavity == "average":
             return extra.site
@@ -215,7 +215,7 @@ class Natural(FederatedKernel):
         return client_state.site
 
     def _cavity(
-        self, extra: _Extra, client_state: Any, client: Client
+        self, extra: _NaturalExtra, client_state: Any, client: Client
     ) -> tuple[Gaussian, Gaussian]:
         """Return the cavity and the Gaussian that the client's fit replaces.
 
@@ -288,8 +288,8 @@ class Natural(FederatedKernel):
         return rng_key  # for the prior's factor
 
     def aggregate(
-        self, rng_key: Array, broadcast: Broadcast, server_state: _Server, total: Gaussian
-    ) -> tuple[Broadcast, _Server, ArrayTree]:
+        self, rng_key: Array, broadcast: Broadcast, server_state: _NaturalServer, total: Gaussian
+    ) -> tuple[Broadcast, _NaturalServer, ArrayTree]:
         # Each client divides by the approximation, so an asymmetry from rounding would grow by the
         # number of clients in every round.
         total = symmetric(total)
@@ -321,7 +321,7 @@ class Natural(FederatedKernel):
         moved = broadcast._replace(
             round=broadcast.round + 1, position=position, extra=self._extra(server, proper)
         )
-        return moved, server, Refined(proper, shift.astype(jnp.float32))
+        return moved, server, ApproximationReport(proper, shift.astype(jnp.float32))
 
     def draw(self, rng_key: Array, state: FederatedState) -> ArrayTree:
         approximation = state.server.approximation
@@ -451,7 +451,7 @@ def natural(
         raise ValueError(
             f"client_optimizer needs sites, but clients keep none with cavity={cavity!r}."
         )
-    if participation.repeats and cavity in ("site", "none"):
+    if participation.may_repeat and cavity in ("site", "none"):
         raise ValueError(
             "A client with a site takes part at most once per round: use uniform(cohort_size), "
             'bernoulli(...), or cavity="average", "power" or "global".'

@@ -18,7 +18,6 @@ from fedmcmc._types import (
     Broadcast,
     Client,
     Disclosure,
-    Exact,
     FederatedKernel,
     Federation,
     GradientEstimator,
@@ -26,6 +25,7 @@ from fedmcmc._types import (
     Participation,
     Posterior,
     StepInfo,
+    Uncompressed,
     as_functions,
     register_dataclass,
 )
@@ -164,10 +164,10 @@ def posterior_delta(shrinkage: Number) -> Delta:
     return PosteriorDelta(schedules.number(shrinkage, "shrinkage", minimum=0.0))
 
 
-class _Message(NamedTuple):
+class _PseudoGradientMessage(NamedTuple):
     """Client's weight and weighted pseudo-gradient; the server divides their sums."""
 
-    weight: Exact  # [], the client's share of rows; zero if training did not stay finite
+    weight: Uncompressed  # [], the client's share of rows; zero if training did not stay finite
     delta: ArrayTree  # weight times the pseudo-gradient
 
 
@@ -197,17 +197,17 @@ class PseudoGradients(LocalTraining):
         return "pseudo_gradients"
 
     @property
-    def takes_control_variates(self) -> bool:
+    def averages_local_moves(self) -> bool:
         return True
 
-    def first_state(
+    def init_server_state(
         self, position: ArrayTree, federation: Federation, totals: tuple[ArrayTree, ...]
     ) -> ArrayTree:
         return self.optimizer.init(position)
 
     def message_like(self, like: Broadcast) -> ArrayTree:
         weight: Any = jax.ShapeDtypeStruct((), jnp.result_type(float))
-        return _Message(Exact(weight), trees.shapes_of(like.position))
+        return _PseudoGradientMessage(Uncompressed(weight), trees.shapes_of(like.position))
 
     def step(
         self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
@@ -219,14 +219,19 @@ class PseudoGradients(LocalTraining):
         delta = self.delta.finish(trained.summary, position, trained.position)
         finite = trees.all_finite(delta)
         weight = jnp.where(finite, client.share, 0)
-        message = _Message(
-            Exact(weight), trees.scale(weight, trees.select(finite, delta, trees.zeros_like(delta)))
+        message = _PseudoGradientMessage(
+            Uncompressed(weight),
+            trees.scale(weight, trees.select(finite, delta, trees.zeros_like(delta))),
         )
         info = report(message, trained.mean_square, usable=finite, bits_down=down)
         return message, client_state, info
 
     def aggregate(
-        self, rng_key: ArrayTree, broadcast: Broadcast, server_state: ArrayTree, total: _Message
+        self,
+        rng_key: ArrayTree,
+        broadcast: Broadcast,
+        server_state: ArrayTree,
+        total: _PseudoGradientMessage,
     ) -> tuple[Broadcast, ArrayTree, ArrayTree]:
         """Descend the weighted mean; do not move if the total weight is zero."""
         position, weight = broadcast.position, total.weight.value

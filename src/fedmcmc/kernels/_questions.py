@@ -15,7 +15,6 @@ from fedmcmc._types import (
     ArrayTree,
     Broadcast,
     Client,
-    Exact,
     FederatedKernel,
     FederatedState,
     Federation,
@@ -23,6 +22,7 @@ from fedmcmc._types import (
     Posterior,
     StepInfo,
     Traits,
+    Uncompressed,
 )
 from fedmcmc.compression import Memory
 from fedmcmc.participation import full
@@ -30,7 +30,7 @@ from fedmcmc.pytrees import in_single_precision, trees
 
 IMPOSSIBLE = -1e30
 """Finite number that a client sends for a log likelihood of minus infinity."""
-BELOW = -1e29
+LOG_ZERO_THRESHOLD = -1e29
 """Threshold below which a sum of log likelihoods counts as minus infinity."""
 EVERYONE = replace(full(), weighted=False)
 
@@ -39,7 +39,7 @@ class Answer(NamedTuple):
     """Message of a client: its answer, and the number 1, so that the sum counts the answers."""
 
     value: ArrayTree
-    one: Exact
+    one: Uncompressed
 
 
 class Answered(NamedTuple):
@@ -49,7 +49,7 @@ class Answered(NamedTuple):
     whole: Array
 
 
-class _Server(NamedTuple):
+class _QuestionServer(NamedTuple):
     answered: Answered
     num_clients: Array
 
@@ -93,33 +93,35 @@ class Question(FederatedKernel):
         position: ArrayTree,
         federation: Federation,
         totals: tuple[ArrayTree, ...],
-    ) -> tuple[Broadcast, _Server]:
+    ) -> tuple[Broadcast, _QuestionServer]:
         self.check_content(position, federation)
         like = self.answer_like(trees.shapes_of(position))
         no_answer = Answered(trees.zeros_like(like), jnp.zeros((), bool))
         count = jnp.asarray(federation.num_clients, jnp.result_type(float))
-        return Broadcast(jnp.zeros((), jnp.int32), position), _Server(no_answer, count)
+        return Broadcast(jnp.zeros((), jnp.int32), position), _QuestionServer(no_answer, count)
 
     @in_single_precision
     def step(
         self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
     ) -> tuple[Any, ArrayTree, StepInfo]:
         content = broadcast.position
-        message = Answer(self.answer(content, client), Exact(jnp.ones((), jnp.result_type(float))))
+        message = Answer(
+            self.answer(content, client), Uncompressed(jnp.ones((), jnp.result_type(float)))
+        )
         code, bits = self.encode(content, message, client)
         return code, client_state, StepInfo(bits, jnp.zeros((), jnp.result_type(float)))
 
     def aggregate(
-        self, rng_key: ArrayTree, broadcast: Broadcast, server_state: _Server, total: Answer
-    ) -> tuple[Broadcast, _Server, ArrayTree]:
+        self, rng_key: ArrayTree, broadcast: Broadcast, server_state: _QuestionServer, total: Answer
+    ) -> tuple[Broadcast, _QuestionServer, ArrayTree]:
         is_complete = total.one.value == server_state.num_clients
         value = trees.select(is_complete, total.value, server_state.answered.value)
-        server = _Server(Answered(value, is_complete), server_state.num_clients)
+        server = _QuestionServer(Answered(value, is_complete), server_state.num_clients)
         return broadcast._replace(round=broadcast.round + 1), server, ()
 
     def message_like(self, like: Broadcast) -> ArrayTree:
         count = jax.ShapeDtypeStruct((), jnp.result_type(float))
-        return Answer(self.answer_like(like.position), Exact(count))
+        return Answer(self.answer_like(like.position), Uncompressed(count))
 
     def draw(self, rng_key: Array, state: FederatedState) -> Answered:
         answered: Answered = state.server.answered

@@ -34,19 +34,19 @@ from fedmcmc._types import (
 from fedmcmc.gaussian import Gaussian, symmetric
 from fedmcmc.gradients import Target, as_gaussian, as_surrogates, zero_sum_correction
 from fedmcmc.kernels._relay import ONE_CLIENT_PER_ROUND, Relay, relay_settings
-from fedmcmc.kernels._shared import LocalDraws
+from fedmcmc.kernels._shared import ClientDraws
 from fedmcmc.pytrees import schedules, trees, where_any
 
 NEVER = 2**31 - 1
 
 
-class _ClientState(NamedTuple):
+class _RefreshedRelayState(NamedTuple):
     surrogate: Gaussian
     refresh: Array  # [] int32, round of its last refresh
     estimator: ArrayTree
 
 
-class _Message(NamedTuple):
+class _RefreshedRelayMessage(NamedTuple):
     shift: ArrayTree  # displacement of the chain
     change: Gaussian  # change of the surrogate's natural parameters
 
@@ -86,18 +86,22 @@ class RefreshedRelay(Relay):
         surrogates.check_clients(broadcast.position, federation.num_clients)
         return broadcast._replace(extra=surrogates.sum()), server
 
-    def client_init(self, broadcast: Broadcast, client: Client) -> _ClientState:
+    def client_init(self, broadcast: Broadcast, client: Client) -> _RefreshedRelayState:
         surrogate: Gaussian = self.surrogates.of(client)
         # Round zero counts as a refresh, with the surrogates of the user.
         refresh = jnp.zeros((), jnp.int32)
-        return _ClientState(surrogate, refresh, super().client_init(broadcast, client))
+        return _RefreshedRelayState(surrogate, refresh, super().client_init(broadcast, client))
 
     def message_like(self, like: Broadcast) -> ArrayTree:
-        return _Message(super().message_like(like), trees.shapes_of(like.extra))
+        return _RefreshedRelayMessage(super().message_like(like), trees.shapes_of(like.extra))
 
     def step(
-        self, draws: LocalDraws, broadcast: Broadcast, client_state: _ClientState, client: Client
-    ) -> tuple[_Message, _ClientState, StepInfo]:
+        self,
+        draws: ClientDraws,
+        broadcast: Broadcast,
+        client_state: _RefreshedRelayState,
+        client: Client,
+    ) -> tuple[_RefreshedRelayMessage, _RefreshedRelayState, StepInfo]:
         product: Gaussian = broadcast.extra
         surrogate = client_state.surrogate
         alpha = schedules.value(self.alpha, broadcast.round)
@@ -125,16 +129,27 @@ class RefreshedRelay(Relay):
             bits=info.bits + jnp.asarray(trees.num_bits(change), jnp.int32),
             bits_down=info.bits_down + jnp.asarray(trees.num_bits(product), jnp.int32),
         )
-        return _Message(shift, change), _ClientState(surrogate, refresh, estimator_state), info
+        return (
+            _RefreshedRelayMessage(shift, change),
+            _RefreshedRelayState(surrogate, refresh, estimator_state),
+            info,
+        )
 
     def commit(
-        self, message: _Message, broadcast: Broadcast, client_state: _ClientState
-    ) -> _ClientState:
+        self,
+        message: _RefreshedRelayMessage,
+        broadcast: Broadcast,
+        client_state: _RefreshedRelayState,
+    ) -> _RefreshedRelayState:
         # The server also makes the sum symmetric, so its product matches the clients' surrogates.
         return client_state._replace(surrogate=client_state.surrogate * symmetric(message.change))
 
     def aggregate(
-        self, rng_key: ArrayTree, broadcast: Broadcast, server_state: ArrayTree, total: _Message
+        self,
+        rng_key: ArrayTree,
+        broadcast: Broadcast,
+        server_state: ArrayTree,
+        total: _RefreshedRelayMessage,
     ) -> tuple[Broadcast, ArrayTree, ArrayTree]:
         moved, server, info = super().aggregate(rng_key, broadcast, server_state, total.shift)
         product = broadcast.extra * symmetric(total.change)

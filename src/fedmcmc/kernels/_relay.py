@@ -33,7 +33,7 @@ from fedmcmc.dynamics import Metric
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients import Conducive, importance
 from fedmcmc.kernels._shared import (
-    LocalDraws,
+    ClientDraws,
     LocalLangevin,
     expect_blocks,
     is_plain,
@@ -77,7 +77,7 @@ class Relay(LocalLangevin):
             return "relay"
         return "sgld" if self.participation.pooled else "dsgld"
 
-    def first_state(
+    def init_server_state(
         self, position: ArrayTree, federation: Federation, totals: tuple[ArrayTree, ...]
     ) -> ArrayTree:
         if (self.participation.cohort_size or federation.num_clients) != 1:
@@ -94,13 +94,13 @@ class Relay(LocalLangevin):
         return ()
 
     def step(
-        self, draws: LocalDraws, broadcast: Broadcast, client_state: ArrayTree, client: Client
+        self, draws: ClientDraws, broadcast: Broadcast, client_state: ArrayTree, client: Client
     ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
         return self.visit(draws, broadcast, client_state, client)
 
     def visit(
         self,
-        draws: LocalDraws,
+        draws: ClientDraws,
         broadcast: Broadcast,
         client_state: ArrayTree,
         client: Client,

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 import jax
 import jax.numpy as jnp
 
-from fedmcmc._types import ArrayTree, Client, Disclosure, Exact
+from fedmcmc._types import ArrayTree, Client, Disclosure, Uncompressed
 from fedmcmc.kernels._questions import Question
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Separate(Question):
+class PerClientQuestion(Question):
     """Question with one answer per client, such as a surrogate.
 
     A message is still a term of a sum: a table with one row per client, in which the client fills
@@ -35,15 +35,15 @@ class Separate(Question):
         """Return the shapes of a client's answer to content of these shapes."""
         raise NotImplementedError
 
-    def answer(self, content: ArrayTree, client: Client) -> Exact:
+    def answer(self, content: ArrayTree, client: Client) -> Uncompressed:
         def to_table(leaf: jax.Array) -> jax.Array:
             rows = jnp.zeros((self.num_clients, *leaf.shape), leaf.dtype)
             return rows.at[client.index].set(leaf)
 
-        return Exact(jax.tree.map(to_table, self.own(content, client)))
+        return Uncompressed(jax.tree.map(to_table, self.own(content, client)))
 
-    def answer_like(self, content: ArrayTree) -> Exact:
+    def answer_like(self, content: ArrayTree) -> Uncompressed:
         def table_like(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct((self.num_clients, *leaf.shape), leaf.dtype)
 
-        return Exact(jax.tree.map(table_like, self.own_like(content)))
+        return Uncompressed(jax.tree.map(table_like, self.own_like(content)))

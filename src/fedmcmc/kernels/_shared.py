@@ -40,7 +40,7 @@ from fedmcmc.gradients import (
     FullGradient,
     Minibatch,
     first_reference,
-    holds_augmented,
+    has_augmented_data,
     next_broadcast,
     over,
     prior_share,
@@ -60,7 +60,7 @@ Gradient = Callable[[ArrayTree, ArrayTree], ArrayTree]
 
 def name_of(kernel: Kernel, rule: Callable[[Kernel], str]) -> str:
     """Return `rule` of the kernel, as ``augment(...)`` if its minibatches are transformed."""
-    if not holds_augmented(kernel):
+    if not has_augmented_data(kernel):
         return rule(kernel)
     return f"augment({rule(without_augmented(kernel))})"
 
@@ -102,7 +102,7 @@ class EstimatorKernel(FederatedKernel):
         return type(self).__name__
 
     @property
-    def takes_control_variates(self) -> bool:
+    def averages_local_moves(self) -> bool:
         """If true, the kernel averages local moves of clients, as `scaffold` needs."""
         return False
 
@@ -122,13 +122,13 @@ class EstimatorKernel(FederatedKernel):
         totals: tuple[ArrayTree, ...],
     ) -> tuple[Broadcast, ArrayTree]:
         estimator = self.estimator
-        if estimator.needs_sum and not self.takes_control_variates:
+        if estimator.needs_sum and not self.averages_local_moves:
             raise ValueError(
                 "This estimator needs the sum of all clients' gradients before each round "
                 "(scaffold): use a kernel that averages local moves of clients, such as "
                 "fedmcmc.averaging."
             )
-        if estimator.needs_sum and (self.participation.cohort_size or self.participation.drops):
+        if estimator.needs_sum and (self.participation.cohort_size or self.participation.may_drop):
             # The sum of gradients and the weights depend on the same random cohort, so the mean of
             # their product is not the product of their means.
             raise ValueError(
@@ -141,9 +141,9 @@ class EstimatorKernel(FederatedKernel):
         estimator.check(position, federation)
         reference = first_reference(estimator, position)
         broadcast = Broadcast(jnp.zeros((), jnp.int32), position, reference)
-        return broadcast, self.first_state(position, federation, totals)
+        return broadcast, self.init_server_state(position, federation, totals)
 
-    def first_state(
+    def init_server_state(
         self, position: ArrayTree, federation: Federation, totals: tuple[ArrayTree, ...]
     ) -> ArrayTree:
         """Return the server's first state after the checks of the family."""
@@ -227,7 +227,7 @@ class SumOverClients(Phase):
         return broadcast._replace(summed=total), server_state, ()
 
 
-class LocalDraws(NamedTuple):
+class ClientDraws(NamedTuple):
     """Random numbers of a client's local Langevin steps."""
 
     noise: ArrayTree  # leaves [num_local_steps, *event], or keys [num_local_steps]
@@ -239,10 +239,10 @@ class LocalLangevin(TemperedKernel):
 
     num_local_steps: int
 
-    def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> LocalDraws:
+    def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> ClientDraws:
         noise_key, gradient_key = jax.random.split(rng_key)
         num = self.num_local_steps
-        return LocalDraws(
+        return ClientDraws(
             normals(noise_key, like.position, num),
             self.estimator.prepare(gradient_key, like.position, client, num),
         )
@@ -250,7 +250,7 @@ class LocalLangevin(TemperedKernel):
     def move(
         self,
         gradient_fn: Gradient,
-        draws: LocalDraws,
+        draws: ClientDraws,
         position: ArrayTree,
         step_size: Array,
         temperature: Array,
@@ -265,7 +265,7 @@ class LocalLangevin(TemperedKernel):
         """
 
         def local_step(
-            carry: tuple[ArrayTree, Array], drawn: LocalDraws
+            carry: tuple[ArrayTree, Array], drawn: ClientDraws
         ) -> tuple[tuple[ArrayTree, Array], ArrayTree]:
             position, squared_norm = carry
             gradient = gradient_fn(drawn.gradient, position)
@@ -278,7 +278,7 @@ class LocalLangevin(TemperedKernel):
         num_active = 0 if count is None else count
 
         def step_if_active(
-            carry: tuple[ArrayTree, Array], drawn: tuple[Array, LocalDraws]
+            carry: tuple[ArrayTree, Array], drawn: tuple[Array, ClientDraws]
         ) -> tuple[tuple[ArrayTree, Array], ArrayTree]:
             moved = jax.lax.cond(
                 drawn[0] < num_active, lambda c: local_step(c, drawn[1])[0], lambda c: c, carry

@@ -41,7 +41,7 @@ from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import realize_normals
 
 
-class _Server(NamedTuple):
+class _UnderdampedServer(NamedTuple):
     velocity: ArrayTree  # shaped as the position
 
 
@@ -63,11 +63,11 @@ class Underdamped(TemperedKernel):
     def base_name(self) -> str:
         return "underdamped"
 
-    def first_state(
+    def init_server_state(
         self, position: ArrayTree, federation: Federation, totals: tuple[ArrayTree, ...]
-    ) -> _Server:
+    ) -> _UnderdampedServer:
         self.metric.check(position)
-        return _Server(trees.zeros_like(position))
+        return _UnderdampedServer(trees.zeros_like(position))
 
     def step(
         self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
@@ -81,8 +81,12 @@ class Underdamped(TemperedKernel):
         return realize_normals(rng_key, like.position)
 
     def aggregate(
-        self, rng_key: ArrayTree, broadcast: Broadcast, server_state: _Server, total: ArrayTree
-    ) -> tuple[Broadcast, _Server, ArrayTree]:
+        self,
+        rng_key: ArrayTree,
+        broadcast: Broadcast,
+        server_state: _UnderdampedServer,
+        total: ArrayTree,
+    ) -> tuple[Broadcast, _UnderdampedServer, ArrayTree]:
         position, round_ = broadcast.position, broadcast.round
         step_size = schedules.value(self.step_size, round_)
         decay = jnp.exp(-schedules.value(self.friction, round_) * step_size)
@@ -96,7 +100,7 @@ class Underdamped(TemperedKernel):
             trees.scale(decay, velocity), spread, self.metric.root_times(noise)
         )
         position = trees.add_scaled(position, step_size / 2, velocity)
-        return self.next_broadcast(broadcast, position), _Server(velocity), ()
+        return self.next_broadcast(broadcast, position), _UnderdampedServer(velocity), ()
 
 
 def underdamped(

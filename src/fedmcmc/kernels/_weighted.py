@@ -14,12 +14,12 @@ from jax import Array
 
 from fedmcmc._checks import expect, positive_integer
 from fedmcmc._types import (
-    Adjusted,
     ArrayTree,
     Broadcast,
     Disclosure,
     FederatedKernel,
     Federation,
+    MetropolisReport,
     Posterior,
     as_functions,
     register_dataclass,
@@ -32,12 +32,12 @@ from fedmcmc.kernels._shared import as_constant
 from fedmcmc.pytrees import in_single_precision, trees
 
 
-class _Draws(NamedTuple):
+class _WeightedDraws(NamedTuple):
     proposals: StandardDraws
     uniforms: Array  # [num + 1], for the choice among the proposals
 
 
-class _Server(NamedTuple):
+class _WeightedServer(NamedTuple):
     started: Array  # [] bool, false before the start is evaluated
     log_weight: Array  # of the chain's position
     acceptance: Array  # probability with which the chain moved
@@ -75,7 +75,7 @@ class WeightedKernel(AdjustedKernel):
         position: ArrayTree,
         federation: Federation,
         totals: tuple[ArrayTree, ...],
-    ) -> tuple[Broadcast, _Server]:
+    ) -> tuple[Broadcast, _WeightedServer]:
         size, dim = trees.num_elements(position), self.proposal.means.shape[1]
         if size != dim:
             raise ValueError(
@@ -85,7 +85,7 @@ class WeightedKernel(AdjustedKernel):
         centre = trees.unravel(self.proposal.means[largest], position)
         position, centre = self.check_start(position, centre, federation)
         dtype = jnp.result_type(float)
-        server = _Server(
+        server = _WeightedServer(
             started=jnp.zeros((), bool),
             log_weight=jnp.zeros((), dtype),
             acceptance=jnp.ones((), dtype),
@@ -95,10 +95,10 @@ class WeightedKernel(AdjustedKernel):
         return Broadcast(jnp.zeros((), jnp.int32), position, points), server
 
     @in_single_precision
-    def prepare_server(self, rng_key: Array, like: Broadcast) -> _Draws:
+    def prepare_server(self, rng_key: Array, like: Broadcast) -> _WeightedDraws:
         proposal_key, uniform_key = jax.random.split(rng_key)
         num, dtype = self.num_proposals, jnp.result_type(float)
-        return _Draws(
+        return _WeightedDraws(
             self.proposal.standard_draws(proposal_key, num),
             jax.random.uniform(uniform_key, (num + 1,), dtype),
         )
@@ -116,8 +116,12 @@ class WeightedKernel(AdjustedKernel):
 
     @in_single_precision
     def aggregate(
-        self, rng_key: ArrayTree, broadcast: Broadcast, server_state: _Server, total: Proposed
-    ) -> tuple[Broadcast, _Server, Adjusted]:
+        self,
+        rng_key: ArrayTree,
+        broadcast: Broadcast,
+        server_state: _WeightedServer,
+        total: Proposed,
+    ) -> tuple[Broadcast, _WeightedServer, MetropolisReport]:
         draws, old, points = rng_key, server_state, broadcast.extra.points
         if trees.is_key(draws):
             draws = self.prepare_server(draws, trees.shapes_of(broadcast))
@@ -138,7 +142,7 @@ class WeightedKernel(AdjustedKernel):
         next_points = trees.cast_like(
             jax.vmap(lambda x: trees.unravel(x, position))(flat_next), points
         )
-        server = _Server(
+        server = _WeightedServer(
             jnp.ones((), bool),
             log_weights[chosen],
             jnp.where(old.started, moves, old.acceptance),
@@ -157,7 +161,7 @@ class WeightedKernel(AdjustedKernel):
         return (
             moved,
             server,
-            Adjusted(server.acceptance, densities.is_complete, jnp.zeros((), bool)),
+            MetropolisReport(server.acceptance, densities.is_complete, jnp.zeros((), bool)),
         )
 
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._checks import parts_of_one, positive_integer
-from fedmcmc._types import Cohort, Counts, Participation, register_dataclass
+from fedmcmc._checks import positive_integer, probability_vector
+from fedmcmc._types import Cohort, Participation, ParticipationMoments, register_dataclass
 from fedmcmc.random import distinct_integers, integers_below
 
 
@@ -22,12 +22,12 @@ def full() -> Participation:
     >>> full().prepare(jax.random.key(0), 3).ids.tolist()
     [0, 1, 2]
     """
-    return Full(drops=False)
+    return Full(may_drop=False)
 
 
 def pooled() -> Participation:
     """Return the rule for one client that owns all rows; it sends no messages."""
-    return Full(pooled=True, silent=True, drops=False)
+    return Full(pooled=True, silent=True, may_drop=False)
 
 
 def cohorts_of(
@@ -121,7 +121,7 @@ def uniform(cohort_size: int) -> Participation:
     ValueError
         If `cohort_size` is not a positive integer, or larger than the number of clients.
     """
-    return Uniform(cohort_size=positive_integer(cohort_size, "cohort_size"), drops=False)
+    return Uniform(cohort_size=positive_integer(cohort_size, "cohort_size"), may_drop=False)
 
 
 def categorical(probabilities: Array | None = None, *, cohort_size: int = 1) -> Participation:
@@ -146,9 +146,9 @@ def categorical(probabilities: Array | None = None, *, cohort_size: int = 1) -> 
     """
     size = positive_integer(cohort_size, "cohort_size")
     if probabilities is None:
-        return Categorical(cohort_size=size, drops=False, repeats=size > 1)
-    p = parts_of_one(probabilities, "probabilities")
-    return Categorical(p, _edges(p), cohort_size=size, drops=False, repeats=size > 1)
+        return Categorical(cohort_size=size, may_drop=False, may_repeat=size > 1)
+    p = probability_vector(probabilities, "probabilities")
+    return Categorical(p, _edges(p), cohort_size=size, may_drop=False, may_repeat=size > 1)
 
 
 def _edges(p: Array) -> Array:
@@ -171,9 +171,9 @@ class Full(Participation):
         ones = jnp.ones(num_clients)
         return Cohort(_all_ids(num_clients), ones, jnp.ones(num_clients, bool))
 
-    def counts(self, num_clients: int) -> Counts:
+    def counts(self, num_clients: int) -> ParticipationMoments:
         ones = np.ones(num_clients)
-        return Counts(ones, ones, 0 * ones, 0 * ones, 1.0, ones)
+        return ParticipationMoments(ones, ones, 0 * ones, 0 * ones, 1.0, ones)
 
 
 @register_dataclass
@@ -189,9 +189,9 @@ class Bernoulli(Participation):
         active = jax.random.uniform(rng_key, (num_clients,), p.dtype) < probability
         return Cohort(_all_ids(num_clients), 1 / probability, active)
 
-    def counts(self, num_clients: int) -> Counts:
+    def counts(self, num_clients: int) -> ParticipationMoments:
         p = np.broadcast_to(np.asarray(self.probability, np.float64), (num_clients,))
-        return Counts(1 / p, p, p * (1 - p), 0 * p, 1.0, p)
+        return ParticipationMoments(1 / p, p, p * (1 - p), 0 * p, 1.0, p)
 
     def check(self, num_clients: int) -> None:
         _check_length(self.probability, num_clients)
@@ -218,11 +218,11 @@ class Realised(Bernoulli):
         weight = num_clients / jnp.sum(active.astype(p.dtype))
         return Cohort(ids, jnp.broadcast_to(weight, (num_clients,)), active)
 
-    def counts(self, num_clients: int) -> Counts:
+    def counts(self, num_clients: int) -> ParticipationMoments:
         """Return moments of ``b a_i / |A|``, the factor of the messages."""
         b, p, ones = num_clients, float(self.probability), np.ones(num_clients)
         if b == 1 or p == 1:
-            return Counts(ones, ones, 0 * ones, 0 * ones, 1.0, ones)
+            return ParticipationMoments(ones, ones, 0 * ones, 0 * ones, 1.0, ones)
         k = np.arange(1, b + 1)
         log_pmf = [math.lgamma(b + 1) - math.lgamma(j + 1) - math.lgamma(b - j + 1) for j in k]
         pmf = np.exp(log_pmf + k * np.log(p) + (b - k) * np.log1p(-p))
@@ -230,7 +230,9 @@ class Realised(Bernoulli):
         # Products of two counts have the mean b (1 - inverse) / (b - 1), squares b * inverse.
         variance = b * (b * inverse - 1) / (b - 1)
         active = p / (1 - (1 - p) ** b) * ones
-        return Counts(ones, ones, variance * ones, np.sqrt(variance / b) * ones, -1.0, active)
+        return ParticipationMoments(
+            ones, ones, variance * ones, np.sqrt(variance / b) * ones, -1.0, active
+        )
 
 
 @register_dataclass
@@ -244,12 +246,14 @@ class Uniform(Participation):
         index = distinct_integers(rng_key, jnp.asarray(num_clients), (self.cohort_size,))
         return _equal_cohort(index, num_clients)
 
-    def counts(self, num_clients: int) -> Counts:
+    def counts(self, num_clients: int) -> ParticipationMoments:
         ones, share = np.ones(num_clients), self.cohort_size / num_clients
         # Counts sum to a constant, so their covariances with all other counts sum to -variance.
         variance = share * (1 - share) * num_clients / max(num_clients - 1, 1)
         common = np.sqrt(variance / num_clients) * ones
-        return Counts(ones / share, share * ones, variance * ones, common, -1.0, share * ones)
+        return ParticipationMoments(
+            ones / share, share * ones, variance * ones, common, -1.0, share * ones
+        )
 
     def check(self, num_clients: int) -> None:
         if self.cohort_size > num_clients:
@@ -278,14 +282,16 @@ class Categorical(Participation):
         index = jnp.searchsorted(self.edges, word, side="right").astype(jnp.int32)
         return Cohort(index, 1 / (size * p[index]), jnp.ones(size, bool))
 
-    def counts(self, num_clients: int) -> Counts:
+    def counts(self, num_clients: int) -> ParticipationMoments:
         size = self.cohort_size
         if isinstance(self.probabilities, tuple):
             p = np.full(num_clients, 1 / num_clients)
         else:
             p = np.asarray(self.probabilities, np.float64)
             p = p / p.sum()
-        return Counts(1 / (size * p), size * p, size * p, np.sqrt(size) * p, -1.0, size * p)
+        return ParticipationMoments(
+            1 / (size * p), size * p, size * p, np.sqrt(size) * p, -1.0, size * p
+        )
 
     def check(self, num_clients: int) -> None:
         if not isinstance(self.probabilities, tuple):

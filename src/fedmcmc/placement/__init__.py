@@ -15,14 +15,14 @@ from fedmcmc.placement._placement import Placement as Placement
 from fedmcmc.placement._placement import check_fits as check_fits
 from fedmcmc.placement._placing import Placed as Placed
 from fedmcmc.placement._placing import place as place
-from fedmcmc.placement._processes import agreed as agreed
 from fedmcmc.placement._processes import all_equal as all_equal
-from fedmcmc.placement._processes import combined as combined
+from fedmcmc.placement._processes import broadcast_from_first as broadcast_from_first
+from fedmcmc.placement._processes import has_other_processes as has_other_processes
 from fedmcmc.placement._processes import is_first as is_first
+from fedmcmc.placement._processes import merge_processes as merge_processes
 from fedmcmc.placement._processes import on_host as on_host
 from fedmcmc.placement._processes import on_words as on_words
 from fedmcmc.placement._processes import put as put
-from fedmcmc.placement._processes import several as several
 from fedmcmc.placement._stores import HostStore as HostStore
 from fedmcmc.placement._stores import read as read
 from fedmcmc.placement._stores import write as write

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from fedmcmc._checks import EXTRAS
 from fedmcmc.placement._layouts import mesh_of
-from fedmcmc.placement._processes import agreed as agreed
+from fedmcmc.placement._processes import broadcast_from_first as broadcast_from_first
 from fedmcmc.placement._processes import is_first as is_first
 
 CONNECTION = {"coordinator_address", "num_processes", "process_id", "cluster_detection_method"}

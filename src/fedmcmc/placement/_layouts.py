@@ -9,15 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from fedmcmc.rounds import AXIS, CHAINS, Buckets, Layout, Part
+from fedmcmc.rounds import CHAIN_AXIS, CLIENT_AXIS, Buckets, Layout, Part
 
 
 def mesh_of(devices: Sequence[jax.Device], chains: int) -> Mesh:
     """Return a mesh with `chains` devices along the axis of chains, which is left out for one."""
     array = np.asarray(devices)
     if chains == 1:
-        return Mesh(array, (AXIS,))
-    return Mesh(array.reshape(chains, -1), (CHAINS, AXIS))
+        return Mesh(array, (CLIENT_AXIS,))
+    return Mesh(array.reshape(chains, -1), (CHAIN_AXIS, CLIENT_AXIS))
 
 
 def by_size(sizes: np.ndarray, num_buckets: int) -> Buckets:
@@ -83,7 +83,7 @@ def layout_of(
     The local starts ``[num_clients]`` are the indices of clients' first rows on their device. All
     devices get the same number of clients of each bucket, up to one.
     """
-    num, num_devices = len(sizes), mesh.shape[AXIS]
+    num, num_devices = len(sizes), mesh.shape[CLIENT_AXIS]
     groups: list[tuple[Any, int]] = [(np.arange(num), int(sizes.max()))]
     if buckets is not None and len(buckets.bounds) > 1:
         groups = buckets.groups()

@@ -13,7 +13,7 @@ from fedmcmc._types import FederatedKernel
 from fedmcmc.data import ClientLoader, FederatedData
 from fedmcmc.placement._layouts import by_size, mesh_of
 from fedmcmc.placement._stores import HostStore
-from fedmcmc.rounds import AXIS, CHAINS, Arrangement
+from fedmcmc.rounds import CHAIN_AXIS, CLIENT_AXIS, Arrangement
 
 TOTALS = ("gather", "psum")
 
@@ -80,10 +80,13 @@ class Placement:
             if not isinstance(self.mesh, Mesh):
                 kind = type(self.mesh).__name__
                 raise TypeError(f"mesh must be a jax.sharding.Mesh, got {kind}.")
-            if AXIS not in self.mesh.shape or not set(self.mesh.axis_names) <= {AXIS, CHAINS}:
+            if CLIENT_AXIS not in self.mesh.shape or not set(self.mesh.axis_names) <= {
+                CLIENT_AXIS,
+                CHAIN_AXIS,
+            }:
                 raise ValueError(
-                    f"mesh must have an axis {AXIS!r} and may have an axis {CHAINS!r}, got axes "
-                    f"{tuple(self.mesh.axis_names)}."
+                    f"mesh must have an axis {CLIENT_AXIS!r} and may have an axis {CHAIN_AXIS!r}, "
+                    f"got axes {tuple(self.mesh.axis_names)}."
                 )
         for name in ("clients_at_a_time", "num_buckets"):
             value = getattr(self, name)
@@ -198,10 +201,10 @@ class Placement:
 def check_fits(placement: Placement, kernel: FederatedKernel, num_chains: int) -> None:
     """Raise `ValueError` if a run of `kernel` does not support `placement`."""
     mesh, participation = placement.mesh, kernel.participation
-    if mesh is not None and num_chains % mesh.shape.get(CHAINS, 1):
+    if mesh is not None and num_chains % mesh.shape.get(CHAIN_AXIS, 1):
         raise ValueError(
-            f"num_chains must be a multiple of the mesh's axis {CHAINS!r}, {mesh.shape[CHAINS]}, "
-            f"got {num_chains}."
+            f"num_chains must be a multiple of the mesh's axis {CHAIN_AXIS!r}, "
+            f"{mesh.shape[CHAIN_AXIS]}, got {num_chains}."
         )
     if mesh is not None and participation.pooled:
         raise ValueError(

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from fedmcmc.data import ClientLoader, FederatedData
 from fedmcmc.placement._layouts import layout_of
 from fedmcmc.placement._processes import all_equal, put
-from fedmcmc.rounds import AXIS, Arrangement, Layout
+from fedmcmc.rounds import CLIENT_AXIS, Arrangement, Layout
 
 
 class Placed(NamedTuple):
@@ -56,7 +56,7 @@ def place(
 
 def _local_clients(mesh: Mesh, clients: list[list[int]]) -> np.ndarray:
     """Return the clients that this process's devices compute."""
-    along_axis = np.moveaxis(mesh.devices, mesh.axis_names.index(AXIS), 0)
+    along_axis = np.moveaxis(mesh.devices, mesh.axis_names.index(CLIENT_AXIS), 0)
     of_process: dict[int, set[int]] = {jax.process_index(): set()}
     for ids, devices in zip(clients, along_axis.reshape(len(clients), -1), strict=True):
         for device in devices:
@@ -67,7 +67,7 @@ def _local_clients(mesh: Mesh, clients: list[list[int]]) -> np.ndarray:
         raise ValueError(
             f"Process {empty[0]} of {jax.process_count()} has no client: "
             f"{sum(map(len, clients))} clients are spread over {len(clients)} devices along the "
-            f"mesh's axis {AXIS!r}. Use fewer processes, or a mesh with fewer devices."
+            f"mesh's axis {CLIENT_AXIS!r}. Use fewer processes, or a mesh with fewer devices."
         )
     return np.asarray(sorted(of_process[jax.process_index()]))
 
@@ -110,7 +110,7 @@ def _move_to_mesh(
 
     def spread(leaf: Any) -> Array:
         host = np.asarray(leaf)
-        sharding = NamedSharding(layout.mesh, PartitionSpec(AXIS))
+        sharding = NamedSharding(layout.mesh, PartitionSpec(CLIENT_AXIS))
         shape = (layout.block * len(clients), *host.shape[1:])
 
         def blocks(index: Any) -> np.ndarray:

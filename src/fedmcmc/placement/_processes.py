@@ -17,7 +17,7 @@ from fedmcmc._types import ArrayTree
 from fedmcmc.pytrees import is_key
 
 
-def several() -> bool:
+def has_other_processes() -> bool:
     """Return true if other processes take part."""
     return jax.process_count() > 1
 
@@ -34,7 +34,7 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
-def agreed(number: float) -> float:
+def broadcast_from_first(number: float) -> float:
     """Return the first process's `number` (in float32) after all processes have called this.
 
     Use it for numbers that may differ between processes, such as the time or a file's size.
@@ -42,17 +42,17 @@ def agreed(number: float) -> float:
     Examples
     --------
     >>> import fedmcmc
-    >>> fedmcmc.distributed.agreed(3.0)
+    >>> fedmcmc.distributed.broadcast_from_first(3.0)
     3.0
     """
-    if not several():
+    if not has_other_processes():
         return number
     return float(_gather(np.float32(number))[0])
 
 
 def all_equal(number: int) -> bool:
     """Return true if all processes have the same `number`."""
-    if not several():
+    if not has_other_processes():
         return True
     return len(set(_gather(np.int32(number)).tolist())) == 1
 
@@ -71,9 +71,9 @@ def _gather(array: Any) -> np.ndarray:
         return np.asarray(_replicate(mesh)([spread])[0])
 
 
-def combined(words: np.ndarray) -> np.ndarray:
+def merge_processes(words: np.ndarray) -> np.ndarray:
     """Merge all processes' `words`, each zero in the entries of other processes."""
-    if not several():
+    if not has_other_processes():
         return words
     result: np.ndarray = np.bitwise_or.reduce(_gather(words), axis=0)
     return result

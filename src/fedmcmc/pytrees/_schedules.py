@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Number, described, register_dataclass
+from fedmcmc._types import ArrayTree, Number, describe, register_dataclass
 
 
 class Range(NamedTuple):
@@ -46,7 +46,7 @@ class Scheduled:
 
     def __repr__(self) -> str:
         """Name the user's function."""
-        return described(self.fn)
+        return describe(self.fn)
 
 
 @register_dataclass

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedmcmc._checks import not_installed
+from fedmcmc._checks import missing_extra_error
 from fedmcmc._types import ArrayTree
-from fedmcmc.placement import agreed
+from fedmcmc.placement import broadcast_from_first
 from fedmcmc.pytrees import named_leaves, num_bytes, variables
 from fedmcmc.rounds import RoundRecord
 
@@ -86,7 +86,7 @@ class ZarrRecorder:
         try:
             import zarr
         except ImportError as error:
-            raise not_installed("draws_to needs zarr", "zarr") from error
+            raise missing_extra_error("draws_to needs zarr", "zarr") from error
         if path.exists() and not (resume or replace):
             raise FileExistsError(
                 f"{path} exists: give draws_to a new path, or pass the checkpoint= of the run that "
@@ -133,7 +133,7 @@ class ZarrRecorder:
             self._write(draws.num_stored, _concatenate(draws.parts))
         else:
             self.check(draws)  # an interrupted `add` may have written more
-        agreed(0.0)  # other processes of the run wait for this before they read
+        broadcast_from_first(0.0)  # other processes of the run wait for this before they read
         return self.arrays
 
     def check(self, draws: Draws) -> None:
@@ -161,7 +161,7 @@ class ZarrReader:
         """Return the store's arrays after the writing process has finished."""
         import zarr
 
-        agreed(0.0)
+        broadcast_from_first(0.0)
         group: Any = zarr.open_group(self.path, mode="r")
         return _map_arrays(self.shapes, lambda kind, name, leaf: group[f"{kind}/{name}"])
 

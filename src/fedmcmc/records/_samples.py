@@ -8,8 +8,15 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from fedmcmc._checks import not_installed
-from fedmcmc._types import Absent, ArrayTree, FederatedState, WithFunctions, as_functions, mapped
+from fedmcmc._checks import missing_extra_error
+from fedmcmc._types import (
+    ArrayTree,
+    FederatedState,
+    MissingFunction,
+    WithFunctions,
+    as_functions,
+    vmap_axes,
+)
 from fedmcmc.diagnostics import Diagnosis
 from fedmcmc.placement import Placement
 from fedmcmc.pytrees import named_leaves, trees, variables
@@ -68,7 +75,7 @@ class Samples(WithFunctions):
     diagnosis
         Convergence diagnostics, a `fedmcmc.diagnostics.Diagnosis`; ``None`` if the run did not
         judge its draws. ``print(samples)`` shows it, or `not_judged`.
-    not_judged
+    reason_not_judged
         Reason why the run did not judge its draws: fewer than 400, or than four per chain; a kernel
         without a `target`; a `collect` that kept other values; no draws, or more than 2 GiB; or
         ignored warnings. Empty if it did.
@@ -94,7 +101,7 @@ class Samples(WithFunctions):
     constrain_local_fn: Callable[[ArrayTree, ArrayTree], ArrayTree] | None = field(
         default=None, repr=False
     )
-    not_judged: str = ""
+    reason_not_judged: str = ""
     warnings: tuple[str, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
@@ -117,7 +124,7 @@ class Samples(WithFunctions):
         """Return the diagnosis or verdict, or the reason why there is none."""
         if self.diagnosis is not None:
             return str(self.diagnosis)
-        return str(self.stopped.get("verdict", "")) or self.not_judged or "not judged"
+        return str(self.stopped.get("verdict", "")) or self.reason_not_judged or "not judged"
 
     def _repr_html_(self) -> str:
         """Return the text of `repr` and a table of parameters for notebooks."""
@@ -155,10 +162,10 @@ class Samples(WithFunctions):
         draws = self.draws if self.final_draws is None else self.final_draws
         if self.constrain_fn is None:
             return draws
-        if isinstance(self.constrain_fn, Absent):
+        if isinstance(self.constrain_fn, MissingFunction):
             return self.computed("constrained", self.constrain_fn)
         arrays = jax.tree.map(np.asarray, draws)
-        values = mapped(as_functions(self.constrain_fn), arrays, num_axes=self._num_axes())
+        values = vmap_axes(as_functions(self.constrain_fn), arrays, num_axes=self._num_axes())
         return jax.tree.map(np.asarray, values)
 
     @property
@@ -175,7 +182,7 @@ class Samples(WithFunctions):
         local = self._with_nan(self.local)
         if self.constrain_local_fn is None:
             return local
-        if isinstance(self.constrain_local_fn, Absent):
+        if isinstance(self.constrain_local_fn, MissingFunction):
             return self.computed("constrained_local", self.constrain_local_fn)
         constrain: Any = self.constrain_local_fn
         for axes in ((None, 0), 0, 0):  # clients at one draw, draws, chains
@@ -234,7 +241,7 @@ class Samples(WithFunctions):
         try:
             from arviz_base import from_dict
         except ImportError as error:
-            raise not_installed("to_datatree needs arviz-base", "arviz") from error
+            raise missing_extra_error("to_datatree needs arviz-base", "arviz") from error
         is_final = self.final_draws is not None
         draws = self.final_draws if is_final else jax.tree.map(np.asarray, self.draws)
         info = {name: np.asarray(values) for name, values in self.info.items()}
@@ -292,7 +299,7 @@ class Samples(WithFunctions):
             self.totals,
             warnings=self.warnings,
             diagnosis=self.diagnosis,
-            not_judged=f"{judgment[:1].upper()}{judgment[1:].rstrip('.')}.",
+            reason_not_judged=f"{judgment[:1].upper()}{judgment[1:].rstrip('.')}.",
             verdict=self.stopped.get("verdict", ""),
             stopped=self.stopped,
             settings=self.settings,
@@ -315,7 +322,7 @@ class Samples(WithFunctions):
             notes.append(f"One draw in {thinning} was read, to save memory.")
         if self.local is not None:
             notes.append("The clients' own parameters (latents) were kept but are not shown.")
-        if isinstance(self.constrain_fn, Absent):
+        if isinstance(self.constrain_fn, MissingFunction):
             return thinned(self.constrained), tuple(notes)
         part = replace(self, draws=thinned(draws), final_draws=None)
         try:

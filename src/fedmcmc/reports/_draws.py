@@ -118,14 +118,14 @@ def compute_mixing(values: np.ndarray) -> Mixing | None:
     )
 
 
-def summarized(draws: ArrayTree, limit: int = 200) -> dict[str, dict[str, float]]:
+def summarize(draws: ArrayTree, limit: int = 200) -> dict[str, dict[str, float]]:
     """Return moments and quantiles of draws with leaves ``[num_chains, num_draws, *event]``.
 
     At most `limit` parameters are summarized.
 
     Examples
     --------
-    >>> row = summarized({"a": np.arange(5.0)[None]})["a"]
+    >>> row = summarize({"a": np.arange(5.0)[None]})["a"]
     >>> row["mean"], row["50 %"]
     (2.0, 2.0)
     """
@@ -138,7 +138,7 @@ MOMENTS = ("mean", "sd", "5 %", "50 %", "95 %")
 
 
 def table_of_rows(rows: dict[str, dict[str, float]]) -> Table:
-    """Return the table of a result of `summarized`."""
+    """Return the table of a result of `summarize`."""
     cells = [(name, *(f"{row[key]:.4g}" for key in MOMENTS)) for name, row in rows.items()]
     return ("parameter", *MOMENTS), cells
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedmcmc._checks import not_installed
+from fedmcmc._checks import missing_extra_error
 from fedmcmc._types import ArrayTree
 from fedmcmc.diagnostics import Mixing, mixing
 from fedmcmc.pytrees import variables
@@ -35,7 +35,7 @@ def can_draw() -> None:
         import matplotlib  # noqa: F401
     except ImportError as error:
         need = "The figures of a report need arviz-plots and matplotlib"
-        raise not_installed(need, "plots") from error
+        raise missing_extra_error(need, "plots") from error
 
 
 def as_svg(figure: Any, prefix: str) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedmcmc._types import ArrayTree
-from fedmcmc.diagnostics import ESS, RHAT, Diagnosis, Mixing
+from fedmcmc.diagnostics import MAX_RHAT, MIN_ESS, Diagnosis, Mixing
 from fedmcmc.reports._advice import advice
 from fedmcmc.reports._draws import MAX_SHOWN, MOMENTS, Shown, compute_mixing, select_parameters
 from fedmcmc.reports._figures import figures
@@ -33,7 +33,7 @@ class RunFacts:
         Result of the stopping rule; empty without a rule. A fit stores the total ``cost`` of its
         stages there: ``rounds``, ``bits_up``, ``bits_down``.
     settings
-        Settings by name; the settings in `OF_DATA` describe the data.
+        Settings by name; the settings in `DATA_SETTINGS` describe the data.
     versions
         Versions of the software.
     notes
@@ -45,7 +45,7 @@ class RunFacts:
     totals: dict[str, np.ndarray]
     warnings: tuple[str, ...] = ()
     diagnosis: Diagnosis | None = None
-    not_judged: str = ""
+    reason_not_judged: str = ""
     verdict: str = ""
     stopped: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class RunFacts:
     notes: tuple[str, ...] = ()
 
 
-OF_DATA = {
+DATA_SETTINGS = {
     "client names": "clients",
     "outcome": "outcome",
     "columns": "columns and codes",
@@ -69,7 +69,7 @@ INTRODUCTION = (
 
 COLUMNS = ("parameter", *MOMENTS, "R-hat", "ESS", "tail ESS")
 
-WORDS = (
+RUN_GLOSSARY = (
     ("Parameter", "A number of the model that is learned from the data of all clients."),
     (
         "Draw",
@@ -167,12 +167,14 @@ def run_page(facts: RunFacts) -> Page:
         page.heading(figure.title)
         page.figure(figure.svg, figure.about)
     _add_communication(page, facts)
-    rows = [(name, str(value)) for name, value in facts.settings.items() if name not in OF_DATA]
+    rows = [
+        (name, str(value)) for name, value in facts.settings.items() if name not in DATA_SETTINGS
+    ]
     if rows:
         page.heading("Settings")
         page.table(("setting", "value"), rows, texts=("value",))
     page.heading("Words")
-    page.words(WORDS)
+    page.words(RUN_GLOSSARY)
     page.heading("Versions")
     page.paragraph("With other versions, or on other devices, draws may differ.")
     page.table(("software", "version"), list(facts.versions.items()), texts=("version",))
@@ -181,7 +183,9 @@ def run_page(facts: RunFacts) -> Page:
 
 def data_section(page: Page, settings: dict[str, Any]) -> None:
     """Add a section on the data if `settings` describe them."""
-    rows = [(label, str(settings[name])) for name, label in OF_DATA.items() if settings.get(name)]
+    rows = [
+        (label, str(settings[name])) for name, label in DATA_SETTINGS.items() if settings.get(name)
+    ]
     if rows:
         page.heading("Data")
         page.table(("what", "names"), rows, texts=("names",))
@@ -211,7 +215,7 @@ def _add_verdict(page: Page, facts: RunFacts, problems: list[str]) -> None:
         num = "A warning" if len(problems) == 1 else f"{len(problems)} warnings"
         page.verdict(f"{num}: read below before you use these numbers.", details, tone="poor")
     elif facts.diagnosis is None:
-        page.verdict("These draws were not checked.", facts.not_judged)
+        page.verdict("These draws were not checked.", facts.reason_not_judged)
     else:
         page.verdict(
             "Nothing was found wrong with these draws. This does not show whether the model is "
@@ -249,19 +253,19 @@ def _add_parameters(page: Page, facts: RunFacts, shown: Shown, mixing: Mixing | 
     page.table(COLUMNS, rows, marked=marked)
     if marked:
         page.paragraph(
-            f"Marked: chains that disagree (R-hat above {RHAT:g} by more than chance), and fewer "
-            f"than {ESS:g} effective draws. Take more draws or use another method."
+            f"Marked: chains that disagree (R-hat above {MAX_RHAT:g} by more than chance), and "
+            f"fewer than {MIN_ESS:g} effective draws. Take more draws or use another method."
         )
 
 
 def _marked_cells(mixing: Mixing) -> set[tuple[int, int]]:
     """Return the cells ``(row, column)`` of the table of parameters that miss the limits."""
-    few = (mixing.ess_bulk < ESS) | (mixing.ess_tail < ESS)
+    few = (mixing.ess_bulk < MIN_ESS) | (mixing.ess_tail < MIN_ESS)
     bad = {
         # With many draws R-hat sometimes exceeds its limit by chance.
-        "R-hat": mixing.disagree(RHAT) | (few & (mixing.rhat > RHAT)),
-        "ESS": mixing.ess_bulk < ESS,
-        "tail ESS": mixing.ess_tail < ESS,
+        "R-hat": mixing.disagree(MAX_RHAT) | (few & (mixing.rhat > MAX_RHAT)),
+        "ESS": mixing.ess_bulk < MIN_ESS,
+        "tail ESS": mixing.ess_tail < MIN_ESS,
     }
     cells = {
         (int(i), COLUMNS.index(name)) for name, where in bad.items() for i in np.flatnonzero(where)

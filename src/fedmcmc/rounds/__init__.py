@@ -4,9 +4,9 @@ Simulations, meshes and real sites all run kernels through this package. It does
 particular kernel, and it does no input or output.
 """
 
-from fedmcmc.rounds._arrangement import AXIS as AXIS
-from fedmcmc.rounds._arrangement import CHAINS as CHAINS
-from fedmcmc.rounds._arrangement import TOGETHER as TOGETHER
+from fedmcmc.rounds._arrangement import CHAIN_AXIS as CHAIN_AXIS
+from fedmcmc.rounds._arrangement import CLIENT_AXIS as CLIENT_AXIS
+from fedmcmc.rounds._arrangement import SINGLE_DEVICE as SINGLE_DEVICE
 from fedmcmc.rounds._arrangement import Arrangement as Arrangement
 from fedmcmc.rounds._arrangement import Buckets as Buckets
 from fedmcmc.rounds._arrangement import Layout as Layout
@@ -20,7 +20,7 @@ from fedmcmc.rounds._phases import client_step as client_step
 from fedmcmc.rounds._phases import code_like as code_like
 from fedmcmc.rounds._phases import cohort_of as cohort_of
 from fedmcmc.rounds._phases import first_memories as first_memories
-from fedmcmc.rounds._phases import nothing_received as nothing_received
+from fedmcmc.rounds._phases import initialize_received as initialize_received
 from fedmcmc.rounds._phases import receive as receive
 from fedmcmc.rounds._phases import server_step as server_step
 from fedmcmc.rounds._program import PREPARED_BYTES as PREPARED_BYTES
@@ -34,7 +34,7 @@ from fedmcmc.rounds._program import Segment as Segment
 from fedmcmc.rounds._program import first_accumulator_states as first_accumulator_states
 from fedmcmc.rounds._program import run_rounds as run_rounds
 from fedmcmc.rounds._program import run_segment as run_segment
-from fedmcmc.rounds._program import take_in as take_in
+from fedmcmc.rounds._program import update_accumulators as update_accumulators
 from fedmcmc.rounds._simulate import RoundDraws as RoundDraws
 from fedmcmc.rounds._simulate import RoundInfo as RoundInfo
 from fedmcmc.rounds._simulate import Simulation as Simulation

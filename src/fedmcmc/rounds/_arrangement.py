@@ -11,7 +11,7 @@ from jax.sharding import Mesh, PartitionSpec
 from fedmcmc._types import FederatedKernel, FederatedState, register_dataclass
 from fedmcmc.data import FederatedData
 
-AXIS, CHAINS = "clients", "chains"
+CLIENT_AXIS, CHAIN_AXIS = "clients", "chains"
 """Names of the axes of a mesh."""
 
 
@@ -105,11 +105,11 @@ class Layout:
     @property
     def num_devices(self) -> int:
         """Number of devices along the axis ``clients``."""
-        return int(self.mesh.shape[AXIS])
+        return int(self.mesh.shape[CLIENT_AXIS])
 
     def local_clients(self, part: Part) -> tuple[Array, Array]:
         """Return this device's clients of a part and a mask of used slots, each ``[count]``."""
-        start = jax.lax.axis_index(AXIS) * self.per_device + part.start
+        start = jax.lax.axis_index(CLIENT_AXIS) * self.per_device + part.start
         return (
             jax.lax.dynamic_slice_in_dim(self.client_of_slot, start, part.count),
             jax.lax.dynamic_slice_in_dim(self.used, start, part.count),
@@ -117,14 +117,14 @@ class Layout:
 
     def is_local(self, ids: Array) -> Array:
         """Return true for the clients `ids` that this device holds."""
-        return self.slots[ids] // self.per_device == jax.lax.axis_index(AXIS)
+        return self.slots[ids] // self.per_device == jax.lax.axis_index(CLIENT_AXIS)
 
     def local_slot(self, ids: Array) -> Array:
         """Return the slots of clients `ids` on this device, `per_device` for remote clients.
 
         That index is out of bounds: writes are dropped and the values that are read stay unused.
         """
-        local = self.slots[ids] - jax.lax.axis_index(AXIS) * self.per_device
+        local = self.slots[ids] - jax.lax.axis_index(CLIENT_AXIS) * self.per_device
         return jnp.where(self.is_local(ids), local, self.per_device)
 
 
@@ -165,7 +165,7 @@ class Arrangement:
         return ids if self.slots is None else self.slots[ids]
 
 
-TOGETHER = Arrangement()
+SINGLE_DEVICE = Arrangement()
 """Arrangement that computes all clients together, in client order."""
 
 
@@ -182,15 +182,15 @@ def arrange_on_one_device(
 ) -> Arrangement:
     """Return how one device computes clients; raise if `placement` needs more than that."""
     if placement is None:
-        return TOGETHER
+        return SINGLE_DEVICE
     if not isinstance(placement, PlacementLike):
         raise TypeError(f"placement must be a fedmcmc.Placement, got {type(placement).__name__}.")
     arrangement = placement.on_one_device(data)
-    return TOGETHER if kernel.participation.pooled else arrangement
+    return SINGLE_DEVICE if kernel.participation.pooled else arrangement
 
 
 def state_specs(mesh: Mesh) -> Any:
     """Return the partition specs of the state of all chains, as a `FederatedState`."""
-    chains = CHAINS if CHAINS in mesh.shape else None
+    chains = CHAIN_AXIS if CHAIN_AXIS in mesh.shape else None
     replicated: Any = PartitionSpec(chains)
-    return FederatedState(replicated, replicated, PartitionSpec(chains, AXIS))
+    return FederatedState(replicated, replicated, PartitionSpec(chains, CLIENT_AXIS))

@@ -25,7 +25,7 @@ from fedmcmc._types import (
 )
 from fedmcmc.data import FederatedData
 from fedmcmc.pytrees import largest_of_batch, trees
-from fedmcmc.rounds._arrangement import AXIS, Arrangement, Layout, Part
+from fedmcmc.rounds._arrangement import CLIENT_AXIS, Arrangement, Layout, Part
 from fedmcmc.rounds._messages import exclude_non_finite, sum_messages, where_active
 from fedmcmc.rounds._phases import Prepared, client_step, prepare_client
 
@@ -195,12 +195,12 @@ def _run_on_one_device(
     participation, members = task.kernel.participation, group.cohort
     message, new, info = _run_group(task, group, randomness, old)
     bits = 8 * trees.num_bytes(message)
-    if participation.guards:
+    if participation.excludes_broken_messages:
         message, members = exclude_non_finite(message, members)
-    drops = participation.drops
-    if drops or participation.guards:
+    may_drop = participation.may_drop
+    if may_drop or participation.excludes_broken_messages:
         new = where_active(members.active, new, old)
-    total = sum_messages(message, members, participation, late=task.is_last, drops=drops)
+    total = sum_messages(message, members, participation, late=task.is_last, may_drop=may_drop)
     return Outputs(total, [new], info, bits, members.active)
 
 
@@ -228,24 +228,27 @@ def _run_on_devices(
         if not all_take_part:
             return jax.tree.map(_sum_over_devices, tree)
         return jax.tree.map(
-            lambda leaf: jax.lax.all_gather(leaf, AXIS, tiled=True)[part.gathered], tree
+            lambda leaf: jax.lax.all_gather(leaf, CLIENT_AXIS, tiled=True)[part.gathered], tree
         )
 
-    bits, drops = 8 * trees.num_bytes(message), participation.drops or participation.guards
+    bits, may_drop = (
+        8 * trees.num_bytes(message),
+        participation.may_drop or participation.excludes_broken_messages,
+    )
     if layout.totals == "gather":
         message = collect(message)
-        if participation.guards:
+        if participation.excludes_broken_messages:
             message, cohort = exclude_non_finite(message, cohort)
-        total = sum_messages(message, cohort, participation, late=task.is_last, drops=drops)
+        total = sum_messages(message, cohort, participation, late=task.is_last, may_drop=may_drop)
     else:
         is_local = layout.local_clients(part)[1] if all_take_part else layout.is_local(cohort.ids)
         members = group.cohort._replace(active=group.cohort.active & is_local)
-        if participation.guards:
+        if participation.excludes_broken_messages:
             message, members = exclude_non_finite(message, members)
         cohort = cohort._replace(active=collect(members.active))
-        total = sum_messages(message, members, participation, late=task.is_last, drops=True)
-        total = jax.lax.psum(total, AXIS)
-    if drops:
+        total = sum_messages(message, members, participation, late=task.is_last, may_drop=True)
+        total = jax.lax.psum(total, CLIENT_AXIS)
+    if may_drop:
         active = _local_active(cohort.active, layout, part) if all_take_part else cohort.active
         new = where_active(active, new, old)
     return Outputs(total, [new], collect(info), bits, cohort.active)
@@ -253,15 +256,15 @@ def _run_on_devices(
 
 def _local_active(active: Array, layout: Layout, part: Part) -> Array:
     """Return the activity mask of this device's clients, from the mask of a whole part."""
-    slots = jax.lax.axis_index(AXIS) * part.count + jnp.arange(part.count)
+    slots = jax.lax.axis_index(CLIENT_AXIS) * part.count + jnp.arange(part.count)
     return jnp.zeros(layout.num_devices * part.count, bool).at[part.gathered].set(active)[slots]
 
 
 def _sum_over_devices(leaf: Array) -> Array:
     """Return entries that are zero on all devices but one; this sum is exact."""
     if leaf.dtype == jnp.bool_:
-        return jax.lax.psum(leaf.astype(jnp.int32), AXIS) > 0
-    return jax.lax.psum(leaf, AXIS)
+        return jax.lax.psum(leaf.astype(jnp.int32), CLIENT_AXIS) > 0
+    return jax.lax.psum(leaf, CLIENT_AXIS)
 
 
 def _run_group(

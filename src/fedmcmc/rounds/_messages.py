@@ -6,20 +6,20 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Arrivals, Cached, Cohort, Participation
+from fedmcmc._types import ArrayTree, Arrivals, Cohort, Participation, RecomputableState
 from fedmcmc.pytrees import trees
 
 
 def where_active(active: Array, new: ArrayTree, old: ArrayTree) -> ArrayTree:
     """Return the new states of active clients and the old states of inactive clients.
 
-    `Cached` parts are always new.
+    `RecomputableState` parts are always new.
     """
 
     def choose(a: Any, b: Any) -> Any:
-        return a if isinstance(a, Cached) else jnp.where(_column(active, a), a, b)
+        return a if isinstance(a, RecomputableState) else jnp.where(_column(active, a), a, b)
 
-    return jax.tree.map(choose, new, old, is_leaf=lambda leaf: isinstance(leaf, Cached))
+    return jax.tree.map(choose, new, old, is_leaf=lambda leaf: isinstance(leaf, RecomputableState))
 
 
 def exclude_non_finite(message: ArrayTree, cohort: Cohort) -> tuple[ArrayTree, Cohort]:
@@ -42,16 +42,16 @@ def _zero_outside(mask: Array, message: ArrayTree) -> ArrayTree:
 
 
 def sum_messages(
-    message: ArrayTree, cohort: Cohort, participation: Participation, *, late: bool, drops: bool
+    message: ArrayTree, cohort: Cohort, participation: Participation, *, late: bool, may_drop: bool
 ) -> ArrayTree:
     """Return the weighted sum of the messages.
 
     With `late`, return `Arrivals`: the sums of the messages of this round and of the next round.
-    With `drops`, some clients of the cohort may be inactive.
+    With `may_drop`, some clients of the cohort may be inactive.
     """
 
     def total(part: ArrayTree) -> ArrayTree:
-        return _sum_active(part, cohort, participation, drops)
+        return _sum_active(part, cohort, participation, may_drop)
 
     if not late or trees.is_empty(cohort.late):
         return total(message)
@@ -59,12 +59,12 @@ def sum_messages(
 
 
 def _sum_active(
-    message: ArrayTree, cohort: Cohort, participation: Participation, drops: bool
+    message: ArrayTree, cohort: Cohort, participation: Participation, may_drop: bool
 ) -> ArrayTree:
     def reduce(leaf: Array) -> Array:
         if participation.weighted:
             leaf = leaf * trees.cast(_column(cohort.weight, leaf), leaf)
-        if drops:
+        if may_drop:
             leaf = jnp.where(_column(cohort.active, leaf), leaf, 0)
         # Without the dtype, jnp.sum widens integer words if x64 is enabled.
         return jnp.sum(leaf, axis=0, dtype=leaf.dtype)

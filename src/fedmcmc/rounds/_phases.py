@@ -162,7 +162,7 @@ def check_structure(phase: Phase, name: str, tree: ArrayTree, like: ArrayTree, r
         )
 
 
-def nothing_received(
+def initialize_received(
     kernel: FederatedKernel,
     phase: Phase | int,
     broadcast: Broadcast,
@@ -238,7 +238,7 @@ def receive(
     waits = not trees.is_empty(received.late)
     if late is not False and not waits:
         raise ValueError(
-            "late= needs a sum of late messages: start with nothing_received(..., waits=True)."
+            "late= needs a sum of late messages: start with initialize_received(..., waits=True)."
         )
     index = jnp.asarray(client_id, jnp.int32)
     weight = jnp.asarray(weight, jnp.result_type(float))
@@ -248,10 +248,12 @@ def receive(
     messages = jax.tree.map(lambda leaf: leaf[None], message)
     arrival = jnp.asarray(late)[None] if waits else ()
     cohort = Cohort(index[None], weight[None], jnp.ones(1, bool), arrival)
-    guards = participation.guards
-    if guards:
+    excludes_broken_messages = participation.excludes_broken_messages
+    if excludes_broken_messages:
         messages, cohort = exclude_non_finite(messages, cohort)
-    new = sum_messages(messages, cohort, participation, late=waits, drops=guards)
+    new = sum_messages(
+        messages, cohort, participation, late=waits, may_drop=excludes_broken_messages
+    )
     is_accepted = cohort.active[0]
     copies = phase.server_memory
     new_memory = memory if copies is None else copies.update(code, sender, memory)

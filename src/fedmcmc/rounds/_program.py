@@ -32,8 +32,8 @@ from fedmcmc.hierarchy import locals_in
 from fedmcmc.pytrees import convolutions, largest_of_batch, schedules, trees
 from fedmcmc.random import as_key, draw_key, stream_key
 from fedmcmc.rounds._arrangement import (
-    AXIS,
-    CHAINS,
+    CHAIN_AXIS,
+    CLIENT_AXIS,
     Arrangement,
     PlacementLike,
     arrange_on_one_device,
@@ -337,10 +337,10 @@ def run_segment(
     if layout is None:
         return run(*arguments)
     replicated = PartitionSpec()
-    chains: Any = PartitionSpec(CHAINS if CHAINS in layout.mesh.shape else None)
+    chains: Any = PartitionSpec(CHAIN_AXIS if CHAIN_AXIS in layout.mesh.shape else None)
     states = state_specs(layout.mesh)
     programs = jax.tree.map(lambda leaf: replicated, program)
-    rows = jax.tree.map(lambda leaf: PartitionSpec(AXIS), program.data.rows)
+    rows = jax.tree.map(lambda leaf: PartitionSpec(CLIENT_AXIS), program.data.rows)
     programs = replace(programs, data=replace(programs.data, rows=rows))
     parallel = jax.shard_map(
         run,
@@ -418,7 +418,7 @@ def _run_chain(
             # All chains are in the same round, so this remains a branch under `vmap`.
             accumulated = jax.lax.cond(
                 keeps,
-                lambda before: take_in(accumulators, key, round_, index, new, before),
+                lambda before: update_accumulators(accumulators, key, round_, index, new, before),
                 lambda before: before,
                 accumulated,
             )
@@ -444,7 +444,7 @@ def _run_chain(
     return jax.lax.fori_loop(first_block, last_block, run_block, initial)
 
 
-def take_in(
+def update_accumulators(
     accumulators: Accumulators,
     rng_key: Array,
     round_: Array,

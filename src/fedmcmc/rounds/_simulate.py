@@ -8,13 +8,13 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc._types import (
-    Adjusted,
+    ApproximationReport,
     ArrayTree,
     Broadcast,
     Cohort,
     FederatedKernel,
     FederatedState,
-    Refined,
+    MetropolisReport,
     StepInfo,
     as_functions,
 )
@@ -193,7 +193,7 @@ def run_round(
         broadcast_bits = trees.num_bits(broadcast._replace(shared=()))
         up.append(info.bits)
         down.append(broadcast_bits if trees.is_empty(info.bits_down) else info.bits_down)
-        if participation.guards:
+        if participation.excludes_broken_messages:
             # An excluded message was sent, so its bits count; its client is inactive from then on.
             up[-1], down[-1] = (jnp.where(active, bits[-1], 0) for bits in (up, down))
             active = outputs.active
@@ -210,7 +210,7 @@ def run_round(
     if not trees.is_empty(info.usable):
         num_lost = jnp.sum(active & ~info.usable, dtype=jnp.int32)
     num_excluded: ArrayTree = ()
-    if participation.guards:
+    if participation.excludes_broken_messages:
         num_excluded = jnp.sum(cohort.active & ~active, dtype=jnp.int32)
     round_info = RoundInfo(
         round=state.broadcast.round,
@@ -223,8 +223,8 @@ def run_round(
         server=server_info,
         num_lost=num_lost,
         num_excluded=num_excluded,
-        shift=server_info.shift if isinstance(server_info, Refined) else (),
-        acceptance=server_info.acceptance if isinstance(server_info, Adjusted) else (),
+        shift=server_info.shift if isinstance(server_info, ApproximationReport) else (),
+        acceptance=server_info.acceptance if isinstance(server_info, MetropolisReport) else (),
     )
     clients = merge_states(participation, arrangement, groups, state.clients, states)
     remedy = "aggregate must return it in the structure of its initial value"

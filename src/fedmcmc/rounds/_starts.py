@@ -20,7 +20,7 @@ from fedmcmc._types import (
 )
 from fedmcmc.data import FederatedData
 from fedmcmc.pytrees import trees
-from fedmcmc.rounds._arrangement import TOGETHER, Arrangement
+from fedmcmc.rounds._arrangement import SINGLE_DEVICE, Arrangement
 
 TABLE_BYTES = 2**26
 """Memory for a batch of clients' terms."""
@@ -34,7 +34,7 @@ def initialize(
     rng_key: Array,
     position: ArrayTree,
     data: FederatedData,
-    arrangement: Arrangement = TOGETHER,
+    arrangement: Arrangement = SINGLE_DEVICE,
     *,
     combine: Combine | None = None,
 ) -> FederatedState:

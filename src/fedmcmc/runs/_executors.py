@@ -16,11 +16,20 @@ from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, Participation, compiled
-from fedmcmc.placement import HostStore, Placed, on_host, on_words, put, read, several, write
+from fedmcmc.placement import (
+    HostStore,
+    Placed,
+    has_other_processes,
+    on_host,
+    on_words,
+    put,
+    read,
+    write,
+)
 from fedmcmc.pytrees import trees
 from fedmcmc.random import cohort_key
 from fedmcmc.rounds import (
-    CHAINS,
+    CHAIN_AXIS,
     Accumulators,
     Plan,
     Program,
@@ -31,7 +40,7 @@ from fedmcmc.rounds import (
 
 
 @dataclass(frozen=True)
-class Work:
+class SegmentWork:
     """Work of a segment, without the program, keys and state that an executor provides.
 
     Executors in this process call it; executors of remote clients read its attributes.
@@ -109,7 +118,7 @@ class Executor(Protocol):
     in_place: bool = False
     finished_rounds: tuple[int, Segment] | None = None
 
-    def run(self, segment: Work, state: Any, start: int, stop: int) -> Segment:
+    def run(self, segment: SegmentWork, state: Any, start: int, stop: int) -> Segment:
         """Run rounds ``[start, stop)`` from a state that `lay_out` returned."""
 
     def lay_out(self, state: FederatedState) -> Any:
@@ -133,7 +142,7 @@ class OneDevice(Executor):
         self.keys = keys
         self.simulated_shapes = self.shapes = self.table_shapes = trees.shapes_but_keys(state)
 
-    def run(self, segment: Work, state: Any, start: int, stop: int) -> Segment:
+    def run(self, segment: SegmentWork, state: Any, start: int, stop: int) -> Segment:
         return segment(self.program, self.keys, state)
 
     def lay_out(self, state: FederatedState) -> Any:
@@ -159,13 +168,13 @@ class MeshDevices(Executor):
     def __init__(self, placed: Placed, plain: Program, keys: Array, state: FederatedState) -> None:
         layout = placed.arrangement.layout
         assert layout is not None
-        self.plain, self.shared, self.mesh = plain, several(), layout.mesh
+        self.plain, self.shared, self.mesh = plain, has_other_processes(), layout.mesh
         at_a_time = plain.arrangement.clients_at_a_time
         arrangement = replace(placed.arrangement, clients_at_a_time=at_a_time)
         self.program = replace(plain, data=placed.data, arrangement=arrangement)
         self.client_of_slot = np.asarray(layout.client_of_slot)
         self.slots = np.asarray(layout.slots)
-        self.chains: Any = PartitionSpec(CHAINS if CHAINS in self.mesh.shape else None)
+        self.chains: Any = PartitionSpec(CHAIN_AXIS if CHAIN_AXIS in self.mesh.shape else None)
         self.keys = put(keys, self.mesh, self.chains)
 
         def for_all_clients(leaf: Any) -> Any:
@@ -178,7 +187,7 @@ class MeshDevices(Executor):
         shapes = shapes._replace(clients=jax.tree.map(for_all_clients, shapes.clients))
         self.simulated_shapes = self.table_shapes = self.shapes = shapes
 
-    def run(self, segment: Work, state: Any, start: int, stop: int) -> Segment:
+    def run(self, segment: SegmentWork, state: Any, start: int, stop: int) -> Segment:
         return segment(self.program, self.keys, state)
 
     def lay_out(self, state: FederatedState, ids: np.ndarray | None = None) -> Any:
@@ -275,7 +284,7 @@ class StoredClients(OneDevice):
         slots[ids] = np.arange(len(ids))
         return replace(program, arrangement=replace(program.arrangement, slots=jnp.asarray(slots)))
 
-    def run(self, segment: Work, state: Any, start: int, stop: int) -> Segment:
+    def run(self, segment: SegmentWork, state: Any, start: int, stop: int) -> Segment:
         ids, table = self._states_for(start, state.clients)
         on_device = state._replace(clients=jax.tree.map(jnp.asarray, table))
         result = segment(self._with_slots(self.program, ids), self.keys, on_device)
@@ -329,16 +338,16 @@ class StoredClients(OneDevice):
 
 
 @runtime_checkable
-class Elsewhere(Protocol):
+class RemoteClients(Protocol):
     """Clients whose rows are not on the server: `fedmcmc.deploy.Sites`.
 
     `sample` accepts it in place of data.
     """
 
-    def own(self, kernel: FederatedKernel) -> FederatedKernel:
+    def adapt_kernel(self, kernel: FederatedKernel) -> FederatedKernel:
         """Return the kernel that these clients run, for example as a secure sum under masks."""
 
-    def begin(
+    def start_run(
         self, kernel: FederatedKernel, keys: Array, position: ArrayTree, state: Any
     ) -> tuple[Executor, FederatedState, str]:
         """Return the executor of a run, its first state, and a digest in place of the rows'."""

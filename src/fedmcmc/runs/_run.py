@@ -13,7 +13,7 @@ from jax import Array
 from fedmcmc._types import constrain_fn_of, local_model
 from fedmcmc.diagnostics import StoppingRule
 from fedmcmc.hierarchy import constrain_client
-from fedmcmc.placement import Placement, agreed, all_equal, is_first
+from fedmcmc.placement import Placement, all_equal, broadcast_from_first, is_first
 from fedmcmc.pytrees import num_bytes, schedules
 from fedmcmc.records import (
     Draws,
@@ -25,7 +25,7 @@ from fedmcmc.records import (
     ZarrRecorder,
 )
 from fedmcmc.rounds import Plan, RoundRecord, Segment, first_accumulator_states
-from fedmcmc.runs._executors import Executor, RunHalted, Work
+from fedmcmc.runs._executors import Executor, RunHalted, SegmentWork
 from fedmcmc.runs._growth import initial_scale
 from fedmcmc.runs._interrupts import Interrupts
 from fedmcmc.runs._pace import pace_of
@@ -134,7 +134,9 @@ class Run:
             raise
         except RunHalted as error:
             reason = f"not judged: the run ended in round {self.progress.round}"
-            error.samples = replace(self.samples(), not_judged=reason, warnings=(str(error),))
+            error.samples = replace(
+                self.samples(), reason_not_judged=reason, warnings=(str(error),)
+            )
             raise
         except KeyboardInterrupt:
             if reraises:
@@ -152,7 +154,9 @@ class Run:
                 finally:
                     self.saver.close()
                 if shared and is_synchronized:
-                    agreed(0.0)  # all processes wait until the last checkpoint is on disk
+                    broadcast_from_first(
+                        0.0
+                    )  # all processes wait until the last checkpoint is on disk
         return self._finish(interrupted=interrupted)
 
     def _finish(self, *, interrupted: bool) -> Samples:
@@ -250,7 +254,7 @@ class Run:
 
     def _agreed(self, number: float) -> float:
         """Return the value of `number` that all processes of the run use."""
-        return agreed(number) if self.executor.shared else number
+        return broadcast_from_first(number) if self.executor.shared else number
 
     def _num_kept(self, round_: int) -> int:
         """Return the number of draws per chain that are kept before round `round_`."""
@@ -327,7 +331,7 @@ class Run:
         numbers = (start, stop, self.keep_from, self.settings.thinning, self._num_kept(start))
         plan = Plan(*(jnp.asarray(x, jnp.int32) for x in numbers))
         kernel = schedules.tabulate(self.kernel, start, self.pace.longest, stop - start)
-        work = Work(
+        work = SegmentWork(
             kernel,
             plan,
             self.accumulators,
@@ -351,7 +355,7 @@ class Run:
                 self._record_segment(self._run_segment(start, round_, capacity), start, round_)
             server = self.executor.to_host(segment.state.server)
             reason = f"not judged: round {round_} is not finite"
-            samples = replace(self.samples(), not_judged=reason)
+            samples = replace(self.samples(), reason_not_judged=reason)
             hint = self.kernel.traits.divergence_hint
             raise non_finite_error(samples, first_bad, round_, hint, server)
         return segment

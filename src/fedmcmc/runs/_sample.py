@@ -15,11 +15,11 @@ from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, as_functi
 from fedmcmc.data import ClientLoader, FederatedData, in_words
 from fedmcmc.diagnostics import DiagnosisWarning, StoppingRule
 from fedmcmc.gaussian import Gaussian
-from fedmcmc.placement import Placement, check_fits, is_first, several
+from fedmcmc.placement import Placement, check_fits, has_other_processes, is_first
 from fedmcmc.random import as_key
 from fedmcmc.records import Record, Samples
 from fedmcmc.rounds import Collect, RoundInfo
-from fedmcmc.runs._executors import Elsewhere
+from fedmcmc.runs._executors import RemoteClients
 from fedmcmc.runs._interrupts import Interrupts
 from fedmcmc.runs._run import Run, Settings
 from fedmcmc.runs._starts import begin, check_counts, check_data
@@ -29,7 +29,7 @@ from fedmcmc.storage import (
     Checkpoint,
     checkpoint_of_call,
     hands_on_interrupts,
-    owned,
+    lock_checkpoint,
     without_resumable,
 )
 
@@ -47,7 +47,7 @@ def local_positions(state: FederatedState, info: RoundInfo) -> ArrayTree:
 def sample(
     rng_key: Array,
     kernel: FederatedKernel,
-    data: FederatedData | ClientLoader | Elsewhere,
+    data: FederatedData | ClientLoader | RemoteClients,
     position: ArrayTree | Callable[[Array], ArrayTree] | None = None,
     *,
     num_rounds: int | None = None,
@@ -138,7 +138,7 @@ def sample(
     """
     if not isinstance(kernel, FederatedKernel):
         raise TypeError(f"kernel must be a FederatedKernel, got {type(kernel).__name__}.")
-    if not isinstance(data, ClientLoader | Elsewhere):
+    if not isinstance(data, ClientLoader | RemoteClients):
         check_data(data)
     limit = _round_limit(num_rounds, until, max_rounds)
     if num_chains is None:
@@ -155,8 +155,8 @@ def sample(
             f"{until.name}: needs a kernel with an approximation, such as fedmcmc.fed_ep."
         )
     kernel = as_functions(kernel)
-    if isinstance(data, Elsewhere):
-        kernel = data.own(kernel)
+    if isinstance(data, RemoteClients):
+        kernel = data.adapt_kernel(kernel)
     keys = jax.vmap(lambda c: jax.random.fold_in(as_key(rng_key), c))(jnp.arange(num_chains))
     if placement is None:
         placement = Placement(mesh=mesh)
@@ -169,7 +169,7 @@ def sample(
     check_fits(placement, kernel, num_chains)
     client_store = placement.client_store
     store_directory = None if client_store is None else client_store.directory
-    if several() and placement.mesh is None:
+    if has_other_processes() and placement.mesh is None:
         if any(x is not None for x in (checkpoint, record.draws_to, store_directory)):
             raise ValueError(
                 "All processes of this run would write the same files (checkpoint=, draws_to=, the "
@@ -186,7 +186,7 @@ def sample(
     if until is not None and (record.draws_to is not None or not record.keep_draws):
         raise ValueError("until= needs the draws in memory: remove draws_to= or keep_draws=False.")
     # The lock comes before any other access to the disk.
-    with Interrupts() as interrupts, owned(checkpoint):
+    with Interrupts() as interrupts, lock_checkpoint(checkpoint):
         replaces_files = (
             checkpoint is not None
             and is_first()

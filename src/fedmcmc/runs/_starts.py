@@ -11,11 +11,11 @@ from jax import Array
 from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, check_start, compiled
 from fedmcmc.data import ClientLoader, FederatedData, constructor_of
 from fedmcmc.gaussian import Gaussian
-from fedmcmc.placement import Placement, combined, is_first, place
+from fedmcmc.placement import Placement, is_first, merge_processes, place
 from fedmcmc.pytrees import trees
 from fedmcmc.random import init_key, start_key
-from fedmcmc.rounds import TOGETHER, Arrangement, Collect, Program, initialize
-from fedmcmc.runs._executors import Elsewhere, Executor, MeshDevices, OneDevice, StoredClients
+from fedmcmc.rounds import SINGLE_DEVICE, Arrangement, Collect, Program, initialize
+from fedmcmc.runs._executors import Executor, MeshDevices, OneDevice, RemoteClients, StoredClients
 from fedmcmc.runs._watch import Messages, warn
 from fedmcmc.storage import digest_of_rows
 from fedmcmc.tuning import predict_bias
@@ -58,7 +58,7 @@ def check_state(
     data: FederatedData,
     keys: Array,
     state: FederatedState,
-    arrangement: Arrangement = TOGETHER,
+    arrangement: Arrangement = SINGLE_DEVICE,
 ) -> None:
     if jnp.shape(state.broadcast.round) != (len(keys),):
         raise ValueError(
@@ -84,7 +84,7 @@ def start(
     data: FederatedData,
     keys: Array,
     position: ArrayTree,
-    arrangement: Arrangement = TOGETHER,
+    arrangement: Arrangement = SINGLE_DEVICE,
 ) -> FederatedState:
     """Return the state of every chain before the first round, leaves ``[num_chains, ...]``."""
     return _init_chains(kernel, data, *start_positions(keys, position), arrangement)
@@ -113,7 +113,7 @@ def _vmap_init(
     arrangement: Arrangement,
 ) -> FederatedState:
     def init(key: Array, position: ArrayTree, rows: FederatedData) -> FederatedState:
-        return initialize(kernel, key, position, rows, arrangement, combine=combined)
+        return initialize(kernel, key, position, rows, arrangement, combine=merge_processes)
 
     return jax.vmap(init, in_axes=(0, 0, None))(keys, positions, data)
 
@@ -141,7 +141,7 @@ def start_positions(keys: Array, position: ArrayTree) -> tuple[Array, ArrayTree]
     return init_keys, positions
 
 
-def chosen(
+def choose_arrangement(
     kernel: FederatedKernel,
     data: FederatedData,
     arrangement: Arrangement,
@@ -169,7 +169,7 @@ def chosen(
 
 def begin(
     kernel: FederatedKernel,
-    data: FederatedData | ClientLoader | Elsewhere,
+    data: FederatedData | ClientLoader | RemoteClients,
     keys: Array,
     placement: Placement,
     *,
@@ -187,9 +187,9 @@ def begin(
     """
     messages: Messages = ()
     executor: Executor
-    if isinstance(data, Elsewhere):
+    if isinstance(data, RemoteClients):
         _check_remote(placement, collect, keeps_latents)
-        executor, state, digest = data.begin(kernel, keys, position, state)
+        executor, state, digest = data.start_run(kernel, keys, position, state)
         if surrogates is not None:
             messages = _warn_of_bias(kernel, data, state, surrogates)
         return executor, state, digest, messages
@@ -209,7 +209,7 @@ def begin(
     else:
         data = data.load() if isinstance(data, ClientLoader) else data
         pooled = kernel.participation.pooled
-        local_arrangement = arrangement = TOGETHER if pooled else placement.arrangement(data)
+        local_arrangement = arrangement = SINGLE_DEVICE if pooled else placement.arrangement(data)
         rows = local = data.pooled() if pooled else data
         ids = np.arange(rows.num_clients)
     # Computed here, so that the copy of the rows on the host can be released.
@@ -232,7 +232,7 @@ def begin(
     if surrogates is not None and isinstance(data, FederatedData) and is_first():
         messages = _warn_of_bias(kernel, data, state, surrogates)
     positions, on_many = state.broadcast.position, mesh is not None and mesh.size > 1
-    arrangement = chosen(kernel, rows, arrangement, keys, positions, on_many=on_many)
+    arrangement = choose_arrangement(kernel, rows, arrangement, keys, positions, on_many=on_many)
     program = Program(kernel, rows, arrangement, collect, keeps_latents)
     state = jax.tree.map(trees.strong, state)
     if mesh is not None:
@@ -249,7 +249,7 @@ def _warn_of_bias(
 ) -> Messages:
     round_ = int(np.asarray(state.broadcast.round)[0])
     predicted = predict_bias(kernel, data, surrogates, round_=round_)
-    return warn(str(predicted), depth=5) if predicted.is_off else ()
+    return warn(str(predicted), depth=5) if predicted.is_biased else ()
 
 
 def _check_latents(kernel: FederatedKernel, placement: Placement) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import jax
 
 from fedmcmc._types import ArrayTree, FederatedKernel
-from fedmcmc.diagnostics import FEWEST_DRAWS, FEWEST_OF_A_CHAIN, DiagnosisWarning, silenced
+from fedmcmc.diagnostics import MIN_DRAWS, MIN_OF_A_CHAIN, DiagnosisWarning, warnings_are_ignored
 from fedmcmc.pytrees import num_bytes
 from fedmcmc.records import Samples
 
@@ -19,7 +19,7 @@ def why_not_judged(draws: ArrayTree, kernel: FederatedKernel) -> str:
         return f"not judged: {_why_no_target(kernel)}"
     return _too_few_or_many(draws) or (
         f"not judged: warnings of the category {DiagnosisWarning.__name__} are ignored"
-        if silenced()
+        if warnings_are_ignored()
         else ""
     )
 
@@ -32,10 +32,10 @@ def _too_few_or_many(draws: ArrayTree) -> str:
     if size >= MAX_BYTES:
         return f"not judged: the draws take {size / 2**30:.1f} GiB (judged: below 2 GiB)"
     num_chains, num = jax.tree.leaves(draws)[0].shape[:2]
-    if num_chains * num < FEWEST_DRAWS:
-        return f"too few to judge (fewer than {FEWEST_DRAWS})"
-    if num < FEWEST_OF_A_CHAIN:
-        return f"too few to judge (fewer than {FEWEST_OF_A_CHAIN} per chain)"
+    if num_chains * num < MIN_DRAWS:
+        return f"too few to judge (fewer than {MIN_DRAWS})"
+    if num < MIN_OF_A_CHAIN:
+        return f"too few to judge (fewer than {MIN_OF_A_CHAIN} per chain)"
     return ""
 
 
@@ -53,7 +53,7 @@ def missing_target(draws: ArrayTree, kernel: FederatedKernel) -> str:
     """
     if kernel.target is not None or kernel.traits.no_target_reason:
         return ""
-    if _too_few_or_many(draws) or silenced():
+    if _too_few_or_many(draws) or warnings_are_ignored():
         return ""
     return (
         f"The draws were not judged: {_why_no_target(kernel)}. Their errors are unknown. "
@@ -68,10 +68,10 @@ def add_reason(samples: Samples, kernel: FederatedKernel, *, has_positions: bool
 
     `has_positions` is false if the draws are results of the user's `collect`.
     """
-    if samples.diagnosis is not None or samples.not_judged:
+    if samples.diagnosis is not None or samples.reason_not_judged:
         return samples
     draws = samples.draws if samples.final_draws is None else samples.final_draws
     reason = why_not_judged(draws, kernel)
     if not has_positions and kernel.target is not None:
         reason = "not judged: collect= kept something other than positions"
-    return replace(samples, not_judged=reason)
+    return replace(samples, reason_not_judged=reason)

@@ -23,9 +23,9 @@ from fedmcmc.diagnostics import (
     DiagnosisWarning,
     SamplingWarning,
     diagnose,
-    silenced,
+    warnings_are_ignored,
 )
-from fedmcmc.gradients import holds_augmented
+from fedmcmc.gradients import has_augmented_data
 from fedmcmc.hierarchy import Independence, locals_in
 from fedmcmc.pytrees import num_bytes
 from fedmcmc.random import final_key
@@ -191,7 +191,7 @@ def finish(
         messages += divergence
         if not has_positions:
             return replace(samples, warnings=messages)
-        is_weighted = isinstance(data, FederatedData) and not silenced()
+        is_weighted = isinstance(data, FederatedData) and not warnings_are_ignored()
         with interrupts.allowed():
             samples, judged = with_final_draws(samples, kernel, keys, is_weighted=is_weighted)
             draws = samples.draws if samples.final_draws is None else samples.final_draws
@@ -201,14 +201,14 @@ def finish(
     except (Exception, KeyboardInterrupt) as error:
         if reraises_interrupts and isinstance(error, KeyboardInterrupt):
             raise
-        messages += warn(not_judged(error), depth=4, category=DiagnosisWarning)
-        return replace(samples, warnings=messages, not_judged=messages[-1])
+        messages += warn(reason_not_judged(error), depth=4, category=DiagnosisWarning)
+        return replace(samples, warnings=messages, reason_not_judged=messages[-1])
     for finding in () if diagnosis is None or divergence else diagnosis.findings:
         messages += warn(finding, depth=4, category=DiagnosisWarning)
     return replace(samples, diagnosis=diagnosis, warnings=messages)
 
 
-def not_judged(error: BaseException) -> str:
+def reason_not_judged(error: BaseException) -> str:
     """Return the message for an error in the diagnosis."""
     return f"The draws could not be judged: {type(error).__name__}: {error}".splitlines()[0]
 
@@ -234,7 +234,7 @@ def judge(
             isinstance(node, Independence)
             for node in jax.tree.leaves(kernel, is_leaf=lambda x: isinstance(x, Independence))
         ),
-        transforms=holds_augmented(kernel),
+        transforms=has_augmented_data(kernel),
     )
 
 

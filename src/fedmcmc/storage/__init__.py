@@ -22,6 +22,6 @@ from fedmcmc.storage._identity import describe as describe
 from fedmcmc.storage._identity import digest_of_call as digest_of_call
 from fedmcmc.storage._identity import digest_of_rows as digest_of_rows
 from fedmcmc.storage._identity import fingerprint as fingerprint
-from fedmcmc.storage._owner import owned as owned
+from fedmcmc.storage._owner import lock_checkpoint as lock_checkpoint
 from fedmcmc.storage._saving import Progress as Progress
 from fedmcmc.storage._saving import Saver as Saver

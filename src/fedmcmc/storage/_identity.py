@@ -19,7 +19,7 @@ from jax import Array
 
 from fedmcmc._types import ArrayTree, FederatedState, Static
 from fedmcmc.data import FederatedData
-from fedmcmc.placement import combined
+from fedmcmc.placement import merge_processes
 from fedmcmc.pytrees import is_key, schedules
 from fedmcmc.rounds import Accumulators, Program
 from fedmcmc.storage._files import versions
@@ -130,7 +130,7 @@ def digest_of_rows(data: FederatedData, clients: np.ndarray | None = None) -> st
     for client in clients:
         rows = _digest(data.client_rows(int(client)))
         words[client] = np.frombuffer(bytes.fromhex(rows), np.uint32)
-    return _digest((combined(words), np.asarray(data.size)))
+    return _digest((merge_processes(words), np.asarray(data.size)))
 
 
 def digest_of_call(jaxpr: Any, *others: ArrayTree) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedmcmc.placement import agreed, is_first
+from fedmcmc.placement import broadcast_from_first, is_first
 from fedmcmc.storage._checkpoints import Checkpoint
 from fedmcmc.storage._files import CheckpointError
 
@@ -33,7 +33,7 @@ _MUTEX = threading.Lock()
 
 
 @contextlib.contextmanager
-def owned(checkpoint: Checkpoint | None) -> Iterator[None]:
+def lock_checkpoint(checkpoint: Checkpoint | None) -> Iterator[None]:
     """Own the directory of a checkpoint. If processes share a run, the first one owns it.
 
     Raises
@@ -51,7 +51,7 @@ def owned(checkpoint: Checkpoint | None) -> Iterator[None]:
                 stack.enter_context(_lock(Path(checkpoint.directory)))
             except CheckpointError as error:
                 refusal = error
-        if agreed(refusal is not None):
+        if broadcast_from_first(refusal is not None):
             raise refusal or CheckpointError(
                 f"The checkpoint in {checkpoint.directory} is in use, as the first process says."
             )

@@ -36,7 +36,7 @@ class Moments(NamedTuple):
     covariance: Any = ()
 
 
-class _State(NamedTuple):
+class _MomentsState(NamedTuple):
     shift: ArrayTree  # first draw, subtracted from all draws to keep digits
     mean: ArrayTree
     squares: ArrayTree  # sums of squared differences from the mean; flat products if dense
@@ -92,17 +92,22 @@ def moments(
     )
 
 
-def _init(fn: Any, dense: Static[bool], draw: ArrayTree) -> _State:
+def _init(fn: Any, dense: Static[bool], draw: ArrayTree) -> _MomentsState:
     zeros = zero_mean(transformed(fn, draw))
     if not dense.value:
-        return _State(zeros, zeros, zeros)
+        return _MomentsState(zeros, zeros, zeros)
     flat = trees.ravel(zeros)
-    return _State(zeros, zeros, jnp.outer(flat, flat))
+    return _MomentsState(zeros, zeros, jnp.outer(flat, flat))
 
 
 def _update(
-    fn: Any, dense: Static[bool], rng_key: Array, index: Array, draw: ArrayTree, state: _State
-) -> _State:
+    fn: Any,
+    dense: Static[bool],
+    rng_key: Array,
+    index: Array,
+    draw: ArrayTree,
+    state: _MomentsState,
+) -> _MomentsState:
     del rng_key
     value = jax.tree.map(
         lambda leaf, place: jnp.asarray(leaf).astype(place.dtype),
@@ -118,10 +123,10 @@ def _update(
         squares = state.squares + jnp.outer(trees.ravel(before), trees.ravel(after))
     else:
         squares = jax.tree.map(lambda s, a, b: s + a * b, state.squares, before, after)
-    return _State(shift, mean, squares)
+    return _MomentsState(shift, mean, squares)
 
 
-def _result(dense: Static[bool], state: _State, count: int) -> Moments:
+def _result(dense: Static[bool], state: _MomentsState, count: int) -> Moments:
     scale = 1 / (count - 1) if count > 1 else np.nan
     mean = jax.tree.map(lambda a, b: a + b, state.shift, state.mean)
     if not dense.value:

@@ -33,7 +33,7 @@ class Stored(NamedTuple):
     num_seen: int
 
 
-class _State(NamedTuple):
+class _StoredState(NamedTuple):
     draws: ArrayTree  # leaves [size, ...]
     indices: Array  # [size] int32
 
@@ -104,12 +104,12 @@ def _accumulator(size: int, fn: Transform | None, place: Any) -> Accumulator:
     )
 
 
-def _init(fn: Any, size: Static[int], draw: ArrayTree) -> _State:
+def _init(fn: Any, size: Static[int], draw: ArrayTree) -> _StoredState:
     empty = jax.tree.map(
         lambda leaf: jnp.zeros((size.value, *jnp.shape(leaf)), jnp.result_type(leaf)),
         transformed(fn, draw),
     )
-    return _State(empty, jnp.zeros(size.value, jnp.int32))
+    return _StoredState(empty, jnp.zeros(size.value, jnp.int32))
 
 
 def _update(
@@ -119,23 +119,27 @@ def _update(
     rng_key: Array,
     index: Array,
     draw: ArrayTree,
-    state: _State,
-) -> _State:
+    state: _StoredState,
+) -> _StoredState:
     state, slot = place.value(size.value, rng_key, index, state)
     stored = jax.tree.map(
         lambda table, leaf: table.at[slot].set(leaf, mode="drop"),
         state.draws,
         transformed(fn, draw),
     )
-    return _State(stored, state.indices.at[slot].set(index, mode="drop"))
+    return _StoredState(stored, state.indices.at[slot].set(index, mode="drop"))
 
 
-def _random_slot(size: int, rng_key: Array, index: Array, state: _State) -> tuple[_State, Array]:
+def _random_slot(
+    size: int, rng_key: Array, index: Array, state: _StoredState
+) -> tuple[_StoredState, Array]:
     chosen = integers_below(rng_key, index + 1, ())
     return state, jnp.where(index < size, index, chosen)
 
 
-def _even_slot(size: int, rng_key: Array, index: Array, state: _State) -> tuple[_State, Array]:
+def _even_slot(
+    size: int, rng_key: Array, index: Array, state: _StoredState
+) -> tuple[_StoredState, Array]:
     del rng_key
     # Before draw `index` the table holds all multiples of the old distance below it. The distance
     # doubles when `index` is `size` times the old distance, a multiple of the new distance.
@@ -157,7 +161,7 @@ def _distance(size: int, index: Array) -> Array:
     return jnp.int32(1) << jnp.sum(index >= jnp.asarray(powers, jnp.int32), dtype=jnp.int32)
 
 
-def _result(place: Static[Any], size: Static[int], state: _State, count: int) -> Stored:
+def _result(place: Static[Any], size: Static[int], state: _StoredState, count: int) -> Stored:
     num = min(count, size.value)
     if place.value is _even_slot:
         distance = int(_distance(size.value, jnp.int32(max(count - 1, 0))))

@@ -42,8 +42,8 @@ from fedmcmc.surrogates._expansions import mode as mode
 from fedmcmc.surrogates._expansions import setup_bits as setup_bits
 from fedmcmc.surrogates._expansions import taylor as taylor
 from fedmcmc.surrogates._nonfinite import SITE_LOGS as SITE_LOGS
+from fedmcmc.surrogates._nonfinite import explain_failures as explain_failures
 from fedmcmc.surrogates._nonfinite import explain_nonfinite as explain_nonfinite
-from fedmcmc.surrogates._nonfinite import explained as explained
 from fedmcmc.surrogates._nonfinite import nonfinite_answer as nonfinite_answer
 from fedmcmc.surrogates._sampled import sampled as sampled
 from fedmcmc.surrogates._scores import score_covariance as score_covariance

@@ -28,7 +28,7 @@ MEMORY = 10
 """Steps that L-BFGS remembers."""
 ROUNDING = 1e-6
 """Of values, relative to them."""
-STEEP, MOST_TRIES = 0.9, 20
+STEEP, MAX_TRIES = 0.9, 20
 """Of a slope, what may be left at a step's end; and places that are tried along it."""
 MAX_RADIUS = 1e9
 """Largest step: SciPy's own, 1000, does not reach parameters such as 100,000 in time."""
@@ -122,9 +122,9 @@ class Objective:
     Values are relative to the first center. The center of differences, in which float32 keeps
     digits, is the best place so far: near a mode, where they matter, differences are small.
 
-    `untold` are the coordinates, ``[d]`` bool, of which no row said anything at any point, neither
-    by itself nor through another one by the prior; ``None`` without dense curvatures. `any_finite`
-    is whether value and derivatives were finite at any point.
+    `unidentified` are the coordinates, ``[d]`` bool, of which no row said anything at any point,
+    neither by itself nor through another one by the prior; ``None`` without dense curvatures.
+    `any_finite` is whether value and derivatives were finite at any point.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Objective:
         self.posterior, self.ledger, self.centre = posterior, ledger, centre
         self.structure, self.at_centre = structure, 0.0
         self.question = expansions(posterior, curvature=structure)
-        self.untold: np.ndarray | None = None
+        self.unidentified: np.ndarray | None = None
         self.any_finite = False
 
     def __call__(self, points: np.ndarray) -> list[Expansion]:
@@ -153,8 +153,10 @@ class Objective:
                 of_rows = np.stack([_symmetric(upper, size) for upper in of_rows])
                 told = np.asarray(answer.gradient) != 0
                 others = np.asarray(prior[2]) * (1 - np.eye(size))
-                untold = ~(told | (others != 0).any(axis=-1)).any(axis=0)
-                self.untold = untold if self.untold is None else self.untold & untold
+                unidentified = ~(told | (others != 0).any(axis=-1)).any(axis=0)
+                self.unidentified = (
+                    unidentified if self.unidentified is None else self.unidentified & unidentified
+                )
             hessians = list(of_rows + np.asarray(prior[2], np.float64))
         every = list(zip(points, value, gradient, hessians, strict=True))
         found = [Expansion(*x) if _all_finite(x) else self._impossible(x) for x in every]
@@ -285,7 +287,7 @@ def _along(
     """Return a place along a step at which the slope is much less steep; ``None`` if none is."""
     slope, rounding = here.gradient @ step, ROUNDING * max(1.0, abs(here.value))
     low, high, length = 0.0, np.inf, 1.0
-    for _ in range(MOST_TRIES):
+    for _ in range(MAX_TRIES):
         found = objective(here.point + length * step)
         ahead = found.gradient @ step
         if not found.value <= here.value + rounding or ahead > -STEEP * slope:

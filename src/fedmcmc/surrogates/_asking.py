@@ -13,7 +13,7 @@ from fedmcmc._types import ArrayTree, Federation, as_functions, compiled
 from fedmcmc.data import FederatedData, labels_of
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients import as_gaussian
-from fedmcmc.kernels import Question, Separate
+from fedmcmc.kernels import PerClientQuestion, Question
 from fedmcmc.pytrees import in_single_precision, trees
 from fedmcmc.runs import Consortium, Sum, as_consortium
 from fedmcmc.surrogates._maxima import client_cost, over_clients
@@ -92,7 +92,9 @@ def _of_all_rows(question: Question, data: FederatedData, content: ArrayTree) ->
     return question.answer(content, data.pooled(groups=True).client(0))
 
 
-def answers(question: Separate, data: Any, content: ArrayTree, *, rows_cost: int = 0) -> ArrayTree:
+def answers(
+    question: PerClientQuestion, data: Any, content: ArrayTree, *, rows_cost: int = 0
+) -> ArrayTree:
     """Return every client's answer, leaves ``[num_clients, ...]``.
 
     Rows in this program answer in one compiled call, for which clients are taken as many at a time
@@ -108,7 +110,9 @@ def answers(question: Separate, data: Any, content: ArrayTree, *, rows_cost: int
 
 
 @compiled(static_argnames=("cost",))
-def _computed(question: Separate, data: FederatedData, content: ArrayTree, *, cost: int) -> Any:
+def _computed(
+    question: PerClientQuestion, data: FederatedData, content: ArrayTree, *, cost: int
+) -> Any:
     @in_single_precision
     def one(index: Array) -> ArrayTree:
         return question.own(content, data.client(index))

@@ -13,7 +13,7 @@ from jax.flatten_util import ravel_pytree
 from fedmcmc._types import ArrayTree, Client, Federation, Posterior, register_dataclass
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients import BLOCK, Target
-from fedmcmc.kernels import Separate, check_model
+from fedmcmc.kernels import PerClientQuestion, check_model
 from fedmcmc.pytrees import trees
 from fedmcmc.surrogates import _checks as checks
 from fedmcmc.surrogates._ascents import (
@@ -111,11 +111,11 @@ UNSCALED = (
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
-class CommonExpansions(Separate):
+class CommonExpansions(PerClientQuestion):
     """Each client's expansion at one position, the content; see `taylor`."""
 
     disclosure = replace(
-        Separate.disclosure,
+        PerClientQuestion.disclosure,
         content="the values of the parameters that the rows of this site alone suggest, and "
         "how certain "
         "they are, near a position that the server chooses. One answer per site, no sum over the "
@@ -218,11 +218,11 @@ def laplace(
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
-class OwnExpansions(Separate):
+class OwnExpansions(PerClientQuestion):
     """Each client's expansion at its own maximum, searched for from the content; see `laplace`."""
 
     disclosure = replace(
-        Separate.disclosure,
+        PerClientQuestion.disclosure,
         content="the values of the parameters that the rows of this site alone suggest, and "
         "how certain "
         "they are. One answer per site, no sum over the sites",

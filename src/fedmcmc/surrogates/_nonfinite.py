@@ -11,9 +11,9 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._types import ArrayTree, Client, Local, Posterior, as_functions, compiled
-from fedmcmc.data import FederatedData, values_of
+from fedmcmc.data import FederatedData, row_values
 from fedmcmc.gradients import row_size
-from fedmcmc.kernels import BELOW, Points
+from fedmcmc.kernels import LOG_ZERO_THRESHOLD, Points
 from fedmcmc.pytrees import trees
 from fedmcmc.surrogates._ascents import NEWTON_DIMENSIONS, Objective
 
@@ -22,7 +22,7 @@ BUDGET = 2**22
 MAX_POSITIONS = 32
 MAX_COLUMNS = 6
 """Columns that a message shows."""
-MOST_ROWS = 0.5
+MAX_ROWS = 0.5
 """Share of rows beyond which the model is at fault, or the scale of its columns, and no row."""
 DISTANCES = (0.0, 0.01, 0.1, 0.3, 0.5, 1.0, 1.0, 2.0)
 """Distances of other positions from one, in units of a parameter."""
@@ -62,7 +62,7 @@ class BadRow(NamedTuple):
         """Return an error message for a row of `client`."""
         values = [f"{name} = {_as_text(value)}" for name, value in self.columns.items()]
         shown = ", ".join(values[:MAX_COLUMNS]) + ", ..." * (len(values) > MAX_COLUMNS)
-        if self.share > MOST_ROWS:
+        if self.share > MAX_ROWS:
             return (
                 f"The log density or its derivatives are finite at none of {num_positions} starts: "
                 f"scale the covariates, or pass position=, a place where they are. The "
@@ -98,7 +98,7 @@ def explain_nonfinite(posterior: Posterior, consortium: Any, positions: ArrayTre
     data = getattr(consortium, "data", None)
     if not isinstance(data, FederatedData) or not trees.all_finite(positions):
         return
-    rows, num = values_of(data.rows), _num_used(positions)
+    rows, num = row_values(data.rows), _num_used(positions)
     bad = find_bad_row(posterior, rows, positions)
     if bad is not None:
         start = np.asarray(data.start)
@@ -115,7 +115,7 @@ def positions_around(position: ArrayTree) -> ArrayTree:
     return jax.vmap(lambda x: trees.cast_like(trees.unravel(x, position), position))(points)
 
 
-def explained(evaluate: Objective, consortium: Any, positions: ArrayTree) -> Evaluate:
+def explain_failures(evaluate: Objective, consortium: Any, positions: ArrayTree) -> Evaluate:
     """Return an objective that raises a `ValueError` if no start has finite derivatives.
 
     The message names a row if one is not finite at any of the `positions`.
@@ -151,12 +151,12 @@ def nonfinite_answer(posterior: Posterior, content: Any, answer: ArrayTree, clie
     if not isinstance(content, Points):
         return ""
     value = answer.value
-    finite = np.isfinite(np.asarray(value.value)) & (np.asarray(value.value) > BELOW)
+    finite = np.isfinite(np.asarray(value.value)) & (np.asarray(value.value) > LOG_ZERO_THRESHOLD)
     for leaf in jax.tree.leaves((value.gradient, getattr(value, "curvature", ()))):
         finite &= np.isfinite(np.asarray(leaf)).reshape(len(finite), -1).all(axis=1)
     if finite.any():
         return ""
-    rows = jax.tree.map(lambda leaf: leaf[: int(client.size)], values_of(client.rows))
+    rows = jax.tree.map(lambda leaf: leaf[: int(client.size)], row_values(client.rows))
     bad = find_bad_row(posterior, rows, content.points)
     return "" if bad is None else bad.describe("this site", len(finite))
 

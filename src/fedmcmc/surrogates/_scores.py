@@ -11,7 +11,7 @@ from jax.flatten_util import ravel_pytree
 from fedmcmc._types import ArrayTree, Client, Federation, Posterior, register_dataclass
 from fedmcmc.data import fold
 from fedmcmc.gradients import Target
-from fedmcmc.kernels import Separate, check_model
+from fedmcmc.kernels import PerClientQuestion, check_model
 from fedmcmc.pytrees import trees
 from fedmcmc.surrogates import _checks as checks
 from fedmcmc.surrogates._asking import answers, federation_of, natural_like, symmetric, upper
@@ -66,11 +66,11 @@ def score_covariance(posterior: Posterior, data: Any, position: ArrayTree) -> Ar
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
-class ScoreCovariances(Separate):
+class ScoreCovariances(PerClientQuestion):
     """Each client's covariance of its rows' scores at a position; see `score_covariance`."""
 
     disclosure = replace(
-        Separate.disclosure,
+        PerClientQuestion.disclosure,
         content="how much the gradients of single rows vary, as a matrix. One answer per site, "
         "no sum "
         "over the sites",

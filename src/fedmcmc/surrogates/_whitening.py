@@ -32,7 +32,7 @@ from fedmcmc.surrogates._ascents import expanded_prior
 from fedmcmc.surrogates._asking import summing, symmetric
 from fedmcmc.surrogates._expansions import UNSCALED, mode, taylor
 
-MOST_DENSE = 256
+MAX_DENSE = 256
 """Dimensions up to which a factor is dense by default."""
 FLAT = 1e-7
 """Curvature below this share of the largest, each in units of its own diagonal, counts as none."""
@@ -40,9 +40,9 @@ NEAR = 1e-5
 """Of a draw of `init_fn`: a start near the origin."""
 PROBE = 2.0
 """How many sds from the mode the log posterior is compared with a Gaussian's."""
-LEAST_FALL, MOST_FALL = 1.0, 6.0
+MIN_FALL, MAX_FALL = 1.0, 6.0
 """Falls between which it is taken for about quadratic; a Gaussian's is ``PROBE**2 / 2 = 2``."""
-MOST_CURVED, LEAST_CURVATURE = 32, 0.2
+MAX_CURVED, MIN_CURVATURE = 32, 0.2
 """Up to so many dimensions, the curvature there too, in all directions, in units of the mode's: a
 fall along an axis does not show that another direction widens, as a mean's does with its scale."""
 
@@ -231,7 +231,7 @@ def whiten(
     flat, unravel = ravel_pytree(center)
     size = flat.shape[0]
     if structure is None:
-        structure = "dense" if size <= MOST_DENSE else "diagonal"
+        structure = "dense" if size <= MAX_DENSE else "diagonal"
     densities, consortium = checks.densities(posterior), summing(data)
     fitted = taylor(posterior, data, center, structure=structure) if surrogates else None
     of_rows: Any = (
@@ -476,11 +476,11 @@ def _warn_where_not_quadratic(
         "from both sides, another parametrization (non-centered effects, the logarithm of a "
         "scale), and checking with draws of smaller steps."
     )
-    if (falls >= LEAST_FALL).all() and (falls <= MOST_FALL).all():
-        if factor.ndim == 1 or len(names) > MOST_CURVED:
+    if (falls >= MIN_FALL).all() and (falls <= MAX_FALL).all():
+        if factor.ndim == 1 or len(names) > MAX_CURVED:
             return
         curvatures = _least_curvatures(posterior, consortium, affine, len(names)).min(0)
-        if not (curvatures >= LEAST_CURVATURE).all():
+        if not (curvatures >= MIN_CURVATURE).all():
             axis = int(np.argmin(curvatures))
             warnings.warn(
                 f"The curvature at the mode is no guide {PROBE:g} sds along {name_of(axis)}: in "

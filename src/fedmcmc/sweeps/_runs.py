@@ -22,14 +22,14 @@ from fedmcmc.data import FederatedData
 from fedmcmc.pytrees import is_key, named_leaves, num_bytes, trees, variables
 from fedmcmc.rounds import (
     PREPARED_BYTES,
-    TOGETHER,
+    SINGLE_DEVICE,
     Collect,
     Plan,
     Program,
     Segment,
     run_segment,
 )
-from fedmcmc.runs import BUFFER_BYTES, chosen, pace_of, start
+from fedmcmc.runs import BUFFER_BYTES, choose_arrangement, pace_of, start
 
 LARGE_BYTES = 2**17
 """If the positions of all chains of a run together are larger, a CPU takes runs one by one."""
@@ -37,7 +37,7 @@ TOTALS = ("diverged", "num_rounds", "total_bits_up", "total_bits_down")
 """One number per chain: the first non-finite round, rounds that were run, bits of all of them."""
 
 
-class Settings(NamedTuple):
+class SweepSettings(NamedTuple):
     """What all runs of a sweep have in common."""
 
     keys: Array  # [num_seeds, num_chains]
@@ -74,7 +74,7 @@ def alike(kernels: Sequence[FederatedKernel]) -> list[list[int]]:
     return list(groups.values())
 
 
-class Group:
+class SweepGroup:
     """Kernels that differ by numbers alone, and what they run on."""
 
     def __init__(
@@ -82,13 +82,15 @@ class Group:
         points: list[int],  # of the grid
         kernels: list[FederatedKernel],  # with the values of their schedules
         data: FederatedData,
-        settings: Settings,
+        settings: SweepSettings,
     ) -> None:
         kernel, keys = kernels[0], settings.keys[0]
         data = data.pooled() if kernel.participation.pooled else data
         state = start(kernel, data, keys, settings.position)
         # Clients of large positions one by one, as `sample` takes them.
-        arrangement = chosen(kernel, data, TOGETHER, keys, state.broadcast.position)
+        arrangement = choose_arrangement(
+            kernel, data, SINGLE_DEVICE, keys, state.broadcast.position
+        )
         self.points, self.kernels = points, kernels
         self.program = Program(kernel, data, arrangement, settings.collect)
         self.shapes = self.program.record_shapes(keys, state)
@@ -127,14 +129,17 @@ def _same(a: Any, b: Any) -> bool:
     return np.array_equal(np.asarray(a), np.asarray(b))
 
 
-class Results:
+class SweepResults:
     """Everything that the runs of a sweep keep, arrays ``[num_points, num_seeds, num_chains]``.
 
     Those of `draws` and `info` then have an axis of kept rounds.
     """
 
     def __init__(
-        self, grid: Mapping[str, Mapping[Any, Any]], groups: Sequence[Group], settings: Settings
+        self,
+        grid: Mapping[str, Mapping[Any, Any]],
+        groups: Sequence[SweepGroup],
+        settings: SweepSettings,
     ) -> None:
         self.grid, self.settings = grid, settings
         rounds = np.arange(settings.num_burnin, settings.num_rounds)
@@ -233,7 +238,7 @@ def _type_with_nan(leaf: np.ndarray) -> np.dtype:
     return np.result_type(leaf.dtype, np.float32)
 
 
-def run_group(group: Group, results: Results, bar: Any, *, vmapped: bool) -> None:
+def run_group(group: SweepGroup, results: SweepResults, bar: Any, *, vmapped: bool) -> None:
     """Run every seed of every kernel: each by itself, or as many at a time as `max_bytes` allows.
 
     Kernels first: they share their draws. All parts run one program, and are equal, so that little
@@ -254,7 +259,7 @@ def run_group(group: Group, results: Results, bar: Any, *, vmapped: bool) -> Non
 
 
 def _run_part(
-    group: Group, results: Results, bar: Any, part: np.ndarray, seeds: np.ndarray
+    group: SweepGroup, results: SweepResults, bar: Any, part: np.ndarray, seeds: np.ndarray
 ) -> None:
     """Run all rounds in segments, which end where all chains are non-finite."""
     settings = results.settings

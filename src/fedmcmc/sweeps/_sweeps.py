@@ -14,15 +14,15 @@ import numpy as np
 from jax import Array
 from tqdm import tqdm
 
-from fedmcmc._checks import not_installed
+from fedmcmc._checks import missing_extra_error
 from fedmcmc._types import ArrayTree, FederatedKernel, as_functions, constrain_fn_of
 from fedmcmc.data import FederatedData
 from fedmcmc.diagnostics import Diagnosis, DiagnosisWarning
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import as_key
 from fedmcmc.rounds import Collect
-from fedmcmc.runs import check_counts, check_data, judge, missing_target, not_judged
-from fedmcmc.sweeps._runs import Group, Results, Settings, alike, run_group
+from fedmcmc.runs import check_counts, check_data, judge, missing_target, reason_not_judged
+from fedmcmc.sweeps._runs import SweepGroup, SweepResults, SweepSettings, alike, run_group
 from fedmcmc.sweeps._tables import Statistics, default_statistics, draw_table, tabulate_seeds
 
 MODES = ("auto", "sequential", "vmapped")
@@ -125,7 +125,7 @@ def sweep(
     try:
         import xarray  # noqa: F401
     except ImportError as error:
-        raise not_installed("sweep needs xarray", "arviz") from error
+        raise missing_extra_error("sweep needs xarray", "arviz") from error
     check_data(data)
     if mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}.")
@@ -151,11 +151,11 @@ def sweep(
     seed_keys = [jax.random.fold_in(as_key(rng_key), seed) for seed in range(num_seeds)]
     fold_in = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
     keys = jnp.stack([fold_in(key, jnp.arange(num_chains)) for key in seed_keys])
-    settings = Settings(keys, position, num_rounds, num_burnin, thinning, collect, max_bytes)
+    settings = SweepSettings(keys, position, num_rounds, num_burnin, thinning, collect, max_bytes)
     groups = []
     for indices in alike(kernels):
         with _named(points[indices[0]]):
-            groups.append(Group(indices, [kernels[i] for i in indices], data, settings))
+            groups.append(SweepGroup(indices, [kernels[i] for i in indices], data, settings))
     for other in groups[1:]:
         difference = trees.first_difference(groups[0].shapes.draw, other.shapes.draw)
         if difference:
@@ -163,7 +163,7 @@ def sweep(
                 f"All points must keep draws of the same shapes: at "
                 f"{_describe(points[other.points[0]])}, {difference} as at {_describe(points[0])}."
             )
-    results = Results(by_label, groups, settings)
+    results = SweepResults(by_label, groups, settings)
     modes = []
     total = num_rounds * num_seeds * len(kernels)
     with tqdm(total=total, unit="round", disable=not progress) as bar:
@@ -198,7 +198,7 @@ def sweep(
 
 
 def _diagnoses(
-    results: Results, kernels: Sequence[FederatedKernel], data: FederatedData
+    results: SweepResults, kernels: Sequence[FederatedKernel], data: FederatedData
 ) -> tuple[Diagnosis | None, ...]:
     """Judge every point by the draws of all its seeds: once per point, as the judge takes time."""
     found: list[Diagnosis | None] = [None] * len(kernels)
@@ -215,7 +215,7 @@ def _diagnoses(
     except Warning:
         raise  # as the user's filters ask for
     except (Exception, KeyboardInterrupt) as error:
-        warnings.warn(not_judged(error), DiagnosisWarning, stacklevel=3)
+        warnings.warn(reason_not_judged(error), DiagnosisWarning, stacklevel=3)
     return tuple(found)
 
 
@@ -296,7 +296,7 @@ class Sweep:
         the draws of its seeds say of themselves, or ``None`` where they were not judged.
     """
 
-    _results: Results = field(repr=False)
+    _results: SweepResults = field(repr=False)
     modes: tuple[str, ...]
     _constrain_fn: Callable[[ArrayTree], ArrayTree] | None = field(default=None, repr=False)
     diagnoses: tuple[Diagnosis | None, ...] = field(default=(), repr=False)

@@ -7,14 +7,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedmcmc._checks import not_installed
+from fedmcmc._checks import missing_extra_error
 from fedmcmc._types import ArrayTree
-from fedmcmc.diagnostics import worst
+from fedmcmc.diagnostics import worst_mixing
 from fedmcmc.pytrees import named_leaves
 
 Statistics = Callable[[ArrayTree], Mapping[str, float]]
 
-MOST_PANELS = 12
+MAX_PANELS = 12
 
 
 def default_statistics(draws: ArrayTree) -> dict[str, float]:
@@ -30,7 +30,7 @@ def default_statistics(draws: ArrayTree) -> dict[str, float]:
                 place = f"[{', '.join(map(str, index))}]" if index else ""
                 statistics[f"{kind} of {name}{place}"] = float(values[index])
     if jax.tree.leaves(draws)[0].shape[0] > 1:
-        statistics["largest R-hat"], statistics["smallest ESS"] = worst(draws)
+        statistics["largest R-hat"], statistics["smallest ESS"] = worst_mixing(draws)
     return statistics
 
 
@@ -60,13 +60,13 @@ def draw_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str], x: str |
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise not_installed("plot needs matplotlib", "plots") from error
+        raise missing_extra_error("plot needs matplotlib", "plots") from error
     if x is None:
         numeric = [n for n in names if all(isinstance(row[n], int | float) for row in rows)]
         x = next(iter([*numeric, *names]), None)
     elif x not in names:
         raise ValueError(f"x must be a name of the grid, one of {', '.join(names)}; got {x!r}.")
-    statistics = list(dict.fromkeys(row["statistic"] for row in rows))[:MOST_PANELS]
+    statistics = list(dict.fromkeys(row["statistic"] for row in rows))[:MAX_PANELS]
     columns = max(min(len(statistics), 3), 1)
     height = max(-(-len(statistics) // columns), 1)
     figure = Figure(figsize=(4 * columns, 3 * height), layout="constrained")

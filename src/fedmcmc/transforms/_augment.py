@@ -10,7 +10,7 @@ from fedmcmc.gradients import (
     Scaffold,
     Svrg,
     augmented,
-    holds_augmented,
+    has_augmented_data,
     refuse_augmented,
 )
 from fedmcmc.transforms._wrapping import nodes_of, replace_nodes
@@ -54,7 +54,7 @@ def augment(kernel: FederatedKernel, augment_fn: Augmentation) -> FederatedKerne
     ... )
     """
     expect(kernel, FederatedKernel, "kernel")
-    if holds_augmented(kernel):
+    if has_augmented_data(kernel):
         raise ValueError(
             "The rows of this kernel's minibatches are transformed already: write one function "
             "that makes both transformations."

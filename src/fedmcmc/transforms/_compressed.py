@@ -13,7 +13,6 @@ from fedmcmc._types import (
     ArrayTree,
     Broadcast,
     Client,
-    Exact,
     FederatedKernel,
     FederatedState,
     Federation,
@@ -22,6 +21,7 @@ from fedmcmc._types import (
     Sender,
     ServerMemory,
     StepInfo,
+    Uncompressed,
     memory_of,
     register_dataclass,
 )
@@ -39,7 +39,7 @@ from fedmcmc.transforms._wrapping import (
 )
 
 
-class _Draws(NamedTuple):
+class _CompressionDraws(NamedTuple):
     kernel: ArrayTree
     compressor: ArrayTree
 
@@ -50,16 +50,16 @@ class _Clients(NamedTuple):
     before: tuple[ArrayTree, ...]  # states for the previous phases
 
 
-class _Server(NamedTuple):
+class _CompressedServer(NamedTuple):
     kernel: ArrayTree
     memory: ArrayTree  # the sum of all clients' memories, or ()
     before: tuple[ArrayTree, ...]  # sums for the previous phases
 
 
-State = TypeVar("State", _Clients, _Server)
+State = TypeVar("State", _Clients, _CompressedServer)
 
 
-def _phase_part(state: _Clients | _Server, number: int) -> ArrayTree:
+def _phase_part(state: _Clients | _CompressedServer, number: int) -> ArrayTree:
     """Return the compressor's part of a state for a phase."""
     return (*state.before, state[1])[number]
 
@@ -99,14 +99,14 @@ class _Coded(WrappedPhase):
         """Return the shapes of the compressed part of a message."""
         return trees.shapes_of(_without_exact(self.inner.message_like(like)))
 
-    def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> _Draws:
+    def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> _CompressionDraws:
         # The compressor has a separate key, so compression leaves the kernel's draws unchanged.
         key = compressor_key(rng_key, self.depth)
         draws = self.compressor.prepare(key, self.coded_like(like), client)
-        return _Draws(self.inner.prepare(rng_key, like, client), draws)
+        return _CompressionDraws(self.inner.prepare(rng_key, like, client), draws)
 
     def step(
-        self, draws: _Draws, broadcast: Broadcast, client_state: _Clients, client: Client
+        self, draws: _CompressionDraws, broadcast: Broadcast, client_state: _Clients, client: Client
     ) -> tuple[WithExact, _Clients, StepInfo]:
         inner, compressor = self.inner, self.compressor
         inner_code, kernel_state, info = inner.step(
@@ -164,8 +164,12 @@ class _Coded(WrappedPhase):
         return client_state._replace(kernel=kernel_state)
 
     def aggregate(
-        self, rng_key: ArrayTree, broadcast: Broadcast, server_state: _Server, total: ArrayTree
-    ) -> tuple[Broadcast, _Server, ArrayTree]:
+        self,
+        rng_key: ArrayTree,
+        broadcast: Broadcast,
+        server_state: _CompressedServer,
+        total: ArrayTree,
+    ) -> tuple[Broadcast, _CompressedServer, ArrayTree]:
         memory = _phase_part(server_state, self.number)
         if self.pooled_memory:
             numbers = trees.add(memory, _without_exact(total.message))
@@ -228,14 +232,14 @@ class Compressed(WrappedKernel):
         position: ArrayTree,
         federation: Federation,
         totals: tuple[ArrayTree, ...],
-    ) -> tuple[Broadcast, _Server]:
+    ) -> tuple[Broadcast, _CompressedServer]:
         broadcast, kernel_state = super().server_init(rng_key, position, federation, totals)
         memories: list[ArrayTree] = []
         for phase in self.wrapped:
             like = phase.coded_like(trees.shapes_of(broadcast))
             self.compressor.check(like, federation.num_clients)
             memories.append(trees.zeros_like(like) if self.pooled_memory else ())
-        return broadcast, _Server(kernel_state, memories[-1], tuple(memories[:-1]))
+        return broadcast, _CompressedServer(kernel_state, memories[-1], tuple(memories[:-1]))
 
     def client_init(self, broadcast: Broadcast, client: Client) -> _Clients:
         shapes = trees.shapes_of(broadcast)
@@ -304,7 +308,7 @@ def compress(kernel: FederatedKernel, compressor: Compressor) -> FederatedKernel
     expect(kernel, FederatedKernel, "kernel")
     expect(compressor, Compressor, "compressor")
     kernel.traits.check_compressor(kernel, compressor)
-    if kernel.participation.guards:
+    if kernel.participation.excludes_broken_messages:
         raise ValueError(
             "Faults happen when messages are sent: compress the kernel first, then apply faults."
         )
@@ -331,7 +335,7 @@ def compress(kernel: FederatedKernel, compressor: Compressor) -> FederatedKernel
     weighted = kernel.participation.weighted
     of = compressor.of if isinstance(compressor, Memory) else "active"
     pooled = of != "active"
-    if pooled and (not weighted or kernel.participation.repeats):
+    if pooled and (not weighted or kernel.participation.may_repeat):
         if of == "all":
             reason = (
                 "a client that is drawn twice updates its memory once"
@@ -368,21 +372,21 @@ def arrived_late(total: ArrayTree) -> ArrayTree:
     return total._replace(message=_with_exact(numbers, message, _exact_parts(message)))
 
 
-def _exact_parts(message: ArrayTree) -> tuple[Exact, ...]:
-    return tuple(nodes_of(message, Exact))
+def _exact_parts(message: ArrayTree) -> tuple[Uncompressed, ...]:
+    return tuple(nodes_of(message, Uncompressed))
 
 
 def _without_exact(message: ArrayTree) -> ArrayTree:
     """Return the part of a message that is compressed."""
-    return replace_nodes(message, Exact, lambda _: ())
+    return replace_nodes(message, Uncompressed, lambda _: ())
 
 
-def _with_exact(values: ArrayTree, like: ArrayTree, exact: tuple[Exact, ...]) -> ArrayTree:
+def _with_exact(values: ArrayTree, like: ArrayTree, exact: tuple[Uncompressed, ...]) -> ArrayTree:
     """Return `values`, structured as ``_without_exact(like)``, with the `exact` parts inserted."""
     parts = iter(exact)
     return jax.tree.map(
-        lambda node, value: next(parts) if isinstance(node, Exact) else value,
+        lambda node, value: next(parts) if isinstance(node, Uncompressed) else value,
         like,
         values,
-        is_leaf=lambda node: isinstance(node, Exact),
+        is_leaf=lambda node: isinstance(node, Uncompressed),
     )

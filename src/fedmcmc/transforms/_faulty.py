@@ -16,11 +16,11 @@ from fedmcmc._types import (
     Arrivals,
     Broadcast,
     Cohort,
-    Counts,
     FederatedKernel,
     FederatedState,
     Federation,
     Participation,
+    ParticipationMoments,
     Phase,
     register_dataclass,
 )
@@ -58,7 +58,7 @@ class FaultyParticipation(Participation):
                     f"{num_clients} clients."
                 )
 
-    def counts(self, num_clients: int) -> Counts | None:
+    def counts(self, num_clients: int) -> ParticipationMoments | None:
         """Return the inner rule's counts, thinned by the messages that do not arrive."""
         counts = self.inner.counts(num_clients)
         if counts is None or not trees.is_empty(self.rates.late):
@@ -72,7 +72,7 @@ class FaultyParticipation(Participation):
         arrives = sent * intact
         weight, mean, diagonal, common, sign, active = counts
         square = diagonal + sign * common**2 + mean**2
-        return Counts(
+        return ParticipationMoments(
             weight / arrives if self.rescale else weight,
             mean * arrives,
             diagonal * arrives**2 + square * arrives * (1 - arrives),
@@ -105,7 +105,7 @@ class FaultyParticipation(Participation):
         return cohort
 
 
-class _Server(NamedTuple):
+class _FaultyServer(NamedTuple):
     kernel: ArrayTree
     pending: ArrayTree  # the sum of the messages that arrive in the next round
 
@@ -119,8 +119,12 @@ class _Waiting(WrappedPhase):
     is_last: bool = field(metadata={"static": True})  # only its messages can be late
 
     def aggregate(
-        self, rng_key: ArrayTree, broadcast: Broadcast, server_state: _Server, total: ArrayTree
-    ) -> tuple[Broadcast, _Server, ArrayTree]:
+        self,
+        rng_key: ArrayTree,
+        broadcast: Broadcast,
+        server_state: _FaultyServer,
+        total: ArrayTree,
+    ) -> tuple[Broadcast, _FaultyServer, ArrayTree]:
         pending = server_state.pending
         if self.is_last:
             # Add the waiting messages, and store the late ones. A total that is not an `Arrivals`
@@ -129,7 +133,7 @@ class _Waiting(WrappedPhase):
                 total = Arrivals(total, trees.zeros_like(total))
             total, pending = trees.add(total.now, _settled(pending)), total.late
         moved, server, info = self.inner.aggregate(rng_key, broadcast, server_state.kernel, total)
-        return moved, _Server(server, pending), info
+        return moved, _FaultyServer(server, pending), info
 
 
 @register_dataclass
@@ -164,7 +168,7 @@ class Faulty(WrappedKernel):
         # Late messages may be relative to changed memories, which doubles their size.
         check_overflow(self.kernel, 3 * federation.num_clients)
         like = self.kernel.message_like(trees.shapes_of(broadcast))
-        return broadcast, _Server(server, trees.zeros_like(like))
+        return broadcast, _FaultyServer(server, trees.zeros_like(like))
 
     def draw(self, rng_key: Array, state: FederatedState) -> ArrayTree:
         if self.waits:
@@ -261,7 +265,7 @@ def faults(
     (True, True)
     """
     expect(kernel, FederatedKernel, "kernel")
-    if kernel.participation.guards:
+    if kernel.participation.excludes_broken_messages:
         raise ValueError("This kernel has faults already: set all of them in one call.")
     if not kernel.traits.accepts_late_messages and np.any(np.asarray(late)):
         raise ValueError(
@@ -292,9 +296,9 @@ def faults(
         weighted=inner.weighted,
         pooled=inner.pooled,
         silent=inner.silent,
-        drops=inner.drops or not trees.is_empty((rates.drop, rates.nan)),
-        repeats=inner.repeats,
-        guards=True,
+        may_drop=inner.may_drop or not trees.is_empty((rates.drop, rates.nan)),
+        may_repeat=inner.may_repeat,
+        excludes_broken_messages=True,
     )
     return Faulty(kernel, participation, waits=not trees.is_empty(rates.late))
 

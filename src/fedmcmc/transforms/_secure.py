@@ -36,11 +36,11 @@ from fedmcmc.pytrees import trees
 from fedmcmc.transforms._compressed import Compressed
 from fedmcmc.transforms._wrapping import WrappedKernel, WrappedPhase, nodes_of, replace_nodes
 
-FEWEST_SITES = 3
+MIN_SITES = 3
 """Smallest number of sites: each of two sites could compute the other's message from the total."""
 
 
-class Counts(NamedTuple):
+class MessageCounts(NamedTuple):
     """Numbers of unusual messages, without their senders.
 
     Attributes
@@ -65,16 +65,16 @@ class Words(NamedTuple):
         Tree shaped as the message: a `compression.Word` per array when it is sent, and a
         `compression.Limbs` when it is summed.
     counts
-        `Counts` in two words.
+        `MessageCounts` in two words.
     """
 
     numbers: ArrayTree
-    counts: Counts
+    counts: MessageCounts
 
 
-class _Server(NamedTuple):
+class _SecureServer(NamedTuple):
     kernel: ArrayTree
-    counts: Counts  # [] int32 each, over all rounds
+    counts: MessageCounts  # [] int32 each, over all rounds
 
 
 @runtime_checkable
@@ -121,7 +121,7 @@ class _Summed(WrappedPhase):
             bound = trees.cast(limit, wide)
             return self.grid.encode(jnp.where(usable, jnp.clip(wide, -bound, bound), 0))
 
-        counts = Counts(~_all_within(message, limit), ~usable)
+        counts = MessageCounts(~_all_within(message, limit), ~usable)
         words = Words(jax.tree.map(word_of, message), jax.tree.map(_small_word, counts))
         num_words = trees.num_elements(message) + len(counts)
         bits = jnp.asarray(WORD_BITS * num_words, jnp.int32)
@@ -140,7 +140,7 @@ class _Summed(WrappedPhase):
 
         count = parts(jax.ShapeDtypeStruct((), jnp.uint32))
         numbers = jax.tree.map(parts, self.inner.message_like(like))
-        return Words(numbers, Counts(count, count))
+        return Words(numbers, MessageCounts(count, count))
 
     def decode(
         self, code: Words, sender: Sender | Client, memory: ArrayTree, like: ArrayTree
@@ -165,8 +165,8 @@ class _Summed(WrappedPhase):
         return self.inner.commit(self.read(message, broadcast), broadcast, client_state)
 
     def aggregate(
-        self, rng_key: ArrayTree, broadcast: Broadcast, server_state: _Server, total: Words
-    ) -> tuple[Broadcast, _Server, ArrayTree]:
+        self, rng_key: ArrayTree, broadcast: Broadcast, server_state: _SecureServer, total: Words
+    ) -> tuple[Broadcast, _SecureServer, ArrayTree]:
         moved, kernel_state, info = self.inner.aggregate(
             rng_key, broadcast, server_state.kernel, self.read(total, broadcast)
         )
@@ -180,7 +180,7 @@ class _Summed(WrappedPhase):
             ),
             moved.position,
         )
-        return moved._replace(position=position), _Server(kernel_state, counts), info
+        return moved._replace(position=position), _SecureServer(kernel_state, counts), info
 
 
 @register_dataclass
@@ -231,11 +231,11 @@ class Secured(WrappedKernel):
         position: ArrayTree,
         federation: Federation,
         totals: tuple[Words, ...],
-    ) -> tuple[Broadcast, _Server]:
+    ) -> tuple[Broadcast, _SecureServer]:
         num = federation.num_clients
-        if num < FEWEST_SITES:
+        if num < MIN_SITES:
             raise ValueError(
-                f"A secure sum needs {FEWEST_SITES} clients or more, got {num}: each of two "
+                f"A secure sum needs {MIN_SITES} clients or more, got {num}: each of two "
                 "clients could compute the other's message from the total."
             )
         self.grid.check(max(num, self.participation.cohort_size or 0))
@@ -249,10 +249,10 @@ class Secured(WrappedKernel):
                         "A secure sum adds floating-point numbers, but a message contains "
                         f"{leaf.dtype}."
                     )
-        counts = Counts(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
+        counts = MessageCounts(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
         for total in totals:
             counts = trees.add(counts, _read_counts(total))
-        return broadcast, _Server(server, counts)
+        return broadcast, _SecureServer(server, counts)
 
     def draw(self, rng_key: Array, state: FederatedState) -> ArrayTree:
         return super().draw(rng_key, state._replace(server=state.server.kernel))
@@ -342,7 +342,7 @@ def secure_sum(
     expect(kernel, FederatedKernel, "kernel")
     grid = Grid.of(resolution, most)
     participation = kernel.participation
-    if participation.guards:
+    if participation.excludes_broken_messages:
         raise ValueError(
             "Under masks a server sees no single message, so it cannot exclude one: apply faults "
             "to the secure sum, faults(secure_sum(kernel), drop=..., late=...)."
@@ -366,14 +366,14 @@ def check_cohorts(participation: Participation, *, allow_differencing: bool = Fa
         raise ValueError(
             "A kernel on pooled rows has one client, so a secure sum would hide nothing."
         )
-    if size is not None and size < FEWEST_SITES:
+    if size is not None and size < MIN_SITES:
         cohorts = "a relay, or cohorts of one" if size == 1 else "cohorts of two"
         raise ValueError(
             f"This kernel receives {size} of its clients' messages per round ({cohorts}): the sum "
             "of one message is that message, and each of two clients could compute the other's "
             "message. A secure sum would hide nothing."
         )
-    if (size is not None or participation.drops) and not allow_differencing:
+    if (size is not None or participation.may_drop) and not allow_differencing:
         raise ValueError(
             "The cohorts of this kernel change from round to round. Totals over different cohorts "
             "at nearly the same position reveal single messages by their difference: use full(), "
@@ -381,21 +381,21 @@ def check_cohorts(participation: Participation, *, allow_differencing: bool = Fa
         )
 
 
-def counts_of(state: ArrayTree) -> Counts | None:
+def counts_of(state: ArrayTree) -> MessageCounts | None:
     """Return the summed counts of all secure sums in a server's state, ``None`` without any.
 
     Each sum has the shape of the counts in `state`, such as ``[num_chains]``.
     """
-    counts = nodes_of(state, Counts)
-    return Counts(*map(sum, zip(*counts, strict=True))) if counts else None
+    counts = nodes_of(state, MessageCounts)
+    return MessageCounts(*map(sum, zip(*counts, strict=True))) if counts else None
 
 
 def with_counts(kernel: FederatedKernel, state: FederatedState) -> FederatedState:
     """Return a state of the wrapped kernel as a state of the secure sum `kernel`, counts zero."""
-    if not isinstance(kernel, Secured) or isinstance(state.server, _Server):
+    if not isinstance(kernel, Secured) or isinstance(state.server, _SecureServer):
         return state
     zero = jnp.zeros_like(state.broadcast.round)  # for one chain or many
-    return state._replace(server=_Server(state.server, Counts(zero, zero)))
+    return state._replace(server=_SecureServer(state.server, MessageCounts(zero, zero)))
 
 
 def check_overflow(kernel: FederatedKernel, num_terms: int) -> None:
@@ -433,10 +433,10 @@ def _small_word(count: Array) -> Word:
     return Word(jnp.zeros_like(low), low)
 
 
-def _read_counts(total: Words) -> Counts:
+def _read_counts(total: Words) -> MessageCounts:
     """Return counts as numbers, from sums of their words."""
 
     def number(word: Limbs) -> Array:
         return carry(word).low.astype(jnp.int32)
 
-    return Counts(number(total.counts.saturated), number(total.counts.lost))
+    return MessageCounts(number(total.counts.saturated), number(total.counts.lost))

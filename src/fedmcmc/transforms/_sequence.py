@@ -236,7 +236,7 @@ def sequence(*kernels: FederatedKernel) -> FederatedKernel:
         expect(kernel, FederatedKernel, f"kernels[{i}]")
     if len(kernels) < 2:
         raise ValueError(f"sequence needs two or more kernels, got {len(kernels)}.")
-    if any(kernel.participation.guards for kernel in kernels):
+    if any(kernel.participation.excludes_broken_messages for kernel in kernels):
         raise ValueError(
             "The kernels of a sequence share their faults: apply faults to the sequence."
         )

@@ -44,7 +44,7 @@ from fedmcmc.gradients import (
     as_surrogates,
     client_gradient,
     full_gradient,
-    holds_augmented,
+    has_augmented_data,
 )
 from fedmcmc.hierarchy import Refresh, conjugate, missing_information, refuse_two_levels
 from fedmcmc.kernels import JointLangevin
@@ -109,7 +109,7 @@ def on_gaussian_clients(
         raise ValueError(
             "predict_bias is for chains: this kernel refines an approximation, or trains models."
         )
-    if holds_augmented(kernel):
+    if has_augmented_data(kernel):
         raise ValueError(
             "predict_bias knows rows as they are, and this kernel transforms those of its "
             "minibatches at random (augment), which changes the posterior: predict it without."

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedmcmc._types import Counts
+from fedmcmc._types import ParticipationMoments
 
-MOST_STEPS = 2_000
+MAX_STEPS = 2_000
 """Of the iteration for the covariance, each of which is a geometric series: more are needed only
 where cohorts make it fifty times as large."""
 
@@ -34,7 +34,7 @@ class RandomMap(NamedTuple):
     on_position: np.ndarray
     shift: np.ndarray
     noise: np.ndarray
-    counts: Counts | None = None
+    counts: ParticipationMoments | None = None
     of_client: np.ndarray = np.zeros((0, 0, 0))
     shift_of_client: np.ndarray = np.zeros((0, 0))
 
@@ -57,7 +57,7 @@ class RandomMap(NamedTuple):
         noise = self.noise + self._over_cohorts(pulls[:, :, None], np.eye(1))
         covariance = _series(whole, noise)
         most = 1e12 * np.abs(covariance).max()
-        for _ in range(MOST_STEPS):
+        for _ in range(MAX_STEPS):
             after = _series(whole, noise + self._over_cohorts(self.of_client, covariance))
             change = np.abs(after - covariance).max()
             covariance = after

@@ -15,10 +15,10 @@ from jax import Array
 from fedmcmc._types import (
     ArrayTree,
     Cohort,
-    Counts,
     FederatedKernel,
     FederatedState,
     Participation,
+    ParticipationMoments,
     compiled,
     register_dataclass,
 )
@@ -27,12 +27,12 @@ from fedmcmc.data import FederatedData
 from fedmcmc.hierarchy import Locals, locals_in
 from fedmcmc.kernels import RefreshedRelay
 from fedmcmc.pytrees import trees
-from fedmcmc.rounds import TOGETHER, RoundDraws, prepare_round, run_round
+from fedmcmc.rounds import SINGLE_DEVICE, RoundDraws, prepare_round, run_round
 from fedmcmc.transforms import is_secured
 from fedmcmc.tuning._gaussian_clients import nodes_of
 from fedmcmc.tuning._laws import RandomMap
 
-MOST_NUMBERS = 2**25
+MAX_NUMBERS = 2**25
 """In the maps of all clients: above, a law would not fit into memory."""
 TOLERANCE = 1e-3
 
@@ -91,7 +91,7 @@ def affine_map(
         counts = kernel.participation.counts(data.num_clients)
         if counts is None:
             raise _NotAffineError("no law of who takes part is known")
-        if kernel.participation.cohort_size is None and not kernel.participation.drops:
+        if kernel.participation.cohort_size is None and not kernel.participation.may_drop:
             return _of_everyone(begin(kernel, data, position, round_))
         return _of_cohorts(kernel, data, position, round_, counts)
     except _NotAffineError as reason:
@@ -110,7 +110,7 @@ def begin(
     if state is None:
         state = kernel.init(key, position, data)
         state = state._replace(broadcast=state.broadcast._replace(round=number))
-    cohort, draws = prepare_round(kernel, data, TOGETHER, key, state.broadcast, number)
+    cohort, draws = prepare_round(kernel, data, SINGLE_DEVICE, key, state.broadcast, number)
     if not all(map(_is_normal, jax.tree.leaves(draws))):
         raise _NotAffineError("it draws more than normals")
     return Begun(kernel, data, state, cohort, draws)
@@ -127,12 +127,12 @@ def _of_cohorts(
     data: FederatedData,
     position: ArrayTree,
     round_: int,
-    counts: Counts,
+    counts: ParticipationMoments,
 ) -> tuple[RandomMap, float]:
     num = data.num_clients
     if len(kernel.phases) > 1:
         raise _NotAffineError("its clients take part in several exchanges per round")
-    if num * trees.num_elements(position) ** 2 > MOST_NUMBERS:
+    if num * trees.num_elements(position) ** 2 > MAX_NUMBERS:
         raise _NotAffineError("the maps of all clients are too large")
     begun = begin(kernel, data, position, round_)
     whole: Any = kernel
@@ -280,7 +280,7 @@ def run_from(
     broadcast = state.broadcast
     position = trees.cast_like(trees.unravel(x, broadcast.position), broadcast.position)
     start = state._replace(broadcast=broadcast._replace(position=position))
-    moved, info = run_round(kernel, data, TOGETHER, start, cohort, draws)
+    moved, info = run_round(kernel, data, SINGLE_DEVICE, start, cohort, draws)
     kept = (moved.server, _but_latents(moved.clients), moved.broadcast.extra)
     position = trees.ravel(moved.broadcast.position)
     return position, (position, kept, info.bits_up + info.bits_down)

@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._types import ArrayTree, FederatedKernel, Federation, user_position
-from fedmcmc.diagnostics import BIAS, SPREAD
+from fedmcmc.diagnostics import MAX_BIAS, MAX_SPREAD
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.pytrees import trees
 from fedmcmc.tuning._gaussian_clients import GaussianClients, on_gaussian_clients
@@ -102,7 +102,7 @@ class Prediction(NamedTuple):
         return self.sd_error / np.sqrt(np.diag(self.target_covariance))
 
     @property
-    def is_off(self) -> bool:
+    def is_biased(self) -> bool:
         """Whether the kernel diverges, or a mean is off by 0.1 sd, or an sd by a tenth.
 
         Of a simulated kernel, beyond two standard errors.
@@ -112,7 +112,7 @@ class Prediction(NamedTuple):
         bias = np.abs(self.bias) - SURE * self.bias_error
         with np.errstate(divide="ignore", invalid="ignore"):  # of a chain that stands still
             stretch = np.abs(np.log(self.spread)) - SURE * self.spread_error / self.spread
-        return bool(bias.max() > BIAS or not stretch.max() <= np.log(SPREAD))
+        return bool(bias.max() > MAX_BIAS or not stretch.max() <= np.log(MAX_SPREAD))
 
     def __str__(self) -> str:
         """Return the largest errors in a sentence."""

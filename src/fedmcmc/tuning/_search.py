@@ -16,7 +16,7 @@ from fedmcmc.tuning._work import rows_per_round
 
 FACTOR = 1.5
 """Between two steps that are tried."""
-MOST_STEPS = 80
+MAX_STEPS = 80
 BISECTIONS = 8
 COARSE_FACTOR, COARSE_STEPS, COARSE_BISECTIONS = 2.0, 14, 3
 """The same of kernels that are simulated, from the longest step downwards: short ones are slow."""
@@ -143,7 +143,7 @@ class Search:
     def _upwards(self, first: float, last: float) -> None:
         """Try longer and longer steps, to where the kernel diverges."""
         step = first
-        for _ in range(MOST_STEPS):
+        for _ in range(MAX_STEPS):
             _, told = self._try(min(step, last))
             if not told.spectral_radius < 1 or step >= last:
                 break

@@ -18,7 +18,7 @@ from fedmcmc.rounds import PREPARED_BYTES, run_rounds
 from fedmcmc.tuning._gaussian_clients import GaussianClients
 from fedmcmc.tuning._laws import rounds_per_draw
 
-MOST_CHAINS, FEWEST_CHAINS = 256, 32
+MAX_CHAINS, MIN_CHAINS = 256, 32
 STATE_NUMBERS = 2**20
 """In the states of all chains, about: larger ones fall out of a processor's cache."""
 SEGMENT = 128
@@ -28,7 +28,7 @@ BURN_IN, LOOK = 6, 4
 draws of the target, memories and snapshots do not."""
 WANTED_DRAWS = 10_000
 """Effective draws: means to a hundredth of an sd, sds to 0.7 percent."""
-MOST_NUMBERS, MOST_ROUNDS = 2**26, 2**21
+MAX_NUMBERS, MAX_ROUNDS = 2**26, 2**21
 """Of draws kept, and rounds of all chains together, at most."""
 WINDOW = 5
 """Autocorrelations are summed over so many of their times (Sokal's rule)."""
@@ -78,7 +78,7 @@ def simulated(
     With a direction ``[d]``, its autocorrelation time is wanted, too.
     """
     size, num = len(clients.target_mean), clients.data.num_clients
-    num_chains = int(np.clip(STATE_NUMBERS // (size * num), FEWEST_CHAINS, MOST_CHAINS))
+    num_chains = int(np.clip(STATE_NUMBERS // (size * num), MIN_CHAINS, MAX_CHAINS))
     number = jnp.asarray(round_, jnp.int32)
     kernel: FederatedKernel = jax.tree.map(
         lambda x: schedules.value(x, number) if isinstance(x, schedules.Scheduled) else x,
@@ -91,7 +91,7 @@ def simulated(
     keys = jax.random.split(jax.random.key(0), num_chains)
     states = _begin(kernel, clients.data, keys, starts, clients.mode, number)
     sds = np.sqrt(np.diag(clients.target_covariance))
-    most = max(min(MOST_ROUNDS, MOST_NUMBERS // size) // (num_chains * SEGMENT), 2)
+    most = max(min(MAX_ROUNDS, MAX_NUMBERS // size) // (num_chains * SEGMENT), 2)
     bits = 0.0
 
     def run(num_segments: int) -> np.ndarray | None:

@@ -32,9 +32,9 @@ from fedmcmc.tuning._linearized import Alone, Begun, begin, normals_of, run_from
 RADII = (4.0, 8.0, 12.0)
 """Posterior sds from the mean where visits begin: a chain gets to the first about once in ten
 thousand rounds, and to the others where a visit has thrown it."""
-MOST_GROWTH = 1.5
+MAX_GROWTH = 1.5
 """Times the first of these distances, beyond which no visit is to end."""
-MOST_AXES, MOST_STIFF, MOST_NUMBERS = 32, 16, 2**23
+MAX_AXES, MAX_STIFF, MAX_NUMBERS = 32, 16, 2**23
 
 
 class Visits(NamedTuple):
@@ -66,16 +66,16 @@ class Visits(NamedTuple):
     @property
     def safe(self) -> bool:
         """Whether no visit ends too far, and chains come back from everywhere on average."""
-        return self.growth <= MOST_GROWTH and self.drift <= 1
+        return self.growth <= MAX_GROWTH and self.drift <= 1
 
     def __str__(self) -> str:
         """Say how far a chain is thrown."""
         far = RADII[0]
-        if self.growth > MOST_GROWTH:
+        if self.growth > MAX_GROWTH:
             return (
                 f"a visit to client {in_quotes(self.labels[self.client])} takes a chain that is "
                 f"{far:g} posterior sds away to {far * self.growth:.3g} sds (at most "
-                f"{far * MOST_GROWTH:g} are accepted)"
+                f"{far * MAX_GROWTH:g} are accepted)"
             )
         return (
             f"a round takes a chain that is {self.radius:g} posterior sds away to "
@@ -152,10 +152,10 @@ def _lines(root: np.ndarray, surrogates: Gaussian, weight: np.ndarray) -> np.nda
     size, num = len(root), len(weight)
     _, precision = dense(as_surrogates(surrogates))
     curvatures, vectors = np.linalg.eigh(root.T @ np.asarray(precision, np.float64) @ root)
-    own, affordable = vectors[..., -1], MOST_NUMBERS // (num * size)
-    num_axes = min(size, MOST_AXES, affordable)
+    own, affordable = vectors[..., -1], MAX_NUMBERS // (num * size)
+    num_axes = min(size, MAX_AXES, affordable)
     axes = np.eye(size)[np.linspace(0, size - 1, num_axes).astype(int)]
-    stiffest = np.argsort(-curvatures[:, -1] * weight, kind="stable")[:MOST_STIFF]
+    stiffest = np.argsort(-curvatures[:, -1] * weight, kind="stable")[:MAX_STIFF]
     common = np.concatenate([axes, own[stiffest]])
     every = np.broadcast_to(np.concatenate([common, -common]), (num, 2 * len(common), size))
     return np.concatenate([every, own[:, None], -own[:, None]], 1)

@@ -25,7 +25,7 @@ from fedmcmc.data import FederatedData
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients import as_surrogates
 from fedmcmc.pytrees import trees
-from fedmcmc.rounds import TOGETHER, prepare_round, run_round
+from fedmcmc.rounds import SINGLE_DEVICE, prepare_round, run_round
 from fedmcmc.tuning._gaussian_clients import nodes_of, with_nodes
 
 FEW_ROUNDS, MANY_ROUNDS = 3, 60
@@ -63,8 +63,8 @@ def rows_per_round(kernel: FederatedKernel, federation: Federation, surrogates: 
 
     @jax.jit
     def after(state: Any, round_: Array) -> Any:
-        cohort, draws = prepare_round(counted, data, TOGETHER, key, state.broadcast, round_)
-        return run_round(counted, data, TOGETHER, state, cohort, draws)[0]
+        cohort, draws = prepare_round(counted, data, SINGLE_DEVICE, key, state.broadcast, round_)
+        return run_round(counted, data, SINGLE_DEVICE, state, cohort, draws)[0]
 
     counts: list[int] = []
     while len(counts) < FEW_ROUNDS or (len(set(counts)) > 1 and len(counts) < MANY_ROUNDS):

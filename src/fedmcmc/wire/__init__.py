@@ -2,7 +2,7 @@
 
 The code of a compressor is `Dense`, `Quantized` or `Sparse`. Its string has exactly the bits that
 the compressor reports, filled up to whole bytes with zeros; parts of a message that it leaves alone
-(`fedmcmc.Exact`) follow. Any other pytree of numbers (a message that is not compressed, a
+(`fedmcmc.Uncompressed`) follow. Any other pytree of numbers (a message that is not compressed, a
 broadcast, a client's state) is written number by number. Neither shapes nor types are
 sent; the receiver knows them, as it knows the model. All numbers are written with the highest bit
 first, trees in the order of `jax.tree.leaves`, vectors one after another with nothing in between.
