@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedmcmc.fitting._modes import Mode, Search
+from fedmcmc.fitting._modes import PosteriorMode, ModeSearch
 from fedmcmc.fitting._report import StageReport
-from fedmcmc.fitting._stages import WEIGHTING, Problem, Results, StageResult, Step, run_steps
+from fedmcmc.fitting._stages import WEIGHTING, Problem, StageResults, StageResult, Step, run_steps
 from fedmcmc.runs import SimulatedConsortium
 from tests.fitting.test_modes import FEDERATION
 
@@ -26,8 +26,8 @@ PROBLEM = Problem(
 
 
 def results(clipped):
-    mode = Mode(np.zeros(3), 0.0, np.eye(3), 0.0, clipped, np.zeros((3, clipped)))
-    return Results(Search((mode,), 8, jnp.zeros(3), 0, 0.0, 0.0))
+    mode = PosteriorMode(np.zeros(3), 0.0, np.eye(3), 0.0, clipped, np.zeros((3, clipped)))
+    return StageResults(ModeSearch((mode,), 8, jnp.zeros(3), 0, 0.0, 0.0))
 
 
 def add_caveat(problem, results):

@@ -13,7 +13,7 @@ from jax.flatten_util import ravel_pytree
 import fedmcmc
 from fedmcmc import rounds
 from fedmcmc.dynamics import Metric
-from fedmcmc.kernels._hamiltonian import _Draws, drift, half_kick
+from fedmcmc.kernels._hamiltonian import _HamiltonianDraws, drift, half_kick
 from fedmcmc.rounds import SINGLE_DEVICE, prepare_round, run_round
 from tests.contracts.model import DATA, POSITIONS, POSTERIOR, logprior, make_data
 from tests.oracles.exact_starts import FEDERATION, exact_draws, run
@@ -31,7 +31,7 @@ DENSE = np.array([[0.5, 0.2, 0.0], [0.2, 0.3, -0.1], [0.0, -0.1, 0.4]])
 def round_with(kernel, data, state, momentum, length, uniform):
     """Run a round with given randomness at the server."""
     cohort, draws = prepare_round(kernel, data, SINGLE_DEVICE, KEY, state.broadcast, jnp.int32(0))
-    draws = draws._replace(server=[_Draws(momentum, jnp.int32(length), uniform)])
+    draws = draws._replace(server=[_HamiltonianDraws(momentum, jnp.int32(length), uniform)])
     state, info = run_round(kernel, data, SINGLE_DEVICE, state, cohort, draws)
     return state, info.server
 
