@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedmcmc.fitting._modes import PosteriorMode, ModeSearch
+from fedmcmc.fitting._modes import ModeSearch, PosteriorMode
 from fedmcmc.fitting._report import StageReport
-from fedmcmc.fitting._stages import WEIGHTING, Problem, StageResults, StageResult, Step, run_steps
+from fedmcmc.fitting._stages import WEIGHTING, Problem, StageResult, StageResults, Step, run_steps
 from fedmcmc.runs import SimulatedConsortium
 from tests.fitting.test_modes import FEDERATION
 

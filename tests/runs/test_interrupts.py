@@ -186,7 +186,7 @@ AFTER_THE_ROUNDS = [
     (Run, "_finish"),
     (Run, "samples"),
     (MemoryRecorder, "all"),
-    (executors.OneDevice, "gather"),
+    (executors.Executor, "gather"),
     (Saver, "close"),
     (run_module, "warn_lost"),
     (sample_module, "finish"),

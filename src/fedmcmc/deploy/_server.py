@@ -30,7 +30,7 @@ from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key, init_key
 from fedmcmc.records import Samples
 from fedmcmc.rounds import Arrangement, Program, RoundRecord, Segment, update_accumulators
-from fedmcmc.runs import SegmentWork, Sum, check_fits_sum, sample, start_positions
+from fedmcmc.runs import Executor, SegmentWork, Sum, check_fits_sum, sample, start_positions
 from fedmcmc.transforms import faults, is_secured, with_counts
 
 MAX_TRIES = 20
@@ -262,20 +262,17 @@ class Sites:
         )
 
 
-class SitesExecutor:
+class SitesExecutor(Executor):
     """Executor of `fedmcmc.sample` for real sites."""
 
-    shared = False
     # A checkpoint is written before the run continues, while sites have the states of its round.
     in_place = True
-    finished_rounds: tuple[int, Segment] | None = None
 
     def __init__(
         self, rounds: Rounds, program: Program, first_state: FederatedState, continues: bool
     ) -> None:
-        self.rounds, self.keys = rounds, rounds.keys
-        self.plain = self.program = program
-        self.shapes = trees.shapes_but_keys(first_state)
+        super().__init__(program, rounds.keys, first_state)
+        self.rounds = rounds
         num, num_sites = len(rounds.keys), len(rounds.names)
         # Sites that no longer have the state of a round return to the beginning of its segment.
         self.longest = None if rounds.can_always_resume else MAX_SEGMENT_ROUNDS
@@ -304,14 +301,6 @@ class SitesExecutor:
             self._checkpoints = [*self._checkpoints[-1:], round_]
         self.rounds.mark(round_, self._checkpoints)
         return state
-
-    def lay_out_chains(self, tree: ArrayTree) -> ArrayTree:
-        """Return arrays with a leading chain axis."""
-        return jax.tree.map(jnp.asarray, tree)
-
-    def to_host(self, tree: ArrayTree) -> ArrayTree:
-        """Return arrays with a leading chain axis as NumPy arrays, typed keys unchanged."""
-        return jax.tree.map(lambda leaf: leaf if trees.is_key(leaf) else np.asarray(leaf), tree)
 
     def run(self, segment: SegmentWork, state: FederatedState, start: int, stop: int) -> Segment:
         """Run rounds ``[start, stop)``, or up to the first after which a chain is not finite."""

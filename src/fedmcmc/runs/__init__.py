@@ -9,6 +9,7 @@ from fedmcmc.runs._consortium import SimulatedConsortium as SimulatedConsortium
 from fedmcmc.runs._consortium import Sum as Sum
 from fedmcmc.runs._consortium import as_consortium as as_consortium
 from fedmcmc.runs._consortium import check_fits_sum as check_fits_sum
+from fedmcmc.runs._executors import Executor as Executor
 from fedmcmc.runs._executors import RemoteClients as RemoteClients
 from fedmcmc.runs._executors import RunHalted as RunHalted
 from fedmcmc.runs._executors import SegmentWork as SegmentWork

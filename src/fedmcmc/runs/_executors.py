@@ -1,7 +1,6 @@
 """Executors of a run's segments: one device, a mesh, or one device with a client store.
 
-An executor lays out rows and states, runs a segment, and gathers states again. `Run` uses only this
-interface.
+An executor lays out rows and states, runs a segment, and gathers states again.
 """
 
 from collections.abc import Iterator
@@ -81,8 +80,10 @@ class RunHalted(RuntimeError):
     samples: Any = None
 
 
-class Executor(Protocol):
-    """Interface between a run and the devices or sites that compute its segments.
+class Executor:
+    """Executor of a run's segments that keeps all rows and states on JAX's default device.
+
+    Other executors override what differs.
 
     Attributes
     ----------
@@ -90,10 +91,12 @@ class Executor(Protocol):
         Program of the run on one device, which defines the block length and the run's identity.
     program
         Program that this executor runs.
-    table_shapes
-        Shapes of the state passed to `plain`; typed keys stay arrays.
+    keys
+        Keys of the chains.
     shapes
         Shapes of the state of all clients that `gather` returns; typed keys stay arrays.
+    table_shapes
+        Shapes of the state passed to `plain`.
     simulated_shapes
         Shapes of the state with all clients in this process, part of the run's identity.
     longest
@@ -108,34 +111,10 @@ class Executor(Protocol):
         if the run must continue from the beginning of the segment.
     """
 
-    plain: Program
-    program: Program
-    table_shapes: Any
-    shapes: Any
-    simulated_shapes: Any
     longest: int | None = None
     shared: bool = False
     in_place: bool = False
     finished_rounds: tuple[int, Segment] | None = None
-
-    def run(self, segment: SegmentWork, state: Any, start: int, stop: int) -> Segment:
-        """Run rounds ``[start, stop)`` from a state that `lay_out` returned."""
-
-    def lay_out(self, state: FederatedState) -> Any:
-        """Move the state of all clients, in client order, to the devices that use it."""
-
-    def gather(self, state: Any) -> Any:
-        """Return a state as it was before `lay_out`."""
-
-    def lay_out_chains(self, tree: ArrayTree) -> ArrayTree:
-        """Move arrays with a leading chain axis to the devices that use them."""
-
-    def to_host(self, tree: ArrayTree) -> ArrayTree:
-        """Return arrays with a leading chain axis as NumPy arrays; typed keys stay typed keys."""
-
-
-class OneDevice(Executor):
-    """Executor that keeps all rows and states on JAX's default device."""
 
     def __init__(self, program: Program, keys: Array, state: FederatedState) -> None:
         self.plain = self.program = program
@@ -143,18 +122,23 @@ class OneDevice(Executor):
         self.simulated_shapes = self.shapes = self.table_shapes = trees.shapes_but_keys(state)
 
     def run(self, segment: SegmentWork, state: Any, start: int, stop: int) -> Segment:
+        """Run rounds ``[start, stop)`` from a state that `lay_out` returned."""
         return segment(self.program, self.keys, state)
 
     def lay_out(self, state: FederatedState) -> Any:
+        """Move the state of all clients, in client order, to the devices that use it."""
         return jax.tree.map(jnp.asarray, state)
 
     def gather(self, state: Any) -> Any:
+        """Return a state as it was before `lay_out`."""
         return state
 
     def lay_out_chains(self, tree: ArrayTree) -> ArrayTree:
+        """Move arrays with a leading chain axis to the devices that use them."""
         return jax.tree.map(jnp.asarray, tree)
 
     def to_host(self, tree: ArrayTree) -> ArrayTree:
+        """Return arrays with a leading chain axis as NumPy arrays; typed keys stay typed keys."""
         return jax.tree.map(lambda leaf: leaf if trees.is_key(leaf) else np.asarray(leaf), tree)
 
 
@@ -186,9 +170,6 @@ class MeshDevices(Executor):
         shapes = trees.shapes_but_keys(state)
         shapes = shapes._replace(clients=jax.tree.map(for_all_clients, shapes.clients))
         self.simulated_shapes = self.table_shapes = self.shapes = shapes
-
-    def run(self, segment: SegmentWork, state: Any, start: int, stop: int) -> Segment:
-        return segment(self.program, self.keys, state)
 
     def lay_out(self, state: FederatedState, ids: np.ndarray | None = None) -> Any:
         """Move a state to the devices; its clients are `ids` (of this process), or else all."""
@@ -241,7 +222,7 @@ class _Returned(NamedTuple):
     table: ArrayTree  # leaves [num_chains, num_slots, ...]
 
 
-class StoredClients(OneDevice):
+class StoredClients(Executor):
     """Executor that keeps clients' states on the host, except for upcoming cohorts.
 
     Segments are so short that the states of their cohorts fit on the device. The program is the
@@ -266,7 +247,7 @@ class StoredClients(OneDevice):
         slots_per_round = cohort_size * len(keys)
         affordable = store.device_bytes // (bytes_per_slot * slots_per_round)
         self.num_ahead = int(max(1, min(affordable, -(-self.num_clients // slots_per_round))))
-        self.longest: int | None = self.num_ahead
+        self.longest = self.num_ahead
         self.num_slots = min(slots_per_round * self.num_ahead, self.num_clients)
         self.table_shapes = self.shapes._replace(
             clients=jax.tree.map(

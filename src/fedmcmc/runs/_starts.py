@@ -15,7 +15,7 @@ from fedmcmc.placement import Placement, is_first, merge_processes, place
 from fedmcmc.pytrees import trees
 from fedmcmc.random import init_key, start_key
 from fedmcmc.rounds import SINGLE_DEVICE, Arrangement, Collect, Program, initialize
-from fedmcmc.runs._executors import Executor, MeshDevices, OneDevice, RemoteClients, StoredClients
+from fedmcmc.runs._executors import Executor, MeshDevices, RemoteClients, StoredClients
 from fedmcmc.runs._watch import Messages, warn
 from fedmcmc.storage import digest_of_rows
 from fedmcmc.tuning import predict_bias
@@ -238,7 +238,7 @@ def begin(
     if mesh is not None:
         mesh_devices = MeshDevices(placed, program, keys, state)
         return mesh_devices, mesh_devices.lay_out(state, ids), digest, messages
-    executor = OneDevice(program, keys, state)
+    executor = Executor(program, keys, state)
     if store is not None and not trees.is_empty(state.clients):
         executor = StoredClients(program, keys, state, store)
     return executor, executor.lay_out(state), digest, messages
