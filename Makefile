@@ -101,7 +101,7 @@ experiment: $(STAMP) ## run a study: make experiment STUDY=fsgld/gaussian_small
 	$(BIN)/python -m experiments.run $(if $(STUDY),study=$(STUDY),$(RUN)) $(ARGS)
 
 run-distributed: $(STAMP) ## one run in several processes: make run-distributed NPROC=2 RUN="data=... model=... kernel=..."
-	$(BIN)/python -m fedmcmc.launch -n $(NPROC) -m experiments.run $(RUN) $(ARGS)
+	$(BIN)/python -m experiments.launch -n $(NPROC) -m experiments.run $(RUN) $(ARGS)
 
 sweep-cpu: $(STAMP) ## sweep: make sweep-cpu SWEEP="data=covtype model=logistic kernel=fsgld,dsgld seed=range(0,3)"
 	JAX_PLATFORMS=cpu $(BIN)/python -m experiments.run --multirun $(SWEPT) $(ARGS)

@@ -153,7 +153,7 @@ def on_two_devices(module: str) -> None:
 def in_two_processes(module: str) -> None:
     # Of the host: two processes would both want all of one GPU.
     subprocess.run(
-        [sys.executable, "-m", "fedmcmc.launch", "-n", "2", "-m", module],
+        [sys.executable, "-m", "experiments.launch", "-n", "2", "-m", module],
         check=True,
         env={**os.environ, "JAX_PLATFORMS": "cpu"},
     )

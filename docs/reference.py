@@ -22,7 +22,7 @@ import jupytext
 import fedmcmc
 
 SOURCE = Path(fedmcmc.__path__[0])
-COMMANDS = ("__main__", "launch", "server", "site")
+COMMANDS = ("__main__", "server", "site")
 APART = ("nvflare",)
 """Modules that need an environment of their own, and are read without being imported."""
 GROUPS = {
@@ -191,7 +191,7 @@ def index() -> str:
             own = [name.shown.split(".")[1] for name in rooms()[room] if name.shown.count(".") == 1]
             names = ", ".join(f"`{name}`" for name in own)
             lines.append(f"- [{title}]({title}.rst): {summary} {names}")
-    lines.append("- [commands](commands.rst): Programs, such as `python -m fedmcmc.launch`.")
+    lines.append("- [commands](commands.rst): Programs, such as `python -m fedmcmc.site`.")
     return "\n".join(lines) + "\n"
 
 

@@ -1,6 +1,5 @@
 """The snippets of the pages in docs/, in their order; those that take half a minute are slow."""
 
-import os
 import re
 import shlex
 import subprocess
@@ -15,6 +14,7 @@ import pytest
 import fedmcmc.deploy
 from fedmcmc import rounds
 from fedmcmc.__main__ import main as fedmcmc_command
+from tests.support.processes import environment
 
 pytestmark = pytest.mark.filterwarnings("error::fedmcmc.DiagnosisWarning")
 """Draws of pages are judged, in whatever lane; see `tests.conftest`."""
@@ -228,7 +228,7 @@ def test_the_sweep_of_the_page_on_processes_is_gathered(tmp_path, monkeypatch, c
 def test_the_page_on_processes_runs_in_two_and_alone(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(scripts_of("processes.md")["script.py"])
-    env = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    env = {**environment(), "JAX_PLATFORMS": "cpu"}
     alone, two = (
         subprocess.run(
             [sys.executable, *launcher, str(script)],
@@ -238,6 +238,6 @@ def test_the_page_on_processes_runs_in_two_and_alone(tmp_path):
             timeout=600,
             check=True,
         ).stdout
-        for launcher in ((), ("-m", "fedmcmc.launch", "-n", "2"))
+        for launcher in ((), ("-m", "experiments.launch", "-n", "2"))
     )
     assert alone.startswith("[") and f"[0] {alone}" in two, two

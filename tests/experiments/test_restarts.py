@@ -63,7 +63,7 @@ def test_one_device_eight_and_two_processes_give_the_same_rows(tmp_path):
     for name, devices, launcher, more in (
         ("one", 1, (), ()),
         ("eight", 8, (), (mesh,)),
-        ("two", 1, ("-m", "fedmcmc.launch", "-n", "2"), ()),
+        ("two", 1, ("-m", "experiments.launch", "-n", "2"), ()),
     ):
         out = tmp_path / name
         changed = ("data.num_clients=8", "num_chains=4", "placement.clients_at_a_time=1", *more)

@@ -1,7 +1,6 @@
 """Runs over several processes: the draws of one, from rows that no process has all of."""
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -22,7 +21,7 @@ def launched(folder, *arguments, devices=1, num=2):
     """Run `process_runs` in several processes; return what each wrote."""
     script = ["-m", "tests.support.process_runs", str(folder), *arguments]
     done = subprocess.run(
-        [sys.executable, "-m", "fedmcmc.launch", "-n", str(num), *script],
+        [sys.executable, "-m", "experiments.launch", "-n", str(num), *script],
         env=environment(devices),
         capture_output=True,
         text=True,
@@ -194,8 +193,8 @@ def test_an_error_of_one_process_ends_all_at_once(tmp_path):
     script.write_text(FAILING)
     begun = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-m", "fedmcmc.launch", "-n", "2", str(script)],
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        [sys.executable, "-m", "experiments.launch", "-n", "2", str(script)],
+        env={**environment(), "JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
         timeout=400,
@@ -210,8 +209,8 @@ def test_processes_that_differ_all_say_so(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(UNLIKE)
     done = subprocess.run(
-        [sys.executable, "-m", "fedmcmc.launch", "-n", "2", str(script)],
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        [sys.executable, "-m", "experiments.launch", "-n", "2", str(script)],
+        env={**environment(), "JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
         timeout=300,

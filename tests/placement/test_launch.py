@@ -8,8 +8,9 @@ import time
 
 import pytest
 
-from fedmcmc import launch
-from fedmcmc.placement import _warden
+from experiments import launch
+from fedmcmc.placement import _distributed
+from tests.support.processes import environment
 
 
 @pytest.mark.slow
@@ -23,7 +24,8 @@ def test_a_launcher_ends_the_others_where_one_fails(tmp_path):
     )
     begun = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-m", "fedmcmc.launch", "-n", "2", str(script)],
+        [sys.executable, "-m", "experiments.launch", "-n", "2", str(script)],
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=100,
@@ -42,8 +44,8 @@ def test_processes_end_with_a_launcher_that_is_killed(tmp_path):
     )
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(100)
-        command = ["-m", "fedmcmc.launch", "-n", "2", str(script), str(server.getsockname()[1])]
-        launcher = subprocess.Popen([sys.executable, *command])
+        command = ["-m", "experiments.launch", "-n", "2", str(script), str(server.getsockname()[1])]
+        launcher = subprocess.Popen([sys.executable, *command], env=environment())
         try:
             held = [server.accept()[0] for _ in range(2)]
         finally:
@@ -57,10 +59,10 @@ def test_processes_end_with_a_launcher_that_is_killed(tmp_path):
 
 def test_a_launcher_tells_which_processes_run(monkeypatch):
     killed = []
-    monkeypatch.setattr(_warden.os, "kill", lambda number, how: killed.append((number, how)))
-    _warden.main(["12\n", "12 34\n", "34\n"])
+    monkeypatch.setattr(launch.os, "kill", lambda number, how: killed.append((number, how)))
+    launch.kill_last(["12\n", "12 34\n", "34\n"])
     assert killed == [(34, signal.SIGKILL)]
-    _warden.main(["12\n", "\n"])
+    launch.kill_last(["12\n", "\n"])
     assert len(killed) == 1
 
 
@@ -70,3 +72,8 @@ def test_arguments_of_the_launcher(monkeypatch, count):
     monkeypatch.setattr(launch, "launch", lambda command, num: started.append((command, num)) or 0)
     assert launch.main([*count, "-m", "room", "-n", "3"]) == 0
     assert started == [([sys.executable, "-u", "-m", "room", "-n", "3"], 2)]
+
+
+def test_the_launcher_sets_what_processes_read():
+    names = launch.ADDRESS, launch.COUNT, launch.INDEX
+    assert names == (_distributed.ADDRESS, _distributed.COUNT, _distributed.INDEX)

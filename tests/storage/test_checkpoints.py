@@ -250,7 +250,7 @@ def test_bad_settings(tmp_path):
 def killed(folder, kind, num_kills, seed):
     """Kill the script at random times until it was so often; then let it end."""
     folder.mkdir(parents=True, exist_ok=True)
-    launcher = ["-m", "fedmcmc.launch", "-n", "2"] if kind == "processes" else []
+    launcher = ["-m", "experiments.launch", "-n", "2"] if kind == "processes" else []
     kills = kill_until_done(
         [sys.executable, *launcher, "-m", "tests.support.killed_run", str(folder), kind],
         environment(),

@@ -2,7 +2,7 @@
 
 ``python -m tests.support.killed_run DIRECTORY KIND`` makes a file ``started`` once it
 samples, and writes all that it found to ``result.npz`` at its end. The kind ``processes`` is for
-``python -m fedmcmc.launch``, or one process.
+``python -m experiments.launch``, or one process.
 """
 
 import sys

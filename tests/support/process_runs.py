@@ -1,8 +1,8 @@
 """Runs that several processes share: ``-m tests.support.process_runs FOLDER CHAINS NAME ...``.
 
-To be run by ``python -m fedmcmc.launch``, or alone. CHAINS are the devices along that axis, a NAME
-is one of the contracts' kernels. Draws go to FOLDER, one file per kernel and process, and so does
-the list of clients that the process loaded.
+To be run by ``python -m experiments.launch``, or alone. CHAINS are the devices along that axis, a
+NAME is one of the contracts' kernels. Draws go to FOLDER, one file per kernel and process, and so
+does the list of clients that the process loaded.
 """
 
 import json

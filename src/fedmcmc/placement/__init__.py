@@ -6,9 +6,6 @@ keeps states on the host. Results do not depend on the placement, except for doc
 """
 
 from fedmcmc.placement import _distributed as distributed
-from fedmcmc.placement._distributed import ADDRESS as ADDRESS
-from fedmcmc.placement._distributed import COUNT as COUNT
-from fedmcmc.placement._distributed import INDEX as INDEX
 from fedmcmc.placement._layouts import by_size as by_size
 from fedmcmc.placement._layouts import layout_of as layout_of
 from fedmcmc.placement._placement import Placement as Placement
@@ -26,4 +23,3 @@ from fedmcmc.placement._processes import put as put
 from fedmcmc.placement._stores import HostStore as HostStore
 from fedmcmc.placement._stores import read as read
 from fedmcmc.placement._stores import write as write
-from fedmcmc.placement._warden import WARDEN as WARDEN

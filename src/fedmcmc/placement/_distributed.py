@@ -3,8 +3,8 @@
 The same script runs in every process. `initialize` connects them, `mesh` returns the mesh of all
 their devices, and ``sample(..., mesh=mesh)`` spreads one run over it.
 
-``python -m fedmcmc.launch -n 2 script.py`` starts the processes on one machine. `initialize` also
-supports the launchers of clusters (``srun``).
+``python -m experiments.launch -n 2 script.py`` in the repository starts processes on one machine;
+`initialize` also supports the launchers of clusters (``srun``).
 """
 
 import atexit
@@ -23,7 +23,7 @@ from fedmcmc.placement._processes import is_first as is_first
 CONNECTION = {"coordinator_address", "num_processes", "process_id", "cluster_detection_method"}
 """Settings that identify the other processes, or imply that there are some."""
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
-"""Environment variables by which `fedmcmc.launch` connects processes."""
+"""Environment variables by which a launcher connects processes."""
 EXTRA_OF_PLATFORM = {"cuda": "cuda12", "gpu": "cuda12", "tpu": "tpu"}
 """Extras of the package that install JAX for a platform."""
 
@@ -31,9 +31,9 @@ EXTRA_OF_PLATFORM = {"cuda": "cuda12", "gpu": "cuda12", "tpu": "tpu"}
 def initialize(**settings: Any) -> None:
     """Connect this process to the other processes of its run, before any other call of JAX.
 
-    Under ``python -m fedmcmc.launch`` the launcher's environment variables define the connection,
-    otherwise `jax.distributed.initialize` detects SLURM, Open MPI and TPU pods. Without a launcher
-    and without `settings` that imply other processes, the process stays alone.
+    The environment variables of a launcher (docs/processes.md) define the connection; otherwise
+    `jax.distributed.initialize` detects SLURM, Open MPI and TPU pods. Without a launcher and
+    without `settings` that imply other processes, the process stays alone.
 
     Parameters
     ----------

@@ -1,6 +1,8 @@
-"""Launcher of several processes on one machine: ``python -m fedmcmc.launch -n 2 script.py``.
+"""Launcher of several processes on one machine: ``python -m experiments.launch -n 2 script.py``.
 
-The script must call `fedmcmc.distributed.initialize` before any other function of JAX.
+The script must call `fedmcmc.distributed.initialize` before any other function of JAX. This file
+imports nothing but the standard library: it also runs by its path, with ``WATCH`` as its argument,
+as the program that ends the processes of a killed launcher.
 """
 
 import argparse
@@ -12,13 +14,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO
 
-from fedmcmc.placement import ADDRESS, COUNT, INDEX, WARDEN
-
-__all__ = ["launch", "main"]
-
+ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
+"""Environment variables that `fedmcmc.distributed.initialize` reads."""
+WATCH = "--watch-processes-from-standard-input"
+KILL = 9  # Windows has no signal.SIGKILL; there any number ends a process
 GRACE_SECONDS = 10.0
 """Time for the other processes to end by themselves after a failure."""
 
@@ -85,23 +87,37 @@ def _watch(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[Callable[[]
     The context yields a function to call after a process starts or ends, because the operating
     system reuses the id of an ended process.
     """
-    command = [sys.executable, "-I", "-S", WARDEN]
+    command = [sys.executable, "-I", "-S", __file__, WATCH]
     null = subprocess.DEVNULL
     # In a new session, which an interrupt from the terminal does not reach.
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=null, stderr=null, bufsize=0, start_new_session=True
-    ) as warden:
+    ) as watcher:
         previous = ""
 
         def update() -> None:
             nonlocal previous
             running = " ".join(str(p.pid) for p in processes if p.returncode is None) + "\n"
-            if running != previous and warden.stdin is not None:
+            if running != previous and watcher.stdin is not None:
                 previous = running
-                with contextlib.suppress(OSError):  # the warden was killed as well
-                    warden.stdin.write(running.encode())
+                with contextlib.suppress(OSError):  # the watcher was killed as well
+                    watcher.stdin.write(running.encode())
 
         yield update
+
+
+def kill_last(lines: Iterable[str]) -> None:
+    """Kill the processes that the last line lists.
+
+    Each line lists the processes that run now. The lines end when the launcher dies, because the
+    launcher alone holds the other end of the pipe.
+    """
+    running: list[str] = []
+    for line in lines:
+        running = line.split()
+    for number in running:
+        with contextlib.suppress(OSError):  # it ended in the meantime
+            os.kill(int(number), KILL)
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]], update: Callable[[], None]) -> int:
@@ -131,7 +147,7 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a Python script, or a module with ``-m``, in several processes of this machine."""
     parser = argparse.ArgumentParser(
-        prog="python -m fedmcmc.launch",
+        prog="python -m experiments.launch",
         description=__doc__,
         usage="%(prog)s [-h] [-n NUM_PROCESSES] (script.py | -m module) ...",
     )
@@ -150,4 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if sys.argv[1:] == [WATCH]:
+        kill_last(sys.stdin)
+    else:
+        sys.exit(main())
