@@ -248,17 +248,17 @@ def test_a_site_that_does_not_answer_is_left_out_as_by_a_fault(row, tmp_path):
 
 def _without(kernel, client, rounds, num_rounds):
     """Simulate with one client absent in some rounds."""
-    data, arrangement = DATA, fedmcmc.rounds.Arrangement(clients_at_a_time=1)
+    data, layout = DATA, fedmcmc.rounds.Layout(clients_at_a_time=1)
     drops = fedmcmc.faults(kernel, drop=0.5, rescale=False)
     key = jax.random.fold_in(KEY, 0)
     state = drops.init(fedmcmc.random.init_key(key), POSITION, data)
     for number in range(num_rounds):
         cohort, drawn = fedmcmc.rounds.prepare_round(
-            drops, data, arrangement, key, state.broadcast, jnp.int32(number)
+            drops, data, layout, key, state.broadcast, jnp.int32(number)
         )
         active = np.array(cohort.ids != client) | (number not in rounds)
         state, _ = fedmcmc.rounds.run_round(
-            drops, data, arrangement, state, cohort._replace(active=jnp.asarray(active)), drawn
+            drops, data, layout, state, cohort._replace(active=jnp.asarray(active)), drawn
         )
     return state
 

@@ -37,9 +37,9 @@ def test_a_cpu_walks_many_large_clients_one_by_one(monkeypatch):
     one = 1 if jax.devices()[0].platform == "cpu" else None
 
     def chosen(kernel, clients_at_a_time=None, *, on_many=False):
-        given = fedmcmc.rounds.Arrangement(clients_at_a_time)
-        arrangement = starts.choose_arrangement(kernel, DATA, given, keys, places, on_many=on_many)
-        return arrangement.clients_at_a_time
+        given = fedmcmc.rounds.Layout(clients_at_a_time)
+        layout = starts.choose_layout(kernel, DATA, given, keys, places, on_many=on_many)
+        return layout.clients_at_a_time
 
     assert chosen(apart) is None
     # Positions of all three clients, on one device.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedmcmc
-from fedmcmc.placement import by_size, layout_of
+from fedmcmc.placement import by_size, mesh_layout_of
 from fedmcmc.placement._layouts import balanced
 from tests.contracts.model import DATA, KEY, POSITIONS, Given
 from tests.contracts.tables import KERNELS
@@ -61,36 +61,36 @@ def test_clients_are_balanced(num_devices):
 def test_a_layout_says_where_rows_and_states_are():
     sizes = np.array([3, 1, 4, 1, 5])
     mesh = jax.make_mesh((1,), ("clients",))
-    layout, clients, starts = layout_of(sizes, mesh, "gather")
+    mesh_layout, clients, starts = mesh_layout_of(sizes, mesh, "gather")
     assert clients == [[0, 1, 2, 3, 4]] and starts.tolist() == [0, 3, 4, 8, 9]
-    assert layout.block == 14 and layout.per_device == 5
-    np.testing.assert_array_equal(layout.client_of_slot[layout.slots], np.arange(5))
+    assert mesh_layout.block == 14 and mesh_layout.per_device == 5
+    np.testing.assert_array_equal(mesh_layout.client_of_slot[mesh_layout.slots], np.arange(5))
 
 
 def test_each_device_has_as_many_clients_of_each_bucket():
     sizes = np.array([30, 1, 40, 2, 50, 1, 2, 60])
     buckets = by_size(sizes, 2)
     mesh = jax.sharding.Mesh(np.repeat(np.array(jax.devices()), 2), ("clients",))
-    layout, clients, starts = layout_of(sizes, mesh, "gather", buckets)
-    assert clients == [[1, 3, 0, 7], [5, 6, 2, 4]] and layout.per_device == 4
-    assert [(part.start, part.count, part.bound) for part in layout.parts] == [
+    mesh_layout, clients, starts = mesh_layout_of(sizes, mesh, "gather", buckets)
+    assert clients == [[1, 3, 0, 7], [5, 6, 2, 4]] and mesh_layout.per_device == 4
+    assert [(part.start, part.count, part.bound) for part in mesh_layout.parts] == [
         (0, 2, 2),
         (2, 2, 60),
     ]
-    np.testing.assert_array_equal(layout.client_of_slot[layout.slots], np.arange(8))
-    for part, (ids, _) in zip(layout.parts, buckets.groups(), strict=True):
+    np.testing.assert_array_equal(mesh_layout.client_of_slot[mesh_layout.slots], np.arange(8))
+    for part, (ids, _) in zip(mesh_layout.parts, buckets.groups(), strict=True):
         np.testing.assert_array_equal(part.members, ids)
         slots = slice(part.start, part.start + part.count)
-        clients = layout.client_of_slot.reshape(2, 4)[:, slots].ravel()
+        clients = mesh_layout.client_of_slot.reshape(2, 4)[:, slots].ravel()
         np.testing.assert_array_equal(clients[part.gathered], ids)
-    assert starts[7] == 1 + 2 + 30 and layout.block == 93
+    assert starts[7] == 1 + 2 + 30 and mesh_layout.block == 93
 
 
 @pytest.mark.slow
 def test_a_single_bucket_keeps_the_order_of_the_clients():
     sizes, mesh = np.array([30, 1, 40]), jax.make_mesh((1,), ("clients",))
-    layout, _, _ = layout_of(sizes, mesh, "gather", by_size(sizes, 1))
-    (part,) = layout.parts
+    mesh_layout, _, _ = mesh_layout_of(sizes, mesh, "gather", by_size(sizes, 1))
+    (part,) = mesh_layout.parts
     np.testing.assert_array_equal(part.members, np.arange(3))
     kernel = KERNELS["lsd_pp"](POSITIONS["nested"], Given())
     one, other = (

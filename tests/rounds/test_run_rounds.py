@@ -42,8 +42,8 @@ def test_rounds_take_a_placement():
     placement = fedmcmc.Placement(clients_at_a_time=1, num_buckets=2)
     given = dict(num_rounds=4, progress=False, placement=placement)
     samples = fedmcmc.sample(KEY, kernel, DATA, NESTED, **given)
-    key, arrangement = jax.random.fold_in(KEY, 0), placement.arrangement(DATA)
-    state = rounds.initialize(kernel, random.init_key(key), NESTED, DATA, arrangement)
+    key, layout = jax.random.fold_in(KEY, 0), placement.layout(DATA)
+    state = rounds.initialize(kernel, random.init_key(key), NESTED, DATA, layout)
     run = jax.jit(
         lambda key, state: rounds.run_rounds(kernel, DATA, key, state, 4, placement=placement)
     )
@@ -57,8 +57,8 @@ def test_first_states_of_some_clients_are_theirs_among_all(name):
     kernel, whole = started(name)
     key = random.init_key(KEY)
     for at_a_time in (None, 1, 2):
-        arrangement = rounds.Arrangement(at_a_time, members=jnp.array([2, 0]))
-        some = rounds.initialize(kernel, key, NESTED, DATA, arrangement)
+        layout = rounds.Layout(at_a_time, members=jnp.array([2, 0]))
+        some = rounds.initialize(kernel, key, NESTED, DATA, layout)
         close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
         own = jax.tree.map(lambda leaf: leaf[np.array([2, 0])], whole.clients)
         jax.tree.map(close, some.clients, own)

@@ -29,7 +29,7 @@ from fedmcmc.kernels import Question
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key, init_key
 from fedmcmc.records import Samples
-from fedmcmc.rounds import Arrangement, Program, RoundRecord, Segment, update_accumulators
+from fedmcmc.rounds import Layout, Program, RoundRecord, Segment, update_accumulators
 from fedmcmc.runs import Executor, SegmentWork, Sum, check_fits_sum, sample, start_positions
 from fedmcmc.transforms import faults, is_secured, with_counts
 
@@ -226,7 +226,7 @@ class Sites:
                 raise ValueError(f"state does not fit this kernel and these sites: {difference}.")
             first_state = state
         first_state = jax.tree.map(trees.strong, first_state)
-        program = Program(kernel, self.study.hollow, Arrangement(clients_at_a_time=1))
+        program = Program(kernel, self.study.hollow, Layout(clients_at_a_time=1))
         executor = SitesExecutor(rounds, program, first_state, state is not None)
         return executor, first_state, self.study.digest
 

@@ -7,10 +7,10 @@ keeps states on the host. Results do not depend on the placement, except for doc
 
 from fedmcmc.placement import _distributed as distributed
 from fedmcmc.placement._layouts import by_size as by_size
-from fedmcmc.placement._layouts import layout_of as layout_of
+from fedmcmc.placement._layouts import mesh_layout_of as mesh_layout_of
 from fedmcmc.placement._placement import Placement as Placement
 from fedmcmc.placement._placement import check_fits as check_fits
-from fedmcmc.placement._placing import Placed as Placed
+from fedmcmc.placement._placing import PlacedData as PlacedData
 from fedmcmc.placement._placing import place as place
 from fedmcmc.placement._processes import all_equal as all_equal
 from fedmcmc.placement._processes import broadcast_from_first as broadcast_from_first

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from fedmcmc.rounds import CHAIN_AXIS, CLIENT_AXIS, Buckets, Layout, Part
+from fedmcmc.rounds import CHAIN_AXIS, CLIENT_AXIS, Buckets, MeshLayout, MeshPart
 
 
 def mesh_of(devices: Sequence[jax.Device], chains: int) -> Mesh:
@@ -75,10 +75,10 @@ def balanced(
     return [sorted(ids) for ids in clients]
 
 
-def layout_of(
+def mesh_layout_of(
     sizes: np.ndarray, mesh: Mesh, totals: str, buckets: Buckets | None = None
-) -> tuple[Layout, list[list[int]], np.ndarray]:
-    """Return the layout of clients with the given sizes, each device's clients, and local starts.
+) -> tuple[MeshLayout, list[list[int]], np.ndarray]:
+    """Return the layout over a mesh, each device's clients, and the local starts of their rows.
 
     The local starts ``[num_clients]`` are the indices of clients' first rows on their device. All
     devices get the same number of clients of each bucket, up to one.
@@ -89,7 +89,7 @@ def layout_of(
         groups = buckets.groups()
     clients: list[list[int]] = [[] for _ in range(num_devices)]
     device, local, gathered = (np.zeros(num, np.int32) for _ in range(3))
-    parts: list[Part] = []
+    parts: list[MeshPart] = []
     num_slots = 0
     for group, bound in groups:
         members = np.asarray(group)
@@ -101,7 +101,7 @@ def layout_of(
             gathered[ids] = d * count + np.arange(len(ids))
             clients[d] += ids.tolist()
         indices = jnp.asarray(gathered[members])
-        parts.append(Part(jnp.asarray(members), indices, num_slots, count, bound))
+        parts.append(MeshPart(jnp.asarray(members), indices, num_slots, count, bound))
         num_slots += count
     client_of_slot = np.zeros((num_devices, num_slots), np.int32)
     used = np.zeros_like(client_of_slot, bool)
@@ -109,7 +109,7 @@ def layout_of(
     starts = np.zeros(num, np.int32)
     for ids in (np.asarray(ids, int) for ids in clients):
         starts[ids] = np.cumsum(sizes[ids]) - sizes[ids]
-    layout = Layout(
+    mesh_layout = MeshLayout(
         client_of_slot=jnp.asarray(client_of_slot.ravel()),
         used=jnp.asarray(used.ravel()),
         slots=jnp.asarray(device * num_slots + local),
@@ -119,4 +119,4 @@ def layout_of(
         block=max(int(sizes[ids].sum()) for ids in clients),
         totals=totals,
     )
-    return layout, clients, starts
+    return mesh_layout, clients, starts

@@ -13,7 +13,7 @@ from fedmcmc._types import FederatedKernel
 from fedmcmc.data import ClientLoader, FederatedData
 from fedmcmc.placement._layouts import by_size, mesh_of
 from fedmcmc.placement._stores import HostStore
-from fedmcmc.rounds import CHAIN_AXIS, CLIENT_AXIS, Arrangement
+from fedmcmc.rounds import CHAIN_AXIS, CLIENT_AXIS, Layout
 
 TOTALS = ("gather", "psum")
 
@@ -60,7 +60,7 @@ class Placement:
     >>> fedmcmc.Placement(clients_at_a_time=1)
     Placement(clients_at_a_time=1)
     >>> data = fedmcmc.FederatedData.from_clients([np.ones(n) for n in (900, 10, 12, 11)])
-    >>> groups = fedmcmc.Placement(num_buckets=2).arrangement(data).buckets.groups()
+    >>> groups = fedmcmc.Placement(num_buckets=2).layout(data).buckets.groups()
     >>> [(ids.tolist(), size) for ids, size in groups]
     [([1, 3, 2], 12), ([0], 900)]
     """
@@ -137,7 +137,7 @@ class Placement:
         mesh = mesh_of(devices, math.gcd(num_chains, len(devices)))
         return cls(mesh, totals, clients_at_a_time, num_buckets)
 
-    def arrangement(self, data: FederatedData | ClientLoader) -> Arrangement:
+    def layout(self, data: FederatedData | ClientLoader) -> Layout:
         """Return how a program computes the clients of `data` together.
 
         Raises
@@ -146,29 +146,29 @@ class Placement:
             If `num_buckets` is set and the sizes of the clients are traced.
         """
         if self.num_buckets is None:
-            return Arrangement(self.clients_at_a_time)
+            return Layout(self.clients_at_a_time)
         sizes = data.size if isinstance(data, FederatedData) else data.sizes
         if isinstance(sizes, jax.core.Tracer):
             raise ValueError(
                 "num_buckets= needs the sizes of the clients, which are unknown if the data are an "
                 "argument of a compiled function: use the data of the enclosing scope."
             )
-        return Arrangement(self.clients_at_a_time, by_size(np.asarray(sizes), self.num_buckets))
+        return Layout(self.clients_at_a_time, by_size(np.asarray(sizes), self.num_buckets))
 
-    def on_one_device(self, data: FederatedData) -> Arrangement:
+    def on_one_device(self, data: FederatedData) -> Layout:
         """Return how a program on one device computes the clients of `data`.
 
         Raises
         ------
         ValueError
-            If there is a mesh or a store, or from `arrangement`.
+            If there is a mesh or a store, or from `layout`.
         """
         if self.mesh is not None or self.client_store is not None:
             raise ValueError(
                 "mesh= and client_store= are for fedmcmc.sample only: give a placement with "
                 "clients_at_a_time= and num_buckets= alone."
             )
-        return self.arrangement(data)
+        return self.layout(data)
 
     def __str__(self) -> str:
         """Describe the placement in words."""

@@ -11,31 +11,31 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedmcmc.data import ClientLoader, FederatedData
-from fedmcmc.placement._layouts import layout_of
+from fedmcmc.placement._layouts import mesh_layout_of
 from fedmcmc.placement._processes import all_equal, put
-from fedmcmc.rounds import CLIENT_AXIS, Arrangement, Layout
+from fedmcmc.rounds import CLIENT_AXIS, Layout, MeshLayout
 
 
-class Placed(NamedTuple):
+class PlacedData(NamedTuple):
     """Data of a run over a mesh."""
 
     data: FederatedData  # rows on the devices of the mesh, for `jax.shard_map`
-    arrangement: Arrangement  # of `data`, with a layout
-    unplaced: FederatedData  # rows in the layout of one device; shapes only for a loader
+    layout: Layout  # of `data`, with a mesh
+    unplaced: FederatedData  # rows as on one device; shapes only for a loader
     local: FederatedData  # rows of this process's clients, for their initial states
-    local_arrangement: Arrangement  # of `local`
+    local_layout: Layout  # of `local`
     ids: np.ndarray  # clients of `local`
 
 
 def place(
-    data: FederatedData | ClientLoader, arrangement: Arrangement, mesh: Mesh, totals: str
-) -> Placed:
+    data: FederatedData | ClientLoader, layout: Layout, mesh: Mesh, totals: str
+) -> PlacedData:
     """Move `data` to the devices of `mesh`; a loader only loads this process's clients."""
     sizes = np.asarray(data.size if isinstance(data, FederatedData) else data.sizes)
-    layout, clients, starts = layout_of(sizes, mesh, totals, arrangement.buckets)
+    mesh_layout, clients, starts = mesh_layout_of(sizes, mesh, totals, layout.buckets)
     if isinstance(data, FederatedData):
         unplaced = local = data
-        local_arrangement = arrangement
+        local_layout = layout
         ids = np.arange(len(sizes))
     else:
         ids = _local_clients(mesh, clients)
@@ -47,11 +47,11 @@ def place(
         )
         unplaced = replace(local, rows=shapes)
         members = jnp.asarray(ids, jnp.int32)
-        local_arrangement = replace(arrangement, members=members, partial=True)
-    on_mesh = _move_to_mesh(local, layout, clients, starts)
-    buckets, layout = put((arrangement.buckets, layout), layout.mesh, PartitionSpec())
-    mesh_arrangement = replace(arrangement, buckets=buckets, layout=layout)
-    return Placed(on_mesh, mesh_arrangement, unplaced, local, local_arrangement, ids)
+        local_layout = replace(layout, members=members, partial=True)
+    on_mesh = _move_to_mesh(local, mesh_layout, clients, starts)
+    buckets, mesh_layout = put((layout.buckets, mesh_layout), mesh_layout.mesh, PartitionSpec())
+    layout_on_mesh = replace(layout, buckets=buckets, mesh_layout=mesh_layout)
+    return PlacedData(on_mesh, layout_on_mesh, unplaced, local, local_layout, ids)
 
 
 def _local_clients(mesh: Mesh, clients: list[list[int]]) -> np.ndarray:
@@ -98,29 +98,29 @@ def _check_same_shapes(local: FederatedData) -> None:
 
 
 def _move_to_mesh(
-    local: FederatedData, layout: Layout, clients: list[list[int]], starts: np.ndarray
+    local: FederatedData, mesh_layout: MeshLayout, clients: list[list[int]], starts: np.ndarray
 ) -> FederatedData:
-    """Return the data on the mesh of `layout`; `local` has the rows of this process's devices."""
+    """Return the data on the mesh; `local` has the rows of this process's devices."""
     start, size = np.asarray(local.start), np.asarray(local.size)
 
     def device_block(leaf: np.ndarray, ids: list[int]) -> np.ndarray:
         parts = [leaf[start[i] : start[i] + size[i]] for i in ids]
-        num_padding = layout.block - sum(map(len, parts))
+        num_padding = mesh_layout.block - sum(map(len, parts))
         return np.concatenate([*parts, np.zeros((num_padding, *leaf.shape[1:]), leaf.dtype)])
 
     def spread(leaf: Any) -> Array:
         host = np.asarray(leaf)
-        sharding = NamedSharding(layout.mesh, PartitionSpec(CLIENT_AXIS))
-        shape = (layout.block * len(clients), *host.shape[1:])
+        sharding = NamedSharding(mesh_layout.mesh, PartitionSpec(CLIENT_AXIS))
+        shape = (mesh_layout.block * len(clients), *host.shape[1:])
 
         def blocks(index: Any) -> np.ndarray:
             begin, end = index[0].start or 0, index[0].stop or shape[0]
-            devices = range(begin // layout.block, end // layout.block)
+            devices = range(begin // mesh_layout.block, end // mesh_layout.block)
             return np.concatenate([device_block(host, clients[d]) for d in devices])
 
         return jax.make_array_from_callback(shape, sharding, blocks)
 
     small = (starts, local.size, local.share)
-    start_, size_, share = put(small, layout.mesh, PartitionSpec())
+    start_, size_, share = put(small, mesh_layout.mesh, PartitionSpec())
     rows = jax.tree.map(spread, local.rows)
     return replace(local, rows=rows, start=start_, size=size_, share=share)

@@ -4,14 +4,14 @@ Simulations, meshes and real sites all run kernels through this package. It does
 particular kernel, and it does no input or output.
 """
 
-from fedmcmc.rounds._arrangement import CHAIN_AXIS as CHAIN_AXIS
-from fedmcmc.rounds._arrangement import CLIENT_AXIS as CLIENT_AXIS
-from fedmcmc.rounds._arrangement import SINGLE_DEVICE as SINGLE_DEVICE
-from fedmcmc.rounds._arrangement import Arrangement as Arrangement
-from fedmcmc.rounds._arrangement import Buckets as Buckets
-from fedmcmc.rounds._arrangement import Layout as Layout
-from fedmcmc.rounds._arrangement import Part as Part
-from fedmcmc.rounds._arrangement import state_specs as state_specs
+from fedmcmc.rounds._layout import CHAIN_AXIS as CHAIN_AXIS
+from fedmcmc.rounds._layout import CLIENT_AXIS as CLIENT_AXIS
+from fedmcmc.rounds._layout import SINGLE_DEVICE as SINGLE_DEVICE
+from fedmcmc.rounds._layout import Buckets as Buckets
+from fedmcmc.rounds._layout import Layout as Layout
+from fedmcmc.rounds._layout import MeshLayout as MeshLayout
+from fedmcmc.rounds._layout import MeshPart as MeshPart
+from fedmcmc.rounds._layout import state_specs as state_specs
 from fedmcmc.rounds._phases import ClientKeys as ClientKeys
 from fedmcmc.rounds._phases import Prepared as Prepared
 from fedmcmc.rounds._phases import Received as Received

@@ -25,7 +25,7 @@ from fedmcmc._types import (
 )
 from fedmcmc.data import FederatedData
 from fedmcmc.pytrees import largest_of_batch, trees
-from fedmcmc.rounds._arrangement import CLIENT_AXIS, Arrangement, Layout, Part
+from fedmcmc.rounds._layout import CLIENT_AXIS, Layout, MeshLayout, MeshPart
 from fedmcmc.rounds._messages import exclude_non_finite, sum_messages, where_active
 from fedmcmc.rounds._phases import Prepared, client_step, prepare_client
 
@@ -43,7 +43,7 @@ class PhaseTask(NamedTuple):
     kernel: FederatedKernel
     number: int  # index of the phase
     data: FederatedData
-    arrangement: Arrangement
+    layout: Layout
     broadcast: Broadcast  # shapes are sufficient for `prepare_group`
 
     def run_client(
@@ -78,16 +78,16 @@ class Outputs(NamedTuple):
 
 
 def split_cohort(
-    participation: Participation, data: FederatedData, arrangement: Arrangement, cohort: Cohort
+    participation: Participation, data: FederatedData, layout: Layout, cohort: Cohort
 ) -> list[Group]:
     """Return the groups of the cohort that are computed together, each with a bound on sizes.
 
-    If all clients take part and there is a layout, the groups hold this device's clients. A sampled
+    If all clients take part and there is a mesh, the groups hold this device's clients. A sampled
     cohort is one group.
     """
-    layout, buckets = arrangement.layout, arrangement.buckets
-    if participation.cohort_size is None and layout is not None:
-        return [_local_group(layout, part, cohort) for part in layout.parts]
+    mesh_layout, buckets = layout.mesh_layout, layout.buckets
+    if participation.cohort_size is None and mesh_layout is not None:
+        return [_local_group(mesh_layout, part, cohort) for part in mesh_layout.parts]
     if participation.cohort_size is None and buckets is not None and len(buckets.bounds) > 1:
         return [
             Group(jax.tree.map(lambda leaf, ids=ids: leaf[ids], cohort), bound)
@@ -96,42 +96,42 @@ def split_cohort(
     return [Group(cohort, data.max_size)]
 
 
-def _local_group(layout: Layout, part: Part, cohort: Cohort) -> Group:
-    ids, used = layout.local_clients(part)
+def _local_group(mesh_layout: MeshLayout, part: MeshPart, cohort: Cohort) -> Group:
+    ids, used = mesh_layout.local_clients(part)
     local = jax.tree.map(lambda leaf: leaf[ids], cohort)
     return Group(local._replace(active=local.active & used), part.bound)
 
 
 def split_states(
-    participation: Participation, arrangement: Arrangement, groups: list[Group], states: ArrayTree
+    participation: Participation, layout: Layout, groups: list[Group], states: ArrayTree
 ) -> list[ArrayTree]:
     """Return the states of each group's clients, leaves ``[size, ...]``."""
     if len(groups) == 1 and participation.cohort_size is None:
         return [states]
-    if arrangement.layout is not None and participation.cohort_size is None:
+    if layout.mesh_layout is not None and participation.cohort_size is None:
         return [
             jax.tree.map(lambda leaf, p=part: leaf[p.start : p.start + p.count], states)
-            for part in arrangement.layout.parts
+            for part in layout.mesh_layout.parts
         ]
-    slots = [arrangement.slot(group.cohort.ids) for group in groups]
+    slots = [layout.slot(group.cohort.ids) for group in groups]
     return [jax.tree.map(lambda leaf, slot=slot: leaf[slot], states) for slot in slots]
 
 
 def merge_states(
     participation: Participation,
-    arrangement: Arrangement,
+    layout: Layout,
     groups: list[Group],
     before: ArrayTree,
     states: list[ArrayTree],
 ) -> ArrayTree:
     """Return the states of all clients after a round, given the states of the groups."""
-    if len(groups) > 1 and arrangement.layout is not None:
+    if len(groups) > 1 and layout.mesh_layout is not None:
         return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *states)
     if len(groups) > 1:
-        return _in_client_order(arrangement, states)
+        return _in_client_order(layout, states)
     if participation.cohort_size is None:
         return states[0]
-    slots = arrangement.slot(groups[0].cohort.ids)
+    slots = layout.slot(groups[0].cohort.ids)
     return jax.tree.map(lambda table, new: table.at[slots].set(new), before, states[0])
 
 
@@ -145,13 +145,14 @@ def prepare_group(task: PhaseTask, group: Group, rng_key: Array, round_: Array) 
     def prepare(client: Client) -> ArrayTree:
         return prepare_client(task.kernel, task.number, rng_key, round_, task.broadcast, client)
 
-    data, layout = task.data, task.arrangement.layout
+    data, mesh_layout = task.data, task.layout.mesh_layout
     ids, weight = group.cohort.ids, group.cohort.weight
     if ids.shape[0] == 1:
         return prepare(data.client(ids[0], weight[0], group.bound))
-    if layout is not None and task.kernel.participation.cohort_size is not None:
+    if mesh_layout is not None and task.kernel.participation.cohort_size is not None:
         return _map_selected(
-            lambda i: prepare(data.client(ids[i], weight[i], group.bound)), layout.is_local(ids)
+            lambda i: prepare(data.client(ids[i], weight[i], group.bound)),
+            mesh_layout.is_local(ids),
         )
     clients = data.client(ids, weight, group.bound)
     return jax.vmap(prepare, in_axes=(data.client_axes(group.bound),))(clients)
@@ -165,9 +166,9 @@ def run_task(
     randomness: list[ArrayTree],
 ) -> Outputs:
     """Run the steps of all groups of a cohort and sum their messages."""
-    arrangement = task.arrangement
+    layout = task.layout
     entries = zip(groups, states, randomness, strict=True)
-    if arrangement.layout is None:
+    if layout.mesh_layout is None:
         parts = [_run_on_one_device(task, *entry) for entry in entries]
     else:
         parts = [_run_on_devices(task, cohort, i, *entry) for i, entry in enumerate(entries)]
@@ -176,15 +177,15 @@ def run_task(
     return Outputs(
         functools.reduce(trees.add, [part.total for part in parts]),
         [part.states[0] for part in parts],
-        _in_client_order(arrangement, [part.info for part in parts]),
+        _in_client_order(layout, [part.info for part in parts]),
         sum(part.bits for part in parts),
-        _in_client_order(arrangement, [part.active for part in parts]),
+        _in_client_order(layout, [part.active for part in parts]),
     )
 
 
-def _in_client_order(arrangement: Arrangement, parts: list[ArrayTree]) -> ArrayTree:
-    assert arrangement.buckets is not None
-    rank = arrangement.buckets.rank
+def _in_client_order(layout: Layout, parts: list[ArrayTree]) -> ArrayTree:
+    assert layout.buckets is not None
+    rank = layout.buckets.rank
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[rank], *parts)
 
 
@@ -212,15 +213,15 @@ def _run_on_devices(
     With the totals ``"gather"`` every device receives all messages and sums them in cohort order,
     as one device does. With ``"psum"`` each device sums its own messages, and these sums are added.
     """
-    participation, layout = task.kernel.participation, task.arrangement.layout
-    assert layout is not None
-    all_take_part, part = participation.cohort_size is None, layout.parts[index]
-    if len(layout.parts) > 1 and all_take_part:
+    participation, mesh_layout = task.kernel.participation, task.layout.mesh_layout
+    assert mesh_layout is not None
+    all_take_part, part = participation.cohort_size is None, mesh_layout.parts[index]
+    if len(mesh_layout.parts) > 1 and all_take_part:
         cohort = jax.tree.map(lambda leaf: leaf[part.members], cohort)
     if all_take_part:
         message, new, info = _run_group(task, group, randomness, old)
     else:
-        is_local = layout.is_local(group.cohort.ids)
+        is_local = mesh_layout.is_local(group.cohort.ids)
         message, new, info = _run_one_by_one(task, group, randomness, old, is_local)
 
     def collect(tree: ArrayTree) -> ArrayTree:
@@ -235,13 +236,17 @@ def _run_on_devices(
         8 * trees.num_bytes(message),
         participation.may_drop or participation.excludes_broken_messages,
     )
-    if layout.totals == "gather":
+    if mesh_layout.totals == "gather":
         message = collect(message)
         if participation.excludes_broken_messages:
             message, cohort = exclude_non_finite(message, cohort)
         total = sum_messages(message, cohort, participation, late=task.is_last, may_drop=may_drop)
     else:
-        is_local = layout.local_clients(part)[1] if all_take_part else layout.is_local(cohort.ids)
+        is_local = (
+            mesh_layout.local_clients(part)[1]
+            if all_take_part
+            else mesh_layout.is_local(cohort.ids)
+        )
         members = group.cohort._replace(active=group.cohort.active & is_local)
         if participation.excludes_broken_messages:
             message, members = exclude_non_finite(message, members)
@@ -249,15 +254,17 @@ def _run_on_devices(
         total = sum_messages(message, members, participation, late=task.is_last, may_drop=True)
         total = jax.lax.psum(total, CLIENT_AXIS)
     if may_drop:
-        active = _local_active(cohort.active, layout, part) if all_take_part else cohort.active
+        active = _local_active(cohort.active, mesh_layout, part) if all_take_part else cohort.active
         new = where_active(active, new, old)
     return Outputs(total, [new], collect(info), bits, cohort.active)
 
 
-def _local_active(active: Array, layout: Layout, part: Part) -> Array:
+def _local_active(active: Array, mesh_layout: MeshLayout, part: MeshPart) -> Array:
     """Return the activity mask of this device's clients, from the mask of a whole part."""
     slots = jax.lax.axis_index(CLIENT_AXIS) * part.count + jnp.arange(part.count)
-    return jnp.zeros(layout.num_devices * part.count, bool).at[part.gathered].set(active)[slots]
+    return (
+        jnp.zeros(mesh_layout.num_devices * part.count, bool).at[part.gathered].set(active)[slots]
+    )
 
 
 def _sum_over_devices(leaf: Array) -> Array:
@@ -272,7 +279,7 @@ def _run_group(
 ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
     """Return messages, new states and reports of a group's clients, leaves ``[size, ...]``."""
     data, ids, weight = task.data, group.cohort.ids, group.cohort.weight
-    at_a_time = task.arrangement.clients_at_a_time
+    at_a_time = task.layout.clients_at_a_time
     if at_a_time == 1:
         return _run_one_by_one(task, group, randomness, old, ids >= 0)
     if ids.shape[0] == 1:

@@ -31,12 +31,12 @@ from fedmcmc.data import FederatedData
 from fedmcmc.hierarchy import locals_in
 from fedmcmc.pytrees import convolutions, largest_of_batch, schedules, trees
 from fedmcmc.random import as_key, draw_key, stream_key
-from fedmcmc.rounds._arrangement import (
+from fedmcmc.rounds._layout import (
     CHAIN_AXIS,
     CLIENT_AXIS,
-    Arrangement,
+    Layout,
     PlacementLike,
-    arrange_on_one_device,
+    layout_on_one_device,
     state_specs,
 )
 from fedmcmc.rounds._simulate import RoundDraws, RoundInfo, prepare_round, run_round
@@ -114,7 +114,7 @@ class Segment(NamedTuple):
 @register_dataclass
 @dataclass(frozen=True)
 class Program:
-    """Computation of rounds: a kernel, its data, the arrangement of clients, and the records.
+    """Computation of rounds: a kernel, its data, the layout of clients, and the records.
 
     Most methods take the keys of all chains ``[num_chains]`` and a state with a leading chain axis,
     which may consist of shapes.
@@ -122,7 +122,7 @@ class Program:
 
     kernel: FederatedKernel
     data: FederatedData
-    arrangement: Arrangement
+    layout: Layout
     collect: Collect | None = field(default=None, metadata={"static": True})
     keeps_latents: bool = field(default=False, metadata={"static": True})
 
@@ -157,17 +157,17 @@ class Program:
 
     def one_by_one(self) -> "Program":
         """Return the program that computes clients one by one."""
-        return replace(self, arrangement=replace(self.arrangement, clients_at_a_time=1))
+        return replace(self, layout=replace(self.layout, clients_at_a_time=1))
 
     def prepare(self, rng_key: Array, like: Broadcast, round_: Array) -> tuple[Cohort, RoundDraws]:
         """Draw all random numbers of a round."""
-        return prepare_round(self.kernel, self.data, self.arrangement, rng_key, like, round_)
+        return prepare_round(self.kernel, self.data, self.layout, rng_key, like, round_)
 
     def run(
         self, rng_key: Array, state: FederatedState, cohort: Cohort, draws: RoundDraws
     ) -> tuple[FederatedState, RoundInfo, RoundRecord]:
         """Run a prepared round, and return its record in addition."""
-        state, info = run_round(self.kernel, self.data, self.arrangement, state, cohort, draws)
+        state, info = run_round(self.kernel, self.data, self.layout, state, cohort, draws)
         if self.collect is None:
             draw = self.kernel.draw(draw_key(rng_key, info.round), state)
             draw = user_position(self.kernel, draw)
@@ -284,7 +284,7 @@ def run_rounds(
     (4, 2, 20)
     """
     kernel, key = as_functions(kernel), as_key(rng_key)
-    arrangement = arrange_on_one_device(placement, kernel, data)
+    layout = layout_on_one_device(placement, kernel, data)
     data = data.pooled() if kernel.participation.pooled else data
     # Without a batch axis, one loop serves all chains that are mapped over.
     start = largest_of_batch(state.broadcast.round)
@@ -296,7 +296,7 @@ def run_rounds(
         capacity = longest // positive_integer(thinning, "thinning")
         kernel = schedules.tabulate(kernel, start, longest)
     keep_from = start if keep_from is None else jnp.asarray(keep_from, jnp.int32)
-    program = Program(kernel, data, arrangement, collect)
+    program = Program(kernel, data, layout, collect)
     chains: tuple[Array, FederatedState] = jax.tree.map(lambda leaf: leaf[None], (key, state))
     shapes = program.record_shapes(*chains)
     thinning = jnp.asarray(thinning, jnp.int32)
@@ -328,23 +328,23 @@ def run_segment(
 
     `keys`, `state` and `accumulator_states` have a leading chain axis. A `capacity` of zero keeps
     no draws. With `canonical` (`Program.needs_canonical`), convolutions are rewritten, and clients
-    and chains run one after the other. If the arrangement has a layout, each device of its mesh
-    runs its own chains and clients.
+    and chains run one after the other. With a mesh, each device runs its own chains and
+    clients.
     """
     run = partial(_run_chains, block=block, capacity=capacity, canonical=canonical)
     arguments = (program, keys, state, plan, accumulators, accumulator_states)
-    layout = program.arrangement.layout
-    if layout is None:
+    mesh_layout = program.layout.mesh_layout
+    if mesh_layout is None:
         return run(*arguments)
     replicated = PartitionSpec()
-    chains: Any = PartitionSpec(CHAIN_AXIS if CHAIN_AXIS in layout.mesh.shape else None)
-    states = state_specs(layout.mesh)
+    chains: Any = PartitionSpec(CHAIN_AXIS if CHAIN_AXIS in mesh_layout.mesh.shape else None)
+    states = state_specs(mesh_layout.mesh)
     programs = jax.tree.map(lambda leaf: replicated, program)
     rows = jax.tree.map(lambda leaf: PartitionSpec(CLIENT_AXIS), program.data.rows)
     programs = replace(programs, data=replace(programs.data, rows=rows))
     parallel = jax.shard_map(
         run,
-        mesh=layout.mesh,
+        mesh=mesh_layout.mesh,
         in_specs=(programs, chains, states, replicated, replicated, chains),
         out_specs=Segment(states, chains, chains, chains, chains),
         check_vma=False,

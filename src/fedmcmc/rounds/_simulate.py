@@ -21,7 +21,6 @@ from fedmcmc._types import (
 from fedmcmc.data import FederatedData
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key, cohort_key
-from fedmcmc.rounds._arrangement import Arrangement, PlacementLike, arrange_on_one_device
 from fedmcmc.rounds._clients import (
     PhaseTask,
     merge_states,
@@ -30,6 +29,7 @@ from fedmcmc.rounds._clients import (
     split_cohort,
     split_states,
 )
+from fedmcmc.rounds._layout import Layout, PlacementLike, layout_on_one_device
 from fedmcmc.rounds._phases import (
     Prepared,
     check_structure,
@@ -133,17 +133,17 @@ def simulate(
     (1, 1)
     """
     kernel = as_functions(kernel)
-    arrangement = arrange_on_one_device(placement, kernel, data)
+    layout = layout_on_one_device(placement, kernel, data)
     rows = data.pooled() if kernel.participation.pooled else data
 
     def init(position: ArrayTree, rng_key: Array | None = None) -> FederatedState:
         key = jax.random.key(0) if rng_key is None else as_key(rng_key)
-        return initialize(kernel, key, position, rows, arrangement)
+        return initialize(kernel, key, position, rows, layout)
 
     def step(rng_key: Array, state: FederatedState) -> tuple[FederatedState, RoundInfo]:
         like, round_ = state.broadcast, state.broadcast.round
-        prepared = prepare_round(kernel, rows, arrangement, as_key(rng_key), like, round_)
-        return run_round(kernel, rows, arrangement, state, *prepared)
+        prepared = prepare_round(kernel, rows, layout, as_key(rng_key), like, round_)
+        return run_round(kernel, rows, layout, state, *prepared)
 
     return Simulation(init, step)
 
@@ -151,7 +151,7 @@ def simulate(
 def prepare_round(
     kernel: FederatedKernel,
     data: FederatedData,
-    arrangement: Arrangement,
+    layout: Layout,
     rng_key: Array,
     like: Broadcast,
     round_: Array,
@@ -161,10 +161,10 @@ def prepare_round(
     shapes = trees.shapes_of(like)
     cohort = participation.prepare(cohort_key(rng_key, round_), data.num_clients)
     shared = prepare_shared(kernel, rng_key, round_, shapes)
-    groups = split_cohort(participation, data, arrangement, cohort)
+    groups = split_cohort(participation, data, layout, cohort)
     numbers = range(len(kernel.phases))
     server = [prepare_server(kernel, n, rng_key, round_, shapes) for n in numbers]
-    tasks = [PhaseTask(kernel, n, data, arrangement, shapes) for n in numbers]
+    tasks = [PhaseTask(kernel, n, data, layout, shapes) for n in numbers]
     clients = [[prepare_group(task, group, rng_key, round_) for group in groups] for task in tasks]
     return cohort, RoundDraws(clients, server, shared)
 
@@ -172,22 +172,22 @@ def prepare_round(
 def run_round(
     kernel: FederatedKernel,
     data: FederatedData,
-    arrangement: Arrangement,
+    layout: Layout,
     state: FederatedState,
     cohort: Cohort,
     draws: RoundDraws,
 ) -> tuple[FederatedState, RoundInfo]:
     """Run one round: the cohort's steps, the sum of their messages, the server's update."""
     participation = kernel.participation
-    groups = split_cohort(participation, data, arrangement, cohort)
-    states = split_states(participation, arrangement, groups, state.clients)
+    groups = split_cohort(participation, data, layout, cohort)
+    states = split_states(participation, layout, groups, state.clients)
     broadcast, server = state.broadcast._replace(shared=draws.shared), state.server
     up, down, bound_up, bound_down = [], [], 0, 0
     active = cohort.active
     for number, (client_draws, server_draws) in enumerate(
         zip(draws.clients, draws.server, strict=True)
     ):
-        task = PhaseTask(kernel, number, data, arrangement, broadcast)
+        task = PhaseTask(kernel, number, data, layout, broadcast)
         outputs = run_task(task, cohort._replace(active=active), groups, states, client_draws)
         states, info = outputs.states, outputs.info
         broadcast_bits = trees.num_bits(broadcast._replace(shared=()))
@@ -197,7 +197,7 @@ def run_round(
             # An excluded message was sent, so its bits count; its client is inactive from then on.
             up[-1], down[-1] = (jnp.where(active, bits[-1], 0) for bits in (up, down))
             active = outputs.active
-            groups = split_cohort(participation, data, arrangement, cohort._replace(active=active))
+            groups = split_cohort(participation, data, layout, cohort._replace(active=active))
         bound_up, bound_down = bound_up + outputs.bits, bound_down + broadcast_bits
         broadcast, server, server_info = server_step(
             kernel, number, Prepared(server_draws), broadcast, server, outputs.total
@@ -226,7 +226,7 @@ def run_round(
         shift=server_info.shift if isinstance(server_info, ApproximationReport) else (),
         acceptance=server_info.acceptance if isinstance(server_info, MetropolisReport) else (),
     )
-    clients = merge_states(participation, arrangement, groups, state.clients, states)
+    clients = merge_states(participation, layout, groups, state.clients, states)
     remedy = "aggregate must return it in the structure of its initial value"
     check_structure(kernel, "The server's state", server, state.server, remedy)
     return FederatedState(broadcast, server, clients), round_info

@@ -20,7 +20,7 @@ from fedmcmc._types import (
 )
 from fedmcmc.data import FederatedData
 from fedmcmc.pytrees import trees
-from fedmcmc.rounds._arrangement import SINGLE_DEVICE, Arrangement
+from fedmcmc.rounds._layout import SINGLE_DEVICE, Layout
 
 TABLE_BYTES = 2**26
 """Memory for a batch of clients' terms."""
@@ -34,29 +34,29 @@ def initialize(
     rng_key: Array,
     position: ArrayTree,
     data: FederatedData,
-    arrangement: Arrangement = SINGLE_DEVICE,
+    layout: Layout = SINGLE_DEVICE,
     *,
     combine: Combine | None = None,
 ) -> FederatedState:
     """Return the state before the first round, as ``kernel.init(rng_key, position, data)`` does.
 
-    Clients are computed as in the rounds of `arrangement`, so a client's numbers do not depend on
-    which other clients are in the same process. If the arrangement has `members`, only their states
+    Clients are computed as in the rounds of `layout`, so a client's numbers do not depend on
+    which other clients are in the same process. If the layout has `members`, only their states
     are returned.
 
     Parameters
     ----------
     kernel, rng_key, position, data
         See `FederatedKernel.init`.
-    arrangement
-        Arrangement of the clients.
+    layout
+        Layout of the clients.
     combine
-        Function that merges the processes' arrays, if the arrangement is `partial`.
+        Function that merges the processes' arrays, if the layout is `partial`.
     """
-    if arrangement.clients_at_a_time is None and not arrangement.partial:
-        return initial_state(kernel, rng_key, position, data, arrangement.members)
+    if layout.clients_at_a_time is None and not layout.partial:
+        return initial_state(kernel, rng_key, position, data, layout.members)
     federation = data.federation
-    if arrangement.partial:
+    if layout.partial:
         federation = federation._replace(num_rows=int(np.asarray(data.size).sum()))
     if kernel.setup:
         check_start(kernel, rng_key, position, federation)
@@ -65,22 +65,22 @@ def initialize(
         _sum_over_clients(
             partial(setup_message, phase, initial),
             data,
-            arrangement,
+            layout,
             combine,
             apart=not phase.sums_rows,
         )
         for phase in kernel.setup
     )
     broadcast, server = kernel.server_init(rng_key, position, federation, totals)
-    clients = _map_clients(lambda client: kernel.client_init(broadcast, client), data, arrangement)
+    clients = _map_clients(lambda client: kernel.client_init(broadcast, client), data, layout)
     return FederatedState(broadcast, server, clients)
 
 
 def _map_clients(
-    fn: Callable[[Client], ArrayTree], data: FederatedData, arrangement: Arrangement
+    fn: Callable[[Client], ArrayTree], data: FederatedData, layout: Layout
 ) -> ArrayTree:
     """Return ``fn(client)`` for all clients or all members, with a leading client axis."""
-    at_a_time, members = arrangement.clients_at_a_time, arrangement.members
+    at_a_time, members = layout.clients_at_a_time, layout.members
     if at_a_time is None:
         return data.map_clients(fn, members)
     batch_size = None if at_a_time == 1 else at_a_time
@@ -91,7 +91,7 @@ def _map_clients(
 def _sum_over_clients(
     fn: Callable[[Client], ArrayTree],
     data: FederatedData,
-    arrangement: Arrangement,
+    layout: Layout,
     combine: Combine | None,
     *,
     apart: bool,
@@ -103,7 +103,7 @@ def _sum_over_clients(
     `ClientLoader`). In the last two cases they are added in client order, so that the sum does not
     depend on the devices or processes.
     """
-    if not arrangement.partial and arrangement.clients_at_a_time != 1:
+    if not layout.partial and layout.clients_at_a_time != 1:
         return data.sum_over_clients(fn, apart=apart)
 
     def term(index: Array) -> ArrayTree:
@@ -111,14 +111,14 @@ def _sum_over_clients(
 
     shapes = jax.eval_shape(term, jnp.int32(0))
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
-    local = np.asarray(arrangement.members) if arrangement.partial else np.arange(data.num_clients)
+    local = np.asarray(layout.members) if layout.partial else np.arange(data.num_clients)
     step = max(TABLE_BYTES // max(size, 1), 1)
     total = trees.zeros_like(shapes)
     for start in range(0, data.num_clients, step):
         ids = local[(local >= start) & (local < start + step)]
         stop = min(start + step, data.num_clients)
         table = jax.lax.map(term, jnp.asarray(ids, jnp.int32))
-        if arrangement.partial:
+        if layout.partial:
             assert combine is not None
             table = _add_remote_terms(table, shapes, ids - start, stop - start, combine)
         total = jax.tree.map(

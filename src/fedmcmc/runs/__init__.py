@@ -19,7 +19,7 @@ from fedmcmc.runs._sample import local_positions as local_positions
 from fedmcmc.runs._sample import sample as sample
 from fedmcmc.runs._starts import check_counts as check_counts
 from fedmcmc.runs._starts import check_data as check_data
-from fedmcmc.runs._starts import choose_arrangement as choose_arrangement
+from fedmcmc.runs._starts import choose_layout as choose_layout
 from fedmcmc.runs._starts import start as start
 from fedmcmc.runs._starts import start_positions as start_positions
 from fedmcmc.runs._unjudged import missing_target as missing_target

@@ -26,7 +26,7 @@ from fedmcmc.data import FederatedData, constructor_of
 from fedmcmc.kernels import Question
 from fedmcmc.random import as_key
 from fedmcmc.records import Samples
-from fedmcmc.rounds import Arrangement, initialize, prepare_round, run_round
+from fedmcmc.rounds import Layout, initialize, prepare_round, run_round
 from fedmcmc.runs._sample import sample
 from fedmcmc.storage import Answer, answers_of_program, digest_of_call, digest_of_rows
 from fedmcmc.transforms import counts_of, with_counts
@@ -94,7 +94,7 @@ class SimulatedConsortium:
         self._transform, self._of_runs = transform, of_runs
         self._num_rounds = 0
         batch_size = CLIENTS_AT_A_TIME if data.num_clients > CLIENTS_AT_A_TIME else None
-        self._arrangement = Arrangement(clients_at_a_time=batch_size)
+        self._layout = Layout(clients_at_a_time=batch_size)
 
     @property
     def federation(self) -> Federation:
@@ -119,8 +119,8 @@ class SimulatedConsortium:
         kernel: FederatedKernel = as_functions(question)
         if self._transform is not None:
             kernel = as_functions(self._transform(kernel))
-        key, arrangement = self._rng_key, self._arrangement
-        state = initialize(kernel, key, content, self.data, arrangement)
+        key, layout = self._rng_key, self._layout
+        state = initialize(kernel, key, content, self.data, layout)
         answers, digest = answers_of_program(), ""
         if answers is not None:
             digest, like = self._digest(kernel, state)
@@ -131,7 +131,7 @@ class SimulatedConsortium:
         for tries in range(1, MAX_TRIES + 1):
             number = jnp.asarray(self._num_rounds, jnp.int32)
             state = state._replace(broadcast=state.broadcast._replace(round=number))
-            state, answered, bits = _round(kernel, self.data, arrangement, state, key)
+            state, answered, bits = _round(kernel, self.data, layout, state, key)
             self._num_rounds += 1
             up, down = up + float(bits[0]), down + float(bits[1])
             check_fits_sum(question, state.server)
@@ -148,7 +148,7 @@ class SimulatedConsortium:
 
     def _digest(self, kernel: FederatedKernel, state: FederatedState) -> tuple[str, ArrayTree]:
         """Return a digest of a question, and the shapes of its answer."""
-        traced = _round.trace(kernel, self.data, self._arrangement, state, self._rng_key)
+        traced = _round.trace(kernel, self.data, self._layout, state, self._rng_key)
         parts = (kernel, state, self._num_rounds, self._rng_key, self._digest_of_rows)
         return digest_of_call(traced.jaxpr, *parts), traced.out_info[1].value
 
@@ -209,11 +209,11 @@ def as_consortium(data: Any) -> Consortium:
 def _round(
     kernel: FederatedKernel,
     data: FederatedData,
-    arrangement: Arrangement,
+    layout: Layout,
     state: FederatedState,
     rng_key: Array,
 ) -> tuple[FederatedState, Any, tuple[Array, Array]]:
     like, number = state.broadcast, state.broadcast.round
-    prepared = prepare_round(kernel, data, arrangement, rng_key, like, number)
-    state, info = run_round(kernel, data, arrangement, state, *prepared)
+    prepared = prepare_round(kernel, data, layout, rng_key, like, number)
+    state, info = run_round(kernel, data, layout, state, *prepared)
     return state, kernel.draw(rng_key, state), (info.bits_up, info.bits_down)

@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, Participation, compiled
 from fedmcmc.placement import (
     HostStore,
-    Placed,
+    PlacedData,
     has_other_processes,
     on_host,
     on_words,
@@ -149,15 +149,17 @@ class MeshDevices(Executor):
     has this process's clients.
     """
 
-    def __init__(self, placed: Placed, plain: Program, keys: Array, state: FederatedState) -> None:
-        layout = placed.arrangement.layout
-        assert layout is not None
-        self.plain, self.shared, self.mesh = plain, has_other_processes(), layout.mesh
-        at_a_time = plain.arrangement.clients_at_a_time
-        arrangement = replace(placed.arrangement, clients_at_a_time=at_a_time)
-        self.program = replace(plain, data=placed.data, arrangement=arrangement)
-        self.client_of_slot = np.asarray(layout.client_of_slot)
-        self.slots = np.asarray(layout.slots)
+    def __init__(
+        self, placed: PlacedData, plain: Program, keys: Array, state: FederatedState
+    ) -> None:
+        mesh_layout = placed.layout.mesh_layout
+        assert mesh_layout is not None
+        self.plain, self.shared, self.mesh = plain, has_other_processes(), mesh_layout.mesh
+        at_a_time = plain.layout.clients_at_a_time
+        layout = replace(placed.layout, clients_at_a_time=at_a_time)
+        self.program = replace(plain, data=placed.data, layout=layout)
+        self.client_of_slot = np.asarray(mesh_layout.client_of_slot)
+        self.slots = np.asarray(mesh_layout.slots)
         self.chains: Any = PartitionSpec(CHAIN_AXIS if CHAIN_AXIS in self.mesh.shape else None)
         self.keys = put(keys, self.mesh, self.chains)
 
@@ -226,7 +228,7 @@ class StoredClients(Executor):
     """Executor that keeps clients' states on the host, except for upcoming cohorts.
 
     Segments are so short that the states of their cohorts fit on the device. The program is the
-    program of a run without a store. Only its table of states is shorter, and `Arrangement.slots`
+    program of a run without a store. Only its table of states is shorter, and `Layout.slots`
     maps clients to entries of the table.
 
     Between segments ``state.clients`` is `_Returned`, which is written before the store is read or
@@ -263,7 +265,7 @@ class StoredClients(Executor):
     def _with_slots(self, program: Program, ids: np.ndarray) -> Program:
         slots = np.zeros(self.num_clients, np.int32)
         slots[ids] = np.arange(len(ids))
-        return replace(program, arrangement=replace(program.arrangement, slots=jnp.asarray(slots)))
+        return replace(program, layout=replace(program.layout, slots=jnp.asarray(slots)))
 
     def run(self, segment: SegmentWork, state: Any, start: int, stop: int) -> Segment:
         ids, table = self._states_for(start, state.clients)

@@ -29,7 +29,7 @@ class Pace(NamedTuple):
         # The first call of a program compiles, which only makes the next segment short.
         rate = num_rounds / max(seconds, 1e-6)
         if rate * SEGMENT_SECONDS < self.block:
-            # Part of a block prepares the entire block, so short parts would do little else.
+            # MeshPart of a block prepares the entire block, so short parts would do little else.
             return int(max(1, min(4 * length, self.block, rate * BLOCK_SECONDS)))
         return int(min(4 * length, rate * SEGMENT_SECONDS))
 

@@ -384,7 +384,7 @@ class Run:
     def chosen_placement(self) -> Placement:
         """Return the placement of the run, with the number of clients chosen by `sample`."""
         # Programs with rewritten convolutions run clients one after the other.
-        at_a_time = 1 if self.canonical else self.executor.program.arrangement.clients_at_a_time
+        at_a_time = 1 if self.canonical else self.executor.program.layout.clients_at_a_time
         return replace(self.settings.placement, clients_at_a_time=at_a_time)
 
     def samples(self) -> Samples:

@@ -14,7 +14,7 @@ from fedmcmc.gaussian import Gaussian
 from fedmcmc.placement import Placement, is_first, merge_processes, place
 from fedmcmc.pytrees import trees
 from fedmcmc.random import init_key, start_key
-from fedmcmc.rounds import SINGLE_DEVICE, Arrangement, Collect, Program, initialize
+from fedmcmc.rounds import SINGLE_DEVICE, Collect, Layout, Program, initialize
 from fedmcmc.runs._executors import Executor, MeshDevices, RemoteClients, StoredClients
 from fedmcmc.runs._watch import Messages, warn
 from fedmcmc.storage import digest_of_rows
@@ -58,7 +58,7 @@ def check_state(
     data: FederatedData,
     keys: Array,
     state: FederatedState,
-    arrangement: Arrangement = SINGLE_DEVICE,
+    layout: Layout = SINGLE_DEVICE,
 ) -> None:
     if jnp.shape(state.broadcast.round) != (len(keys),):
         raise ValueError(
@@ -67,7 +67,7 @@ def check_state(
         )
     # This also runs the kernel's checks of the data.
     expected = jax.eval_shape(
-        lambda keys_, positions: _init_chains(kernel, data, keys_, positions, arrangement),
+        lambda keys_, positions: _init_chains(kernel, data, keys_, positions, layout),
         keys,
         state.broadcast.position,
     )
@@ -84,10 +84,10 @@ def start(
     data: FederatedData,
     keys: Array,
     position: ArrayTree,
-    arrangement: Arrangement = SINGLE_DEVICE,
+    layout: Layout = SINGLE_DEVICE,
 ) -> FederatedState:
     """Return the state of every chain before the first round, leaves ``[num_chains, ...]``."""
-    return _init_chains(kernel, data, *start_positions(keys, position), arrangement)
+    return _init_chains(kernel, data, *start_positions(keys, position), layout)
 
 
 def _init_chains(
@@ -95,14 +95,14 @@ def _init_chains(
     data: FederatedData,
     keys: Array,
     positions: ArrayTree,
-    arrangement: Arrangement,
+    layout: Layout,
 ) -> FederatedState:
-    if arrangement.partial or arrangement.clients_at_a_time is not None:
-        return _vmap_init(kernel, data, keys, positions, arrangement)
+    if layout.partial or layout.clients_at_a_time is not None:
+        return _vmap_init(kernel, data, keys, positions, layout)
     # The check needs values, which are not available inside of a compiled function.
     position = jax.tree.map(lambda leaf: leaf[0], positions)
     check_start(kernel, keys[0], position, data.federation)
-    return _compiled_init(kernel, data, keys, positions, arrangement)
+    return _compiled_init(kernel, data, keys, positions, layout)
 
 
 def _vmap_init(
@@ -110,10 +110,10 @@ def _vmap_init(
     data: FederatedData,
     keys: Array,
     positions: ArrayTree,
-    arrangement: Arrangement,
+    layout: Layout,
 ) -> FederatedState:
     def init(key: Array, position: ArrayTree, rows: FederatedData) -> FederatedState:
-        return initialize(kernel, key, position, rows, arrangement, combine=merge_processes)
+        return initialize(kernel, key, position, rows, layout, combine=merge_processes)
 
     return jax.vmap(init, in_axes=(0, 0, None))(keys, positions, data)
 
@@ -141,30 +141,30 @@ def start_positions(keys: Array, position: ArrayTree) -> tuple[Array, ArrayTree]
     return init_keys, positions
 
 
-def choose_arrangement(
+def choose_layout(
     kernel: FederatedKernel,
     data: FederatedData,
-    arrangement: Arrangement,
+    layout: Layout,
     keys: Array,
     positions: ArrayTree,
     *,
     on_many: bool = False,
-) -> Arrangement:
-    """Choose the number of clients computed together, if the arrangement leaves it open.
+) -> Layout:
+    """Choose the number of clients computed together, if the layout leaves it open.
 
     `positions` have a leading chain axis; `on_many` is true for several devices. One by one, the
     data of a client's local steps stay in the cache: see `benchmarks/fed_avg.py` for one device and
     `benchmarks/fa_hmc.py` for two.
     """
     on_cpu = {device.platform for device in keys.devices()} == {"cpu"}
-    if not (on_cpu and kernel.traits.has_local_steps and arrangement.clients_at_a_time is None):
-        return arrangement
+    if not (on_cpu and kernel.traits.has_local_steps and layout.clients_at_a_time is None):
+        return layout
     num_clients = kernel.participation.cohort_size or data.num_clients
     size = num_clients * trees.num_bytes(positions) // len(keys)
     is_large = num_clients >= MANY_CLIENTS and size >= COHORT_BYTES
     # With one device per core, computing clients together no longer uses several cores.
     is_large |= on_many and trees.num_bytes(data.rows) >= CACHE_BYTES
-    return replace(arrangement, clients_at_a_time=1) if is_large else arrangement
+    return replace(layout, clients_at_a_time=1) if is_large else layout
 
 
 def begin(
@@ -202,38 +202,36 @@ def begin(
                 "surrogates= needs all rows in one process: give a FederatedData instead of a "
                 "ClientLoader, or leave out surrogates=."
             )
-        arrangement = placement.arrangement(data)
-        placed = place(data, arrangement, mesh, placement.totals)
+        layout = placement.layout(data)
+        placed = place(data, layout, mesh, placement.totals)
         rows, local, ids = placed.unplaced, placed.local, placed.ids
-        local_arrangement = placed.local_arrangement
+        local_layout = placed.local_layout
     else:
         data = data.load() if isinstance(data, ClientLoader) else data
         pooled = kernel.participation.pooled
-        local_arrangement = arrangement = SINGLE_DEVICE if pooled else placement.arrangement(data)
+        local_layout = layout = SINGLE_DEVICE if pooled else placement.layout(data)
         rows = local = data.pooled() if pooled else data
         ids = np.arange(rows.num_clients)
     # Computed here, so that the copy of the rows on the host can be released.
     digest = digest_of_rows(local, ids if by_client else None) if has_checkpoint else ""
     if state is not None:
-        check_state(kernel, local, keys, state, arrangement)
+        check_state(kernel, local, keys, state, layout)
         ids = np.arange(rows.num_clients)
         if store is not None:
             state = store.adopt(state, replace_files=replaces_files)
     elif store is None:
-        state = start(kernel, local, keys, position, local_arrangement)
+        state = start(kernel, local, keys, position, local_layout)
     else:
         state = store.start(
-            lambda ids: start(
-                kernel, local, keys, position, replace(local_arrangement, members=ids)
-            ),
+            lambda ids: start(kernel, local, keys, position, replace(local_layout, members=ids)),
             rows.num_clients,
             replace_files=replaces_files,
         )
     if surrogates is not None and isinstance(data, FederatedData) and is_first():
         messages = _warn_of_bias(kernel, data, state, surrogates)
     positions, on_many = state.broadcast.position, mesh is not None and mesh.size > 1
-    arrangement = choose_arrangement(kernel, rows, arrangement, keys, positions, on_many=on_many)
-    program = Program(kernel, rows, arrangement, collect, keeps_latents)
+    layout = choose_layout(kernel, rows, layout, keys, positions, on_many=on_many)
+    program = Program(kernel, rows, layout, collect, keeps_latents)
     state = jax.tree.map(trees.strong, state)
     if mesh is not None:
         mesh_devices = MeshDevices(placed, program, keys, state)

@@ -29,7 +29,7 @@ from fedmcmc.rounds import (
     Segment,
     run_segment,
 )
-from fedmcmc.runs import BUFFER_BYTES, choose_arrangement, pace_of, start
+from fedmcmc.runs import BUFFER_BYTES, choose_layout, pace_of, start
 
 LARGE_BYTES = 2**17
 """If the positions of all chains of a run together are larger, a CPU takes runs one by one."""
@@ -88,11 +88,9 @@ class SweepGroup:
         data = data.pooled() if kernel.participation.pooled else data
         state = start(kernel, data, keys, settings.position)
         # Clients of large positions one by one, as `sample` takes them.
-        arrangement = choose_arrangement(
-            kernel, data, SINGLE_DEVICE, keys, state.broadcast.position
-        )
+        layout = choose_layout(kernel, data, SINGLE_DEVICE, keys, state.broadcast.position)
         self.points, self.kernels = points, kernels
-        self.program = Program(kernel, data, arrangement, settings.collect)
+        self.program = Program(kernel, data, layout, settings.collect)
         self.shapes = self.program.record_shapes(keys, state)
         self.canonical = self.program.needs_canonical(keys, state)
         # On accelerators always. On a CPU it is about twice as fast for small models, but of

@@ -45,7 +45,7 @@ class Buckets:
 
 @register_dataclass
 @dataclass(frozen=True)
-class Part:
+class MeshPart:
     """Clients that each device computes together: all, or one bucket.
 
     Attributes
@@ -70,7 +70,7 @@ class Part:
 
 @register_dataclass
 @dataclass(frozen=True)
-class Layout:
+class MeshLayout:
     """Assignment of clients to the devices of a mesh.
 
     Device ``d`` along the axis ``clients`` holds slots ``[d * per_device, (d + 1) * per_device)``
@@ -96,7 +96,7 @@ class Layout:
     client_of_slot: Array
     used: Array
     slots: Array
-    parts: tuple[Part, ...]
+    parts: tuple[MeshPart, ...]
     mesh: Mesh = field(metadata={"static": True})
     per_device: int = field(metadata={"static": True})
     block: int = field(metadata={"static": True})
@@ -107,7 +107,7 @@ class Layout:
         """Number of devices along the axis ``clients``."""
         return int(self.mesh.shape[CLIENT_AXIS])
 
-    def local_clients(self, part: Part) -> tuple[Array, Array]:
+    def local_clients(self, part: MeshPart) -> tuple[Array, Array]:
         """Return this device's clients of a part and a mask of used slots, each ``[count]``."""
         start = jax.lax.axis_index(CLIENT_AXIS) * self.per_device + part.start
         return (
@@ -130,7 +130,7 @@ class Layout:
 
 @register_dataclass
 @dataclass(frozen=True)
-class Arrangement:
+class Layout:
     """Placement of clients as a compiled program sees it, passed next to the data.
 
     Attributes
@@ -142,8 +142,8 @@ class Arrangement:
     slots
         ``[num_clients]``, the index of each client's state, if states are not in client order
         (with a client store).
-    layout
-        Assignment of clients to the devices of a mesh. With a layout `FederatedData.start` counts
+    mesh_layout
+        Assignment of clients to the devices of a mesh. With a mesh, `FederatedData.start` counts
         rows within a client's device.
     members
         Ids of the clients whose first states are computed; all if ``None``.
@@ -154,39 +154,39 @@ class Arrangement:
     clients_at_a_time: int | None = field(default=None, metadata={"static": True})
     buckets: Buckets | None = None
     slots: Array | None = None
-    layout: Layout | None = None
+    mesh_layout: MeshLayout | None = None
     members: Array | None = None
     partial: bool = field(default=False, metadata={"static": True})
 
     def slot(self, ids: Array) -> Array:
         """Return the indices of the states of clients `ids` on the leading axis."""
-        if self.layout is not None:
-            return self.layout.local_slot(ids)
+        if self.mesh_layout is not None:
+            return self.mesh_layout.local_slot(ids)
         return ids if self.slots is None else self.slots[ids]
 
 
-SINGLE_DEVICE = Arrangement()
-"""Arrangement that computes all clients together, in client order."""
+SINGLE_DEVICE = Layout()
+"""Layout that computes all clients together, in client order."""
 
 
 @runtime_checkable
 class PlacementLike(Protocol):
     """Interface of `fedmcmc.Placement` that programs on one device use."""
 
-    def on_one_device(self, data: FederatedData) -> Arrangement:
+    def on_one_device(self, data: FederatedData) -> Layout:
         """Return how one device computes the clients of `data`; raise if others are needed."""
 
 
-def arrange_on_one_device(
+def layout_on_one_device(
     placement: PlacementLike | None, kernel: FederatedKernel, data: FederatedData
-) -> Arrangement:
+) -> Layout:
     """Return how one device computes clients; raise if `placement` needs more than that."""
     if placement is None:
         return SINGLE_DEVICE
     if not isinstance(placement, PlacementLike):
         raise TypeError(f"placement must be a fedmcmc.Placement, got {type(placement).__name__}.")
-    arrangement = placement.on_one_device(data)
-    return SINGLE_DEVICE if kernel.participation.pooled else arrangement
+    layout = placement.on_one_device(data)
+    return SINGLE_DEVICE if kernel.participation.pooled else layout
 
 
 def state_specs(mesh: Mesh) -> Any:
