@@ -175,7 +175,7 @@ def _floor(
             jax.random.randint(k, (size,), 0, reference.shape[1], jnp.int32)
             for k, size in zip(jax.random.split(key), sizes, strict=True)
         )
-        samples = (jnp.take(reference, index, axis=1) for index in indices)
-        return _distance(*samples, low, high, num_bins)
+        draws, reference_draws = (jnp.take(reference, index, axis=1) for index in indices)
+        return _distance(draws, reference_draws, low, high, num_bins)
 
     return jax.lax.map(compute, jax.random.split(rng_key, num_repeats))

@@ -27,6 +27,7 @@ from fedmcmc.rounds import (
     Collect,
     Plan,
     Program,
+    RoundRecord,
     Segment,
     run_segment,
 )
@@ -153,7 +154,7 @@ class SweepResults:
         self.first_bad, self.num_rounds = np.full(shape, -1), np.zeros(shape, np.int64)
         self.bits = np.zeros((*shape, 2), np.int64)  # up and down
 
-        def allocate(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        def allocate(leaf: Array) -> np.ndarray:
             return np.zeros((*shape, len(self.kept_rounds), *leaf.shape), leaf.dtype)
 
         self.draws = jax.tree.map(allocate, groups[0].shapes.draw)
@@ -177,19 +178,27 @@ class SweepResults:
                 "rename that part."
             )
 
-    def put(self, index: tuple[Any, ...], start: int, stop: int, segment: Segment) -> None:
+    def put(
+        self,
+        index: tuple[Any, ...],
+        start: int,
+        stop: int,
+        records: RoundRecord,
+        first_bad: np.ndarray,
+        bits: np.ndarray,
+    ) -> None:
         """Store rounds ``[start, stop)`` of the points and seeds at `index`."""
         slots = slice(self.settings.num_kept(start), self.settings.num_kept(stop))
 
-        def store(array: np.ndarray, new: np.ndarray) -> None:
+        def store(array: np.ndarray, new: Array) -> None:
             array[(*index, slice(None), slots)] = new[:, :, :, : slots.stop - slots.start]
 
-        jax.tree.map(store, self.draws, segment.records.draw)
-        for name in self.info.keys() & segment.records.info.keys():
-            store(self.info[name], segment.records.info[name])
-        first_bad = self.first_bad[index]
-        self.first_bad[index] = np.where(first_bad < 0, segment.first_bad, first_bad)
-        high, low = np.moveaxis(segment.bits.astype(np.int64), -2, 0)
+        jax.tree.map(store, self.draws, records.draw)
+        for name in self.info.keys() & records.info.keys():
+            store(self.info[name], records.info[name])
+        previous = self.first_bad[index]
+        self.first_bad[index] = np.where(previous < 0, first_bad, previous)
+        high, low = np.moveaxis(bits.astype(np.int64), -2, 0)
         self.bits[index] += high * 2**32 + low
         self.num_rounds[index] = stop
 
@@ -304,8 +313,8 @@ def _run_part(
         plan = Plan(*(jnp.asarray(x, jnp.int32) for x in numbers))
         start_time = time.perf_counter()
         segment = run(program, keys, state, plan, {}, {}, **static)
-        stored = jax.tree.map(unstack, segment._replace(state=(), accumulator_states={}))
-        results.put(index, round_, stop, stored)
+        outputs = (segment.records, segment.first_bad, segment.bits)
+        results.put(index, round_, stop, *jax.tree.map(unstack, outputs))
         length = pace.next_length(length, stop - round_, time.perf_counter() - start_time)
         bar.update((stop - round_) * num_runs)
         state, round_ = segment.state, stop
