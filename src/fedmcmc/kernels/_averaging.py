@@ -162,20 +162,15 @@ def averaging(
 
     Each client of the cohort starts at the broadcast position and runs `num_local_steps`
     trajectories of `integrator`, each with a new momentum. It sends its weight times its
-    displacement. The server adds the sum to the position.
+    displacement, which the server adds to the position.
 
     Parameters
     ----------
-    posterior
-        Model.
-    estimator
-        Gradient estimator for a client's log likelihood. A client moves along the gradient of the
-        prior plus one over its weight times the estimate.
-    integrator
-        `leapfrog` or `euler_maruyama`.
-    step_size, temperature
-        Numbers or schedules of the round; the step size of `integrator` and the factor of the
-        variance of all noise.
+    posterior, estimator
+        Model, and gradient estimator for a client's log likelihood. A client moves along the
+        gradient of the prior plus one over its weight times the estimate.
+    integrator, step_size
+        `leapfrog` or `euler_maruyama`, and its step size, a number or schedule of the round.
     num_local_steps
         Number of trajectories per round.
     momentum
@@ -187,12 +182,13 @@ def averaging(
         Rule that chooses who takes part; everyone by default, and always with `scaffold`. Both
         rules of Deng et al. are unbiased: ``categorical(weights, cohort_size=S)`` is scheme I,
         ``uniform(cohort_size)`` is scheme II if all weights are equal.
+    temperature
+        Factor of the variance of all noise, a number or schedule of the round.
 
     Raises
     ------
     ValueError, TypeError
-        If a number is out of range or a block has the wrong type; from `init` if the data does not
-        fit.
+        If a number is out of range or a block has the wrong type; from `init` if data do not fit.
 
     Examples
     --------

@@ -381,58 +381,39 @@ def natural(
 ) -> FederatedKernel:
     """Build a kernel that refines a Gaussian approximation by messages in natural parameters.
 
+    The algorithms are from Guo et al. (2023). ``state.server.approximation.gaussian`` is the
+    approximation, ``state.broadcast.position`` its mean, and ``state.clients.site`` the sites. If a
+    client's fit is not proper, the client sends zero (``StepInfo.usable`` is false); if the product
+    of all factors is not proper, the last proper product stays and is the cavity of all clients.
+
     Parameters
     ----------
-    posterior
-        Model.
-    inference
-        Method that fits a Gaussian to a client's likelihood times the cavity, from
-        `fedmcmc.inference`.
+    posterior, inference
+        Model, and fit of a Gaussian to a client's likelihood times the cavity
+        (`fedmcmc.inference`).
     cavity
         Factor of the client's likelihood. ``"site"``: the approximation ``q`` over the client's
-        site (expectation propagation). ``"average"``: ``q`` over the average site ``(q /
-        prior)^(1 / num_clients)``. ``"power"``: ``q`` over ``(q / prior)^share`` with the client's
-        share of the rows. ``"global"``: ``q`` (assumed density filtering). ``"none"``: a constant,
-        so that the site approximates the client's likelihood. Clients keep a site with ``"site"``
-        and ``"none"`` only.
+        site (expectation propagation). ``"average"``, ``"power"``: ``q`` over ``(q / prior)`` to
+        the power ``1 / num_clients``, or the client's share of the rows. ``"global"``: ``q``
+        (assumed density filtering). ``"none"``: a constant. Clients keep a site with ``"site"`` and
+        ``"none"`` only.
     structure
         ``"diagonal"``, ``"scaled_identity"`` or ``"dense"``.
     damping, server_optimizer, client_optimizer, max_norm
-        The same as in `fedmcmc.natural_parameters`. An optimizer receives the change as its
-        direction of ascent and keeps its state between rounds. A client that was absent first takes
-        a step with a change of zero for each missed round.
+        See `fedmcmc.natural_parameters`. A client that was absent first takes a step with a change
+        of zero for each missed round.
     participation
-        Rule that chooses who takes part; everyone by default. The server adds the messages. With
-        ``"average"`` and ``"power"`` a message is weighted by the mean probability of taking part
-        over the client's probability.
-    prior
-        Gaussian factor of the prior, of `structure`. By default the server computes it: exact for a
-        Gaussian log prior, else refined in each round like a site.
-    num_prior_samples
-        Number of draws for this refinement.
+        Rule that chooses who takes part; everyone by default. With ``"average"`` and ``"power"`` a
+        message is weighted by the mean probability of taking part over the client's probability.
+    prior, num_prior_samples
+        Gaussian factor of the prior. By default the server computes it: exact for a Gaussian log
+        prior, else refined in each round from `num_prior_samples` draws.
     initial_precision
         Precision per row of the first sites, centered at the first position; zero for constant
-        sites. A schedule is evaluated at round zero.
+        sites.
     first_sites
-        ``"constant"``, or ``"expansion"``: second-order expansion of each client's log likelihood
-        at the first position, best the mode, so that the first approximation is Laplace's.
-
-    Returns
-    -------
-    FederatedKernel
-        ``state.server.approximation.gaussian`` is the approximation, ``state.broadcast.position``
-        its mean, and ``state.clients.site`` the sites. Draws are from the approximation.
-
-    Notes
-    -----
-    If a client's fit is not proper, the client sends zero (``StepInfo.usable`` is false). If the
-    product of all factors is not proper, position, draws and approximation belong to the last
-    proper product, which is then the cavity of all clients.
-
-    References
-    ----------
-    Guo et al. (2023), Federated learning as variational inference: a scalable expectation
-    propagation approach, Algorithms 1, 3 and 4.
+        ``"constant"``, or ``"expansion"`` of each client's log likelihood to second order at the
+        first position, best the mode, so that the first approximation is Laplace's.
     """
     if cavity not in CAVITIES:
         raise ValueError(f"cavity must be one of {CAVITIES}, got {cavity!r}.")

@@ -259,7 +259,8 @@ def pseudo_gradients(
     """Build a kernel whose server descends the weighted mean of the clients' pseudo-gradients.
 
     Each client of the cohort trains from the broadcast position and sends a pseudo-gradient,
-    weighted by its share of the rows.
+    weighted by its share of the rows. Draws are a point estimate. The mean excludes a client whose
+    training did not stay finite (``StepInfo.usable``).
 
     Parameters
     ----------
@@ -281,18 +282,11 @@ def pseudo_gradients(
         Rule that chooses who takes part; everyone by default. Means are over those who take part;
         if nobody does, the position does not change.
 
-    Returns
-    -------
-    FederatedKernel
-        Position and draws are a point estimate. ``StepInfo.usable`` is false for a client whose
-        training did not stay finite; the mean excludes it.
-
     Raises
     ------
-    TypeError
-        If an optimizer is no optax optimizer or a block has the wrong type.
-    ValueError
-        If a number is out of range; from `init` if the numbers do not fit the data.
+    TypeError, ValueError
+        If a block has the wrong type or a number is out of range; from `init` if the data does not
+        fit.
     """
     expect_optimizer(server_optimizer, "server_optimizer", or_none=True)
     server = plain_steps() if server_optimizer is None else server_optimizer

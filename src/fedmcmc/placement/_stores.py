@@ -23,8 +23,8 @@ class HostStore:
     states are bit-identical to a run without a store. States of the next cohorts are read while the
     device computes.
 
-    ``samples.state.clients`` then holds NumPy arrays of the store, leaves
-    ``[num_chains, num_clients, ...]``. A run that continues from them changes them in place.
+    ``samples.state.clients`` then holds NumPy arrays of the store, leaves ``[num_chains,
+    num_clients, ...]``. A run that continues from them changes them in place.
 
     Parameters
     ----------
@@ -37,22 +37,15 @@ class HostStore:
 
     Examples
     --------
-    >>> import jax, jax.numpy as jnp
-    >>> import fedmcmc
-    >>> posterior = fedmcmc.Posterior(
-    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
-    ... )
+    >>> import jax, jax.numpy as jnp, fedmcmc
+    >>> posterior = fedmcmc.Posterior(lambda t: -0.5 * t**2, lambda t, x: -0.5 * (x - t) ** 2)
     >>> data = fedmcmc.FederatedData.from_clients([jnp.full(3, float(i)) for i in range(6)])
-    >>> kernel = fedmcmc.fed_ep(
-    ...     posterior, inference=fedmcmc.inference.exact_gaussian(), cohort_size=2
-    ... )
-    >>> samples = fedmcmc.sample(
-    ...     jax.random.key(0), kernel, data, 0.0, num_rounds=20, progress=False,
-    ...     placement=fedmcmc.Placement(client_store=fedmcmc.HostStore()),
-    ... )
-    >>> sites = samples.state.clients.site
-    >>> type(sites.precision).__name__, sites.precision.shape
-    ('ndarray', (1, 6))
+    >>> inference = fedmcmc.inference.exact_gaussian()
+    >>> kernel = fedmcmc.fed_ep(posterior, inference=inference, cohort_size=2)
+    >>> run = dict(num_rounds=20, placement=fedmcmc.Placement(client_store=fedmcmc.HostStore()))
+    >>> samples = fedmcmc.sample(jax.random.key(0), kernel, data, 0.0, progress=False, **run)
+    >>> type(samples.state.clients.site.precision)
+    <class 'numpy.ndarray'>
     """
 
     def __init__(self, directory: str | Path | None = None, *, device_bytes: int = 2**28) -> None:

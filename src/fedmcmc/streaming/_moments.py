@@ -48,7 +48,7 @@ def moments(
     """Accumulate the mean and the variances of draws.
 
     The first draw is subtracted from all draws, so that the rounding error of float32 is small
-    compared with the spread of the draws even if their mean is large.
+    compared with the spread of the draws even if their mean is large (Welford 1962).
 
     Parameters
     ----------
@@ -63,23 +63,15 @@ def moments(
     Accumulator
         Accumulator of each chain's `Moments`; `pool` combines the chains.
 
-    References
-    ----------
-    Welford (1962), Note on a method for calculating corrected sums of squares and products.
-
     Examples
     --------
-    >>> import jax, jax.numpy as jnp
-    >>> import fedmcmc
-    >>> posterior = fedmcmc.Posterior(
-    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
-    ... )
+    >>> import jax, jax.numpy as jnp, fedmcmc
+    >>> posterior = fedmcmc.Posterior(lambda t: -0.5 * t**2, lambda t, x: -0.5 * (x - t) ** 2)
     >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(4)])
-    >>> samples = fedmcmc.sample(
-    ...     jax.random.key(0), fedmcmc.lsd(posterior, step_size=0.01), data, 0.0, num_rounds=2000,
-    ...     num_burnin=100, num_chains=4, progress=False,
-    ...     record=fedmcmc.Record({"moments": fedmcmc.streaming.moments()}, keep_draws=False),
-    ... )
+    >>> kernel = fedmcmc.lsd(posterior, step_size=0.01)
+    >>> record = fedmcmc.Record({"moments": fedmcmc.streaming.moments()}, keep_draws=False)
+    >>> settings = dict(num_rounds=2000, num_burnin=100, num_chains=4, progress=False)
+    >>> samples = fedmcmc.sample(jax.random.key(0), kernel, data, 0.0, record=record, **settings)
     >>> pooled = fedmcmc.streaming.pool(samples.streams["moments"])
     >>> samples.num_draws, pooled.num_draws, bool(abs(pooled.mean - 0.375) < 0.05)
     (0, 7600, True)
