@@ -553,12 +553,12 @@ class ParticipationMoments(NamedTuple):
         ``[num_clients]`` float64, mean number of messages per round.
     """
 
-    weight: Any
-    mean: Any
-    own: Any
-    common: Any
+    weight: ArrayTree
+    mean: ArrayTree
+    own: ArrayTree
+    common: ArrayTree
     sign: float
-    active: Any
+    active: ArrayTree
 
 
 def as_functions(tree: ArrayTree) -> ArrayTree:
@@ -573,7 +573,7 @@ def as_functions(tree: ArrayTree) -> ArrayTree:
         If a part of the tree is a dataclass that is not registered.
     """
 
-    def wrap(leaf: Any) -> Any:
+    def wrap(leaf: Array) -> Any:
         if callable(leaf) and not isinstance(leaf, Array):
             return Partial(leaf)
         if is_dataclass(leaf):
@@ -587,7 +587,7 @@ def as_functions(tree: ArrayTree) -> ArrayTree:
 
 
 @compiled(static_argnames=("num_axes",))
-def vmap_axes(fn: Any, tree: ArrayTree, *, num_axes: int) -> ArrayTree:
+def vmap_axes(fn: Callable[..., Array], tree: ArrayTree, *, num_axes: int) -> ArrayTree:
     """Return `fn` of each element along the first `num_axes` axes of a tree's leaves.
 
     Pass the result of `as_functions`, so that calls with one function share a compilation.

@@ -5,7 +5,6 @@ Blomstedt and Kaski (2021), Algorithm 1. Their step size ``h`` is ``2 * step_siz
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -182,7 +181,9 @@ def fsgld(
     )
 
 
-def _shares(surrogates: Gaussian, probabilities: Any, num_local_steps: Any) -> Array:
+def _shares(
+    surrogates: Gaussian, probabilities: Array | None, num_local_steps: int | Sequence[int]
+) -> Array:
     """Return each client's share of visits, or of all steps if visits differ in length."""
     num = surrogates.num_clients
     shares = jnp.full(num, 1 / num) if probabilities is None else probabilities

@@ -25,7 +25,7 @@ from fedmcmc.diagnostics import SamplingWarning
 from fedmcmc.kernels import check_model
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key
-from fedmcmc.runs import as_consortium
+from fedmcmc.runs import Consortium, as_consortium
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class RankCalibration:
 def calibrate(
     rng_key: Array,
     posterior: Posterior,
-    data: Any,
+    data: FederatedData | Consortium,
     fit: Callable[[Array, Any], Any],
     prior_fn: Callable[[Array], ArrayTree],
     *,
@@ -161,7 +161,9 @@ def calibrate(
     for key in jax.random.split(as_key(rng_key), num_repetitions):
         prior_key, outcome_key, fit_key, draw_key = jax.random.split(key, 4)
         truth = jax.tree.map(trees.as_float, prior_fn(prior_key))
-        simulated: Any = ReplicatedConsortium(consortium, model, outcome_key, truth)
+        simulated: FederatedData | Consortium = ReplicatedConsortium(
+            consortium, model, outcome_key, truth
+        )
         if isinstance(data, FederatedData):
             simulated = _with_outcomes(model, data, outcome_key, truth)
         with _collect_sampling_warnings() as collected:

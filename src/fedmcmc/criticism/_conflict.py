@@ -17,9 +17,11 @@ from fedmcmc._checks import expect, in_quotes
 from fedmcmc._types import Posterior
 from fedmcmc.criticism._draws import refuse_whitened, weighted_draws
 from fedmcmc.criticism._priors import expanded_prior
+from fedmcmc.data import FederatedData
 from fedmcmc.fitting import Fitted
 from fedmcmc.gaussian import Gaussian, as_dense
 from fedmcmc.pytrees import trees
+from fedmcmc.runs import Consortium
 from fedmcmc.surrogates import taylor
 
 SINGULAR = 20
@@ -115,7 +117,7 @@ class Conflict:
 
 
 @overload
-def conflict(posterior: Posterior, data: Any, draws: Any, /) -> Conflict: ...
+def conflict(posterior: Posterior, data: FederatedData | Consortium, draws: Any, /) -> Conflict: ...
 @overload
 def conflict(
     surrogates: Gaussian, prior: Gaussian, *, labels: Sequence[Any] | None = None
@@ -212,7 +214,9 @@ def conflict(
     )
 
 
-def _expansions(posterior: Posterior, data: Any, draws: Any) -> tuple[Gaussian, Gaussian]:
+def _expansions(
+    posterior: Posterior, data: FederatedData | Consortium, draws: Any
+) -> tuple[Gaussian, Gaussian]:
     """Return the expansions of all clients and of the prior at the center of the draws."""
     refuse_whitened(posterior)
     if isinstance(draws, Fitted) and draws.gaussian is not None:

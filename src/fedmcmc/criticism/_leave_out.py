@@ -25,14 +25,14 @@ from fedmcmc.criticism._draws import MIN_DRAWS, position_shapes, refuse_whitened
 from fedmcmc.criticism._pareto import psis, tail_length
 from fedmcmc.criticism._priors import expanded_prior
 from fedmcmc.criticism._wrapped import LeaveOneOutConsortium
-from fedmcmc.data import labels_of
+from fedmcmc.data import FederatedData, labels_of
 from fedmcmc.diagnostics import SamplingWarning
 from fedmcmc.exact import correct, khat_threshold
 from fedmcmc.gaussian import Gaussian, as_dense
 from fedmcmc.kernels import PerClientQuestion, Question, check_model, differences
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key
-from fedmcmc.runs import as_consortium
+from fedmcmc.runs import Consortium, as_consortium
 
 UNBOUNDED = 1e30
 """Number that a client sends instead of infinity, since messages must be finite."""
@@ -158,7 +158,7 @@ class LeftOut:
 
 def leave_out(
     posterior: Posterior,
-    data: Any,
+    data: FederatedData | Consortium,
     corrected: Any,
     *,
     surrogates: Gaussian | None = None,

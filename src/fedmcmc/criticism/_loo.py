@@ -18,6 +18,7 @@ from fedmcmc.criticism._draws import MAX_DRAWS, EqualDraws, equal_draws
 from fedmcmc.criticism._loo_question import LeaveGroupsOut, LeaveOneOut, LooSums, WidenedDraws
 from fedmcmc.criticism._pareto import tail_length
 from fedmcmc.criticism._units import UNITS, choose_unit, describe_unjudged, warn_if_weighted
+from fedmcmc.data import FederatedData
 from fedmcmc.diagnostics import SamplingWarning
 from fedmcmc.exact import CorrectionTarget, khat_threshold
 from fedmcmc.gaussian import Mixture
@@ -105,7 +106,7 @@ class Loo:
 
 def loo(
     posterior: Posterior,
-    data: Any,
+    data: FederatedData | Consortium,
     draws: Any,
     *,
     unit: str | None = None,
@@ -171,7 +172,7 @@ def loo(
 
 def collect_sums(
     models: tuple[Posterior, ...],
-    data: Any,
+    data: FederatedData | Consortium,
     draws: tuple[EqualDraws, ...],
     unit: str,
     minimum_rows: int,
@@ -240,7 +241,7 @@ def _add_points(
     proposal = Mixture.of([(share, nu, mean, scale * covariance) for share, nu, scale in WIDER])
     like = jax.tree.map(lambda leaf: leaf[0], draws)
 
-    def position(x: Any) -> ArrayTree:
+    def position(x: ArrayTree) -> ArrayTree:
         return trees.cast_like(trees.unravel(jnp.asarray(x), like), like)
 
     target = CorrectionTarget(as_functions(posterior), consortium, position(mean))

@@ -25,11 +25,12 @@ from fedmcmc.criticism._draws import equal_draws, position_shapes
 from fedmcmc.criticism._histogram import Histogram, merge_cells, merge_targets
 from fedmcmc.criticism._rows import BUDGET, check_resample, sum_over_rows
 from fedmcmc.criticism._units import describe_unjudged, has_groups
+from fedmcmc.data import FederatedData
 from fedmcmc.gradients import row_size
 from fedmcmc.kernels import Question, check_model
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key
-from fedmcmc.runs import as_consortium
+from fedmcmc.runs import Consortium, as_consortium
 
 GROUPED_NOTE = (
     "Sums over rows do not show whether rows of a group are more similar than the model predicts: "
@@ -64,11 +65,11 @@ class Replicated(NamedTuple):
         ``[]``, numbers of rows in the sums, and of rows of a client that has too few rows.
     """
 
-    observed: Any
-    gaps: Any
-    merged: Any
-    judged: Any
-    not_judged: Any
+    observed: ArrayTree
+    gaps: ArrayTree
+    merged: ArrayTree
+    judged: Array
+    not_judged: Array
 
 
 @register_dataclass
@@ -82,8 +83,8 @@ class Replication(Question):
     )
 
     statistics: tuple[Statistic, ...]
-    minimum_rows: Any  # smallest number of rows of a client that sends sums
-    minimum_count: Any  # smallest cell of a histogram
+    minimum_rows: int | Array  # smallest number of rows of a client that sends sums
+    minimum_count: int | Array  # smallest cell of a histogram
     sizes: tuple[int, ...] = field(metadata={"static": True})  # number of values per statistic
     are_histograms: tuple[bool, ...] = field(metadata={"static": True})
 
@@ -120,7 +121,8 @@ class Replication(Question):
         num, size = jax.tree.leaves(content.positions)[0].shape[0], sum(self.sizes)
         shapes = [(size,), (num, size), (size,), (), ()]
         dtype = jnp.result_type(float)
-        return Uncompressed(Replicated(*(jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)))
+        sums: Any = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
+        return Uncompressed(Replicated(*sums))
 
     def check_content(self, content: Replicates, federation: Federation) -> None:
         check_model(self.posterior, position_shapes(content.positions), federation)
@@ -233,7 +235,7 @@ class PredictiveCheck:
 def predictive_check(
     rng_key: Array,
     posterior: Posterior,
-    data: Any,
+    data: FederatedData | Consortium,
     draws: Any,
     statistics: Statistic | Mapping[str, Statistic],
     *,
@@ -332,7 +334,7 @@ def predictive_check(
 def prior_predictive(
     rng_key: Array,
     posterior: Posterior,
-    data: Any,
+    data: FederatedData | Consortium,
     prior_fn: Callable[[Array], ArrayTree],
     statistics: Statistic | Mapping[str, Statistic],
     *,

@@ -6,7 +6,6 @@ Marin, Mira and Robert (2012), weights of all rounds; Paananen et al. (2021), mo
 
 import warnings
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +15,7 @@ from scipy.special import logsumexp
 
 from fedmcmc._checks import expect, positive_integer
 from fedmcmc._types import ArrayTree, Posterior, as_functions, compiled
+from fedmcmc.data import FederatedData
 from fedmcmc.diagnostics import (
     MonteCarloErrors,
     SamplingWarning,
@@ -60,7 +60,7 @@ ESS_PER_DIMENSION = 10
 def correct(
     rng_key: Array,
     posterior: Posterior,
-    data: Any,
+    data: FederatedData | Consortium,
     approximation: Gaussian | Mixture | Samples,
     *,
     num_draws: int = 4000,
@@ -225,7 +225,7 @@ class CorrectionTarget:
         recipe = PointRecipe(words, proposal, self.centre, num)
         points, flat, prior, prior_at_centre = _draw_points(recipe, self.posterior)
         by_recipe = num * flat.shape[1] * flat.dtype.itemsize > RECIPE_BYTES
-        content: Any = recipe if by_recipe else Points(points, self.centre)
+        content: ArrayTree = recipe if by_recipe else Points(points, self.centre)
         if self.dither is not None:
             dither_words = jax.random.bits(jax.random.fold_in(rng_key, num), (2,), jnp.uint32)
             step = jnp.asarray(self.dither, jnp.result_type(float))
@@ -324,7 +324,10 @@ def _draw_points(
 
 
 def make_proposal(
-    approximation: Any, centre: ArrayTree | None, tail: float = 0.2, degrees: float = 5.0
+    approximation: Gaussian | Mixture | Samples,
+    centre: ArrayTree | None,
+    tail: float = 0.2,
+    degrees: float = 5.0,
 ) -> tuple[Mixture, ArrayTree]:
     """Return the first proposal and the center of differences, by default the proposal's mean."""
     proposal, mean = _as_mixture(approximation, tail, degrees)
@@ -337,7 +340,9 @@ def make_proposal(
     return proposal, centre
 
 
-def _as_mixture(approximation: Any, tail: float, degrees: float) -> tuple[Mixture, ArrayTree]:
+def _as_mixture(
+    approximation: Gaussian | Mixture | Samples, tail: float, degrees: float
+) -> tuple[Mixture, ArrayTree]:
     """Return an approximation as a mixture with heavy tails, and its mean as a position."""
     if isinstance(approximation, Mixture):
         return approximation, approximation.means[0]

@@ -6,7 +6,7 @@ Source: Dau and Chopin (2022), Waste-free sequential Monte Carlo.
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from fedmcmc._types import (
     compiled,
     vmap_axes,
 )
+from fedmcmc.data import FederatedData
 from fedmcmc.diagnostics import SamplingWarning
 from fedmcmc.exact._correct import CorrectionTarget, make_proposal
 from fedmcmc.gaussian import Gaussian, Mixture
@@ -31,7 +32,7 @@ from fedmcmc.kernels import LOG_ZERO_THRESHOLD, Evaluated, Points
 from fedmcmc.pytrees import in_single_precision, trees
 from fedmcmc.random import as_key
 from fedmcmc.records import Samples
-from fedmcmc.runs import as_consortium
+from fedmcmc.runs import Consortium, as_consortium
 
 EFFECTIVE_SHARE = 0.5
 """Share of states that stay effective after a step of the temperature."""
@@ -114,7 +115,7 @@ class Tempered(WithFunctions):
 def tempered(
     rng_key: Array,
     posterior: Posterior,
-    data: Any,
+    data: FederatedData | Consortium,
     approximation: Gaussian | Mixture | Samples,
     *,
     num_seeds: int = 100,

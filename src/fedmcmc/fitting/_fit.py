@@ -1,6 +1,7 @@
 """One call: modes, curvature, importance correction, and chains if these do not suffice."""
 
 import warnings
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -26,8 +27,8 @@ EFFORTS = ("auto", "exact", "approximate")
 
 @in_single_precision
 def fit(
-    model: Any,
-    data: Any,
+    model: Callable[..., object] | Posterior,
+    data: FederatedData | Consortium,
     *,
     rng_key: Array,
     num_draws: int = 4000,
@@ -114,7 +115,9 @@ def fit(
     return warn_of_verdict(describe(fitted, consortium, settings), effort, consortium, messages)
 
 
-def _as_posterior(model: Any, data: Any) -> tuple[Posterior, Consortium]:
+def _as_posterior(
+    model: Callable[..., object] | Posterior, data: FederatedData | Consortium
+) -> tuple[Posterior, Consortium]:
     """Return the posterior, without random effects if possible, and the consortium."""
     consortium = as_consortium(data)
     if isinstance(model, Posterior):

@@ -228,7 +228,7 @@ def _program_key(
     return digest.hexdigest(), tuple(classes)
 
 
-def _is_array(x: Any) -> bool:
+def _is_array(x: object) -> bool:
     return isinstance(x, (jax.Array, np.ndarray, np.generic, int, float))
 
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 
 from fedmcmc._checks import expect
 from fedmcmc._types import (
@@ -17,14 +18,17 @@ from fedmcmc._types import (
     as_functions,
     register_dataclass,
 )
+from fedmcmc.data import FederatedData
 from fedmcmc.hierarchy import conditional_variances
 from fedmcmc.interop._numpyro_locals import DECENTERED
 from fedmcmc.kernels import Question, check_latent_model
 from fedmcmc.pytrees import trees
-from fedmcmc.runs import as_consortium
+from fedmcmc.runs import Consortium, as_consortium
 
 
-def centering(posterior: Posterior, data: Any, position: ArrayTree) -> dict[str, float]:
+def centering(
+    posterior: Posterior, data: FederatedData | Consortium, position: ArrayTree
+) -> dict[str, float]:
     """Return the best parametrization of local sites, for ``from_numpyro(..., centered=)``.
 
     A site's number, from 0 to 1, is near one (no reparametrization) if the rows of its groups
@@ -95,7 +99,7 @@ def _is_standard(local: Any, position: ArrayTree) -> bool:
     return not any(np.any(leaf) for leaf in jax.tree.leaves(slope))
 
 
-def _least_dependent(share: Any, spread: Any) -> np.ndarray:
+def _least_dependent(share: ArrayLike, spread: ArrayLike) -> np.ndarray:
     """Return the root of ``c = share spread**(c - 1)`` between zero and one, by bisection."""
     share, spread = np.clip(np.asarray(share, float), 0, 1), np.asarray(spread, float)
     low, high = np.zeros_like(share), np.ones_like(share)

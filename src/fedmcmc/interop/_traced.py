@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
 MAX_ROWS = 32
 """Maximal number of rows of matrices that are replaced by arithmetic."""
@@ -96,7 +96,7 @@ def _evaluate(closed: ClosedJaxpr, inputs: Sequence[Any]) -> list[Any]:
     return [read(atom) for atom in closed.jaxpr.outvars]
 
 
-def _apply(eqn: Any, inputs: list[Any]) -> Sequence[Any]:
+def _apply(eqn: JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
     name, params = eqn.primitive.name, eqn.params
     if _is_small(eqn):
         if name == "cholesky":

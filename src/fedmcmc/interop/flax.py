@@ -9,6 +9,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 from jax import Array
 from jax.tree_util import Partial
+from jax.typing import ArrayLike
 
 from fedmcmc._types import ArrayTree, Posterior, Static, as_functions, compiled
 from fedmcmc.data import FederatedData
@@ -40,9 +41,9 @@ def from_flax(
     module: Any,
     *,
     example: ArrayTree | FederatedData,
-    prior_scale: Any,
+    prior_scale: ArrayTree,
     likelihood: Name | Callable[[ArrayTree, ArrayTree], Array],
-    noise_scale: Any = None,
+    noise_scale: ArrayLike | None = None,
     inputs: Column | Sequence[Column] = "x",
     outcome: Column = "y",
     options: Mapping[str, Hashable] | None = None,
@@ -167,7 +168,7 @@ def _terms(
     name: Static[Name],
     scales: tuple[Array, ...],
     position: ArrayTree,
-    batch: Any,
+    batch: ArrayTree,
 ) -> Array:
     outputs = setup.value.real_outputs(position, batch)
     outcome = batch[setup.value.columns.outcome]
@@ -176,7 +177,7 @@ def _terms(
 
 
 def _custom_terms(
-    setup: Static[Setup], likelihood: Callable[..., Array], position: ArrayTree, batch: Any
+    setup: Static[Setup], likelihood: Callable[..., Array], position: ArrayTree, batch: ArrayTree
 ) -> Array:
     return likelihood(setup.value.outputs(position, batch), batch)
 
@@ -187,7 +188,7 @@ def _resample(
     scales: tuple[Array, ...],
     rng_key: Array,
     position: ArrayTree,
-    batch: Any,
+    batch: ArrayTree,
 ) -> ArrayTree:
     columns = setup.value.columns
     outputs = setup.value.real_outputs(position, batch)
@@ -197,7 +198,7 @@ def _resample(
 
 
 def _predict(
-    setup: Static[Setup], name: Static[Name | None], position: ArrayTree, batch: Any
+    setup: Static[Setup], name: Static[Name | None], position: ArrayTree, batch: ArrayTree
 ) -> ArrayTree:
     if name.value is None:
         return setup.value.outputs(position, batch)

@@ -9,7 +9,7 @@ Source: Liang et al. (2024), Algorithm 3, and Deng et al. (2021) for Langevin dy
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -51,8 +51,8 @@ class Averaging(TemperedKernel):
 
     integrator: Integrator
     momentum: Momentum
-    step_size: Any
-    temperature: Any
+    step_size: Number
+    temperature: Number
     weights: PerClient | None
     num_local_steps: int = field(metadata={"static": True})
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 class Distillation:
     """Distiller of an ensemble into one model; see `distillation`."""
 
-    predict_fn: Any
+    predict_fn: Callable[[ArrayTree, ArrayTree], Array]
     inputs: ArrayTree
-    optimizer: Any
+    optimizer: "optax.GradientTransformation"
     num_steps: int = field(metadata={"static": True})
     inputs_per_step: int | None = field(metadata={"static": True})
     average_from: int = field(metadata={"static": True})

@@ -64,15 +64,15 @@ class Ensemble:
         """Return a client's message, a term of a sum over clients."""
         raise NotImplementedError
 
-    def fit(self, position: ArrayTree, total: ArrayTree, previous: Any) -> Any:
+    def fit(self, position: ArrayTree, total: ArrayTree, previous: ArrayTree) -> Any:
         """Return the fit to a sum of messages; `previous` if its weights are zero."""
         raise NotImplementedError
 
-    def draw(self, rng_key: Array, fitted: Any) -> ArrayTree:
+    def draw(self, rng_key: Array, fitted: ArrayTree) -> ArrayTree:
         """Draw a member."""
         raise NotImplementedError
 
-    def members(self, rng_key: Array, fitted: Any) -> ArrayTree:
+    def members(self, rng_key: Array, fitted: ArrayTree) -> ArrayTree:
         """Return the members for a distiller, leaves ``[num_models, *event]``."""
         raise NotImplementedError
 
@@ -254,7 +254,7 @@ class EnsembleKernel(LocalTraining):
 
     family: Ensemble
     training: Training
-    distill: Any
+    distill: ArrayTree
 
     disclosure = Disclosure(
         "a model trained on the rows of this site, times the weight of the site, and the squares "
@@ -293,7 +293,7 @@ class EnsembleKernel(LocalTraining):
         return rng_key  # for the members and the distiller
 
     def aggregate(
-        self, rng_key: Array, broadcast: Broadcast, server_state: Any, total: ArrayTree
+        self, rng_key: Array, broadcast: Broadcast, server_state: ArrayTree, total: ArrayTree
     ) -> tuple[Broadcast, Any, ArrayTree]:
         """Fit the distribution, and broadcast its mean or its distilled model."""
         family = self.family

@@ -81,7 +81,7 @@ class _HamiltonianServer(NamedTuple):
     adaptation: ArrayTree  # or ()
 
 
-def _check_deterministic(kernel: Any, compressor: Any) -> None:
+def _check_deterministic(kernel: object, compressor: Any) -> None:
     """Raise `ValueError` unless the compressed message depends on the gradient only."""
     like = jax.ShapeDtypeStruct((8,), jnp.result_type(float))
     zero, unit = jnp.zeros((), jnp.int32), jnp.ones(())
@@ -102,10 +102,10 @@ class HamiltonianMonteCarlo(AdjustedKernel):
     """Metropolis-adjusted leapfrog trajectories; see `hmc`."""
 
     centre: ArrayTree
-    step_size: Any  # [], or () for the step size with the target acceptance
+    step_size: ArrayTree  # [], or () for the step size with the target acceptance
     metric: Metric
-    num_adapt: Any  # [] int32, or () without adaptation
-    value_noise: Any  # [], or () without noise
+    num_adapt: ArrayTree  # [] int32, or () without adaptation
+    value_noise: ArrayTree  # [], or () without noise
     max_integration_steps: int | None = field(metadata={"static": True})
     target_accept: float | None = field(metadata={"static": True})
 

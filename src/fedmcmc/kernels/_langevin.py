@@ -6,7 +6,7 @@ covariance at any step size have a closed form (``docs/laws.md``).
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -79,8 +79,8 @@ class _NoisyDraws(NamedTuple):
 class Langevin(TemperedKernel):
     """Clients send gradients, the server moves the chain; see `langevin`."""
 
-    step_size: Any
-    temperature: Any
+    step_size: Number
+    temperature: Number
     centre: ArrayTree  # reference point of centered gradients, or ()
     preconditioner: Preconditioner | None
     metric: Metric
@@ -291,7 +291,9 @@ def langevin(
     )
 
 
-def _check_client_noise(participation: Participation, metric: Any, preconditioner: Any) -> None:
+def _check_client_noise(
+    participation: Participation, metric: ArrayTree, preconditioner: ArrayTree
+) -> None:
     if metric is not None or preconditioner is not None:
         raise ValueError(
             'noise="clients" does not support metric= and preconditioner=: remove them, or sample '

@@ -7,7 +7,7 @@ changes, so any compressor applies.
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -71,7 +71,7 @@ class _NaturalExtra(NamedTuple):
     """
 
     approximation: Gaussian
-    site: Any
+    site: ArrayTree
     proper: Array
     ever_proper: Array
 
@@ -87,8 +87,8 @@ class _NaturalServer(NamedTuple):
     prior: Gaussian
     optimizer: ArrayTree
     num_clients: Array  # [] int32
-    sum_scale: Any  # [], factor of a weighted sum of messages, or () for a plain sum
-    num_filtered: Any  # [], sum of dampings for cavity "global", else ()
+    sum_scale: ArrayTree  # [], factor of a weighted sum of messages, or () for a plain sum
+    num_filtered: ArrayTree  # [], sum of dampings for cavity "global", else ()
 
 
 NAMES = {"site": "fed_ep", "average": "fed_sep", "power": "fed_sep", "global": "adf"}
@@ -105,7 +105,7 @@ class Natural(FederatedKernel):
     inference: Inference
     prior: PriorSite
     update: NaturalUpdate
-    initial_precision: Any
+    initial_precision: Number
     cavity: str = field(metadata={"static": True})
     structure: str = field(metadata={"static": True})
     expands: bool = field(metadata={"static": True})  # true if first sites are expansions
@@ -197,7 +197,7 @@ class Natural(FederatedKernel):
 
     def _extra(self, server: _NaturalServer, proper: Array) -> _NaturalExtra:
         """Return the broadcast in addition to the position; `proper` is a flag of the product."""
-        site: Any = ()
+        site: ArrayTree = ()
         if self.cavity in ("average", "power"):
             site = server.product / server.prior
         if self.cavity == "average":
@@ -206,7 +206,7 @@ class Natural(FederatedKernel):
         approximation = trees.select(ever_proper, gaussian, server.product)
         return _NaturalExtra(approximation, site, proper, ever_proper)
 
-    def _site(self, extra: _NaturalExtra, client_state: Any, client: Client) -> Gaussian:
+    def _site(self, extra: _NaturalExtra, client_state: ArrayTree, client: Client) -> Gaussian:
         """Return the client's factor of the approximation."""
         if self.cavity == "average":
             return extra.site
@@ -215,7 +215,7 @@ class Natural(FederatedKernel):
         return client_state.site
 
     def _cavity(
-        self, extra: _NaturalExtra, client_state: Any, client: Client
+        self, extra: _NaturalExtra, client_state: ArrayTree, client: Client
     ) -> tuple[Gaussian, Gaussian]:
         """Return the cavity and the Gaussian that the client's fit replaces.
 
@@ -243,7 +243,7 @@ class Natural(FederatedKernel):
     def step(
         self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
     ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
-        state: Any = client_state
+        state: ArrayTree = client_state
         position, round_ = broadcast.position, broadcast.round
         if self.stateful and not trees.is_empty(state.next_round):
             site, optimizer = self.update.catch_up(
@@ -274,7 +274,7 @@ class Natural(FederatedKernel):
     def commit(self, message: Gaussian, broadcast: Broadcast, client_state: ArrayTree) -> ArrayTree:
         if not self.stateful:
             return client_state
-        old: Any = client_state
+        old: ArrayTree = client_state
         message = symmetric(message)  # like the sum at the server
         site, optimizer = self.update.update_client(
             message, old.site, old.optimizer, broadcast.round

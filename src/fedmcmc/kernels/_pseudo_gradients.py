@@ -6,7 +6,7 @@ pseudo-gradients that are gradients of a Gaussian fitted to the local posterior.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -131,7 +131,7 @@ class _Samples(Visitor):
 class PosteriorDelta(Delta):
     """Gradient of a Gaussian fitted to samples; see `posterior_delta`."""
 
-    shrinkage: Any
+    shrinkage: Number
 
     def visitor(self, num_samples: int, position: ArrayTree, round_: Array) -> Visitor:
         """Return the visitor that fits the Gaussian to averages of windows."""
@@ -178,8 +178,8 @@ class PseudoGradients(LocalTraining):
 
     delta: Delta
     training: Training
-    optimizer: Any
-    learning_rate: Any
+    optimizer: ArrayTree
+    learning_rate: Number
 
     disclosure = Disclosure(
         "how far the model moved when it was trained on the rows of this site, and the share of "
@@ -206,7 +206,7 @@ class PseudoGradients(LocalTraining):
         return self.optimizer.init(position)
 
     def message_like(self, like: Broadcast) -> ArrayTree:
-        weight: Any = jax.ShapeDtypeStruct((), jnp.result_type(float))
+        weight: ArrayTree = jax.ShapeDtypeStruct((), jnp.result_type(float))
         return _PseudoGradientMessage(Uncompressed(weight), trees.shapes_of(like.position))
 
     def step(

@@ -13,7 +13,7 @@ cyclic shift with one kick).
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -50,9 +50,9 @@ class _UnderdampedServer(NamedTuple):
 class Underdamped(TemperedKernel):
     """Kernel whose server moves position and velocity; see `underdamped`."""
 
-    step_size: Any
-    friction: Any
-    temperature: Any
+    step_size: Number
+    friction: Number
+    temperature: Number
     metric: Metric
 
     disclosure = Disclosure(

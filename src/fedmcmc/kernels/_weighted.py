@@ -44,7 +44,7 @@ class _WeightedServer(NamedTuple):
     num_clients: Array
 
 
-def _refuse_compression(kernel: Any, compressor: Any) -> None:
+def _refuse_compression(kernel: object, compressor: object) -> None:
     if not isinstance(compressor, Identity):
         raise ValueError(
             "Clients of this kernel send log likelihoods only, which must be exact, so there is "
@@ -170,7 +170,7 @@ class WeightedKernel(AdjustedKernel):
 class GaussianMetropolis(WeightedKernel):
     """Metropolis kernel with one proposal per round; see `gaussian_mh`."""
 
-    correlation: Any  # [], or () for independent proposals
+    correlation: ArrayTree  # [], or () for independent proposals
 
     @property
     def name(self) -> str:
@@ -319,7 +319,7 @@ def multiple_try(
     return as_functions(MultipleTry(posterior, as_proposal(approximation, tail), num_tries))
 
 
-def as_proposal(approximation: Any, tail: float) -> Mixture:
+def as_proposal(approximation: Gaussian | Mixture, tail: float) -> Mixture:
     """Return the proposal distribution: a mixture, or a Gaussian with a share of t tails.
 
     Raises
@@ -339,7 +339,7 @@ def as_proposal(approximation: Any, tail: float) -> Mixture:
     return defensive(*moments_of(approximation), tail=tail)
 
 
-def _correlation(correlation: Any) -> Any:
+def _correlation(correlation: ArrayTree) -> Any:
     """Return a correlation as a leaf, or ``()`` for zero."""
     number = as_constant(correlation, "correlation", strict=False)
     if not isinstance(number, jax.core.Tracer):

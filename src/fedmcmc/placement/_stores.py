@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import DTypeLike
 
 from fedmcmc._types import ArrayTree, FederatedState
 
@@ -93,7 +93,7 @@ class HostStore:
         leaves, treedef = jax.tree.flatten(state.clients)
         arrays = []
         for i, leaf in enumerate(leaves):
-            array: Any = leaf
+            array: np.ndarray = leaf
             if not isinstance(leaf, np.ndarray) or not leaf.flags.writeable:
                 array = self._allocate(i, leaf.shape, leaf.dtype, replace_files)
                 array[...] = np.asarray(leaf)
@@ -101,7 +101,7 @@ class HostStore:
         return state._replace(clients=jax.tree.unflatten(treedef, arrays))
 
     def _allocate(
-        self, index: int, shape: tuple[int, ...], dtype: Any, replace_file: bool = False
+        self, index: int, shape: tuple[int, ...], dtype: DTypeLike, replace_file: bool = False
     ) -> np.ndarray:
         if self.directory is None:
             return np.empty(shape, dtype)

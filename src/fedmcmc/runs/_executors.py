@@ -28,6 +28,7 @@ from fedmcmc.placement import (
 )
 from fedmcmc.pytrees import trees
 from fedmcmc.random import cohort_key
+from fedmcmc.records import Samples
 from fedmcmc.rounds import (
     CHAIN_AXIS,
     Accumulators,
@@ -78,7 +79,7 @@ class RunHalted(RuntimeError):
         `fedmcmc.Samples` kept before the error; ``None`` before the first round.
     """
 
-    samples: Any = None
+    samples: Samples | None = None
 
 
 class Executor(Protocol):
@@ -110,21 +111,21 @@ class Executor(Protocol):
 
     plain: Program
     program: Program
-    table_shapes: Any
-    shapes: Any
-    simulated_shapes: Any
+    table_shapes: FederatedState
+    shapes: FederatedState
+    simulated_shapes: FederatedState
     longest: int | None = None
     shared: bool = False
     in_place: bool = False
     finished_rounds: tuple[int, Segment] | None = None
 
-    def run(self, segment: SegmentWork, state: Any, start: int, stop: int) -> Segment:
+    def run(self, segment: SegmentWork, state: FederatedState, start: int, stop: int) -> Segment:
         """Run rounds ``[start, stop)`` from a state that `lay_out` returned."""
 
     def lay_out(self, state: FederatedState) -> Any:
         """Move the state of all clients, in client order, to the devices that use it."""
 
-    def gather(self, state: Any) -> Any:
+    def gather(self, state: FederatedState) -> Any:
         """Return a state as it was before `lay_out`."""
 
     def lay_out_chains(self, tree: ArrayTree) -> ArrayTree:
@@ -142,13 +143,13 @@ class OneDevice(Executor):
         self.keys = keys
         self.simulated_shapes = self.shapes = self.table_shapes = trees.shapes_but_keys(state)
 
-    def run(self, segment: SegmentWork, state: Any, start: int, stop: int) -> Segment:
+    def run(self, segment: SegmentWork, state: FederatedState, start: int, stop: int) -> Segment:
         return segment(self.program, self.keys, state)
 
     def lay_out(self, state: FederatedState) -> Any:
         return jax.tree.map(jnp.asarray, state)
 
-    def gather(self, state: Any) -> Any:
+    def gather(self, state: FederatedState) -> Any:
         return state
 
     def lay_out_chains(self, tree: ArrayTree) -> ArrayTree:
@@ -174,10 +175,12 @@ class MeshDevices(Executor):
         self.program = replace(plain, data=placed.data, arrangement=arrangement)
         self.client_of_slot = np.asarray(layout.client_of_slot)
         self.slots = np.asarray(layout.slots)
-        self.chains: Any = PartitionSpec(CHAIN_AXIS if CHAIN_AXIS in self.mesh.shape else None)
+        self.chains: PartitionSpec = PartitionSpec(
+            CHAIN_AXIS if CHAIN_AXIS in self.mesh.shape else None
+        )
         self.keys = put(keys, self.mesh, self.chains)
 
-        def for_all_clients(leaf: Any) -> Any:
+        def for_all_clients(leaf: Array) -> Any:
             shape = (leaf.shape[0], len(self.slots), *leaf.shape[2:])
             if trees.is_key(leaf):
                 return jnp.broadcast_to(leaf[:, :1], shape)
@@ -187,7 +190,7 @@ class MeshDevices(Executor):
         shapes = shapes._replace(clients=jax.tree.map(for_all_clients, shapes.clients))
         self.simulated_shapes = self.table_shapes = self.shapes = shapes
 
-    def run(self, segment: SegmentWork, state: Any, start: int, stop: int) -> Segment:
+    def run(self, segment: SegmentWork, state: FederatedState, start: int, stop: int) -> Segment:
         return segment(self.program, self.keys, state)
 
     def lay_out(self, state: FederatedState, ids: np.ndarray | None = None) -> Any:
@@ -197,7 +200,7 @@ class MeshDevices(Executor):
         index[ids] = np.arange(len(ids))
         specs = state_specs(self.mesh)
 
-        def spread(leaf: Any) -> Array:
+        def spread(leaf: Array) -> Array:
             host = np.asarray(leaf)
             shape = (host.shape[0], len(self.client_of_slot), *host.shape[2:])
 
@@ -215,7 +218,7 @@ class MeshDevices(Executor):
             jax.tree.map(on_words(spread), state.clients),
         )
 
-    def gather(self, state: Any) -> Any:
+    def gather(self, state: FederatedState) -> Any:
         host = on_host(state, self.mesh)
         return host._replace(clients=jax.tree.map(lambda leaf: leaf[:, self.slots], host.clients))
 
@@ -284,7 +287,7 @@ class StoredClients(OneDevice):
         slots[ids] = np.arange(len(ids))
         return replace(program, arrangement=replace(program.arrangement, slots=jnp.asarray(slots)))
 
-    def run(self, segment: SegmentWork, state: Any, start: int, stop: int) -> Segment:
+    def run(self, segment: SegmentWork, state: FederatedState, start: int, stop: int) -> Segment:
         ids, table = self._states_for(start, state.clients)
         on_device = state._replace(clients=jax.tree.map(jnp.asarray, table))
         result = segment(self._with_slots(self.program, ids), self.keys, on_device)
@@ -332,7 +335,7 @@ class StoredClients(OneDevice):
                 leaf[...] = new
         return jax.tree.map(jnp.asarray, state._replace(clients=None))
 
-    def gather(self, state: Any) -> Any:
+    def gather(self, state: FederatedState) -> Any:
         self._write(state.clients)
         return state._replace(clients=self.all_states)
 
@@ -348,7 +351,11 @@ class RemoteClients(Protocol):
         """Return the kernel that these clients run, for example as a secure sum under masks."""
 
     def start_run(
-        self, kernel: FederatedKernel, keys: Array, position: ArrayTree, state: Any
+        self,
+        kernel: FederatedKernel,
+        keys: Array,
+        position: ArrayTree,
+        state: FederatedState | None,
     ) -> tuple[Executor, FederatedState, str]:
         """Return the executor of a run, its first state, and a digest in place of the rows'."""
 

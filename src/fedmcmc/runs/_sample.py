@@ -234,7 +234,9 @@ def sample(
         return samples
 
 
-def _describe_data(kernel: FederatedKernel, data: Any) -> dict[str, str]:
+def _describe_data(
+    kernel: FederatedKernel, data: FederatedData | ClientLoader | RemoteClients
+) -> dict[str, str]:
     """Return names of clients, columns and outcome, if available."""
     names = in_words(data) if isinstance(data, FederatedData) else {}
     outcome = "" if kernel.target is None else kernel.target.observed

@@ -1,6 +1,6 @@
 """Running means and covariances of draws."""
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ class Moments(NamedTuple):
     num_draws: int
     mean: ArrayTree
     variance: ArrayTree
-    covariance: Any = ()
+    covariance: ArrayTree = ()
 
 
 class _MomentsState(NamedTuple):
@@ -84,7 +84,7 @@ def moments(
     )
 
 
-def _init(fn: Any, dense: Static[bool], draw: ArrayTree) -> _MomentsState:
+def _init(fn: Transform | tuple[()], dense: Static[bool], draw: ArrayTree) -> _MomentsState:
     zeros = zero_mean(transformed(fn, draw))
     if not dense.value:
         return _MomentsState(zeros, zeros, zeros)
@@ -93,7 +93,7 @@ def _init(fn: Any, dense: Static[bool], draw: ArrayTree) -> _MomentsState:
 
 
 def _update(
-    fn: Any,
+    fn: Transform | tuple[()],
     dense: Static[bool],
     rng_key: Array,
     index: Array,
@@ -158,7 +158,7 @@ def pool(per_chain: Moments) -> Moments:
 
     away = jax.tree.map(lambda leaf, middle: leaf - middle, per_chain.mean, mean)
     variance = jax.tree.map(lambda v, a: pooled(v, a**2), per_chain.variance, away)
-    covariance: Any = ()
+    covariance: ArrayTree = ()
     if not trees.is_empty(per_chain.covariance):
         flat = np.concatenate([a.reshape(chains, -1) for a in jax.tree.leaves(away)], axis=1)
         covariance = pooled(per_chain.covariance, flat[:, :, None] * flat[:, None, :])

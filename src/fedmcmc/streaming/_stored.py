@@ -104,7 +104,7 @@ def _accumulator(size: int, fn: Transform | None, place: Any) -> Accumulator:
     )
 
 
-def _init(fn: Any, size: Static[int], draw: ArrayTree) -> _StoredState:
+def _init(fn: Transform | tuple[()], size: Static[int], draw: ArrayTree) -> _StoredState:
     empty = jax.tree.map(
         lambda leaf: jnp.zeros((size.value, *jnp.shape(leaf)), jnp.result_type(leaf)),
         transformed(fn, draw),
@@ -113,7 +113,7 @@ def _init(fn: Any, size: Static[int], draw: ArrayTree) -> _StoredState:
 
 
 def _update(
-    fn: Any,
+    fn: Transform | tuple[()],
     place: Static[Any],
     size: Static[int],
     rng_key: Array,

@@ -3,12 +3,13 @@
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 
 from fedmcmc._checks import expect
 from fedmcmc._types import (
@@ -273,7 +274,7 @@ def _settled(pending: ArrayTree) -> ArrayTree:
     return arrived_late(pending)
 
 
-def _rate(probability: Any, name: str) -> ArrayTree:
+def _rate(probability: ArrayLike, name: str) -> ArrayTree:
     """Return a probability, or one per client, as a leaf, or ``()`` if it is known to be zero."""
     prefix = f"{name} must be a probability in [0, 1), or ``[num_clients]`` of them, got "
     try:
@@ -292,7 +293,7 @@ def _rate(probability: Any, name: str) -> ArrayTree:
     return array
 
 
-def _seed(seed: Any) -> Array:
+def _seed(seed: int) -> Array:
     if not isinstance(seed, jax.core.Tracer):
         array = np.asarray(seed)
         if array.ndim or array.dtype.kind not in "iu" or not 0 <= int(array) < 2**32:

@@ -134,7 +134,7 @@ class _Summed(WrappedPhase):
         return self._words_like(like, Word)
 
     def _words_like(self, like: Broadcast, kind: type[Limbs] | type[Word]) -> Words:
-        def parts(leaf: Any) -> Limbs | Word:
+        def parts(leaf: Array | jax.ShapeDtypeStruct) -> Limbs | Word:
             part: Any = jax.ShapeDtypeStruct(leaf.shape, jnp.uint32)
             return kind(*[part] * len(kind._fields))
 
@@ -191,7 +191,7 @@ class _SummedSetup(_Summed, SetupPhase):
     sums_rows = False  # the message of each client is rounded
 
 
-def _refuse_compressor(kernel: FederatedKernel, compressor: Any) -> None:
+def _refuse_compressor(kernel: FederatedKernel, compressor: object) -> None:
     raise ValueError(
         "Codes cannot be added under masks, so a secure sum cannot be compressed: compress the "
         "kernel first, secure_sum(compress(kernel, compressor)), which sends decoded numbers of "
