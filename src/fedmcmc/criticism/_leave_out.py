@@ -21,7 +21,13 @@ from fedmcmc._types import (
     Uncompressed,
     register_dataclass,
 )
-from fedmcmc.criticism._draws import MIN_DRAWS, position_shapes, refuse_whitened, weighted_draws
+from fedmcmc.criticism._draws import (
+    MIN_DRAWS,
+    PosteriorDraws,
+    position_shapes,
+    refuse_whitened,
+    weighted_draws,
+)
 from fedmcmc.criticism._pareto import psis, tail_length
 from fedmcmc.criticism._priors import expanded_prior
 from fedmcmc.criticism._wrapped import LeaveOneOutConsortium
@@ -159,7 +165,7 @@ class LeftOut:
 def leave_out(
     posterior: Posterior,
     data: FederatedData | Consortium,
-    corrected: Any,
+    corrected: PosteriorDraws,
     *,
     surrogates: Gaussian | None = None,
     prior: Gaussian | None = None,

@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._types import ArrayTree, ClientTerms, Posterior, as_functions
-from fedmcmc.criticism._draws import MAX_DRAWS, EqualDraws, equal_draws
+from fedmcmc.criticism._draws import MAX_DRAWS, EqualDraws, PosteriorDraws, equal_draws
 from fedmcmc.criticism._loo_question import LeaveGroupsOut, LeaveOneOut, LooSums, WidenedDraws
 from fedmcmc.criticism._pareto import tail_length
 from fedmcmc.criticism._units import UNITS, choose_unit, describe_unjudged, warn_if_weighted
@@ -107,7 +107,7 @@ class Loo:
 def loo(
     posterior: Posterior,
     data: FederatedData | Consortium,
-    draws: Any,
+    draws: PosteriorDraws,
     *,
     unit: str | None = None,
     num_draws: int = MAX_DRAWS,

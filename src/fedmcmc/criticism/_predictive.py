@@ -21,7 +21,7 @@ from fedmcmc._types import (
     Uncompressed,
     register_dataclass,
 )
-from fedmcmc.criticism._draws import equal_draws, position_shapes
+from fedmcmc.criticism._draws import PosteriorDraws, equal_draws, position_shapes
 from fedmcmc.criticism._histogram import Histogram, merge_cells, merge_targets
 from fedmcmc.criticism._rows import BUDGET, check_resample, sum_over_rows
 from fedmcmc.criticism._units import describe_unjudged, has_groups
@@ -236,7 +236,7 @@ def predictive_check(
     rng_key: Array,
     posterior: Posterior,
     data: FederatedData | Consortium,
-    draws: Any,
+    draws: PosteriorDraws,
     statistics: Statistic | Mapping[str, Statistic],
     *,
     num_draws: int = 1000,

@@ -1,7 +1,7 @@
 """R-hat and effective sample sizes."""
 
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -120,7 +120,7 @@ def worst_mixing(draws: ArrayTree) -> tuple[float, float]:
 
 
 def _statistic(
-    name: str, values: np.ndarray, *arguments: np.ndarray, **settings: Any
+    name: str, values: np.ndarray, *arguments: np.ndarray, **settings: object
 ) -> np.ndarray:
     """Return an ArviZ statistic ``[n]`` of values ``[num_chains, num_draws, n]``."""
     # The import takes half a second.

@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
+from fedmcmc._types import ArrayTree
+
 _CALLS = {
     "checkpoint",
     "closed_call",
@@ -107,7 +109,7 @@ def called_jaxpr(eqn: JaxprEqn) -> tuple[Any, Sequence[Any]] | None:
     return None
 
 
-def output_flags(fn: Callable[..., Any], arguments: tuple[Any, ...], flags: Any) -> Any:
+def output_flags(fn: Callable[..., Any], arguments: tuple[Any, ...], flags: ArrayTree) -> Any:
     """Return the flags that each output of `fn` depends on, in a tree like the outputs.
 
     `flags` are the flags of the inputs, sets in a tree prefix of `arguments`.

@@ -135,7 +135,7 @@ def _nnx_structure(construct: Callable[..., Any]) -> Any:
     return structure
 
 
-def _variable_types(state: Any) -> str:
+def _variable_types(state: ArrayTree) -> str:
     from flax import nnx
 
     flat = nnx.to_flat_state(state)

@@ -169,8 +169,8 @@ class _Value:
 
     value: object
     columns: Columns = NO_FLAGS
-    negative_of: Any = None
-    shifted: Any = None
+    negative_of: ArrayTree = None
+    shifted: ArrayTree = None
 
 
 @dataclass(eq=False)
@@ -184,8 +184,8 @@ class _Lookup:
     id: LookupId
     columns: Columns
     lengths: tuple[int, ...]
-    counts: Any = None
-    indices: Any = None
+    counts: ArrayTree = None
+    indices: ArrayTree = None
 
 
 class _Walk:

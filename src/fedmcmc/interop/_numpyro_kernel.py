@@ -154,7 +154,7 @@ class FederatedMCMCKernel(MCMCKernel):
         built = dict.fromkeys(("_structure", "_posterior", "_kernel", "_sample_fn"))
         return {**self.__dict__, **built}
 
-    def model(self, *args: Any, **kwargs: Any) -> Any:
+    def model(self, *args: ArrayTree, **kwargs: ArrayTree) -> Any:
         """Run the model on the pooled rows of a `FederatedData`, or on plain arguments.
 
         ArviZ and `numpyro.infer.Predictive` trace it with the arguments of ``run``.

@@ -130,7 +130,7 @@ def _with_arithmetic(value: Any) -> Any:
     return value
 
 
-def cholesky(matrix: Array, **_: Any) -> Array:
+def cholesky(matrix: Array, **_: object) -> Array:
     """Return the lower factor of symmetric matrices, ``[..., n, n]``, NaN if indefinite."""
     size = matrix.shape[-1]
     if size > BLOCK_ROWS:
@@ -168,7 +168,7 @@ def triangular_solve(
     lower: bool,
     transpose_a: bool,
     unit_diagonal: bool,
-    **_: Any,
+    **_: object,
 ) -> Array:
     """Return ``x`` with ``op(matrix) x = right``, or ``x op(matrix) = right`` if not `left_side`.
 

@@ -1,6 +1,6 @@
 """Recorders that store a run's draws in memory or in a Zarr store on disk."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -196,7 +196,7 @@ def _concatenate(parts: Sequence[RoundRecord]) -> RoundRecord:
     return joined
 
 
-def _map_arrays(shapes: RoundRecord, array: Any) -> RoundRecord:
+def _map_arrays(shapes: RoundRecord, array: Callable[..., ArrayTree]) -> RoundRecord:
     """Return ``array(group, name, shape)`` for each leaf of a round's record."""
 
     def group(kind: str, tree: ArrayTree) -> ArrayTree:

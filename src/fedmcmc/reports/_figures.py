@@ -212,7 +212,7 @@ def _panel_layout(num: int) -> dict[str, Any]:
     return {"figsize": (9.0, 1.7 * -(-num // 2) + 0.4), "layout": "constrained"}
 
 
-def _plot_by_arviz(name: str, shown: Shown, chosen: np.ndarray, **settings: Any) -> str:
+def _plot_by_arviz(name: str, shown: Shown, chosen: np.ndarray, **settings: object) -> str:
     """Return ArviZ's plot `name` of the chosen parameters as an SVG element."""
     import arviz_plots
     import matplotlib.pyplot as plt

@@ -1,5 +1,6 @@
 """A fixed number of a run's draws, chosen at random or evenly spaced."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -95,7 +96,9 @@ def thinned(size: int, fn: Transform | None = None) -> Accumulator:
     return _accumulator(num, fn, _even_slot)
 
 
-def _accumulator(size: int, fn: Transform | None, place: Any) -> Accumulator:
+def _accumulator(
+    size: int, fn: Transform | None, place: Callable[..., tuple[_StoredState, Array]]
+) -> Accumulator:
     mapped = as_functions(() if fn is None else fn)
     return Accumulator(
         Partial(_init, mapped, Static(size)),

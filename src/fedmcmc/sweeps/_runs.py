@@ -325,7 +325,7 @@ def _run_points(
     program: Program,
     keys: Array,
     states: FederatedState,
-    *arguments: Any,
+    *arguments: ArrayTree,
     axes: tuple[int | None, ...],
     **static: Any,
 ) -> Segment:
