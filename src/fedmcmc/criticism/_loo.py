@@ -121,24 +121,23 @@ def loo(
 
     A row's density is ``e_j = log sum_s w_s p(y_j | theta_s)`` with weights ``w_s`` smoothed from
     ``1 / p(y_j | theta_s)``; clients send sums over rows. If the data have ``groups=`` or latents
-    are integrated out, groups of rows are left out (docs/criticism.md): read "group" for "row". A
-    `SamplingWarning` counts rows whose k-hat is above ``min(1 - 1 / log10(num_draws), 0.7)``; a
-    `UserWarning` names weighted likelihood terms.
+    are integrated out, groups of rows are left out (docs/criticism.md): read "group" for "row".
+    Warnings count rows with a k-hat above ``min(1 - 1 / log10(num_draws), 0.7)``, and name weighted
+    terms.
 
     Parameters
     ----------
     posterior, data
         Model in its original coordinates, and `FederatedData` or a consortium of remote clients.
     draws
-        Posterior draws: a result of `fedmcmc.fit`, `fedmcmc.correct` or an unbiased sampler, or a
-        pytree with leaves ``[num, *event]`` and equal weights.
+        Result of `fedmcmc.fit`, `fedmcmc.correct` or an unbiased sampler, or a pytree of draws with
+        leaves ``[num, *event]``.
     unit
         Left-out unit: ``"row"``, ``"group"`` (the default if there are groups) or ``"client"``.
     num_draws, rng_key
         Number of draws that are sent, at least 100, and key for resampling weighted draws.
     minimum_rows, secure_sum
-        Smallest number of rows for which a client sends sums, unless nobody sees the sums of one
-        client.
+        Smallest number of rows for which a client sends sums; unused in a secure sum.
     efficiency
         Effective draws per draw, at most one; by default that of `Samples`, or one.
     refine

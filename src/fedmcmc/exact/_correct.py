@@ -75,16 +75,14 @@ def correct(
 
     One exchange with all clients sums their log likelihoods at all draws. The mean of the weights,
     ratios of posterior to proposal, is the evidence; k-hat, the shape of their tail, decides if
-    they can be trusted (docs/exact.md). A `SamplingWarning` follows if the first round does not
-    pass.
+    they can be trusted (docs/exact.md), and a `SamplingWarning` follows if it is not low at first.
 
     Parameters
     ----------
     rng_key, posterior, data
         Random key, model, and `FederatedData` or a consortium of remote clients.
     approximation
-        Approximation of the posterior, prior included: a `Gaussian`, a `fedmcmc.Mixture`, or
-        `Samples`.
+        Approximation of posterior and prior: a `Gaussian`, `fedmcmc.Mixture` or `Samples`.
     num_draws, max_rounds
         Number of draws per round, at least 100, and largest number of rounds.
     tail, degrees
@@ -93,8 +91,7 @@ def correct(
     adapt
         If true, proposals move to the weighted moments until a round passes.
     centre
-        Position, by default the approximation's mean, to which clients send log likelihood
-        differences.
+        Position whose log likelihood clients subtract; by default the approximation's mean.
     dither
         Resolution, in nats, to which clients round log likelihoods to save bits; by default none.
 

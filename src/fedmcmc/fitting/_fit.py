@@ -46,12 +46,12 @@ def fit(
     Parameters
     ----------
     model, data, rng_key
-        NumPyro model of one client's rows or a `Posterior`, a `FederatedData` or a consortium, and
-        a key.
-    num_draws, effort
-        Number of weighted draws per correction, at least 100, and stages: ``"approximate"`` stops
-        at the Gaussians. ``"exact"`` runs chains unless a correction passes. ``"auto"`` does so up
-        to 2,000 parameters if 1,050 rounds take at most an hour.
+        NumPyro model or `Posterior`, `FederatedData` or consortium, and random key.
+    num_draws
+        Number of weighted draws per correction, at least 100.
+    effort
+        ``"approximate"`` stops at the Gaussians; ``"exact"`` runs chains unless a correction
+        passes; ``"auto"`` does so up to 2,000 parameters if 1,050 rounds take at most an hour.
     max_rounds, latency
         Largest number of rounds of chains, and seconds per round for remote clients.
     position, progress
@@ -62,8 +62,7 @@ def fit(
     Fitted
         ``.samples``, ``.verdict``, ``.log_evidence`` and ``.report``. The verdict's kind is
         ``"passed"`` (Monte Carlo errors of at most 0.05 sd for means and 5 % for sds),
-        ``"doubtful"``, ``"approximate"`` or ``"failed"``; a `SamplingWarning` follows if it is not
-        ``"passed"``.
+        ``"doubtful"``, ``"approximate"`` or ``"failed"``, the last three with a `SamplingWarning`.
 
     Raises
     ------

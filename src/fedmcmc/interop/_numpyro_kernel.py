@@ -94,8 +94,8 @@ class FederatedMCMCKernel(MCMCKernel):
     ``MCMC(FederatedMCMCKernel(...), ...).run(rng_key, data)`` takes one `FederatedData`. Draws,
     extra fields, `print_summary`, resumption and `numpyro.infer.Predictive` work as for NumPyro's
     kernels. Chains are ``"vectorized"`` or ``"sequential"``, with the draws of `fedmcmc.sample`.
-    Warm-up rounds are burn-in and adapt nothing. ``diverging`` marks draws that are not finite.
-    Call `diagnose` to check the draws.
+    Warm-up rounds adapt nothing. ``diverging`` marks draws that are not finite. Call `diagnose` to
+    check the draws.
 
     Parameters
     ----------
@@ -104,8 +104,7 @@ class FederatedMCMCKernel(MCMCKernel):
     kernel_fn
         ``Posterior -> FederatedKernel``.
     surrogates
-        Gaussian approximations of the clients over the unconstrained sites, one per client. The run
-        then warns before it starts if `fedmcmc.predict_bias` finds a large bias.
+        One Gaussian per client over the unconstrained sites, to predict the bias of the run.
 
     Raises
     ------

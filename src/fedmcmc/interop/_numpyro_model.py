@@ -57,10 +57,8 @@ def from_numpyro(
 ) -> Posterior:
     """Convert a NumPyro model, written for one client's rows, to a `Posterior`.
 
-    Positions are dicts from latent site to unconstrained float array. `logprior_fn` includes log
-    Jacobians and all that does not depend on rows; `loglikelihood_fn` has one term per row. A model
-    with local sites has `local` in its place. `why_no_resample` explains a missing `resample_fn`.
-    Warnings name parts of a model that are probably wrong.
+    Positions are dicts from latent site to unconstrained float array. A model with local sites has
+    `local` in place of `loglikelihood_fn`. `why_no_resample` is the reason for no `resample_fn`.
 
     Parameters
     ----------
@@ -68,25 +66,22 @@ def from_numpyro(
         NumPyro model of any number of rows, which are keyword arguments if they are a dict,
         positional arguments if they are a tuple or list, and otherwise one argument.
     example
-        One client's rows, leaves ``[n, ...]``, their shapes, or a `FederatedData` to check all
-        clients.
+        Rows of one client, leaves ``[n, ...]``, or their shapes; or a `FederatedData`.
     local
         Latent sites with one value per group of rows (docs/hierarchies.md), by default the sites
         that the model marks. ``{"client": [...], "group": [...]}`` gives two levels.
     centered
-        Parametrization of local location-scale sites, from 0 (a standard variable that is shifted
-        and scaled) to 1 (as written): a number, or numbers by site.
+        Parametrization of local location-scale sites, a number or numbers by site: 0 for a standard
+        variable that is shifted and scaled, 1 for the site as written.
     init_radius
         Half width of the interval from which `init_fn` draws unconstrained starts.
     check_rows
-        If true, compile a program to check that rows are independent, observed values lie in their
-        support, and columns that index an axis lie within its length.
+        If true, compile checks that rows are independent and values lie in their support.
 
     Raises
     ------
     ValueError, TypeError
-        If a site cannot be part of a posterior over independent rows, a check fails, or rows do not
-        match the model's arguments. Messages name the site, the client and the row where known.
+        If model and rows do not fit; the message names the site, the client and the row.
 
     Examples
     --------

@@ -57,20 +57,17 @@ def from_flax(
     Parameters
     ----------
     module
-        `flax.linen` module, or the constructor of a `flax.nnx` module, called with ``rngs=``: its
-        class, or a `functools.partial` of the class.
+        `flax.linen` module, or the class of a `flax.nnx` module, also as a `functools.partial`.
     example
         Some rows, a dict or a tuple with leaves ``[n, ...]``, or a `FederatedData`.
     prior_scale
         Standard deviations of the priors: a number, a tree prefix of the position with numbers or
-        arrays, or a function ``(path, leaf) -> number or array`` of a path such as
-        ``"Dense_0.kernel"``.
-    likelihood
+        arrays, or a function of a path such as ``"Dense_0.kernel"`` and a leaf's shape.
+    likelihood, noise_scale
         ``"categorical"`` (outputs are logits ``[n, num_classes]``, outcomes integers ``[n]``),
-        ``"bernoulli"`` (outputs are logits, outcomes 0 or 1), ``"gaussian"`` (outputs are means),
-        or a function ``(outputs, batch) -> [n]``; then `resample_fn` is ``None``.
-    noise_scale
-        Standard deviation of a ``"gaussian"`` outcome, a number or an array.
+        ``"bernoulli"`` (outputs are logits, outcomes 0 or 1), ``"gaussian"`` (outputs are means,
+        `noise_scale` is the standard deviation), or a function ``(outputs, batch) -> [n]``; then
+        `resample_fn` is ``None``.
     inputs, outcome
         Keys of the rows for the module's arguments and for the outcomes; 0 and 1 for tuples.
     options, check
@@ -80,8 +77,7 @@ def from_flax(
     Raises
     ------
     ImportError, TypeError, ValueError
-        If flax is missing, the module needs batch statistics or random numbers, or arguments do not
-        fit.
+        If flax is missing, the module has state or random numbers, or arguments do not fit.
 
     Examples
     --------

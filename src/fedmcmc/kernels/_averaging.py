@@ -169,8 +169,10 @@ def averaging(
     posterior, estimator
         Model, and gradient estimator for a client's log likelihood. A client moves along the
         gradient of the prior plus one over its weight times the estimate.
-    integrator, step_size
-        `leapfrog` or `euler_maruyama`, and its step size, a number or schedule of the round.
+    integrator
+        `leapfrog` or `euler_maruyama`.
+    step_size, temperature
+        Step size and factor of the variance of all noise, numbers or schedules of the round.
     num_local_steps
         Number of trajectories per round.
     momentum
@@ -179,11 +181,9 @@ def averaging(
         ``[num_clients]``, positive, with sum one; by default the clients' shares of the rows. The
         target is the posterior for all weights.
     participation
-        Rule that chooses who takes part; everyone by default, and always with `scaffold`. Both
-        rules of Deng et al. are unbiased: ``categorical(weights, cohort_size=S)`` is scheme I,
-        ``uniform(cohort_size)`` is scheme II if all weights are equal.
-    temperature
-        Factor of the variance of all noise, a number or schedule of the round.
+        Rule that chooses who takes part; everyone by default, and always with `scaffold`. Schemes I
+        and II of Deng et al. are ``categorical(weights, cohort_size=S)`` and, with equal weights,
+        `uniform`.
 
     Raises
     ------

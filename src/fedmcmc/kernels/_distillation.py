@@ -108,8 +108,7 @@ def distillation(
     Parameters
     ----------
     predict_fn, inputs
-        ``(position, inputs) -> [n, num_classes]`` (logits), and unlabeled inputs, leaves ``[n,
-        ...]``.
+        ``(position, inputs) -> [n, num_classes]``, logits, and unlabeled inputs ``[n, ...]``.
     optimizer, num_steps
         Optax optimizer, which starts again in every round, and its number of steps.
     batch_size

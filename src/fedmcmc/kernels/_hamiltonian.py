@@ -336,11 +336,11 @@ def hmc(
     target_accept: float | None = None,
     value_noise: float | Array | None = None,
 ) -> FederatedKernel:
-    """Build Hamiltonian Monte Carlo with a Metropolis test: exact at any step size.
+    """Build Hamiltonian Monte Carlo with a Metropolis test: exact at any step size (Neal 2011).
 
     In a round all clients send their log likelihoods and gradients at one point per chain, which is
-    one leapfrog step. Chains share the messages of a round: 64 chains need no more rounds than one.
-    ``samples.info["acceptance"]`` holds acceptance probabilities (Neal 2011).
+    one leapfrog step. Chains share messages: 64 chains need no more rounds than one.
+    ``samples.info["acceptance"]`` holds acceptance probabilities.
 
     Parameters
     ----------
@@ -353,11 +353,10 @@ def hmc(
         Largest number of steps per trajectory, uniform from 1; by default 1 to 5 by dimension.
     metric
         Matrix ``B`` of `fedmcmc.langevin`, best the posterior's covariance (``white.metric``).
-    num_adapt
-        Number of initial rounds that adapt each chain's step size to `target_accept` by dual
-        averaging (Hoffman and Gelman 2014, section 3.2). Draws are exact after these rounds.
-    target_accept
-        Target acceptance probability, by default 0.57 for trajectories of one step, else 0.8.
+    num_adapt, target_accept
+        Number of initial rounds that adapt each chain's step size by dual averaging (Hoffman and
+        Gelman 2014, section 3.2), and target acceptance probability, by default 0.57 for
+        trajectories of one step, else 0.8. Draws are exact after these rounds.
     value_noise
         Variance of the normal noise that clients add to the log likelihoods in total. Draws stay
         exact (penalty method, Ceperley and Dewing 1999) but fewer proposals are accepted.

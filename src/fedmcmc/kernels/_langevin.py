@@ -255,10 +255,9 @@ def langevin(
         Matrix ``B = C C'``, constant: leaves shaped as the position for a diagonal, or ``[d, d]``
         over the raveled position; the identity by default. See `fedmcmc.whiten`.
     noise
-        With ``"server"`` the server draws the noise. With ``"clients"`` each client adds its share
-        of the noise to its gradient, with variance proportional to its share of the rows, which
-        `fedmcmc.share_momentum` correlates. This needs full participation, no `metric` and no
-        `preconditioner`.
+        With ``"server"`` the server draws the noise. With ``"clients"`` each client adds a share
+        with variance proportional to its share of the rows, which `fedmcmc.share_momentum`
+        correlates. This needs full participation, no `metric` and no `preconditioner`.
 
     Raises
     ------

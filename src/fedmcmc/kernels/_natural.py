@@ -389,8 +389,7 @@ def natural(
     Parameters
     ----------
     posterior, inference
-        Model, and fit of a Gaussian to a client's likelihood times the cavity
-        (`fedmcmc.inference`).
+        Model, and fit of a Gaussian to likelihood times cavity, from `fedmcmc.inference`.
     cavity
         Factor of the client's likelihood. ``"site"``: the approximation ``q`` over the client's
         site (expectation propagation). ``"average"``, ``"power"``: ``q`` over ``(q / prior)`` to
@@ -409,8 +408,7 @@ def natural(
         Gaussian factor of the prior. By default the server computes it: exact for a Gaussian log
         prior, else refined in each round from `num_prior_samples` draws.
     initial_precision
-        Precision per row of the first sites, centered at the first position; zero for constant
-        sites.
+        Precision per row of the first sites, around the first position; zero for constant sites.
     first_sites
         ``"constant"``, or ``"expansion"`` of each client's log likelihood to second order at the
         first position, best the mode, so that the first approximation is Laplace's.

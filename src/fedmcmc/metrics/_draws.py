@@ -31,12 +31,11 @@ def predictive(
     apply_fn
         ``(position, *inputs) -> prediction``, an array or a pytree. Scores need the probabilities
         ``[num_rows, num_classes]``: averages of logits are another model.
-    draws
-        Positions, leaves ``[*sample, *event]``.
+    draws, sample_axes
+        Positions, leaves ``[*sample, *event]``, and the static number of sample axes; 2 for
+        `fedmcmc.Samples.draws`.
     *inputs
         Further arguments of `apply_fn`, such as the rows' features.
-    sample_axes
-        Number of leading axes that count draws, static; 2 for `fedmcmc.Samples.draws`.
     batch_size
         Number of draws computed together, static.
 

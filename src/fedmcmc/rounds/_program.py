@@ -219,8 +219,9 @@ def run_rounds(
 ) -> tuple[FederatedState, Records]:
     """Run rounds of one chain, as a pure function that can be compiled and mapped.
 
-    `fedmcmc.sample` is a loop on the host around the same program, and gives the same numbers for
-    the same key (``fold_in(rng_key, c)`` for chain ``c``) and state.
+    It returns the last state, and `Records` of ``num_rounds // thinning`` draws, or of `capacity`
+    entries. `fedmcmc.sample` is a loop on the host around the same program, with the same numbers
+    for the same state and key (``fold_in(rng_key, c)`` for chain ``c``).
 
     Parameters
     ----------
@@ -239,11 +240,6 @@ def run_rounds(
         With `capacity`: round from which `thinning` counts, by default the round of `state`.
     ahead_bytes
         Static memory per chain for random numbers drawn in advance.
-
-    Returns
-    -------
-    tuple
-        Last state, and `Records` of ``num_rounds // thinning`` draws, or of `capacity` entries.
 
     Raises
     ------

@@ -60,9 +60,8 @@ def sweep(
     Parameters
     ----------
     rng_key, num_seeds
-        Key and number of seeds. Seed ``s`` has the draws of ``sample(fold_in(rng_key, s),
-        kernel_fn(**point), ...)``, to the last bit in the mode ``"sequential"``, else up to
-        rounding.
+        Key and number of seeds. Seed ``s`` has the draws of ``sample(fold_in(rng_key, s), ...)``,
+        to the last bit in the mode ``"sequential"``, else up to rounding.
     kernel_fn
         Function from a point's settings, by name, to a kernel. Define log densities outside of it.
     grid

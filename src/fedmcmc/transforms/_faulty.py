@@ -190,21 +190,20 @@ def faults(
 
     The server excludes a message with a number that is not finite, also without a fault, and counts
     it in ``samples.info["num_excluded"]``. The client keeps its previous state and is inactive for
-    the rest of the round. docs/laws.md has the exact distribution.
+    the rest of the round. Probabilities are scalars or ``[num_clients]``. docs/laws.md has the
+    exact distribution.
 
     Parameters
     ----------
     kernel
         Any kernel, also compressed or a sequence: `faults` is the outermost transform.
     drop
-        Probability that a client of the cohort sends nothing; it counts as if it had not taken
-        part.
+        Probability that a client of the cohort sends nothing, as if it had not taken part.
     late
         Probability that a message of a round's last phase arrives one round late. The sum of such
         messages is ``state.server.pending``, next to ``state.server.kernel``.
     nan
-        Probability that a message turns into NaN or infinities. All probabilities are scalars or
-        ``[num_clients]``.
+        Probability that a message turns into NaN or infinities.
     seed
         Seed of the faults, an integer. All other randomness stays the same.
     rescale
@@ -215,8 +214,7 @@ def faults(
     Raises
     ------
     TypeError, ValueError
-        If `kernel` has the wrong type, has faults already, or its clients add the noise of the
-        chain; if a probability or `seed` is out of range.
+        If `kernel` cannot have faults, or a probability or `seed` is out of range.
 
     Examples
     --------

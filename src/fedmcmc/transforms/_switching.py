@@ -34,9 +34,8 @@ def switch(
 
     Use it as ``sample(..., state=switch(kernel, data, samples.state))``. Positions and the round's
     number are kept; all other states start as in a new run of `kernel`. Latents of clients' groups
-    keep their values if both kernels move them, and step sizes that they learned are kept if both
-    use the same `hierarchy.hmc` or `hierarchy.mala`. Kernels of the same structure need no
-    `switch`: pass the state itself.
+    keep their values if both kernels move them, and so do the step sizes of `hierarchy.hmc` and
+    `hierarchy.mala`. Kernels of the same structure need no `switch`: pass the state itself.
 
     Parameters
     ----------
