@@ -110,8 +110,8 @@ def sweep(
     if not isinstance(grid, Mapping):
         raise TypeError(f"grid must be a mapping of names to values, got {type(grid).__name__}.")
     labeled = {name: _label_values(name, values) for name, values in grid.items()}
-    points = _product(labeled)
-    arguments = _product({name: values.values() for name, values in labeled.items()})
+    points = _list_points(labeled)
+    arguments = _list_points({name: values.values() for name, values in labeled.items()})
     kernels = [
         _build_kernel(point, kernel_fn, values, num_rounds)
         for point, values in zip(points, arguments, strict=True)
@@ -149,7 +149,7 @@ def sweep(
                 stacklevel=2,
             )
     constrain_fn = constrain_fn_of(kernels[0]) if collect is None else None
-    diagnoses = _diagnoses(results, kernels, data)
+    diagnoses = _judge_points(results, kernels, data)
     findings = [
         (point, diagnosis.findings[0])
         for point, diagnosis in zip(points, diagnoses, strict=True)
@@ -167,7 +167,7 @@ def sweep(
     return Sweep(results, tuple(modes), constrain_fn, diagnoses)
 
 
-def _diagnoses(
+def _judge_points(
     results: SweepResults, kernels: Sequence[FederatedKernel], data: FederatedData
 ) -> tuple[Diagnosis | None, ...]:
     """Judge each point by the draws of all its seeds."""
@@ -217,7 +217,7 @@ def _label_values(name: Any, values: Any) -> dict[Any, Any]:
     )
 
 
-def _product(grid: Mapping[str, Iterable[Any]]) -> list[dict[str, Any]]:
+def _list_points(grid: Mapping[str, Iterable[Any]]) -> list[dict[str, Any]]:
     """Return all points, in the order of nested loops, last name fastest."""
     return [dict(zip(grid, point, strict=True)) for point in itertools.product(*grid.values())]
 
@@ -334,7 +334,7 @@ class Sweep:
         """
         results = self._results
         rows = []
-        for i, point in enumerate(_product(results.grid)):
+        for i, point in enumerate(_list_points(results.grid)):
             statistics = []
             for s in np.flatnonzero(results.is_complete[i]):
                 draws = jax.tree.map(lambda leaf, i=i, s=s: leaf[i, s], results.draws)
