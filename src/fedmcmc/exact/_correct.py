@@ -82,7 +82,7 @@ def correct(
     rng_key, posterior, data
         Random key, model, and `FederatedData` or a consortium of remote clients.
     approximation
-        Approximation of posterior and prior: a `Gaussian`, `fedmcmc.Mixture` or `Samples`.
+        Approximation of the posterior, prior included: `Gaussian`, `fedmcmc.Mixture` or `Samples`.
     num_draws, max_rounds
         Number of draws per round, at least 100, and largest number of rounds.
     tail, degrees
@@ -98,8 +98,7 @@ def correct(
     Raises
     ------
     ValueError
-        If the approximation is improper or has the wrong dimension, or log densities are not
-        finite.
+        If the approximation is improper or of the wrong dimension, or log densities are not finite.
 
     Examples
     --------
