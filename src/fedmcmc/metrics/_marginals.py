@@ -54,7 +54,7 @@ def marginal_error(draws: ArrayTree, reference: ArrayTree, num_bins: int = 50) -
             f"draws and reference must have the same structure, got {jax.tree.structure(draws)} "
             f"and {jax.tree.structure(reference)}."
         )
-    rows, reference_rows = (_coordinates("draws", draws), _coordinates("reference", reference))
+    rows, reference_rows = _coordinates("draws", draws), _coordinates("reference", reference)
     shapes = [jnp.shape(leaf)[1:] for leaf in jax.tree.leaves(draws)]
     if shapes != [jnp.shape(leaf)[1:] for leaf in jax.tree.leaves(reference)]:
         raise ValueError(
