@@ -340,7 +340,9 @@ class Posterior(NamedTuple):
     @property
     def no_resample_reason(self) -> str:
         """Clause with the reason why `from_numpyro` made no `resample_fn`; empty if unknown."""
-        return getattr(getattr(self.logprior_fn, "func", self.logprior_fn), "why_no_resample", "")
+        return getattr(
+            getattr(self.logprior_fn, "func", self.logprior_fn), "no_resample_reason", ""
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return constructor and fields, or raise `pickle.PicklingError` that names a function."""

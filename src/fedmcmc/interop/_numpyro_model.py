@@ -58,7 +58,7 @@ def from_numpyro(
     """Convert a NumPyro model, written for one client's rows, to a `Posterior`.
 
     Positions are dicts from latent site to unconstrained float array. A model with local sites has
-    `local` in place of `loglikelihood_fn`. `why_no_resample` is the reason for no `resample_fn`.
+    `local` in place of `loglikelihood_fn`. `no_resample_reason` explains a missing `resample_fn`.
 
     Parameters
     ----------

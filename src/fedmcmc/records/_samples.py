@@ -65,7 +65,7 @@ class Samples(WithFunctions):
         `constrained_local`.
     local_mask
         ``[num_clients, max_groups]`` bool, true for groups that exist.
-    diagnosis, not_judged
+    diagnosis, reason_not_judged
         Convergence diagnostics, a `fedmcmc.diagnostics.Diagnosis`, or ``None`` and the reason.
     warnings, settings, versions
         Texts of warnings, settings without random keys, and versions of the software.

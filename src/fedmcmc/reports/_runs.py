@@ -26,7 +26,7 @@ class RunFacts:
     warnings
         Texts of the run's warnings.
     diagnosis
-        Convergence diagnostics; ``None`` for the reason `not_judged`.
+        Convergence diagnostics; ``None`` for the reason `reason_not_judged`.
     verdict
         Verdict of a fit; empty for a run.
     stopped
