@@ -39,8 +39,8 @@ def ended(shifts, num_active=NUM_CLIENTS, proper=True):
     """Return what `check_at_rest` reads of a run with these shifts."""
     shifts = np.atleast_2d(np.asarray(shifts, np.float32))
     state = SimpleNamespace(
-        server=_natural._Server(None, None, None, None, np.array([NUM_CLIENTS]), (), ()),
-        broadcast=_natural._Extra(None, None, np.array([proper]), np.array([True])),
+        server=_natural._NaturalServer(None, None, None, None, np.array([NUM_CLIENTS]), (), ()),
+        broadcast=_natural._NaturalExtra(None, None, np.array([proper]), np.array([True])),
     )
     info = {"shift": shifts, "num_active": np.full(shifts.shape, num_active)}
     return SimpleNamespace(info=info, state=state)

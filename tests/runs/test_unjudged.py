@@ -114,7 +114,7 @@ def test_a_short_run_without_a_target_says_so_and_does_not_warn():
 
 def test_a_kernel_with_a_target_is_judged():
     samples, caught = run(own(Sampler), num_rounds=5_000, num_burnin=100, num_chains=4)
-    assert caught == [] and samples.not_judged == ""
+    assert caught == [] and samples.reason_not_judged == ""
     # Five rows and the prior: the precision is 6, and a step of 0.02 widens sds by 3 %.
     np.testing.assert_allclose(samples.diagnosis.moments.spread, 1.03, atol=0.06)
 

@@ -264,7 +264,7 @@ def test_an_interrupt_loses_nothing(mode, monkeypatch):
             return super().update(n)
 
     monkeypatch.setattr(sweeps, "tqdm", Bar)
-    with pytest.warns(RuntimeWarning, match="Interrupted; returning what was kept before"):
+    with pytest.warns(RuntimeWarning, match="Interrupted; returning the draws kept before"):
         swept = run(num_seeds=2, max_bytes=1, mode=mode)
     ran = np.array([[1, 0], [1, 0], [1, 0]])
     np.testing.assert_array_equal(swept.dataset.num_rounds[..., 0], 30 * ran)
@@ -389,7 +389,7 @@ def test_functions_made_anew_warn():
         posterior = POSTERIOR._replace(logprior_fn=lambda t: -0.5 * jnp.sum(t**2))
         return fedmcmc.dsgld(posterior, step_size=step_size, num_local_steps=2)
 
-    with pytest.warns(RuntimeWarning, match=r"Each of the 3 points .* 1 program would do"):
+    with pytest.warns(RuntimeWarning, match=r"Each of the 3 points .* 1 program would suffice"):
         swept = run(kernel_fn)
     assert len(swept.modes) == 3
     # Structure that differs is no fault.

@@ -29,7 +29,7 @@ class Described:
         return html_table(type(self).__name__, shown)
 
 
-def undefined(part: Any, method: str) -> NotImplementedError:
+def undefined(part: object, method: str) -> NotImplementedError:
     """Return the error for a method that a subclass must define."""
     return NotImplementedError(
         f"{type(part).__name__} does not define the method {method}; docs/extend.md shows how."
@@ -81,7 +81,7 @@ def _describe_array(value: Any) -> str:
     return f"{value.dtype}{list(value.shape)}"
 
 
-def _prints_fields(value: Any) -> bool:
+def _prints_fields(value: object) -> bool:
     """Return whether a dataclass has no custom representation."""
     method: Any = type(value).__repr__
     return method is Described.__repr__ or getattr(method, "__wrapped__", None) is not None
@@ -106,12 +106,12 @@ def _describe_named_tuple(value: Any) -> str:
     return _describe_fields(value, shown)
 
 
-def _describe_fields(value: Any, parts: list[tuple[str, Any]]) -> str:
+def _describe_fields(value: object, parts: list[tuple[str, Any]]) -> str:
     settings = ", ".join(f"{name}={describe(part)}" for name, part in parts)
     return f"{type(value).__name__}({settings})"
 
 
-def _is_default(part: Any, default: Any) -> bool:
+def _is_default(part: object, default: object) -> bool:
     is_empty = isinstance(part, tuple | dict) and not part
     if part is None or part is default or is_empty or isinstance(part, Posterior):
         return True

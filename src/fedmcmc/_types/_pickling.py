@@ -98,7 +98,7 @@ class WithFunctions:
 _COMPUTED = "_computed"
 
 
-def pack(value: Any) -> Any:
+def pack(value: object) -> Any:
     """Return `value` in a form that pickle can store, whatever functions it contains."""
     if value is None or isinstance(value, MissingFunction):
         return value
@@ -109,7 +109,7 @@ def pack(value: Any) -> Any:
     return _Packed(content, _without_functions(value, reason))
 
 
-def unpack(value: Any) -> Any:
+def unpack(value: object) -> Any:
     """Return a packed value, with `MissingFunction` functions if it cannot be loaded."""
     if not isinstance(value, _Packed):
         return value
@@ -119,20 +119,20 @@ def unpack(value: Any) -> Any:
         return value.replacement
 
 
-def is_certain(value: Any) -> bool:
+def is_certain(value: object) -> bool:
     """Return whether pickle stores all functions in `value`, and none is defined in a script."""
     content, reason = _pickled(value)
     return not reason and b"__main__" not in content
 
 
-def check_picklable(value: Any, name: str) -> None:
+def check_picklable(value: object, name: str) -> None:
     """Raise `pickle.PicklingError` if pickle cannot store the function `value`."""
     reason = _pickled(value)[1]
     if reason:
         raise pickle.PicklingError(f"{name} cannot be pickled. {reason}")
 
 
-def _pickled(value: Any) -> tuple[bytes, str]:
+def _pickled(value: object) -> tuple[bytes, str]:
     """Return the pickle of `value`, or the reason why there is none."""
     try:
         return pickle.dumps(value), ""
@@ -143,12 +143,12 @@ def _pickled(value: Any) -> tuple[bytes, str]:
         return b"", f"{_function_name(value)} is not stored: pickle cannot store it. {REMEDY}"
 
 
-def _is_function(leaf: Any) -> bool:
+def _is_function(leaf: object) -> bool:
     return isinstance(leaf, Partial) or (callable(leaf) and not isinstance(leaf, jax.Array))
 
 
-def _without_functions(value: Any, reason: str) -> Any:
-    def replace(leaf: Any) -> Any:
+def _without_functions(value: object, reason: str) -> Any:
+    def replace(leaf: object) -> Any:
         if not _is_function(leaf):
             return leaf
         attributes = getattr(getattr(leaf, "func", leaf), "__dict__", {})
@@ -158,7 +158,7 @@ def _without_functions(value: Any, reason: str) -> Any:
     return jax.tree.map(replace, value, is_leaf=_is_function)
 
 
-def _function_name(value: Any) -> str:
+def _function_name(value: object) -> str:
     """Return the name of a function, or of the first function in `value`."""
     functions = [x for x in jax.tree.leaves(value, is_leaf=_is_function) if _is_function(x)]
     function: Callable[..., Any] | Any = functions[0] if functions else value

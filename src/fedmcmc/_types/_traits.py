@@ -8,7 +8,7 @@ CompressorCheck = Callable[[Any, Any], None]
 """``(kernel, compressor)``; raises `ValueError` if compressed messages would make draws wrong."""
 
 
-def any_compressor(kernel: Any, compressor: Any) -> None:
+def any_compressor(kernel: object, compressor: object) -> None:
     """Accept every compressor."""
 
 

@@ -340,7 +340,9 @@ class Posterior(NamedTuple):
     @property
     def no_resample_reason(self) -> str:
         """Clause with the reason why `from_numpyro` made no `resample_fn`; empty if unknown."""
-        return getattr(getattr(self.logprior_fn, "func", self.logprior_fn), "why_no_resample", "")
+        return getattr(
+            getattr(self.logprior_fn, "func", self.logprior_fn), "no_resample_reason", ""
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return constructor and fields, or raise `pickle.PicklingError` that names a function."""
@@ -553,12 +555,12 @@ class ParticipationMoments(NamedTuple):
         ``[num_clients]`` float64, mean number of messages per round.
     """
 
-    weight: Any
-    mean: Any
-    own: Any
-    common: Any
+    weight: ArrayTree
+    mean: ArrayTree
+    own: ArrayTree
+    common: ArrayTree
     sign: float
-    active: Any
+    active: ArrayTree
 
 
 def as_functions(tree: ArrayTree) -> ArrayTree:
@@ -573,7 +575,7 @@ def as_functions(tree: ArrayTree) -> ArrayTree:
         If a part of the tree is a dataclass that is not registered.
     """
 
-    def wrap(leaf: Any) -> Any:
+    def wrap(leaf: Array) -> Any:
         if callable(leaf) and not isinstance(leaf, Array):
             return Partial(leaf)
         if is_dataclass(leaf):
@@ -587,7 +589,7 @@ def as_functions(tree: ArrayTree) -> ArrayTree:
 
 
 @compiled(static_argnames=("num_axes",))
-def vmap_axes(fn: Any, tree: ArrayTree, *, num_axes: int) -> ArrayTree:
+def vmap_axes(fn: Callable[..., Array], tree: ArrayTree, *, num_axes: int) -> ArrayTree:
     """Return `fn` of each element along the first `num_axes` axes of a tree's leaves.
 
     Pass the result of `as_functions`, so that calls with one function share a compilation.

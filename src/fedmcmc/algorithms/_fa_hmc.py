@@ -45,13 +45,12 @@ def fa_ld(
 
     Parameters
     ----------
-    posterior
-        Model.
+    posterior, weights, participation, temperature
+        See `fedmcmc.averaging`.
     step_size
-        Number or schedule of the round. A local step of client ``c`` is
-        ``position + step_size * gradient + sqrt(2 * step_size) * normal``. Its gradient is the
-        gradient of the log prior plus the gradient of the client's log likelihood divided by its
-        weight.
+        Number or schedule of the round. A local step of client ``c`` is ``position + step_size *
+        gradient + sqrt(2 * step_size) * normal``. Its gradient is the gradient of the log prior
+        plus the gradient of the client's log likelihood divided by its weight.
     num_local_steps
         Number of steps between two communications, ``T``. With more than one, differences in
         curvature between clients bias the mean.
@@ -59,8 +58,13 @@ def fa_ld(
         Correlation of the clients' noise, in [0, 1]; see `fedmcmc.shared_momentum`.
     batch_size, replace, metric
         See `fedmcmc.lsd`.
-    gradient_noise, control_variate, weights, participation, temperature
-        See `fa_hmc`.
+    gradient_noise
+        Standard deviation of normal noise that is added to each coordinate of every gradient of a
+        client's weighted loss, after any control variate. The Python number zero adds none.
+    control_variate
+        If true, clients correct their gradients by the mean gradient at the start of the round
+        (`fedmcmc.scaffold`). The mean of a Gaussian target is then exact for any number of steps.
+        Each round has one more phase, and all clients must take part.
 
     References
     ----------
@@ -106,8 +110,10 @@ def fa_hmc(
 
     Parameters
     ----------
-    posterior
-        Model.
+    posterior, rho, batch_size, replace, gradient_noise, control_variate, weights, participation
+        See `fa_ld`.
+    temperature
+        Factor of the variance of the momenta.
     step_size
         Leapfrog step, ``eta``: a number or schedule of the round. It must be smaller than two
         divided by the square root of the largest curvature of any client's weighted loss ``f_c``
@@ -118,36 +124,8 @@ def fa_hmc(
         Number of trajectories between two communications, ``T``, each with a new momentum. If
         clients differ in curvature, more than one leapfrog step or trajectory biases the mean;
         `fedmcmc.predict_bias` computes the bias.
-    rho
-        Correlation of the clients' momenta, in [0, 1]; see `fedmcmc.shared_momentum`.
-    batch_size, replace
-        See `fedmcmc.lsd`.
-    gradient_noise
-        Standard deviation of normal noise that is added to each coordinate of every gradient of a
-        client's weighted loss, after any control variate. The Python number zero adds none.
-    gradients
-        ``"fresh"`` computes a new stochastic gradient for each half kick, ``"reuse"`` shares one
-        between the two half kicks of neighboring steps; see `fedmcmc.leapfrog`.
-    control_variate
-        If true, clients correct their gradients by the mean gradient at the start of the round
-        (`fedmcmc.scaffold`). The mean of a Gaussian target is then exact for any number of steps.
-        Each round has one more phase, and all clients must take part.
-    inverse_mass_matrix
-        Diagonal, shaped as the position, or ``[d, d]`` over the raveled position; the identity by
-        default.
-    weights
-        ``[num_clients]``, positive, summing to one: weights of the average, by default the clients'
-        shares of the rows. The target is the posterior for all weights.
-    participation
-        Participation rule, all clients by default; see `fedmcmc.averaging`.
-    temperature
-        Factor of the variance of the momenta.
-
-    Notes
-    -----
-    ``docs/laws.md`` has the mean and covariance on Gaussian targets after any number of rounds. An
-    average of local trajectories has no reverse move of known probability, so no Metropolis test
-    can make these draws exact. `fedmcmc.hmc` simulates trajectories of the whole posterior.
+    gradients, inverse_mass_matrix
+        See `fedmcmc.leapfrog`.
 
     References
     ----------
@@ -155,18 +133,13 @@ def fa_hmc(
 
     Examples
     --------
-    >>> import jax, jax.numpy as jnp
-    >>> import fedmcmc
-    >>> posterior = fedmcmc.Posterior(
-    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
-    ... )
+    >>> import jax, jax.numpy as jnp, fedmcmc
+    >>> posterior = fedmcmc.Posterior(lambda t: -0.5 * t**2, lambda t, x: -0.5 * (x - t) ** 2)
     >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(5)])
     >>> kernel = fa_hmc(posterior, step_size=0.1, num_integration_steps=5, num_local_steps=2)
-    >>> samples = fedmcmc.sample(
-    ...     jax.random.key(0), kernel, data, 0.0, num_rounds=100, num_chains=2, progress=False
-    ... )
+    >>> samples = fedmcmc.sample(jax.random.key(0), kernel, data, 0.0, num_rounds=9, progress=False)
     >>> samples.draws.shape, int(samples.info["bits_up"][0, 0])
-    ((2, 100), 64)
+    ((1, 9), 64)
     """
     positive_integer(num_integration_steps, "num_integration_steps")
     return averaging(

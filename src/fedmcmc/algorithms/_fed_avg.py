@@ -32,65 +32,35 @@ def fed_avg(
     """Build federated averaging with an optimizer at the clients and one at the server (FedOpt).
 
     Each client of the cohort trains from the broadcast position and sends its displacement. The
-    server averages the displacements, weighted by numbers of rows, and uses minus the mean as a
-    gradient.
+    server uses minus their mean, weighted by numbers of rows, as a gradient (Reddi et al. 2021,
+    Algorithm 1). Draws are a point estimate.
 
     Parameters
     ----------
     posterior
-        Model; the papers use a flat prior. A client minimizes minus the mean log likelihood of its
-        rows minus ``log prior / num_rows``. With one local step, the server therefore descends
-        minus the log posterior divided by the total number of rows.
-    client_optimizer
-        Optimizer of optax. It is initialized again in each round, and its schedules count local
-        steps.
+        Model, see `fedmcmc.pseudo_gradients`; the papers use a flat prior.
+    client_optimizer, server_optimizer
+        Optimizers of optax. The clients' optimizer starts again in each round, and its schedules
+        count local steps. The server's default, ``optax.sgd(1.0)``, averages positions.
     num_local_epochs, num_local_steps
         Number of passes over a client's rows per round, each in a new order, or number of steps on
         minibatches drawn with replacement. Exactly one of them is required.
     batch_size
-        Number of rows per step, an integer; ``None`` for all of a client's rows. The last step of
-        an epoch uses the remaining rows.
-    server_optimizer
-        Optimizer of optax, such as ``optax.adam``; the default ``optax.sgd(1.0)`` averages
-        positions.
-    cohort_size
-        Number of clients per round, drawn uniformly without replacement; ``None`` for all.
-    participation
-        Any other participation rule, in place of `cohort_size`.
+        Number of rows per step; ``None`` for all. An epoch ends with a step on the remaining rows.
+    cohort_size, participation
+        Number of clients drawn uniformly per round, or another rule; all by default.
     client_learning_rate, server_learning_rate
-        Factors of the optimizers' updates: numbers or schedules of the round. A new number compiles
-        nothing again, a new optimizer does.
-
-    Returns
-    -------
-    FederatedKernel
-        Kernel whose draws are the server's position, a point estimate.
-
-    Notes
-    -----
-    The large-batch SGD of the papers, where clients send gradients, is ``num_local_steps=1``. If
-    client ``k`` has a quadratic loss with curvature ``A_k`` and minimum ``m_k``, ``K`` plain steps
-    of size ``lr`` with full gradients have the fixed point
-    ``(sum_k w_k M_k)^{-1} sum_k w_k M_k m_k`` with ``M_k = I - (I - lr A_k)^K``. It differs from
-    the posterior mean if the ``A_k`` differ.
-
-    References
-    ----------
-    Reddi et al. (2021), Algorithm 1.
+        Factors of the updates, numbers or schedules of the round. A new number compiles nothing
+        again, a new optimizer does.
 
     Examples
     --------
-    >>> import jax, jax.numpy as jnp, optax
-    >>> import fedmcmc
-    >>> posterior = fedmcmc.Posterior(
-    ...     lambda theta: 0.0, lambda theta, x: -0.5 * (x - theta) ** 2
-    ... )
+    >>> import jax, jax.numpy as jnp, fedmcmc, optax
+    >>> posterior = fedmcmc.Posterior(lambda t: 0.0, lambda t, x: -0.5 * (x - t) ** 2)
     >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(1)])
-    >>> kernel = fed_avg(posterior, client_optimizer=optax.sgd(0.5), num_local_epochs=5)
-    >>> samples = fedmcmc.sample(
-    ...     jax.random.key(0), kernel, data, 0.0, num_rounds=30, progress=False
-    ... )
-    >>> float(samples.draws[0, -1].round(3))
+    >>> kernel = fed_avg(posterior, client_optimizer=optax.sgd(0.5), num_local_epochs=9)
+    >>> samples = fedmcmc.sample(jax.random.key(0), kernel, data, 0.0, num_rounds=9, progress=False)
+    >>> float(samples.draws[0, -1].round(2))
     0.75
     """
     length, estimator = local_steps(num_local_epochs, num_local_steps, batch_size)
@@ -126,17 +96,18 @@ def fed_pa(
 
     A client treats its training as sampling. After a burn-in, the average of the iterates of each
     epoch (or of `num_local_steps` steps) is one sample of its local posterior. The client sends
-    ``C^{-1} (theta - m)``, with the samples' mean ``m`` and shrunken covariance ``C``
-    (`fedmcmc.posterior_delta`). With exact moments and Gaussian likelihoods the fixed point is the
-    posterior mean.
+    ``C^{-1} (theta - m)``, with the samples' mean ``m`` and shrunken covariance ``C`` (Al-Shedivat
+    et al. 2021, Algorithms 1 to 4). Draws are a point estimate. The paper burns in by `fed_avg`:
+    ``sample(..., state=burnt_in.state)``.
 
     Parameters
     ----------
     posterior, client_optimizer, batch_size, server_optimizer, cohort_size, participation
         See `fedmcmc.fed_avg`.
+    client_learning_rate, server_learning_rate
+        See `fedmcmc.fed_avg`.
     shrinkage
-        ``rho`` of the paper, at least zero; zero replaces the covariance by the identity. Larger
-        values give the sample covariance more weight, and need more samples or smaller steps.
+        ``rho`` of the paper, see `fedmcmc.posterior_delta`.
     num_samples, num_burnin
         Number of samples per round, and number of epochs (or windows) before the first sample.
     num_discarded
@@ -145,42 +116,15 @@ def fed_pa(
         Total number of epochs, by default the number that the three arguments above require.
         Additional epochs extend the burn-in.
     num_local_steps
-        Number of steps per window, on minibatches drawn with replacement; replaces epochs by
-        windows.
-    client_learning_rate, server_learning_rate
-        See `fedmcmc.fed_avg`.
-
-    Returns
-    -------
-    FederatedKernel
-        Kernel whose draws are the server's position, a point estimate. It accepts the state of a
-        run of `fedmcmc.fed_avg` with the same server optimizer:
-        ``sample(..., state=burnt_in.state)``. The paper burns in this way.
-
-    References
-    ----------
-    Al-Shedivat et al. (2021), Algorithms 1 to 4.
+        Number of steps per window on minibatches with replacement; replaces epochs by windows.
 
     Examples
     --------
-    >>> import jax, jax.numpy as jnp, optax
-    >>> import fedmcmc
-    >>> posterior = fedmcmc.Posterior(
-    ...     lambda theta: 0.0, lambda theta, x: -0.5 * (x - theta) ** 2
-    ... )
-    >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(1)])
-    >>> kernel = fed_pa(
-    ...     posterior,
-    ...     client_optimizer=optax.sgd(0.5),
-    ...     shrinkage=0.01,
-    ...     num_samples=5,
-    ...     num_local_epochs=10,
-    ... )
-    >>> samples = fedmcmc.sample(
-    ...     jax.random.key(0), kernel, data, 0.0, num_rounds=30, progress=False
-    ... )
-    >>> float(samples.draws[0, -1].round(3))
-    0.75
+    >>> import optax, fedmcmc
+    >>> posterior = fedmcmc.Posterior(lambda t: 0.0, lambda t, x: -0.5 * (x - t) ** 2)
+    >>> settings = dict(shrinkage=0.01, num_samples=5, num_local_epochs=10)
+    >>> fed_pa(posterior, client_optimizer=optax.sgd(0.5), **settings).name
+    'fed_pa'
     """
     if num_local_epochs is None and num_local_steps is None:
         num_local_epochs = num_burnin + num_samples + (num_samples - 1) * num_discarded

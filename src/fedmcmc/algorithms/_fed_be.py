@@ -30,20 +30,17 @@ def fed_be(
     distill: kernels.Distiller | None = None,
     replace: bool = True,
 ) -> FederatedKernel:
-    """Build a federated Bayesian model ensemble (FedBE).
+    """Build a federated Bayesian model ensemble (FedBE; Chen and Chao 2021, section 4).
 
     Clients train the broadcast model on their own rows, and the server fits a distribution to the
-    trained models. Draws are members of this ensemble, whose predictions are averaged.
+    trained models from sums. Draws are members of this ensemble, whose predictions are averaged.
+    docs/design.md lists differences to the authors' code.
 
     Parameters
     ----------
-    posterior
-        Model; the paper uses a flat prior. Clients minimize minus the mean log likelihood of their
-        rows minus ``log prior / num_rows``.
-    client_optimizer
-        Optimizer of optax, which is initialized again in each round.
-    num_local_steps
-        Number of steps of the optimizer per round.
+    posterior, client_optimizer, num_local_steps, learning_rate, participation, distill
+        See `fedmcmc.ensemble`; the paper uses a flat prior. The paper's `distill` is
+        `fedmcmc.distillation`.
     ensemble
         ``"gaussian"`` fits a normal distribution with diagonal covariance to the clients' models,
         weighted by their shares of the rows; each draw is a new member. ``"dirichlet"`` makes
@@ -51,46 +48,20 @@ def fed_be(
         per round, for shares ``p_i`` and a Dirichlet vector ``g``; a draw is one of these means.
     batch_size, replace
         See `fedmcmc.lsd`.
-    learning_rate
-        Factor of the optimizer's updates: a number, or a schedule of the round.
     concentration
         Parameter ``alpha`` of the Dirichlet distribution.
     num_models
         Number of members of the Dirichlet ensemble, and of the members passed to `distill`.
-    participation
-        Participation rule, all clients by default; means are over the clients that take part.
-    distill
-        ``(rng_key, mean, members) -> position``, which computes the start of the next round. The
-        paper's last step is `fedmcmc.distillation`, with unlabeled inputs at the server. By default
-        the next round starts at the weighted mean, as in federated averaging.
-
-    Notes
-    -----
-    The server receives only sums, so the ensemble does not contain the clients' own models, which
-    the paper adds. A client sends ``2 * d + 1`` numbers for a Gaussian ensemble and
-    ``(num_models + 1) * (d + 1)`` for a Dirichlet one. This function follows the paper; the
-    authors' code fits the Gaussian to updates of unit norm with equal weights and draws a tenth of
-    the spread, uses no shares in the Dirichlet weights, and sharpens the averaged predictions.
-    `fedmcmc.ensemble` supports compressed messages.
-
-    References
-    ----------
-    Chen and Chao (2021), section 4.
 
     Examples
     --------
-    >>> import jax, jax.numpy as jnp, optax
-    >>> import fedmcmc
-    >>> posterior = fedmcmc.Posterior(
-    ...     lambda theta: 0.0, lambda theta, x: -0.5 * jnp.sum((x - theta) ** 2, axis=-1)
-    ... )
-    >>> data = fedmcmc.FederatedData.from_clients([jnp.ones((3, 2)), jnp.zeros((1, 2))])
+    >>> import jax, jax.numpy as jnp, fedmcmc, optax
+    >>> posterior = fedmcmc.Posterior(lambda t: 0.0, lambda t, x: -0.5 * (x - t) ** 2)
+    >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(1)])
     >>> kernel = fed_be(posterior, client_optimizer=optax.sgd(0.5), num_local_steps=20)
-    >>> samples = fedmcmc.sample(
-    ...     jax.random.key(0), kernel, data, jnp.zeros(2), num_rounds=50, progress=False
-    ... )
+    >>> samples = fedmcmc.sample(jax.random.key(0), kernel, data, 0.0, num_rounds=9, progress=False)
     >>> samples.state.server.mean.round(2).tolist(), samples.draws.shape
-    ([[0.75, 0.75]], (1, 50, 2))
+    ([0.75], (1, 9))
     """
     if ensemble == "gaussian":
         family = kernels.gaussian_ensemble(num_models)

@@ -35,82 +35,40 @@ def fed_ep(
     first_sites: Literal["constant", "expansion"] | None = None,
     max_norm: Number | None = None,
 ) -> FederatedKernel:
-    """Build federated expectation propagation: each client keeps and refines a site.
+    """Build federated expectation propagation: each client keeps and refines a Gaussian site.
 
-    The approximation is the prior's factor times one Gaussian site per client. A client of the
-    cohort divides the approximation by its own site (this is its cavity), fits a Gaussian to the
-    cavity times its likelihood, and sends the change of natural parameters. Server and client both
-    apply the change.
+    A client of the cohort divides the approximation by its own site (this is its cavity), fits a
+    Gaussian to the cavity times its likelihood, and sends the change of natural parameters, which
+    both apply (Guo et al. 2023, Algorithms 1, 3 and 4). `fedmcmc.natural` documents states and
+    draws, docs/fed_ep.md settings.
 
     Parameters
     ----------
-    posterior
-        Model.
-    inference
-        Fit at a client: `fedmcmc.inference.importance`, `exact_gaussian`, `scaled_identity` (I in
-        the paper), `mcmc` (M), `laplace` (L), `ngvi` (V), or `mcmc_local` for latents of groups. If
-        it is ``None``, the defaults are for up to 64 parameters and a run that starts at the mode:
+    posterior, inference
+        Model, and fit at a client: `fedmcmc.inference.importance`, `exact_gaussian`,
+        `scaled_identity`, `mcmc`, `laplace`, `ngvi`, or `mcmc_local` for latents of groups. If it
+        is ``None``, the defaults are for up to 64 parameters and a run that starts at the mode:
         `importance` (or `mcmc_local`), a dense structure, damping 0.7, and expansions as first
-        sites. Otherwise the defaults are those in the paper: a diagonal structure, no damping, and
+        sites. Otherwise the defaults are the paper's: a diagonal structure, no damping, and
         constant first sites.
-    cohort_size
-        Number of clients per round, drawn uniformly without replacement; ``None`` for all.
-    damping
-        Factor of the changes on both sides, after any optimizer: a number or a schedule of the
-        round. With many clients per round plain steps overshoot; the authors' code uses one divided
-        by `cohort_size`. A nonlinear optimizer (Adagrad, Adam) needs the mean of the changes,
-        ``optax.chain(optax.scale(1 / cohort_size), ...)``.
-    server_optimizer, client_optimizer
-        Optimizers of optax for changes of natural parameters; plain steps by default. If both are
-        the same and linear (SGD, also with momentum), the approximation remains the product of the
-        prior and the sites; see `fedmcmc.natural`.
-    structure
-        Structure of the approximation and the sites.
-    participation
-        Any other rule without repeats, in place of `cohort_size`.
-    prior
-        `fedmcmc.Gaussian` for the prior; by default the server computes it from the log prior.
-        ``Gaussian.uniform(position)`` is a flat prior.
-    initial_precision
-        Precision per row of the first sites, around the first position; zero for constants.
-    first_sites
-        ``"constant"``, or ``"expansion"`` of the log likelihood at the first position.
-    max_norm
-        Largest Euclidean norm of a change; longer changes are scaled down.
-
-    Returns
-    -------
-    FederatedKernel
-        Kernel whose draws are from the approximation. ``state.broadcast.position`` is its mean,
-        ``state.server.approximation.gaussian`` the `Gaussian`, and ``state.clients.site`` the
-        sites, which `fedmcmc.fsgld` accepts as surrogates. In ``samples.state`` they have a leading
-        chain axis.
-
-    Notes
-    -----
-    A client whose fit is not proper changes nothing; ``samples.info["num_lost"]`` counts such fits.
-    If the product of the sites is not proper, position and draws stay at the last proper product.
-    For Gaussian likelihoods one round of all clients with dense sites, constant at first, gives the
-    posterior. With diagonal or scaled-identity sites the mean at a fixed point is exact.
-
-    References
-    ----------
-    Guo et al. (2023), section 2.1 and Algorithms 1, 3 and 4.
+    cohort_size, participation
+        Number of clients drawn uniformly per round, or another rule without repeats; all by
+        default.
+    damping, server_optimizer, client_optimizer, max_norm
+        See `fedmcmc.natural_parameters`.
+    structure, prior, initial_precision, first_sites
+        See `fedmcmc.natural`.
 
     Examples
     --------
-    >>> import jax, jax.numpy as jnp
-    >>> import fedmcmc
-    >>> posterior = fedmcmc.Posterior(
-    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
-    ... )
+    >>> import jax, jax.numpy as jnp, fedmcmc
+    >>> posterior = fedmcmc.Posterior(lambda t: -0.5 * t**2, lambda t, x: -0.5 * (x - t) ** 2)
     >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(4)])
     >>> kernel = fed_ep(posterior, inference=fedmcmc.inference.exact_gaussian())
     >>> init, step = fedmcmc.simulate(kernel, data)
     >>> state, info = jax.jit(step)(jax.random.key(0), init(jnp.array(0.0)))
-    >>> fitted = state.server.approximation.gaussian
-    >>> float(fitted.mean()), float(fitted.precision)  # 3 / 8 of precision 8
-    (0.375, 8.0)
+    >>> state.server.approximation.gaussian.mean().tolist()  # 3 / 8
+    0.375
     """
     expect(posterior, Posterior, "posterior")
     as_in_paper = inference is not None

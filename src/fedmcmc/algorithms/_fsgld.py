@@ -5,7 +5,6 @@ Blomstedt and Kaski (2021), Algorithm 1. Their step size ``h`` is ``2 * step_siz
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -122,60 +121,36 @@ def fsgld(
 ) -> FederatedKernel:
     """Build federated SGLD: `dsgld` with conducive gradients.
 
+    With exact surrogates and full gradients, draws have the distribution of plain Langevin dynamics
+    for any `num_local_steps` (El Mekkaoui et al. 2021, Algorithm 1).
+
     Parameters
     ----------
     posterior
         Model.
     surrogates
-        One `Gaussian` per client that approximates its likelihood, leaves ``[num_clients, ...]``;
-        see `fedmcmc.surrogates`.
+        One `Gaussian` per client that approximates its likelihood (`fedmcmc.surrogates`).
     step_size, num_local_steps, batch_size, probabilities, temperature, replace, metric
         See `dsgld`.
     alpha
-        Strength of the conducive gradients (Remark 1), a number or schedule of the round.
+        Factor of the conducive gradients (Remark 1), a number or schedule of the round.
     refresh_every
-        Number of rounds between refreshes of the surrogates, an integer; by default they stay
-        fixed. In its first visit after each multiple, a client replaces its surrogate by the
-        second-order expansion of its log likelihood at the start of the visit, dense or diagonal as
-        before. The new surrogate is used from the next round on. If it is not finite, the client
-        keeps the old one.
+        Number of rounds between refreshes of the surrogates; by default they stay fixed. A client's
+        first visit after each multiple replaces its surrogate by a second-order expansion at the
+        start of the visit, from the next round on. Each message grows by the natural parameters.
     refresh_until
-        First round without refreshes; by default refreshes never stop.
-
-    Notes
-    -----
-    With exact surrogates and full gradients, the drift at every client is the drift of the
-    posterior, and draws have the distribution of plain Langevin dynamics for any `num_local_steps`.
-    Minibatches add noise to each local step. Surrogates correct the mean of an estimate but do not
-    remove its variance. ``docs/laws.md`` has the stationary mean and covariance on Gaussian
-    targets, with minibatch noise.
-
-    Refreshed corrections also sum to zero over the clients, so small steps still sample the
-    posterior. At a finite step size, the stationary distribution is then known for Gaussian
-    likelihoods only; set `refresh_until` to the number of burn-in rounds to draw with fixed
-    surrogates. A refresh computes a Hessian of the client's rows (``d`` products with a vector),
-    and each message grows by the natural parameters.
-
-    References
-    ----------
-    El Mekkaoui et al. (2021), Federated stochastic gradient Langevin dynamics, Algorithm 1,
-    eqs. 5-7.
+        First round without refreshes, such as the number of burn-in rounds.
 
     Examples
     --------
-    >>> import jax, jax.numpy as jnp
-    >>> import fedmcmc
-    >>> posterior = fedmcmc.Posterior(
-    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
-    ... )
+    >>> import jax, jax.numpy as jnp, fedmcmc
+    >>> posterior = fedmcmc.Posterior(lambda t: -0.5 * t**2, lambda t, x: -0.5 * (x - t) ** 2)
     >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(5)])
     >>> q = fedmcmc.Gaussian.from_moments(jnp.array([1.0, 0.0]), variance=jnp.array([1 / 3, 1 / 5]))
     >>> kernel = fsgld(posterior, q, step_size=0.01, num_local_steps=10)
-    >>> samples = fedmcmc.sample(
-    ...     jax.random.key(0), kernel, data, 0.0, num_rounds=100, num_chains=2, progress=False
-    ... )
+    >>> samples = fedmcmc.sample(jax.random.key(0), kernel, data, 0.0, num_rounds=9, progress=False)
     >>> samples.draws.shape, int(samples.info["bits_up"][0, 0])
-    ((2, 100), 32)
+    ((1, 9), 32)
     """
     surrogates = as_surrogates(surrogates)
     shares = _shares(surrogates, probabilities, num_local_steps)
@@ -206,7 +181,9 @@ def fsgld(
     )
 
 
-def _shares(surrogates: Gaussian, probabilities: Any, num_local_steps: Any) -> Array:
+def _shares(
+    surrogates: Gaussian, probabilities: Array | None, num_local_steps: int | Sequence[int]
+) -> Array:
     """Return each client's share of visits, or of all steps if visits differ in length."""
     num = surrogates.num_clients
     shares = jnp.full(num, 1 / num) if probabilities is None else probabilities

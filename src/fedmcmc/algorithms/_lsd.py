@@ -39,49 +39,25 @@ def lsd(
 
     Parameters
     ----------
-    posterior
-        Model.
-    step_size
-        Number or schedule of the round.
-    batch_size
-        Number of rows per gradient, or a fraction of a client's rows if below one; ``None`` for
-        all.
+    posterior, step_size, temperature, prior, metric, noise
+        See `fedmcmc.langevin`.
+    batch_size, replace
+        Number of rows per gradient, or a fraction of a client's rows if below one (``None`` for
+        all), and flag for draws with replacement.
     participation
-        Rule for the clients that send a gradient, all by default; see `bernoulli` (weights
-        ``1 / p``, or ``b / |A|``) and `uniform` (weights ``b / a``).
-    temperature
-        Factor of the variance of the noise.
-    prior
-        ``"server"`` adds the prior's gradient at the server, ``"split"`` a share of it at each
-        client.
-    replace
-        If true, minibatches are drawn with replacement.
-    metric
-        ``B = C C'``: a step is
-        ``position + step_size * B gradient + sqrt(2 * step_size * temperature) * C normal``, the
-        plain step in coordinates ``inverse(C) position``. It is a diagonal, shaped as the position,
-        or ``[d, d]`` over the raveled position; the identity by default. The posterior's covariance
-        gives all directions the same scale (`fedmcmc.whiten`).
-    noise
-        ``"server"`` draws a step's noise at the server, ``"clients"`` a share of it at each client;
-        see `fedmcmc.langevin`.
+        Rule for the clients that send a gradient, such as `bernoulli` or `uniform`; all by default.
     refresh
-        Move of a client's latents in each round, if the posterior has latents of groups
-        (`docs/hierarchies.md`), such as `fedmcmc.hierarchy.independence`. Gradients are then
-        computed at these latents, which stay at their client. They are noisy gradients of the
-        marginal posterior: compared with ``lsd(marginal(posterior))``, the covariance grows by
-        about ``step_size * W / (2 * num_draws)`` times itself, where ``W`` is the precision of the
-        position that is lost because the latents are unknown.
-    order
-        ``"refresh_first"`` moves the latents before the gradient, ``"gradient_first"`` after it.
-    num_draws
-        Number of moves of the latents per round, whose gradients are averaged.
+        Move of a client's latents in each round, such as `fedmcmc.hierarchy.independence`, if the
+        posterior has latents of groups (docs/hierarchies.md). docs/laws.md computes the price, a
+        larger covariance.
+    order, num_draws
+        Order of move and gradient, and number of moves per round, whose gradients are averaged.
 
     Raises
     ------
     ValueError
-        If a setting is out of range, if only one of latents and `refresh` is present, or if
-        `refresh` is combined with `batch_size`, `temperature`, `noise` or ``prior="split"``.
+        If a setting is out of range, latents lack a `refresh` or the reverse, or `refresh` meets
+        `batch_size`, `temperature`, `noise` or ``prior="split"``.
 
     References
     ----------
@@ -89,18 +65,10 @@ def lsd(
 
     Examples
     --------
-    >>> import jax, jax.numpy as jnp
     >>> import fedmcmc
-    >>> posterior = fedmcmc.Posterior(
-    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
-    ... )
-    >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(5)])
-    >>> kernel = lsd(posterior, step_size=0.01, participation=fedmcmc.bernoulli(0.5))
-    >>> samples = fedmcmc.sample(
-    ...     jax.random.key(0), kernel, data, 0.0, num_rounds=100, progress=False
-    ... )
-    >>> samples.draws.shape
-    (1, 100)
+    >>> posterior = fedmcmc.Posterior(lambda t: -0.5 * t**2, lambda t, x: -0.5 * (x - t) ** 2)
+    >>> lsd(posterior, step_size=0.01, participation=fedmcmc.bernoulli(0.5)).name
+    'lsd'
     """
     if refresh is not None:
         is_plain = batch_size is None and temperature == 1.0

@@ -28,6 +28,10 @@ def qlsd(
 ) -> FederatedKernel:
     """Build quantized Langevin stochastic dynamics: `lsd` with compressed gradients.
 
+    With minibatches this is QLSD# in the paper. At the mode, the noise of compression and of
+    partial participation is proportional to the clients' gradients, so it grows with their
+    heterogeneity; `qlsd_star` and `qlsd_pp` reduce it.
+
     Parameters
     ----------
     posterior
@@ -37,20 +41,13 @@ def qlsd(
     step_size, batch_size, participation, temperature, prior, replace, metric
         See `lsd`. A prior on the server is not compressed.
 
-    Notes
-    -----
-    With minibatches this is QLSD# in the paper. At the mode, the noise of compression and of
-    partial participation is proportional to the clients' gradients, so it grows with their
-    heterogeneity; `qlsd_star` and `qlsd_pp` reduce it.
-
     References
     ----------
     Vono et al. (2022), Algorithm 1.
 
     Examples
     --------
-    >>> import jax, jax.numpy as jnp
-    >>> import fedmcmc
+    >>> import jax, jax.numpy as jnp, fedmcmc
     >>> posterior = fedmcmc.Posterior(
     ...     lambda theta: -0.5 * jnp.sum(theta**2),
     ...     lambda theta, x: -0.5 * jnp.sum((x - theta) ** 2, axis=-1),

@@ -25,7 +25,7 @@ from fedmcmc.diagnostics import SamplingWarning
 from fedmcmc.kernels import check_model
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key
-from fedmcmc.runs import as_consortium
+from fedmcmc.runs import Consortium, as_consortium
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class RankCalibration:
 def calibrate(
     rng_key: Array,
     posterior: Posterior,
-    data: Any,
+    data: FederatedData | Consortium,
     fit: Callable[[Array, Any], Any],
     prior_fn: Callable[[Array], ArrayTree],
     *,
@@ -106,38 +106,21 @@ def calibrate(
     """Test a fit on outcomes that the model simulates for the clients' covariates.
 
     In each repetition, parameters are drawn from the prior and outcomes from the model, the model
-    is fitted, and the true parameters are ranked among the fit's draws. If these are the
-    posterior's, ranks are uniform. A U-shaped histogram shows draws that are too narrow, a hump
-    draws that are too wide.
+    is fitted, and the parameters are ranked among the fit's draws. Ranks of exact draws are
+    uniform; a U-shaped histogram shows draws that are too narrow.
 
     Parameters
     ----------
-    rng_key
-        Random key.
-    posterior
-        Model in its original coordinates, with a ``resample_fn``.
-    data
-        `FederatedData` with the clients' covariates, or a consortium of remote clients. Remote
-        clients draw the outcomes themselves; `fit` then gets a consortium that answers questions
-        but runs no kernels (study: ``asks`` with ``"Redrawn"``).
+    rng_key, posterior, data
+        Random key, model with a ``resample_fn``, and `FederatedData` with the clients' covariates
+        or a consortium of remote clients (docs/criticism.md).
     fit
-        Function ``(rng_key, data) -> draws`` in the model's original coordinates. The draws are a
-        result of `fedmcmc.correct` or `fedmcmc.sample`, or independent positions ``[num, *event]``.
-        Data have the same shapes in all repetitions, so that programs are compiled once.
+        Function ``(rng_key, data) -> draws`` in the model's original coordinates: a result of
+        `fedmcmc.correct` or `fedmcmc.sample`, or independent positions ``[num, *event]``.
     prior_fn
-        Function ``rng_key -> position`` that draws from the prior. (``init_fn`` of a posterior
-        returns starting points, not draws from the prior.)
-    num_repetitions
-        Number of fits.
-    num_draws
-        Number of draws used per fit. Use few draws if they are correlated.
-    num_bins
-        Number of histogram bins, a divisor of ``num_draws + 1``.
-
-    Returns
-    -------
-    RankCalibration
-        Ranks and p-values.
+        Function ``rng_key -> position`` that draws from the prior (not ``posterior.init_fn``).
+    num_repetitions, num_draws, num_bins
+        Numbers of fits, draws used per fit, and histogram bins (a divisor of ``num_draws + 1``).
 
     Raises
     ------
@@ -146,18 +129,13 @@ def calibrate(
 
     Examples
     --------
-    >>> import jax, jax.numpy as jnp
-    >>> import fedmcmc
-    >>> posterior = fedmcmc.Posterior(
-    ...     lambda theta: -0.5 * theta**2,
-    ...     lambda theta, x: -0.5 * (x - theta) ** 2,
-    ...     lambda key, theta, x: theta + jax.random.normal(key, x.shape),
-    ... )
+    >>> import jax, jax.numpy as jnp, fedmcmc
+    >>> redraw = lambda key, t, x: t + jax.random.normal(key, x.shape)
+    >>> model = fedmcmc.Posterior(lambda t: -0.5 * t**2, lambda t, x: -0.5 * (x - t) ** 2, redraw)
     >>> data = fedmcmc.FederatedData.from_clients([jnp.zeros(3), jnp.zeros(5)])
     >>> def fit(rng_key, data):  # exact
     ...     return data.rows.sum() / 9 + jax.random.normal(rng_key, (99,)) / 3
-    >>> calibration = calibrate(jax.random.key(0), posterior, data, fit, jax.random.normal)
-    >>> bool(calibration.p_values[0] > 0.01)
+    >>> bool(calibrate(jax.random.key(0), model, data, fit, jax.random.normal).p_values[0] > 0.01)
     True
     """
     refuse_whitened(posterior)
@@ -183,7 +161,9 @@ def calibrate(
     for key in jax.random.split(as_key(rng_key), num_repetitions):
         prior_key, outcome_key, fit_key, draw_key = jax.random.split(key, 4)
         truth = jax.tree.map(trees.as_float, prior_fn(prior_key))
-        simulated: Any = ReplicatedConsortium(consortium, model, outcome_key, truth)
+        simulated: FederatedData | Consortium = ReplicatedConsortium(
+            consortium, model, outcome_key, truth
+        )
         if isinstance(data, FederatedData):
             simulated = _with_outcomes(model, data, outcome_key, truth)
         with _collect_sampling_warnings() as collected:

@@ -15,6 +15,8 @@ from fedmcmc._types import Posterior
 from fedmcmc.criticism._draws import MAX_DRAWS, equal_draws
 from fedmcmc.criticism._loo import Loo, collect_sums, make_loo, warn_if_unreliable
 from fedmcmc.criticism._units import UNITS, choose_unit, describe_unjudged, warn_if_weighted
+from fedmcmc.data import FederatedData
+from fedmcmc.runs import Consortium
 
 SMALL_DIFFERENCE, FEW_ROWS = 4, 100
 """Nats and rows below which the normal approximation of a difference is unreliable."""
@@ -68,7 +70,7 @@ class Comparison:
 
 def compare(
     models: Mapping[str, tuple[Posterior, Any]],
-    data: Any,
+    data: FederatedData | Consortium,
     *,
     unit: str | None = None,
     num_draws: int = MAX_DRAWS,
@@ -80,58 +82,38 @@ def compare(
 ) -> Comparison:
     """Compare models by leave-one-out cross-validation, in one exchange of sums.
 
-    Clients compute and square the difference of two models for each row, so that the standard error
-    is the standard error of a sum of differences.
+    Clients compute and square the difference of two models for each row, for the standard error of
+    the sum of differences. Below about 4 nats or 100 rows this error is unreliable (Sivula,
+    Magnusson and Vehtari 2020), and the result notes it. Models are in descending order of `elpd`.
 
     Parameters
     ----------
     models
         Mapping of names to ``(posterior, draws)``, see `loo`. All posteriors use the same rows, and
         their likelihoods are normalized densities of the same outcomes.
-    data, unit, num_draws, minimum_rows, efficiency, secure_sum, mend, rng_key
+    data, unit, num_draws, minimum_rows, efficiency, secure_sum, refine, rng_key
         See `loo`; `refine` takes one exchange per model and one for all models. All models have the
-        same unit: groups if the data have groups, or one model's latents are integrated out.
-
-    Returns
-    -------
-    Comparison
-        Models in descending order of `elpd`.
+        same unit.
 
     Raises
     ------
     ValueError
         If there are fewer than two models, or for a reason listed in `loo`.
 
-    Warns
-    -----
-    SamplingWarning, UserWarning
-        For the reasons listed in `loo`.
-
-    Notes
-    -----
-    The normal approximation of a difference is unreliable below about 4 nats or 100 rows (Sivula,
-    Magnusson and Vehtari 2020). The notes of the result then mention it.
-
     Examples
     --------
-    >>> import jax, jax.numpy as jnp
-    >>> import fedmcmc
+    >>> import jax, jax.numpy as jnp, fedmcmc
     >>> def normal(sd):
-    ...     return fedmcmc.Posterior(
-    ...         lambda theta: -0.5 * theta**2,
-    ...         lambda theta, x: -0.5 * ((x - theta) / sd) ** 2 - jnp.log(sd) - 0.919,
-    ...     )
+    ...     logdensity = lambda t, x: -0.5 * ((x - t) / sd) ** 2 - jnp.log(sd) - 0.919
+    ...     return fedmcmc.Posterior(lambda t: -0.5 * t**2, logdensity)
     >>> x = jax.random.normal(jax.random.key(0), (200,))
     >>> data = fedmcmc.FederatedData.from_clients([x[:50], x[50:]])
-    >>> z = jax.random.normal(jax.random.key(1), (1000,))
-    >>> models = {
-    ...     name: (normal(sd), x.mean() + z * sd / jnp.sqrt(200))
-    ...     for name, sd in (("wide", 2.0), ("right", 1.0))
-    ... }
+    >>> z = jax.random.normal(jax.random.key(1), (1000,)) / jnp.sqrt(200)
+    >>> models = {f"sd {sd}": (normal(sd), x.mean() + sd * z) for sd in (2.0, 1.0)}
     >>> print(compare(models, data))
-    model       elpd  difference      se   p_loo  bad
-    right     -279.5         0.0     0.0     1.0    0
-    wide      -346.7        67.3     6.8     0.2    0
+    model        elpd  difference      se   p_loo  bad
+    sd 1.0     -279.5         0.0     0.0     1.0    0
+    sd 2.0     -346.7        67.3     6.8     0.2    0
     """
     if not isinstance(models, Mapping) or len(models) < 2:
         raise ValueError(

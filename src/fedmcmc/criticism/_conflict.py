@@ -17,9 +17,11 @@ from fedmcmc._checks import expect, in_quotes
 from fedmcmc._types import Posterior
 from fedmcmc.criticism._draws import refuse_whitened, weighted_draws
 from fedmcmc.criticism._priors import expanded_prior
+from fedmcmc.data import FederatedData
 from fedmcmc.fitting import Fitted
 from fedmcmc.gaussian import Gaussian, as_dense
 from fedmcmc.pytrees import trees
+from fedmcmc.runs import Consortium
 from fedmcmc.surrogates import taylor
 
 SINGULAR = 20
@@ -30,26 +32,31 @@ SINGULAR = 20
 class Conflict:
     """Conflict of each client with the other clients and the prior.
 
+    Client i has natural parameters ``(A_i, eta_i)``; the product of the prior and all other clients
+    has ``(Lam, eta)`` and mean ``m``. With ``g = eta_i - A_i m``,
+
+        T_i = g' (A_i + A_i Lam^-1 A_i)^+ g,
+        Q = sum_i eta_i' A_i^+ eta_i - eta' (sum_i A_i)^+ eta,    where eta = sum_i eta_i.
+
+    Both are chi-squared for Gaussian likelihoods if clients agree, and score tests for expansions.
+
     Attributes
     ----------
     statistic
-        ``[num_clients]``, chi-squared with `ranks` degrees of freedom if the client does not
-        differ.
+        ``T_i``, ``[num_clients]``, chi-squared with `ranks` degrees of freedom if no client
+        differs.
     ranks
-        ``[num_clients]`` int, number of parameter directions that a client's rows inform.
+        Rank of ``A_i``, ``[num_clients]`` int: number of directions that a client's rows inform.
     p_values
         ``[num_clients]``. A small p-value shows that a client differs, not that it is wrong.
     shift
-        ``[num_clients, d]``, posterior mean with the client minus the mean without it, in
-        posterior sds.
-    heterogeneity
-        Cochran's Q of all clients, without the prior.
-    heterogeneity_degrees
-        Degrees of freedom of Q.
-    coordinates
-        Names of the ``d`` coordinates.
-    labels
-        Labels of the clients, in the order of axis 0.
+        ``[num_clients, d]``, posterior mean with the client minus the mean without it, in posterior
+        sds.
+    heterogeneity, heterogeneity_degrees
+        Cochran's Q of all clients, and its degrees of freedom, the sum of ranks minus the rank of
+        the sum.
+    coordinates, labels
+        Names of the ``d`` coordinates, and labels of the clients in the order of axis 0.
     """
 
     statistic: np.ndarray
@@ -110,7 +117,7 @@ class Conflict:
 
 
 @overload
-def conflict(posterior: Posterior, data: Any, draws: Any, /) -> Conflict: ...
+def conflict(posterior: Posterior, data: FederatedData | Consortium, draws: Any, /) -> Conflict: ...
 @overload
 def conflict(
     surrogates: Gaussian, prior: Gaussian, *, labels: Sequence[Any] | None = None
@@ -120,8 +127,8 @@ def conflict(
 ) -> Conflict:
     """Compare each client with the other clients: ``conflict(posterior, data, fitted)``.
 
-    The prior and the clients' log likelihoods are expanded to second order, in one exchange, at
-    the mode of a fit or at the mean of other draws. Alternatively pass Gaussians:
+    The prior and the clients' log likelihoods are expanded to second order, in one exchange, at the
+    mode of a fit or at the mean of other draws. Alternatively pass Gaussians:
     ``conflict(surrogates, prior)`` needs no exchange.
 
     Parameters
@@ -129,37 +136,18 @@ def conflict(
     posterior, data, draws
         See `loo`.
     surrogates
-        One Gaussian per client that approximates its likelihood, for example from
-        `fedmcmc.surrogates.taylor` at the posterior mode. They may be improper (few rows, no
-        event).
+        One Gaussian per client that approximates its likelihood, such as
+        `fedmcmc.surrogates.taylor` at the posterior mode. They may be improper.
     prior
         Prior, or its expansion at the same point; `Gaussian.uniform` for a flat prior.
     labels
         Labels of the clients, by default the labels of the data behind the surrogates.
 
-    Returns
-    -------
-    Conflict
-        p-values, shifts without each client, and Cochran's Q.
-
     Raises
     ------
-    TypeError
-        If an argument has the wrong type.
-    ValueError
-        If shapes do not match, a surrogate has negative curvature, or the prior and the other
-        clients do not determine a direction.
-
-    Notes
-    -----
-    Client i has natural parameters ``(A_i, eta_i)``; the product of the prior and all other clients
-    has ``(Lam, eta)`` and mean ``m``. With ``g = eta_i - A_i m``,
-
-        T_i = g' (A_i + A_i Lam^-1 A_i)^+ g,    chi-squared with rank(A_i) degrees of freedom,
-        Q = sum_i eta_i' A_i^+ eta_i - eta' (sum_i A_i)^+ eta,    where eta = sum_i eta_i,
-
-    with ``sum_i rank(A_i) - rank(sum_i A_i)`` degrees of freedom. Both are exact for Gaussian
-    likelihoods. For expansions at the common mode they are score tests, accurate for large clients.
+    TypeError, ValueError
+        If an argument has the wrong type or shape, a surrogate has negative curvature, or the prior
+        and the other clients do not determine a direction.
 
     Examples
     --------
@@ -226,7 +214,9 @@ def conflict(
     )
 
 
-def _expansions(posterior: Posterior, data: Any, draws: Any) -> tuple[Gaussian, Gaussian]:
+def _expansions(
+    posterior: Posterior, data: FederatedData | Consortium, draws: Any
+) -> tuple[Gaussian, Gaussian]:
     """Return the expansions of all clients and of the prior at the center of the draws."""
     refuse_whitened(posterior)
     if isinstance(draws, Fitted) and draws.gaussian is not None:

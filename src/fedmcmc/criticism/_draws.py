@@ -1,7 +1,7 @@
 """Conversion of weighted draws, runs and pytrees to draws of equal weight."""
 
 import warnings
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,9 @@ from fedmcmc.fitting import Fitted
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key
 from fedmcmc.records import Samples
+
+PosteriorDraws = Fitted | Corrected | Samples | ArrayTree
+"""Results with draws, or pytrees of positions."""
 
 MIN_DRAWS, MAX_DRAWS = 100, 4000
 """Smallest number of draws, and default for the largest number of draws that is sent."""
@@ -54,7 +57,7 @@ class EqualDraws(NamedTuple):
 
 
 def equal_draws(
-    draws: Any,
+    draws: PosteriorDraws,
     posterior: Posterior,
     num_draws: int,
     rng_key: Array | None,
@@ -129,7 +132,7 @@ def equal_draws(
     return EqualDraws(positions, num, float(min(1.0, max(efficiency, 1 / num))), available)
 
 
-def weighted_draws(draws: Any, posterior: Posterior) -> WeightedDraws:
+def weighted_draws(draws: PosteriorDraws, posterior: Posterior) -> WeightedDraws:
     """Return the weighted draws of a fit or a `Corrected`, or else at most `MAX_DRAWS` draws."""
     if isinstance(draws, Fitted):
         draws = draws.samples if draws.corrected is None else draws.corrected

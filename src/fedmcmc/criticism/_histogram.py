@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 
 from fedmcmc._types import ArrayTree
 
@@ -37,7 +37,7 @@ class Histogram:
     """
 
     values: Callable[[ArrayTree], Array]
-    edges: Any
+    edges: ArrayLike
 
     def __post_init__(self) -> None:
         edges = np.asarray(self.edges, np.float64)
@@ -53,7 +53,7 @@ class Histogram:
         return (index[:, None] == bins).astype(jnp.result_type(float))
 
 
-def merge_targets(counts: Array, minimum: Array) -> Array:
+def merge_targets(counts: Array, minimum: int | Array) -> Array:
     """Return the cell that each cell is merged into, ``[num_bins]`` int32.
 
     From the left, cells are merged with their right neighbor until they hold at least `minimum`

@@ -21,18 +21,24 @@ from fedmcmc._types import (
     Uncompressed,
     register_dataclass,
 )
-from fedmcmc.criticism._draws import MIN_DRAWS, position_shapes, refuse_whitened, weighted_draws
+from fedmcmc.criticism._draws import (
+    MIN_DRAWS,
+    PosteriorDraws,
+    position_shapes,
+    refuse_whitened,
+    weighted_draws,
+)
 from fedmcmc.criticism._pareto import psis, tail_length
 from fedmcmc.criticism._priors import expanded_prior
 from fedmcmc.criticism._wrapped import LeaveOneOutConsortium
-from fedmcmc.data import labels_of
+from fedmcmc.data import FederatedData, labels_of
 from fedmcmc.diagnostics import SamplingWarning
 from fedmcmc.exact import correct, khat_threshold
 from fedmcmc.gaussian import Gaussian, as_dense
 from fedmcmc.kernels import PerClientQuestion, Question, check_model, differences
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key
-from fedmcmc.runs import as_consortium
+from fedmcmc.runs import Consortium, as_consortium
 
 UNBOUNDED = 1e30
 """Number that a client sends instead of infinity, since messages must be finite."""
@@ -158,8 +164,8 @@ class LeftOut:
 
 def leave_out(
     posterior: Posterior,
-    data: Any,
-    corrected: Any,
+    data: FederatedData | Consortium,
+    corrected: PosteriorDraws,
     *,
     surrogates: Gaussian | None = None,
     prior: Gaussian | None = None,
@@ -167,58 +173,33 @@ def leave_out(
 ) -> LeftOut:
     """Compute the posterior without each client, in one exchange.
 
-    Each client divides the weights of the draws by its likelihood, smooths the result, and sends
-    the weighted moments. If a client has much of the information, or differs strongly, k-hat is
-    high and the figures are not `LeftOut.reliable`. With surrogates, `fedmcmc.correct` then samples
-    the posterior without this client, from the product of the prior and the other surrogates; this
-    takes a few more exchanges per client.
+    Client i divides the weights of the draws by its likelihood ``p(rows_i | theta_m)``, smooths the
+    result, and sends the weighted moments. If its k-hat is high and there are surrogates,
+    `fedmcmc.correct` samples the posterior without it.
 
     Parameters
     ----------
-    posterior
-        Model in its original coordinates.
-    data
-        `FederatedData`, or a consortium of remote clients.
-    corrected
-        Draws of the posterior of all clients: a result of `fedmcmc.fit`, `fedmcmc.correct` or
-        `fedmcmc.sample`, or a pytree of positions with leaves ``[num, *event]`` and equal weights.
-        Weighted draws are used with their weights.
-    surrogates, prior
-        One Gaussian per client, and a Gaussian for the prior (by default its expansion at the mean
-        of the draws), see `conflict`.
-    rng_key
-        Random key for the corrections, by default ``jax.random.key(0)``.
-
-    Returns
-    -------
-    LeftOut
-        Means, sds and shifts without each client.
+    posterior, data, corrected
+        See `loo`: model, data and draws of the posterior of all clients. Weighted draws keep their
+        weights.
+    surrogates, prior, rng_key
+        Gaussians as in `conflict` (`prior` is an expansion by default), and key for corrections.
 
     Raises
     ------
-    TypeError
-        If `posterior` or a Gaussian has the wrong type.
-    ValueError
-        If there are too few draws, `posterior` is whitened, or `prior` comes without surrogates or
-        does not match.
+    TypeError, ValueError
+        If an argument has the wrong type, draws are too few, `posterior` is whitened, or `prior`
+        comes without surrogates or does not match.
 
     Warns
     -----
     SamplingWarning
         If the k-hat of a client is above ``min(1 - 1 / log10(num_draws), 0.7)``.
 
-    Notes
-    -----
-    A draw of weight ``W_m`` gets the weight ``W_m / p(rows_i | theta_m)``. The result shows how
-    each client moves the posterior, even under a secure sum. `conflict` is the Gaussian analog.
-
     Examples
     --------
-    >>> import jax, jax.numpy as jnp
-    >>> import fedmcmc
-    >>> posterior = fedmcmc.Posterior(
-    ...     lambda theta: -0.005 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
-    ... )
+    >>> import jax, jax.numpy as jnp, fedmcmc
+    >>> posterior = fedmcmc.Posterior(lambda t: -0.005 * t**2, lambda t, x: -0.5 * (x - t) ** 2)
     >>> data = fedmcmc.FederatedData.from_clients([jnp.zeros(20), jnp.zeros(20), jnp.ones(3)])
     >>> rough = fedmcmc.Gaussian.from_moments(jnp.array(0.07), variance=jnp.array(1 / 43))
     >>> corrected = fedmcmc.correct(jax.random.key(0), posterior, data, rough)

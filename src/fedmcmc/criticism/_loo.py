@@ -14,10 +14,11 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._types import ArrayTree, ClientTerms, Posterior, as_functions
-from fedmcmc.criticism._draws import MAX_DRAWS, EqualDraws, equal_draws
+from fedmcmc.criticism._draws import MAX_DRAWS, EqualDraws, PosteriorDraws, equal_draws
 from fedmcmc.criticism._loo_question import LeaveGroupsOut, LeaveOneOut, LooSums, WidenedDraws
 from fedmcmc.criticism._pareto import tail_length
 from fedmcmc.criticism._units import UNITS, choose_unit, describe_unjudged, warn_if_weighted
+from fedmcmc.data import FederatedData
 from fedmcmc.diagnostics import SamplingWarning
 from fedmcmc.exact import CorrectionTarget, khat_threshold
 from fedmcmc.gaussian import Mixture
@@ -105,8 +106,8 @@ class Loo:
 
 def loo(
     posterior: Posterior,
-    data: Any,
-    draws: Any,
+    data: FederatedData | Consortium,
+    draws: PosteriorDraws,
     *,
     unit: str | None = None,
     num_draws: int = MAX_DRAWS,
@@ -118,82 +119,43 @@ def loo(
 ) -> Loo:
     """Estimate leave-one-out predictive densities, in one exchange of sums.
 
-    For each of its rows, a client weights the draws as if the row were left out, smooths the
-    weights, and sends sums over its rows.
-
-    If the data have ``groups=``, or if the model's latents are integrated out (`fedmcmc.marginal`,
-    or the `posterior` of a `fedmcmc.Fitted`), complete groups are left out, which measures the
-    prediction of a new patient or hospital. Read "group" for "row" below in this case.
+    A row's density is ``e_j = log sum_s w_s p(y_j | theta_s)`` with weights ``w_s`` smoothed from
+    ``1 / p(y_j | theta_s)``; clients send sums over rows. If the data have ``groups=`` or latents
+    are integrated out, groups of rows are left out (docs/criticism.md): read "group" for "row".
+    Warnings count rows with a k-hat above ``min(1 - 1 / log10(num_draws), 0.7)``, and name weighted
+    terms.
 
     Parameters
     ----------
-    posterior
-        Model in its original coordinates, with a normalized likelihood if models are compared.
-    data
-        `FederatedData`, or a consortium of remote clients.
+    posterior, data
+        Model in its original coordinates, and `FederatedData` or a consortium of remote clients.
     draws
-        Posterior draws: a `fedmcmc.Fitted`, a `fedmcmc.Corrected` (resampled), `fedmcmc.Samples`
-        of an unbiased sampler, or a pytree of positions with leaves ``[num, *event]`` and equal
-        weights.
+        Result of `fedmcmc.fit`, `fedmcmc.correct` or an unbiased sampler, or a pytree of draws with
+        leaves ``[num, *event]``.
     unit
-        Unit that is left out: ``"row"``, ``"group"`` or ``"client"``; by default groups if there
-        are any. A client at a real site is one group.
-    num_draws
-        Number of draws that are sent, at least 100; more draws are thinned evenly.
-    minimum_rows
-        Smallest number of rows for which a client sends sums, since a sum over a single row is its
-        density. Rows of smaller clients are only counted.
+        Left-out unit: ``"row"``, ``"group"`` (the default if there are groups) or ``"client"``.
+    num_draws, rng_key
+        Number of draws that are sent, at least 100, and key for resampling weighted draws.
+    minimum_rows, secure_sum
+        Smallest number of rows for which a client sends sums; unused in a secure sum.
     efficiency
-        Effective draws per draw, at most one; a lower efficiency lengthens the tail of the weights.
-        By default the efficiency of `draws`: the mean over coordinates for `Samples`, one for a
-        pytree.
-    secure_sum
-        If true, nobody sees the sum of a single client, and `minimum_rows` does not apply.
+        Effective draws per draw, at most one; by default that of `Samples`, or one.
     refine
-        If true, rows with a bad k-hat are computed again, in two more exchanges, from 4,000
-        weighted points with wider tails than the draws. The server learns the number of such rows.
-    rng_key
-        Random key for resampling and for the points; by default ``jax.random.key(0)``.
-
-    Returns
-    -------
-    Loo
-        Sums over rows; without `refine` equal to ArviZ's ``loo`` on the pooled rows, up to
-        rounding.
+        If true, two more exchanges compute rows with a bad k-hat again, from 4,000 weighted points.
 
     Raises
     ------
     ValueError
-        If draws are too few, no client has enough rows, a log likelihood is not finite, or `unit`
-        is ``"row"`` and latents are integrated out.
-
-    Warns
-    -----
-    SamplingWarning
-        If the k-hat of a row is above ``min(1 - 1 / log10(num_draws), 0.7)``; with `mend`, also for
-        the weighted points.
-    UserWarning
-        If likelihood terms are weighted (`numpyro.handlers.scale`) and thus no log densities.
-
-    Notes
-    -----
-    With ``L[s, j] = log p(y_j | theta_s)`` and weights ``w_s`` smoothed from ``exp(-L[s, j])``, a
-    row's density is ``e_j = log sum_s w_s exp(L[s, j])``. Clients send the number of rows, the sums
-    of ``e_j``, of its square and of ``log mean_s exp(L[s, j]) - e_j``, and the numbers of k-hats
-    above the limit and above one.
+        If draws or rows are too few, a log likelihood is not finite, or `unit` does not fit.
 
     Examples
     --------
-    >>> import jax, jax.numpy as jnp
-    >>> import fedmcmc
-    >>> posterior = fedmcmc.Posterior(
-    ...     lambda theta: -0.5 * theta**2 - 0.919, lambda theta, x: -0.5 * (x - theta) ** 2 - 0.919
-    ... )
-    >>> x = jax.random.normal(jax.random.key(0), (60,))
-    >>> data = fedmcmc.FederatedData.from_clients([x[:20], x[20:]])
-    >>> exact = x.sum() / 61 + jax.random.normal(jax.random.key(1), (4000,)) / jnp.sqrt(61)
-    >>> print(loo(posterior, data, exact))
-    elpd_loo -83.7 (se 4.8), p_loo 0.9; 60 rows, 4,000 draws
+    >>> import jax, jax.numpy as jnp, fedmcmc
+    >>> posterior = fedmcmc.Posterior(lambda t: 0.0, lambda t, x: -0.5 * (x - t) ** 2 - 0.919)
+    >>> data = fedmcmc.FederatedData.from_clients([jnp.zeros(20), jnp.ones(40)])
+    >>> draws = 2 / 3 + jax.random.normal(jax.random.key(0), (4000,)) / 60**0.5
+    >>> print(loo(posterior, data, draws))
+    elpd_loo -62.4 (se 0.6), p_loo 0.2; 60 rows, 4,000 draws
     good: k-hat of all rows below 0.70
     """
     chosen = equal_draws(draws, posterior, num_draws, rng_key)
@@ -209,7 +171,7 @@ def loo(
 
 def collect_sums(
     models: tuple[Posterior, ...],
-    data: Any,
+    data: FederatedData | Consortium,
     draws: tuple[EqualDraws, ...],
     unit: str,
     minimum_rows: int,
@@ -278,7 +240,7 @@ def _add_points(
     proposal = Mixture.of([(share, nu, mean, scale * covariance) for share, nu, scale in WIDER])
     like = jax.tree.map(lambda leaf: leaf[0], draws)
 
-    def position(x: Any) -> ArrayTree:
+    def position(x: ArrayTree) -> ArrayTree:
         return trees.cast_like(trees.unravel(jnp.asarray(x), like), like)
 
     target = CorrectionTarget(as_functions(posterior), consortium, position(mean))

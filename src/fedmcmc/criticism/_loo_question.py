@@ -76,16 +76,16 @@ class LooSums(NamedTuple):
         with a log likelihood that is not finite at a draw.
     """
 
-    elpd: Any
-    squared: Any
-    p_loo: Any
-    differences: Any
-    bad: Any
-    very_bad: Any
-    mended: Any
-    judged: Any
-    not_judged: Any
-    not_finite: Any
+    elpd: Array
+    squared: Array
+    p_loo: Array
+    differences: Array
+    bad: Array
+    very_bad: Array
+    mended: Array
+    judged: Array
+    not_judged: Array
+    not_finite: Array
 
 
 @register_dataclass
@@ -103,7 +103,7 @@ class LeaveOneOut(Question):
     )
 
     alternatives: tuple[Posterior, ...]
-    minimum_rows: Any  # smallest number of rows of a client that sends sums
+    minimum_rows: int | Array  # smallest number of rows of a client that sends sums
     khat_limits: Array  # [m], k-hats above are bad
     tails: tuple[int, ...] = field(metadata={"static": True})  # tail length per model
 
@@ -159,7 +159,8 @@ class LeaveOneOut(Question):
     def answer_like(self, content: ArrayTree) -> Uncompressed:
         num, dtype = len(self.tails), jnp.result_type(float)
         shapes = [(num, 3)] * 3 + [(num, num, 3)] + [(num,)] * 3 + [()] * 3
-        return Uncompressed(LooSums(*(jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)))
+        sums: Any = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
+        return Uncompressed(LooSums(*sums))
 
     def check_content(self, content: ArrayTree, federation: Federation) -> None:
         for model, entry in zip(self.models, content, strict=True):

@@ -21,15 +21,16 @@ from fedmcmc._types import (
     Uncompressed,
     register_dataclass,
 )
-from fedmcmc.criticism._draws import equal_draws, position_shapes
+from fedmcmc.criticism._draws import PosteriorDraws, equal_draws, position_shapes
 from fedmcmc.criticism._histogram import Histogram, merge_cells, merge_targets
 from fedmcmc.criticism._rows import BUDGET, check_resample, sum_over_rows
 from fedmcmc.criticism._units import describe_unjudged, has_groups
+from fedmcmc.data import FederatedData
 from fedmcmc.gradients import row_size
 from fedmcmc.kernels import Question, check_model
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key
-from fedmcmc.runs import as_consortium
+from fedmcmc.runs import Consortium, as_consortium
 
 GROUPED_NOTE = (
     "Sums over rows do not show whether rows of a group are more similar than the model predicts: "
@@ -64,11 +65,11 @@ class Replicated(NamedTuple):
         ``[]``, numbers of rows in the sums, and of rows of a client that has too few rows.
     """
 
-    observed: Any
-    gaps: Any
-    merged: Any
-    judged: Any
-    not_judged: Any
+    observed: ArrayTree
+    gaps: ArrayTree
+    merged: ArrayTree
+    judged: Array
+    not_judged: Array
 
 
 @register_dataclass
@@ -82,8 +83,8 @@ class Replication(Question):
     )
 
     statistics: tuple[Statistic, ...]
-    minimum_rows: Any  # smallest number of rows of a client that sends sums
-    minimum_count: Any  # smallest cell of a histogram
+    minimum_rows: int | Array  # smallest number of rows of a client that sends sums
+    minimum_count: int | Array  # smallest cell of a histogram
     sizes: tuple[int, ...] = field(metadata={"static": True})  # number of values per statistic
     are_histograms: tuple[bool, ...] = field(metadata={"static": True})
 
@@ -120,7 +121,8 @@ class Replication(Question):
         num, size = jax.tree.leaves(content.positions)[0].shape[0], sum(self.sizes)
         shapes = [(size,), (num, size), (size,), (), ()]
         dtype = jnp.result_type(float)
-        return Uncompressed(Replicated(*(jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)))
+        sums: Any = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
+        return Uncompressed(Replicated(*sums))
 
     def check_content(self, content: Replicates, federation: Federation) -> None:
         check_model(self.posterior, position_shapes(content.positions), federation)
@@ -233,8 +235,8 @@ class PredictiveCheck:
 def predictive_check(
     rng_key: Array,
     posterior: Posterior,
-    data: Any,
-    draws: Any,
+    data: FederatedData | Consortium,
+    draws: PosteriorDraws,
     statistics: Statistic | Mapping[str, Statistic],
     *,
     num_draws: int = 1000,
@@ -244,65 +246,36 @@ def predictive_check(
 ) -> PredictiveCheck:
     """Compare sums over observed rows with sums over replicated rows, in one exchange.
 
-    For each draw, a client draws outcomes for its rows. It sends sums of statistics of the observed
-    rows and of the replicated rows.
+    For each draw, a client draws outcomes for its rows and sends sums of statistics. The p-values
+    are conservative, because the model was fitted to the same rows: 0.2 does not exclude a misfit.
 
     Parameters
     ----------
-    rng_key
-        Random key for the outcomes, and for resampling weighted draws.
-    posterior
-        Model in its original coordinates, with a ``resample_fn``.
-    data, draws, num_draws
+    rng_key, posterior
+        Random key for the outcomes, and model with a ``resample_fn``.
+    data, draws, num_draws, minimum_rows, secure_sum
         See `loo`.
     statistics
-        Function ``rows -> [num_rows]`` or ``[num_rows, num_values]``, or such functions by name.
-        They are summed over the rows: counts, sums of an outcome, its square, its product with a
-        covariate. Maxima and quantiles are not sums: use a `Histogram`. Means and sds are functions
-        of sums, see `PredictiveCheck.of`.
-    minimum_rows
-        Smallest number of rows for which a client sends sums; other rows are only counted.
+        Function ``rows -> [num_rows]`` or ``[num_rows, num_values]``, whose values are summed over
+        rows, a `Histogram` (for quantiles and rare events), or several of these by name.
     minimum_count
-        Number of rows below which a client merges a cell of an observed `Histogram` with a
-        neighbor; the same cells of replicated histograms are merged. Use a histogram to count rare
-        events, because a sum of zeros and ones is not protected.
-    secure_sum
-        If true, nobody sees the sums of a single client, and both rules apply only to the total.
-
-    Returns
-    -------
-    PredictiveCheck
-        Sums and p-values. The p-values are conservative, not uniform, because the model was fitted
-        to the same rows: 0.001 shows a misfit, but 0.2 does not exclude one.
+        Number of rows below which a client merges a cell of a `Histogram` with a neighbor.
 
     Raises
     ------
     ValueError
-        If there is no ``resample_fn``, a statistic does not have one term per row, draws are too
-        few, or no client has enough rows.
-
-    Notes
-    -----
-    Replicated and observed values are subtracted per row, which keeps digits if sums are large.
-    Replicated sums of a client with few rows reveal its covariates: use a secure sum, or raise
-    `minimum_rows`. With 1,000 draws a p-value has a standard error below 0.016. Sums over rows do
-    not show whether rows of a group (``groups=``) are more similar than the model predicts.
+        If there is no ``resample_fn``, a statistic does not have one term per row, or draws or rows
+        are too few.
 
     Examples
     --------
-    >>> import jax, jax.numpy as jnp
-    >>> import fedmcmc
-    >>> posterior = fedmcmc.Posterior(
-    ...     lambda theta: -0.5 * theta**2,
-    ...     lambda theta, x: -0.5 * (x - theta) ** 2,
-    ...     lambda key, theta, x: theta + jax.random.normal(key, x.shape),
-    ... )
-    >>> x = 1.5 * jax.random.normal(jax.random.key(0), (60,))  # wider than the model has it
-    >>> data = fedmcmc.FederatedData.from_clients([x[:20], x[20:]])
-    >>> draws = x.sum() / 61 + jax.random.normal(jax.random.key(1), (500,)) / jnp.sqrt(61)
-    >>> check = predictive_check(
-    ...     jax.random.key(2), posterior, data, draws, {"x": lambda x: x, "square": jnp.square}
-    ... )
+    >>> import jax, jax.numpy as jnp, fedmcmc
+    >>> redraw = lambda key, t, x: t + jax.random.normal(key, x.shape)
+    >>> model = fedmcmc.Posterior(lambda t: -0.5 * t**2, lambda t, x: -0.5 * (x - t) ** 2, redraw)
+    >>> data = fedmcmc.FederatedData.from_clients([jnp.linspace(-3, 3, 20)] * 2)  # too wide
+    >>> draws = jax.random.normal(jax.random.key(1), (500,)) / 41**0.5
+    >>> statistics = {"x": lambda x: x, "square": jnp.square}
+    >>> check = predictive_check(jax.random.key(2), model, data, draws, statistics)
     >>> check.p_values.round(1).tolist()
     [0.5, 0.0]
     """
@@ -361,7 +334,7 @@ def predictive_check(
 def prior_predictive(
     rng_key: Array,
     posterior: Posterior,
-    data: Any,
+    data: FederatedData | Consortium,
     prior_fn: Callable[[Array], ArrayTree],
     statistics: Statistic | Mapping[str, Statistic],
     *,
@@ -395,17 +368,12 @@ def prior_predictive(
 
     Examples
     --------
-    >>> import jax, jax.numpy as jnp
-    >>> import fedmcmc
-    >>> posterior = fedmcmc.Posterior(
-    ...     lambda theta: -0.5 * theta**2,
-    ...     lambda theta, x: -0.5 * (x - theta) ** 2,
-    ...     lambda key, theta, x: theta + jax.random.normal(key, x.shape),
-    ... )
+    >>> import jax, jax.numpy as jnp, fedmcmc
+    >>> redraw = lambda key, t, x: t + jax.random.normal(key, x.shape)
+    >>> model = fedmcmc.Posterior(lambda t: -0.5 * t**2, lambda t, x: -0.5 * (x - t) ** 2, redraw)
     >>> data = fedmcmc.FederatedData.from_clients([9 + jnp.zeros(20), 9 + jnp.zeros(40)])
-    >>> prior_predictive(
-    ...     jax.random.key(0), posterior, data, jax.random.normal, {"x": lambda x: x}
-    ... ).p_values.tolist()
+    >>> key, statistics = jax.random.key(0), {"x": lambda x: x}
+    >>> prior_predictive(key, model, data, jax.random.normal, statistics).p_values.tolist()
     [0.0]
     """
     prior_key, outcome_key = jax.random.split(as_key(rng_key))

@@ -7,18 +7,21 @@ from typing import Any
 from fedmcmc._types import ClientTerms, Posterior
 from fedmcmc.data import FederatedData
 from fedmcmc.hierarchy import MarginalTerms
+from fedmcmc.runs import Consortium
 
 UNITS = {"row": "rows", "group": "groups", "client": "clients"}
 """Names of units as arguments, and their plurals in results."""
 
 
-def has_groups(data: Any) -> bool:
+def has_groups(data: FederatedData | Consortium) -> bool:
     """Return true if the rows are local and belong to groups (``groups=``)."""
-    data = getattr(data, "data", data)  # simulated clients store their data
-    return isinstance(data, FederatedData) and data.num_groups is not None
+    rows = getattr(data, "data", data)  # simulated clients store their data
+    return isinstance(rows, FederatedData) and rows.num_groups is not None
 
 
-def choose_unit(posteriors: tuple[Posterior, ...], data: Any, unit: str | None) -> str:
+def choose_unit(
+    posteriors: tuple[Posterior, ...], data: FederatedData | Consortium, unit: str | None
+) -> str:
     """Return `unit`, or by default groups if there are any and otherwise rows.
 
     Raises

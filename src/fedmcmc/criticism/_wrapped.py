@@ -43,11 +43,11 @@ class WrappedQuestion(Question):
     def check_content(self, content: ArrayTree, federation: Federation) -> None:
         self.question.check_content(content, federation)
 
-    def encode(self, content: ArrayTree, message: Any, client: Client) -> tuple[Any, Array]:
+    def encode(self, content: ArrayTree, message: ArrayTree, client: Client) -> tuple[Any, Array]:
         return self.question.encode(content, message, client)
 
     def decode(
-        self, code: Any, sender: Sender | Client, memory: ArrayTree, like: ArrayTree
+        self, code: ArrayTree, sender: Sender | Client, memory: ArrayTree, like: ArrayTree
     ) -> ArrayTree:
         return self.question.decode(code, sender, memory, like)
 
@@ -60,7 +60,7 @@ class WrappedQuestion(Question):
 class LeaveOneOutQuestion(WrappedQuestion):
     """Question to which the client `index` answers zeros."""
 
-    index: Any
+    index: int | Array
 
     disclosure = Disclosure(
         "another question of this list, without the rows of one site. The difference to the answer "

@@ -121,7 +121,7 @@ def _largest(
     return MonteCarloErrors(*largest)
 
 
-def _error_of_width(ess: Any) -> Any:
+def _error_of_width(ess: np.ndarray) -> Any:
     """Return the relative error of the central 90 % interval's width, for Gaussian tails.
 
     A quantile at ``q`` has variance ``q (1 - q) / (ess f**2)`` if ``f`` is the density there.

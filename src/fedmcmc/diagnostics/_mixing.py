@@ -1,7 +1,7 @@
 """R-hat and effective sample sizes."""
 
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -119,7 +119,9 @@ def worst_mixing(draws: ArrayTree) -> tuple[float, float]:
     return float(np.max(rhats)), float(np.min(sizes))
 
 
-def _statistic(name: str, values: np.ndarray, *arguments: Any, **settings: Any) -> np.ndarray:
+def _statistic(
+    name: str, values: np.ndarray, *arguments: np.ndarray, **settings: object
+) -> np.ndarray:
     """Return an ArviZ statistic ``[n]`` of values ``[num_chains, num_draws, n]``."""
     # The import takes half a second.
     statistic = getattr(import_module("arviz_stats.base").array_stats, name)

@@ -1,16 +1,16 @@
 """Pareto-smoothed importance sampling."""
 
 from importlib import import_module
-from typing import Any
 
 import numpy as np
+from jax.typing import ArrayLike
 from scipy.special import logsumexp
 
 EQUAL = 1e-9
 """Difference of log ratios below which they are equal and need no smoothing."""
 
 
-def psis(log_ratios: Any) -> tuple[np.ndarray, float]:
+def psis(log_ratios: ArrayLike) -> tuple[np.ndarray, float]:
     """Smooth the largest importance ratios by a generalized Pareto distribution.
 
     Parameters

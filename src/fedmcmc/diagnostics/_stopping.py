@@ -49,12 +49,12 @@ def rhat_below(
     """Stop two or more chains when R-hat is low and effective sample sizes are large.
 
     ArviZ computes both for each coordinate of the draws after burn-in: rank-normalized R-hat (the
-    larger of split and folded) and the bulk effective sample size. The first check is at
-    `min_draws` draws per chain; each later check is at `growth` times as many draws.
+    larger of split and folded) and the bulk effective sample size. Chains that agree can still
+    share a bias; see `fedmcmc.predict_bias`.
 
     Parameters
     ----------
-    khat_threshold
+    threshold
         Largest R-hat, above one. Gelman et al. stop at 1.1; Vehtari et al. (2021) advise 1.01.
     min_ess
         Smallest effective sample size over all chains together; zero disables this condition.
@@ -67,11 +67,6 @@ def rhat_below(
     ------
     ValueError
         If a number is out of range.
-
-    Notes
-    -----
-    Chains that agree can still be biased: R-hat does not show a bias that all chains share, such as
-    the bias of local steps at heterogeneous clients. See `fedmcmc.predict_bias`.
 
     References
     ----------
@@ -120,7 +115,7 @@ def at_rest(threshold: float = 0.01, *, num_rounds: int = 3) -> StoppingRule:
 
     Parameters
     ----------
-    khat_threshold
+    threshold
         Largest shift, positive. Random inference (`fedmcmc.inference.mcmc`, `sgd_mean`) never moves
         less than its noise.
     num_rounds

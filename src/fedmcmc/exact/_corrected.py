@@ -7,6 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 
 from fedmcmc._checks import missing_extra_error
 from fedmcmc._types import ArrayTree, MissingFunction, WithFunctions, as_functions, vmap_axes
@@ -120,7 +121,7 @@ class Corrected(WithFunctions):
 
         return jax.tree.map(sd_of, self._mapped(fn or self.constrain_fn))
 
-    def quantile(self, p: Any, fn: Fn | None = None) -> ArrayTree:
+    def quantile(self, p: ArrayLike, fn: Fn | None = None) -> ArrayTree:
         """Return weighted quantiles of ``fn(position)``, leaves ``[*p, ...]``, each at a draw."""
         levels = np.asarray(p, float)
         if not ((levels >= 0) & (levels <= 1)).all():

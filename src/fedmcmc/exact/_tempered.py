@@ -6,7 +6,7 @@ Source: Dau and Chopin (2022), Waste-free sequential Monte Carlo.
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from fedmcmc._types import (
     compiled,
     vmap_axes,
 )
+from fedmcmc.data import FederatedData
 from fedmcmc.diagnostics import SamplingWarning
 from fedmcmc.exact._correct import CorrectionTarget, make_proposal
 from fedmcmc.gaussian import Gaussian, Mixture
@@ -31,7 +32,7 @@ from fedmcmc.kernels import LOG_ZERO_THRESHOLD, Evaluated, Points
 from fedmcmc.pytrees import in_single_precision, trees
 from fedmcmc.random import as_key
 from fedmcmc.records import Samples
-from fedmcmc.runs import as_consortium
+from fedmcmc.runs import Consortium, as_consortium
 
 EFFECTIVE_SHARE = 0.5
 """Share of states that stay effective after a step of the temperature."""
@@ -114,7 +115,7 @@ class Tempered(WithFunctions):
 def tempered(
     rng_key: Array,
     posterior: Posterior,
-    data: Any,
+    data: FederatedData | Consortium,
     approximation: Gaussian | Mixture | Samples,
     *,
     num_seeds: int = 100,
@@ -125,60 +126,35 @@ def tempered(
     """Sample ``approximation**(1 - b) * posterior**b`` while ``b`` rises from 0 to 1.
 
     Each step raises ``b`` until half of the states stay effective, resamples `num_seeds` states by
-    weight, and starts a chain of `length` states from each; all states are kept. One step of all
-    chains is one exchange, in which clients send only log likelihoods. Tempering is slower than
-    `fedmcmc.hmc`, but it samples modes between which no chain moves, if the approximation covers
-    them, and it estimates the evidence.
+    weight, and starts a chain of `length` states from each; all states are kept (Dau and Chopin
+    2022, Waste-free sequential Monte Carlo). It samples modes between which no chain moves, if the
+    approximation covers them, and estimates the evidence. A `SamplingWarning` follows if chains
+    hardly move.
 
     Parameters
     ----------
-    rng_key
-        Random key.
-    posterior, data, approximation, centre
-        See `fedmcmc.correct`. A wider approximation finds more modes and needs more temperatures.
+    rng_key, posterior, data, approximation, centre
+        See `fedmcmc.correct`.
     num_seeds, length
-        Number of chains per island at each temperature, and number of states per chain. An island
-        has ``num_seeds * length`` draws; a temperature takes ``length - 1`` exchanges.
+        Number of chains per island at each temperature, and number of states per chain; a
+        temperature takes ``length - 1`` exchanges, in which clients send only log likelihoods.
     num_islands
         Number of groups of chains that share exchanges, temperatures and proposals, but no states.
         Differences between groups estimate the Monte Carlo error.
 
-    Returns
-    -------
-    Tempered
-        Draws and evidence. The evidence is unbiased for fixed temperatures and consistent for
-        adapted ones.
-
     Raises
     ------
-    ValueError
-        If the approximation is improper, has the wrong dimension, or no draw from it has a positive
-        posterior density.
-    RuntimeError
-        If 200 temperatures do not reach the posterior.
-
-    Warns
-    -----
-    SamplingWarning
-        If chains hardly move at some temperature, or if log densities are NaN or infinite at more
-        than one point in a hundred.
-
-    References
-    ----------
-    Dau and Chopin (2022), Waste-free sequential Monte Carlo.
+    ValueError, RuntimeError
+        If the approximation does not fit, or 200 temperatures do not reach the posterior.
 
     Examples
     --------
-    >>> import jax, jax.numpy as jnp
-    >>> import fedmcmc
-    >>> posterior = fedmcmc.Posterior(
-    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
-    ... )
+    >>> import jax, jax.numpy as jnp, fedmcmc
+    >>> posterior = fedmcmc.Posterior(lambda t: -0.5 * t**2, lambda t, x: -0.5 * (x - t) ** 2)
     >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(5)])
     >>> wide = fedmcmc.Gaussian.from_moments(jnp.array(-2.0), variance=jnp.array(9.0))
-    >>> result = tempered(jax.random.key(0), posterior, data, wide)
-    >>> print(round(float(result.draws.mean()), 1), round(float(result.draws.std()), 1))
-    0.3 0.3
+    >>> round(float(tempered(jax.random.key(0), posterior, data, wide).draws.mean()), 1)
+    0.3
     """
     expect(posterior, Posterior, "posterior")
     num_seeds = positive_integer(num_seeds, "num_seeds")

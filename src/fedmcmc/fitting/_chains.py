@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, FederatedState, Posterior, compiled
+from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, Posterior, compiled
 from fedmcmc.diagnostics import (
     MAX_RHAT,
     MIN_ESS,
@@ -112,7 +112,9 @@ def run_chains(
     federation = consortium.federation
 
     @compiled
-    def start_chains(kernel: Any, positions: ArrayTree, round_: Array) -> FederatedState:
+    def start_chains(
+        kernel: FederatedKernel, positions: ArrayTree, round_: Array
+    ) -> FederatedState:
         def start(key: Array, position: ArrayTree) -> FederatedState:
             broadcast, server = kernel.server_init(key, position, federation, ())
             return FederatedState(broadcast._replace(round=round_), server, ())
@@ -121,7 +123,7 @@ def run_chains(
 
     state = start_chains(kernel, positions, jnp.int32(0))
 
-    def sample(state: Any, num_rounds: int) -> Samples:
+    def sample(state: FederatedState, num_rounds: int) -> Samples:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DiagnosisWarning)
             return consortium.sample(

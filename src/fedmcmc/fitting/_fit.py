@@ -1,6 +1,7 @@
 """One call: modes, curvature, importance correction, and chains if these do not suffice."""
 
 import warnings
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -26,8 +27,8 @@ EFFORTS = ("auto", "exact", "approximate")
 
 @in_single_precision
 def fit(
-    model: Any,
-    data: Any,
+    model: Callable[..., object] | Posterior,
+    data: FederatedData | Consortium,
     *,
     rng_key: Array,
     num_draws: int = 4000,
@@ -39,90 +40,43 @@ def fit(
 ) -> Fitted:
     """Sample a posterior without pooling rows, and check the draws.
 
-    The fit searches for modes from several starts and computes the curvature there (about ten
-    rounds). If the curvature is promising, one more round weights draws of the Gaussians at the
-    modes; for regressions with more than ten rows per parameter the weights usually pass. If not,
-    the fit adapts the proposal, tries expectation propagation, and finally runs chains of
-    Hamiltonian Monte Carlo until they agree. If there are several modes, or if chains do not agree,
-    it tempers from the Gaussians to the posterior.
+    The fit weights draws of Gaussians at the modes. If the weights do not pass, it runs expectation
+    propagation, Hamiltonian Monte Carlo or tempering; docs/exact.md describes stages and verdicts.
 
     Parameters
     ----------
-    model
-        NumPyro model of one client's rows, or a `Posterior`.
-    data
-        A `FederatedData`, or a consortium of remote clients.
-    rng_key
-        Random key; the same key gives the same draws.
+    model, data, rng_key
+        NumPyro model or `Posterior`, `FederatedData` or consortium, and random key.
     num_draws
         Number of weighted draws per correction, at least 100.
     effort
-        ``"approximate"`` stops at the Gaussians. ``"exact"`` runs chains unless a correction
-        passes. ``"auto"`` does the same if there are at most 2,000 parameters and 1,050 rounds of
-        `latency` seconds take at most an hour.
-    max_rounds
-        Largest number of rounds of chains.
-    latency
-        Seconds per round for remote clients; default zero.
-    position
-        Start, for a `Posterior` without ``init_fn``.
-    progress
-        If true, show a progress bar per stage.
+        ``"approximate"`` stops at the Gaussians; ``"exact"`` runs chains unless a correction
+        passes; ``"auto"`` does so up to 2,000 parameters if 1,050 rounds take at most an hour.
+    max_rounds, latency
+        Largest number of rounds of chains, and seconds per round for remote clients.
+    position, progress
+        Start for a `Posterior` without ``init_fn``, and a flag for a progress bar per stage.
 
     Returns
     -------
     Fitted
-        ``.samples``, ``.verdict``, ``.log_evidence``, ``.report``. The verdict is a
-        `fedmcmc.diagnostics.Verdict`, a sentence that begins with:
-
-        - ``passed (importance)``: k-hat below 0.5 at the first proposal;
-        - ``passed (MCMC)``: R-hat below 1.01 and 400 effective draws of all shared parameters;
-        - ``passed (SMC)``: agreement of eight groups of chains of `fedmcmc.tempered`;
-        - ``doubtful``: a proposal that was adapted, k-hat above 0.5, a log likelihood too large for
-          its floating-point type, or another check without a clear result;
-        - ``approximate``: draws of Gaussians;
-        - ``failed``: disagreement of chains or of groups of tempering.
-
-        If the verdict is ``passed``, the Monte Carlo errors of all unconstrained coordinates are at
-        most 0.05 sd for means and 5 % for sds.
+        ``.samples``, ``.verdict``, ``.log_evidence`` and ``.report``. The verdict's kind is
+        ``"passed"`` (Monte Carlo errors of at most 0.05 sd for means and 5 % for sds),
+        ``"doubtful"``, ``"approximate"`` or ``"failed"``, the last three with a `SamplingWarning`.
 
     Raises
     ------
     TypeError, ValueError
-        If model and data do not match; if the posterior is improper along a direction that the fit
-        tries, with the name of the direction.
-
-    Warns
-    -----
-    SamplingWarning
-        If the verdict is not ``passed``, unless `effort` is ``"approximate"``; if no row depends on
-        a parameter; if fewer than five groups have effects, because the prior of their scale then
-        matters.
-
-    Notes
-    -----
-    No check proves that draws follow the posterior: a mode that no start and no draw reaches stays
-    undetected.
+        If model and data do not match, or the posterior is improper along a direction.
 
     Examples
     --------
-    >>> import jax, numpy as np, numpyro, numpyro.distributions as dist
-    >>> import fedmcmc
-    >>> def model(x, y=None):
-    ...     b = numpyro.sample("b", dist.Normal(0, 2.5).expand([2]).to_event(1))
-    ...     with numpyro.plate("rows", len(x)):
-    ...         numpyro.sample("y", dist.Bernoulli(logits=b[0] + b[1] * x), obs=y)
-    >>> rng = np.random.default_rng(0)
-    >>> clinics = []
-    >>> for size in (80, 40, 6):
-    ...     x = rng.normal(size=size)
-    ...     clinics.append({"x": x, "y": (rng.random(size) < 1 / (1 + np.exp(-x))).astype(int)})
-    >>> data = fedmcmc.FederatedData.from_clients(clinics)
-    >>> fitted = fit(model, data, rng_key=jax.random.key(0), progress=False)
-    >>> print(fitted.verdict.kind, fitted.verdict.error < 0.05, fitted.report.rounds < 20)
-    passed True True
-    >>> fitted.samples.constrained["b"].shape
-    (1, 4000, 2)
+    >>> import jax, jax.numpy as jnp, fedmcmc
+    >>> posterior = fedmcmc.Posterior(lambda t: -0.5 * t**2, lambda t, x: -0.5 * (x - t) ** 2)
+    >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(5)])
+    >>> fitted = fit(posterior, data, rng_key=jax.random.key(0), position=0.0, progress=False)
+    >>> print(fitted.verdict.kind)
+    passed
     """
     if effort not in EFFORTS:
         raise ValueError(f"effort must be one of {EFFORTS}, got {effort!r}.")
@@ -160,7 +114,9 @@ def fit(
     return warn_of_verdict(describe(fitted, consortium, settings), effort, consortium, messages)
 
 
-def _as_posterior(model: Any, data: Any) -> tuple[Posterior, Consortium]:
+def _as_posterior(
+    model: Callable[..., object] | Posterior, data: FederatedData | Consortium
+) -> tuple[Posterior, Consortium]:
     """Return the posterior, without random effects if possible, and the consortium."""
     consortium = as_consortium(data)
     if isinstance(model, Posterior):

@@ -1,6 +1,6 @@
 """Rounding errors of the summed log likelihood, measured near the posterior's center."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -145,7 +145,7 @@ def _explain_spacing(centre: ArrayTree, covariance: np.ndarray) -> str:
     )
 
 
-def _remedy(centre: Any) -> str:
+def _remedy(centre: ArrayTree) -> str:
     rescale = "subtract a constant from large numbers, or choose a larger unit"
     if trees.ravel(centre).dtype == jnp.float64:
         return f"{rescale[0].upper()}{rescale[1:]}."

@@ -30,7 +30,7 @@ from fedmcmc.fitting._precision import check_precision
 from fedmcmc.fitting._predicted import MAX_KHAT, predict_tail, tail_index
 from fedmcmc.fitting._progress import ticking
 from fedmcmc.fitting._report import StageReport, cost_of
-from fedmcmc.gaussian import moments_of
+from fedmcmc.gaussian import Gaussian, Mixture, moments_of
 from fedmcmc.pytrees import trees
 from fedmcmc.records import Samples
 from fedmcmc.runs import Consortium
@@ -238,7 +238,7 @@ def _correct(
     problem: Problem,
     results: StageResults,
     key: int,
-    approximation: Any,
+    approximation: Gaussian | Mixture | Samples,
     method: str,
     num_draws: int | None = None,
 ) -> StageResult:
@@ -313,6 +313,7 @@ def _predict_propagated(problem: Problem, results: StageResults) -> StageResult:
 
 
 def _weight_propagated(problem: Problem, results: StageResults) -> StageResult:
+    assert results.propagated is not None
     return _correct(problem, results, RECORRECTION_KEY, results.propagated, "FedEP's Gaussian")
 
 

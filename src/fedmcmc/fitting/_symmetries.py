@@ -7,7 +7,7 @@ the remaining modes from one of them.
 
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,7 +138,7 @@ def _list_subsets(members: list[Member]) -> list[tuple[Member, ...]]:
     one member, pairs and singletons; more members have the full set and singletons.
     """
     num = len(members)
-    sizes: Any = (num, num - 1, 2, 1) if num <= MAX_PAIR_MEMBERS else (num, 1)
+    sizes: Sequence[int] = (num, num - 1, 2, 1) if num <= MAX_PAIR_MEMBERS else (num, 1)
     if num <= MAX_SUBSET_MEMBERS:
         sizes = range(num, 0, -1)
     return [subset for size in sizes for subset in itertools.combinations(members, size)]

@@ -11,6 +11,7 @@ Gaussian to the tilted distribution and sends the resulting change in the natura
 ``q``.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -19,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
+from jax.typing import ArrayLike
 
 from fedmcmc._types import ArrayTree, Described, register_dataclass
 from fedmcmc.pytrees import trees
@@ -63,7 +65,7 @@ class Gaussian(Described):
 
     @classmethod
     def from_moments(
-        cls, mean: ArrayTree, covariance: Any = None, *, variance: ArrayTree | None = None
+        cls, mean: ArrayTree, covariance: ArrayTree = None, *, variance: ArrayTree | None = None
     ) -> "Gaussian":
         """Return the Gaussian with this mean and either a covariance matrix or variances.
 
@@ -147,11 +149,11 @@ class Gaussian(Described):
         """Divide densities: natural parameters subtract."""
         return self._combine(jnp.subtract, divisor)
 
-    def __pow__(self, power: Any) -> "Gaussian":
+    def __pow__(self, power: ArrayLike) -> "Gaussian":
         """Raise the density to a power: natural parameters scale."""
         return trees.scale(power, self)
 
-    def _combine(self, fn: Any, operand: "Gaussian") -> "Gaussian":
+    def _combine(self, fn: Callable[[Array, Array], Array], operand: "Gaussian") -> "Gaussian":
         if self.structure != operand.structure:
             raise ValueError(
                 f"Cannot combine Gaussians of different structure: {self.structure} and "
@@ -246,7 +248,7 @@ class Gaussian(Described):
             )
 
 
-def _as_matrix(mean: ArrayTree, covariance: Any) -> tuple[Array, bool] | None:
+def _as_matrix(mean: ArrayTree, covariance: ArrayTree) -> tuple[Array, bool] | None:
     if not trees.same_structure(covariance, 0):
         return None
     matrix = trees.as_float(covariance)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 from scipy.linalg import solve_triangular
 from scipy.special import gammaln, logsumexp
 
@@ -164,7 +165,7 @@ class Mixture(Described):
             terms.append(float(np.log(weight)) + norm - jnp.sum(jnp.log(scales)) - decay)
         return jax.nn.logsumexp(jnp.stack(terms))
 
-    def log_density(self, points: Any) -> np.ndarray:
+    def log_density(self, points: ArrayLike) -> np.ndarray:
         """Return the log density at points ``[num, d]``, in float64 on the host."""
         points = np.asarray(points, np.float64)
         terms = [
@@ -182,7 +183,9 @@ class Mixture(Described):
         return total
 
 
-def defensive(mean: Any, covariance: Any, *, tail: float = 0.2, degrees: float = 5.0) -> Mixture:
+def defensive(
+    mean: ArrayLike, covariance: ArrayLike, *, tail: float = 0.2, degrees: float = 5.0
+) -> Mixture:
     """Return ``(1 - tail) N(mean, C) + tail t(mean, 1.2 C)``, a Gaussian with heavier tails.
 
     `covariance` is ``[d, d]``, or its diagonal ``[d]``. Importance weights are bounded if the

@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+
+from fedmcmc._types import ArrayTree
 
 _CALLS = {
     "checkpoint",
@@ -59,14 +62,16 @@ class Tracer:
             node = self._casts[node.number]
         return node
 
-    def outputs(self, closed: Any, inputs: Sequence[tuple[Hashable, frozenset]]) -> list[Node]:
+    def outputs(
+        self, closed: ClosedJaxpr, inputs: Sequence[tuple[Hashable, frozenset]]
+    ) -> list[Node]:
         """Return the `Node` of each output of a closed jaxpr; `inputs` are labels and flags."""
         return self._walk(closed.jaxpr, closed.consts, self.inputs(inputs))
 
     def _node(self, key: Hashable, flags: frozenset) -> Node:
         return Node(self._numbers.setdefault(key, len(self._numbers)), flags)
 
-    def _walk(self, jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Node]) -> list[Node]:
+    def _walk(self, jaxpr: Jaxpr, consts: Sequence[Any], inputs: Sequence[Node]) -> list[Node]:
         nodes: dict[Any, Node] = dict(zip(jaxpr.invars, inputs, strict=True))
         for var, value in zip(jaxpr.constvars, consts, strict=True):
             nodes[var] = self._node(("constant", _fingerprint(value)), NO_FLAGS)
@@ -81,7 +86,7 @@ class Tracer:
             nodes.update(zip(eqn.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
-    def _equation(self, eqn: Any, inputs: list[Node]) -> list[Node]:
+    def _equation(self, eqn: JaxprEqn, inputs: list[Node]) -> list[Node]:
         called = called_jaxpr(eqn)
         if called is not None:
             return self._walk(*called, inputs)
@@ -93,7 +98,7 @@ class Tracer:
         return results
 
 
-def called_jaxpr(eqn: Any) -> tuple[Any, Sequence[Any]] | None:
+def called_jaxpr(eqn: JaxprEqn) -> tuple[Any, Sequence[Any]] | None:
     """Return the jaxpr and the constants of a call, such as `jit`; ``None`` for other equations."""
     if eqn.primitive.name not in _CALLS:
         return None
@@ -104,7 +109,7 @@ def called_jaxpr(eqn: Any) -> tuple[Any, Sequence[Any]] | None:
     return None
 
 
-def output_flags(fn: Callable[..., Any], arguments: tuple[Any, ...], flags: Any) -> Any:
+def output_flags(fn: Callable[..., Any], arguments: tuple[Any, ...], flags: ArrayTree) -> Any:
     """Return the flags that each output of `fn` depends on, in a tree like the outputs.
 
     `flags` are the flags of the inputs, sets in a tree prefix of `arguments`.
@@ -114,7 +119,7 @@ def output_flags(fn: Callable[..., Any], arguments: tuple[Any, ...], flags: Any)
     return jax.tree.unflatten(jax.tree.structure(shapes), propagate_flags(closed, flat_flags))
 
 
-def propagate_flags(closed: Any, flags: Sequence[frozenset]) -> list[frozenset]:
+def propagate_flags(closed: ClosedJaxpr, flags: Sequence[frozenset]) -> list[frozenset]:
     """Return the flags of each output of a closed jaxpr, given the flags of each input."""
     return [node.flags for node in Tracer().outputs(closed, list(enumerate(flags)))]
 
@@ -125,7 +130,7 @@ def _describe(params: dict[str, Any]) -> str:
     return _ADDRESS.sub("", str(sorted((name, str(value)) for name, value in plain_params.items())))
 
 
-def _fingerprint(value: Any) -> Hashable:
+def _fingerprint(value: object) -> Hashable:
     if isinstance(value, jax.core.Tracer):
         return id(value)
     if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):

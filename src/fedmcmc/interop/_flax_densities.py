@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.nn import one_hot
+from jax.typing import ArrayLike
 
 from fedmcmc._types import ArrayTree, Posterior
 from fedmcmc.interop._rows import ROW_TOLERANCE
@@ -30,7 +31,7 @@ def _normal(x: Array, scale: Array) -> Array:
     return -0.5 * jnp.sum((x / scale) ** 2) - constant.astype(x.dtype)
 
 
-def prior_scales(scales: Any, like: ArrayTree) -> ArrayTree:
+def prior_scales(scales: ArrayTree, like: ArrayTree) -> ArrayTree:
     """Return the argument `prior_scale` of `from_flax` as a tree of arrays, or raise."""
     if callable(scales):
         scales = jax.tree_util.tree_map_with_path(
@@ -46,7 +47,7 @@ def prior_scales(scales: Any, like: ArrayTree) -> ArrayTree:
             f"{jax.tree.structure(like)}."
         ) from error
 
-    def check(scale: Any, leaves: ArrayTree) -> Array:
+    def check(scale: ArrayTree, leaves: ArrayTree) -> Array:
         for leaf in jax.tree.leaves(leaves):
             positive(scale, leaf.shape, "prior_scale")
         return positive(scale, jnp.shape(scale), "prior_scale")
@@ -54,7 +55,7 @@ def prior_scales(scales: Any, like: ArrayTree) -> ArrayTree:
     return jax.tree.map(check, scales, like)
 
 
-def positive(number: Any, shape: tuple[int, ...], name: str) -> Array:
+def positive(number: ArrayLike, shape: tuple[int, ...], name: str) -> Array:
     """Return `number` as an array that broadcasts to `shape`; raise if it is not positive."""
     array = jnp.asarray(number)
     try:
@@ -115,7 +116,7 @@ def _draw_categorical(rng_key: Array, logits: Array, shape: tuple[int, ...]) -> 
     return jnp.argmax(logits + noise.reshape(logits.shape), axis=-1)
 
 
-def _check_categorical(logits: Any, outcome: np.ndarray) -> None:
+def _check_categorical(logits: Array, outcome: np.ndarray) -> None:
     if logits.shape[:-1] != outcome.shape or not logits.ndim:
         raise ValueError(
             f"The categorical likelihood needs a module that returns logits, one per class on a "
@@ -159,7 +160,7 @@ def _draw_gaussian(
     return means + noise_scale.astype(means.dtype) * noise
 
 
-def _check_aligned(outputs: Any, outcome: np.ndarray) -> None:
+def _check_aligned(outputs: Array, outcome: np.ndarray) -> None:
     if outputs.shape not in (outcome.shape, (*outcome.shape, 1)):
         raise ValueError(
             f"The module must return one number for each outcome, shape {outcome.shape} or "
@@ -167,7 +168,7 @@ def _check_aligned(outputs: Any, outcome: np.ndarray) -> None:
         )
 
 
-def _check_bernoulli(logits: Any, outcome: np.ndarray) -> None:
+def _check_bernoulli(logits: Array, outcome: np.ndarray) -> None:
     _check_aligned(logits, outcome)
     if not np.isin(outcome, (0, 1)).all():
         raise ValueError(f"Outcomes must be 0 or 1, got {np.unique(outcome)[:5]}.")
@@ -182,7 +183,7 @@ LIKELIHOODS = {
 }
 
 
-def check_name(name: Any) -> None:
+def check_name(name: object) -> None:
     if name not in LIKELIHOODS:
         raise ValueError(
             f"likelihood must be one of {sorted(LIKELIHOODS)}, or for from_flax a function "

@@ -93,7 +93,7 @@ def read_module(module: Any, options: Mapping[str, Hashable] | None) -> Network:
     return Nnx(module, structure, items, _hashable(structure))
 
 
-def _hashable(value: Any) -> Hashable:
+def _hashable(value: object) -> Hashable:
     try:
         hash(value)
     except (TypeError, ValueError):  # attributes that are arrays: equal only to itself
@@ -101,7 +101,7 @@ def _hashable(value: Any) -> Hashable:
     return value
 
 
-def _frozen(value: Any) -> Any:
+def _frozen(value: object) -> Any:
     """Return the class and the attributes of a linen module, with tuples in place of lists."""
     from flax import linen
 
@@ -135,7 +135,7 @@ def _nnx_structure(construct: Callable[..., Any]) -> Any:
     return structure
 
 
-def _variable_types(state: Any) -> str:
+def _variable_types(state: ArrayTree) -> str:
     from flax import nnx
 
     flat = nnx.to_flat_state(state)
@@ -194,7 +194,7 @@ class Columns:
     """Keys of the rows for the module's arguments and for the outcome."""
 
     inputs: tuple[Column, ...]
-    outcome: Any
+    outcome: Column | None
 
     @classmethod
     def from_keys(cls, inputs: Column | Sequence[Column], outcome: Column | None) -> "Columns":
@@ -220,14 +220,14 @@ class Columns:
             raise ValueError(f"outcome={self.outcome!r} must be one array of the rows.")
         return rows
 
-    def arguments(self, rows: Any) -> tuple[ArrayTree, ...]:
+    def arguments(self, rows: ArrayTree) -> tuple[ArrayTree, ...]:
         return tuple(rows[key] for key in self.inputs)
 
-    def input_shapes(self, rows: Any) -> Shapes:
+    def input_shapes(self, rows: ArrayTree) -> Shapes:
         flat = [jax.tree.flatten(tree) for tree in self.arguments(rows)]
         return tuple((treedef, tuple((x.shape[1:], x.dtype) for x in xs)) for xs, treedef in flat)
 
-    def replace_outcome(self, rows: Any, draw: Array) -> ArrayTree:
+    def replace_outcome(self, rows: ArrayTree, draw: Array) -> ArrayTree:
         draw = draw.astype(rows[self.outcome].dtype)
         if isinstance(rows, dict):
             return {**rows, self.outcome: draw}
@@ -240,10 +240,10 @@ class Setup(NamedTuple):
     network: Network
     columns: Columns
 
-    def outputs(self, position: ArrayTree, rows: Any) -> ArrayTree:
+    def outputs(self, position: ArrayTree, rows: ArrayTree) -> ArrayTree:
         return self.network.apply(position, self.columns.arguments(rows))
 
-    def real_outputs(self, position: ArrayTree, rows: Any) -> Array:
+    def real_outputs(self, position: ArrayTree, rows: ArrayTree) -> Array:
         # Half precision is too coarse for log densities.
-        outputs: Any = self.outputs(position, rows)
+        outputs: ArrayTree = self.outputs(position, rows)
         return outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jax.typing import DTypeLike
 
 from fedmcmc._types import ArrayTree
 from fedmcmc.data import FederatedData
@@ -113,11 +115,11 @@ def _columns(rows: ArrayTree) -> list[np.ndarray]:
     return columns
 
 
-def _is_numeric(dtype: Any) -> bool:
+def _is_numeric(dtype: DTypeLike) -> bool:
     return any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_))
 
 
-def _gather(leaf: Any, numbers: np.ndarray) -> np.ndarray:
+def _gather(leaf: Array, numbers: np.ndarray) -> np.ndarray:
     """Return rows of a leaf; on an accelerator, similar numbers of rows share one program."""
     if not isinstance(leaf, jax.Array) or all(x.platform == "cpu" for x in leaf.devices()):
         return np.asarray(leaf)[numbers]
@@ -133,7 +135,7 @@ def _made_up(rows: ArrayTree, rng: np.random.Generator, kind: str) -> ArrayTree:
     """
     num_codes = {"codes": 4, "fractions": 2, "wide": 10}[kind]
 
-    def column(leaf: Any) -> np.ndarray:
+    def column(leaf: Array) -> np.ndarray:
         shape = (BATCH_SIZE, *leaf.shape[1:])
         if jnp.issubdtype(leaf.dtype, jnp.floating):
             values = {

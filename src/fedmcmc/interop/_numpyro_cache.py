@@ -9,13 +9,14 @@ import copy
 import functools
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from numpyro.primitives import Messenger
 
 from fedmcmc._types import ArrayTree, Posterior, check_picklable
@@ -47,7 +48,7 @@ class Recipe(NamedTuple):
     def posterior(self) -> Posterior:
         """Build the posterior again, with made-up rows to check starts."""
 
-        def made_up(leaf: Any) -> np.ndarray:
+        def made_up(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
             is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
             return np.full((2, *leaf.shape[1:]), 0.5 if is_float else 1).astype(leaf.dtype)
 
@@ -81,7 +82,7 @@ class ModelFunction:
         functools.update_wrapper(self, fn)
         self._fn, self._origin, self._path = fn, origin, path
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: ArrayTree) -> Any:
         """Call the function."""
         return self._fn(*args)
 
@@ -102,7 +103,7 @@ class ModelFunction:
         return _function_at, (self._origin, self._path)
 
 
-def _function_at(posterior: Any, path: tuple[str, ...]) -> Any:
+def _function_at(posterior: Posterior, path: tuple[str, ...]) -> Any:
     return functools.reduce(getattr, path, posterior)
 
 
@@ -149,7 +150,7 @@ def with_starts(built: Built, rows: ArrayTree) -> Posterior:
     """Return the posterior with an `init_fn` that checks starts with `rows`."""
     logprior_fn: Any = built.posterior.logprior_fn
 
-    def start(rng_key: Any) -> Any:
+    def start(rng_key: Array) -> Any:
         return built.start_fn(rng_key, rows)
 
     init_fn = ModelFunction(start, logprior_fn._origin, ("init_fn",))
@@ -168,7 +169,7 @@ def _with_origin(built: Built, recipe: Recipe) -> Built:
     return built._replace(posterior=wrap(built.posterior, ()))
 
 
-def _function_of(model: Any) -> FunctionType | None:
+def _function_of(model: Callable[..., object]) -> FunctionType | None:
     """Return the function behind a model, whose attribute is the cache."""
     while not isinstance(model, FunctionType):
         if isinstance(model, functools.partial):
@@ -228,7 +229,7 @@ def _program_key(
     return digest.hexdigest(), tuple(classes)
 
 
-def _is_array(x: Any) -> bool:
+def _is_array(x: object) -> bool:
     return isinstance(x, (jax.Array, np.ndarray, np.generic, int, float))
 
 
@@ -236,8 +237,8 @@ def recipe_of(
     builder: Callable[..., Posterior],
     model: Callable[..., Any],
     rows: ArrayTree,
-    local: Any,
-    centered: Any,
+    local: Sequence[str] | Mapping[str, Sequence[str]] | None,
+    centered: float | Mapping[str, float],
     init_radius: float,
 ) -> Recipe:
     """Return the recipe of a call of `from_numpyro`."""

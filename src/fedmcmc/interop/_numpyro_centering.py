@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 
 from fedmcmc._checks import expect
 from fedmcmc._types import (
@@ -17,71 +18,50 @@ from fedmcmc._types import (
     as_functions,
     register_dataclass,
 )
+from fedmcmc.data import FederatedData
 from fedmcmc.hierarchy import conditional_variances
 from fedmcmc.interop._numpyro_locals import DECENTERED
 from fedmcmc.kernels import Question, check_latent_model
 from fedmcmc.pytrees import trees
-from fedmcmc.runs import as_consortium
+from fedmcmc.runs import Consortium, as_consortium
 
 
-def centering(posterior: Posterior, data: Any, position: ArrayTree) -> dict[str, float]:
+def centering(
+    posterior: Posterior, data: FederatedData | Consortium, position: ArrayTree
+) -> dict[str, float]:
     """Return the best parametrization of local sites, for ``from_numpyro(..., centered=)``.
 
-    A site's number is near one (no reparametrization) if the rows of its groups determine their
-    effects well compared with the population, otherwise near zero (a standard variable that is
-    shifted and scaled). It minimizes the dependence between the population's location and the
-    latents that a kernel moves, and with it the error of `fedmcmc.lsd` with ``refresh=``. It makes
-    no difference to `fedmcmc.marginal` and `fedmcmc.fit`; `fedmcmc.fed_gibbs` needs
-    ``centered=1.0``.
+    A site's number, from 0 to 1, is near one (no reparametrization) if the rows of its groups
+    determine their effects well compared with the population, otherwise near zero (a standard
+    variable that is shifted and scaled). It minimizes the dependence between the population's
+    location and the latents that a kernel moves, and with it the error of `fedmcmc.lsd` with
+    ``refresh=``: the root of ``c = s tau**(c - 1)`` for a population of standard deviation ``tau``
+    and rows that reduce an effect's variance by the share ``s`` (Papaspiliopoulos, Roberts, Skold
+    2007, doi:10.1214/088342307000000014).
 
     Parameters
     ----------
-    posterior
-        Result of `from_numpyro` with ``centered=0.0``, its default.
-    data
-        `FederatedData`, or a consortium of remote clients, which answers in one exchange with the
-        number of groups and one sum per element of a latent.
+    posterior, data
+        Result of `from_numpyro` with ``centered=0.0``, and `FederatedData` or a consortium.
     position
         Shared parameters, preferably the mode of `fedmcmc.marginal` (`fedmcmc.surrogates.mode`).
-
-    Returns
-    -------
-    dict
-        Number from 0 to 1 for each site.
 
     Raises
     ------
     ValueError
         If no local site is a standard variable that is shifted and scaled.
 
-    Notes
-    -----
-    Let ``tau`` be the population's standard deviation. Let ``s`` be the share by which the rows
-    reduce an effect's variance given the shared parameters, averaged over groups. With NumPyro's
-    `LocScaleReparam` a normal effect is independent of the location at the root of
-    ``c = s tau**(c - 1)``; if ``tau`` is one, ``c = s``.
-
-    References
-    ----------
-    Papaspiliopoulos, Roberts, Skold (2007), A general framework for the parametrization of
-    hierarchical models, Statistical Science 22. https://doi.org/10.1214/088342307000000014
-
     Examples
     --------
-    Groups of one row and of sixteen rows, with noise as wide as the population:
-
-    >>> import fedmcmc, numpy as np, numpyro
-    >>> import numpyro.distributions as dist
+    >>> import fedmcmc, numpy as np, numpyro, numpyro.distributions as dist
     >>> def model(y):
     ...     mu = numpyro.sample("mu", dist.Normal(0, 5))
     ...     effect = numpyro.sample("effect", dist.Normal(mu, 1.0), infer={"local": True})
     ...     with numpyro.plate("rows", len(y)):
     ...         numpyro.sample("y", dist.Normal(effect, 1.0), obs=y)
-    >>> for size in (1, 16):
-    ...     data = fedmcmc.FederatedData.from_clients([{"y": np.ones(size)} for _ in range(3)])
-    ...     posterior = fedmcmc.from_numpyro(model, example=data)
-    ...     print(round(centering(posterior, data, {"mu": 0.0})["effect"], 3))
-    0.5
+    >>> data = fedmcmc.FederatedData.from_clients([{"y": np.ones(16)} for _ in range(3)])
+    >>> posterior = fedmcmc.from_numpyro(model, example=data)
+    >>> round(centering(posterior, data, {"mu": 0.0})["effect"], 3)
     0.941
     """
     expect(posterior, Posterior, "posterior")
@@ -119,7 +99,7 @@ def _is_standard(local: Any, position: ArrayTree) -> bool:
     return not any(np.any(leaf) for leaf in jax.tree.leaves(slope))
 
 
-def _least_dependent(share: Any, spread: Any) -> np.ndarray:
+def _least_dependent(share: ArrayLike, spread: ArrayLike) -> np.ndarray:
     """Return the root of ``c = share spread**(c - 1)`` between zero and one, by bisection."""
     share, spread = np.clip(np.asarray(share, float), 0, 1), np.asarray(spread, float)
     low, high = np.zeros_like(share), np.ones_like(share)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro import distributions as dist
 from numpyro.distributions import constraints
+from numpyro.distributions.constraints import Constraint
 
 from fedmcmc._types import ArrayTree
 from fedmcmc.interop import _numpyro_trace as tracing
@@ -91,7 +92,7 @@ def _masks(site: dict[str, Any]) -> list[Any]:
     return [fn._mask for fn in layers if isinstance(fn, dist.MaskedDistribution)]
 
 
-def _is_bounded(support: Any) -> bool:
+def _is_bounded(support: Constraint) -> bool:
     support = getattr(support, "base_constraint", support)
     return isinstance(support, _BOUNDED) or (
         hasattr(support, "lower_bound") and hasattr(support, "upper_bound")

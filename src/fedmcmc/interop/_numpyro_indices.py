@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from fedmcmc._types import ArrayTree, Posterior
 from fedmcmc.data import warn_caller
@@ -112,7 +113,7 @@ def find_bad_index(terms_fn: TermsFn, position: ArrayTree, rows: ArrayTree) -> B
 
 
 def _changed_rows(
-    closed: Any,
+    closed: ClosedJaxpr,
     point: list[Array],
     leaves: Sequence[Array],
     target: "_Lookup | None",
@@ -166,10 +167,10 @@ class _Value:
     `negative_of` and `shifted` are the operands ``x`` of ``x < 0`` and ``x + n``.
     """
 
-    value: Any
+    value: object
     columns: Columns = NO_FLAGS
-    negative_of: Any = None
-    shifted: Any = None
+    negative_of: ArrayTree = None
+    shifted: ArrayTree = None
 
 
 @dataclass(eq=False)
@@ -183,8 +184,8 @@ class _Lookup:
     id: LookupId
     columns: Columns
     lengths: tuple[int, ...]
-    counts: Any = None
-    indices: Any = None
+    counts: ArrayTree = None
+    indices: ArrayTree = None
 
 
 class _Walk:
@@ -208,7 +209,9 @@ class _Walk:
         self.depth = 0
         self.path: LookupId = ()
 
-    def evaluate(self, jaxpr: Any, consts: Sequence[Any], inputs: Sequence[_Value]) -> list[_Value]:
+    def evaluate(
+        self, jaxpr: Jaxpr, consts: Sequence[Any], inputs: Sequence[_Value]
+    ) -> list[_Value]:
         values: dict[Any, _Value] = dict(zip(jaxpr.invars, inputs, strict=True))
         values.update(zip(jaxpr.constvars, map(_Value, consts), strict=True))
 
@@ -220,7 +223,7 @@ class _Walk:
             values.update(zip(eqn.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
-    def equation(self, eqn: Any, inputs: list[_Value]) -> list[_Value]:
+    def equation(self, eqn: JaxprEqn, inputs: list[_Value]) -> list[_Value]:
         name, called = eqn.primitive.name, called_jaxpr(eqn)
         if called is not None:
             outer, self.path = self.path, (*self.path, id(eqn))
@@ -245,7 +248,7 @@ class _Walk:
             values[0].shifted = inputs[0]
         return values
 
-    def lookup(self, eqn: Any, inputs: list[_Value], columns: Columns) -> _Value:
+    def lookup(self, eqn: JaxprEqn, inputs: list[_Value], columns: Columns) -> _Value:
         """Return elements of an array, and list the lookup if its indices depend on columns."""
         indices = inputs[1:]
         index_columns = NO_FLAGS.union(*(x.columns for x in indices))
@@ -270,7 +273,7 @@ class _Walk:
         substitute = numbers[self.substitute].astype(plain.dtype)
         return _Value(jnp.where(outside, substitute, plain), columns)
 
-    def loop(self, eqn: Any, inputs: list[_Value], columns: Columns) -> list[_Value]:
+    def loop(self, eqn: JaxprEqn, inputs: list[_Value], columns: Columns) -> list[_Value]:
         """Evaluate a loop or a branch whose body has lookups."""
         if self.substitute is None or any(x.value is None for x in inputs):
             self.has_hidden = True
@@ -314,7 +317,9 @@ class _Walk:
         self.depth -= 1
         return [_Value(value, columns) for value in results]
 
-    def function_of(self, closed: Any, labels: Sequence[Columns]) -> Callable[..., list[Any]]:
+    def function_of(
+        self, closed: ClosedJaxpr, labels: Sequence[Columns]
+    ) -> Callable[..., list[Any]]:
         """Return a closed jaxpr as a function whose inputs depend on the columns `labels`."""
 
         def evaluate(*values: Any) -> list[Any]:
@@ -325,12 +330,12 @@ class _Walk:
         return evaluate
 
 
-def _bind(eqn: Any, values: list[Any]) -> list[Any]:
+def _bind(eqn: JaxprEqn, values: list[Any]) -> list[Any]:
     results = eqn.primitive.bind(*values, **eqn.params)
     return list(results) if eqn.primitive.multiple_results else [results]
 
 
-def _has_lookups(eqn: Any) -> bool:
+def _has_lookups(eqn: JaxprEqn) -> bool:
     for value in eqn.params.values():
         for part in value if isinstance(value, (tuple, list)) else (value,):
             jaxpr = getattr(part, "jaxpr", part)
@@ -341,7 +346,7 @@ def _has_lookups(eqn: Any) -> bool:
 
 
 def _loop_labels(
-    closed: Any, labels: Sequence[Columns], num_consts: int, num_carried: int
+    closed: ClosedJaxpr, labels: Sequence[Columns], num_consts: int, num_carried: int
 ) -> list[Columns]:
     """Return the columns of a loop body's inputs after any number of iterations."""
     body_labels, end = list(labels), num_consts + num_carried
@@ -359,7 +364,7 @@ def _is_zero(value: Any) -> bool:
     return bool(np.asarray(value) == 0)  # by NumPy, because JAX would trace the comparison
 
 
-def _is_deliberate(eqn: Any) -> bool:
+def _is_deliberate(eqn: JaxprEqn) -> bool:
     """Return whether the model chooses a mode for indices outside an axis.
 
     The modes are ``"fill"`` with a number and ``"clip"``. A `dynamic_slice` in `jax.vmap` is also a

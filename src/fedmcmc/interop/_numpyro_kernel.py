@@ -92,55 +92,37 @@ class FederatedMCMCKernel(MCMCKernel):
     """Federated kernel on a NumPyro model for `numpyro.infer.MCMC`.
 
     ``MCMC(FederatedMCMCKernel(...), ...).run(rng_key, data)`` takes one `FederatedData`. Draws,
-    extra fields, `print_summary`, resumption (`post_warmup_state`), ArviZ and
-    `numpyro.infer.Predictive` work as for NumPyro's kernels. Chains are ``"vectorized"`` or
-    ``"sequential"``. Warm-up rounds are burn-in and adapt nothing.
+    extra fields, `print_summary`, resumption and `numpyro.infer.Predictive` work as for NumPyro's
+    kernels. Chains are ``"vectorized"`` or ``"sequential"``, with the draws of `fedmcmc.sample`.
+    Warm-up rounds adapt nothing. ``diverging`` marks draws that are not finite. Call `diagnose` to
+    check the draws.
 
     Parameters
     ----------
-    model
-        NumPyro model over one client's rows, see `fedmcmc.from_numpyro`.
+    model, example, init_radius, check_rows
+        See `fedmcmc.from_numpyro`; by default, `example` is the rows of client 0.
     kernel_fn
         ``Posterior -> FederatedKernel``.
-    example
-        One client's rows for `fedmcmc.from_numpyro`; by default the rows of the data's client 0.
-    init_radius, check_rows
-        Arguments of `fedmcmc.from_numpyro`.
     surrogates
-        Gaussian approximations of the clients over the unconstrained sites, one per client. If
-        given, the run warns before it starts if `fedmcmc.predict_bias` finds a large bias.
+        One Gaussian per client over the unconstrained sites, to predict the bias of the run.
 
     Raises
     ------
     ValueError
-        From `init`, if `fedmcmc.from_numpyro` or the kernel raises, if the arguments of ``run`` are
-        not one `FederatedData`, or if initial parameters do not fit.
-
-    Notes
-    -----
-    A chain has the same draws as a chain of `fedmcmc.sample` with the same key. If a chain becomes
-    non-finite, the kernel warns and the run continues, as with NumPyro's kernels; the extra field
-    ``diverging`` marks the draws. `MCMC` does not notify a kernel when a run ends, so call
-    `diagnose` to check the draws.
+        From `init`, if `fedmcmc.from_numpyro` or the kernel raises, or arguments do not fit.
 
     Examples
     --------
-    >>> import fedmcmc, jax, numpy as np, numpyro
-    >>> import numpyro.distributions as dist
+    >>> import fedmcmc, jax, numpy as np, numpyro, numpyro.distributions as dist
     >>> def model(x):
     ...     mean = numpyro.sample("mean", dist.Normal(0, 10))
     ...     with numpyro.plate("rows", x.shape[0]):
     ...         numpyro.sample("x", dist.Normal(mean, 1), obs=x)
-    >>> def kernel_fn(posterior):
-    ...     return fedmcmc.dsgld(posterior, step_size=0.01, num_local_steps=1)
-    >>> kernel = FederatedMCMCKernel(model, kernel_fn)
+    >>> kernel = FederatedMCMCKernel(model, lambda p: fedmcmc.lsd(p, step_size=0.01))
     >>> mcmc = numpyro.infer.MCMC(kernel, num_warmup=10, num_samples=20, progress_bar=False)
-    >>> data = fedmcmc.FederatedData.from_clients([np.ones(3), np.zeros(5)])
-    >>> mcmc.run(jax.random.key(0), data)
+    >>> mcmc.run(jax.random.key(0), fedmcmc.FederatedData.from_clients([np.ones(3), np.zeros(5)]))
     >>> mcmc.get_samples()["mean"].shape
     (20,)
-    >>> int(mcmc.get_extra_fields()["bits_up"][0])
-    32
     """
 
     sample_field = "z"
@@ -171,7 +153,7 @@ class FederatedMCMCKernel(MCMCKernel):
         built = dict.fromkeys(("_structure", "_posterior", "_kernel", "_sample_fn"))
         return {**self.__dict__, **built}
 
-    def model(self, *args: Any, **kwargs: Any) -> Any:
+    def model(self, *args: ArrayTree, **kwargs: ArrayTree) -> Any:
         """Run the model on the pooled rows of a `FederatedData`, or on plain arguments.
 
         ArviZ and `numpyro.infer.Predictive` trace it with the arguments of ``run``.

@@ -6,7 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 from numpyro import distributions as dist
+from numpyro.distributions import Distribution
 
 from fedmcmc._types import ArrayTree
 from fedmcmc.interop import _numpyro_trace as tracing
@@ -62,13 +64,13 @@ def _samples_its_density(cls: type) -> bool:
     return sample_class is dist.Distribution or issubclass(sample_class, density_class)
 
 
-def _without_masks(fn: Any) -> Any:
+def _without_masks(fn: Distribution) -> Any:
     while isinstance(fn, _WRAPPERS):
         fn = fn.base_dist
     return fn
 
 
-def _mask_of(fn: Any) -> Array | None:
+def _mask_of(fn: Distribution) -> Array | None:
     """Return the mask of a value's entries, true where an entry counts, or ``None`` for no mask."""
     mask = None
     while isinstance(fn, _WRAPPERS):
@@ -96,7 +98,7 @@ def _draw(rng_key: Array, site: dict[str, Any]) -> Array:
     return fn.sample(rng_key)
 
 
-def as_recorded(draw: Array, dtype: Any) -> Array:
+def as_recorded(draw: Array, dtype: DTypeLike) -> Array:
     """Return a draw in the dtype of the rows, rounded if the rows record it as an integer."""
     if jnp.issubdtype(dtype, jnp.integer) and jnp.issubdtype(draw.dtype, jnp.floating):
         draw = jnp.rint(draw)

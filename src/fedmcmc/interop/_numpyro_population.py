@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from numpyro import distributions as dist
+from numpyro.distributions import Distribution
 
 from fedmcmc._types import ArrayTree, LatentSums, Population, Static
 from fedmcmc.interop import _numpyro_trace as tracing
@@ -100,7 +101,7 @@ def population_of(
     )
 
 
-def _location_and_scale(fn: Any, shape: tuple[int, ...]) -> tuple[Array, Array] | None:
+def _location_and_scale(fn: Distribution, shape: tuple[int, ...]) -> tuple[Array, Array] | None:
     """Return location and scale, ``[*shape]`` each, of a normal distribution, otherwise ``None``.
 
     The scale of a multivariate normal distribution is its lower Cholesky factor ``[k, k]``.

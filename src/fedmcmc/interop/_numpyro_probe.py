@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 from numpyro import distributions as dist
 from numpyro import handlers
 
@@ -133,7 +134,7 @@ def _prior_sds(sites: tracing.Trace, structure: Structure) -> dict[str, Array]:
     return sds
 
 
-def _scaled(values: np.ndarray, sds: Any) -> np.ndarray:
+def _scaled(values: np.ndarray, sds: ArrayTree) -> np.ndarray:
     """Return values times the standard deviations above one, if these are known and finite."""
     if sds is None:
         return values
@@ -201,12 +202,12 @@ def _check_independent(
     )
 
 
-def _widened(leaf: Any) -> np.ndarray:
-    leaf = np.asarray(leaf)
-    return leaf.astype(np.float64) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+def _widened(leaf: Array) -> np.ndarray:
+    values = np.asarray(leaf)
+    return values.astype(np.float64) if jnp.issubdtype(values.dtype, jnp.floating) else values
 
 
-def _differs(together: Any, alone: Any, only_finite: bool) -> np.ndarray:
+def _differs(together: ArrayLike, alone: ArrayLike, only_finite: bool) -> np.ndarray:
     """Return a mask of terms that differ; a non-finite term differs from all but its equal."""
     together, alone = np.asarray(together, np.float64), np.asarray(alone, np.float64)
     is_equal = (together == alone) | (np.isnan(together) & np.isnan(alone))
@@ -245,7 +246,7 @@ def invalid_parameters(sites: tracing.Trace) -> Invalid:
     return invalid
 
 
-def _is_computed_float(value: Any) -> bool:
+def _is_computed_float(value: object) -> bool:
     """Return whether a value is a traced float, as opposed to a constant of the model."""
     return isinstance(value, jax.core.Tracer) and jnp.issubdtype(value.dtype, jnp.floating)
 

@@ -11,7 +11,7 @@ import numpyro
 from jax import Array
 from numpyro import distributions as dist
 from numpyro import handlers
-from numpyro.distributions import biject_to
+from numpyro.distributions import Distribution, biject_to
 
 from fedmcmc._types import ArrayTree
 
@@ -154,14 +154,14 @@ def row_terms(sites: Trace, likelihood: dict[str, int]) -> Array:
     return sum(terms[1:], terms[0])
 
 
-def bare(fn: Any) -> Any:
+def bare(fn: Distribution) -> Any:
     """Return a distribution without the wrappers that only give it its shape."""
     while isinstance(fn, dist.ExpandedDistribution | dist.Independent):
         fn = fn.base_dist
     return fn
 
 
-def name_of(fn: Any) -> str:
+def name_of(fn: Distribution) -> str:
     """Return the name of a distribution without its masks and the wrappers that give its shape."""
     fn = bare(fn)
     if isinstance(fn, dist.MaskedDistribution):
@@ -171,12 +171,12 @@ def name_of(fn: Any) -> str:
     return type(fn).__name__
 
 
-def is_masked(fn: Any) -> bool:
+def is_masked(fn: Distribution) -> bool:
     """Return whether a distribution, or a part of it, has a mask."""
     return any(isinstance(part, dist.MaskedDistribution) for part in parts(fn))
 
 
-def parts(fn: Any) -> Iterator[Any]:
+def parts(fn: Distribution) -> Iterator[Any]:
     """Yield a distribution and all distributions that it consists of."""
     yield fn
     for value in vars(fn).values():
@@ -185,7 +185,7 @@ def parts(fn: Any) -> Iterator[Any]:
                 yield from parts(part)
 
 
-def layers(fn: Any) -> Iterator[Any]:
+def layers(fn: Distribution) -> Iterator[Any]:
     """Yield a distribution and the distributions that it wraps, outermost before innermost."""
     yield fn
     while hasattr(fn, "base_dist"):

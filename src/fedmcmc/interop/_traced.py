@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
 MAX_ROWS = 32
 """Maximal number of rows of matrices that are replaced by arithmetic."""
@@ -96,7 +96,7 @@ def _evaluate(closed: ClosedJaxpr, inputs: Sequence[Any]) -> list[Any]:
     return [read(atom) for atom in closed.jaxpr.outvars]
 
 
-def _apply(eqn: Any, inputs: list[Any]) -> Sequence[Any]:
+def _apply(eqn: JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
     name, params = eqn.primitive.name, eqn.params
     if _is_small(eqn):
         if name == "cholesky":
@@ -130,7 +130,7 @@ def _with_arithmetic(value: Any) -> Any:
     return value
 
 
-def cholesky(matrix: Array, **_: Any) -> Array:
+def cholesky(matrix: Array, **_: object) -> Array:
     """Return the lower factor of symmetric matrices, ``[..., n, n]``, NaN if indefinite."""
     size = matrix.shape[-1]
     if size > BLOCK_ROWS:
@@ -168,7 +168,7 @@ def triangular_solve(
     lower: bool,
     transpose_a: bool,
     unit_diagonal: bool,
-    **_: Any,
+    **_: object,
 ) -> Array:
     """Return ``x`` with ``op(matrix) x = right``, or ``x op(matrix) = right`` if not `left_side`.
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 from jax import Array
 from jax.tree_util import Partial
+from jax.typing import ArrayLike
 
 from fedmcmc._types import ArrayTree, Posterior, Static, as_functions, compiled
 from fedmcmc.data import FederatedData
@@ -40,9 +41,9 @@ def from_flax(
     module: Any,
     *,
     example: ArrayTree | FederatedData,
-    prior_scale: Any,
+    prior_scale: ArrayTree,
     likelihood: Name | Callable[[ArrayTree, ArrayTree], Array],
-    noise_scale: Any = None,
+    noise_scale: ArrayLike | None = None,
     inputs: Column | Sequence[Column] = "x",
     outcome: Column = "y",
     options: Mapping[str, Hashable] | None = None,
@@ -50,53 +51,33 @@ def from_flax(
 ) -> Posterior:
     """Convert a Flax module to a `Posterior` over its parameters.
 
+    The prior is normal and normalized. `init_fn` draws the module's initialization. Positions are
+    nested dicts (for nnx, `flax.nnx.to_pure_dict`).
+
     Parameters
     ----------
     module
-        `flax.linen` module, or the constructor of a `flax.nnx` module, which is called as
-        ``module(rngs=nnx.Rngs(...))``: its class, or a `functools.partial` of the class.
+        `flax.linen` module, or the class of a `flax.nnx` module, also as a `functools.partial`.
     example
-        Some rows, a dict or a tuple with leaves ``[n, ...]``. A `FederatedData` stands for the rows
-        of its client 0.
+        Some rows, a dict or a tuple with leaves ``[n, ...]``, or a `FederatedData`.
     prior_scale
-        Standard deviations of the parameters' normal priors: a number; a tree prefix of the
-        position with numbers, or arrays that broadcast to the leaf; or a function
-        ``(path, leaf) -> number or array`` of a leaf's path, such as ``"Dense_0.kernel"``, and its
-        `jax.ShapeDtypeStruct`.
-    likelihood
+        Standard deviations of the priors: a number, a tree prefix of the position with numbers or
+        arrays, or a function of a path such as ``"Dense_0.kernel"`` and a leaf's shape.
+    likelihood, noise_scale
         ``"categorical"`` (outputs are logits ``[n, num_classes]``, outcomes integers ``[n]``),
-        ``"bernoulli"`` (outputs are logits, outcomes 0 or 1), ``"gaussian"`` (outputs are means),
-        or a function ``(outputs, batch) -> [n]``. Outputs of the second and the third have the
-        shape of the outcomes, optionally with an additional last axis of length one. Log densities
-        are summed over all axes except for the axis of rows.
-    noise_scale
-        Standard deviation of the outcomes of a ``"gaussian"`` likelihood, a number or an array
-        that broadcasts to one outcome.
+        ``"bernoulli"`` (outputs are logits, outcomes 0 or 1), ``"gaussian"`` (outputs are means,
+        `noise_scale` is the standard deviation), or a function ``(outputs, batch) -> [n]``; then
+        `resample_fn` is ``None``.
     inputs, outcome
-        Keys of the rows for the module's arguments, in their order, and for the outcomes. Rows
-        that are a tuple have the keys 0 and 1.
-    options
-        Constant keyword arguments of the module's call, such as ``{"train": False}``.
-    check
-        If true, check that a row's log likelihood does not depend on the other rows of its batch,
-        which compiles a small program.
-
-    Returns
-    -------
-    Posterior
-        Posterior over the nested dict of the parameters (for nnx, `flax.nnx.to_pure_dict`), with a
-        normalized prior. `init_fn` draws the module's initialization. `resample_fn` is ``None`` if
-        the likelihood is a function. Posteriors of equal modules share compilations for all scales;
-        a module with attributes that cannot be hashed, and a likelihood that is a function, are
-        only equal to themselves.
+        Keys of the rows for the module's arguments and for the outcomes; 0 and 1 for tuples.
+    options, check
+        Constant keyword arguments of the module's call, such as ``{"train": False}``, and a flag
+        for a compiled check that rows are independent.
 
     Raises
     ------
-    ImportError
-        If flax is not installed.
-    TypeError, ValueError
-        If the module needs more than its parameters (batch statistics, random numbers), if rows
-        depend on each other, or if shapes, keys, outcomes or scales do not fit.
+    ImportError, TypeError, ValueError
+        If flax is missing, the module has state or random numbers, or arguments do not fit.
 
     Examples
     --------
@@ -105,11 +86,8 @@ def from_flax(
     >>> network = nn.Sequential([nn.Dense(8), nn.tanh, nn.Dense(3)])
     >>> rows = {"x": np.ones((5, 4), np.float32), "y": np.array([0, 2, 1, 1, 0])}
     >>> posterior = from_flax(network, example=rows, prior_scale=1.0, likelihood="categorical")
-    >>> position = posterior.init_fn(jax.random.key(0))
-    >>> posterior.loglikelihood_fn(position, rows).shape
+    >>> posterior.loglikelihood_fn(posterior.init_fn(jax.random.key(0)), rows).shape
     (5,)
-    >>> predictive(network, likelihood="categorical")(position, rows).shape
-    (5, 3)
     """
     network = read_module(module, options)
     columns = Columns.from_keys(inputs, outcome)
@@ -186,7 +164,7 @@ def _terms(
     name: Static[Name],
     scales: tuple[Array, ...],
     position: ArrayTree,
-    batch: Any,
+    batch: ArrayTree,
 ) -> Array:
     outputs = setup.value.real_outputs(position, batch)
     outcome = batch[setup.value.columns.outcome]
@@ -195,7 +173,7 @@ def _terms(
 
 
 def _custom_terms(
-    setup: Static[Setup], likelihood: Callable[..., Array], position: ArrayTree, batch: Any
+    setup: Static[Setup], likelihood: Callable[..., Array], position: ArrayTree, batch: ArrayTree
 ) -> Array:
     return likelihood(setup.value.outputs(position, batch), batch)
 
@@ -206,7 +184,7 @@ def _resample(
     scales: tuple[Array, ...],
     rng_key: Array,
     position: ArrayTree,
-    batch: Any,
+    batch: ArrayTree,
 ) -> ArrayTree:
     columns = setup.value.columns
     outputs = setup.value.real_outputs(position, batch)
@@ -216,7 +194,7 @@ def _resample(
 
 
 def _predict(
-    setup: Static[Setup], name: Static[Name | None], position: ArrayTree, batch: Any
+    setup: Static[Setup], name: Static[Name | None], position: ArrayTree, batch: ArrayTree
 ) -> ArrayTree:
     if name.value is None:
         return setup.value.outputs(position, batch)

@@ -6,7 +6,7 @@ clients. If a message is missing, the round changes nothing, and the next round 
 """
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -205,7 +205,7 @@ def repeat(position: ArrayTree, num: int) -> ArrayTree:
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num, *leaf.shape)), position)
 
 
-def as_centre(centre: Any) -> ArrayTree:
+def as_centre(centre: ArrayTree) -> ArrayTree:
     """Return a center as arrays of floats.
 
     Raises

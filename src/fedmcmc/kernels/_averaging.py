@@ -9,7 +9,7 @@ Source: Liang et al. (2024), Algorithm 3, and Deng et al. (2021) for Langevin dy
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -51,8 +51,8 @@ class Averaging(TemperedKernel):
 
     integrator: Integrator
     momentum: Momentum
-    step_size: Any
-    temperature: Any
+    step_size: Number
+    temperature: Number
     weights: PerClient | None
     num_local_steps: int = field(metadata={"static": True})
 
@@ -162,20 +162,17 @@ def averaging(
 
     Each client of the cohort starts at the broadcast position and runs `num_local_steps`
     trajectories of `integrator`, each with a new momentum. It sends its weight times its
-    displacement. The server adds the sum to the position.
+    displacement, which the server adds to the position.
 
     Parameters
     ----------
-    posterior
-        Model.
-    estimator
-        Gradient estimator for a client's log likelihood. A client moves along the gradient of the
-        prior plus one over its weight times the estimate.
+    posterior, estimator
+        Model, and gradient estimator for a client's log likelihood. A client moves along the
+        gradient of the prior plus one over its weight times the estimate.
     integrator
         `leapfrog` or `euler_maruyama`.
     step_size, temperature
-        Numbers or schedules of the round; the step size of `integrator` and the factor of the
-        variance of all noise.
+        Step size and factor of the variance of all noise, numbers or schedules of the round.
     num_local_steps
         Number of trajectories per round.
     momentum
@@ -184,15 +181,14 @@ def averaging(
         ``[num_clients]``, positive, with sum one; by default the clients' shares of the rows. The
         target is the posterior for all weights.
     participation
-        Rule that chooses who takes part; everyone by default, and always with `scaffold`. Both
-        rules of Deng et al. are unbiased: ``categorical(weights, cohort_size=S)`` is scheme I,
-        ``uniform(cohort_size)`` is scheme II if all weights are equal.
+        Rule that chooses who takes part; everyone by default, and always with `scaffold`. Schemes I
+        and II of Deng et al. are ``categorical(weights, cohort_size=S)`` and, with equal weights,
+        `uniform`.
 
     Raises
     ------
     ValueError, TypeError
-        If a number is out of range or a block has the wrong type; from `init` if the data does not
-        fit.
+        If a number is out of range or a block has the wrong type; from `init` if data do not fit.
 
     Examples
     --------

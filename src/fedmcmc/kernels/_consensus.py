@@ -47,9 +47,9 @@ class _ConsensusState(NamedTuple):
 class Consensus(LocalLangevin):
     """Clients move local positions tied to the server's position; see `consensus`."""
 
-    step_size: Any
-    tolerance: Any
-    temperature: Any
+    step_size: Number
+    tolerance: Number
+    temperature: Number
     num_local_steps: int = field(metadata={"static": True})
     momentum: Momentum  # correlation of the clients' noise
 
@@ -199,7 +199,7 @@ def consensus(
     )
 
 
-def _number(x: Any, name: str) -> Any:
+def _number(x: Number, name: str) -> Any:
     """Return `x`, a positive number, a schedule, or one number per client, as leaves."""
     is_schedule = callable(x) and not isinstance(x, Array)
     array = jnp.zeros(()) if is_schedule else jnp.asarray(x)
@@ -217,5 +217,5 @@ def _number(x: Any, name: str) -> Any:
     return PerClient(array.astype(jnp.result_type(float)))
 
 
-def _value(number: Any, round_: Array, client: Client) -> Array:
+def _value(number: Number, round_: Array, client: Client) -> Array:
     return number.of(client) if isinstance(number, PerClient) else schedules.value(number, round_)

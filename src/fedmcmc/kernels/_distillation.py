@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 class Distillation:
     """Distiller of an ensemble into one model; see `distillation`."""
 
-    predict_fn: Any
+    predict_fn: Callable[[ArrayTree, ArrayTree], Array]
     inputs: ArrayTree
-    optimizer: Any
+    optimizer: "optax.GradientTransformation"
     num_steps: int = field(metadata={"static": True})
     inputs_per_step: int | None = field(metadata={"static": True})
     average_from: int = field(metadata={"static": True})
@@ -100,40 +100,27 @@ def distillation(
 ) -> Distillation:
     """Return a distiller that trains one model to predict the average of an ensemble.
 
-    It starts at the mean of the clients' models and minimizes the Kullback-Leibler divergence from
-    the average probabilities of the mean and the members. It returns the average of its iterates
-    (stochastic weight averaging).
+    ``(rng_key, mean, members) -> position`` is for `fedmcmc.fed_be` and `fedmcmc.ensemble`. It
+    starts at the mean of the clients' models, minimizes the Kullback-Leibler divergence from the
+    average probabilities of the mean and the members, and returns the average of its iterates (Chen
+    and Chao 2021, section 4.3; stochastic weight averaging, Izmailov et al. 2018).
 
     Parameters
     ----------
-    predict_fn
-        ``(position, inputs) -> [n, num_classes]``, logits.
-    inputs
-        Unlabeled inputs of the server, leaves ``[n, ...]``.
-    optimizer
-        Optax optimizer; its state is initialized again in every round.
-    num_steps
-        Number of optimizer steps per round.
+    predict_fn, inputs
+        ``(position, inputs) -> [n, num_classes]``, logits, and unlabeled inputs ``[n, ...]``.
+    optimizer, num_steps
+        Optax optimizer, which starts again in every round, and its number of steps.
     batch_size
         Number of inputs per step, drawn with replacement; ``None`` for all inputs.
     average_from, average_every
-        Iterates to average: the iterate after step `average_from` (counted from zero) and every
+        Averaged iterates: the iterate after step `average_from` (counted from zero) and every
         `average_every`-th iterate after it.
-
-    Returns
-    -------
-    Distillation
-        ``(rng_key, mean, members) -> position``, for `fedmcmc.fed_be` and `fedmcmc.ensemble`.
 
     Raises
     ------
     ValueError
         If a number is out of range or the inputs have different lengths.
-
-    References
-    ----------
-    Chen and Chao (2021), section 4.3; Izmailov et al. (2018), Averaging weights leads to wider
-    optima and better generalization.
 
     Examples
     --------

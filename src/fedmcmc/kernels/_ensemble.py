@@ -64,15 +64,15 @@ class Ensemble:
         """Return a client's message, a term of a sum over clients."""
         raise NotImplementedError
 
-    def fit(self, position: ArrayTree, total: ArrayTree, previous: Any) -> Any:
+    def fit(self, position: ArrayTree, total: ArrayTree, previous: ArrayTree) -> Any:
         """Return the fit to a sum of messages; `previous` if its weights are zero."""
         raise NotImplementedError
 
-    def draw(self, rng_key: Array, fitted: Any) -> ArrayTree:
+    def draw(self, rng_key: Array, fitted: ArrayTree) -> ArrayTree:
         """Draw a member."""
         raise NotImplementedError
 
-    def members(self, rng_key: Array, fitted: Any) -> ArrayTree:
+    def members(self, rng_key: Array, fitted: ArrayTree) -> ArrayTree:
         """Return the members for a distiller, leaves ``[num_models, *event]``."""
         raise NotImplementedError
 
@@ -254,7 +254,7 @@ class EnsembleKernel(LocalTraining):
 
     family: Ensemble
     training: Training
-    distill: Any
+    distill: ArrayTree
 
     disclosure = Disclosure(
         "a model trained on the rows of this site, times the weight of the site, and the squares "
@@ -293,7 +293,7 @@ class EnsembleKernel(LocalTraining):
         return rng_key  # for the members and the distiller
 
     def aggregate(
-        self, rng_key: Array, broadcast: Broadcast, server_state: Any, total: ArrayTree
+        self, rng_key: Array, broadcast: Broadcast, server_state: ArrayTree, total: ArrayTree
     ) -> tuple[Broadcast, Any, ArrayTree]:
         """Fit the distribution, and broadcast its mean or its distilled model."""
         family = self.family
@@ -323,49 +323,33 @@ def ensemble(
     """Build a kernel whose clients train models and whose server fits a distribution to them.
 
     In a round each client of the cohort takes `num_local_steps` optimizer steps from the broadcast
-    position and sends the sums that `family` needs. Draws are members of the fitted ensemble.
+    position and sends the sums that `family` needs. Draws are members of the fitted ensemble,
+    ``state.server`` with ``.mean``, and ``.scale`` or ``.models``. Messages contain weights, so a
+    compressor (except ``quantize(num_levels, per_leaf=True)``) biases the weighted mean.
 
     Parameters
     ----------
-    posterior
-        Model. A client minimizes minus the mean over its rows of the log likelihood and of its
-        share of the log prior (``log prior / num_rows``, the same for all).
+    posterior, participation
+        See `pseudo_gradients`. If nobody takes part, the ensemble does not change.
     estimator
         Gradient estimator for a client's log likelihood.
     family
         `gaussian_ensemble` or `dirichlet_ensemble`.
     client_optimizer
-        Optax optimizer. Its state is initialized again in every round, so a schedule in it counts
-        local steps.
+        Optax optimizer, which starts again in every round; schedules in it count local steps.
     num_local_steps
         Number of optimizer steps per round.
     learning_rate
         Factor of the optimizer's updates: a number or a schedule of the round.
-    participation
-        Rule that chooses who takes part; everyone by default. Means are over those who take part;
-        if nobody does, the ensemble does not change.
     distill
         ``(rng_key, mean, members) -> position``, such as `fedmcmc.distillation`; returns the model
         that is broadcast next. By default this is the mean, as in federated averaging.
 
-    Returns
-    -------
-    FederatedKernel
-        ``state.server`` is the fitted ensemble: ``.mean``, and ``.scale`` or ``.models``.
-
     Raises
     ------
-    TypeError
-        If `client_optimizer` is no optax optimizer or `distill` no function.
-    ValueError
-        If a number is out of range; from `init` if the numbers do not fit the data.
-
-    Notes
-    -----
-    Messages contain weights, to which a compressor adds noise, so the weighted mean has a bias of
-    second order. With ``quantize(num_levels, per_leaf=True)`` the mean of a Gaussian ensemble is
-    unbiased. The random weights of a Dirichlet ensemble can be small: coarse compression makes its
-    members spread much more widely.
+    TypeError, ValueError
+        If an optimizer or function has the wrong type, or a number is out of range; from `init` if
+        the numbers do not fit the data.
     """
     if not isinstance(family, Ensemble):
         raise TypeError(

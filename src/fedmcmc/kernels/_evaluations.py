@@ -109,7 +109,7 @@ class Dithered(NamedTuple):
         ``[]``, step in nats. Values are sent as integers of up to 24 bits.
     """
 
-    content: Any
+    content: ArrayTree
     words: Array
     step: Array
 
@@ -241,7 +241,7 @@ class Evaluations(Question):
         return code, jnp.asarray(message_bits(code.code) + trees.num_bits(code.exact), jnp.int32)
 
     def decode(
-        self, code: Any, sender: Sender | Client, memory: ArrayTree, like: ArrayTree
+        self, code: ArrayTree, sender: Sender | Client, memory: ArrayTree, like: ArrayTree
     ) -> ArrayTree:
         if not isinstance(code, WithExact):
             return code

@@ -81,7 +81,7 @@ class _HamiltonianServer(NamedTuple):
     adaptation: ArrayTree  # or ()
 
 
-def _check_deterministic(kernel: Any, compressor: Any) -> None:
+def _check_deterministic(kernel: object, compressor: Any) -> None:
     """Raise `ValueError` unless the compressed message depends on the gradient only."""
     like = jax.ShapeDtypeStruct((8,), jnp.result_type(float))
     zero, unit = jnp.zeros((), jnp.int32), jnp.ones(())
@@ -102,10 +102,10 @@ class HamiltonianMonteCarlo(AdjustedKernel):
     """Metropolis-adjusted leapfrog trajectories; see `hmc`."""
 
     centre: ArrayTree
-    step_size: Any  # [], or () for the step size with the target acceptance
+    step_size: ArrayTree  # [], or () for the step size with the target acceptance
     metric: Metric
-    num_adapt: Any  # [] int32, or () without adaptation
-    value_noise: Any  # [], or () without noise
+    num_adapt: ArrayTree  # [] int32, or () without adaptation
+    value_noise: ArrayTree  # [], or () without noise
     max_integration_steps: int | None = field(metadata={"static": True})
     target_accept: float | None = field(metadata={"static": True})
 
@@ -336,64 +336,42 @@ def hmc(
     target_accept: float | None = None,
     value_noise: float | Array | None = None,
 ) -> FederatedKernel:
-    """Build Hamiltonian Monte Carlo with a Metropolis test: exact at any step size.
+    """Build Hamiltonian Monte Carlo with a Metropolis test: exact at any step size (Neal 2011).
 
     In a round all clients send their log likelihoods and gradients at one point per chain, which is
-    one leapfrog step. Chains share the messages of a round: 64 chains need no more rounds than one.
+    one leapfrog step. Chains share messages: 64 chains need no more rounds than one.
+    ``samples.info["acceptance"]`` holds acceptance probabilities.
 
     Parameters
     ----------
-    posterior
-        Model.
-    centre
-        Position near the mode, such as ``white.position`` of `fedmcmc.whiten`. Clients send
-        differences to the log likelihoods at this center, row by row, to lose no digits.
+    posterior, centre
+        Model, and position near the mode, such as ``white.position`` of `fedmcmc.whiten`. Clients
+        send differences to the log likelihoods there, row by row, to lose no digits.
     step_size
-        Step size of the leapfrog integrator. By default `fedmcmc.tuning.hmc_step_size` at
-        `target_accept`, for a Gaussian target whose covariance is the metric.
+        Leapfrog step size, by default `fedmcmc.tuning.hmc_step_size` for a Gaussian target.
     max_integration_steps
-        Largest number of steps per trajectory; the number is uniform between 1 and this limit. By
-        default 1 up to 30 dimensions, 3 up to 300, and 5 above.
+        Largest number of steps per trajectory, uniform from 1; by default 1 to 5 by dimension.
     metric
-        Matrix ``B``, as in `fedmcmc.langevin`; best the posterior's covariance
-        (``white.metric``). To change the metric of a run, use `fedmcmc.switch`.
-    num_adapt
-        Number of initial rounds that adapt the step size of each chain to `target_accept` by dual
-        averaging. Draws are exact after these rounds: use a ``num_burnin`` at least as large.
-    target_accept
-        Target acceptance probability; by default 0.57 for trajectories of one step, else 0.8.
+        Matrix ``B`` of `fedmcmc.langevin`, best the posterior's covariance (``white.metric``).
+    num_adapt, target_accept
+        Number of initial rounds that adapt each chain's step size by dual averaging (Hoffman and
+        Gelman 2014, section 3.2), and target acceptance probability, by default 0.57 for
+        trajectories of one step, else 0.8. Draws are exact after these rounds.
     value_noise
         Variance of the normal noise that clients add to the log likelihoods in total. Draws stay
-        exact (penalty method). A proposal of acceptance probability 1 is then accepted with
-        probability ``2 Phi(-sqrt(value_noise) / 2)``. The noise alone is no differential privacy.
-
-    Returns
-    -------
-    FederatedKernel
-        ``samples.info["acceptance"]`` holds acceptance probabilities. If a client's message is
-        missing, the round changes nothing, and the next round repeats it.
+        exact (penalty method, Ceperley and Dewing 1999) but fewer proposals are accepted.
 
     Raises
     ------
     TypeError, ValueError
         If a setting is out of range; from `init` if center, metric, model and data do not fit.
 
-    References
-    ----------
-    Neal (2011), MCMC using Hamiltonian dynamics; Hoffman and Gelman (2014), section 3.2; Ceperley
-    and Dewing (1999), The penalty method for random walks with uncertain energies.
-
     Examples
     --------
-    >>> import jax, jax.numpy as jnp, fedmcmc
+    >>> import fedmcmc
     >>> posterior = fedmcmc.Posterior(lambda t: -0.5 * t**2, lambda t, x: -0.5 * (x - t) ** 2)
-    >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(5)])
-    >>> kernel = hmc(posterior, 0.3, metric=jnp.array(1 / 9))
-    >>> samples = fedmcmc.sample(
-    ...     jax.random.key(0), kernel, data, 0.3, num_rounds=100, num_chains=64, progress=False
-    ... )
-    >>> round(float(samples.draws.mean()), 1), round(float(samples.info["acceptance"].mean()), 1)
-    (0.3, 0.6)
+    >>> hmc(posterior, 0.3, step_size=0.5).name
+    'hmc'
     """
     expect(posterior, Posterior, "posterior")
     if max_integration_steps is not None:

@@ -6,7 +6,7 @@ covariance at any step size have a closed form (``docs/laws.md``).
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -79,8 +79,8 @@ class _NoisyDraws(NamedTuple):
 class Langevin(TemperedKernel):
     """Clients send gradients, the server moves the chain; see `langevin`."""
 
-    step_size: Any
-    temperature: Any
+    step_size: Number
+    temperature: Number
     centre: ArrayTree  # reference point of centered gradients, or ()
     preconditioner: Preconditioner | None
     metric: Metric
@@ -232,15 +232,13 @@ def langevin(
     """Build a kernel whose server takes Langevin steps along the sum of the clients' gradients.
 
     Each client of the cohort sends an estimate of the gradient of its log likelihood, weighted by
-    one over its probability of taking part. A step is ``position + step_size * B gradient +
-    sqrt(2 * step_size * temperature) * C normal``.
+    one over its probability of taking part. A step is ``position + step_size * B gradient + sqrt(2
+    * step_size * temperature) * C normal``.
 
     Parameters
     ----------
-    posterior
-        Model.
-    estimator
-        Gradient estimator for a client's log likelihood.
+    posterior, estimator
+        Model, and gradient estimator for a client's log likelihood.
     step_size, temperature
         Numbers or schedules of the round.
     participation
@@ -250,18 +248,16 @@ def langevin(
         compressed nor dropped. With ``"split"`` each client adds its share, ``size / num_rows``.
     centre
         Reference point of centered gradients (`fixed_point` with ``centred=True``). The server adds
-        the gradient of the log posterior there, from one pass over all rows before the first round.
+        the gradient of the log posterior there, from one pass over all rows.
     preconditioner
         Diagonal scale of the step, updated in each round (`fedmcmc.preconditioners`).
     metric
         Matrix ``B = C C'``, constant: leaves shaped as the position for a diagonal, or ``[d, d]``
-        over the raveled position; the identity by default. With the posterior's covariance all
-        directions have the same scale (`fedmcmc.whiten`).
+        over the raveled position; the identity by default. See `fedmcmc.whiten`.
     noise
-        With ``"server"`` the server draws the noise. With ``"clients"`` each client adds its share
-        of the noise to its gradient, with variance proportional to its share of the rows: the
-        distribution is the same. It needs full participation, without `metric` and
-        `preconditioner`. `fedmcmc.share_momentum` makes the noise correlated.
+        With ``"server"`` the server draws the noise. With ``"clients"`` each client adds a share
+        with variance proportional to its share of the rows, which `fedmcmc.share_momentum`
+        correlates. This needs full participation, no `metric` and no `preconditioner`.
 
     Raises
     ------
@@ -294,7 +290,9 @@ def langevin(
     )
 
 
-def _check_client_noise(participation: Participation, metric: Any, preconditioner: Any) -> None:
+def _check_client_noise(
+    participation: Participation, metric: ArrayTree, preconditioner: ArrayTree
+) -> None:
     if metric is not None or preconditioner is not None:
         raise ValueError(
             'noise="clients" does not support metric= and preconditioner=: remove them, or sample '

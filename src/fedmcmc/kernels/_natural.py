@@ -7,7 +7,7 @@ changes, so any compressor applies.
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -71,7 +71,7 @@ class _NaturalExtra(NamedTuple):
     """
 
     approximation: Gaussian
-    site: Any
+    site: ArrayTree
     proper: Array
     ever_proper: Array
 
@@ -87,8 +87,8 @@ class _NaturalServer(NamedTuple):
     prior: Gaussian
     optimizer: ArrayTree
     num_clients: Array  # [] int32
-    sum_scale: Any  # [], factor of a weighted sum of messages, or () for a plain sum
-    num_filtered: Any  # [], sum of dampings for cavity "global", else ()
+    sum_scale: ArrayTree  # [], factor of a weighted sum of messages, or () for a plain sum
+    num_filtered: ArrayTree  # [], sum of dampings for cavity "global", else ()
 
 
 NAMES = {"site": "fed_ep", "average": "fed_sep", "power": "fed_sep", "global": "adf"}
@@ -105,7 +105,7 @@ class Natural(FederatedKernel):
     inference: Inference
     prior: PriorSite
     update: NaturalUpdate
-    initial_precision: Any
+    initial_precision: Number
     cavity: str = field(metadata={"static": True})
     structure: str = field(metadata={"static": True})
     expands: bool = field(metadata={"static": True})  # true if first sites are expansions
@@ -197,7 +197,7 @@ class Natural(FederatedKernel):
 
     def _extra(self, server: _NaturalServer, proper: Array) -> _NaturalExtra:
         """Return the broadcast in addition to the position; `proper` is a flag of the product."""
-        site: Any = ()
+        site: ArrayTree = ()
         if self.cavity in ("average", "power"):
             site = server.product / server.prior
         if self.cavity == "average":
@@ -206,7 +206,7 @@ class Natural(FederatedKernel):
         approximation = trees.select(ever_proper, gaussian, server.product)
         return _NaturalExtra(approximation, site, proper, ever_proper)
 
-    def _site(self, extra: _NaturalExtra, client_state: Any, client: Client) -> Gaussian:
+    def _site(self, extra: _NaturalExtra, client_state: ArrayTree, client: Client) -> Gaussian:
         """Return the client's factor of the approximation."""
         if self.cavity == "average":
             return extra.site
@@ -215,7 +215,7 @@ class Natural(FederatedKernel):
         return client_state.site
 
     def _cavity(
-        self, extra: _NaturalExtra, client_state: Any, client: Client
+        self, extra: _NaturalExtra, client_state: ArrayTree, client: Client
     ) -> tuple[Gaussian, Gaussian]:
         """Return the cavity and the Gaussian that the client's fit replaces.
 
@@ -243,7 +243,7 @@ class Natural(FederatedKernel):
     def step(
         self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
     ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
-        state: Any = client_state
+        state: ArrayTree = client_state
         position, round_ = broadcast.position, broadcast.round
         if self.stateful and not trees.is_empty(state.next_round):
             site, optimizer = self.update.catch_up(
@@ -274,7 +274,7 @@ class Natural(FederatedKernel):
     def commit(self, message: Gaussian, broadcast: Broadcast, client_state: ArrayTree) -> ArrayTree:
         if not self.stateful:
             return client_state
-        old: Any = client_state
+        old: ArrayTree = client_state
         message = symmetric(message)  # like the sum at the server
         site, optimizer = self.update.update_client(
             message, old.site, old.optimizer, broadcast.round
@@ -381,58 +381,37 @@ def natural(
 ) -> FederatedKernel:
     """Build a kernel that refines a Gaussian approximation by messages in natural parameters.
 
+    The algorithms are from Guo et al. (2023). ``state.server.approximation.gaussian`` is the
+    approximation, ``state.broadcast.position`` its mean, and ``state.clients.site`` the sites. If a
+    client's fit is not proper, the client sends zero (``StepInfo.usable`` is false); if the product
+    of all factors is not proper, the last proper product stays and is the cavity of all clients.
+
     Parameters
     ----------
-    posterior
-        Model.
-    inference
-        Method that fits a Gaussian to a client's likelihood times the cavity, from
-        `fedmcmc.inference`.
+    posterior, inference
+        Model, and fit of a Gaussian to likelihood times cavity, from `fedmcmc.inference`.
     cavity
         Factor of the client's likelihood. ``"site"``: the approximation ``q`` over the client's
-        site (expectation propagation). ``"average"``: ``q`` over the average site ``(q /
-        prior)^(1 / num_clients)``. ``"power"``: ``q`` over ``(q / prior)^share`` with the client's
-        share of the rows. ``"global"``: ``q`` (assumed density filtering). ``"none"``: a constant,
-        so that the site approximates the client's likelihood. Clients keep a site with ``"site"``
-        and ``"none"`` only.
+        site (expectation propagation). ``"average"``, ``"power"``: ``q`` over ``(q / prior)`` to
+        the power ``1 / num_clients``, or the client's share of the rows. ``"global"``: ``q``
+        (assumed density filtering). ``"none"``: a constant. Clients keep a site with ``"site"`` and
+        ``"none"`` only.
     structure
         ``"diagonal"``, ``"scaled_identity"`` or ``"dense"``.
     damping, server_optimizer, client_optimizer, max_norm
-        The same as in `fedmcmc.natural_parameters`. An optimizer receives the change as its
-        direction of ascent and keeps its state between rounds. A client that was absent first takes
-        a step with a change of zero for each missed round.
+        See `fedmcmc.natural_parameters`. A client that was absent first takes a step with a change
+        of zero for each missed round.
     participation
-        Rule that chooses who takes part; everyone by default. The server adds the messages. With
-        ``"average"`` and ``"power"`` a message is weighted by the mean probability of taking part
-        over the client's probability.
-    prior
-        Gaussian factor of the prior, of `structure`. By default the server computes it: exact for a
-        Gaussian log prior, else refined in each round like a site.
-    num_prior_samples
-        Number of draws for this refinement.
+        Rule that chooses who takes part; everyone by default. With ``"average"`` and ``"power"`` a
+        message is weighted by the mean probability of taking part over the client's probability.
+    prior, num_prior_samples
+        Gaussian factor of the prior. By default the server computes it: exact for a Gaussian log
+        prior, else refined in each round from `num_prior_samples` draws.
     initial_precision
-        Precision per row of the first sites, centered at the first position; zero for constant
-        sites. A schedule is evaluated at round zero.
+        Precision per row of the first sites, around the first position; zero for constant sites.
     first_sites
-        ``"constant"``, or ``"expansion"``: second-order expansion of each client's log likelihood
-        at the first position, best the mode, so that the first approximation is Laplace's.
-
-    Returns
-    -------
-    FederatedKernel
-        ``state.server.approximation.gaussian`` is the approximation, ``state.broadcast.position``
-        its mean, and ``state.clients.site`` the sites. Draws are from the approximation.
-
-    Notes
-    -----
-    If a client's fit is not proper, the client sends zero (``StepInfo.usable`` is false). If the
-    product of all factors is not proper, position, draws and approximation belong to the last
-    proper product, which is then the cavity of all clients.
-
-    References
-    ----------
-    Guo et al. (2023), Federated learning as variational inference: a scalable expectation
-    propagation approach, Algorithms 1, 3 and 4.
+        ``"constant"``, or ``"expansion"`` of each client's log likelihood to second order at the
+        first position, best the mode, so that the first approximation is Laplace's.
     """
     if cavity not in CAVITIES:
         raise ValueError(f"cavity must be one of {CAVITIES}, got {cavity!r}.")

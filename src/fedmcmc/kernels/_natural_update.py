@@ -1,7 +1,7 @@
 """Updates of natural parameters by messages: damping, optimizers and a largest norm."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 class NaturalUpdate(Described):
     """Update of natural parameters by messages; see `fedmcmc.natural_parameters`."""
 
-    damping: Any
-    server_optimizer: Any  # () for plain steps
-    client_optimizer: Any  # () for plain steps
-    max_norm: Any  # () for none
+    damping: Number
+    server_optimizer: ArrayTree  # () for plain steps
+    client_optimizer: ArrayTree  # () for plain steps
+    max_norm: ArrayTree  # () for none
 
     @classmethod
     def of(
@@ -89,7 +89,7 @@ class NaturalUpdate(Described):
         return moved
 
     def _update(
-        self, optimizer: Any, change: Gaussian, q: Gaussian, state: ArrayTree, round_: Array
+        self, optimizer: ArrayTree, change: Gaussian, q: Gaussian, state: ArrayTree, round_: Array
     ) -> tuple[Gaussian, ArrayTree]:
         damping = schedules.value(self.damping, round_)
         if optimizer == ():

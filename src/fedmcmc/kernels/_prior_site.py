@@ -1,5 +1,6 @@
 """Gaussian factor of the prior, which the server computes from the log prior and refines."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +24,7 @@ class PriorSite:
     Gaussian prior the fit is exact and does not depend on the draws.
     """
 
-    fixed: Any  # a Gaussian, or () for a fitted factor
+    fixed: ArrayTree  # a Gaussian, or () for a fitted factor
     structure: str = field(metadata={"static": True})
     num_samples: int = field(metadata={"static": True})
 
@@ -62,7 +63,13 @@ class PriorSite:
         )
         return before * change**damping
 
-    def _fit(self, posterior: Posterior, rng_key: Array, draw: Any, like: ArrayTree) -> Gaussian:
+    def _fit(
+        self,
+        posterior: Posterior,
+        rng_key: Array,
+        draw: Callable[[Array], ArrayTree],
+        like: ArrayTree,
+    ) -> Gaussian:
         """Return the factor with the mean gradient and curvature over draws."""
         structure = self.structure
 
@@ -95,7 +102,7 @@ class PriorSite:
         return Gaussian(mean_part, linear.precision, structure)
 
 
-def is_constant(log_density: Any, like: ArrayTree) -> bool:
+def is_constant(log_density: Callable[[ArrayTree], Array], like: ArrayTree) -> bool:
     """Return true if the trace of a log density does not depend on its argument.
 
     Examples

@@ -6,7 +6,7 @@ pseudo-gradients that are gradients of a Gaussian fitted to the local posterior.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -131,7 +131,7 @@ class _Samples(Visitor):
 class PosteriorDelta(Delta):
     """Gradient of a Gaussian fitted to samples; see `posterior_delta`."""
 
-    shrinkage: Any
+    shrinkage: Number
 
     def visitor(self, num_samples: int, position: ArrayTree, round_: Array) -> Visitor:
         """Return the visitor that fits the Gaussian to averages of windows."""
@@ -178,8 +178,8 @@ class PseudoGradients(LocalTraining):
 
     delta: Delta
     training: Training
-    optimizer: Any
-    learning_rate: Any
+    optimizer: ArrayTree
+    learning_rate: Number
 
     disclosure = Disclosure(
         "how far the model moved when it was trained on the rows of this site, and the share of "
@@ -206,7 +206,7 @@ class PseudoGradients(LocalTraining):
         return self.optimizer.init(position)
 
     def message_like(self, like: Broadcast) -> ArrayTree:
-        weight: Any = jax.ShapeDtypeStruct((), jnp.result_type(float))
+        weight: ArrayTree = jax.ShapeDtypeStruct((), jnp.result_type(float))
         return _PseudoGradientMessage(Uncompressed(weight), trees.shapes_of(like.position))
 
     def step(
@@ -259,7 +259,8 @@ def pseudo_gradients(
     """Build a kernel whose server descends the weighted mean of the clients' pseudo-gradients.
 
     Each client of the cohort trains from the broadcast position and sends a pseudo-gradient,
-    weighted by its share of the rows.
+    weighted by its share of the rows. Draws are a point estimate. The mean excludes a client whose
+    training did not stay finite (``StepInfo.usable``).
 
     Parameters
     ----------
@@ -281,18 +282,11 @@ def pseudo_gradients(
         Rule that chooses who takes part; everyone by default. Means are over those who take part;
         if nobody does, the position does not change.
 
-    Returns
-    -------
-    FederatedKernel
-        Position and draws are a point estimate. ``StepInfo.usable`` is false for a client whose
-        training did not stay finite; the mean excludes it.
-
     Raises
     ------
-    TypeError
-        If an optimizer is no optax optimizer or a block has the wrong type.
-    ValueError
-        If a number is out of range; from `init` if the numbers do not fit the data.
+    TypeError, ValueError
+        If a block has the wrong type or a number is out of range; from `init` if the data does not
+        fit.
     """
     expect_optimizer(server_optimizer, "server_optimizer", or_none=True)
     server = plain_steps() if server_optimizer is None else server_optimizer

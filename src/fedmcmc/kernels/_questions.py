@@ -128,7 +128,7 @@ class Question(FederatedKernel):
         return answered
 
 
-def require_unbiased(kernel: Any, compressor: Any) -> None:
+def require_unbiased(kernel: object, compressor: Any) -> None:
     """Raise `ValueError` unless the compressor is unbiased and has no memory."""
     if not compressor.unbiased or isinstance(compressor, Memory):
         raise ValueError(

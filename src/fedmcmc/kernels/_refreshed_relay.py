@@ -56,9 +56,9 @@ class _RefreshedRelayMessage(NamedTuple):
 class RefreshedRelay(Relay):
     """Relay whose clients refit their surrogates; see `refreshed_relay`."""
 
-    surrogates: Any = None  # PerClient of Gaussian, the initial surrogates
-    alpha: Any = 1.0
-    refresh_until: Any = NEVER  # [] int32
+    surrogates: ArrayTree = None  # PerClient of Gaussian, the initial surrogates
+    alpha: Number = 1.0
+    refresh_until: ArrayTree = NEVER  # [] int32
     refresh_every: int = field(default=1, metadata={"static": True})
 
     # A late change of a surrogate would be missing from the product of all surrogates.

@@ -49,12 +49,12 @@ ONE_CLIENT_PER_ROUND = "in each round only one site sends a message"
 class Relay(LocalLangevin):
     """Kernel that hands one chain from client to client; see `relay`."""
 
-    step_size: Any
-    temperature: Any
+    step_size: Number
+    temperature: Number
     metric: Metric
     num_local_steps: int = field(metadata={"static": True})
-    client_steps: Any = ()  # [num_clients], or () if all clients take the same number
-    step_count_weights: Any = ()  # [num_clients], mean steps per visit / client_steps
+    client_steps: ArrayTree = ()  # [num_clients], or () if all clients take the same number
+    step_count_weights: ArrayTree = ()  # [num_clients], mean steps per visit / client_steps
 
     traits = replace(
         LocalLangevin.traits,
@@ -194,8 +194,8 @@ def relay_settings(
 ) -> tuple[Any, ...]:
     """Return the fields of a `Relay` in their order, checked."""
     expect_blocks(posterior, estimator, participation)
-    client_steps: Any = ()
-    step_count_weights: Any = ()
+    client_steps: ArrayTree = ()
+    step_count_weights: ArrayTree = ()
     if np.ndim(num_local_steps):
         steps = integers_per_client(num_local_steps, "num_local_steps")
         participation.check(len(steps))

@@ -18,6 +18,7 @@ from fedmcmc._types import (
     FederatedKernel,
     Federation,
     GradientEstimator,
+    Number,
     Participation,
     Phase,
     Posterior,
@@ -193,7 +194,7 @@ class EstimatorKernel(FederatedKernel):
 class TemperedKernel(EstimatorKernel):
     """Sampler at a `temperature`, a field of every subclass."""
 
-    temperature: Any
+    temperature: Number
 
     traits = Traits(
         no_target_reason="its temperature is a schedule or zero, so its draws follow no single "
@@ -334,7 +335,7 @@ class LocalTraining(EstimatorKernel):
         return trained, client_state, down
 
 
-def tempered(posterior: Posterior, temperature: Any) -> Posterior | None:
+def tempered(posterior: Posterior, temperature: Number) -> Posterior | None:
     """Return the posterior at a temperature; ``None`` if the temperature is a schedule or zero."""
     if not isinstance(temperature, Array) or isinstance(temperature, jax.core.Tracer):
         return None  # a schedule, or traced
@@ -348,7 +349,7 @@ def tempered(posterior: Posterior, temperature: Any) -> Posterior | None:
     )
 
 
-def as_constant(value: Any, name: str, *, strict: bool = True) -> Array:
+def as_constant(value: Number, name: str, *, strict: bool = True) -> Array:
     """Return a positive number (from zero if not `strict`) as an array, and reject schedules."""
     number: Array = schedules.number(value, name, minimum=0.0, strict=strict)
     if isinstance(number, schedules.Scheduled):
@@ -356,7 +357,7 @@ def as_constant(value: Any, name: str, *, strict: bool = True) -> Array:
     return number
 
 
-def report(message: ArrayTree, mean_square: Array, **fields: Any) -> StepInfo:
+def report(message: ArrayTree, mean_square: Array, **fields: ArrayTree) -> StepInfo:
     """Return the report of a step with this mean square of its gradients."""
     return StepInfo(
         bits=jnp.asarray(trees.num_bits(message), jnp.int32),
@@ -413,11 +414,11 @@ class _Probe:
 
 
 @compiled
-def _call(fn: Any, *arguments: ArrayTree) -> Any:
+def _call(fn: Callable[..., ArrayTree], *arguments: ArrayTree) -> Any:
     return fn(*arguments)
 
 
-def shape_of(name: str, fn: Any, position: ArrayTree, *rows: ArrayTree) -> Any:
+def shape_of(name: str, fn: Callable[..., ArrayTree], position: ArrayTree, *rows: ArrayTree) -> Any:
     """Return the shape of ``fn(position, *rows)``, or raise `ValueError` with the cause."""
     try:
         # `as_functions` makes the trace reusable by other kernels of the same model.

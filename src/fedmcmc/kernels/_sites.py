@@ -1,7 +1,7 @@
 """Gaussian sites: the state of a client, and the sites of the first round."""
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +49,7 @@ class Site(NamedTuple):
     lost: Array
 
 
-def first_site(site: Gaussian, optimizer: Any, locals_: ArrayTree, round_: Array) -> Site:
+def first_site(site: Gaussian, optimizer: ArrayTree, locals_: ArrayTree, round_: Array) -> Site:
     """Return a client's state before its first round."""
     state = () if optimizer == () else optimizer.init(site)
     next_round = jnp.asarray(round_, jnp.int32) if jax.tree.leaves(state) else ()

@@ -13,7 +13,7 @@ cyclic shift with one kick).
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -50,9 +50,9 @@ class _UnderdampedServer(NamedTuple):
 class Underdamped(TemperedKernel):
     """Kernel whose server moves position and velocity; see `underdamped`."""
 
-    step_size: Any
-    friction: Any
-    temperature: Any
+    step_size: Number
+    friction: Number
+    temperature: Number
     metric: Metric
 
     disclosure = Disclosure(
@@ -115,28 +115,21 @@ def underdamped(
 ) -> FederatedKernel:
     """Build a kernel whose server moves a position and a velocity along the clients' gradients.
 
-    A round costs each client one gradient, as in `fedmcmc.langevin`. With a velocity the chain
-    crosses narrow posteriors in fewer rounds.
+    A round costs each client one gradient, as in `fedmcmc.langevin`. With a velocity, which starts
+    at zero in ``state.server.velocity``, the chain crosses narrow posteriors in fewer rounds.
 
     Parameters
     ----------
-    posterior, estimator, participation
-        The same as in `fedmcmc.langevin`.
+    posterior, estimator, participation, temperature
+        See `fedmcmc.langevin`.
     step_size
         Time step of the dynamics, a number or a schedule of the round. It must stay below two over
         the square root of the largest curvature of minus the log posterior.
     friction
         Rate at which noise replaces the velocity, a number or a schedule of the round. The square
         root of the smallest curvature is a good start.
-    temperature
-        Factor of the variance of the noise, a number or a schedule of the round.
     metric
         Inverse of the mass matrix, as in `fedmcmc.langevin`.
-
-    Returns
-    -------
-    FederatedKernel
-        ``state.server.velocity`` is shaped as the position and starts at zero.
 
     Raises
     ------

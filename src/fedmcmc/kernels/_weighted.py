@@ -44,7 +44,7 @@ class _WeightedServer(NamedTuple):
     num_clients: Array
 
 
-def _refuse_compression(kernel: Any, compressor: Any) -> None:
+def _refuse_compression(kernel: object, compressor: object) -> None:
     if not isinstance(compressor, Identity):
         raise ValueError(
             "Clients of this kernel send log likelihoods only, which must be exact, so there is "
@@ -170,7 +170,7 @@ class WeightedKernel(AdjustedKernel):
 class GaussianMetropolis(WeightedKernel):
     """Metropolis kernel with one proposal per round; see `gaussian_mh`."""
 
-    correlation: Any  # [], or () for independent proposals
+    correlation: ArrayTree  # [], or () for independent proposals
 
     @property
     def name(self) -> str:
@@ -226,30 +226,22 @@ def gaussian_mh(
 
     In a round all clients send their log likelihoods at one proposal per chain. The kernel accepts
     it with the ratio of its weight (posterior over approximation) to the weight of the chain's
-    position. If the variance of the weights is infinite (k-hat above 0.7), chains get stuck:
-    use `fedmcmc.hmc`.
+    position; ``samples.info["acceptance"]`` holds the probabilities. If the variance of the weights
+    is infinite (k-hat above 0.7), chains get stuck: use `fedmcmc.hmc`. If a message is missing, the
+    next round repeats the round.
 
     Parameters
     ----------
-    posterior
-        Model.
-    approximation
-        Approximation of the whole posterior: a `Gaussian`, such as ``surrogates.sum()`` times the
-        prior's Gaussian or ``samples.state.server.approximation.gaussian`` of one chain of
-        `fedmcmc.fed_ep`, or a `fedmcmc.Mixture` over raveled positions.
+    posterior, approximation
+        Model, and approximation of the whole posterior: a `Gaussian`, such as ``surrogates.sum()``
+        times the prior's Gaussian, or a `fedmcmc.Mixture` over raveled positions.
     correlation
         Correlation in [0, 1) of a proposal ``y = m + correlation * (x - m) + sqrt(1 -
-        correlation**2) * C normal`` with the position ``x`` (preconditioned Crank-Nicolson). Zero
-        draws proposals independently. A positive value helps in many dimensions.
+        correlation**2) * C normal`` with the position ``x`` (preconditioned Crank-Nicolson; Cotter,
+        Roberts, Stuart and White 2013). Zero draws proposals independently.
     tail
         Share of independent proposals from a t distribution with 5 degrees of freedom instead of
-        the Gaussian. They bound the weights if the tails of the posterior are lighter than t tails.
-
-    Returns
-    -------
-    FederatedKernel
-        ``samples.info["acceptance"]`` holds acceptance probabilities. If a client's message is
-        missing, the round changes nothing, and the next round repeats it.
+        the Gaussian, which bound the weights if the tails of the posterior are lighter.
 
     Raises
     ------
@@ -257,22 +249,13 @@ def gaussian_mh(
         If the approximation is not proper or a setting is out of range; from `init` if the
         approximation does not fit the position.
 
-    References
-    ----------
-    Cotter, Roberts, Stuart and White (2013), MCMC methods for functions.
-
     Examples
     --------
-    >>> import jax, jax.numpy as jnp, fedmcmc
+    >>> import jax.numpy as jnp, fedmcmc
     >>> posterior = fedmcmc.Posterior(lambda t: -0.5 * t**2, lambda t, x: -0.5 * (x - t) ** 2)
-    >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(5)])
     >>> q = fedmcmc.Gaussian.from_moments(jnp.array(0.3), variance=jnp.array(0.15))
-    >>> kernel = gaussian_mh(posterior, q)
-    >>> samples = fedmcmc.sample(
-    ...     jax.random.key(0), kernel, data, 0.3, num_rounds=100, num_chains=64, progress=False
-    ... )
-    >>> round(float(samples.draws.mean()), 1), round(float(samples.draws.var()) * 9, 1)
-    (0.3, 1.0)
+    >>> gaussian_mh(posterior, q).name
+    'gaussian_mh'
     """
     expect(posterior, Posterior, "posterior")
     number = _correlation(correlation)
@@ -300,30 +283,21 @@ def multiple_try(
 
     In a round all clients send their log likelihoods at ``num_tries - 1`` proposals per chain, all
     in one message. The next position is one of the proposals or the present position, with
-    probabilities proportional to the weights (iterated sampling importance resampling). With more
-    tries a worse approximation needs no more rounds.
+    probabilities proportional to the weights (iterated sampling importance resampling). If weights
+    of mean one are bounded by ``w``, each round multiplies the total variation distance from the
+    posterior by at most ``1 - (num_tries - 1) / (2 w + num_tries - 2)``.
 
     Parameters
     ----------
     posterior, approximation, tail
-        The same as in `gaussian_mh`.
+        See `gaussian_mh`.
     num_tries
         Number of candidates, at least 2, including the present position.
-
-    Returns
-    -------
-    FederatedKernel
-        ``samples.info["acceptance"]`` holds the probabilities with which chains moved.
 
     Raises
     ------
     TypeError, ValueError
         The same as from `gaussian_mh`.
-
-    Notes
-    -----
-    If weights of mean one are bounded by ``w``, each round multiplies the total variation distance
-    from the posterior by at most ``1 - (num_tries - 1) / (2 w + num_tries - 2)``.
 
     References
     ----------
@@ -345,7 +319,7 @@ def multiple_try(
     return as_functions(MultipleTry(posterior, as_proposal(approximation, tail), num_tries))
 
 
-def as_proposal(approximation: Any, tail: float) -> Mixture:
+def as_proposal(approximation: Gaussian | Mixture, tail: float) -> Mixture:
     """Return the proposal distribution: a mixture, or a Gaussian with a share of t tails.
 
     Raises
@@ -365,7 +339,7 @@ def as_proposal(approximation: Any, tail: float) -> Mixture:
     return defensive(*moments_of(approximation), tail=tail)
 
 
-def _correlation(correlation: Any) -> Any:
+def _correlation(correlation: ArrayTree) -> Any:
     """Return a correlation as a leaf, or ``()`` for zero."""
     number = as_constant(correlation, "correlation", strict=False)
     if not isinstance(number, jax.core.Tracer):

@@ -1,12 +1,12 @@
-"""How good draws and the predictions made with them are.
+"""Scores of draws and of the predictions made with them.
 
-Fractions are fractions, not percent; logarithms are natural. Predictions are probabilities
-``[..., num_rows, num_classes]`` with labels ``[..., num_rows]``, and leading axes (chains, seeds,
-checkpoints) are broadcast into the result. Every function can be compiled and mapped. Values are
-checked where they are concrete, which reads them on the host; inside `jax.jit` only shapes are.
+Scores in [0, 1] are fractions, not percentages; logarithms are natural. Predictions are
+probabilities ``[..., num_rows, num_classes]`` with labels ``[..., num_rows]``. Leading axes
+(chains, seeds, checkpoints) are broadcast into the result. All functions can be compiled and
+mapped. Values are checked on the host if they are concrete; inside `jax.jit` only shapes are.
 
 ============================== ====================================================== =============
-function                       what it compares                                       perfect
+function                       comparison                                             perfect
 ============================== ====================================================== =============
 `accuracy`                     predictions with labels                                1
 `brier_score`                  predictions with labels, sum over classes              0
@@ -27,7 +27,7 @@ function                       what it compares                                 
 `best_running_mean`            the best stretch of a curve over rounds
 ============================== ====================================================== =============
 
-`predictive` averages predictions over draws. Effective sample sizes are ArviZ's
+`predictive` averages predictions over draws. ArviZ computes effective sample sizes
 (`fedmcmc.Samples.to_datatree`).
 """
 

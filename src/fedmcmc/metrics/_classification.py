@@ -1,18 +1,17 @@
-"""Scores of predictive probabilities, with labels and on their own."""
-
-from typing import Any
+"""Scores of predictive probabilities, with labels and without."""
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import ArrayLike
 
-from fedmcmc.metrics._arguments import as_labels, as_probabilities, broadcast
+from fedmcmc.metrics._arguments import as_labels, as_probabilities, broadcast_leading
 
 
-def accuracy(probabilities: Any, labels: Any) -> Array:
+def accuracy(probabilities: ArrayLike, labels: ArrayLike) -> Array:
     """Return the share of rows whose most probable class is the label.
 
-    Of classes of equal probability the first is predicted.
+    If classes have equal probability, the first of them is predicted.
 
     Parameters
     ----------
@@ -39,31 +38,24 @@ def accuracy(probabilities: Any, labels: Any) -> Array:
     >>> float(accuracy(probabilities, jnp.array([0, 0, 1, 1])))
     0.75
     """
-    return _accuracy(*rows(probabilities, labels))
+    return _accuracy(*check_predictions(probabilities, labels))
 
 
-def negative_log_likelihood(probabilities: Any, labels: Any) -> Array:
+def negative_log_likelihood(probabilities: ArrayLike, labels: ArrayLike) -> Array:
     """Return the mean over rows of ``-log p(label)``, in nats.
 
-    Infinite where a label has probability zero, also by underflow: take the softmax in a dtype in
-    which the labels' probabilities survive.
+    It is infinite if a label has probability zero, also by underflow. Compute the softmax in a
+    dtype that represents the labels' probabilities.
 
     Parameters
     ----------
-    probabilities
-        ``[..., num_rows, num_classes]``, each row summing to one.
-    labels
-        ``[..., num_rows]``, integers in ``[0, num_classes)``.
+    probabilities, labels
+        See `accuracy`, which raises the same errors.
 
     Returns
     -------
     Array
         ``[...]``, in nats per row, at least 0. Table S2 of Vono et al. (2022) prints hundredths.
-
-    Raises
-    ------
-    ValueError
-        As `accuracy`.
 
     Examples
     --------
@@ -71,32 +63,25 @@ def negative_log_likelihood(probabilities: Any, labels: Any) -> Array:
     >>> round(float(negative_log_likelihood(jnp.full((3, 4), 0.25), jnp.array([0, 1, 3]))), 4)
     1.3863
     """
-    return _negative_log_likelihood(*rows(probabilities, labels))
+    return _negative_log_likelihood(*check_predictions(probabilities, labels))
 
 
-def brier_score(probabilities: Any, labels: Any) -> Array:
+def brier_score(probabilities: ArrayLike, labels: ArrayLike) -> Array:
     """Return the mean over rows of ``sum_y (p(y) - 1{y = label})^2``: a sum over classes.
 
-    0 for one-hot truth, ``1 - 1 / num_classes`` for uniform probabilities, 2 for certainty of a
-    wrong class (Brier 1950, whose score this is; some libraries divide it by 2 or by the number
-    of classes).
+    The score is 0 for one-hot truth, ``1 - 1 / num_classes`` for uniform probabilities, and 2 for
+    certainty of a wrong class (Brier 1950). Some libraries divide it by 2 or by the number of
+    classes.
 
     Parameters
     ----------
-    probabilities
-        ``[..., num_rows, num_classes]``, each row summing to one.
-    labels
-        ``[..., num_rows]``, integers in ``[0, num_classes)``.
+    probabilities, labels
+        See `accuracy`, which raises the same errors.
 
     Returns
     -------
     Array
         ``[...]``, in ``[0, 2]``. Table S2 of Vono et al. (2022) prints hundredths.
-
-    Raises
-    ------
-    ValueError
-        As `accuracy`.
 
     Examples
     --------
@@ -104,10 +89,10 @@ def brier_score(probabilities: Any, labels: Any) -> Array:
     >>> float(brier_score(jnp.full((3, 4), 0.25), jnp.array([0, 1, 3])))
     0.75
     """
-    return _brier_score(*rows(probabilities, labels))
+    return _brier_score(*check_predictions(probabilities, labels))
 
 
-def predictive_entropy(probabilities: Any) -> Array:
+def predictive_entropy(probabilities: ArrayLike) -> Array:
     """Return each row's entropy ``-sum_y p(y) log p(y)``, in nats; ``0 log 0 = 0``.
 
     Parameters
@@ -134,44 +119,44 @@ def predictive_entropy(probabilities: Any) -> Array:
     return _entropy(as_probabilities("probabilities", probabilities))
 
 
-def rows(probabilities: Any, labels: Any) -> list[Array]:
+def check_predictions(probabilities: ArrayLike, labels: ArrayLike) -> list[Array]:
     """Return checked probabilities and labels with the same leading axes."""
-    probs = as_probabilities("probabilities", probabilities)
-    return broadcast(
-        ("probabilities", probs, 2),
-        ("labels", as_labels(labels, probs), 1),
+    checked = as_probabilities("probabilities", probabilities)
+    return broadcast_leading(
+        ("probabilities", checked, 2), ("labels", as_labels(labels, checked), 1)
     )
 
 
-def in_range(values: Array, probabilities: Array, labels: Array) -> Array:
-    """Return `values` ``[..., num_rows]``, NaN where a label names no class (under `jax.jit`)."""
+def mask_bad_labels(values: Array, probabilities: Array, labels: Array) -> Array:
+    """Return `values` ``[..., num_rows]``, NaN if a label names no class (under `jax.jit`)."""
     valid = (labels >= 0) & (labels < probabilities.shape[-1])
     return jnp.where(valid, values, jnp.nan)
 
 
-def correct(probabilities: Array, labels: Array) -> Array:
-    """Return 1 where the most probable class is the label, else 0, ``[..., num_rows]``."""
+def score_hits(probabilities: Array, labels: Array) -> Array:
+    """Return 1 if the most probable class is the label, else 0, ``[..., num_rows]``."""
     hits = jnp.argmax(probabilities, axis=-1).astype(labels.dtype) == labels
-    return in_range(hits.astype(probabilities.dtype), probabilities, labels)
+    return mask_bad_labels(hits.astype(probabilities.dtype), probabilities, labels)
 
 
 @jax.jit
 def _accuracy(probabilities: Array, labels: Array) -> Array:
-    return jnp.mean(correct(probabilities, labels), axis=-1)
+    return jnp.mean(score_hits(probabilities, labels), axis=-1)
 
 
 @jax.jit
 def _negative_log_likelihood(probabilities: Array, labels: Array) -> Array:
     of_label = jnp.take_along_axis(probabilities, labels[..., None], axis=-1)[..., 0]
     # Rounding leaves probabilities such as -1e-9, whose logarithm would be NaN.
-    return jnp.mean(in_range(-jnp.log(jnp.maximum(of_label, 0)), probabilities, labels), axis=-1)
+    losses = -jnp.log(jnp.maximum(of_label, 0))
+    return jnp.mean(mask_bad_labels(losses, probabilities, labels), axis=-1)
 
 
 @jax.jit
 def _brier_score(probabilities: Array, labels: Array) -> Array:
     truth = jax.nn.one_hot(labels, probabilities.shape[-1], dtype=probabilities.dtype)
     gaps = jnp.sum(jnp.square(probabilities - truth), axis=-1)
-    return jnp.mean(in_range(gaps, probabilities, labels), axis=-1)
+    return jnp.mean(mask_bad_labels(gaps, probabilities, labels), axis=-1)
 
 
 @jax.jit

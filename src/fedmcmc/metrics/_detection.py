@@ -1,27 +1,25 @@
-"""Telling rows of another distribution by a score, such as the predictive entropy."""
-
-from typing import Any
+"""Detection of rows from another distribution by a score, such as the predictive entropy."""
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import ArrayLike
 
-from fedmcmc.metrics._arguments import as_finite, broadcast, over_leading, same_precision
+from fedmcmc.metrics._arguments import as_finite, broadcast_leading, map_leading, promote
 
 
-def ood_auc(scores_in: Any, scores_out: Any) -> Array:
-    """Return the area under the ROC curve of a score that is to be higher out of distribution.
+def ood_auc(scores_in: ArrayLike, scores_out: ArrayLike) -> Array:
+    """Return the area under the ROC curve of a score that should be higher out of distribution.
 
     ``P(S_in < S_out) + P(S_in = S_out) / 2`` over all pairs of a row in and a row out of
-    distribution (the Mann-Whitney statistic), from ranks: ``O(n log n)``. 1 is a perfect
-    separation, 1/2 that of a score which does not tell; swapping the arguments gives one minus it.
-    (Ties counted in full, ``P(S_in <= S_out)``, would give 1 to a score that is constant.)
+    distribution (the Mann-Whitney statistic), from ranks in ``O(n log n)``. The area is 1 for a
+    perfect separation and 1/2 for an uninformative score. Swapped arguments give one minus it.
 
     Parameters
     ----------
     scores_in, scores_out
-        ``[..., num_in]`` and ``[..., num_out]``, for instance `predictive_entropy` of the rows of
-        a test set and of those of another data set.
+        ``[..., num_in]`` and ``[..., num_out]``, such as `predictive_entropy` of the rows of a test
+        set and of another data set.
 
     Returns
     -------
@@ -41,17 +39,17 @@ def ood_auc(scores_in: Any, scores_out: Any) -> Array:
     """
     inside = as_finite("scores_in", scores_in, "num_in")
     outside = as_finite("scores_out", scores_out, "num_out")
-    return _auc(*broadcast(("scores_in", inside, 1), ("scores_out", outside, 1)))
+    return _auc(*broadcast_leading(("scores_in", inside, 1), ("scores_out", outside, 1)))
 
 
 @jax.jit
 def _auc(inside: Array, outside: Array) -> Array:
-    def one(a: Array, b: Array) -> Array:
+    def compute(a: Array, b: Array) -> Array:
         ordered = jnp.sort(b)
-        # Twice the number of outside scores above plus that of ties: an integer, hence exact.
+        # Twice the number of outside scores above plus the number of ties is an exact integer.
         below = jnp.searchsorted(ordered, a, side="left")
         up_to = jnp.searchsorted(ordered, a, side="right")
         twice = 2 * b.shape[0] - below - up_to
         return jnp.mean(twice.astype(a.dtype)) / (2 * b.shape[0])
 
-    return over_leading(one, inside.ndim - 1)(*same_precision(inside, outside))
+    return map_leading(compute, inside.ndim - 1)(*promote(inside, outside))

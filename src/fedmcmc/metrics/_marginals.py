@@ -1,4 +1,4 @@
-"""Distances of marginal laws, from histograms of draws."""
+"""Distances of marginal distributions, from histograms of draws."""
 
 import math
 from functools import partial
@@ -7,28 +7,28 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from fedmcmc._checks import positive_integer
 from fedmcmc._types import ArrayTree
-from fedmcmc.metrics._arguments import as_finite, positive_integer, same_precision
+from fedmcmc.metrics._arguments import as_finite, promote
 from fedmcmc.pytrees import trees
 
 
 def marginal_error(draws: ArrayTree, reference: ArrayTree, num_bins: int = 50) -> Array:
     """Return the total variation distance of marginals, averaged over coordinates.
 
-    ``ME = (1 / (2 d)) sum_j int |mu_j(x) - nu_j(x)| dx`` (one minus the accuracy of Faes et al.
-    2011), with both densities replaced by histograms: `num_bins` bins of equal width on the range
-    of the coordinate in `reference`, and one for all that lies outside, where `reference` has
-    nothing. So bins do not depend on the sampler that is judged, and no draw is left out.
-    Histograms of different draws of the same law differ: compare with `marginal_error_floor`.
+    ``ME = (1 / (2 d)) sum_j int |mu_j(x) - nu_j(x)| dx`` (one minus the accuracy of Faes, Ormerod
+    and Wand 2011), with both densities replaced by histograms: `num_bins` bins of equal width on
+    the range of the coordinate in `reference`, and one bin for all values outside. Histograms of
+    different draws from one distribution differ: compare with `marginal_error_floor`.
 
     Parameters
     ----------
     draws, reference
-        Positions, leaves ``[num_draws, *event]`` and ``[num_reference, *event]``; numbers of draws
-        may differ. For a batch of samplers use `jax.vmap`.
+        Positions, leaves ``[num_draws, *event]`` and ``[num_reference, *event]``. For a batch of
+        samplers use `jax.vmap`.
     num_bins
-        Bins within the range of `reference`, static. The value depends on it: fewer hide
-        differences, more raise the floor.
+        Number of bins within the range of `reference`, static. Fewer bins hide differences, more
+        raise the floor.
 
     Returns
     -------
@@ -41,11 +41,6 @@ def marginal_error(draws: ArrayTree, reference: ArrayTree, num_bins: int = 50) -
         If structures or shapes do not fit, concrete draws are not finite, or `num_bins` is no
         positive integer.
 
-    References
-    ----------
-    Faes, Ormerod and Wand (2011), Variational Bayesian inference for parametric and nonparametric
-    regression with missing data.
-
     Examples
     --------
     >>> import jax.numpy as jnp
@@ -53,20 +48,20 @@ def marginal_error(draws: ArrayTree, reference: ArrayTree, num_bins: int = 50) -
     >>> round(float(marginal_error(x, x)), 4), round(float(marginal_error(x + 2, x)), 4)
     (0.0, 1.0)
     """
-    num_bins = positive_integer("num_bins", num_bins)
+    num_bins = positive_integer(num_bins, "num_bins")
     if not trees.same_structure(draws, reference):
         raise ValueError(
             f"draws and reference must have the same structure, got {jax.tree.structure(draws)} "
             f"and {jax.tree.structure(reference)}."
         )
-    candidate, ref = _coordinates("draws", draws), _coordinates("reference", reference)
+    rows, reference_rows = _coordinates("draws", draws), _coordinates("reference", reference)
     shapes = [jnp.shape(leaf)[1:] for leaf in jax.tree.leaves(draws)]
     if shapes != [jnp.shape(leaf)[1:] for leaf in jax.tree.leaves(reference)]:
         raise ValueError(
             f"draws and reference must agree beyond their first axis, the draws, got "
             f"{_shapes(draws)} and {_shapes(reference)}."
         )
-    return _marginal_error(candidate, ref, num_bins=num_bins)
+    return _marginal_error(rows, reference_rows, num_bins=num_bins)
 
 
 def marginal_error_floor(
@@ -78,27 +73,21 @@ def marginal_error_floor(
     num_bins: int = 50,
     num_repeats: int = 20,
 ) -> Array:
-    """Return marginal errors that a perfect sampler would have: those of reference against itself.
+    """Return marginal errors of a perfect sampler, between independent samples of `reference`.
 
-    Each repetition draws two samples of the sizes compared from `reference`, with replacement and
-    independently, and takes their marginal error in the bins of `reference`. A `marginal_error`
-    among these values says nothing against the sampler. Independent draws are meant: for chains
-    give effective sample sizes.
+    Each repetition draws two samples from `reference` with replacement and computes their marginal
+    error in the bins of `reference`. A `marginal_error` among these values is no evidence against
+    the sampler.
 
     Parameters
     ----------
-    rng_key
-        A JAX key.
-    reference
-        Positions, leaves ``[num_reference, *event]``.
-    num_draws
-        Size of the sample that is judged.
-    num_reference
-        Size of the reference it is compared with, by default the number of draws in `reference`.
-    num_bins
-        As in `marginal_error`.
-    num_repeats
-        Number of repetitions.
+    rng_key, num_repeats
+        JAX key, and number of repetitions.
+    reference, num_bins
+        See `marginal_error`.
+    num_draws, num_reference
+        Sizes of the two samples: the effective sample size of the sampler, and of its reference, by
+        default the number of draws in `reference`.
 
     Returns
     -------
@@ -108,7 +97,7 @@ def marginal_error_floor(
     Raises
     ------
     ValueError
-        As `marginal_error`, and if a number is no positive integer.
+        For the reasons listed in `marginal_error`, or if a number is no positive integer.
 
     Examples
     --------
@@ -118,32 +107,31 @@ def marginal_error_floor(
     >>> bool(0.03 < floor.mean() < 0.09)
     True
     """
-    ref = _coordinates("reference", reference)
-    size = positive_integer(
-        "num_reference", ref.shape[1] if num_reference is None else num_reference
-    )
+    rows = _coordinates("reference", reference)
+    num_reference = rows.shape[1] if num_reference is None else num_reference
+    num_draws = positive_integer(num_draws, "num_draws")
     return _floor(
         rng_key,
-        ref,
-        sizes=(positive_integer("num_draws", num_draws), size),
-        num_bins=positive_integer("num_bins", num_bins),
-        num_repeats=positive_integer("num_repeats", num_repeats),
+        rows,
+        sizes=(num_draws, positive_integer(num_reference, "num_reference")),
+        num_bins=positive_integer(num_bins, "num_bins"),
+        num_repeats=positive_integer(num_repeats, "num_repeats"),
     )
 
 
 def _coordinates(name: str, draws: ArrayTree) -> Array:
-    """Return draws as ``[d, num_draws]``, every coordinate of every leaf a row."""
+    """Return draws as ``[d, num_draws]``, with a row per coordinate of a leaf."""
     leaves = jax.tree.leaves(draws)
     if not leaves or len({jnp.shape(leaf)[:1] for leaf in leaves}) != 1:
         raise ValueError(
-            f"Every leaf of {name} needs the same number of draws on its first axis, got "
+            f"All leaves of {name} need the same number of draws on their first axis, got "
             f"{_shapes(draws)}."
         )
-    columns = []
+    rows = []
     for leaf in leaves:
         flat = leaf.reshape(leaf.shape[0], -1) if jnp.ndim(leaf) else leaf
-        columns.append(as_finite(name, flat, "num_draws, num_coordinates").T)
-    return jnp.concatenate(same_precision(*columns))
+        rows.append(as_finite(name, flat, "num_draws, num_coordinates").T)
+    return jnp.concatenate(promote(*rows))
 
 
 def _shapes(tree: ArrayTree) -> list[tuple[int, ...]]:
@@ -151,10 +139,10 @@ def _shapes(tree: ArrayTree) -> list[tuple[int, ...]]:
 
 
 def _histogram(values: Array, low: Array, high: Array, num_bins: int) -> Array:
-    """Return counts of ``[num_draws]`` values in ``num_bins`` bins, and outside of them."""
+    """Return counts of values ``[num_draws]`` in `num_bins` bins, and outside of them."""
     width = high - low
-    place = (values - low) / jnp.where(width > 0, width, jnp.ones_like(width)) * num_bins
-    index = jnp.clip(place.astype(jnp.int32), 0, num_bins - 1)
+    scaled = (values - low) / jnp.where(width > 0, width, jnp.ones_like(width)) * num_bins
+    index = jnp.clip(scaled.astype(jnp.int32), 0, num_bins - 1)
     index = jnp.where((values >= low) & (values <= high), index, jnp.full_like(index, num_bins))
     counts = jnp.zeros(num_bins + 1, jnp.int32).at[index].add(1)
     return counts.astype(values.dtype)
@@ -162,16 +150,16 @@ def _histogram(values: Array, low: Array, high: Array, num_bins: int) -> Array:
 
 def _distance(draws: Array, reference: Array, low: Array, high: Array, num_bins: int) -> Array:
     histogram = jax.vmap(partial(_histogram, num_bins=num_bins))
-    # Counts over a common denominator: samples of one size differ by integers, exactly.
+    # With a common denominator, counts of samples of one size differ exactly by integers.
     common = math.lcm(draws.shape[1], reference.shape[1])
-    candidate = histogram(draws, low, high) * float(common // draws.shape[1])
-    other = histogram(reference, low, high) * float(common // reference.shape[1])
-    return jnp.mean(jnp.sum(jnp.abs(candidate - other), axis=-1) / float(2 * common))
+    counts = histogram(draws, low, high) * float(common // draws.shape[1])
+    reference_counts = histogram(reference, low, high) * float(common // reference.shape[1])
+    return jnp.mean(jnp.sum(jnp.abs(counts - reference_counts), axis=-1) / float(2 * common))
 
 
 @partial(jax.jit, static_argnames="num_bins")
 def _marginal_error(draws: Array, reference: Array, *, num_bins: int) -> Array:
-    draws, reference = same_precision(draws, reference)
+    draws, reference = promote(draws, reference)
     low, high = jnp.min(reference, axis=1), jnp.max(reference, axis=1)
     return _distance(draws, reference, low, high, num_bins)
 
@@ -182,13 +170,12 @@ def _floor(
 ) -> Array:
     low, high = jnp.min(reference, axis=1), jnp.max(reference, axis=1)
 
-    def repetition(key: Array) -> Array:
-        draws, others = (
-            jnp.take(
-                reference, jax.random.randint(k, (size,), 0, reference.shape[1], jnp.int32), axis=1
-            )
+    def compute(key: Array) -> Array:
+        indices = (
+            jax.random.randint(k, (size,), 0, reference.shape[1], jnp.int32)
             for k, size in zip(jax.random.split(key), sizes, strict=True)
         )
-        return _distance(draws, others, low, high, num_bins)
+        draws, reference_draws = (jnp.take(reference, index, axis=1) for index in indices)
+        return _distance(draws, reference_draws, low, high, num_bins)
 
-    return jax.lax.map(repetition, jax.random.split(rng_key, num_repeats))
+    return jax.lax.map(compute, jax.random.split(rng_key, num_repeats))

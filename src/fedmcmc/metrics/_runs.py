@@ -1,19 +1,20 @@
-"""Summaries of repeated runs, of curves over rounds, and of what was sent."""
+"""Summaries of repeated runs, curves over rounds, and message sizes."""
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import ArrayLike
 
+from fedmcmc._checks import positive_integer
 from fedmcmc.metrics._arguments import (
     as_finite,
-    broadcast,
-    positive_integer,
-    positive_numbers,
-    same_precision,
-    single_precision,
+    as_positive,
+    as_wide_float,
+    broadcast_leading,
+    promote,
 )
 
 
@@ -25,13 +26,12 @@ class EstimationError(NamedTuple):
     variance: Array
 
 
-def estimation_error(estimates: Any, truth: Any) -> EstimationError:
-    """Return how far the estimates of repeated runs are from the truth, in squared norms.
+def estimation_error(estimates: ArrayLike, truth: ArrayLike) -> EstimationError:
+    """Return the mean squared error of the estimates of repeated runs, with bias and variance.
 
     ``mse = mean_r |est_r - mu|^2``, ``squared_bias = |mean_r est_r - mu|^2`` and ``variance =
-    mean_r |est_r - mean_r est_r|^2`` (divided by the number of runs, not one less): all three are
-    sums over coordinates. The code of figure 1 of Vono et al. (2022) averages the variance, and it
-    alone, over coordinates.
+    mean_r |est_r - mean_r est_r|^2`` (divided by the number of runs, not one less) are sums over
+    coordinates. The code of figure 1 of Vono et al. (2022) averages only the variance over them.
 
     Parameters
     ----------
@@ -53,8 +53,8 @@ def estimation_error(estimates: Any, truth: Any) -> EstimationError:
     Examples
     --------
     >>> import jax.numpy as jnp
-    >>> found = estimation_error(jnp.array([[2.0, 0.0], [4.0, 0.0]]), jnp.zeros(2))
-    >>> float(found.mse), float(found.squared_bias), float(found.variance)
+    >>> error = estimation_error(jnp.array([[2.0, 0.0], [4.0, 0.0]]), jnp.zeros(2))
+    >>> float(error.mse), float(error.squared_bias), float(error.variance)
     (10.0, 9.0, 1.0)
     """
     points = as_finite("estimates", estimates, "num_runs, d")
@@ -63,27 +63,27 @@ def estimation_error(estimates: Any, truth: Any) -> EstimationError:
         raise ValueError(
             f"estimates and truth must have the same last axis, got {points.shape} and {mu.shape}."
         )
-    return _estimation_error(*broadcast(("estimates", points, 2), ("truth", mu, 1)))
+    return _estimation_error(*broadcast_leading(("estimates", points, 2), ("truth", mu, 1)))
 
 
-def relative_efficiency(bits: Any, num_parameters: int, bits_per_number: int = 32) -> Array:
-    """Return how many times shorter messages are than uncompressed ones.
+def relative_efficiency(bits: ArrayLike, num_parameters: int, bits_per_number: int = 32) -> Array:
+    """Return the size of an uncompressed message divided by the size of a message.
 
     ``32 d / bits`` (Vono et al. 2022, table 3).
 
     Parameters
     ----------
     bits
-        Bits of a message, counted or bounded, positive, ``[...]``.
+        Number of bits of a message, counted or bounded, positive, ``[...]``.
     num_parameters
-        ``d``, numbers in a message.
+        ``d``, number of numbers in a message.
     bits_per_number
-        Of an uncompressed number.
+        Number of bits of an uncompressed number.
 
     Returns
     -------
     Array
-        ``[...]``, above 1 where compression saves.
+        ``[...]``, above 1 if compression saves bits.
 
     Raises
     ------
@@ -95,32 +95,31 @@ def relative_efficiency(bits: Any, num_parameters: int, bits_per_number: int = 3
     >>> float(relative_efficiency(1000, num_parameters=50))
     1.600000023841858
     """
-    plain = positive_integer("num_parameters", num_parameters) * positive_integer(
-        "bits_per_number", bits_per_number
-    )
-    sent = positive_numbers("bits", bits)
-    return jnp.asarray(plain, sent.dtype) / sent
+    plain = positive_integer(num_parameters, "num_parameters")
+    plain *= positive_integer(bits_per_number, "bits_per_number")
+    compressed = as_positive("bits", bits)
+    return jnp.asarray(plain, compressed.dtype) / compressed
 
 
-def rounds_to_threshold(values: Any, threshold: Any, window: int = 10) -> Array:
+def rounds_to_threshold(values: ArrayLike, threshold: ArrayLike, window: int = 10) -> Array:
     """Return the number of rounds until a running mean reaches a threshold.
 
-    The smallest ``r`` such that the mean of ``values[r - window : r]`` is at least `threshold`;
-    rounds count from 1 and the mean is over full windows only.
+    This is the smallest ``r`` for which the mean of ``values[r - window : r]`` is at least
+    `threshold`. Rounds count from 1, and only full windows count.
 
     Parameters
     ----------
     values
-        ``[..., num_rounds]``, one per round and larger is better, such as a test accuracy.
+        ``[..., num_rounds]``, one value per round, such as a test accuracy; larger is better.
     threshold
         A number, or ``[...]``.
     window
-        Rounds averaged over, static, at most `num_rounds`.
+        Number of rounds in a mean, static, at most `num_rounds`.
 
     Returns
     -------
     Array
-        ``[...]``, infinite where the threshold is never reached.
+        ``[...]``, infinite if the threshold is never reached.
 
     Raises
     ------
@@ -135,30 +134,25 @@ def rounds_to_threshold(values: Any, threshold: Any, window: int = 10) -> Array:
     [3.0, inf]
     """
     curve, width = _curve(values, window)
-    level = single_precision(threshold)
-    curve, level = broadcast(("values", curve, 1), ("threshold", level, 0))
+    level = as_wide_float(threshold)
+    curve, level = broadcast_leading(("values", curve, 1), ("threshold", level, 0))
     return _rounds_to_threshold(curve, level, window=width)
 
 
-def best_running_mean(values: Any, window: int = 100) -> Array:
+def best_running_mean(values: ArrayLike, window: int = 100) -> Array:
     """Return the largest mean of `window` consecutive values.
 
     Parameters
     ----------
     values
-        ``[..., num_rounds]``, one per round, such as a test accuracy.
+        ``[..., num_rounds]``, one value per round, such as a test accuracy.
     window
-        Rounds averaged over, static, at most `num_rounds`.
+        See `rounds_to_threshold`, which raises the same errors.
 
     Returns
     -------
     Array
         ``[...]``, in the units of the values.
-
-    Raises
-    ------
-    ValueError
-        As `rounds_to_threshold`.
 
     Examples
     --------
@@ -170,15 +164,15 @@ def best_running_mean(values: Any, window: int = 100) -> Array:
     return _best_running_mean(curve, window=width)
 
 
-def _curve(values: Any, window: int) -> tuple[Array, int]:
-    curve, width = as_finite("values", values, "num_rounds"), positive_integer("window", window)
+def _curve(values: ArrayLike, window: int) -> tuple[Array, int]:
+    curve, width = (as_finite("values", values, "num_rounds"), positive_integer(window, "window"))
     if width > curve.shape[-1]:
         raise ValueError(f"window must be at most the {curve.shape[-1]} rounds, got {width}.")
     return curve, width
 
 
 def _running_mean(curve: Array, window: int) -> Array:
-    # Sums of each window on its own: differences of a cumulative sum would lose digits.
+    # Each window is summed separately: differences of a cumulative sum would lose digits.
     sizes = (1,) * (curve.ndim - 1) + (window,)
     zero = jnp.zeros((), curve.dtype)
     sums = jax.lax.reduce_window(curve, zero, jax.lax.add, sizes, (1,) * curve.ndim, "VALID")
@@ -187,7 +181,7 @@ def _running_mean(curve: Array, window: int) -> Array:
 
 @jax.jit
 def _estimation_error(estimates: Array, truth: Array) -> EstimationError:
-    estimates, truth = same_precision(estimates, truth)
+    estimates, truth = promote(estimates, truth)
     center = jnp.mean(estimates, axis=-2)
     return EstimationError(
         _mean_square(estimates - truth[..., None, :]),
@@ -204,8 +198,8 @@ def _mean_square(gaps: Array) -> Array:
 def _rounds_to_threshold(curve: Array, threshold: Array, *, window: int) -> Array:
     means = _running_mean(curve, window)
     reached = means >= threshold[..., None].astype(means.dtype)
-    first = (jnp.argmax(reached, axis=-1) + window).astype(curve.dtype)
-    return jnp.where(jnp.any(reached, axis=-1), first, jnp.inf)
+    num_rounds = (jnp.argmax(reached, axis=-1) + window).astype(curve.dtype)
+    return jnp.where(jnp.any(reached, axis=-1), num_rounds, jnp.inf)
 
 
 @partial(jax.jit, static_argnames="window")

@@ -1,42 +1,41 @@
-"""The Wasserstein distance of Gaussians."""
+"""Wasserstein distance of Gaussians."""
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import ArrayLike
 
 from fedmcmc.metrics._arguments import (
     as_finite,
     as_semidefinite,
-    broadcast,
-    over_leading,
-    same_precision,
+    broadcast_leading,
+    map_leading,
+    promote,
 )
 
 
-def gaussian_w2(mean: Any, covariance: Any, other_mean: Any, other_covariance: Any) -> Array:
+def gaussian_w2(
+    mean: ArrayLike, covariance: ArrayLike, other_mean: ArrayLike, other_covariance: ArrayLike
+) -> Array:
     """Return the 2-Wasserstein distance of two Gaussians.
 
-    ``|m1 - m2|^2 + tr(S1 + S2 - 2 (S2^(1/2) S1 S2^(1/2))^(1/2))``, the square root of it. The
-    second term is computed as ``min_U |A - B U|^2`` over orthogonal ``U``, with ``A A' = S1`` and
-    ``B B' = S2``, in which nothing cancels: equal covariances give 0 up to rounding of their
-    entries, not of their square roots.
+    It is the square root of ``|m1 - m2|^2 + tr(S1 + S2 - 2 (S2^(1/2) S1 S2^(1/2))^(1/2))``. The
+    trace is computed without cancellation as ``min_U |A - B U|^2`` over orthogonal ``U``, with
+    ``A A' = S1`` and ``B B' = S2``.
 
     Parameters
     ----------
     mean, other_mean
         ``[..., d]``.
     covariance, other_covariance
-        ``[..., d, d]``, or variances of a diagonal one in the shape of their mean. Singular is
-        allowed.
+        ``[..., d, d]``, or variances ``[..., d]``; possibly singular.
 
     Returns
     -------
     Array
-        ``[...]``, in the units of the means (not squared); leading axes of the two Gaussians are
-        broadcast.
+        ``[...]``, in the units of the means; leading axes of the two Gaussians are broadcast.
 
     Raises
     ------
@@ -52,68 +51,63 @@ def gaussian_w2(mean: Any, covariance: Any, other_mean: Any, other_covariance: A
     >>> float(gaussian_w2(jnp.zeros(1), jnp.ones(1), jnp.zeros(1), jnp.array([9.0])))
     2.0
     """
-    m1, s1 = _moments("mean", mean, "covariance", covariance)
-    m2, s2 = _moments("other_mean", other_mean, "other_covariance", other_covariance)
+    m1, s1 = _check_moments("mean", mean, "covariance", covariance)
+    m2, s2 = _check_moments("other_mean", other_mean, "other_covariance", other_covariance)
     if m1.shape[-1] != m2.shape[-1]:
         raise ValueError(
             f"Both Gaussians must have the same dimension, got means {m1.shape} and {m2.shape}."
         )
     if s1.ndim == m1.ndim and s2.ndim == m2.ndim:
-        distance, num_own = _diagonal_w2, 1
+        distance, num_axes = _diagonal_w2, 1
     else:
-        distance, num_own = _dense_w2, 2
+        distance, num_axes = _dense_w2, 2
         s1, s2 = (s if s.ndim > m.ndim else _as_matrix(s) for m, s in ((m1, s1), (m2, s2)))
     return distance(
-        *broadcast(
+        *broadcast_leading(
             ("mean", m1, 1),
-            ("covariance", s1, num_own),
+            ("covariance", s1, num_axes),
             ("other_mean", m2, 1),
-            ("other_covariance", s2, num_own),
+            ("other_covariance", s2, num_axes),
         )
     )
 
 
-def _moments(
-    mean_name: str, mean: Any, covariance_name: str, covariance: Any
+def _check_moments(
+    mean_name: str, mean: ArrayLike, covariance_name: str, covariance: ArrayLike
 ) -> tuple[Array, Array]:
-    location = as_finite(mean_name, mean, "d")
-    shape, dim = jnp.shape(covariance), location.shape[-1]
-    if shape == location.shape:
-        return location, as_semidefinite(covariance_name, covariance, dense=False)
-    if shape == (*location.shape, dim):
-        return location, as_semidefinite(covariance_name, covariance, dense=True)
-    raise ValueError(
-        f"{covariance_name} must be matrices {(*location.shape, dim)} or variances "
-        f"{location.shape}, as {mean_name} is {location.shape}, got {shape}."
-    )
+    checked_mean = as_finite(mean_name, mean, "d")
+    shape, variances = jnp.shape(covariance), checked_mean.shape
+    matrices = (*variances, variances[-1])
+    if shape not in (variances, matrices):
+        raise ValueError(
+            f"{covariance_name} must be matrices {matrices} or variances {variances}, because "
+            f"{mean_name} is {variances}, got {shape}."
+        )
+    return checked_mean, as_semidefinite(covariance_name, covariance, dense=shape == matrices)
 
 
 def _as_matrix(variance: Array) -> Array:
-    return over_leading(jnp.diag, variance.ndim - 1)(variance)
+    return map_leading(jnp.diag, variance.ndim - 1)(variance)
 
 
 @jax.jit
 def _diagonal_w2(m1: Array, v1: Array, m2: Array, v2: Array) -> Array:
-    m1, v1, m2, v2 = same_precision(m1, v1, m2, v2)
+    m1, v1, m2, v2 = promote(m1, v1, m2, v2)
     spread = jnp.sqrt(v1) - jnp.sqrt(v2)
     return jnp.sqrt(jnp.sum(jnp.square(m1 - m2) + jnp.square(spread), axis=-1))
 
 
 @jax.jit
 def _dense_w2(m1: Array, s1: Array, m2: Array, s2: Array) -> Array:
-    m1, s1, m2, s2 = same_precision(m1, s1, m2, s2)
+    m1, s1, m2, s2 = promote(m1, s1, m2, s2)
     a, b = _root(s1), _root(s2)
     product = partial(jnp.matmul, precision="highest")
-    left, _, right = jnp.linalg.svd(product(_transpose(b), a), full_matrices=False)
+    left, _, right = jnp.linalg.svd(product(jnp.swapaxes(b, -1, -2), a), full_matrices=False)
     gap = a - product(b, product(left, right))
     return jnp.sqrt(jnp.sum(jnp.square(m1 - m2), axis=-1) + jnp.sum(jnp.square(gap), axis=(-2, -1)))
 
 
 def _root(covariance: Array) -> Array:
-    """Return ``A`` with ``A A'`` the covariance; rounding may leave eigenvalues below zero."""
+    """Return ``A`` with ``A A'`` the covariance, whose eigenvalues may be rounded below zero."""
     values, vectors = jnp.linalg.eigh(covariance)
     return vectors * jnp.sqrt(jnp.maximum(values, 0))[..., None, :]
-
-
-def _transpose(matrix: Array) -> Array:
-    return jnp.swapaxes(matrix, -1, -2)

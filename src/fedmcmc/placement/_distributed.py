@@ -78,7 +78,7 @@ def _leave_after_an_error() -> None:
         os._exit(1)
 
 
-def leave(code: Any) -> None:
+def leave(code: object) -> None:
     """End this process at once if `code` is an error and other processes take part.
 
     Scripts that end with ``sys.exit`` need it, because JAX would wait for the other processes,

@@ -23,28 +23,22 @@ class Placement:
     """Devices for the clients and chains of a run, and the number of clients computed together.
 
     Draws do not depend on the placement, up to rounding. By default one device computes all clients
-    of a round together.
+    of a round together. See docs/runs.md.
 
     Parameters
     ----------
     mesh
         Devices of the run. Clients are spread along the axis ``clients`` (balanced by rows), and
-        chains along an optional axis ``chains``. If the devices belong to several processes, all
-        processes make the same call: see `fedmcmc.distributed`.
+        chains along an optional axis ``chains``; see `fedmcmc.distributed`.
     totals
-        Summation of messages over the mesh. With ``"gather"`` every device receives all messages
-        and sums them in client order, as one device does. ``"psum"`` adds one partial sum per
-        device, with less traffic and different rounding.
+        Summation of messages over the mesh. With ``"gather"`` every device sums all messages in
+        client order, as one device does. ``"psum"`` adds one partial sum per device.
     clients_at_a_time
         Number of clients computed together, by default all. One at a time can be faster for clients
-        with local steps over all their rows, which then stay in the cache. On CPUs `fedmcmc.sample`
-        chooses it for at least 32 clients with large positions, and over several devices for large
-        rows. One at a time also makes a client's numbers bit-identical on every mesh.
+        with local steps over all their rows, and makes numbers bit-identical on every mesh.
     num_buckets
         Maximum number of groups of clients of similar size, which are computed one after the other.
-        If all clients take part in a round and their work grows with their size, each client is
-        padded only to the largest client of its group. Random numbers stay the same; sums over rows
-        differ by rounding. Each group adds to the compile time.
+        If all clients take part, each client is padded only to the largest client of its group.
     client_store
         `fedmcmc.HostStore` for the clients' states, if they do not fit on the device.
 
@@ -55,10 +49,7 @@ class Placement:
 
     Examples
     --------
-    >>> import numpy as np
-    >>> import fedmcmc
-    >>> fedmcmc.Placement(clients_at_a_time=1)
-    Placement(clients_at_a_time=1)
+    >>> import fedmcmc, numpy as np
     >>> data = fedmcmc.FederatedData.from_clients([np.ones(n) for n in (900, 10, 12, 11)])
     >>> groups = fedmcmc.Placement(num_buckets=2).layout(data).buckets.groups()
     >>> [(ids.tolist(), size) for ids, size in groups]

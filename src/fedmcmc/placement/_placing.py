@@ -108,7 +108,7 @@ def _move_to_mesh(
         num_padding = mesh_layout.block - sum(map(len, parts))
         return np.concatenate([*parts, np.zeros((num_padding, *leaf.shape[1:]), leaf.dtype)])
 
-    def spread(leaf: Any) -> Array:
+    def spread(leaf: Array) -> Array:
         host = np.asarray(leaf)
         sharding = NamedSharding(mesh_layout.mesh, PartitionSpec(CLIENT_AXIS))
         shape = (mesh_layout.block * len(clients), *host.shape[1:])

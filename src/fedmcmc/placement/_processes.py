@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.typing import ArrayLike
 
 from fedmcmc._types import ArrayTree
 from fedmcmc.pytrees import is_key
@@ -57,7 +58,7 @@ def all_equal(number: int) -> bool:
     return len(set(_gather(np.int32(number)).tolist())) == 1
 
 
-def _gather(array: Any) -> np.ndarray:
+def _gather(array: ArrayLike) -> np.ndarray:
     """Return the arrays of all processes, ``[num_processes, ...]``."""
     host = np.asarray(array)[None]
     # One device per process: processes may have several devices, in any order.
@@ -82,7 +83,7 @@ def merge_processes(words: np.ndarray) -> np.ndarray:
 def on_words(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return a function that applies `fn` to arrays, and to the words of typed keys."""
 
-    def apply(leaf: Any) -> Any:
+    def apply(leaf: ArrayTree) -> Any:
         if not is_key(leaf):
             return fn(leaf)
         words = fn(jax.random.key_data(leaf))
@@ -95,7 +96,7 @@ def put(tree: ArrayTree, mesh: Mesh, spec: PartitionSpec) -> ArrayTree:
     """Spread the arrays of `tree` over `mesh`; every process has them in full."""
     sharding = NamedSharding(mesh, spec)
 
-    def spread(leaf: Any) -> Array:
+    def spread(leaf: ArrayTree) -> Array:
         host = np.asarray(leaf)
         return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import DTypeLike
 
 from fedmcmc._types import ArrayTree, FederatedState
 
@@ -23,8 +23,8 @@ class HostStore:
     states are bit-identical to a run without a store. States of the next cohorts are read while the
     device computes.
 
-    ``samples.state.clients`` then holds NumPy arrays of the store, leaves
-    ``[num_chains, num_clients, ...]``. A run that continues from them changes them in place.
+    ``samples.state.clients`` then holds NumPy arrays of the store, leaves ``[num_chains,
+    num_clients, ...]``. A run that continues from them changes them in place.
 
     Parameters
     ----------
@@ -37,22 +37,15 @@ class HostStore:
 
     Examples
     --------
-    >>> import jax, jax.numpy as jnp
-    >>> import fedmcmc
-    >>> posterior = fedmcmc.Posterior(
-    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
-    ... )
+    >>> import jax, jax.numpy as jnp, fedmcmc
+    >>> posterior = fedmcmc.Posterior(lambda t: -0.5 * t**2, lambda t, x: -0.5 * (x - t) ** 2)
     >>> data = fedmcmc.FederatedData.from_clients([jnp.full(3, float(i)) for i in range(6)])
-    >>> kernel = fedmcmc.fed_ep(
-    ...     posterior, inference=fedmcmc.inference.exact_gaussian(), cohort_size=2
-    ... )
-    >>> samples = fedmcmc.sample(
-    ...     jax.random.key(0), kernel, data, 0.0, num_rounds=20, progress=False,
-    ...     placement=fedmcmc.Placement(client_store=fedmcmc.HostStore()),
-    ... )
-    >>> sites = samples.state.clients.site
-    >>> type(sites.precision).__name__, sites.precision.shape
-    ('ndarray', (1, 6))
+    >>> inference = fedmcmc.inference.exact_gaussian()
+    >>> kernel = fedmcmc.fed_ep(posterior, inference=inference, cohort_size=2)
+    >>> run = dict(num_rounds=20, placement=fedmcmc.Placement(client_store=fedmcmc.HostStore()))
+    >>> samples = fedmcmc.sample(jax.random.key(0), kernel, data, 0.0, progress=False, **run)
+    >>> type(samples.state.clients.site.precision)
+    <class 'numpy.ndarray'>
     """
 
     def __init__(self, directory: str | Path | None = None, *, device_bytes: int = 2**28) -> None:
@@ -100,7 +93,7 @@ class HostStore:
         leaves, treedef = jax.tree.flatten(state.clients)
         arrays = []
         for i, leaf in enumerate(leaves):
-            array: Any = leaf
+            array: np.ndarray = leaf
             if not isinstance(leaf, np.ndarray) or not leaf.flags.writeable:
                 array = self._allocate(i, leaf.shape, leaf.dtype, replace_files)
                 array[...] = np.asarray(leaf)
@@ -108,7 +101,7 @@ class HostStore:
         return state._replace(clients=jax.tree.unflatten(treedef, arrays))
 
     def _allocate(
-        self, index: int, shape: tuple[int, ...], dtype: Any, replace_file: bool = False
+        self, index: int, shape: tuple[int, ...], dtype: DTypeLike, replace_file: bool = False
     ) -> np.ndarray:
         if self.directory is None:
             return np.empty(shape, dtype)

@@ -1,11 +1,14 @@
 """Recorders that store a run's draws in memory or in a Zarr store on disk."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jax.typing import DTypeLike
 
 from fedmcmc._checks import missing_extra_error
 from fedmcmc._types import ArrayTree
@@ -96,7 +99,7 @@ class ZarrRecorder:
         self.chunk = int(np.clip(CHUNK_BYTES // max(num_bytes(shapes) * num_chains, 1), 1, 2**12))
         group: Any = zarr.open_group(path, mode="a" if resume else "w")
 
-        def create(kind: str, name: str, leaf: Any) -> Any:
+        def create(kind: str, name: str, leaf: Array) -> Any:
             if f"{kind}/{name}" in group:
                 return group[f"{kind}/{name}"]
             event_dims = (f"{name}_dim_{i}" for i in range(len(leaf.shape)))
@@ -173,7 +176,7 @@ Recorder = MemoryRecorder | ZarrRecorder | ZarrReader
 """Storage of the draws of a run: one of the recorders, or a reader of a finished store."""
 
 
-def _storage_dtype(dtype: Any) -> Any:
+def _storage_dtype(dtype: DTypeLike) -> Any:
     """Return the dtype in a store: float32 for bfloat16, which Zarr lacks."""
     is_extended = jnp.issubdtype(dtype, jnp.floating) and not np.issubdtype(dtype, np.floating)
     return np.dtype(np.float32) if is_extended else dtype
@@ -188,12 +191,12 @@ def _slice_draws(part: RoundRecord, draws: slice) -> RoundRecord:
     return sliced
 
 
-def _concatenate(parts: Any) -> RoundRecord:
+def _concatenate(parts: Sequence[RoundRecord]) -> RoundRecord:
     joined: RoundRecord = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *parts)
     return joined
 
 
-def _map_arrays(shapes: RoundRecord, array: Any) -> RoundRecord:
+def _map_arrays(shapes: RoundRecord, array: Callable[..., ArrayTree]) -> RoundRecord:
     """Return ``array(group, name, shape)`` for each leaf of a round's record."""
 
     def group(kind: str, tree: ArrayTree) -> ArrayTree:

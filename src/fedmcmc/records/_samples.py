@@ -41,49 +41,34 @@ class Samples(WithFunctions):
         Arrays ``[num_chains, num_draws]`` with the values of each kept round: ``bits_up``,
         ``bits_down``, ``num_active``, ``gradient_norm`` and ``round``. Some kernels add
         ``num_lost`` (clients without a usable result), ``num_excluded`` (clients whose messages
-        were not finite), ``shift`` (distance in sds by which the round moved an approximation), or
-        ``acceptance`` (acceptance probability of the latest completed proposal).
+        were not finite), ``shift`` (move of an approximation in sds), or ``acceptance`` (acceptance
+        probability).
     state
         `FederatedState` of all chains, leaves ``[num_chains, ...]``. To continue, call
         ``sample(..., state=samples.state)`` with the same key.
     totals
-        Sums over all rounds of the run, kept or not, ``[num_chains]`` int64: ``bits_up``,
-        ``bits_down``, ``rounds``.
+        Sums ``bits_up``, ``bits_down`` and ``rounds`` over all rounds, ``[num_chains]`` int64.
     constrain_fn
-        Function from the unconstrained position to the user's parameters; ``None`` for the
-        identity.
+        Function from the unconstrained position to the user's parameters, or ``None``.
     stopped
-        Result of the latest check of ``sample(..., until=...)``: ``rule``, ``reached``, ``rounds``
-        and the rule's figures (``rhat``, ``ess``); empty without a rule. `fedmcmc.fit` stores its
-        ``verdict`` there, and the total ``cost`` if it had several stages.
-    streams
-        Results of the accumulators of ``Record(streams=...)``, by name.
-    placement
-        Devices of the run, with the automatic choices; ``print(samples.placement)`` describes it.
+        Latest check of ``sample(..., until=...)``: ``rule``, ``reached``, ``rounds`` and the rule's
+        figures. `fedmcmc.fit` stores its ``verdict`` there, and the total ``cost``.
+    streams, placement
+        Results of ``Record(streams=...)`` by name, and devices of the run.
     final_draws
-        Draws of the final approximation, for a kernel that refines an approximation; otherwise
-        ``None``. `draws` then holds one draw per round, while `constrained` and `to_datatree`
-        return the final draws.
-    local
+        Draws of the final approximation, for a kernel that refines one, which `constrained` and
+        `to_datatree` return; `draws` then holds one draw per round.
+    local, constrain_local_fn
         With ``Record(local=True)``: unconstrained latents of all clients' groups, leaves
-        ``[num_chains, num_draws, num_clients, max_groups, *event]``; zero for groups that do not
-        exist. `constrained_local` converts them to the user's parameters.
+        ``[num_chains, num_draws, num_clients, max_groups, *event]``, and a function from
+        ``(position, latents)`` to the user's parameters of one client's groups; see
+        `constrained_local`.
     local_mask
         ``[num_clients, max_groups]`` bool, true for groups that exist.
-    constrain_local_fn
-        Function from ``(position, latents)`` to the user's parameters of one client's groups.
-    diagnosis
-        Convergence diagnostics, a `fedmcmc.diagnostics.Diagnosis`; ``None`` if the run did not
-        judge its draws. ``print(samples)`` shows it, or `not_judged`.
-    reason_not_judged
-        Reason why the run did not judge its draws: fewer than 400, or than four per chain; a kernel
-        without a `target`; a `collect` that kept other values; no draws, or more than 2 GiB; or
-        ignored warnings. Empty if it did.
-    warnings
-        Texts of the run's warnings.
-    settings, versions
-        Settings of the run, and versions of its software. Random keys are left out, since a run's
-        key allows removing its noise from the draws.
+    diagnosis, reason_not_judged
+        Convergence diagnostics, a `fedmcmc.diagnostics.Diagnosis`, or ``None`` and the reason.
+    warnings, settings, versions
+        Texts of warnings, settings without random keys, and versions of the software.
     """
 
     draws: ArrayTree
@@ -278,14 +263,12 @@ class Samples(WithFunctions):
 
         Examples
         --------
-        >>> import tempfile
-        >>> import fedmcmc
+        >>> import fedmcmc, tempfile
         >>> posterior = fedmcmc.Posterior(lambda t: -0.5 * t**2, lambda t, x: -0.5 * (x - t) ** 2)
         >>> data = fedmcmc.FederatedData.from_clients([np.ones(3), np.zeros(2)])
         >>> kernel = fedmcmc.lsd(posterior, step_size=0.02)
-        >>> samples = fedmcmc.sample(
-        ...     jax.random.key(0), kernel, data, 0.0, num_rounds=50, progress=False
-        ... )
+        >>> key, settings = jax.random.key(0), dict(num_rounds=50, progress=False)
+        >>> samples = fedmcmc.sample(key, kernel, data, 0.0, **settings)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     page = samples.report(folder + "/report.html").read_text()
         >>> "<h1>Report of a run</h1>" in page

@@ -3,7 +3,7 @@
 import io
 import re
 import warnings
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from fedmcmc._types import ArrayTree
 from fedmcmc.diagnostics import Mixing, mixing
 from fedmcmc.pytrees import variables
 from fedmcmc.reports._draws import Shown, compute_mixing, select_parameters
+
+if TYPE_CHECKING:
+    import matplotlib.figure
 
 MAX_TRACED, MAX_CHAINS, MAX_POINTS = 8, 8, 1600
 """Parameters, chains, and draws of all chains together in the figure of traces."""
@@ -38,7 +41,7 @@ def can_draw() -> None:
         raise missing_extra_error(need, "plots") from error
 
 
-def as_svg(figure: Any, prefix: str) -> str:
+def as_svg(figure: "matplotlib.figure.Figure", prefix: str) -> str:
     """Return a matplotlib figure as an SVG element whose ids begin with `prefix`."""
     import matplotlib
 
@@ -209,7 +212,7 @@ def _panel_layout(num: int) -> dict[str, Any]:
     return {"figsize": (9.0, 1.7 * -(-num // 2) + 0.4), "layout": "constrained"}
 
 
-def _plot_by_arviz(name: str, shown: Shown, chosen: np.ndarray, **settings: Any) -> str:
+def _plot_by_arviz(name: str, shown: Shown, chosen: np.ndarray, **settings: object) -> str:
     """Return ArviZ's plot `name` of the chosen parameters as an SVG element."""
     import arviz_plots
     import matplotlib.pyplot as plt

@@ -26,7 +26,7 @@ class RunFacts:
     warnings
         Texts of the run's warnings.
     diagnosis
-        Convergence diagnostics; ``None`` for the reason `not_judged`.
+        Convergence diagnostics; ``None`` for the reason `reason_not_judged`.
     verdict
         Verdict of a fit; empty for a run.
     stopped
@@ -314,5 +314,5 @@ def _format_bits(number: float) -> str:
     return f"{number / 1e6:,.4g} Mbit" if number >= 1e5 else f"{number:,.0f} bits"
 
 
-def _format_number(value: Any, spec: str) -> str:
+def _format_number(value: float, spec: str) -> str:
     return format(float(value), spec) if np.isfinite(value) else "-"

@@ -331,7 +331,7 @@ def _map_selected(fn: Callable[[Array], ArrayTree], selected: Array) -> ArrayTre
     num_selected = jnp.sum(selected, dtype=jnp.int32)
     order = jnp.argsort(~selected, stable=True)
 
-    def body(i: Array, outputs: Any) -> Any:
+    def body(i: Array, outputs: ArrayTree) -> Any:
         entry, counts = order[i], i < num_selected
 
         def put(table: Array, leaf: Array) -> Array:

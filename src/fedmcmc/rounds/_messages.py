@@ -16,7 +16,7 @@ def where_active(active: Array, new: ArrayTree, old: ArrayTree) -> ArrayTree:
     `RecomputableState` parts are always new.
     """
 
-    def choose(a: Any, b: Any) -> Any:
+    def choose(a: Array, b: Array) -> Any:
         return a if isinstance(a, RecomputableState) else jnp.where(_column(active, a), a, b)
 
     return jax.tree.map(choose, new, old, is_leaf=lambda leaf: isinstance(leaf, RecomputableState))

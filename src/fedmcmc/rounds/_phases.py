@@ -231,7 +231,7 @@ def receive(
     Raises
     ------
     ValueError
-        If `late` is set without ``waits=True`` in `nothing_received`.
+        If `late` is set without ``waits=True`` in `initialize_received`.
     """
     participation = kernel.participation
     phase, _ = _resolve_phase(kernel, phase)

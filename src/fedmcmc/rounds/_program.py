@@ -219,69 +219,43 @@ def run_rounds(
 ) -> tuple[FederatedState, Records]:
     """Run rounds of one chain, as a pure function that can be compiled and mapped.
 
-    `fedmcmc.sample` is a loop on the host around the same program, and gives the same numbers for
-    the same key and state.
+    It returns the last state, and `Records` of ``num_rounds // thinning`` draws, or of `capacity`
+    entries. `fedmcmc.sample` is a loop on the host around the same program, with the same numbers
+    for the same state and key (``fold_in(rng_key, c)`` for chain ``c``).
 
     Parameters
     ----------
-    kernel, data
-        A federated kernel, and every client's rows.
-    rng_key
-        Key of the chain. In `fedmcmc.sample`, chain ``c`` has the key ``fold_in(rng_key, c)``.
-    state
-        Initial state: ``kernel.init(rng_key, position, data)``, or a state that another call
-        returned. Under `jax.vmap` all states must be in the same round.
-    num_rounds
-        Number of rounds, static unless `capacity` is given.
-    thinning
-        Number of rounds per draw; the last of these rounds is kept. Static like `num_rounds`.
-    collect
-        Function ``(state, RoundInfo) -> pytree`` whose result is kept instead of the kernel's draw.
-    placement
-        Static `fedmcmc.Placement` on one device, as for `fedmcmc.simulate`.
+    kernel, data, rng_key, state
+        Federated kernel, all rows, key of the chain, and initial state (``kernel.init(rng_key,
+        position, data)`` or a later state). States under `jax.vmap` must be in one round.
+    num_rounds, thinning
+        Number of rounds, and number of rounds per draw, the last of which is kept; both static
+        unless `capacity` is given.
+    collect, placement
+        See `fedmcmc.sample`; static, and on one device.
     capacity
         Static maximum number of draws, so that one program runs any number of rounds. Unused
-        entries are zero, and draws beyond the capacity are dropped. With `capacity`, schedules are
-        called in each round instead of tabulated.
+        entries are zero, and draws beyond the capacity are dropped. Schedules are not tabulated.
     keep_from
-        With `capacity`: the round from which `thinning` counts, by default the round of `state`. A
-        later round makes the rounds before it burn-in. An earlier round continues the thinning of
-        a run that started there.
+        With `capacity`: round from which `thinning` counts, by default the round of `state`.
     ahead_bytes
-        Static memory for random numbers drawn in advance, per chain. Reduce it if you map over many
-        keys.
-
-    Returns
-    -------
-    state
-        State after the last round.
-    records
-        `Records` of ``num_rounds // thinning`` draws, or of `capacity` entries.
+        Static memory per chain for random numbers drawn in advance.
 
     Raises
     ------
     ValueError
-        If a count is not a positive integer, if `keep_from` is given without `capacity`, or if
-        `placement` needs more than one device.
+        If a count is not positive, `keep_from` lacks `capacity`, or `placement` needs several
+        devices.
 
     Examples
     --------
-    Four step sizes and two chains in one program:
-
-    >>> import jax, jax.numpy as jnp
-    >>> import fedmcmc
-    >>> posterior = fedmcmc.Posterior(
-    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
-    ... )
+    >>> import jax, fedmcmc, jax.numpy as jnp
+    >>> posterior = fedmcmc.Posterior(lambda t: -0.5 * t**2, lambda t, x: -0.5 * (x - t) ** 2)
     >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(5)])
-    >>> @jax.jit
-    ... def run(step_size, key):
-    ...     kernel = fedmcmc.lsd(posterior, step_size=step_size)
-    ...     state = kernel.init(key, jnp.array(0.0), data)
-    ...     return fedmcmc.rounds.run_rounds(kernel, data, key, state, 100, thinning=5)[1].draws
-    >>> steps, keys = jnp.geomspace(0.01, 0.08, 4), jax.random.split(jax.random.key(0), 2)
-    >>> jax.vmap(jax.vmap(run, in_axes=(None, 0)), in_axes=(0, None))(steps, keys).shape
-    (4, 2, 20)
+    >>> kernel, key = fedmcmc.lsd(posterior, step_size=0.01), jax.random.key(0)
+    >>> state = kernel.init(key, jnp.array(0.0), data)
+    >>> fedmcmc.rounds.run_rounds(kernel, data, key, state, 100, thinning=5)[1].draws.shape
+    (20,)
     """
     kernel, key = as_functions(kernel), as_key(rng_key)
     layout = layout_on_one_device(placement, kernel, data)

@@ -193,7 +193,7 @@ def check_fits_sum(question: Question, server_state: ArrayTree) -> None:
     warnings.warn(f"{text}; the positions there count as impossible. {remedy}", stacklevel=3)
 
 
-def as_consortium(data: Any) -> Consortium:
+def as_consortium(data: object) -> Consortium:
     """Return the simulated clients of a `FederatedData`; return a consortium unchanged."""
     if isinstance(data, FederatedData):
         return SimulatedConsortium(data)

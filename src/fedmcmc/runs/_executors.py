@@ -27,6 +27,7 @@ from fedmcmc.placement import (
 )
 from fedmcmc.pytrees import trees
 from fedmcmc.random import cohort_key
+from fedmcmc.records import Samples
 from fedmcmc.rounds import (
     CHAIN_AXIS,
     Accumulators,
@@ -77,7 +78,7 @@ class RunHalted(RuntimeError):
         `fedmcmc.Samples` kept before the error; ``None`` before the first round.
     """
 
-    samples: Any = None
+    samples: Samples | None = None
 
 
 class Executor:
@@ -163,7 +164,7 @@ class MeshDevices(Executor):
         self.chains: Any = PartitionSpec(CHAIN_AXIS if CHAIN_AXIS in self.mesh.shape else None)
         self.keys = put(keys, self.mesh, self.chains)
 
-        def for_all_clients(leaf: Any) -> Any:
+        def for_all_clients(leaf: Array) -> Any:
             shape = (leaf.shape[0], len(self.slots), *leaf.shape[2:])
             if trees.is_key(leaf):
                 return jnp.broadcast_to(leaf[:, :1], shape)
@@ -180,7 +181,7 @@ class MeshDevices(Executor):
         index[ids] = np.arange(len(ids))
         specs = state_specs(self.mesh)
 
-        def spread(leaf: Any) -> Array:
+        def spread(leaf: Array) -> Array:
             host = np.asarray(leaf)
             shape = (host.shape[0], len(self.client_of_slot), *host.shape[2:])
 
@@ -198,7 +199,7 @@ class MeshDevices(Executor):
             jax.tree.map(on_words(spread), state.clients),
         )
 
-    def gather(self, state: Any) -> Any:
+    def gather(self, state: FederatedState) -> Any:
         host = on_host(state, self.mesh)
         return host._replace(clients=jax.tree.map(lambda leaf: leaf[:, self.slots], host.clients))
 
@@ -267,7 +268,7 @@ class StoredClients(Executor):
         slots[ids] = np.arange(len(ids))
         return replace(program, layout=replace(program.layout, slots=jnp.asarray(slots)))
 
-    def run(self, segment: SegmentWork, state: Any, start: int, stop: int) -> Segment:
+    def run(self, segment: SegmentWork, state: FederatedState, start: int, stop: int) -> Segment:
         ids, table = self._states_for(start, state.clients)
         on_device = state._replace(clients=jax.tree.map(jnp.asarray, table))
         result = segment(self._with_slots(self.program, ids), self.keys, on_device)
@@ -315,7 +316,7 @@ class StoredClients(Executor):
                 leaf[...] = new
         return jax.tree.map(jnp.asarray, state._replace(clients=None))
 
-    def gather(self, state: Any) -> Any:
+    def gather(self, state: FederatedState) -> Any:
         self._write(state.clients)
         return state._replace(clients=self.all_states)
 
@@ -331,7 +332,11 @@ class RemoteClients(Protocol):
         """Return the kernel that these clients run, for example as a secure sum under masks."""
 
     def start_run(
-        self, kernel: FederatedKernel, keys: Array, position: ArrayTree, state: Any
+        self,
+        kernel: FederatedKernel,
+        keys: Array,
+        position: ArrayTree,
+        state: FederatedState | None,
     ) -> tuple[Executor, FederatedState, str]:
         """Return the executor of a run, its first state, and a digest in place of the rows'."""
 

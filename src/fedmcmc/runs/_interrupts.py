@@ -34,7 +34,7 @@ class Interrupts:
             self._previous = signal.signal(signal.SIGINT, self._handle)
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         """Restore Python's handler."""
         if self._previous is not None:
             signal.signal(signal.SIGINT, self._previous)

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from tqdm import tqdm
 
-from fedmcmc._types import constrain_fn_of, local_model
+from fedmcmc._types import FederatedState, constrain_fn_of, local_model
 from fedmcmc.diagnostics import StoppingRule
 from fedmcmc.hierarchy import constrain_client
 from fedmcmc.placement import Placement, all_equal, broadcast_from_first, is_first
@@ -72,7 +73,7 @@ class Run:
     """
 
     def __init__(
-        self, executor: Executor, state: Any, rows: str, keys: Array, settings: Settings
+        self, executor: Executor, state: FederatedState, rows: str, keys: Array, settings: Settings
     ) -> None:
         self.executor, self.rows, self.keys, self.settings = executor, rows, keys, settings
         self.start_time = time.perf_counter()
@@ -116,7 +117,7 @@ class Run:
             Path(path), shapes, len(self.keys), resume=resume, replace=replace_files
         )
 
-    def execute(self, bar: Any, interrupts: Interrupts) -> Samples:
+    def execute(self, bar: tqdm, interrupts: Interrupts) -> Samples:
         """Run all rounds and return the samples."""
         shared, end = self.executor.shared, self.start_round + self.settings.num_rounds
         reraises = shared or self.settings.reraises_interrupts
@@ -263,7 +264,7 @@ class Run:
     def _round_of(self, num_draws: int) -> int:
         return self.keep_from + num_draws * self.settings.thinning
 
-    def _run_until(self, end: int, bar: Any, interrupts: Interrupts) -> None:
+    def _run_until(self, end: int, bar: tqdm, interrupts: Interrupts) -> None:
         """Run rounds up to `end`."""
         until, saver = self.settings.until, self.saver
         budget = BUFFER_BYTES // max(num_bytes(self.recorder.shapes) * len(self.keys), 1)

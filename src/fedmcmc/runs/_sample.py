@@ -65,76 +65,45 @@ def sample(
     mesh: Mesh | None = None,
     placement: Placement | None = None,
 ) -> Samples:
-    """Run `kernel` on `data` and keep draws.
+    """Run `kernel` on `data` and keep draws; a `SamplingWarning` follows if they are too few.
 
     Parameters
     ----------
     rng_key
         Key of the run. Chain ``c`` uses ``fold_in(rng_key, c)``, so its draws do not depend on the
-        number of chains (except with JAX's ``rbg`` keys, whose draws change under `jax.vmap`).
+        number of chains (except with JAX's ``rbg`` keys).
     kernel, data
-        A federated kernel, and every client's rows; or a `ClientLoader`, from which each process
+        Federated kernel, and every client's rows; or a `ClientLoader`, from which each process
         loads its own clients if there is a `mesh`; or real sites (`fedmcmc.deploy.Sites`).
     position
-        Initial position: a pytree, or a function ``rng_key -> pytree`` for a different position per
-        chain. Not needed with `state`.
-    num_rounds
-        Number of rounds including burn-in; not with `until`.
-    num_burnin
-        Number of initial rounds that are not kept.
-    thinning
-        Number of rounds per draw after burn-in; the last of these rounds is kept:
-        ``num_draws = (num_rounds - num_burnin) // thinning``.
+        Initial position, unless there is a `state`: a pytree, or a function ``rng_key -> pytree``.
+    num_rounds, num_burnin, thinning
+        Number of rounds including burn-in, number of initial rounds that are not kept, and number
+        of rounds per draw after burn-in, the last of which is kept.
     num_chains
         Number of chains, by default one, or the number of chains in `state`.
     collect
         Function ``(state, RoundInfo) -> pytree`` whose result is kept instead of the kernel's draw.
         `fedmcmc.local_positions` keeps all local iterates.
-    progress
-        If true, show a progress bar.
     state
-        ``samples.state`` of an earlier run to continue, instead of `position`. With the same key
-        the two runs give the same draws as one uninterrupted run.
-    until
-        Stopping rule (`fedmcmc.rhat_below`) instead of `num_rounds`, checked between segments. Its
-        verdict is in ``samples.stopped``.
-    max_rounds
-        Maximum number of rounds including burn-in, with `until`. The run warns if it gets there.
+        ``samples.state`` of an earlier run to continue, with the same key for the same draws.
+    until, max_rounds
+        Stopping rule (`fedmcmc.rhat_below`) instead of `num_rounds`, and maximum number of rounds.
     surrogates
-        One `Gaussian` per client for its likelihood (`fedmcmc.surrogates`). The run warns before it
-        starts if `fedmcmc.predict_bias` predicts that the kernel diverges or is biased. The
-        prediction ignores minibatch noise, and takes some seconds if messages are compressed.
-    record
-        Quantities to record besides draws in memory: see `fedmcmc.Record`.
-    checkpoint
-        Directory and interval of checkpoints. The same call then continues an interrupted run. See
-        `fedmcmc.Checkpoint`, and `fedmcmc.resumable` for many calls.
-    mesh
-        Devices of the run, short for ``placement=Placement(mesh=mesh)``.
-    placement
-        Devices of clients and chains, and number of clients computed together: see
-        `fedmcmc.Placement`. With a client store, `collect` only sees states of upcoming cohorts.
-
-    Returns
-    -------
-    Samples
-        Draws and their diagnosis: ``samples.diagnosis`` shows whether the chains agree, whether
-        there are enough draws, and whether they match the posterior.
+        One `Gaussian` per client, with which `fedmcmc.predict_bias` predicts a bias before the run.
+    record, checkpoint
+        Recorded quantities besides draws in memory (`fedmcmc.Record`), and directory and interval
+        of checkpoints, from which the same call continues an interrupted run
+        (`fedmcmc.Checkpoint`).
+    progress, mesh, placement
+        Flag for a progress bar, and devices: ``mesh=mesh`` is short for ``Placement(mesh=mesh)``.
 
     Raises
     ------
     ValueError, TypeError
-        If settings or data are invalid, before anything is compiled.
-    CheckpointError
-        If the checkpoint belongs to another run, is in use, or is damaged; a `ValueError`.
+        If settings, data or the checkpoint (`CheckpointError`) do not fit, before compilation.
     NonFiniteError
         If a chain turns non-finite; the draws before are in its `samples`.
-
-    Warns
-    -----
-    SamplingWarning
-        If at least 400 draws were kept and they are too few or wrong (see `fedmcmc.diagnostics`),
-        if most clients' results were lost, or if positions diverged.
     """
     if not isinstance(kernel, FederatedKernel):
         raise TypeError(f"kernel must be a FederatedKernel, got {type(kernel).__name__}.")
@@ -265,7 +234,9 @@ def sample(
         return samples
 
 
-def _describe_data(kernel: FederatedKernel, data: Any) -> dict[str, str]:
+def _describe_data(
+    kernel: FederatedKernel, data: FederatedData | ClientLoader | RemoteClients
+) -> dict[str, str]:
     """Return names of clients, columns and outcome, if available."""
     names = in_words(data) if isinstance(data, FederatedData) else {}
     outcome = "" if kernel.target is None else kernel.target.observed

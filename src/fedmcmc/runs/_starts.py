@@ -26,7 +26,7 @@ CACHE_BYTES = 2**20
 """Bytes of rows for which several devices of a CPU compute clients one by one."""
 
 
-def check_data(data: Any) -> None:
+def check_data(data: object) -> None:
     """Raise `TypeError` unless `data` is a `FederatedData`."""
     if not isinstance(data, FederatedData):
         raise TypeError(
@@ -35,7 +35,7 @@ def check_data(data: Any) -> None:
         )
 
 
-def check_counts(rounds_name: str, num_rounds: int, **counts: Any) -> tuple[int, ...]:
+def check_counts(rounds_name: str, num_rounds: int, **counts: int) -> tuple[int, ...]:
     """Return the counts as integers, `num_rounds` before the others; raise if one is invalid."""
     for name, count in {rounds_name: num_rounds, **counts}.items():
         minimum = 0 if name == "num_burnin" else 1
@@ -243,7 +243,7 @@ def begin(
 
 
 def _warn_of_bias(
-    kernel: FederatedKernel, data: Any, state: FederatedState, surrogates: Gaussian
+    kernel: FederatedKernel, data: object, state: FederatedState, surrogates: Gaussian
 ) -> Messages:
     round_ = int(np.asarray(state.broadcast.round)[0])
     predicted = predict_bias(kernel, data, surrogates, round_=round_)

@@ -17,7 +17,7 @@ from fedmcmc._types import (
     compiled,
     user_position,
 )
-from fedmcmc.data import FederatedData, group_name, labels_of
+from fedmcmc.data import ClientLoader, FederatedData, group_name, labels_of
 from fedmcmc.diagnostics import (
     Diagnosis,
     DiagnosisWarning,
@@ -31,6 +31,7 @@ from fedmcmc.pytrees import num_bytes
 from fedmcmc.random import final_key
 from fedmcmc.records import Samples
 from fedmcmc.runs._approximations import check_at_rest, check_single_pass, leaves_named
+from fedmcmc.runs._executors import RemoteClients
 from fedmcmc.runs._growth import InitialScale, describe_growth
 from fedmcmc.runs._interrupts import Interrupts
 from fedmcmc.runs._unjudged import why_not_judged
@@ -115,7 +116,7 @@ def _draw(kernel: FederatedKernel, keys: Array, state: FederatedState, *, num: i
     return jax.vmap(over_draws, in_axes=(0, None, 0))(keys, jnp.arange(num), state)
 
 
-def warn_stuck(samples: Samples, data: Any) -> Messages:
+def warn_stuck(samples: Samples, data: FederatedData | ClientLoader | RemoteClients) -> Messages:
     """Warn if the latents of a group hardly moved at the end of a run."""
     local_states = locals_in(samples.state.clients)
     if local_states is None:
@@ -160,7 +161,7 @@ def warn_adapting(samples: Samples, kernel: FederatedKernel) -> Messages:
     return ()
 
 
-def _maxima_named(tree: Any, name: str) -> list[int]:
+def _maxima_named(tree: ArrayTree, name: str) -> list[int]:
     """Return the maximum of each leaf that is stored in a field called `name`."""
     return [int(np.max(leaf)) for leaf in leaves_named(tree, name)]
 
@@ -169,7 +170,7 @@ def finish(
     samples: Samples,
     kernel: FederatedKernel,
     keys: Array,
-    data: Any,
+    data: FederatedData | ClientLoader | RemoteClients,
     *,
     start: InitialScale,
     has_positions: bool,
@@ -214,7 +215,10 @@ def reason_not_judged(error: BaseException) -> str:
 
 
 def judge(
-    draws: ArrayTree, kernel: FederatedKernel, data: Any, approximation: ArrayTree = None
+    draws: ArrayTree,
+    kernel: FederatedKernel,
+    data: FederatedData | ClientLoader | RemoteClients,
+    approximation: ArrayTree = None,
 ) -> Diagnosis | None:
     """Return a diagnosis of draws, ``None`` if there is a reason against it (`why_not_judged`).
 

@@ -1,6 +1,6 @@
 """Running means and covariances of draws."""
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ class Moments(NamedTuple):
     num_draws: int
     mean: ArrayTree
     variance: ArrayTree
-    covariance: Any = ()
+    covariance: ArrayTree = ()
 
 
 class _MomentsState(NamedTuple):
@@ -48,7 +48,7 @@ def moments(
     """Accumulate the mean and the variances of draws.
 
     The first draw is subtracted from all draws, so that the rounding error of float32 is small
-    compared with the spread of the draws even if their mean is large.
+    compared with the spread of the draws even if their mean is large (Welford 1962).
 
     Parameters
     ----------
@@ -63,23 +63,15 @@ def moments(
     Accumulator
         Accumulator of each chain's `Moments`; `pool` combines the chains.
 
-    References
-    ----------
-    Welford (1962), Note on a method for calculating corrected sums of squares and products.
-
     Examples
     --------
-    >>> import jax, jax.numpy as jnp
-    >>> import fedmcmc
-    >>> posterior = fedmcmc.Posterior(
-    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
-    ... )
+    >>> import jax, jax.numpy as jnp, fedmcmc
+    >>> posterior = fedmcmc.Posterior(lambda t: -0.5 * t**2, lambda t, x: -0.5 * (x - t) ** 2)
     >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(4)])
-    >>> samples = fedmcmc.sample(
-    ...     jax.random.key(0), fedmcmc.lsd(posterior, step_size=0.01), data, 0.0, num_rounds=2000,
-    ...     num_burnin=100, num_chains=4, progress=False,
-    ...     record=fedmcmc.Record({"moments": fedmcmc.streaming.moments()}, keep_draws=False),
-    ... )
+    >>> kernel = fedmcmc.lsd(posterior, step_size=0.01)
+    >>> record = fedmcmc.Record({"moments": fedmcmc.streaming.moments()}, keep_draws=False)
+    >>> settings = dict(num_rounds=2000, num_burnin=100, num_chains=4, progress=False)
+    >>> samples = fedmcmc.sample(jax.random.key(0), kernel, data, 0.0, record=record, **settings)
     >>> pooled = fedmcmc.streaming.pool(samples.streams["moments"])
     >>> samples.num_draws, pooled.num_draws, bool(abs(pooled.mean - 0.375) < 0.05)
     (0, 7600, True)
@@ -92,7 +84,7 @@ def moments(
     )
 
 
-def _init(fn: Any, dense: Static[bool], draw: ArrayTree) -> _MomentsState:
+def _init(fn: Transform | tuple[()], dense: Static[bool], draw: ArrayTree) -> _MomentsState:
     zeros = zero_mean(transformed(fn, draw))
     if not dense.value:
         return _MomentsState(zeros, zeros, zeros)
@@ -101,7 +93,7 @@ def _init(fn: Any, dense: Static[bool], draw: ArrayTree) -> _MomentsState:
 
 
 def _update(
-    fn: Any,
+    fn: Transform | tuple[()],
     dense: Static[bool],
     rng_key: Array,
     index: Array,
@@ -166,7 +158,7 @@ def pool(per_chain: Moments) -> Moments:
 
     away = jax.tree.map(lambda leaf, middle: leaf - middle, per_chain.mean, mean)
     variance = jax.tree.map(lambda v, a: pooled(v, a**2), per_chain.variance, away)
-    covariance: Any = ()
+    covariance: ArrayTree = ()
     if not trees.is_empty(per_chain.covariance):
         flat = np.concatenate([a.reshape(chains, -1) for a in jax.tree.leaves(away)], axis=1)
         covariance = pooled(per_chain.covariance, flat[:, :, None] * flat[:, None, :])

@@ -1,13 +1,14 @@
 """Running posterior predictive averages and calibration."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.tree_util import Partial
+from jax.typing import ArrayLike
 
 from fedmcmc._checks import positive_integer
 from fedmcmc._types import ArrayTree, Static, as_functions
@@ -62,12 +63,17 @@ def predictive(predict_fn: Predict, batch: ArrayTree) -> Accumulator:
     )
 
 
-def _predictive_init(predict_fn: Any, batch: ArrayTree, draw: ArrayTree) -> ArrayTree:
+def _predictive_init(predict_fn: Predict, batch: ArrayTree, draw: ArrayTree) -> ArrayTree:
     return zero_mean(predict_fn(draw, batch))
 
 
 def _predictive_update(
-    predict_fn: Any, batch: ArrayTree, rng_key: Array, index: Array, draw: ArrayTree, mean: Any
+    predict_fn: Predict,
+    batch: ArrayTree,
+    rng_key: Array,
+    index: Array,
+    draw: ArrayTree,
+    mean: ArrayTree,
 ) -> ArrayTree:
     del rng_key
     return _update_mean(mean, predict_fn(draw, batch), index)
@@ -86,7 +92,7 @@ def _predictive_result(state: ArrayTree, count: int) -> ArrayTree:
 
 
 def calibration(
-    predict_fn: Predict, batch: ArrayTree, labels: Any, num_bins: int = 15
+    predict_fn: Predict, batch: ArrayTree, labels: ArrayLike, num_bins: int = 15
 ) -> Accumulator:
     """Accumulate confidence and accuracy of predictions over draws, by bins of confidence.
 
@@ -131,7 +137,7 @@ def _calibration_init(bins: Static[int], draw: ArrayTree) -> Array:
 
 
 def _calibration_update(
-    predict_fn: Any,
+    predict_fn: Predict,
     batch: ArrayTree,
     labels: Array,
     bins: Static[int],

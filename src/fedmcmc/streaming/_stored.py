@@ -1,5 +1,6 @@
 """A fixed number of a run's draws, chosen at random or evenly spaced."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -95,7 +96,9 @@ def thinned(size: int, fn: Transform | None = None) -> Accumulator:
     return _accumulator(num, fn, _even_slot)
 
 
-def _accumulator(size: int, fn: Transform | None, place: Any) -> Accumulator:
+def _accumulator(
+    size: int, fn: Transform | None, place: Callable[..., tuple[_StoredState, Array]]
+) -> Accumulator:
     mapped = as_functions(() if fn is None else fn)
     return Accumulator(
         Partial(_init, mapped, Static(size)),
@@ -104,7 +107,7 @@ def _accumulator(size: int, fn: Transform | None, place: Any) -> Accumulator:
     )
 
 
-def _init(fn: Any, size: Static[int], draw: ArrayTree) -> _StoredState:
+def _init(fn: Transform | tuple[()], size: Static[int], draw: ArrayTree) -> _StoredState:
     empty = jax.tree.map(
         lambda leaf: jnp.zeros((size.value, *jnp.shape(leaf)), jnp.result_type(leaf)),
         transformed(fn, draw),
@@ -113,7 +116,7 @@ def _init(fn: Any, size: Static[int], draw: ArrayTree) -> _StoredState:
 
 
 def _update(
-    fn: Any,
+    fn: Transform | tuple[()],
     place: Static[Any],
     size: Static[int],
     rng_key: Array,

@@ -33,9 +33,9 @@ class Accumulator(NamedTuple):
     result: Callable[[ArrayTree, int], Any]
 
 
-def transformed(fn: Any, draw: ArrayTree) -> ArrayTree:
+def transformed(fn: Transform | tuple[()], draw: ArrayTree) -> ArrayTree:
     """Return ``fn(draw)``, or the draw itself for ``fn = ()``."""
-    return draw if fn == () else fn(draw)
+    return fn(draw) if callable(fn) else draw
 
 
 def zero_mean(like: ArrayTree) -> ArrayTree:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -12,13 +12,16 @@ from fedmcmc._types import ArrayTree
 from fedmcmc.diagnostics import worst_mixing
 from fedmcmc.pytrees import named_leaves
 
+if TYPE_CHECKING:
+    import matplotlib.figure
+
 Statistics = Callable[[ArrayTree], Mapping[str, float]]
 
 MAX_PANELS = 12
 
 
 def default_statistics(draws: ArrayTree) -> dict[str, float]:
-    """Return mean and sd of every coordinate; of several chains also R-hat and sample size.
+    """Return mean and sd of each coordinate, and R-hat and sample size of several chains.
 
     `draws` has leaves ``[num_chains, num_draws, *event]``.
     """
@@ -27,20 +30,20 @@ def default_statistics(draws: ArrayTree) -> dict[str, float]:
         for name, leaf in named_leaves(draws).items():
             values = moment(np.asarray(leaf, float), axis=(0, 1))
             for index in np.ndindex(values.shape):
-                place = f"[{', '.join(map(str, index))}]" if index else ""
-                statistics[f"{kind} of {name}{place}"] = float(values[index])
+                subscript = f"[{', '.join(map(str, index))}]" if index else ""
+                statistics[f"{kind} of {name}{subscript}"] = float(values[index])
     if jax.tree.leaves(draws)[0].shape[0] > 1:
         statistics["largest R-hat"], statistics["smallest ESS"] = worst_mixing(draws)
     return statistics
 
 
 def tabulate_seeds(
-    points: Sequence[tuple[Mapping[str, Any], Sequence[Mapping[str, float]]]],
+    points: Sequence[tuple[Mapping[str, Any], Sequence[Mapping[str, float]], str]],
 ) -> list[dict[str, Any]]:
-    """Return one row per point and statistic, from every point's statistics of every seed."""
-    names = dict.fromkeys(name for _, seeds in points for seed in seeds for name in seed)
+    """Return one row per point and statistic, from settings, seeds' statistics and a warning."""
+    names = dict.fromkeys(name for _, seeds, _ in points for seed in seeds for name in seed)
     rows = []
-    for point, seeds in points:
+    for point, seeds, warning in points:
         for name in names:
             values = np.asarray([seed[name] for seed in seeds if name in seed], float)
             rows.append(
@@ -50,13 +53,16 @@ def tabulate_seeds(
                     "mean": float(values.mean()) if len(values) else math.nan,
                     "sd": float(values.std(ddof=1)) if len(values) > 1 else math.nan,
                     "seeds": len(values),
+                    "warning": warning,
                 }
             )
     return rows
 
 
-def draw_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str], x: str | None) -> Any:
-    """Return a figure of rows of `tabulate_seeds`, whose points are told by `names`."""
+def draw_table(
+    rows: Sequence[Mapping[str, Any]], names: Sequence[str], x: str | None
+) -> "matplotlib.figure.Figure":
+    """Return a figure of rows of `tabulate_seeds`, with the settings `names`."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -80,9 +86,9 @@ def draw_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str], x: str |
                 label = ", ".join(f"{n}={row[n]}" for n in names if n != x)
                 lines.setdefault(label, []).append(row)
         for label, line in lines.items():
-            at: list[Any] = [row[x] for row in line] if x else [""]
+            positions: list[Any] = [row[x] for row in line] if x else [""]
             panel.errorbar(
-                at,
+                positions,
                 [row["mean"] for row in line],
                 [0.0 if math.isnan(row["sd"]) else row["sd"] for row in line],
                 label=label or None,
@@ -90,9 +96,9 @@ def draw_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str], x: str |
                 markersize=3,
                 capsize=2,
             )
-            if not all(isinstance(v, int | float) for v in at):
+            if not all(isinstance(v, int | float) for v in positions):
                 continue
-            if min(at) > 0 and max(at) >= 10 * min(at):  # step sizes, spaced by factors
+            if min(positions) > 0 and max(positions) >= 10 * min(positions):
                 panel.set_xscale("log")
             else:
                 panel.locator_params(axis="x", nbins=4)

@@ -19,6 +19,9 @@ from fedmcmc.transforms._wrapping import nodes_of, replace_nodes
 def augment(kernel: FederatedKernel, augment_fn: Augmentation) -> FederatedKernel:
     """Transform the rows of each minibatch of `kernel` at random, independently per local step.
 
+    All other draws of the kernel stay the same. Only minibatches contain transformed rows:
+    surrogates and Fisher matrices use the original rows.
+
     Parameters
     ----------
     kernel
@@ -34,24 +37,13 @@ def augment(kernel: FederatedKernel, augment_fn: Augmentation) -> FederatedKerne
         If the kernel has no minibatches, has a transformation already, or also uses full passes
         over the original rows (`fedmcmc.svrg`, `fixed_point`, `scaffold`).
 
-    Notes
-    -----
-    All other draws of the kernel stay the same. Only minibatches contain transformed rows:
-    surrogates and Fisher matrices use the original rows.
-
     Examples
     --------
-    >>> import jax, jax.numpy as jnp, optax
-    >>> import fedmcmc
+    >>> import jax, fedmcmc
     >>> posterior = fedmcmc.Posterior(lambda t: 0.0, lambda t, x: -0.5 * (x - t) ** 2)
     >>> def jitter(rng_key, rows):
     ...     return rows + 0.1 * jax.random.normal(rng_key, rows.shape)
-    >>> kernel = augment(
-    ...     fedmcmc.fed_avg(
-    ...         posterior, client_optimizer=optax.sgd(0.1), num_local_epochs=2, batch_size=2
-    ...     ),
-    ...     jitter,
-    ... )
+    >>> kernel = augment(fedmcmc.lsd(posterior, step_size=0.01, batch_size=2), jitter)
     """
     expect(kernel, FederatedKernel, "kernel")
     if has_augmented_data(kernel):

@@ -23,7 +23,7 @@ def natural_parameters(
 
     A client's message is a change of natural parameters, scaled down to `max_norm`. The server adds
     the sum of the messages, and a client with a site adds its own message. Both multiply it by
-    `damping` or pass it to an optimizer. All settings of the kernel's own update are replaced.
+    `damping` or pass it to an optimizer (Guo et al. 2023).
 
     Parameters
     ----------
@@ -44,10 +44,6 @@ def natural_parameters(
     ValueError
         If the messages of `kernel` are not changes of natural parameters, its clients have no sites
         for an optimizer, or a number is out of range.
-
-    References
-    ----------
-    Guo et al. (2023), Algorithms 1 and 3.
 
     Examples
     --------

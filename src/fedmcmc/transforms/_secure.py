@@ -134,7 +134,7 @@ class _Summed(WrappedPhase):
         return self._words_like(like, Word)
 
     def _words_like(self, like: Broadcast, kind: type[Limbs] | type[Word]) -> Words:
-        def parts(leaf: Any) -> Limbs | Word:
+        def parts(leaf: Array | jax.ShapeDtypeStruct) -> Limbs | Word:
             part: Any = jax.ShapeDtypeStruct(leaf.shape, jnp.uint32)
             return kind(*[part] * len(kind._fields))
 
@@ -191,7 +191,7 @@ class _SummedSetup(_Summed, SetupPhase):
     sums_rows = False  # the message of each client is rounded
 
 
-def _refuse_compressor(kernel: FederatedKernel, compressor: Any) -> None:
+def _refuse_compressor(kernel: FederatedKernel, compressor: object) -> None:
     raise ValueError(
         "Codes cannot be added under masks, so a secure sum cannot be compressed: compress the "
         "kernel first, secure_sum(compress(kernel, compressor)), which sends decoded numbers of "
@@ -269,8 +269,10 @@ def secure_sum(
 
     Each number of a message becomes the nearest multiple of `resolution`, as an integer modulo
     2^64. In a deployed round, sites add masks that cancel in the sum; a simulation adds the
-    integers without masks. Both totals have the same bits, for any order and grouping of the
-    clients and any devices.
+    integers without masks. Both totals have the same bits. A compressed kernel also sends 64 bits
+    per number, with a warning. ``state.server.kernel`` is the state of the kernel, and
+    ``state.server.counts`` the numbers of saturated and lost messages. docs/privacy.md explains
+    what sums still reveal, docs/laws.md the rounding.
 
     Parameters
     ----------
@@ -278,66 +280,28 @@ def secure_sum(
         Any kernel in which all clients take part, also compressed or a sequence.
     resolution
         Power of two. The default sends a float32 above 0.002 in size without error, and smaller
-        numbers with an error of at most ``1.2e-10``.
+        numbers with an error of at most ``1.2e-10``. A coarse grid biases a chain.
     most
-        Bound on the size of numbers in messages (gradients, displacements, precisions). A message
-        beyond it, or one that is not finite, ends the run with `fedmcmc.NonFiniteError`.
+        Bound on the size of numbers in messages. A message beyond it ends the run with
+        `fedmcmc.NonFiniteError`. `fedmcmc.hmc` and `fedmcmc.mala` need ``most=2.0**30,
+        resolution=2.0**-22``, for instance.
     allow_differencing
-        If true, cohorts may change from round to round. Differences between totals over different
-        cohorts at nearly the same position reveal single messages, so this is for simulations only:
-        sites under masks refuse it.
-
-    Returns
-    -------
-    FederatedKernel
-        Kernel with the server state of `kernel` as ``state.server.kernel``, and in
-        ``state.server.counts`` the numbers of saturated and lost messages in all rounds. `bits_up`
-        is 64 bits per number, with two additional numbers for these counts.
+        If true, cohorts may change, in simulations only: differences of totals reveal messages.
 
     Raises
     ------
-    TypeError
-        If `kernel` is not a `FederatedKernel`.
-    ValueError
-        If a sum could hide nothing (pooled rows, a relay, cohorts of two), cohorts change, the
-        kernel has faults or secure sums already, or the grid is too fine for its range; from
-        `init`, if there are fewer than three or more than 65,536 clients, too many for the grid, or
-        integer messages.
-
-    Warns
-    -----
-    UserWarning
-        If the kernel is compressed: a masked message takes 64 bits per number whatever its code.
-
-    Notes
-    -----
-    Two conditions on the range are checked: ``num_clients * (most / resolution + 1) < 2**63`` and
-    ``most / resolution < 2**54``. The draws have the distribution of `kernel` up to rounding
-    (docs/laws.md), which at the default resolution is finer than in a float32 sum. A coarse grid
-    biases a chain. With a compressor's memory of all clients, keep the default resolution.
-
-    A message that its client reports as not usable (``StepInfo.usable``) is sent as zeros and
-    counted as lost. `fedmcmc.hmc` and `fedmcmc.mala` need a wider range, such as
-    ``most=2.0**30, resolution=2.0**-22``. They send a log likelihood below ``-most``, or with a
-    gradient beyond the range, as ``-most``, and read totals below ``-most / 2`` as minus infinity,
-    which rejects the proposal. Summed log likelihoods of `fedmcmc.correct` and `fedmcmc.fit` are
-    off by at most ``num_clients * resolution / 2`` nats. docs/privacy.md explains what sums over
-    many rounds still reveal.
+    TypeError, ValueError
+        If `kernel` is not a `FederatedKernel`, a sum could hide nothing (pooled rows, a relay,
+        cohorts of two), cohorts change, or there are faults or secure sums already; if ``most /
+        resolution`` is above ``2**54`` or ``2**63 / num_clients``; from `init`, for fewer than
+        three clients or integer messages.
 
     Examples
     --------
-    >>> import jax, jax.numpy as jnp
     >>> import fedmcmc
-    >>> posterior = fedmcmc.Posterior(
-    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
-    ... )
-    >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(5), jnp.zeros(2)])
-    >>> kernel = secure_sum(fedmcmc.lsd(posterior, step_size=0.01))
-    >>> samples = fedmcmc.sample(
-    ...     jax.random.key(0), kernel, data, 0.0, num_rounds=10, progress=False
-    ... )
-    >>> int(samples.info["bits_up"][0, 0]), 3 * 64 * (1 + 2)
-    (576, 576)
+    >>> posterior = fedmcmc.Posterior(lambda t: -0.5 * t**2, lambda t, x: -0.5 * (x - t) ** 2)
+    >>> secure_sum(fedmcmc.lsd(posterior, step_size=0.01)).name
+    'secure_sum(lsd)'
     """
     expect(kernel, FederatedKernel, "kernel")
     grid = Grid.of(resolution, most)

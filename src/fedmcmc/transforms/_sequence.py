@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -111,7 +110,7 @@ class _PartMemory(ServerMemory):
         return self.inner.update(code, sender, memory)
 
 
-def _check_each(sequence: "Sequence", compressor: Any) -> None:
+def _check_each(sequence: "Sequence", compressor: object) -> None:
     for kernel in sequence.kernels:
         kernel.traits.check_compressor(kernel, compressor)
 

@@ -9,11 +9,11 @@ from fedmcmc.transforms._wrapping import nodes_of, replace_nodes
 def share_momentum(kernel: FederatedKernel, rho: Number) -> FederatedKernel:
     """Correlate the momenta, or the noise, that the clients of `kernel` draw.
 
-    A client with weight ``w`` replaces its standard normals by
-    ``sqrt(rho) * shared + sqrt((1 - rho) / w) * own``. All clients compute `shared` from a key in
-    the broadcast. The weighted mean over clients has the same distribution for every `rho`. In
-    `fedmcmc.dg_sgld`, all weights are one: the noise of each client has the same distribution for
-    every `rho`, and the clients are correlated.
+    A client with weight ``w`` replaces its standard normals by ``sqrt(rho) * shared + sqrt((1 -
+    rho) / w) * own``. All clients compute `shared` from a key in the broadcast. The weighted mean
+    over clients has the same distribution for every `rho` (Liang et al. 2024, section 4.2; Deng et
+    al. 2021, Algorithm 1, with ``rho ** 2`` for `rho`). In `fedmcmc.dg_sgld`, all weights are one:
+    the noise of each client has the same distribution for every `rho`.
 
     Parameters
     ----------
@@ -30,11 +30,6 @@ def share_momentum(kernel: FederatedKernel, rho: Number) -> FederatedKernel:
         If `kernel` is not a `FederatedKernel`.
     ValueError
         If the clients draw no momenta or noise, or `rho` lies outside [0, 1].
-
-    References
-    ----------
-    Liang et al. (2024), section 4.2, for momenta; Deng et al. (2021), Algorithm 1, for noise, where
-    ``rho ** 2`` is this `rho`.
 
     Examples
     --------

@@ -33,61 +33,37 @@ def switch(
     """Return the state with which `kernel` continues where a run of another kernel ended.
 
     Use it as ``sample(..., state=switch(kernel, data, samples.state))``. Positions and the round's
-    number are kept, so schedules of `kernel` continue from that round. All other states of server
-    and clients start as in a new run of `kernel`. Kernels of the same structure, such as
-    `fedmcmc.fed_avg` and `fedmcmc.fed_pa` with the same server optimizer, need no `switch`: pass
-    the state itself.
-
-    Clients' latents (`fedmcmc.lsd` with ``refresh=``, `fedmcmc.fed_gibbs`, `fedmcmc.fed_ep`) keep
-    their values, and the server of `fed_gibbs` starts with their sums. If both kernels use the same
-    `hierarchy.hmc` or `hierarchy.mala`, learned step sizes are kept too; its ``num_adapt`` counts
-    rounds from the first kernel's start. If the state has no latents, as on `fedmcmc.marginal`,
-    each client draws its own given the position, or sets latents of two levels to their modes. Use
-    the same ``centered=`` in both posteriors: the names of latents show only whether it is one.
+    number are kept; all other states start as in a new run of `kernel`. Latents of clients' groups
+    keep their values if both kernels move them, and so do the step sizes of `hierarchy.hmc` and
+    `hierarchy.mala`. Kernels of the same structure need no `switch`: pass the state itself.
 
     Parameters
     ----------
     kernel, data
-        Kernel and data of the continued run.
+        Kernel and data of the continued run, with the same ``centered=`` in both posteriors.
     state
         ``samples.state``, with a leading chain axis, or the state of one chain.
     rng_key
         Key for kernels whose start is random, and for latents that are drawn.
     clients
-        Ids ``[n]`` of the clients whose states are computed, all by default; a `fedmcmc.HostStore`
-        starts clients in groups.
+        Ids ``[n]`` of the clients whose states are computed, all by default.
     carry_latents
-        If true, latents keep their values. If false, they start as in a new run: at their modes
-        given the position (with `hierarchy.hmc` and `hierarchy.mala`: at zero).
+        If true, latents keep their values; if false, they start as in a new run.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is of the wrong kind, or latents in the state differ by name from the latents
-        that the kernel moves, for instance if only one posterior has centered latents.
+        If an argument is of the wrong kind, or the kernel moves other latents than the state has.
 
     Examples
     --------
-    Burn-in by federated averaging, then expectation propagation from there, with initial sites of
-    precision one per row around the last position:
-
-    >>> import jax, jax.numpy as jnp, optax
-    >>> import fedmcmc
-    >>> from fedmcmc import inference
-    >>> posterior = fedmcmc.Posterior(
-    ...     lambda theta: 0.0, lambda theta, x: -0.5 * (x - theta) ** 2
-    ... )
+    >>> import jax, jax.numpy as jnp, fedmcmc
+    >>> posterior = fedmcmc.Posterior(lambda t: -0.5 * t**2, lambda t, x: -0.5 * (x - t) ** 2)
     >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(1)])
-    >>> run = dict(data=data, num_rounds=5, progress=False)
-    >>> averaging = fedmcmc.fed_avg(posterior, client_optimizer=optax.sgd(0.5), num_local_steps=3)
-    >>> burnt_in = fedmcmc.sample(jax.random.key(0), averaging, position=0.0, **run)
-    >>> fed_ep = fedmcmc.fed_ep(
-    ...     posterior, inference=inference.exact_gaussian(), initial_precision=1.0
-    ... )
-    >>> start = switch(fed_ep, data, burnt_in.state)
-    >>> samples = fedmcmc.sample(jax.random.key(0), fed_ep, state=start, **run)
-    >>> samples.state.broadcast.round.tolist(), samples.state.broadcast.position.tolist()
-    ([10], [0.75])
+    >>> lsd, hmc = fedmcmc.lsd(posterior, step_size=0.01), fedmcmc.hmc(posterior, 0.6)
+    >>> burnt_in = fedmcmc.sample(jax.random.key(0), lsd, data, 0.0, num_rounds=9, progress=False)
+    >>> switch(hmc, data, burnt_in.state).broadcast.round.tolist()
+    [9]
     """
     for argument, kind, name in (
         (kernel, FederatedKernel, "kernel"),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import cached_property
+from types import UnionType
 from typing import Any, TypeVar
 
 import jax
@@ -135,13 +136,13 @@ class WrappedKernel(WrappedPhase, FederatedKernel):
         return self.kernel.draw(rng_key, state)
 
 
-def nodes_of(tree: ArrayTree, kind: Any) -> list[Any]:
+def nodes_of(tree: ArrayTree, kind: type | UnionType) -> list[Any]:
     """Return the outermost nodes of a class (or union of classes) in a tree."""
     nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, kind))
     return [node for node in nodes if isinstance(node, kind)]
 
 
-def replace_nodes(tree: T, kind: Any, fn: Callable[[Any], Any]) -> T:
+def replace_nodes(tree: T, kind: type | UnionType, fn: Callable[[Any], Any]) -> T:
     """Return a tree with ``fn(node)`` for each outermost node of a class (or union of classes)."""
     changed: T = jax.tree.map(
         lambda node: fn(node) if isinstance(node, kind) else node,
@@ -151,6 +152,6 @@ def replace_nodes(tree: T, kind: Any, fn: Callable[[Any], Any]) -> T:
     return changed
 
 
-def replace_item(parts: tuple[Any, ...], index: int, new: Any) -> tuple[Any, ...]:
+def replace_item(parts: tuple[Any, ...], index: int, new: object) -> tuple[Any, ...]:
     """Return `parts` with `new` at `index`."""
     return (*parts[:index], new, *parts[index + 1 :])
