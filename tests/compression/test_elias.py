@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from fedmcmc.compression import Dense, Quantized, Sparse, code_length, message_bits
+from fedmcmc.compression import Dense, Quantized, Sparse, message_bits
 from fedmcmc.compression._bounds import bound_bits
-from fedmcmc.compression._elias import gap_lengths
+from fedmcmc.compression._elias import code_length, gap_lengths
 from tests.oracles import omega
 
 CODEWORDS = {

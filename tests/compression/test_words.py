@@ -120,7 +120,7 @@ def test_sums_at_the_bound_are_exact_and_beyond_it_refused():
         (dict(resolution=0.0, most=1.0), "positive"),
         (dict(resolution=2.0**-32, most=-1.0), "most must be positive"),
         (dict(resolution=2.0**-32, most=float("inf")), "most must be positive"),
-        (dict(resolution=2.0**-32, most="all"), "most must be a number"),
+        (dict(resolution=2.0**-32, most="all"), "most must be a concrete number"),
     ],
 )
 def test_what_a_grid_cannot_be(settings, message):
