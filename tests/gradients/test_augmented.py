@@ -29,7 +29,7 @@ def flip_and_jitter(rng_key, rows):
 
 
 def same(rng_key, rows):
-    """Return rows as they are."""
+    """Return the rows unchanged."""
     return rows
 
 
@@ -89,7 +89,7 @@ def test_a_warning_says_which_posterior_draws_are_held_against(transforms):
     with pytest.warns(fedmcmc.DiagnosisWarning, match="are not the posterior's") as said:
         run(kernel, num_rounds=3_000, num_chains=2)
     words = str(said[0].message)
-    assert ("rows as they are" in words) == transforms
+    assert ("the original rows" in words) == transforms
     assert ("a smaller step" in words) == (not transforms)
 
 
@@ -189,17 +189,17 @@ POSTERIOR = FEDERATION.posterior
     [
         (
             lambda: fedmcmc.augmented(fedmcmc.full_gradient(), same),
-            "augmented goes around fedmcmc.minibatch or fedmcmc.epochs.*got FullGradient",
+            "augmented needs fedmcmc.minibatch or fedmcmc.epochs.*got FullGradient",
         ),
         (
             lambda: fedmcmc.svrg(fedmcmc.augmented(fedmcmc.minibatch(2), same), 5),
-            "svrg takes full passes over rows as they are",
+            "svrg takes full passes over the original rows",
         ),
         (
             lambda: fedmcmc.scaffold(
                 fedmcmc.noisy(fedmcmc.augmented(fedmcmc.minibatch(2), same), 0.1)
             ),
-            "scaffold takes full passes over rows as they are",
+            "scaffold takes full passes over the original rows",
         ),
         (
             lambda: fedmcmc.augment(
@@ -225,7 +225,7 @@ POSTERIOR = FEDERATION.posterior
         ),
         (
             lambda: run(fedmcmc.augment(KERNELS["dsgld"](POSTERIOR), shortened)),
-            r"of the shapes and types that it is given: factor must be float32\[3, 3, 3\]",
+            r"with the shapes and types of its argument: factor must be float32\[3, 3, 3\]",
         ),
         (
             lambda: run(fedmcmc.augment(KERNELS["dsgld"](POSTERIOR), retyped)),
