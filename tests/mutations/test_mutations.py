@@ -120,8 +120,8 @@ MUTATIONS = {
     ),
     "all clients compress by the first operator": (
         "compression/_per_client.py",
-        "place = self.which.of(client)",
-        "place = jnp.zeros((), jnp.int32)",
+        "index = self.which.of(client)",
+        "index = jnp.zeros((), jnp.int32)",
         OPERATORS,
     ),
     "refitted surrogates not in the product": (
