@@ -5,7 +5,6 @@ import math
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from numpy.typing import ArrayLike
 
 from fedmcmc._types import Client, PerClient, Sender
 from fedmcmc.pytrees import schedules
@@ -16,7 +15,7 @@ def value_for(number: Array | PerClient, client: Client | Sender) -> Array:
     return number.of(client) if isinstance(number, PerClient) else number
 
 
-def as_positive(x: ArrayLike, name: str) -> Array:
+def as_positive(x: float | Array, name: str) -> Array:
     """Return one positive number as a leaf of a compressor.
 
     Raises
@@ -33,7 +32,7 @@ def as_positive(x: ArrayLike, name: str) -> Array:
 
 
 def as_per_client(
-    x: ArrayLike, name: str, *, low: float, high: float = math.inf, integer: bool = False
+    x: float | Array, name: str, *, low: float, high: float = math.inf, integer: bool = False
 ) -> Array | PerClient:
     """Return `x`, one number or one per client, as a leaf of a compressor.
 

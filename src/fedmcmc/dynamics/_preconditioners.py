@@ -100,13 +100,13 @@ def rms(
     --------
     >>> preconditioner = rms(decay=0.99)
     """
-    numbers = []
     for name, x in (("decay", decay), ("damping", damping)):
         if callable(x):
             raise TypeError(f"{name} must be a number; a schedule is not supported.")
-        numbers.append(schedules.number(x, name, minimum=0.0))
-    if not isinstance(numbers[0], jax.core.Tracer) and float(numbers[0]) > 1:
+    weight = schedules.number(decay, "decay", minimum=0.0)
+    if not isinstance(weight, jax.core.Tracer) and float(weight) > 1:
         raise ValueError(f"decay must be at most 1, got {decay}.")
+    offset = schedules.number(damping, "damping", minimum=0.0)
     if int(num_noiseless) != num_noiseless or num_noiseless < 0:
         raise ValueError(f"num_noiseless must be an integer, at least 0, got {num_noiseless!r}.")
-    return Rms(*numbers, jnp.asarray(int(num_noiseless), jnp.int32))
+    return Rms(weight, offset, jnp.asarray(int(num_noiseless), jnp.int32))

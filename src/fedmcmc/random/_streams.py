@@ -258,7 +258,7 @@ def _high_product(words: Array, bound: Array) -> Array:
 
 
 def distinct_integers(
-    rng_key: Array, bound: Array, shape: tuple[int, ...], take: Array | None = None
+    rng_key: Array, bound: Array, shape: tuple[int, ...], take: Array | int | None = None
 ) -> Array:
     """Draw distinct integers along the last axis, uniform on ``[0, bound)``, int32.
 
