@@ -187,11 +187,11 @@ def lsd(**settings):
         (lambda: fedmcmc.svrg(fedmcmc.full_gradient(), 0), "refresh_every must be a positive"),
         (
             lambda: fedmcmc.svrg(fedmcmc.svrg(fedmcmc.full_gradient(), 2), 2),
-            "needs no reference of its own",
+            "cannot go around an estimator with a reference",
         ),
         (
             lambda: fedmcmc.fixed_point(fedmcmc.svrg(fedmcmc.full_gradient(), 2), jnp.zeros(2)),
-            "needs no reference of its own",
+            "cannot go around an estimator with a reference",
         ),
         (
             lambda: run(fedmcmc.lsd_star(POSTERIOR, jnp.zeros(3), step_size=0.01)),

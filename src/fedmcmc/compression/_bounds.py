@@ -19,21 +19,16 @@ def bound_bits(
     - otherwise (dense code),
       ``((log2(1 + (s**2 + min(d, s sqrt(d))) / d) + 1) / 2 + 2) d + 32``.
 
-    The published bounds hold up to factors ``1 + o(1)`` of the logarithms, which are dropped here:
-    with many levels a real message is longer. `message_bits` counts its bits.
+    The factors ``1 + o(1)`` of the published logarithms are dropped, so with many levels a real
+    message is longer; `message_bits` counts its bits.
 
     Parameters
     ----------
     dimension, num_levels
-        Positive numbers or arrays of them, broadcast.
+        Positive numbers or arrays, broadcast.
     base
-        ``"log2"``, or ``"natural"`` for the numbers printed by Vono et al. (2022), whose program
-        takes the natural logarithm.
-
-    Returns
-    -------
-    numpy.ndarray
-        Bits, float64.
+        Base of the logarithm: ``"log2"``, or ``"natural"`` as in the numbers printed by Vono et
+        al. (2022).
 
     Raises
     ------

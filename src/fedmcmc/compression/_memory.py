@@ -38,25 +38,18 @@ def memory(
         Rate ``[]``, or ``[num_clients]`` if clients differ, in [0, 1]; ``None`` for
         ``1 / (1 + omega)``, the largest rate of the published theory.
     of
-        Memories that the server adds to the received differences: the memories of ``"all"`` clients
-        (``sum_i eta_i + sum_active w_i g_i``, PP2 of Philippenko and Dieuleveut, 2020) or of the
-        ``"active"`` clients (``sum_active w_i (eta_i + g_i)``, PP1). The two are equal under full
-        participation. Only ``"all"`` removes the noise that partial participation adds when
-        clients differ. ``None`` (default) means all clients if the kernel weights messages by one
-        over the probability of taking part, and active clients if it does not (a relay).
+        Clients whose memories the server adds: ``"all"`` (``sum_i eta_i + sum_active w_i g_i``, PP2
+        of Philippenko and Dieuleveut, 2020) or ``"active"`` (``sum_active w_i (eta_i + g_i)``,
+        PP1). Only ``"all"`` removes the noise that partial participation adds when clients differ.
+        ``None`` means ``"all"`` if the kernel weights messages by one over the probability of
+        taking part, and otherwise ``"active"`` (a relay).
 
     Raises
     ------
     ValueError
         If a rate is outside [0, 1], if `rate` is ``None`` and the compressor is biased, or if
         `compressor` has a memory already. Also raised by `init` if a rate exceeds
-        ``2 / (1 + omega)``.
-
-    Notes
-    -----
-    With an unbiased compressor and a constant message ``m``,
-    ``E |m - eta'|^2 <= (1 - 2 rate + rate^2 (1 + omega)) |m - eta|^2``: above
-    ``2 / (1 + omega)`` memories may diverge.
+        ``2 / (1 + omega)``, above which memories may diverge.
 
     References
     ----------

@@ -519,7 +519,7 @@ def _check_inner(estimator: GradientEstimator, name: str) -> None:
     expect(estimator, GradientEstimator, "estimator")
     refuse_augmented(estimator, name)
     if estimator.reference is not None:
-        raise ValueError(f"{name} needs an estimator without a reference, such as minibatch.")
+        raise ValueError(f"{name} cannot go around an estimator with a reference, such as svrg.")
     if contains(estimator, Conducive):
         raise ValueError(
             f"{name} cancels the correction of conducive, so {name}(conducive(...)) keeps the "
