@@ -110,7 +110,7 @@ class WithExact(NamedTuple):
     code
         A `Dense`, `Quantized`, `Sparse` or `OneOf`.
     exact
-        The message's `fedmcmc.Exact` parts, in order.
+        The message's `fedmcmc.Uncompressed` parts, in order.
     """
 
     code: ArrayTree

@@ -125,7 +125,7 @@ def augmented(estimator: GradientEstimator, augment_fn: Augmentation) -> Gradien
     )
 
 
-def holds_augmented(tree: ArrayTree) -> bool:
+def has_augmented_data(tree: ArrayTree) -> bool:
     """Return whether a kernel or estimator transforms rows."""
     return contains(tree, Augmented)
 
@@ -142,7 +142,7 @@ def without_augmented(tree: T) -> T:
 
 def refuse_augmented(estimator: GradientEstimator, name: str) -> None:
     """Raise `ValueError` if a correction with full passes would use transformed rows."""
-    if holds_augmented(estimator):
+    if has_augmented_data(estimator):
         raise ValueError(
             f"{name} takes full passes over the original rows, which minibatches of transformed "
             "rows do not estimate: use minibatches without augmented."

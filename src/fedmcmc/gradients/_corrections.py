@@ -419,7 +419,7 @@ class _SnapshotGradient(NamedTuple):
 
 class _SnapshotMemory(NamedTuple):
     sent: Array  # [] int32, round of the last snapshot sent to the client, -1 for none
-    gradient: Cached  # of _SnapshotGradient
+    gradient: RecomputableState  # of _SnapshotGradient
 
 
 @register_dataclass
@@ -445,7 +445,7 @@ class Svrg(ZeroSum):
         self, loglikelihood_fn: LogDensity, position: ArrayTree, client: Client
     ) -> _SnapshotMemory:
         never = jnp.full((), -1, jnp.int32)
-        cached = Cached(_SnapshotGradient(never, trees.zeros_like(position)))
+        cached = RecomputableState(_SnapshotGradient(never, trees.zeros_like(position)))
         return _SnapshotMemory(never, cached)
 
     def correction(
@@ -473,7 +473,7 @@ class Svrg(ZeroSum):
             snapshot,
             client,
         )
-        memory = _SnapshotMemory(latest, Cached(_SnapshotGradient(latest, gradient)))
+        memory = _SnapshotMemory(latest, RecomputableState(_SnapshotGradient(latest, gradient)))
         return Correction(slope=gradient, anchor=snapshot), memory
 
 
