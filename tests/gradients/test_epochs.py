@@ -13,7 +13,7 @@ from fedmcmc.random import shuffle_words, shuffled
 from tests.oracles.federations import LIMIT
 from tests.support.lanes import fast_and_slow
 
-ROOM = importlib.import_module("fedmcmc.gradients._minibatches")
+MINIBATCHES = importlib.import_module("fedmcmc.gradients._minibatches")
 SIZES = (7, 1, 4)
 DATA = fedmcmc.FederatedData.from_clients(
     [10.0 * i + jnp.arange(n, dtype=jnp.float32) for i, n in enumerate(SIZES)]
@@ -90,7 +90,7 @@ def test_a_pass_holds_each_row_once(index, batch_size):
 
 def test_keys_in_place_of_rows_draw_the_same(monkeypatch):
     ahead = estimates(0, 2, 8)
-    monkeypatch.setattr(ROOM, "MAX_PREPARED_OFFSETS", 1)
+    monkeypatch.setattr(MINIBATCHES, "MAX_PREPARED_OFFSETS", 1)
     np.testing.assert_array_equal(estimates(0, 2, 8), ahead)
 
 

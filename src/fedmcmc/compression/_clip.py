@@ -14,8 +14,8 @@ from fedmcmc.pytrees import trees
 def clip(norm: float | Array) -> Compressor:
     """Scale messages down to at most this Euclidean norm, over all leaves.
 
-    Biased, and without effect on the number of bits: in a `chain` it bounds what a client can
-    send. The declared ``omega = 1`` is the limit for messages far above the bound.
+    The result is biased and saves no bits. In a `chain` it bounds what a client can send. The
+    declared ``omega = 1`` is the limit for messages far above the bound.
 
     Parameters
     ----------

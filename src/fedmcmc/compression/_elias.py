@@ -32,8 +32,8 @@ def code_length(n: Array) -> Array:
     >>> code_length(jnp.array([1, 2, 4, 8, 16, 65536])).tolist()
     [1, 3, 6, 7, 11, 28]
     """
-    # The code has a group for the number, a group for the length of that group, and so on. For
-    # exponents below 32 these lengths change at four thresholds.
+    # A group of bits for the number follows a group for the length of that group, and so on. For
+    # exponents below 32 the number of bits in these groups grows at a few thresholds.
     exponent = 31 - lax.clz(n.astype(jnp.int32))
 
     def bits_from(threshold: int, bits: int) -> Array:

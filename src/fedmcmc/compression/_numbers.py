@@ -2,6 +2,7 @@
 
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -54,11 +55,8 @@ def as_per_client(
             f"{name} must be one number, or one per client, got shape {array.shape} and dtype "
             f"{array.dtype}."
         )
-    try:
+    if not isinstance(array, jax.core.Tracer):
         values = np.asarray(x, np.float64)
-    except Exception:  # a traced number has no concrete value
-        values = None
-    if values is not None:
         wrong = ~np.isfinite(values) | (values < low) | (values > high)
         if integer:
             wrong |= values != np.round(values)

@@ -36,7 +36,7 @@ def per_client(compressors: Sequence[Compressor], which: Sequence[int] | Array) 
     ------
     ValueError
         If there is no compressor, if one is a `memory` (write ``memory(per_client(...))``), or if
-        `which` does not hold one index per client. `init` compares it with the data.
+        `which` does not hold one index per client (`init` checks their number).
 
     Notes
     -----

@@ -17,7 +17,7 @@ def sparsify(fraction: float | Array) -> Compressor:
     """Send each number with probability `fraction`, divided by it, and zero otherwise.
 
     Unbiased with ``omega = (1 - fraction) / fraction``, and the bound is exact: the variance of
-    ``C(v)_j`` is ``omega v_j^2``. A sampler on a Gaussian target therefore keeps an exact
+    ``C(v)_j`` is ``omega v_j^2``. Samplers on Gaussian targets therefore still have an exact
     stationary distribution.
 
     Parameters
