@@ -1,6 +1,6 @@
 """Rules that move a position: integrators, momentum, metrics, preconditioners, local training.
 
-They take a gradient function as an argument, and do not depend on the model or on clients.
+They take a gradient function as an argument and do not depend on a model.
 """
 
 from fedmcmc.dynamics import _preconditioners as preconditioners

@@ -99,7 +99,7 @@ def gaussian_mh_acceptance(
 ) -> float:
     """Return the mean acceptance probability of proposals from a Gaussian approximation.
 
-    Use coordinates in which the target is standard normal.
+    All arguments refer to coordinates in which the target is standard normal.
 
     Parameters
     ----------

@@ -17,7 +17,8 @@ class Metric(Described):
     """Positive definite matrix ``B`` with a root ``C``, ``B = C C'``; ``()`` for the identity.
 
     A diagonal is a pytree shaped as the position; a dense matrix is ``[d, d]`` over the raveled
-    position. A position may itself be a matrix, so only a position decides which of the two it is.
+    position. A position may itself be a matrix, so the two are only distinguished when the metric
+    is applied to a position.
     """
 
     matrix: ArrayTree
@@ -26,7 +27,7 @@ class Metric(Described):
 
     @classmethod
     def of(cls, matrix: ArrayTree | None) -> "Metric":
-        """Return the metric of ``None``, a diagonal or a dense matrix, without `check`."""
+        """Return the metric for ``None`` (the identity), a diagonal or a dense matrix."""
         if matrix is None:
             return IDENTITY
         matrix = jax.tree.map(trees.as_float, matrix)

@@ -285,9 +285,9 @@ def scaffold(estimator: GradientEstimator, *, shares: Array | None = None) -> Gr
     """Replace the client's gradient at the round's start by its share of the total gradient.
 
     The estimate is ``H(theta) - H(theta_0) + share * sum_c grad log p(rows_c | theta_0)``, where
-    ``theta_0`` is the position at which the round starts. Both terms in ``H`` use the same draws.
-    The kernel's round has one more phase, in which each client sends its gradient at ``theta_0``
-    after a full pass over its rows.
+    ``theta_0`` is the position at which the round starts. Both evaluations of ``H`` use the same
+    draws. The kernel's round has one more phase, in which each client sends its gradient at
+    ``theta_0`` after a full pass over its rows.
 
     Parameters
     ----------
@@ -364,8 +364,8 @@ def fixed_point(
 ) -> GradientEstimator:
     """Use the gradient at a fixed position `centre` as a control variate.
 
-    The estimate is ``H(theta) - H(centre) + grad log p(rows | centre)``. Both terms in ``H`` use
-    the same rows; the last term takes one full pass over the rows before the first round.
+    The estimate is ``H(theta) - H(centre) + grad log p(rows | centre)``. Both evaluations of ``H``
+    use the same rows; the last term takes one full pass over the rows before the first round.
 
     Parameters
     ----------
@@ -481,9 +481,9 @@ def svrg(estimator: GradientEstimator, refresh_every: int) -> GradientEstimator:
     """Use the gradient at a recent snapshot of the position as a control variate.
 
     The estimate is ``H(theta) - H(zeta) + grad log p(rows | zeta)``, where ``zeta`` is the position
-    at the last round that is a multiple of `refresh_every`. Both terms in ``H`` use the same rows.
-    The last term takes a full pass over the rows, once per client and snapshot: in the first round
-    after a refresh in which the client takes part.
+    at the last round that is a multiple of `refresh_every`. Both evaluations of ``H`` use the
+    same rows. The last term takes a full pass over the rows, once per client and snapshot: in the
+    first round after a refresh in which the client takes part.
 
     Parameters
     ----------

@@ -61,7 +61,7 @@ def check_prepared(is_prepared: bool, estimator: str) -> None:
 
 
 def contains(tree: ArrayTree, kind: type) -> bool:
-    """Return whether a kernel or estimator is a `kind`, or is derived from one."""
+    """Return whether a kernel or estimator is, or contains, an instance of `kind`."""
     nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, kind))
     return any(isinstance(node, kind) for node in nodes)
 
@@ -215,9 +215,9 @@ def noisy(
 ) -> GradientEstimator:
     """Add Gaussian noise of standard deviation `scale` to each coordinate of an estimate.
 
-    The noise does not depend on the position, so samplers on Gaussian targets keep an exact
-    stationary distribution. Inside `svrg`, `fixed_point` or `scaffold` the noise cancels, because
-    both terms share it: put `noisy` around them instead.
+    The noise does not depend on the position, so samplers on Gaussian targets still have an exact
+    stationary distribution. Inside `svrg`, `fixed_point` or `scaffold` the noise cancels: put
+    `noisy` around them instead.
 
     Parameters
     ----------

@@ -164,7 +164,7 @@ def minibatch(batch_size: int | float, *, replace: bool = True) -> GradientEstim
 
 
 def row_size(rows: ArrayTree) -> int:
-    """Return the number of numbers per row."""
+    """Return the size of a row, the count of its numbers."""
     return sum(math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(rows))
 
 

@@ -47,8 +47,8 @@ def fold_terms(
     loglikelihood_fn
         Log likelihood of rows, or a `ClientTerms`, whose terms are one chunk.
     fn
-        Function of a chunk's terms function (position to ``[num]``) and a bool mask ``[num]``. It
-        returns a pytree that is a sum over the terms under the mask.
+        Function ``(terms_fn, mask) -> pytree`` that returns a sum over the terms under the mask.
+        `terms_fn` maps a position to a chunk's terms ``[num]``; `mask` is ``[num]`` bool.
     client
         Client with the terms.
     """

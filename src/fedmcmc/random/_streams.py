@@ -20,7 +20,7 @@ _COHORT = 2**32 - 2
 _DRAW = 2**32 - 3
 _SHARED = 2**32 - 4
 _STREAM = 2**32 - 6
-# Used like the number of a round.
+# Folded in place of the number of a round.
 _START = 2**32 - 1
 _INIT = 2**32 - 2
 _FINAL = 2**32 - 3
