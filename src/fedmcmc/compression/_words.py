@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.tree_util import register_static
+from jax.typing import DTypeLike
 
 from fedmcmc._types import ArrayTree
 
@@ -120,7 +121,7 @@ class Grid:
         signed = top.astype(jnp.int32)
         return Word(_bits(signed >> 8), low | (_bits(signed & 0xFF) << 24))
 
-    def decode(self, total: Limbs | Word, dtype: Any) -> Array:
+    def decode(self, total: Limbs | Word, dtype: DTypeLike) -> Array:
         """Return the numbers for integers or sums of integers.
 
         The relative error is at most ``2**-23`` (``2**-52`` in float64). Size and sign are separate

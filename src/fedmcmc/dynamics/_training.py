@@ -79,7 +79,7 @@ class Length(NamedTuple):
 class Training:
     """Optimizer and length of local training; the optimizer's state is reset in every round."""
 
-    optimizer: Any  # from optax, which is imported lazily
+    optimizer: "optax.GradientTransformation"
     learning_rate: Number  # factor of the updates; a number, or a schedule of the round
     length: Length = field(metadata={"static": True})
 
@@ -114,7 +114,7 @@ class Trained(NamedTuple):
 
 
 @functools.cache
-def plain_steps() -> Any:
+def plain_steps() -> "optax.GradientTransformation":
     """Return gradient descent with learning rate one.
 
     It is always the same object, so that kernels that contain it share compiled programs.
