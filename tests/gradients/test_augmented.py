@@ -86,9 +86,9 @@ def test_a_warning_says_which_posterior_draws_are_held_against(transforms):
     if transforms:
         estimator = fedmcmc.augmented(estimator, flip_and_jitter)
     kernel = fedmcmc.langevin(FEDERATION.posterior, estimator, step_size=0.01)
-    with pytest.warns(fedmcmc.DiagnosisWarning, match="are not the posterior's") as said:
+    with pytest.warns(fedmcmc.DiagnosisWarning, match="are not the posterior's") as record:
         run(kernel, num_rounds=3_000, num_chains=2)
-    words = str(said[0].message)
+    words = str(record[0].message)
     assert ("the original rows" in words) == transforms
     assert ("a smaller step" in words) == (not transforms)
 
@@ -98,15 +98,15 @@ def test_every_step_of_every_client_and_round_has_a_key_of_its_own():
         fedmcmc.dsgld(FEDERATION.posterior, batch_size=2, **SETTINGS), flip_and_jitter
     )
     broadcast = fedmcmc.Broadcast(jnp.int32(0), jnp.asarray(FEDERATION.start, jnp.float32))
-    found = []
+    all_keys = []
     for key in jax.random.split(KEY, 3):
         for i in range(4):
             drawn = kernel.prepare(jax.random.fold_in(key, i), broadcast, FEDERATION.data.client(i))
             assert drawn.gradient.keys.shape == (5,)
-            found += [
+            all_keys += [
                 tuple(words) for words in np.asarray(jax.random.key_data(drawn.gradient.keys))
             ]
-    assert len(set(found)) == len(found) == 60
+    assert len(set(all_keys)) == len(all_keys) == 60
 
 
 @pytest.mark.parametrize("estimator", [fedmcmc.minibatch(4), fedmcmc.epochs(2)])
