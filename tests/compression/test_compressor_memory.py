@@ -34,7 +34,7 @@ def simulated(participation, compressor):
 
 
 @jax.jit
-def heard_of(compressor, key, message, client):
+def decode_sent(compressor, key, message, client):
     draws = compressor.prepare(key, message, client)
     return compressor.decode(compressor.encode(draws, message, (), client)[0], client)
 
@@ -50,11 +50,13 @@ def straight(participation, inner, rates, of):
             if not active:
                 continue
             message = (ROWS[i] - theta).sum(0)
-            own = jax.random.fold_in(jax.random.fold_in(key, i), jnp.uint32(2**32 - 4))
+            compressor_key = jax.random.fold_in(jax.random.fold_in(key, i), jnp.uint32(2**32 - 4))
             difference = jnp.asarray(message - eta[i], jnp.float32)
-            heard = np.asarray(heard_of(inner, own, difference, DATA.client(int(i))))
-            total += weight * (heard + (eta[i] if of == "active" else 0))
-            eta[i] += rates[i] * heard
+            decoded = np.asarray(
+                decode_sent(inner, compressor_key, difference, DATA.client(int(i)))
+            )
+            total += weight * (decoded + (eta[i] if of == "active" else 0))
+            eta[i] += rates[i] * decoded
         theta = theta + STEP_SIZE * total
         yield theta, eta
 
@@ -107,8 +109,8 @@ def test_another_compression_comes_before_the_memory_that_the_server_adds():
         for _ in range(200):
             state, info = step(KEY, state)
         # Were what moves the memory rounded as well, the two would drift apart.
-        own = state.clients.compressor.memory.sum(axis=0)
-        np.testing.assert_allclose(state.server.memory, own, rtol=1e-3, atol=1e-3)
+        memories = state.clients.compressor.memory.sum(axis=0)
+        np.testing.assert_allclose(state.server.memory, memories, rtol=1e-3, atol=1e-3)
         ends.append((state.broadcast.position, info.bits_up))
     np.testing.assert_array_equal(*(position for position, _ in ends))
     assert ends[0][1] == ends[1][1] < 3 * 4 * 32
@@ -181,11 +183,13 @@ def test_a_compressor_shares_no_bits_with_its_kernel_nor_with_another():
     drawn = words(twice)
     chex.assert_trees_all_equal(drawn.kernel, words(once))
     chex.assert_trees_all_equal(drawn.kernel.kernel, words(plain))
-    found = [np.asarray(drawn.compressor), np.asarray(drawn.kernel.compressor)]
+    drawn_words = [np.asarray(drawn.compressor), np.asarray(drawn.kernel.compressor)]
     # A kernel may split its key any number of times: those keys are fold_in's of 0, 1, 2, ...
     keys = [KEY, *(jax.random.split(KEY, num)[i] for num in (2, 4) for i in range(num))]
-    found += [np.asarray(random_words(key, jnp.zeros(4))) for key in keys]
-    assert len({tuple(x) for x in found}) == 2 + 1 + 4  # split(key, 4) begins with split(key, 2)
+    drawn_words += [np.asarray(random_words(key, jnp.zeros(4))) for key in keys]
+    assert (
+        len({tuple(x) for x in drawn_words}) == 2 + 1 + 4
+    )  # split(key, 4) begins with split(key, 2)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

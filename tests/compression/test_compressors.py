@@ -21,8 +21,8 @@ VECTOR = jnp.array([0.3, -1.7, 0.9, 0.0, 0.05])
 
 
 @jax.jit
-def say(compressor, message, key=KEY, state=None, client=CLIENT):
-    """Return the code, what is heard, and the state after."""
+def send(compressor, message, key=KEY, state=None, client=CLIENT):
+    """Return the code, what is decoded, and the state after."""
     state = compressor.init(message) if state is None else state
     draws = compressor.prepare(key, message, client)
     code, state = compressor.encode(draws, message, state, client)
@@ -31,11 +31,11 @@ def say(compressor, message, key=KEY, state=None, client=CLIENT):
 
 def many(compressor, message, num):
     """Return `num` independent decoded messages and their codes."""
-    code, heard, _ = all_keys(compressor, message, jax.random.split(KEY, num))
-    return heard, code
+    code, decoded, _ = all_keys(compressor, message, jax.random.split(KEY, num))
+    return decoded, code
 
 
-all_keys = jax.jit(jax.vmap(say, in_axes=(None, None, 0)))
+all_keys = jax.jit(jax.vmap(send, in_axes=(None, None, 0)))
 
 
 def hard_vectors(d, seed=0):
@@ -62,9 +62,9 @@ def rounding_variance(v, s):
 @pytest.mark.parametrize("s", [1, 3, 16])
 def test_i30_rounding_is_unbiased_with_the_variance_of_its_formula(s):
     compressor, v = fedmcmc.quantize(s), np.asarray(VECTOR, float)
-    heard, code = many(compressor, VECTOR, 40000)
+    decoded, code = many(compressor, VECTOR, 40000)
     variance = rounding_variance(v, s)
-    errors, free = np.asarray(heard, float) - v, variance > 1e-12
+    errors, free = np.asarray(decoded, float) - v, variance > 1e-12
     assert np.abs(z_scores(errors[:, free], 0.0)).max() < LIMIT
     assert np.abs(z_scores(errors[:, free] ** 2, variance[free])).max() < LIMIT
     assert np.abs(errors[:, ~free]).max() < 1e-6
@@ -83,57 +83,57 @@ def test_i30_errors_are_within_omega_whatever_the_vector(d, s):
     for name, v in hard_vectors(d).items():
         bound = min(d / s**2, np.sqrt(d) / s) * (v @ v)
         assert rounding_variance(v, s).sum() <= bound, name
-        heard, code = many(compressor, jnp.asarray(v, jnp.float32), 2000)
-        errors = ((np.asarray(heard, float) - v) ** 2).sum(1)
+        decoded, code = many(compressor, jnp.asarray(v, jnp.float32), 2000)
+        errors = ((np.asarray(decoded, float) - v) ** 2).sum(1)
         error = rounding_variance(v, s).sum()
         assert (
             abs(errors.mean() - error) < LIMIT * errors.std() / np.sqrt(2000) + 1e-5 * error + 1e-9
         ), name
         if d == 1 or name == "one-hot":
-            np.testing.assert_array_equal(heard, np.broadcast_to(np.float32(v), heard.shape))
+            np.testing.assert_array_equal(decoded, np.broadcast_to(np.float32(v), decoded.shape))
             assert (np.abs(np.asarray(code.levels)).sum(1) == s).all()
 
 
 def test_i30_scaling_oddness_and_fixed_points():
     compressor = fedmcmc.quantize(5)
-    code, heard, _ = say(compressor, VECTOR)
+    code, decoded, _ = send(compressor, VECTOR)
     for c in (2.0**-40, 0.5, 8.0, 2.0**40):
-        scaled, larger, _ = say(compressor, c * VECTOR)
+        scaled, larger, _ = send(compressor, c * VECTOR)
         np.testing.assert_array_equal(scaled.levels, code.levels)
-        np.testing.assert_array_equal(larger, c * heard)
-    np.testing.assert_array_equal(say(compressor, -VECTOR)[1], -heard)
-    # A vector on the grid of its own norm is said as it is.
+        np.testing.assert_array_equal(larger, c * decoded)
+    np.testing.assert_array_equal(send(compressor, -VECTOR)[1], -decoded)
+    # A vector on the grid of its own norm is sent unchanged.
     fixed = jnp.array([3.0, 0.0, -4.0, 0.0])
     for key in jax.random.split(KEY, 5):
-        np.testing.assert_array_equal(say(compressor, fixed, key)[1], fixed)
+        np.testing.assert_array_equal(send(compressor, fixed, key)[1], fixed)
 
 
 @pytest.mark.parametrize("per_leaf", [False, True])
 def test_i30_zero_is_said_in_the_bits_of_its_norms(per_leaf):
     compressor = fedmcmc.quantize(4, per_leaf=per_leaf)
     zero = {"a": jnp.zeros(3), "b": jnp.zeros(())}
-    code, heard, _ = say(compressor, zero)
-    chex.assert_trees_all_equal(heard, zero)
+    code, decoded, _ = send(compressor, zero)
+    chex.assert_trees_all_equal(decoded, zero)
     assert int(message_bits(code)) == (64 if per_leaf else 32)
 
 
 def test_leaves_are_one_vector_or_each_its_own():
     tree = {"a": VECTOR, "b": jnp.array([[100.0, -20.0]])}
     whole, flat = fedmcmc.quantize(6), jnp.concatenate([VECTOR, tree["b"][0]])
-    code, heard, _ = say(whole, tree)
-    code_flat, heard_flat, _ = say(whole, flat)
-    np.testing.assert_array_equal(np.concatenate([heard["a"], heard["b"][0]]), heard_flat)
+    code, decoded, _ = send(whole, tree)
+    code_flat, decoded_flat, _ = send(whole, flat)
+    np.testing.assert_array_equal(np.concatenate([decoded["a"], decoded["b"][0]]), decoded_flat)
     assert code.norm == code_flat.norm and float(whole.omega(tree)) == pytest.approx(7 / 36)
-    own = fedmcmc.quantize(6, per_leaf=True)
-    code, _, _ = say(own, tree)
+    per_leaf = fedmcmc.quantize(6, per_leaf=True)
+    code, _, _ = send(per_leaf, tree)
     for name, leaf in tree.items():
         assert float(code.norm[name]) == pytest.approx(float(jnp.linalg.norm(leaf)), rel=1e-6)
-        heard, _ = many(own, tree, 4000)
-        errors = np.asarray(heard[name], float).reshape(4000, -1) - np.ravel(leaf)
+        decoded, _ = many(per_leaf, tree, 4000)
+        errors = np.asarray(decoded[name], float).reshape(4000, -1) - np.ravel(leaf)
         variance = rounding_variance(np.ravel(np.asarray(leaf, float)), 6)
         free = variance > 1e-9
         assert np.abs(z_scores(errors[:, free] ** 2, variance[free])).max() < LIMIT
-    assert float(own.omega(tree)) == pytest.approx(5 / 36)
+    assert float(per_leaf.omega(tree)) == pytest.approx(5 / 36)
 
 
 def test_clients_may_have_levels_of_their_own():
@@ -142,8 +142,8 @@ def test_clients_may_have_levels_of_their_own():
     for i, s in enumerate(levels):
         client, alone = DATA.client(i), fedmcmc.quantize(int(s))
         for a, b in zip(
-            jax.tree.leaves(say(together, VECTOR, client=client)[:2]),
-            jax.tree.leaves(say(alone, VECTOR, client=client)[:2]),
+            jax.tree.leaves(send(together, VECTOR, client=client)[:2]),
+            jax.tree.leaves(send(alone, VECTOR, client=client)[:2]),
             strict=True,
         ):
             np.testing.assert_array_equal(a, b)
@@ -171,16 +171,16 @@ def test_a_client_says_what_its_compressor_says_alone(which):
         return jax.tree.map(lambda x: jnp.stack([x] * 3), compressor.init(tree))
 
     def at_once(compressor, key, state):
-        return jax.vmap(say, (None, None, None, 0, 0))(compressor, tree, key, state, clients)
+        return jax.vmap(send, (None, None, None, 0, 0))(compressor, tree, key, state, clients)
 
-    state, own = first(together), [first(KINDS[kind]) for kind in which]
+    state, separate = first(together), [first(KINDS[kind]) for kind in which]
     for key in jax.random.split(KEY, 2):
-        codes, heard, state = at_once(together, key, state)
+        codes, decoded, state = at_once(together, key, state)
         bits = jax.vmap(message_bits)(codes)
         for i, kind in enumerate(which):
-            code, expected, own[i] = at_once(KINDS[kind], key, own[i])
-            found = (codes.codes[kind], heard, state[kind])
-            for of_all, alone in zip(found, (code, expected, own[i]), strict=True):
+            code, expected, separate[i] = at_once(KINDS[kind], key, separate[i])
+            actual = (codes.codes[kind], decoded, state[kind])
+            for of_all, alone in zip(actual, (code, expected, separate[i]), strict=True):
                 a, b = jax.tree.map(lambda x, i=i: x[i], (of_all, alone))
                 chex.assert_trees_all_equal(a, b)
             assert int(codes.place[i]) == kind
@@ -197,9 +197,9 @@ def test_a_client_says_what_its_compressor_says_alone(which):
 def test_operators_of_several_types_are_heard_as_one(dtype):
     kinds = fedmcmc.per_client([fedmcmc.quantize(3), fedmcmc.identity()], [1, 0, 1])
     for i, kind in enumerate((fedmcmc.identity(), fedmcmc.quantize(3))):
-        heard = say(kinds, VECTOR.astype(dtype), client=DATA.client(i))[1]
-        expected = say(kind, VECTOR.astype(dtype), client=DATA.client(i))[1]
-        np.testing.assert_array_equal(heard, expected.astype(heard.dtype))
+        decoded = send(kinds, VECTOR.astype(dtype), client=DATA.client(i))[1]
+        expected = send(kind, VECTOR.astype(dtype), client=DATA.client(i))[1]
+        np.testing.assert_array_equal(decoded, expected.astype(decoded.dtype))
 
 
 @pytest.mark.slow
@@ -227,17 +227,17 @@ def test_which_client_uses_which_operator_may_change_without_a_new_trace():
     traces = []
 
     @jax.jit
-    def heard(compressor, client):
+    def decoded(compressor, client):
         traces.append(1)
         draws = compressor.prepare(KEY, VECTOR, client)
         code, _ = compressor.encode(draws, VECTOR, compressor.init(VECTOR), client)
         return compressor.decode(code, client)
 
     kinds = (fedmcmc.quantize(3), fedmcmc.identity())
-    found = [heard(fedmcmc.per_client(kinds, which), CLIENT) for which in ([0, 0, 1], [1, 0, 1])]
+    actual = [decoded(fedmcmc.per_client(kinds, which), CLIENT) for which in ([0, 0, 1], [1, 0, 1])]
     assert len(traces) == 1
-    np.testing.assert_array_equal(found[1], VECTOR)
-    assert np.abs(found[0] - VECTOR).max() > 1e-3
+    np.testing.assert_array_equal(actual[1], VECTOR)
+    assert np.abs(actual[0] - VECTOR).max() > 1e-3
 
 
 def test_published_rates_of_memory():
@@ -251,11 +251,11 @@ def test_sixteen_bits_are_rounded_by_their_true_norm(dtype):
     # In float16 the norm of these would be infinite, and 2**16 levels would not be integers.
     v = jnp.full(400, 6e4, dtype)
     for s in (4, 2**16):
-        heard, code = many(fedmcmc.quantize(s), v, 500)
+        decoded, code = many(fedmcmc.quantize(s), v, 500)
         share = s / 20
         assert np.all(np.isin(np.asarray(code.levels), [np.floor(share), np.ceil(share)]))
         np.testing.assert_allclose(code.norm, 20 * float(v[0]), rtol=1e-3)
-        mean = np.asarray(heard, float).mean(1)
+        mean = np.asarray(decoded, float).mean(1)
         assert abs(z_scores(mean, float(v[0]))) < LIMIT or np.ptp(mean) < 1
 
 
@@ -263,10 +263,10 @@ def test_sixteen_bits_are_rounded_by_their_true_norm(dtype):
 def test_huge_and_tiny_numbers_stay_what_they_are(size):
     v = size * VECTOR
     for compressor in (fedmcmc.quantize(7), fedmcmc.clip(1e36), fedmcmc.sparsify(0.5)):
-        heard = say(compressor, v)[1]
-        expected = np.asarray(say(compressor, VECTOR)[1], float) * size
-        np.testing.assert_allclose(np.asarray(heard, float), expected, rtol=1e-5)
-    clipped = np.asarray(say(fedmcmc.clip(size / 2), v)[1], float)
+        decoded = send(compressor, v)[1]
+        expected = np.asarray(send(compressor, VECTOR)[1], float) * size
+        np.testing.assert_allclose(np.asarray(decoded, float), expected, rtol=1e-5)
+    clipped = np.asarray(send(fedmcmc.clip(size / 2), v)[1], float)
     np.testing.assert_allclose(np.linalg.norm(clipped), size / 2, rtol=1e-5)
 
 
@@ -276,45 +276,45 @@ def test_huge_and_tiny_numbers_stay_what_they_are(size):
 def test_sparsify_has_exactly_its_variance():
     for q in (0.25, 0.9):
         compressor, v = fedmcmc.sparsify(q), np.asarray(VECTOR, float)
-        heard, code = many(compressor, VECTOR, 40000)
-        errors, free = np.asarray(heard, float) - v, v != 0
+        decoded, code = many(compressor, VECTOR, 40000)
+        errors, free = np.asarray(decoded, float) - v, v != 0
         assert float(compressor.omega(VECTOR)) == pytest.approx((1 - q) / q)
         assert np.abs(z_scores(errors[:, free], 0.0)).max() < LIMIT
         variance = (1 - q) / q * v[free] ** 2
         assert np.abs(z_scores(errors[:, free] ** 2, variance)).max() < LIMIT
         kept = np.asarray(code.values)[:, free] != 0
         assert abs(z_scores(kept.sum(1), q * free.sum())) < LIMIT
-    np.testing.assert_array_equal(say(fedmcmc.sparsify(1.0), VECTOR)[1], VECTOR)
+    np.testing.assert_array_equal(send(fedmcmc.sparsify(1.0), VECTOR)[1], VECTOR)
 
 
 def test_top_k_sends_the_largest_of_all_leaves_together():
     tree = {"a": jnp.array([1.0, -5.0, 0.1]), "b": jnp.array([[3.0], [-0.2]])}
-    heard = say(fedmcmc.top_k(0.4, error_feedback=False), tree)[1]
-    np.testing.assert_array_equal(heard["a"], [0, -5, 0])
-    np.testing.assert_array_equal(heard["b"], [[3], [0]])
-    one = say(fedmcmc.top_k(0.01, error_feedback=False), tree)[1]
+    decoded = send(fedmcmc.top_k(0.4, error_feedback=False), tree)[1]
+    np.testing.assert_array_equal(decoded["a"], [0, -5, 0])
+    np.testing.assert_array_equal(decoded["b"], [[3], [0]])
+    one = send(fedmcmc.top_k(0.01, error_feedback=False), tree)[1]
     assert sum(int((leaf != 0).sum()) for leaf in jax.tree.leaves(one)) == 1
     for v in hard_vectors(40).values():
         compressor = fedmcmc.top_k(0.2, error_feedback=False)
-        error = np.asarray(say(compressor, jnp.asarray(v, jnp.float32))[1]) - v
+        error = np.asarray(send(compressor, jnp.asarray(v, jnp.float32))[1]) - v
         assert error @ error <= float(compressor.omega(jnp.zeros(40))) * (v @ v) * (1 + 1e-5)
 
 
 def test_error_feedback_loses_nothing():
     compressor, rng = fedmcmc.top_k(0.3), np.random.default_rng(0)
-    state, sent, said = compressor.init(jnp.zeros(10)), np.zeros(10), np.zeros(10)
+    state, sent, total = compressor.init(jnp.zeros(10)), np.zeros(10), np.zeros(10)
     for _ in range(30):
         message = rng.normal(size=10).astype(np.float32)
-        _, heard, state = say(compressor, jnp.asarray(message), state=state)
-        said, sent = said + message, sent + np.asarray(heard)
-        np.testing.assert_allclose(sent + np.asarray(state), said, atol=1e-5)
-        assert (np.asarray(heard) != 0).sum() == 3
+        _, decoded, state = send(compressor, jnp.asarray(message), state=state)
+        total, sent = total + message, sent + np.asarray(decoded)
+        np.testing.assert_allclose(sent + np.asarray(state), total, atol=1e-5)
+        assert (np.asarray(decoded) != 0).sum() == 3
 
 
 def test_clip_bounds_the_norm_and_keeps_the_direction():
     norm = float(jnp.linalg.norm(VECTOR))
-    np.testing.assert_array_equal(say(fedmcmc.clip(norm * 1.01), VECTOR)[1], VECTOR)
-    clipped = say(fedmcmc.clip(0.5), {"a": VECTOR, "b": jnp.zeros(2)})[1]["a"]
+    np.testing.assert_array_equal(send(fedmcmc.clip(norm * 1.01), VECTOR)[1], VECTOR)
+    clipped = send(fedmcmc.clip(0.5), {"a": VECTOR, "b": jnp.zeros(2)})[1]["a"]
     np.testing.assert_allclose(clipped, VECTOR * 0.5 / norm, rtol=1e-6)
 
 
@@ -322,21 +322,21 @@ def test_a_chain_says_the_last_code_of_the_first_message():
     sparse, fine = fedmcmc.sparsify(0.5), fedmcmc.quantize(3)
     chain = fedmcmc.chain(sparse, fine)
     assert float(chain.omega(VECTOR)) == pytest.approx(2 * (1 + 5 / 9) - 1)
-    heard, _ = many(chain, VECTOR, 40000)
-    errors = np.asarray(heard, float) - np.asarray(VECTOR, float)
+    decoded, _ = many(chain, VECTOR, 40000)
+    errors = np.asarray(decoded, float) - np.asarray(VECTOR, float)
     free = np.asarray(VECTOR) != 0
     assert np.abs(z_scores(errors[:, free], 0.0)).max() < LIMIT
     # The error of rounding what was kept, and of keeping: given the kept, the first is centred.
     keys = jax.random.split(KEY, 2)
-    kept = say(sparse, VECTOR, keys[0])[1]
-    last, expected, _ = say(fine, kept, keys[1])
-    own_code, own, _ = say(chain, VECTOR)
-    np.testing.assert_array_equal(own, expected)
-    assert int(message_bits(own_code)) == int(message_bits(last))
-    assert type(own_code) is type(last)
+    kept = send(sparse, VECTOR, keys[0])[1]
+    last, expected, _ = send(fine, kept, keys[1])
+    chain_code, decoded, _ = send(chain, VECTOR)
+    np.testing.assert_array_equal(decoded, expected)
+    assert int(message_bits(chain_code)) == int(message_bits(last))
+    assert type(chain_code) is type(last)
     assert not fedmcmc.chain(fedmcmc.clip(1.0), fine).unbiased
     # In the other order the norm is clipped after it was rounded up.
-    after = say(fedmcmc.chain(fedmcmc.quantize(1), fedmcmc.clip(0.5)), VECTOR)[1]
+    after = send(fedmcmc.chain(fedmcmc.quantize(1), fedmcmc.clip(0.5)), VECTOR)[1]
     assert np.linalg.norm(after) <= 0.5 * (1 + 1e-6)
 
 
@@ -345,17 +345,17 @@ def test_leaves_without_numbers_take_no_bits(per_leaf):
     compressor = fedmcmc.quantize(3, per_leaf=per_leaf)
     empty = {"a": jnp.zeros((0,)), "c": jnp.zeros((2, 0))}
     tree = {"b": VECTOR, "d": jnp.ones((2, 2))}
-    code, heard, _ = say(compressor, tree | empty)
-    plain, expected, _ = say(compressor, tree)
+    code, decoded, _ = send(compressor, tree | empty)
+    plain, expected, _ = send(compressor, tree)
     assert int(message_bits(code)) == int(message_bits(plain)) > 0
-    assert trees.shapes_of(heard) == trees.shapes_of(tree | empty)
+    assert trees.shapes_of(decoded) == trees.shapes_of(tree | empty)
     for name in tree:
-        np.testing.assert_array_equal(heard[name], expected[name])
+        np.testing.assert_array_equal(decoded[name], expected[name])
     received = wire.decode(wire.encode(code), code)
     chex.assert_trees_all_equal(received, code)
-    nothing, heard, _ = say(compressor, empty)
+    nothing, decoded, _ = send(compressor, empty)
     assert int(message_bits(nothing)) == 0 and wire.encode(nothing) == b""
-    assert trees.shapes_of(heard) == trees.shapes_of(empty)
+    assert trees.shapes_of(decoded) == trees.shapes_of(empty)
     assert float(compressor.omega(empty)) == 0
 
 
@@ -389,13 +389,13 @@ def test_a_run_does_not_see_leaves_without_numbers(compressor):
 def test_large_messages_are_drawn_from_their_key_as_small_ones_are(size, monkeypatch):
     tree = {"a": VECTOR, "b": jnp.ones(size)}
     kinds = (fedmcmc.quantize(3), fedmcmc.sparsify(0.4))
-    small = [say.__wrapped__(compressor, tree)[1] for compressor in kinds]
+    small = [send.__wrapped__(compressor, tree)[1] for compressor in kinds]
     monkeypatch.setattr("fedmcmc.random._streams.MAX_PREPARED_NORMALS", 4)
     for compressor, expected in zip(kinds, small, strict=True):
         draws = compressor.prepare(KEY, tree, CLIENT)
         assert jnp.issubdtype(draws.dtype, jax.dtypes.prng_key)
-        heard = say.__wrapped__(compressor, tree)[1]  # what is traced anew
-        chex.assert_trees_all_equal(heard, expected)
+        decoded = send.__wrapped__(compressor, tree)[1]  # what is traced anew
+        chex.assert_trees_all_equal(decoded, expected)
 
 
 def test_two_words_of_one_draw_are_as_good_as_independent():

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from fedmcmc.compression import Dense, Quantized, Sparse, code_length, message_bits
+from fedmcmc.compression import Dense, Quantized, Sparse, message_bits
 from fedmcmc.compression._bounds import bound_bits
-from fedmcmc.compression._elias import gap_lengths
+from fedmcmc.compression._elias import code_length, gap_lengths
 from tests.oracles import omega
 
 CODEWORDS = {
@@ -60,8 +60,8 @@ def test_code_lengths():
         assert code_length(jnp.array([low, high])).tolist() == [length, length]
     powers = [2**m + shift for m in range(31) for shift in (-1, 0, 1)]
     numbers = np.unique([*range(1, 2000), *powers[1:], 2**31 - 1])
-    found = jax.jit(code_length)(jnp.asarray(numbers[numbers > 0], jnp.int32))
-    assert found.tolist() == [len(omega.omega(int(n))) for n in numbers if n > 0]
+    actual = jax.jit(code_length)(jnp.asarray(numbers[numbers > 0], jnp.int32))
+    assert actual.tolist() == [len(omega.omega(int(n))) for n in numbers if n > 0]
 
 
 @pytest.mark.slow
@@ -101,13 +101,13 @@ def test_messages_of_many_clients(density, largest):
     levels = rng.integers(-largest, largest + 1, (6, 500)) * (rng.random((6, 500)) < density)
     levels = levels.astype(np.int32)
     norms = np.array([1.5, 0, -0.0, 3e-39, np.nan, np.inf], np.float32)
-    found = many_bits(Quantized(jnp.asarray(norms), jnp.asarray(levels)))
+    actual = many_bits(Quantized(jnp.asarray(norms), jnp.asarray(levels)))
     # A subnormal norm counts as zero.
     expected = [
         len(omega.message(Quantized(np.float32(0 if n == np.float32(3e-39) else n), k)))
         for n, k in zip(norms, levels, strict=True)
     ]
-    assert found.tolist() == expected
+    assert actual.tolist() == expected
 
 
 def test_leaves_of_one_size_have_their_own_norms_and_gaps():
@@ -190,8 +190,8 @@ def test_what_an_int32_cannot_count_is_refused(code):
 def test_published_bounds():
     efficiency = [7.63, 6.71, 3.11], [6.61, 5.56, 2.33]
     for base, expected in zip(("natural", "log2"), efficiency, strict=True):
-        found = 32 * 784 / bound_bits(784, 2.0 ** np.array([4, 8, 16]), base=base)
-        assert found.round(2).tolist() == expected
+        actual = 32 * 784 / bound_bits(784, 2.0 ** np.array([4, 8, 16]), base=base)
+        assert actual.round(2).tolist() == expected
     natural = bound_bits(784, 2 ** np.array([2, 4, 8, 16]), base="natural")
     assert natural.round(1).tolist() == [900.9, 3288.0, 3736.2, 8074.4]
     log2 = bound_bits(784, 2 ** np.array([2, 4, 8, 16]))

@@ -60,17 +60,17 @@ def test_the_bits_are_those_of_numpy(scale, digits):
 def test_a_sum_is_that_of_numpy_in_any_order_and_any_split(num_clients):
     scale, grid = 4e6, Grid.of(2.0**-20, 2.0**22)
     x = np.clip(messages(num_clients, scale, 300), -grid.most, grid.most)
-    wanted = in_numpy(x, grid.digits).sum(axis=0)
+    expected = in_numpy(x, grid.digits).sum(axis=0)
     total = sum_of(x, grid)
-    np.testing.assert_array_equal(signed(carry(total)), wanted)
+    np.testing.assert_array_equal(signed(carry(total)), expected)
     order = np.random.default_rng(1).permutation(num_clients)
     half = num_clients // 2
     parts = [sum_of(x[some], grid) for some in (order[:half], order[half:]) if len(some)]
     added = jax.tree.map(lambda *leaves: sum(leaves), *parts)
-    np.testing.assert_array_equal(signed(carry(added)), wanted)
+    np.testing.assert_array_equal(signed(carry(added)), expected)
     # From the host, where a server has one integer per number.
-    back = limbs_of_host(wanted.astype(np.uint64), total)
-    np.testing.assert_array_equal(signed(carry(back)), wanted)
+    back = limbs_of_host(expected.astype(np.uint64), total)
+    np.testing.assert_array_equal(signed(carry(back)), expected)
     np.testing.assert_array_equal(
         grid.decode(back, jnp.float32), jax.jit(lambda t: grid.decode(t, jnp.float32))(total)
     )
@@ -120,7 +120,7 @@ def test_sums_at_the_bound_are_exact_and_beyond_it_refused():
         (dict(resolution=0.0, most=1.0), "positive"),
         (dict(resolution=2.0**-32, most=-1.0), "most must be positive"),
         (dict(resolution=2.0**-32, most=float("inf")), "most must be positive"),
-        (dict(resolution=2.0**-32, most="all"), "most must be a number"),
+        (dict(resolution=2.0**-32, most="all"), "most must be a concrete number"),
     ],
 )
 def test_what_a_grid_cannot_be(settings, message):

@@ -321,11 +321,14 @@ class WithState(Bare):
 @pytest.mark.parametrize(
     ("kernel", "message"),
     [
-        (Bare(ON_TREES, fedmcmc.minibatch(2)), "minibatch did not get the random numbers"),
-        (Bare(ON_TREES, fedmcmc.epochs(2)), "epochs did not get the random numbers"),
-        (Bare(ON_TREES, fedmcmc.noisy(fedmcmc.full_gradient(), 1.0)), "noisy did not get the"),
-        (Bare(ON_TREES, fedmcmc.svrg(fedmcmc.full_gradient(), 5)), "Svrg did not get its state"),
-        (WithState(ON_TREES, fedmcmc.svrg(fedmcmc.full_gradient(), 5)), "not get its snapshot"),
+        (Bare(ON_TREES, fedmcmc.minibatch(2)), "minibatch received no draws"),
+        (Bare(ON_TREES, fedmcmc.epochs(2)), "epochs received no draws"),
+        (Bare(ON_TREES, fedmcmc.noisy(fedmcmc.full_gradient(), 1.0)), "noisy received no draws"),
+        (Bare(ON_TREES, fedmcmc.svrg(fedmcmc.full_gradient(), 5)), "Svrg received no state"),
+        (
+            WithState(ON_TREES, fedmcmc.svrg(fedmcmc.full_gradient(), 5)),
+            "svrg received no snapshot",
+        ),
         (Bare(ON_TREES, fedmcmc.full_gradient()), "Bare does not define the method aggregate"),
         (
             fedmcmc.compress(plain("tree"), fedmcmc.memory(PAGE["Grid"](0.5))),

@@ -29,7 +29,7 @@ def flip_and_jitter(rng_key, rows):
 
 
 def same(rng_key, rows):
-    """Return rows as they are."""
+    """Return the rows unchanged."""
     return rows
 
 
@@ -86,10 +86,10 @@ def test_a_warning_says_which_posterior_draws_are_held_against(transforms):
     if transforms:
         estimator = fedmcmc.augmented(estimator, flip_and_jitter)
     kernel = fedmcmc.langevin(FEDERATION.posterior, estimator, step_size=0.01)
-    with pytest.warns(fedmcmc.DiagnosisWarning, match="are not the posterior's") as said:
+    with pytest.warns(fedmcmc.DiagnosisWarning, match="are not the posterior's") as record:
         run(kernel, num_rounds=3_000, num_chains=2)
-    words = str(said[0].message)
-    assert ("rows as they are" in words) == transforms
+    words = str(record[0].message)
+    assert ("the original rows" in words) == transforms
     assert ("a smaller step" in words) == (not transforms)
 
 
@@ -98,15 +98,15 @@ def test_every_step_of_every_client_and_round_has_a_key_of_its_own():
         fedmcmc.dsgld(FEDERATION.posterior, batch_size=2, **SETTINGS), flip_and_jitter
     )
     broadcast = fedmcmc.Broadcast(jnp.int32(0), jnp.asarray(FEDERATION.start, jnp.float32))
-    found = []
+    all_keys = []
     for key in jax.random.split(KEY, 3):
         for i in range(4):
             drawn = kernel.prepare(jax.random.fold_in(key, i), broadcast, FEDERATION.data.client(i))
             assert drawn.gradient.keys.shape == (5,)
-            found += [
+            all_keys += [
                 tuple(words) for words in np.asarray(jax.random.key_data(drawn.gradient.keys))
             ]
-    assert len(set(found)) == len(found) == 60
+    assert len(set(all_keys)) == len(all_keys) == 60
 
 
 @pytest.mark.parametrize("estimator", [fedmcmc.minibatch(4), fedmcmc.epochs(2)])
@@ -189,17 +189,17 @@ POSTERIOR = FEDERATION.posterior
     [
         (
             lambda: fedmcmc.augmented(fedmcmc.full_gradient(), same),
-            "augmented goes around fedmcmc.minibatch or fedmcmc.epochs.*got FullGradient",
+            "augmented needs fedmcmc.minibatch or fedmcmc.epochs.*got FullGradient",
         ),
         (
             lambda: fedmcmc.svrg(fedmcmc.augmented(fedmcmc.minibatch(2), same), 5),
-            "svrg takes full passes over rows as they are",
+            "svrg takes full passes over the original rows",
         ),
         (
             lambda: fedmcmc.scaffold(
                 fedmcmc.noisy(fedmcmc.augmented(fedmcmc.minibatch(2), same), 0.1)
             ),
-            "scaffold takes full passes over rows as they are",
+            "scaffold takes full passes over the original rows",
         ),
         (
             lambda: fedmcmc.augment(
@@ -225,7 +225,7 @@ POSTERIOR = FEDERATION.posterior
         ),
         (
             lambda: run(fedmcmc.augment(KERNELS["dsgld"](POSTERIOR), shortened)),
-            r"of the shapes and types that it is given: factor must be float32\[3, 3, 3\]",
+            r"with the shapes and types of its argument: factor must be float32\[3, 3, 3\]",
         ),
         (
             lambda: run(fedmcmc.augment(KERNELS["dsgld"](POSTERIOR), retyped)),

@@ -23,12 +23,12 @@ def moves(kernel, num_rounds=6):
     """Return the displacements ``[num_rounds, 3]`` of single rounds that start at `PLACE`."""
     init, step = fedmcmc.simulate(kernel, FEDERATION.data)
     state, step = init(START), jax.jit(step)
-    found = []
+    displacements = []
     for seed in range(num_rounds):
         at = state.broadcast._replace(position=PLACE)
         moved, _ = step(jax.random.key(seed), state._replace(broadcast=at))
-        found.append(np.asarray(moved.broadcast.position, float) - np.asarray(PLACE, float))
-    return np.array(found)
+        displacements.append(np.asarray(moved.broadcast.position, float) - np.asarray(PLACE, float))
+    return np.array(displacements)
 
 
 def gradient(place):

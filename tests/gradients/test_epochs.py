@@ -13,7 +13,7 @@ from fedmcmc.random import shuffle_words, shuffled
 from tests.oracles.federations import LIMIT
 from tests.support.lanes import fast_and_slow
 
-ROOM = importlib.import_module("fedmcmc.gradients._minibatches")
+MINIBATCHES = importlib.import_module("fedmcmc.gradients._minibatches")
 SIZES = (7, 1, 4)
 DATA = fedmcmc.FederatedData.from_clients(
     [10.0 * i + jnp.arange(n, dtype=jnp.float32) for i, n in enumerate(SIZES)]
@@ -55,17 +55,17 @@ def estimates(client_index, batch_size, num_calls, key=0, data=DATA):
     estimator = fedmcmc.epochs(batch_size)
     client = data.client(client_index)
     draws = estimator.prepare(jax.random.key(key), jnp.zeros(()), client, num_calls)
-    found = []
+    gradients = []
     for i in range(num_calls):
         drawn = jax.tree.map(lambda leaf, i=i: leaf[i], draws)
 
         def loglikelihood(position, rows):
             return jax.nn.one_hot(rows.astype(int), 30) @ position
 
-        found.append(
+        gradients.append(
             np.asarray(estimator.estimate(loglikelihood, drawn, jnp.zeros(30), (), client))
         )
-    return np.array(found)
+    return np.array(gradients)
 
 
 @pytest.mark.parametrize("batch_size", fast_and_slow([1, 2, 3, 7, 9], [3]))
@@ -73,16 +73,16 @@ def estimates(client_index, batch_size, num_calls, key=0, data=DATA):
 def test_a_pass_holds_each_row_once(index, batch_size):
     size = SIZES[index]
     steps = -(-size // batch_size)
-    found = estimates(index, batch_size, 2 * steps)
-    own = 10 * index + np.arange(size)
+    gradients = estimates(index, batch_size, 2 * steps)
+    indices = 10 * index + np.arange(size)
     for start in (0, steps):
-        used = found[start : start + steps] > 0
-        np.testing.assert_array_equal(used.sum(0)[own], 1)
+        used = gradients[start : start + steps] > 0
+        np.testing.assert_array_equal(used.sum(0)[indices], 1)
         assert used.sum() == size
         counts = used.sum(1)
         assert counts[:-1].tolist() == [batch_size] * (steps - 1)
         # Size over the number of rows in the minibatch.
-        np.testing.assert_allclose(found[start : start + steps].sum(1), size, rtol=1e-6)
+        np.testing.assert_allclose(gradients[start : start + steps].sum(1), size, rtol=1e-6)
     if size > batch_size:
         passes = [estimates(index, batch_size, steps, key=k).tobytes() for k in range(4)]
         assert len(set(passes)) > 1
@@ -90,7 +90,7 @@ def test_a_pass_holds_each_row_once(index, batch_size):
 
 def test_keys_in_place_of_rows_draw_the_same(monkeypatch):
     ahead = estimates(0, 2, 8)
-    monkeypatch.setattr(ROOM, "MAX_PREPARED_OFFSETS", 1)
+    monkeypatch.setattr(MINIBATCHES, "MAX_PREPARED_OFFSETS", 1)
     np.testing.assert_array_equal(estimates(0, 2, 8), ahead)
 
 

@@ -88,7 +88,7 @@ def averaging(**changed):
         ),
         (
             lambda: fedmcmc.scaffold(fedmcmc.scaffold(fedmcmc.full_gradient())),
-            "goes around an estimator that does not itself need a sum",
+            "needs an estimator that does not itself need a sum",
         ),
         (
             lambda: run(

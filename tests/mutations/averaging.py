@@ -58,8 +58,8 @@ MUTATIONS = {
     ),
     "a first kick that is whole": (
         INTEGRATORS,
-        "half, kick(first))",
-        "2 * half, kick(first))",
+        "half, kick(gradient))",
+        "2 * half, kick(gradient))",
         HALF,
     ),
     "later kicks that are half": (
@@ -130,14 +130,14 @@ MUTATIONS = {
     ),
     "no windows between two samples": (
         "dynamics/_training.py",
-        "first + stride, lambda i, c: window(c, i, False)",
-        "first + 1, lambda i, c: window(c, i, False)",
+        "start + stride, lambda i, c: window(c, i, False)",
+        "start + 1, lambda i, c: window(c, i, False)",
         SAMPLES,
     ),
     "windows between two samples with the draws of the first": (
         "dynamics/_training.py",
-        "first + stride, lambda i, c: window(c, i, False)",
-        "first + stride, lambda i, c: window(c, first, False)",
+        "start + stride, lambda i, c: window(c, i, False)",
+        "start + stride, lambda i, c: window(c, start, False)",
         SAMPLES,
     ),
     "a distinct cohort that stands for itself alone": (

@@ -251,8 +251,8 @@ MUTATIONS = {
     ),
     "a level under the density from the wrong distribution": (
         SLICED,
-        "log_density(now) + jnp.log1p(-below)",
-        "log_density(now) + 2 * jnp.log1p(-below)",
+        "log_density(position) + jnp.log1p(-below)",
+        "log_density(position) + 2 * jnp.log1p(-below)",
         SLICES,
     ),
     "the server leaves the prior out": (

@@ -120,8 +120,8 @@ MUTATIONS = {
     ),
     "all clients compress by the first operator": (
         "compression/_per_client.py",
-        "place = self.which.of(client)",
-        "place = jnp.zeros((), jnp.int32)",
+        "index = self.which.of(client)",
+        "index = jnp.zeros((), jnp.int32)",
         OPERATORS,
     ),
     "refitted surrogates not in the product": (
@@ -138,14 +138,14 @@ MUTATIONS = {
     ),
     "alpha ignored": (
         "gradients/_corrections.py",
-        "(product**share / own) ** alpha",
-        "(product**share / own)",
+        "(product**share / surrogate) ** alpha",
+        "(product**share / surrogate)",
         FSGLD,
     ),
     "conducive term divided by f twice": (
         "gradients/_corrections.py",
-        "(product**share / own) ** alpha",
-        "(product**share / own ** (1 / share)) ** alpha",
+        "(product**share / surrogate) ** alpha",
+        "(product**share / surrogate ** (1 / share)) ** alpha",
         FSGLD,
     ),
     "minibatch not scaled to the client's rows": (
@@ -156,8 +156,8 @@ MUTATIONS = {
     ),
     "distinct rows drawn with replacement": (
         "gradients/_minibatches.py",
-        "distinct_integers(rng_key, client.size, (num_calls, most), take)",
-        "integers_below(rng_key, client.size, (num_calls, most))",
+        "distinct_integers(rng_key, client.size, (num_calls, max_rows), num_rows)",
+        "integers_below(rng_key, client.size, (num_calls, max_rows))",
         DISTINCT,
     ),
     "noise of the server off by sqrt 2": (
@@ -302,8 +302,8 @@ MUTATIONS = {
     ),
     "the gradient of an old snapshot": (
         "gradients/_corrections.py",
-        "known.round != latest,",
-        "known.round < 0,",
+        "cached.round != latest,",
+        "cached.round < 0,",
         MEMORY,
     ),
     **adjusted.MUTATIONS,

@@ -47,14 +47,14 @@ MUTATIONS = {
     ),
     "predicted noise of minibatches of size N instead of N^2": (
         MINIBATCHES,
-        "return size**2 / used * left",
-        "return size / used * left",
+        "return size**2 / num_rows * correction",
+        "return size / num_rows * correction",
         MINIBATCH,
     ),
     "predicted noise of minibatches without replacement off": (
         MINIBATCHES,
-        "(size - used) / jnp.maximum(size - 1, 1)",
-        "(size - used) / size",
+        "(size - num_rows) / jnp.maximum(size - 1, 1)",
+        "(size - num_rows) / size",
         MINIBATCH,
     ),
     "covariance of scores around zero": (

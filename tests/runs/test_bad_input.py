@@ -150,7 +150,7 @@ def lsd(**settings):
         ),
         (
             lambda: fedmcmc.per_client([fedmcmc.quantize(2)], [0, 1]),
-            "which must hold places of the 1 compressors, 0 to 0, got 0 to 1",
+            "which must hold indices of the 1 compressors, 0 to 0, got 0 to 1",
         ),
         (
             lambda: fedmcmc.per_client([fedmcmc.quantize(2)], [0.0]),
@@ -165,7 +165,10 @@ def lsd(**settings):
         (lambda: fedmcmc.memory(fedmcmc.quantize(2), 1.1), "rate must be a number.*at most 1"),
         (lambda: fedmcmc.memory(fedmcmc.quantize(2), -0.1), "rate must be a number, at least 0"),
         (lambda: fedmcmc.memory(fedmcmc.quantize(2), of="some"), "of must be"),
-        (lambda: fedmcmc.memory(fedmcmc.memory(fedmcmc.quantize(2))), "no memory of its own"),
+        (
+            lambda: fedmcmc.memory(fedmcmc.memory(fedmcmc.quantize(2))),
+            "compressor without a memory",
+        ),
         (lambda: fedmcmc.memory(fedmcmc.top_k(0.5)), "needs a rate for a biased compressor"),
         (
             lambda: fedmcmc.compress(fsgld(), fedmcmc.memory(fedmcmc.quantize(2), of="all")),
@@ -184,11 +187,11 @@ def lsd(**settings):
         (lambda: fedmcmc.svrg(fedmcmc.full_gradient(), 0), "refresh_every must be a positive"),
         (
             lambda: fedmcmc.svrg(fedmcmc.svrg(fedmcmc.full_gradient(), 2), 2),
-            "needs no reference of its own",
+            "cannot go around an estimator with a reference",
         ),
         (
             lambda: fedmcmc.fixed_point(fedmcmc.svrg(fedmcmc.full_gradient(), 2), jnp.zeros(2)),
-            "needs no reference of its own",
+            "cannot go around an estimator with a reference",
         ),
         (
             lambda: run(fedmcmc.lsd_star(POSTERIOR, jnp.zeros(3), step_size=0.01)),

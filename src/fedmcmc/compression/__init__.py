@@ -1,8 +1,8 @@
-"""Compressors of messages, with the bits they cost.
+"""Compressors of messages, and the exact number of bits of their codes.
 
-A compressor makes a code of a message and a message of a code; its bits are counted here and
-written by `fedmcmc.wire`. A new compressor is one class in one file. It knows no kernel, and
-imports types, pytrees and random streams.
+A compressor encodes a message to a code and decodes the code to a message. This package counts the
+bits of a code and `fedmcmc.wire` writes them. A new compressor is one class in one file, and does
+not depend on any kernel.
 """
 
 from fedmcmc.compression._bounds import bound_bits as bound_bits
@@ -10,7 +10,6 @@ from fedmcmc.compression._chain import chain as chain
 from fedmcmc.compression._clip import clip as clip
 from fedmcmc.compression._elias import SMALLEST_NORM as SMALLEST_NORM
 from fedmcmc.compression._elias import as_vectors as as_vectors
-from fedmcmc.compression._elias import code_length as code_length
 from fedmcmc.compression._elias import message_bits as message_bits
 from fedmcmc.compression._elias import place_bits as place_bits
 from fedmcmc.compression._identity import Identity as Identity

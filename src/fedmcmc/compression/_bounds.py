@@ -11,43 +11,34 @@ def bound_bits(
 ) -> np.ndarray | np.float64:
     """Return the bound of Alistarh et al. (2017) on the expected bits of a quantized vector.
 
-    With ``d = dimension`` and ``s = num_levels``, it is, with 32 bits of norm:
+    With ``d = dimension``, ``s = num_levels`` and 32 bits for the norm, the bound is
 
-    - for ``s**2 + sqrt(d) <= d / 2``, of the sparse code,
+    - for ``s**2 + sqrt(d) <= d / 2`` (sparse code),
       ``(3 + 1.5 log2(2 (s**2 + d) / m)) m + 32`` with ``m = s (s + sqrt(d))``;
     - for ``s = sqrt(d)``, ``2.8 d + 32``;
-    - else of the dense code,
+    - otherwise (dense code),
       ``((log2(1 + (s**2 + min(d, s sqrt(d))) / d) + 1) / 2 + 2) d + 32``.
+
+    The factors ``1 + o(1)`` of the published logarithms are dropped, so with many levels a real
+    message is longer; `message_bits` counts its bits.
 
     Parameters
     ----------
     dimension, num_levels
-        Positive numbers or arrays of them, broadcast.
+        Positive numbers or arrays, broadcast.
     base
-        ``"log2"``, or ``"natural"`` for the numbers printed by Vono et al. (2022), whose program
-        takes the natural logarithm.
-
-    Returns
-    -------
-    numpy.ndarray
-        Bits, float64.
+        Base of the logarithm: ``"log2"``, or ``"natural"`` as in the numbers printed by Vono et
+        al. (2022).
 
     Raises
     ------
     ValueError
-        On numbers that are not positive and on an unknown base.
-
-    Notes
-    -----
-    The published bounds hold up to factors ``1 + o(1)`` of the logarithms, which are dropped here:
-    for many levels a real message is longer. `message_bits` counts it.
+        If a number is not positive or the base is unknown.
 
     References
     ----------
-    Alistarh, Grubic, Li, Tomioka and Vojnovic (2017), QSGD: Communication-efficient SGD via
-    gradient quantization and encoding, Theorem 3.2, Corollary 3.3 and Lemma A.2; Vono et al.
-    (2022), QLSD: Quantised Langevin stochastic dynamics for Bayesian federated learning,
-    supplement, for the choice between them.
+    Alistarh, Grubic, Li, Tomioka and Vojnovic (2017), QSGD, Theorem 3.2, Corollary 3.3 and Lemma
+    A.2; Vono et al. (2022), QLSD, supplement, for the choice between the codes.
 
     Examples
     --------
@@ -66,6 +57,6 @@ def bound_bits(
     nonzeros = s * (s + root)
     sparse = (3 + 1.5 * log(2 * (s**2 + d) / nonzeros)) * nonzeros
     dense = (0.5 * (log(1 + (s**2 + np.minimum(d, s * root)) / d) + 1) + 2) * d
-    balanced = np.where(s == root, 2.8 * d, dense)
-    bound: np.ndarray = np.where(s**2 + root <= d / 2, sparse, balanced) + 32
-    return bound[()]
+    dense_bits = np.where(s == root, 2.8 * d, dense)
+    bits: np.ndarray = np.where(s**2 + root <= d / 2, sparse, dense_bits) + 32
+    return bits[()]

@@ -1,4 +1,4 @@
-"""Compressors one after another."""
+"""Compressors applied in sequence."""
 
 from dataclasses import dataclass
 
@@ -13,39 +13,36 @@ from fedmcmc.pytrees import trees
 
 
 def chain(*compressors: Compressor) -> Compressor:
-    """Compress by each in turn; what is sent is the last one's code.
+    """Apply compressors in sequence; the last one's code is sent.
+
+    The result is unbiased if all compressors are, with ``1 + omega = prod(1 + omega_i)``. After
+    `sparsify`, `quantize` may be the last: its sparse code then only pays for nonzero numbers.
 
     Raises
     ------
     ValueError
-        Without any, or with a `memory` inside: that goes around a chain.
-
-    Notes
-    -----
-    Unbiased if all are, with ``1 + omega = prod(1 + omega_i)``. The last may be `quantize` after
-    `sparsify`: its sparse code then pays for the numbers that are left.
+        If there is no compressor, or one is a `memory`: write ``memory(chain(...))`` instead.
 
     Examples
     --------
     >>> import fedmcmc
-    >>> halves = fedmcmc.sparsify(0.5)
-    >>> float(chain(halves, halves).omega(jnp.zeros(3)))
+    >>> half = fedmcmc.sparsify(0.5)
+    >>> float(chain(half, half).omega(jnp.zeros(3)))
     3.0
     """
     if not compressors:
         raise ValueError("chain needs at least one compressor, got none.")
     if any(isinstance(inner, Memory) for inner in compressors):
         raise ValueError(
-            "chain holds a memory; write memory(chain(...), rate): the memory is of what the "
-            "receiver understands."
+            "chain holds a memory; write memory(chain(...), rate), which stores decoded messages."
         )
-    return Chain(compressors)
+    return CompressorChain(compressors)
 
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
-class Chain(Compressor):
-    """Compressors in turn; see `chain`."""
+class CompressorChain(Compressor):
+    """Compressors applied in sequence; see `chain`."""
 
     compressors: tuple[Compressor, ...]
 
@@ -63,28 +60,28 @@ class Chain(Compressor):
     def encode(
         self, draws: ArrayTree, message: ArrayTree, state: ArrayTree, client: Client
     ) -> tuple[ArrayTree, ArrayTree]:
-        """Return the last one's code of what the others leave of the message."""
+        """Return the code of the last compressor, for the message decoded from the previous one."""
         states = []
         code: ArrayTree = None
         for i, inner in enumerate(self.compressors):
-            code, new = inner.encode(draws[i], message, state[i], client)
+            code, new_state = inner.encode(draws[i], message, state[i], client)
             message = trees.cast_like(inner.decode(code, client), message)
-            states.append(new)
+            states.append(new_state)
         return code, tuple(states)
 
     def decode(self, code: ArrayTree, sender: Sender | Client) -> ArrayTree:
         return self.compressors[-1].decode(code, sender)
 
     def omega(self, like: ArrayTree) -> Array:
-        # With omega the error so far and w the next one's. Unbiased next: the two errors are
-        # orthogonal. Biased next: they may add up.
+        # The error of an unbiased compressor is orthogonal to the error so far; the error of a
+        # biased one may point in the same direction.
         omega = jnp.zeros((), jnp.float32)
         for inner in self.compressors:
-            w = inner.omega(like)
+            next_omega = inner.omega(like)
             if inner.unbiased:
-                omega = (1 + omega) * (1 + w) - 1
+                omega = (1 + omega) * (1 + next_omega) - 1
             else:
-                omega = jnp.square(jnp.sqrt(omega) + jnp.sqrt((1 + omega) * w))
+                omega = jnp.square(jnp.sqrt(omega) + jnp.sqrt((1 + omega) * next_omega))
         return omega
 
     def check(self, like: ArrayTree, num_clients: int) -> None:

@@ -1,4 +1,4 @@
-"""No compression."""
+"""Compressor that sends messages unchanged."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from fedmcmc.compression._types import Compressor, Dense
 
 
 def identity() -> Compressor:
-    """Send a message as it is; ``omega = 0``.
+    """Send messages unchanged; ``omega = 0``.
 
     Examples
     --------
@@ -23,7 +23,7 @@ def identity() -> Compressor:
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Identity(Compressor):
-    """Every number as it is; see `identity`."""
+    """Compressor that sends every number unchanged; see `identity`."""
 
     def encode(
         self, draws: ArrayTree, message: ArrayTree, state: ArrayTree, client: Client

@@ -1,7 +1,7 @@
-"""Memory: a client compresses how its message differs from what it remembers of earlier ones."""
+"""Compressor with memory: clients compress differences to their previous messages."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,14 +9,14 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._types import ArrayTree, Client, PerClient, Sender, register_dataclass
-from fedmcmc.compression._numbers import check_number, of_client, per_client_number
+from fedmcmc.compression._numbers import as_per_client, check_num_clients, value_for
 from fedmcmc.compression._types import Compressor
 from fedmcmc.pytrees import trees
 
 
-class _State(NamedTuple):
+class _MemoryState(NamedTuple):
     memory: ArrayTree
-    inner: ArrayTree
+    inner: ArrayTree  # state of the compressor of differences
 
 
 def memory(
@@ -27,37 +27,29 @@ def memory(
 ) -> Compressor:
     """Compress the difference between a message and the client's memory of its messages.
 
-    Client ``i`` sends ``g_i = C(m_i - eta_i)`` and moves its memory,
-    ``eta_i <- eta_i + rate * g_i``, so that what is compressed shrinks as the messages settle.
+    Client ``i`` sends ``g_i = C(m_i - eta_i)`` and updates its memory,
+    ``eta_i <- eta_i + rate * g_i``. The compressed differences shrink as the messages settle.
 
     Parameters
     ----------
     compressor
-        Of the difference.
+        Compressor ``C`` of the difference.
     rate
-        ``[]``, or ``[num_clients]`` where clients differ, in [0, 1]; ``None`` for
+        Rate ``[]``, or ``[num_clients]`` if clients differ, in [0, 1]; ``None`` for
         ``1 / (1 + omega)``, the largest rate of the published theory.
     of
-        Whose memory the server adds to what it received: that of ``"all"`` clients
-        (``sum_i eta_i + sum_active w_i g_i``, PP2 of Philippenko and Dieuleveut, 2020) or of the
-        ``"active"`` ones (``sum_active w_i (eta_i + g_i)``, PP1). Where everyone takes part the
-        two are the same. Only the first removes the noise that partial participation makes of
-        the clients' heterogeneity. ``None`` (default) is all of them where a kernel weights its
-        messages by one over the probability of taking part, and the active ones where it does
-        not (a relay).
+        Clients whose memories the server adds: ``"all"`` (``sum_i eta_i + sum_active w_i g_i``, PP2
+        of Philippenko and Dieuleveut, 2020) or ``"active"`` (``sum_active w_i (eta_i + g_i)``,
+        PP1). Only ``"all"`` removes the noise that partial participation adds when clients differ.
+        ``None`` means ``"all"`` if the kernel weights messages by one over the probability of
+        taking part, and otherwise ``"active"`` (a relay).
 
     Raises
     ------
     ValueError
-        If a rate is outside [0, 1], if `rate` is ``None`` for a biased compressor, which has no
-        such rate, or if `compressor` has a memory already; and from `init` where a rate is above
-        ``2 / (1 + omega)``.
-
-    Notes
-    -----
-    With an unbiased compressor, ``E |m - eta'|^2 <= (1 - 2 rate + rate^2 (1 + omega)) |m - eta|^2``
-    where ``m`` stays: above ``2 / (1 + omega)`` memories may move away from what they remember
-    faster than they come back.
+        If a rate is outside [0, 1], if `rate` is ``None`` and the compressor is biased, or if
+        `compressor` has a memory already. Also raised by `init` if a rate exceeds
+        ``2 / (1 + omega)``, above which memories may diverge.
 
     References
     ----------
@@ -71,50 +63,50 @@ def memory(
     0.364
     """
     if isinstance(compressor, Memory):
-        raise ValueError("memory goes around a compressor that has no memory of its own.")
+        raise ValueError("memory needs a compressor without a memory.")
     if rate is None and not compressor.unbiased:
         raise ValueError(
             "memory needs a rate for a biased compressor: 1 / (1 + omega) is for unbiased ones."
         )
     if of not in ("all", "active", None):
         raise ValueError(f'of must be "all", "active" or None, got {of!r}.')
-    checked_rate = None if rate is None else per_client_number(rate, "rate", low=0.0, high=1.0)
+    checked_rate = None if rate is None else as_per_client(rate, "rate", low=0.0, high=1.0)
     return Memory(compressor, checked_rate, of)
 
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Memory(Compressor):
-    """Differences to a memory that both sides move by its rate; see `memory`."""
+    """Compressor of differences to a memory that client and server update; see `memory`."""
 
     compressor: Compressor  # of the difference
-    rate: Any  # [], PerClient of [num_clients], or None for 1 / (1 + omega)
+    rate: Array | PerClient | None  # None for 1 / (1 + omega)
     of: str | None = field(metadata={"static": True})
 
     @property
     def unbiased(self) -> bool:
         return self.compressor.unbiased
 
-    def init(self, like: ArrayTree) -> _State:
-        return _State(trees.zeros_like(like), self.compressor.init(like))
+    def init(self, like: ArrayTree) -> _MemoryState:
+        return _MemoryState(trees.zeros_like(like), self.compressor.init(like))
 
     def prepare(self, rng_key: Array, like: ArrayTree, client: Client) -> ArrayTree:
         return self.compressor.prepare(rng_key, like, client)
 
     def encode(
-        self, draws: ArrayTree, message: ArrayTree, state: _State, client: Client
-    ) -> tuple[ArrayTree, _State]:
-        """Return the code of the difference, and move the memory."""
+        self, draws: ArrayTree, message: ArrayTree, state: _MemoryState, client: Client
+    ) -> tuple[ArrayTree, _MemoryState]:
+        """Return the code of the difference, and the updated memory."""
         difference = trees.subtract(message, state.memory)
         code, inner = self.compressor.encode(draws, difference, state.inner, client)
         change = trees.cast_like(self.change(code, client), state.memory)
-        return code, _State(trees.add(state.memory, change), inner)
+        return code, _MemoryState(trees.add(state.memory, change), inner)
 
     def decode(self, code: ArrayTree, sender: Sender | Client) -> ArrayTree:
         return self.compressor.decode(code, sender)
 
     def change(self, code: ArrayTree, sender: Sender | Client) -> ArrayTree:
-        """Return by how much a code moves its sender's memory."""
+        """Return the change of the sender's memory for a code."""
         decoded = self.compressor.decode(code, sender)
         return trees.scale(self._rate(decoded, sender), decoded)
 
@@ -124,7 +116,7 @@ class Memory(Compressor):
     def check(self, like: ArrayTree, num_clients: int) -> None:
         """Check the compressor of differences, and that memories cannot diverge."""
         self.compressor.check(like, num_clients)
-        check_number(self.rate, "rate", num_clients)
+        check_num_clients(self.rate, "rate", num_clients)
         if self.rate is None or not self.unbiased:
             return
         rate = self.rate.values if isinstance(self.rate, PerClient) else self.rate
@@ -144,6 +136,6 @@ class Memory(Compressor):
 
     def _rate(self, like: ArrayTree, client: Sender | Client) -> Array:
         if self.rate is not None:
-            return of_client(self.rate, client)
+            return value_for(self.rate, client)
         omega = self.omega(like)
-        return 1 / (1 + of_client(PerClient(omega) if jnp.ndim(omega) else omega, client))
+        return 1 / (1 + value_for(PerClient(omega) if jnp.ndim(omega) else omega, client))

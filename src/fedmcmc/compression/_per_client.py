@@ -1,4 +1,4 @@
-"""A compressor for each client."""
+"""Compressors that differ between clients."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,38 +12,36 @@ from jax import Array
 from fedmcmc._checks import expect
 from fedmcmc._types import ArrayTree, Client, PerClient, Sender, register_dataclass
 from fedmcmc.compression._memory import Memory
+from fedmcmc.compression._numbers import check_num_clients
 from fedmcmc.compression._types import Compressor, OneOf
 from fedmcmc.pytrees import trees
 
 
 def per_client(compressors: Sequence[Compressor], which: Sequence[int] | Array) -> Compressor:
-    """Compress each client's messages by a compressor of its own.
+    """Compress each client's messages with its own compressor.
+
+    Each message starts with the index of its compressor. A client's draws, code and state are the
+    same as with its compressor alone, so `omega` is ``[num_clients]``. The result is unbiased if
+    all compressors are.
 
     Parameters
     ----------
     compressors
-        At least one; several clients may share one.
+        At least one compressor; several clients may share one. If only a number differs, pass one
+        number per client instead, as in ``quantize([2, 16])``.
     which
-        ``[num_clients]`` integers: client ``i`` uses ``compressors[which[i]]``.
+        Integers ``[num_clients]``: client ``i`` uses ``compressors[which[i]]``.
 
     Raises
     ------
     ValueError
-        Without any compressor, if one has a `memory` (that goes around all of them), if `which` is
-        not one integer per client, each the place of a compressor; and from `init` where it has not
-        as many entries as the data has clients.
+        If there is no compressor, if one is a `memory` (write ``memory(per_client(...))``), or if
+        `which` does not hold one index per client (`init` checks their number).
 
     Notes
     -----
-    A client draws, sends and keeps what it would with its compressor alone, so its errors obey that
-    compressor's law: `omega` is ``[num_clients]``. Unbiased if all compressors are. For compressors
-    of one kind whose numbers differ, give one of them numbers per client (``quantize([2, 16])``).
-
-    A message begins with the place of its compressor, in as many bits as the largest place takes,
-    so that whoever reads it needs nothing else.
-
-    All clients run one program. Where they are computed together (`jax.vmap`) every compressor
-    runs for every client, and all but one result is dropped; one at a time, only the client's own.
+    All clients run one program. If clients are computed together (`jax.vmap`), every compressor
+    runs for every client; if they are computed one at a time, only the client's compressor runs.
 
     References
     ----------
@@ -66,30 +64,30 @@ def per_client(compressors: Sequence[Compressor], which: Sequence[int] | Array) 
             "per_client holds a memory; write memory(per_client(...), rate), whose rate may be one "
             "per client: the server adds the memories of all clients in one way."
         )
-    return Assigned(compressors, PerClient(_places(which, len(compressors))))
+    return PerClientCompressor(compressors, PerClient(_as_indices(which, len(compressors))))
 
 
-def _places(which: Sequence[int] | Array, num: int) -> Array:
-    places = jnp.asarray(which)
-    if places.ndim != 1 or places.size == 0 or not jnp.issubdtype(places.dtype, jnp.integer):
+def _as_indices(which: Sequence[int] | Array, num_compressors: int) -> Array:
+    indices = jnp.asarray(which)
+    if indices.ndim != 1 or indices.size == 0 or not jnp.issubdtype(indices.dtype, jnp.integer):
         raise ValueError(
-            f"which must be one integer per client, got shape {places.shape} and dtype "
-            f"{places.dtype}."
+            f"which must be one integer per client, got shape {indices.shape} and dtype "
+            f"{indices.dtype}."
         )
-    if not isinstance(places, jax.core.Tracer):
-        values = np.asarray(places)
-        if values.min() < 0 or values.max() >= num:
+    if not isinstance(indices, jax.core.Tracer):
+        values = np.asarray(indices)
+        if values.min() < 0 or values.max() >= num_compressors:
             raise ValueError(
-                f"which must hold places of the {num} compressors, 0 to {num - 1}, got "
-                f"{values.min()} to {values.max()}."
+                f"which must hold indices of the {num_compressors} compressors, 0 to "
+                f"{num_compressors - 1}, got {values.min()} to {values.max()}."
             )
-    return places.astype(jnp.int32)
+    return indices.astype(jnp.int32)
 
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
-class Assigned(Compressor):
-    """Compressors, and which client uses which; see `per_client`."""
+class PerClientCompressor(Compressor):
+    """Compressors with the index of each client's compressor; see `per_client`."""
 
     compressors: tuple[Compressor, ...]
     which: PerClient  # of [num_clients] int32
@@ -102,7 +100,7 @@ class Assigned(Compressor):
         return tuple(inner.init(like) for inner in self.compressors)
 
     def prepare(self, rng_key: Array, like: ArrayTree, client: Client) -> ArrayTree:
-        # One key for all, as the client uses the numbers of one: those that it would draw alone.
+        # All compressors share the key: a client uses the draws of one, the same as alone.
         keys = (jax.random.clone(rng_key) for _ in self.compressors)
         return tuple(
             inner.prepare(key, like, client)
@@ -112,49 +110,47 @@ class Assigned(Compressor):
     def encode(
         self, draws: ArrayTree, message: ArrayTree, state: ArrayTree, client: Client
     ) -> tuple[OneOf, ArrayTree]:
-        """Return the code of the client's compressor, and zeros for those of the others."""
-        encoded = [
-            jax.eval_shape(inner.encode, random, message, kept, client)[0]
-            for inner, random, kept in zip(self.compressors, draws, state, strict=True)
+        """Return the code of the client's compressor, with zeros for the others."""
+        shapes = [
+            jax.eval_shape(inner.encode, inner_draws, message, inner_state, client)[0]
+            for inner, inner_draws, inner_state in zip(self.compressors, draws, state, strict=True)
         ]
-        place = self.which.of(client)
+        index = self.which.of(client)
 
-        def by(i: int) -> tuple[OneOf, ArrayTree]:
-            code, kept = self.compressors[i].encode(draws[i], message, state[i], client)
-            codes = [trees.zeros_like(like) for like in encoded]
+        def encode_with(i: int) -> tuple[OneOf, ArrayTree]:
+            code, new_state = self.compressors[i].encode(draws[i], message, state[i], client)
+            codes = [trees.zeros_like(like) for like in shapes]
             codes[i] = code
-            return OneOf(place, tuple(codes)), (*state[:i], kept, *state[i + 1 :])
+            return OneOf(index, tuple(codes)), (*state[:i], new_state, *state[i + 1 :])
 
-        branches = [partial(by, i) for i in range(len(self.compressors))]
-        code, state = jax.lax.switch(place, branches)
+        branches = [partial(encode_with, i) for i in range(len(self.compressors))]
+        code, state = jax.lax.switch(index, branches)
         return code, state
 
     def decode(self, code: OneOf, sender: Sender | Client) -> ArrayTree:
-        def by(i: int) -> ArrayTree:
+        def decode_with(i: int) -> ArrayTree:
             return self.compressors[i].decode(code.codes[i], sender)
 
-        # Of sixteen bits some compressors make thirty-two: all results must have one type.
-        shapes = [jax.eval_shape(partial(by, i)) for i in range(len(self.compressors))]
+        # Some compressors decode 16-bit messages to 32 bits, but all branches need one type.
+        shapes = [jax.eval_shape(partial(decode_with, i)) for i in range(len(self.compressors))]
         like = jax.tree.map(
             lambda *leaves: jax.ShapeDtypeStruct(leaves[0].shape, jnp.result_type(*leaves)), *shapes
         )
 
-        def as_others(i: int) -> ArrayTree:
-            return trees.cast_like(by(i), like)
+        def decode_and_cast(i: int) -> ArrayTree:
+            return trees.cast_like(decode_with(i), like)
 
-        branches = [partial(as_others, i) for i in range(len(shapes))]
+        branches = [partial(decode_and_cast, i) for i in range(len(shapes))]
         values: ArrayTree = jax.lax.switch(code.place, branches)
         return values
 
     def omega(self, like: ArrayTree) -> Array:
-        places = self.which.values
-        clients = jnp.arange(places.shape[0])
-        bounds = [jnp.broadcast_to(inner.omega(like), places.shape) for inner in self.compressors]
-        return jnp.stack(bounds)[places, clients]
+        indices = self.which.values
+        clients = jnp.arange(indices.shape[0])
+        bounds = [jnp.broadcast_to(inner.omega(like), indices.shape) for inner in self.compressors]
+        return jnp.stack(bounds)[indices, clients]
 
     def check(self, like: ArrayTree, num_clients: int) -> None:
-        num = self.which.values.shape[0]
-        if num != num_clients:
-            raise ValueError(f"which has {num} entries, but the data has {num_clients} clients.")
+        check_num_clients(self.which, "which", num_clients)
         for inner in self.compressors:
             inner.check(like, num_clients)

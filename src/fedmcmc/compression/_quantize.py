@@ -1,8 +1,7 @@
-"""The stochastic quantizer of QSGD."""
+"""Stochastic quantizer of QSGD."""
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,39 +9,35 @@ from jax import Array
 
 from fedmcmc._types import ArrayTree, Client, PerClient, Sender, register_dataclass
 from fedmcmc.compression._elias import SMALLEST_NORM
-from fedmcmc.compression._numbers import check_number, of_client, per_client_number
+from fedmcmc.compression._numbers import as_per_client, check_num_clients, value_for
 from fedmcmc.compression._types import Compressor, Dense, Quantized
 from fedmcmc.pytrees import trees, where_any
 from fedmcmc.random import random_words, word_halves
 
 MAX_LEVELS = 2**23
-"""Above this many levels a level would have more bits than a float32."""
+"""Largest number of levels: a level of a finer grid would need more bits than a float32."""
 
 
 def quantize(num_levels: int | Array, *, per_leaf: bool = False) -> Compressor:
     """Round each number at random to one of ``num_levels`` fractions of the message's norm.
 
-    ``C(v)_j = |v| sign(v_j) k_j / s`` with ``s = num_levels``, ``a_j = s |v_j| / |v|`` and ``k_j``
-    the integer below ``a_j``, or with probability ``a_j - floor(a_j)`` the one above.
+    ``C(v)_j = |v| sign(v_j) k_j / s`` with ``s = num_levels``, where ``k_j`` is one of the two
+    integers next to ``s |v_j| / |v|``, with probabilities that make ``C`` unbiased. The bound is
+    ``omega = min(d / s^2, sqrt(d) / s)`` for ``d`` numbers per norm.
 
     Parameters
     ----------
     num_levels
-        ``[]``, or ``[num_clients]`` where clients differ, at least one; "p bits" of the
-        literature are ``2**p`` levels.
+        Number of levels ``[]``, or ``[num_clients]`` if clients differ, at least one. "p bits" in
+        the literature are ``2**p`` levels.
     per_leaf
-        Whether each leaf of a message has a norm of its own. By default all leaves are one vector.
+        If true, each leaf of a message has its own norm. By default all leaves are one vector.
 
     Raises
     ------
     ValueError
-        If a number of levels is not an integer between 1 and ``2**23``; no compression at all is
-        `identity`.
-
-    Notes
-    -----
-    Unbiased, with ``omega = min(d / s^2, sqrt(d) / s)`` for ``d`` numbers under one norm. The norm
-    is a float32 and is used as such when rounding, so nothing is lost on the way to the receiver.
+        If a number of levels is not an integer between 1 and ``2**23``. `identity` sends messages
+        without compression.
 
     References
     ----------
@@ -54,16 +49,16 @@ def quantize(num_levels: int | Array, *, per_leaf: bool = False) -> Compressor:
     >>> float(compressor.omega(jnp.zeros(784)))
     1.75
     """
-    levels = per_client_number(num_levels, "num_levels", low=1, high=MAX_LEVELS, integer=True)
+    levels = as_per_client(num_levels, "num_levels", low=1, high=MAX_LEVELS, integer=True)
     return Quantize(levels, bool(per_leaf))
 
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Quantize(Compressor):
-    """Levels of a norm; see `quantize`."""
+    """Stochastic quantizer; see `quantize`."""
 
-    num_levels: Any  # [] float32 or PerClient of [num_clients]
+    num_levels: Array | PerClient  # float32
     per_leaf: bool = field(metadata={"static": True})
 
     def prepare(self, rng_key: Array, like: ArrayTree, client: Client) -> ArrayTree:
@@ -72,36 +67,37 @@ class Quantize(Compressor):
     def encode(
         self, draws: ArrayTree, message: ArrayTree, state: ArrayTree, client: Client
     ) -> tuple[Quantized | Dense, ArrayTree]:
-        """Return norm and levels; a message without numbers has neither."""
+        """Return norm and levels, or a `Dense` code if the message has no numbers."""
         if not trees.num_elements(message):
             return Dense(message), state
-        num_levels = of_client(self.num_levels, client)
-        # Sixteen bits hold neither the norm nor the levels.
+        num_levels = value_for(self.num_levels, client)
+        # Sixteen bits are too few for the norm and for the levels.
         message = jax.tree.map(trees.widen, message)
+        # The norm is rounded to float32 here, so that client and receiver use the same number.
         if self.per_leaf:
             norm = jax.tree.map(lambda x: _norm([x]) if x.size else (), message)
             relative = jax.tree.map(lambda x, n: _relative(x, n) if x.size else x, message, norm)
         else:
             norm = _norm(jax.tree.leaves(message))
             relative = jax.tree.map(lambda x: _relative(x, norm), message)
-        # The two halves are joined after rounding: XLA does not fuse a concatenation on CPU, so
-        # that levels, which are read several times, are computed once.
+        # Round each half before joining them: on CPU, XLA does not fuse a concatenation, so the
+        # levels, which are read several times, are computed once.
         flat = trees.ravel(relative)
-        first, second = word_halves(draws, flat.size)
-        half = first.shape[0]
+        leading, trailing = word_halves(draws, flat.size)
+        half = leading.shape[0]
         levels = jnp.concatenate(
-            [_round(flat[:half], first, num_levels), _round(flat[half:], second, num_levels)]
+            [_round(flat[:half], leading, num_levels), _round(flat[half:], trailing, num_levels)]
         )
         return Quantized(norm, trees.unravel(levels, message)), state
 
     def decode(self, code: Quantized | Dense, sender: Sender | Client) -> ArrayTree:
         if isinstance(code, Dense):
             return code.values
-        # Whether XLA divides by a number or multiplies by its reciprocal depends on what else the
-        # program does with it. Behind the barrier that is nothing, at the client as at the server.
-        num_levels = jax.lax.optimization_barrier(of_client(self.num_levels, sender))
+        # XLA may divide by a number or multiply by its reciprocal, depending on the rest of the
+        # program. The barrier makes client and server compute the same.
+        num_levels = jax.lax.optimization_barrier(value_for(self.num_levels, sender))
 
-        def leafwise(levels: Array, norm: Any) -> Array:
+        def leafwise(levels: Array, norm: Array) -> Array:
             fractions = levels.astype(jnp.float32) / num_levels
             return norm * fractions if levels.size else fractions
 
@@ -117,15 +113,15 @@ class Quantize(Compressor):
         return jnp.minimum(size / s**2, math.sqrt(size) / s)
 
     def check(self, like: ArrayTree, num_clients: int) -> None:
-        check_number(self.num_levels, "num_levels", num_clients)
+        check_num_clients(self.num_levels, "num_levels", num_clients)
 
 
 def _norm(leaves: list[Array]) -> Array:
     norm = _plain_norm(leaves)
-    # Squares of numbers beyond these do not fit into a float32.
+    # Outside this range the squares overflow or underflow float32.
     safe = (norm > 1e-15) & (norm < 1e15)
-    norm = where_any(~safe, _relative_norm, norm, leaves)
-    # A subnormal norm is sent as zero. One that is not finite stays so, and then no decoded
+    norm = where_any(~safe, _scaled_norm, norm, leaves)
+    # A subnormal norm is sent as zero. A norm that is not finite is kept, and then no decoded
     # number is finite.
     return jnp.where(norm < SMALLEST_NORM, 0, norm)
 
@@ -135,7 +131,7 @@ def _plain_norm(leaves: list[Array]) -> Array:
     return jnp.sqrt(sum(squares, jnp.zeros((), jnp.float32)))
 
 
-def _relative_norm(leaves: list[Array]) -> Array:
+def _scaled_norm(leaves: list[Array]) -> Array:
     largest = jnp.max(
         jnp.stack([jnp.max(jnp.abs(x)).astype(jnp.float32) for x in leaves if x.size])
     )
@@ -144,11 +140,11 @@ def _relative_norm(leaves: list[Array]) -> Array:
 
 
 def _round(x: Array, words: Array, num_levels: Array) -> Array:
-    """Return signed levels of numbers relative to the norm."""
+    """Return the signed levels of numbers that are relative to the norm."""
     s = trees.cast(num_levels, x)
     exact = jnp.minimum(jnp.abs(x) * s, s)
     below = jnp.floor(exact)
-    # The word is below ``fraction * 2**32`` with probability `fraction`.
+    # A word is below ``fraction * 2**32`` with probability `fraction`.
     up = words < ((exact - below) * 2.0**32).astype(jnp.uint32)
     level = below.astype(jnp.int32) + up.astype(jnp.int32)
     return jnp.where(x < 0, -level, level)

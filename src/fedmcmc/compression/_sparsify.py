@@ -1,58 +1,55 @@
-"""Some of a message's numbers, chosen at random."""
+"""Compressor that sends a random subset of a message's numbers."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc._types import ArrayTree, Client, register_dataclass
+from fedmcmc.compression._numbers import as_positive
 from fedmcmc.compression._types import Compressor, Sparse
-from fedmcmc.pytrees import schedules, trees
+from fedmcmc.pytrees import trees
 from fedmcmc.random import random_words, realize_words
 
 
 def sparsify(fraction: float | Array) -> Compressor:
     """Send each number with probability `fraction`, divided by it, and zero otherwise.
 
+    Unbiased with ``omega = (1 - fraction) / fraction``, and the bound is exact: the variance of
+    ``C(v)_j`` is ``omega v_j^2``. Samplers on Gaussian targets therefore still have an exact
+    stationary distribution.
+
     Parameters
     ----------
     fraction
-        ``[]``, in (0, 1].
+        Probability ``[]``, in (0, 1].
 
     Raises
     ------
     ValueError
         If `fraction` is outside (0, 1].
 
-    Notes
-    -----
-    Unbiased, ``omega = (1 - fraction) / fraction``, with equality: the variance of ``C(v)_j`` is
-    ``omega v_j^2``, so the laws of samplers on Gaussian targets stay closed.
-
     Examples
     --------
     >>> round(float(sparsify(0.25).omega(jnp.zeros(8))), 6)
     3.0
     """
-    return Sparsify(fraction_of(fraction))
+    return Sparsify(as_fraction(fraction))
 
 
-def fraction_of(fraction: float | Array) -> Any:
-    """Return `fraction` as a leaf, after checks."""
-    q = schedules.number(fraction, "fraction", minimum=0.0, strict=True)
-    if isinstance(q, schedules.Scheduled):
-        raise TypeError("fraction must be a number; a schedule of the round is not supported.")
-    if not isinstance(q, jax.core.Tracer) and float(q) > 1:
+def as_fraction(fraction: float | Array) -> Array:
+    """Return `fraction` as a leaf; raise `ValueError` if it is outside (0, 1]."""
+    number = as_positive(fraction, "fraction")
+    if not isinstance(number, jax.core.Tracer) and float(number) > 1:
         raise ValueError(f"fraction must be in (0, 1], got {fraction}.")
-    return q
+    return number
 
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Sparsify(Compressor):
-    """Numbers that are sent at random; see `sparsify`."""
+    """Compressor that sends numbers at random; see `sparsify`."""
 
     fraction: Array
 
@@ -62,13 +59,13 @@ class Sparsify(Compressor):
     def encode(
         self, draws: ArrayTree, message: ArrayTree, state: ArrayTree, client: Client
     ) -> tuple[Sparse, ArrayTree]:
-        """Return the numbers that are sent, divided by the fraction, among zeros."""
+        """Return the message with the numbers that are not sent set to zero."""
         fraction = self.fraction
 
         def leafwise(x: Array, words: Array) -> Array:
             # 24 bits of a word are a uniform on [0, 1) that float32 holds exactly.
             uniform = (words >> 8).astype(jnp.float32) * 2.0**-24
-            # What is not finite is always sent, so that it does not go unnoticed.
+            # Always send NaN and infinity, so that they are noticed.
             sent = (uniform < fraction.astype(jnp.float32)) | ~jnp.isfinite(x)
             return jnp.where(sent, x / trees.cast(fraction, x), 0)
 

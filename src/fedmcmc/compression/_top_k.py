@@ -1,4 +1,4 @@
-"""The largest of a message's numbers."""
+"""Compressor that sends the largest numbers of a message."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc._types import ArrayTree, Client, register_dataclass
-from fedmcmc.compression._sparsify import fraction_of
+from fedmcmc.compression._sparsify import as_fraction
 from fedmcmc.compression._types import Compressor, Sparse
 from fedmcmc.pytrees import trees
 
@@ -15,23 +15,21 @@ from fedmcmc.pytrees import trees
 def top_k(fraction: float, *, error_feedback: bool = True) -> Compressor:
     """Send the largest `fraction` of a message's numbers, at least one.
 
+    Biased: ``|C(v) - v|^2 <= (1 - k / d) |v|^2``, the declared `omega`. With error feedback the
+    sum of the sent messages differs from the sum of the original messages by one bounded error;
+    even so, a sampler's mean is only right in the limit of small step sizes.
+
     Parameters
     ----------
     fraction
-        In (0, 1]; ``round(fraction * d)`` numbers of ``d`` are sent, of all leaves together.
+        Fraction in (0, 1]; ``k = round(fraction * d)`` of ``d`` numbers are sent, over all leaves.
     error_feedback
-        Whether a client adds what it did not send to its next message.
+        If true, a client adds to its next message the numbers that it did not send.
 
     Raises
     ------
     ValueError
         If `fraction` is outside (0, 1].
-
-    Notes
-    -----
-    Biased: ``|C(v) - v|^2 <= (1 - k / d) |v|^2``, which is the `omega` declared. With error
-    feedback the sum of what was sent lags the sum of the messages by one bounded error; a sampler's
-    mean is then right only as the step size goes to zero.
 
     References
     ----------
@@ -45,20 +43,20 @@ def top_k(fraction: float, *, error_feedback: bool = True) -> Compressor:
     """
     if isinstance(fraction, jax.core.Tracer):
         raise TypeError("top_k needs a Python number: how many numbers are sent is static.")
-    return TopK(float(fraction_of(fraction)), bool(error_feedback))
+    return TopK(float(as_fraction(fraction)), bool(error_feedback))
 
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class TopK(Compressor):
-    """The largest numbers; see `top_k`."""
+    """Compressor that sends the largest numbers; see `top_k`."""
 
     fraction: float = field(metadata={"static": True})
     error_feedback: bool = field(metadata={"static": True})
 
     @property
     def unbiased(self) -> bool:
-        """Small numbers are always zero."""
+        """False: small numbers are always set to zero."""
         return False
 
     def init(self, like: ArrayTree) -> ArrayTree:
@@ -67,14 +65,14 @@ class TopK(Compressor):
     def encode(
         self, draws: ArrayTree, message: ArrayTree, state: ArrayTree, client: Client
     ) -> tuple[Sparse, ArrayTree]:
-        """Return the largest numbers of message and error together, and what is left of them."""
+        """Return the largest numbers of message plus error, and the new error."""
         if not trees.is_empty(state):
             message = trees.add(message, state)
         flat = jnp.abs(trees.ravel(message))
-        _, places = jax.lax.top_k(flat, self._num_sent(flat.size))
-        sent = jnp.zeros(flat.size, bool).at[places].set(True)
+        _, indices = jax.lax.top_k(flat, self._num_sent(flat.size))
+        sent = jnp.zeros(flat.size, bool).at[indices].set(True)
         values = jax.tree.map(
-            lambda chosen, x: jnp.where(chosen, x, 0), trees.unravel(sent, message), message
+            lambda mask, x: jnp.where(mask, x, 0), trees.unravel(sent, message), message
         )
         if not trees.is_empty(state):
             state = trees.subtract(message, values)

@@ -1,4 +1,4 @@
-"""What a compressor is, and what its codes consist of before they become bit strings."""
+"""Interface of compressors, and the codes that become bit strings."""
 
 from typing import NamedTuple
 
@@ -8,9 +8,9 @@ from fedmcmc._types import ArrayTree, Client, Described, Sender, undefined
 
 
 class Compressor(Described):
-    """A way to write a message in fewer bits.
+    """Operator ``C`` that writes a message in fewer bits.
 
-    ``C(v) = decode(encode(v))`` obeys ``E |C(v) - v|^2 <= omega |v|^2`` and, if `unbiased`,
+    ``C(v) = decode(encode(v))`` satisfies ``E |C(v) - v|^2 <= omega |v|^2`` and, if `unbiased`,
     ``E C(v) = v`` (assumption H2 of Vono et al., 2022). Messages are compressed independently
     over clients and rounds.
 
@@ -20,30 +20,30 @@ class Compressor(Described):
 
     @property
     def unbiased(self) -> bool:
-        """Whether ``E C(v) = v``."""
+        """True if ``E C(v) = v``."""
         return True
 
     def init(self, like: ArrayTree) -> ArrayTree:
-        """Return what a client keeps between its messages (its memory, its error)."""
+        """Return the client's state before its first message, such as a memory."""
         return ()
 
     def prepare(self, rng_key: Array, like: ArrayTree, client: Client) -> ArrayTree:
-        """Return all that is random in one message."""
+        """Return all random draws of one message."""
         return ()
 
     def encode(
         self, draws: ArrayTree, message: ArrayTree, state: ArrayTree, client: Client
     ) -> tuple[ArrayTree, ArrayTree]:
-        """Return the code and what the client keeps.
+        """Return the code and the client's new state.
 
         The code is a `compression.Dense`, `compression.Quantized`, `compression.Sparse` or
-        `compression.OneOf`, of which `compression.message_bits` counts the bits and `fedmcmc.wire`
-        writes them.
+        `compression.OneOf`. `compression.message_bits` counts its bits and `fedmcmc.wire` writes
+        them.
         """
         raise undefined(self, "encode")
 
     def decode(self, code: ArrayTree, sender: Sender | Client) -> ArrayTree:
-        """Return what the receiver understands: the code's values, which are the whole message."""
+        """Return the message that the receiver reads from a code; by default its `values`."""
         return code.values
 
     def omega(self, like: ArrayTree) -> Array:
@@ -54,25 +54,25 @@ class Compressor(Described):
         raise undefined(self, "omega")
 
     def check(self, like: ArrayTree, num_clients: int) -> None:
-        """Raise `ValueError` where the compressor does not fit."""
+        """Raise `ValueError` if the compressor does not fit the messages or the clients."""
 
 
 class Dense(NamedTuple):
-    """All numbers of a message, as they are: leaves of `values` shaped as the message."""
+    """Code that sends all numbers of a message unchanged; `values` has the message's shapes."""
 
     values: ArrayTree
 
 
 class Quantized(NamedTuple):
-    """A message on a grid: ``norm * levels / num_levels``.
+    """Code of a message on a grid, ``norm * levels / num_levels``.
 
     Attributes
     ----------
     norm
-        ``[]`` float32 for the whole message, or a tree of them, one per leaf that
-        holds numbers (and ``()`` for the others).
+        ``[]`` float32 for the complete message, or a tree with one norm per leaf (``()`` for
+        leaves without numbers).
     levels
-        int32, signed, shaped as the message; ``|levels| <= num_levels``. The receiver knows
+        int32, signed, shaped as the message; ``|levels| <= num_levels``. The receiver has
         ``num_levels``, so it is not sent.
     """
 
@@ -81,21 +81,21 @@ class Quantized(NamedTuple):
 
 
 class Sparse(NamedTuple):
-    """A message of which most numbers are zero: only the others are sent, with their places."""
+    """Code of a message with many zeros: only nonzero numbers are sent, with their positions."""
 
     values: ArrayTree
 
 
 class OneOf(NamedTuple):
-    """The code of one of several compressors.
+    """Code of one of several compressors.
 
     Attributes
     ----------
     place
-        ``[]`` int32, which of `codes` is sent, after its place.
+        ``[]`` int32, index in `codes` of the code that is sent. The index is sent first.
     codes
-        One per compressor, each a `Dense`, `Quantized`, `Sparse` or `OneOf`; zeros where it is not
-        sent.
+        One `Dense`, `Quantized`, `Sparse` or `OneOf` per compressor; all but one are zeros and are
+        not sent.
     """
 
     place: Array
@@ -103,14 +103,14 @@ class OneOf(NamedTuple):
 
 
 class WithExact(NamedTuple):
-    """A code, and the parts of its message that cross as they are.
+    """Code of a message together with the parts that are sent uncompressed.
 
     Attributes
     ----------
     code
         A `Dense`, `Quantized`, `Sparse` or `OneOf`.
     exact
-        The message's `fedmcmc.Uncompressed` parts, in its order.
+        The message's `fedmcmc.Uncompressed` parts, in order.
     """
 
     code: ArrayTree

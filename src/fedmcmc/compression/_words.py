@@ -1,8 +1,8 @@
-"""Numbers on a grid, as integers modulo 2^64: what a secure sum adds.
+"""Numbers on a grid as integers modulo 2^64, the terms of a secure sum.
 
-A sum of integers does not depend on the order of its terms. JAX has no 64-bit integers unless a
-whole process is told so, hence an integer is two or three parts of 32 bits here; on the host it is
-one NumPy `uint64`, of the same bits.
+A sum of integers does not depend on the order of its terms. By default JAX has no 64-bit integers,
+so an integer is two or three parts of 32 bits here. On the host it is one NumPy `uint64` with the
+same bits.
 """
 
 import math
@@ -14,34 +14,32 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.tree_util import register_static
+from jax.typing import DTypeLike
 
 from fedmcmc._types import ArrayTree
 
 MAX_TERMS = 2**16
-"""Terms of a sum at most: so many 16-bit limbs add up in 32 bits."""
+"""Largest number of terms: a sum of this many 16-bit limbs fits into 32 bits."""
 WORD_BITS = 64
 """Bits of a number of a secure sum."""
 FLOAT_BITS = 54
-"""A float32 below ``2**54`` splits into parts that 32-bit integers hold."""
-EXTREME = 100
-"""Resolutions lie between ``2**-100`` and ``2**100``: float32 has these, and products with them."""
+"""Bits of the largest integer: a float32 below ``2**54`` splits into parts of 32 bits."""
+MAX_DIGITS = 100
+"""Largest exponent of a resolution ``2**-digits``; products with float32 numbers stay finite."""
 
 
 class Word(NamedTuple):
-    """One integer modulo 2^64 per number, as it crosses the network.
-
-    Both ``[...]`` uint32, shaped as the numbers.
-    """
+    """Integers modulo 2^64 for sending: two uint32 arrays, shaped as the numbers."""
 
     high: Array
     low: Array
 
 
 class Limbs(NamedTuple):
-    """The same integer in parts that can be added, or a sum of up to 65,536 such.
+    """Integers modulo 2^64 in parts that can be added, or sums of up to 65,536 integers.
 
-    All ``[...]`` uint32. Of one integer `low` and `middle` are 16 bits each, so that sums of them
-    do not overflow; `high` is 32 bits, whose overflow is that of the 64.
+    Three uint32 arrays. `low` and `middle` have 16 bits per integer, so their sums do not overflow.
+    `high` has 32 bits; its overflow is the overflow modulo 2^64.
     """
 
     low: Array
@@ -52,14 +50,14 @@ class Limbs(NamedTuple):
 @register_static
 @dataclass(frozen=True)
 class Grid:
-    """The multiples of ``2**-digits`` up to `most` in size.
+    """Grid of the multiples of ``2**-digits`` between ``-most`` and `most`.
 
     Attributes
     ----------
     digits
-        Binary digits behind the point.
+        Number of binary digits after the point.
     most
-        What numbers beyond are moved to; a float32.
+        Largest number, a float32. Larger numbers are clipped to it.
     """
 
     digits: int
@@ -67,18 +65,18 @@ class Grid:
 
     @classmethod
     def of(cls, resolution: float, most: float) -> "Grid":
-        """Return the grid of a resolution and a range.
+        """Return the grid with a resolution and a largest number.
 
         Raises
         ------
         ValueError
-            If `resolution` is no power of two from ``2**-100`` to ``2**100``, or `most` is not
-            positive or holds more than ``2**54`` steps of it.
+            If `resolution` is not a power of two between ``2**-100`` and ``2**100``, or `most` is
+            not positive or at least ``2**54`` steps.
         """
         step, bound = _positive(resolution, "resolution"), _positive(most, "most")
         mantissa, exponent = math.frexp(step)
         digits = 1 - exponent
-        if mantissa != 0.5 or abs(digits) > EXTREME:
+        if mantissa != 0.5 or abs(digits) > MAX_DIGITS:
             raise ValueError(
                 "resolution must be a power of two between 2**-100 and 2**100, such as the "
                 f"default 2.0**-32, got {resolution!r}."
@@ -92,16 +90,16 @@ class Grid:
         return cls(digits, bound)
 
     def check(self, num_terms: int) -> None:
-        """Raise `ValueError` unless a sum of so many numbers can neither overflow nor be misread.
+        """Raise `ValueError` if a sum of this many numbers may overflow.
 
-        An integer is at most ``most / resolution + 1/2`` in size, and the signed reading of a sum
-        modulo 2^64 is the sum if that lies in ``[-2^63, 2^63)``.
+        An integer is at most ``most / resolution + 1/2`` in size. A sum modulo 2^64 equals the sum
+        if the sum lies in ``[-2^63, 2^63)``.
         """
         if num_terms > MAX_TERMS:
             raise ValueError(
-                f"A secure sum has room for {MAX_TERMS} messages, got {num_terms} clients."
+                f"A secure sum adds at most {MAX_TERMS} messages, got {num_terms} clients."
             )
-        largest = math.ceil(self.most * 2.0**self.digits) + 1  # exact, in Python's integers
+        largest = math.ceil(self.most * 2.0**self.digits) + 1  # exact Python integers
         if num_terms * largest >= 2**63:
             raise ValueError(
                 f"The sum of {num_terms} numbers up to most={self.most:g} in steps of "
@@ -110,24 +108,24 @@ class Grid:
             )
 
     def encode(self, numbers: Array) -> Word:
-        """Return the integers nearest to numbers that are at most `most` in size (ties to even)."""
+        """Return the nearest integers (ties to even) for numbers between ``-most`` and `most`."""
         if numbers.dtype == jnp.float64:
             scaled = jnp.round(numbers * 2.0**self.digits)
             top = jnp.floor(scaled * 2.0**-32)
             low = (scaled - top * 2.0**32).astype(jnp.uint32)
             return Word(_bits(top.astype(jnp.int32)), low)
         scaled = jnp.round(numbers.astype(jnp.float32) * 2.0**self.digits)
-        # Rounded before it is split; every further step is exact.
+        # Round before splitting: all later steps are exact.
         top = jnp.floor(scaled * 2.0**-24)
         low = _bits((scaled - top * 2.0**24).astype(jnp.int32))  # 24 bits
         signed = top.astype(jnp.int32)
         return Word(_bits(signed >> 8), low | (_bits(signed & 0xFF) << 24))
 
-    def decode(self, total: Limbs | Word, dtype: Any) -> Array:
-        """Return the numbers that integers, or sums of them, stand for.
+    def decode(self, total: Limbs | Word, dtype: DTypeLike) -> Array:
+        """Return the numbers for integers or sums of integers.
 
-        From size and sign: read as a float, the upper half of a sum just below zero would swallow
-        all its digits. The relative error is at most ``2**-23`` (of float64 ``2**-52``).
+        The relative error is at most ``2**-23`` (``2**-52`` in float64). Size and sign are separate
+        because the upper half of a small negative integer, as a float, would absorb all digits.
         """
         high, low = carry(total) if isinstance(total, Limbs) else total
         negative = high >> 31 == 1
@@ -139,20 +137,20 @@ class Grid:
 
 
 def limbs(word: Word) -> Limbs:
-    """Return an integer in parts that can be added."""
+    """Return integers in parts that can be added."""
     return Limbs(word.low & 0xFFFF, word.low >> 16, word.high)
 
 
 def carry(total: Limbs) -> Word:
-    """Return a sum of integers modulo 2^64, from the sums of their limbs."""
+    """Return sums of integers modulo 2^64 from the sums of their limbs."""
     middle = total.middle + (total.low >> 16)
     return Word(total.high + (middle >> 16), (total.low & 0xFFFF) | ((middle & 0xFFFF) << 16))
 
 
 def host_words(tree: ArrayTree, num_lead: int = 0) -> np.ndarray:
-    """Return all integers of a tree of `Word` in one vector ``[..., num_words]`` uint64.
+    """Return all integers of a tree of `Word` as one vector ``[..., num_words]`` uint64.
 
-    The first `num_lead` axes of every leaf (chains) are kept, in front.
+    The first `num_lead` axes of every leaf (chains) stay the first axes of the result.
 
     Examples
     --------
@@ -161,22 +159,22 @@ def host_words(tree: ArrayTree, num_lead: int = 0) -> np.ndarray:
     ['0000000180000000', 'fffffffdc0000000']
     """
     parts = []
-    for word in jax.tree.leaves(tree, is_leaf=_is_word):
+    for word in jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, Word)):
         high, low = (np.asarray(half).astype(np.uint64) for half in word)
-        whole = (high << np.uint64(32)) | low
-        parts.append(whole.reshape(*whole.shape[:num_lead], -1))
+        words = (high << np.uint64(32)) | low
+        parts.append(words.reshape(*words.shape[:num_lead], -1))
     return np.concatenate(parts, axis=-1)
 
 
 def limbs_of_host(total: np.ndarray, like: ArrayTree, num_lead: int = 0) -> ArrayTree:
-    """Return a sum of vectors of `host_words` in the shapes of a tree of `Limbs`.
+    """Return a sum of vectors from `host_words` as a tree of `Limbs` shaped as `like`.
 
-    The first `num_lead` axes of `total` come first in every leaf.
+    The first `num_lead` axes of `total` become the first axes of every leaf.
 
     Raises
     ------
     ValueError
-        If it has another number of words.
+        If `total` does not match the number of words of `like`.
     """
     nodes, treedef = jax.tree.flatten(like, is_leaf=lambda node: isinstance(node, Limbs))
     sizes = [math.prod(node.low.shape) for node in nodes]
@@ -196,10 +194,6 @@ def limbs_of_host(total: np.ndarray, like: ArrayTree, num_lead: int = 0) -> Arra
     return jax.tree.unflatten(treedef, list(map(split, pieces, nodes)))
 
 
-def _is_word(node: object) -> bool:
-    return isinstance(node, Word)
-
-
 def _bits(signed: Array) -> Array:
     return jax.lax.bitcast_convert_type(signed, jnp.uint32)
 
@@ -208,7 +202,7 @@ def _positive(number: Any, name: str) -> float:
     try:
         value = float(number)
     except (TypeError, ValueError, jax.errors.ConcretizationTypeError):
-        raise ValueError(f"{name} must be a number that is known now, got {number!r}.") from None
+        raise ValueError(f"{name} must be a concrete number, got {number!r}.") from None
     if not (value > 0 and math.isfinite(value)):
         raise ValueError(f"{name} must be positive and finite, got {number!r}.")
     return value

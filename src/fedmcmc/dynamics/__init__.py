@@ -1,7 +1,6 @@
-"""How a position moves: integrators, momentum, metrics, preconditioners, training.
+"""Rules that move a position: integrators, momentum, metrics, preconditioners, local training.
 
-What moves is given as a gradient function; whose gradient it is, these blocks do not know. The
-room imports gradients and the ground floor.
+They take a gradient function as an argument and do not depend on a model.
 """
 
 from fedmcmc.dynamics import _preconditioners as preconditioners

@@ -1,10 +1,9 @@
-"""How often proposals are accepted: closed forms on Gaussian targets, in the stationary state.
+"""Stationary acceptance probabilities of proposals on Gaussian targets, in closed form.
 
-For a proposal that is reversible with respect to some density, the acceptance probability in the
-stationary state is twice the probability that the ratio of Metropolis and Hastings is above one. On
-a Gaussian target the logarithm of that ratio is a difference of quadratic forms, so its sign is a
-matter of the beta distribution, or of an integral over one frequency. Derived here
-(``docs/laws.md``).
+If a proposal is reversible with respect to some density, its acceptance probability in the
+stationary state is twice the probability that the Metropolis-Hastings ratio is above one. On a
+Gaussian target the log ratio is a difference of quadratic forms, so the probability of its sign is
+a value of the beta distribution or a one-dimensional integral (derived in ``docs/laws.md``).
 """
 
 from collections.abc import Sequence
@@ -14,9 +13,9 @@ import numpy as np
 from scipy.special import betainc, ndtr
 
 FREQUENCIES = np.exp(np.arange(-30, 60, 0.05))
-"""Where a characteristic function is summed: enough for ten digits."""
-STABLE = 2.0
-"""A trajectory is stable while the step size times the root of the curvature is below this."""
+"""Frequencies at which a characteristic function is summed, for ten correct digits."""
+STABILITY_LIMIT = 2.0
+"""Upper limit of step size times root of curvature for stable trajectories."""
 
 
 def hmc_acceptance(
@@ -29,18 +28,17 @@ def hmc_acceptance(
     Parameters
     ----------
     step_size
-        Of the leapfrog integrator, in coordinates in which momenta are standard normal.
+        Step size in coordinates in which momenta are standard normal.
     curvatures
-        The number of dimensions ``d``, where all curvatures are one (whitened coordinates); or
-        ``[d]``, the eigenvalues of ``C' H C`` of the target's precision ``H`` and the metric
-        ``C C'``.
+        Number of dimensions ``d`` if all curvatures are one (whitened coordinates); or ``[d]``, the
+        eigenvalues of ``C' H C`` with the target's precision ``H`` and the metric ``C C'``.
     num_integration_steps
-        Steps of a trajectory, or all the numbers of steps that are equally likely.
+        Number of steps per trajectory, or several equally likely numbers of steps.
 
     Returns
     -------
     float
-        Zero where trajectories are unstable, ``step_size**2 * max(curvatures) >= 4``.
+        Probability; zero if trajectories are unstable, ``step_size**2 * max(curvatures) >= 4``.
 
     Raises
     ------
@@ -60,20 +58,21 @@ def hmc_acceptance(
     """
     lengths = np.atleast_1d(np.asarray(num_integration_steps, int))
     if np.ndim(curvatures) == 0:
-        if not 0 <= step_size < STABLE:
+        if not 0 <= step_size < STABILITY_LIMIT:
             return 0.0
         kappa = _error_rates(step_size, lengths)
         return float(np.mean(_beta(kappa / np.sqrt(1 + kappa**2), int(curvatures))))
     if not (np.asarray(curvatures) > 0).all():
         raise ValueError(f"curvatures must be positive, got {curvatures!r}.")
     steps = step_size * np.sqrt(np.asarray(curvatures, float))
-    if not (steps < STABLE).all():
+    if not (steps < STABILITY_LIMIT).all():
         return 0.0
-    shares = []
+    probabilities = []
     for length in lengths:
         exponent = 2 * np.arcsinh(_error_rates(steps, length))
-        shares.append(_below_zero(np.concatenate([np.expm1(exponent), np.expm1(-exponent)])))
-    return 2 * float(np.mean(shares))
+        weights = np.concatenate([np.expm1(exponent), np.expm1(-exponent)])
+        probabilities.append(_probability_below_zero(weights))
+    return 2 * float(np.mean(probabilities))
 
 
 def mala_acceptance(step_size: float, curvatures: int | np.ndarray) -> float:
@@ -82,10 +81,10 @@ def mala_acceptance(step_size: float, curvatures: int | np.ndarray) -> float:
     Parameters
     ----------
     step_size
-        Multiplies the gradient: that of `fedmcmc.lsd` and `fedmcmc.mala`. A leapfrog step of size
-        ``sqrt(2 * step_size)`` is the same proposal.
+        Step size that multiplies the gradient, as in `fedmcmc.lsd` and `fedmcmc.mala`. A leapfrog
+        step of size ``sqrt(2 * step_size)`` is the same proposal.
     curvatures
-        As that of `hmc_acceptance`.
+        Curvatures, see `hmc_acceptance`.
 
     Examples
     --------
@@ -100,23 +99,23 @@ def gaussian_mh_acceptance(
 ) -> float:
     """Return the mean acceptance probability of proposals from a Gaussian approximation.
 
-    The target is standard normal, in coordinates that make it so.
+    All arguments refer to coordinates in which the target is standard normal.
 
     Parameters
     ----------
     num_dimensions
-        Of the target.
+        Number of dimensions of the target.
     variance
-        Of the approximation, the same in all directions.
+        Variance of the approximation, the same in all directions.
     distance
-        Of its mean from the target's, in sds.
+        Distance between the means of approximation and target, in sds.
     correlation
-        Of proposals with where the chain is; zero for independent ones.
+        Correlation of proposals with the current position; zero for independent proposals.
 
     Raises
     ------
     ValueError
-        If the approximation is off in both ways, for which there is no closed form.
+        If variance and mean both differ from the target's: then there is no closed form.
 
     Examples
     --------
@@ -128,34 +127,34 @@ def gaussian_mh_acceptance(
     0.6206
     """
     if variance != 1 and distance != 0:
-        raise ValueError("Give variance= or distance=, and not both: there is no closed form then.")
-    fresh = 1 - correlation**2
+        raise ValueError("Pass variance= or distance=, not both: then there is no closed form.")
+    innovation = 1 - correlation**2
     if distance != 0:
         return float(2 * ndtr(-distance * np.sqrt((1 - correlation) / 2)))
-    t = fresh * abs(variance - 1)
-    return float(_beta(t / np.sqrt(t**2 + 4 * fresh * variance), num_dimensions))
+    t = innovation * abs(variance - 1)
+    return float(_beta(t / np.sqrt(t**2 + 4 * innovation * variance), num_dimensions))
 
 
 @lru_cache
 def hmc_step_size(
     num_dimensions: int, target_accept: float = 0.8, max_integration_steps: int = 1
 ) -> float:
-    """Return the step size of trajectories of a given acceptance in whitened coordinates.
+    """Return the step size with a target acceptance probability in whitened coordinates.
 
     Parameters
     ----------
     num_dimensions
-        Of the target.
+        Number of dimensions of the target.
     target_accept
-        In (0, 1).
+        Acceptance probability in (0, 1).
     max_integration_steps
-        Trajectories of 1 to so many steps are equally likely.
+        Largest number of steps per trajectory; all numbers from one on are equally likely.
 
     Returns
     -------
     float
-        The smallest step size with this acceptance, by bisection: the acceptance of long
-        trajectories falls and rises with the step size.
+        Smallest step size with this acceptance. For long trajectories there may be several,
+        because acceptance is not monotone in the step size.
 
     Raises
     ------
@@ -174,7 +173,7 @@ def hmc_step_size(
     def excess(step_size: float) -> float:
         return hmc_acceptance(step_size, num_dimensions, lengths) - target_accept
 
-    grid = np.linspace(0, STABLE, 1_001)
+    grid = np.linspace(0, STABILITY_LIMIT, 1_001)
     below = next(i for i, step_size in enumerate(grid) if excess(step_size) < 0)
     low, high = float(grid[below - 1]), float(grid[below])
     for _ in range(50):
@@ -184,10 +183,9 @@ def hmc_step_size(
 
 
 def _error_rates(step_size: np.ndarray | float, length: np.ndarray | int) -> np.ndarray:
-    """Return how far from a rotation a trajectory is, in each direction.
+    """Return the deviation of a trajectory from a rotation, for each direction.
 
-    It maps position and momentum by a rotation in coordinates ``(x, c p)``, which is none in
-    ``(x, p)``.
+    A trajectory is a rotation in coordinates ``(x, c p)``, but not in ``(x, p)``.
     """
     c = 1 / np.sqrt(1 - np.square(step_size) / 4)
     phi = np.arccos(1 - np.square(step_size) / 2)
@@ -202,7 +200,7 @@ def _beta(s: np.ndarray | float, num_dimensions: int) -> np.ndarray:
     return probability
 
 
-def _below_zero(weights: np.ndarray) -> float:
+def _probability_below_zero(weights: np.ndarray) -> float:
     """Return the probability that a weighted sum of squares of normals is below zero."""
     largest = np.abs(weights).max()
     if largest == 0:

@@ -1,35 +1,35 @@
 """Discretized stochastic and Hamiltonian differential equations.
 
-Positions are moved along a gradient function ``(draws, position) -> gradient`` of a log density;
-`draws` is one entry of whatever makes the gradient stochastic. Momenta appear as velocities,
-``inverse_mass_matrix * momentum``.
+A gradient function maps one entry of random draws and a position to the gradient of a log density.
+Momenta are represented as velocities, ``inverse_mass_matrix * momentum``.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import ArrayTree, Described, register_dataclass
+from fedmcmc._types import ArrayTree, Described, register_dataclass, undefined
 from fedmcmc.dynamics._metrics import IDENTITY, Metric
 from fedmcmc.pytrees import trees
 
 GradientFn = Callable[[ArrayTree, ArrayTree], ArrayTree]
+"""Function ``(draws, position) -> gradient``."""
 
 
 def overdamped_langevin(
     position: ArrayTree,
     gradient: ArrayTree,
     noise: ArrayTree,
-    step_size: Any,
-    temperature: Any = 1.0,
+    step_size: float | Array,
+    temperature: float | Array = 1.0,
     metric: Metric = IDENTITY,
 ) -> ArrayTree:
-    """One Euler step of overdamped Langevin dynamics.
+    """Return the position after one Euler step of overdamped Langevin dynamics.
 
     ``position + step_size * B gradient + sqrt(2 * step_size * temperature) * C noise``, with the
     metric ``B = C C'``.
@@ -37,21 +37,22 @@ def overdamped_langevin(
     Parameters
     ----------
     position
-        A pytree.
+        Position, any pytree.
     gradient
-        Of the log density (ascending), shaped as `position`.
+        Gradient of the log density, shaped as `position`.
     noise
         Standard normals, shaped as `position`.
     step_size, temperature
-        ``[]``. The step size ``h`` of Welling and Teh (2011) and of FSGLD is ``2 * step_size``.
+        Scalars ``[]``. The step size ``h`` of Welling and Teh (2011) and of FSGLD is
+        ``2 * step_size``.
     metric
-        The identity by default.
+        Metric, by default the identity.
 
     Examples
     --------
     >>> import jax.numpy as jnp
-    >>> one = jnp.ones(1)
-    >>> overdamped_langevin(one, -one, one, 0.5).tolist()
+    >>> x = jnp.ones(1)
+    >>> overdamped_langevin(x, -x, x, 0.5).tolist()
     [1.5]
     """
     spread: Array = jnp.sqrt(2 * jnp.asarray(step_size) * jnp.asarray(temperature))
@@ -64,7 +65,7 @@ def overdamped_langevin(
 
 
 class Integrator(Described):
-    """How a trajectory moves.
+    """Rule that computes a trajectory.
 
     A subclass is a frozen dataclass registered as a pytree, whose fields hold numbers (leaves) and
     structure (static). Its methods are pure.
@@ -72,7 +73,7 @@ class Integrator(Described):
 
     @property
     def num_calls(self) -> int:
-        """Gradient calls per trajectory."""
+        """Number of gradient calls per trajectory."""
         return 1
 
     def move(
@@ -83,21 +84,21 @@ class Integrator(Described):
         noise: ArrayTree,
         step_size: Array,
     ) -> tuple[ArrayTree, ArrayTree, Array]:
-        """Return the position and velocity of the last drift, and the gradients' mean square.
+        """Return position and velocity after the last drift, and the gradients' mean square.
 
-        `draws` has leaves ``[num_calls, ...]``, `noise` are standard normals times the root of the
-        temperature. The mean squared norm of the gradients is ``[]`` float32.
+        `draws` has leaves ``[num_calls, ...]``. `noise` holds standard normals times the root of
+        the temperature. The mean squared norm of the gradients is ``[]`` float32.
         """
-        raise NotImplementedError
+        raise undefined(self, "move")
 
     def check(self, position: ArrayTree) -> None:
-        """Raise `ValueError` where the integrator does not fit."""
+        """Raise `ValueError` if the integrator does not fit the position."""
 
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class EulerMaruyama(Integrator):
-    """One step of overdamped Langevin dynamics; see `euler_maruyama`."""
+    """Integrator for one step of overdamped Langevin dynamics; see `euler_maruyama`."""
 
     metric: Metric = IDENTITY
 
@@ -118,12 +119,12 @@ class EulerMaruyama(Integrator):
 
 
 def euler_maruyama(metric: ArrayTree | None = None) -> Integrator:
-    """One step of overdamped Langevin dynamics, `overdamped_langevin`, as an integrator.
+    """Take one step of overdamped Langevin dynamics, see `overdamped_langevin`.
 
     Parameters
     ----------
     metric
-        As in `fedmcmc.lsd`.
+        Metric, see `fedmcmc.lsd`.
     """
     return EulerMaruyama(Metric.of(metric))
 
@@ -131,11 +132,11 @@ def euler_maruyama(metric: ArrayTree | None = None) -> Integrator:
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Leapfrog(Integrator):
-    """Steps of Hamiltonian dynamics, up to the last drift; see `leapfrog`."""
+    """Integrator for leapfrog steps of Hamiltonian dynamics; see `leapfrog`."""
 
     mass: Metric
     num_steps: int = field(metadata={"static": True})
-    fresh: bool = field(metadata={"static": True})  # whether half kicks have gradients of their own
+    fresh: bool = field(metadata={"static": True})  # if true, each half kick has its own gradient
 
     @property
     def num_calls(self) -> int:
@@ -151,24 +152,24 @@ class Leapfrog(Integrator):
     ) -> tuple[ArrayTree, ArrayTree, Array]:
         half = jnp.asarray(step_size) / 2
         kick = self.mass.times
-        first = gradient_fn(jax.tree.map(lambda leaf: leaf[0], draws), position)
-        velocity = trees.add_scaled(self.mass.root_times(noise), half, kick(first))
+        gradient = gradient_fn(jax.tree.map(lambda leaf: leaf[0], draws), position)
+        velocity = trees.add_scaled(self.mass.root_times(noise), half, kick(gradient))
         position = trees.add_scaled(position, step_size, velocity)
-        squares = _squares(first)
+        squares = _squares(gradient)
         num_later = self.num_steps - 1
         if num_later:
-            # The draws after the first call, leaves [num_later, calls per step, ...].
+            # Draws after the first call, leaves [num_later, calls per step, ...].
             later = jax.tree.map(lambda x: x[1:].reshape(num_later, -1, *x.shape[1:]), draws)
 
             def step(
                 carry: tuple[ArrayTree, ArrayTree, ArrayTree], drawn: ArrayTree
             ) -> tuple[tuple[ArrayTree, ArrayTree, ArrayTree], None]:
                 position, velocity, squares = carry
-                twice, own = _two_halves(gradient_fn, drawn, position)
+                twice, new_squares = _two_halves(gradient_fn, drawn, position)
                 velocity = trees.add_scaled(velocity, half, kick(twice))
                 position = trees.add_scaled(position, step_size, velocity)
-                # Summed over coordinates once, at the end: in the loop a sum costs a tenth of it.
-                return (position, velocity, trees.add(squares, own)), None
+                # Sum over coordinates after the loop: here a sum takes a tenth of the loop's time.
+                return (position, velocity, trees.add(squares, new_squares)), None
 
             start = (position, velocity, squares)
             (position, velocity, squares), _ = jax.lax.scan(step, start, later, length=num_later)
@@ -187,24 +188,24 @@ def leapfrog(
     gradients: Literal["fresh", "reuse"] = "fresh",
     inverse_mass_matrix: ArrayTree | None = None,
 ) -> Integrator:
-    """Leapfrog steps of Hamiltonian dynamics, up to the last drift.
+    """Take leapfrog steps of Hamiltonian dynamics, up to the last drift.
 
-    From ``v = root * noise``, each step is half a kick, ``v += step_size / 2 * A gradient``, a
-    drift, ``x += step_size * v``, and half a kick, with ``A`` the inverse mass matrix. The half
-    kick after the last drift does not move the position and is left out.
+    With the inverse mass matrix ``A``, each step is a half kick
+    ``v += step_size / 2 * A gradient``, a drift ``x += step_size * v``, and another half kick. The
+    half kick after the last drift does not change the position and is omitted.
 
     Parameters
     ----------
     num_steps
-        Leapfrog steps per trajectory. One of them is a step of overdamped Langevin dynamics with
-        ``step_size ** 2 / 2``.
+        Number of leapfrog steps per trajectory. A single step is a step of overdamped Langevin
+        dynamics with step size ``step_size ** 2 / 2``.
     gradients
-        Whether the two half kicks between two drifts have stochastic gradients of their own
-        (``"fresh"``, ``2 * num_steps - 1`` calls) or share one (``"reuse"``, `num_steps` calls).
-        The laws differ. Exact gradients are never computed twice.
+        ``"fresh"`` for one stochastic gradient per half kick (``2 * num_steps - 1`` calls), or
+        ``"reuse"`` for one per pair of half kicks between two drifts (`num_steps` calls). The
+        stationary distributions differ. Exact gradients are never computed twice.
     inverse_mass_matrix
-        ``A``: shaped as the position for a diagonal, or ``[d, d]`` over the raveled position; the
-        identity by default.
+        Matrix ``A``, shaped as the position for a diagonal, or ``[d, d]`` over the raveled
+        position; by default the identity.
 
     Raises
     ------
@@ -218,9 +219,8 @@ def leapfrog(
     Examples
     --------
     >>> import jax.numpy as jnp
-    >>> steps = leapfrog(2)
-    >>> one, draws = jnp.ones(1), ()
-    >>> position, velocity, _ = steps.move(lambda _, x: -x, draws, one, 0 * one, 0.5)
+    >>> position, noise = jnp.ones(1), jnp.zeros(1)
+    >>> position, velocity, _ = leapfrog(2).move(lambda _, x: -x, (), position, noise, 0.5)
     >>> position.tolist(), velocity.tolist()
     ([0.53125], [-0.6875])
     """
@@ -233,7 +233,7 @@ def leapfrog(
 def _two_halves(
     gradient_fn: GradientFn, drawn: ArrayTree, position: ArrayTree
 ) -> tuple[ArrayTree, ArrayTree]:
-    """Return the sum of the gradients of two half kicks, and the calls' squares."""
+    """Return the sum of the gradients of two half kicks, and the sum of their squares."""
     leaves = jax.tree.leaves(drawn)
     if not leaves or leaves[0].shape[0] == 1:
         gradient = gradient_fn(jax.tree.map(lambda leaf: leaf[0], drawn), position)

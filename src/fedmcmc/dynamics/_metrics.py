@@ -1,4 +1,4 @@
-"""Metrics: what a step is measured by, the same everywhere; for momenta the inverse mass matrix."""
+"""Constant metrics of Langevin steps, and inverse mass matrices of momenta."""
 
 from dataclasses import dataclass
 
@@ -14,19 +14,20 @@ from fedmcmc.pytrees import trees
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Metric(Described):
-    """A positive definite matrix ``B`` and a root ``C`` of it, ``B = C C'``; ``()`` for ones.
+    """Positive definite matrix ``B`` with a root ``C``, ``B = C C'``; ``()`` for the identity.
 
-    A diagonal is a pytree shaped as a position; a dense matrix is ``[d, d]`` over the raveled
-    position. Which of the two it is shows when it meets a position, as that may be a matrix too.
+    A diagonal is a pytree shaped as the position; a dense matrix is ``[d, d]`` over the raveled
+    position. A position may itself be a matrix, so the two are only distinguished when the metric
+    is applied to a position.
     """
 
     matrix: ArrayTree
-    roots: ArrayTree  # of every entry, for a diagonal
-    factor: ArrayTree  # Cholesky's, of what may be a dense matrix, else ()
+    roots: ArrayTree  # root of each entry, for a diagonal
+    factor: ArrayTree  # Cholesky factor if the matrix may be dense, otherwise ()
 
     @classmethod
     def of(cls, matrix: ArrayTree | None) -> "Metric":
-        """Build from ``None``, a diagonal or a dense matrix; `check` says whether it is one."""
+        """Return the metric for ``None`` (the identity), a diagonal or a dense matrix."""
         if matrix is None:
             return IDENTITY
         matrix = jax.tree.map(trees.as_float, matrix)
@@ -36,11 +37,11 @@ class Metric(Described):
         return cls(matrix, jax.tree.map(jnp.sqrt, matrix), factor)
 
     def root_times(self, normals: ArrayTree) -> ArrayTree:
-        """Return ``C`` times standard normals: they then have the covariance ``B``."""
+        """Return ``C`` times standard normals, which has the covariance ``B``."""
         return _times(self.roots if self._is_diagonal(normals) else self.factor, normals)
 
     def transposed_root_times(self, gradient: ArrayTree) -> ArrayTree:
-        """Return ``C'`` times a gradient: that in coordinates ``z``, positions being ``C z``."""
+        """Return ``C'`` times a gradient, the gradient in coordinates ``z = inverse(C) x``."""
         if self._is_diagonal(gradient):
             return _times(self.roots, gradient)
         return _times(jax.tree.map(jnp.transpose, self.factor), gradient)
@@ -76,7 +77,7 @@ class Metric(Described):
 
 
 IDENTITY = Metric((), (), ())
-"""The metric that changes nothing."""
+"""Identity matrix as a metric."""
 
 
 def _times(matrix: ArrayTree, vector: ArrayTree) -> ArrayTree:

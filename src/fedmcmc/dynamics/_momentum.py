@@ -1,13 +1,13 @@
-"""Momenta of clients that move on their own: private, shared, or correlated to any degree.
+"""Momenta of clients with their own trajectories: private, shared, or correlated.
 
 Client ``c`` with weight ``w_c`` starts a trajectory with
-``p_c = sqrt(rho) xi + sqrt((1 - rho) / w_c) xi_c``, where ``xi`` is the same for all clients and
-``xi_c`` is its own. The weighted mean ``sum_c w_c p_c`` is then standard normal for every ``rho``:
-the mean of the clients moves as one chain would.
+``p_c = sqrt(rho) xi + sqrt((1 - rho) / w_c) xi_c``. All clients share ``xi``; ``xi_c`` is private.
+The weighted mean ``sum_c w_c p_c`` is standard normal for every ``rho``, so the clients' mean moves
+like a single chain.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 from jax import Array
@@ -20,21 +20,21 @@ from fedmcmc.random import normals, realize_normals
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Momentum(Described):
-    """How clients draw their momenta; see `shared_momentum`."""
+    """Distribution of the clients' momenta; see `shared_momentum`."""
 
-    rho: Any
+    rho: Number
     parts: Literal["both", "shared", "private"] = field(metadata={"static": True})
 
     def prepare(self, rng_key: Array, like: ArrayTree, num: int) -> ArrayTree:
-        """Return the client's own part of `num` momenta, leaves ``[num, ...]``."""
+        """Return the private part of `num` momenta, leaves ``[num, ...]``."""
         return () if self.parts == "shared" else normals(rng_key, like, num)
 
     def prepare_shared(self, rng_key: Array, like: ArrayTree, num: int) -> ArrayTree:
-        """Return the part of all clients, leaves ``[num, ...]``."""
+        """Return the shared part of `num` momenta, leaves ``[num, ...]``."""
         return () if self.parts == "private" else normals(rng_key, like, num)
 
     def correlation(self, round_: Array) -> Array:
-        """Return what `combine` is given in a round, ``[]``."""
+        """Return the correlation of a round, the argument of `combine`, ``[]``."""
         return schedules.value(self.rho, round_)
 
     def combine(
@@ -57,14 +57,14 @@ class Momentum(Described):
 
 
 def shared_momentum(rho: Number = 1.0) -> Momentum:
-    """Momenta with correlation: covariance ``rho + (1 - rho) / w_c``, cross-covariance ``rho``.
+    """Correlate the clients' momenta: variance ``rho + (1 - rho) / w_c``, covariance ``rho``.
 
     Parameters
     ----------
     rho
-        In [0, 1], a number or a schedule of the round. Values of a schedule are checked where they
-        are tabulated (`fedmcmc.sample`, `fedmcmc.sweep`). For the Python numbers 0 and 1 only what
-        is needed is drawn, so these are part of a kernel's structure.
+        Correlation in [0, 1], a number or a schedule of the round. `fedmcmc.sample` and
+        `fedmcmc.sweep` check the values of a schedule. For the Python numbers 0 and 1 only the
+        private or the shared part is drawn, so these are part of a kernel's structure.
 
     Raises
     ------
@@ -79,8 +79,8 @@ def shared_momentum(rho: Number = 1.0) -> Momentum:
     --------
     >>> import jax.numpy as jnp
     >>> momentum = shared_momentum(0.5)
-    >>> own, shared = jnp.ones(2), jnp.zeros(2)
-    >>> momentum.combine(own, shared, jnp.array(0.25), momentum.correlation(0), own).round(4)
+    >>> private, shared = jnp.ones(2), jnp.zeros(2)
+    >>> momentum.combine(private, shared, jnp.array(0.25), momentum.correlation(0), shared).round(4)
     Array([1.4142, 1.4142], dtype=float32)
     """
     if isinstance(rho, (int, float)) and rho in (0, 1):
@@ -91,5 +91,5 @@ def shared_momentum(rho: Number = 1.0) -> Momentum:
 
 
 def independent_momentum() -> Momentum:
-    """Each client draws its own momenta, of variance one over its weight."""
+    """Draw independent momenta per client, with a variance of one over the client's weight."""
     return shared_momentum(0.0)

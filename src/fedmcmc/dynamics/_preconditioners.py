@@ -1,18 +1,18 @@
-"""Preconditioners of a Langevin step, coordinate by coordinate."""
+"""Diagonal preconditioners of Langevin steps."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Described, Federation, register_dataclass
+from fedmcmc._types import ArrayTree, Described, Federation, register_dataclass, undefined
 from fedmcmc.pytrees import schedules, trees
 
 
 class Preconditioner(Described):
-    """A positive scale for each coordinate of a Langevin step.
+    """Positive scale for each coordinate of a Langevin step.
 
     A subclass is a frozen dataclass registered as a pytree, whose fields hold numbers (leaves) and
     structure (static). Its methods are pure.
@@ -25,35 +25,35 @@ class Preconditioner(Described):
     def update(self, gradient: ArrayTree, state: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
         """Return the metric ``G``, shaped as the position, and the new state.
 
-        `gradient` is that of the log posterior. A step moves by ``step_size * G * gradient`` and
-        ``sqrt(2 * step_size * temperature * G) * normal``.
+        `gradient` is the gradient of the log posterior. A step adds
+        ``step_size * G * gradient + sqrt(2 * step_size * temperature * G) * normal``.
         """
-        raise NotImplementedError
+        raise undefined(self, "update")
 
     def temperature(self, temperature: Array, round_: Array) -> Array:
-        """Return a round's temperature, which a warm-up without noise sets to zero."""
+        """Return the temperature of a round; zero during a warm-up without noise."""
         return temperature
 
 
-class _State(NamedTuple):
-    square: ArrayTree  # running mean of the squared gradient of the mean log posterior
+class _RmsState(NamedTuple):
+    square: ArrayTree  # running mean of squared gradients of the log posterior per row
     num_rows: Array
 
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Rms(Preconditioner):
-    """One over the root of a running mean of squared gradients; see `rms`."""
+    """Preconditioner from a running mean of squared gradients; see `rms`."""
 
-    decay: Any
-    damping: Any
+    decay: Array
+    damping: Array
     num_noiseless: Array
 
-    def init(self, position: ArrayTree, federation: Federation) -> _State:
+    def init(self, position: ArrayTree, federation: Federation) -> _RmsState:
         ones = jax.tree.map(jnp.ones_like, position)
-        return _State(ones, jnp.asarray(float(federation.num_rows)))
+        return _RmsState(ones, jnp.asarray(float(federation.num_rows)))
 
-    def update(self, gradient: ArrayTree, state: _State) -> tuple[ArrayTree, _State]:
+    def update(self, gradient: ArrayTree, state: _RmsState) -> tuple[ArrayTree, _RmsState]:
         mean = trees.scale(1 / state.num_rows, gradient)
         square = jax.tree.map(
             lambda v, g: trees.cast(self.decay, v) * v + trees.cast(1 - self.decay, v) * g * g,
@@ -61,7 +61,7 @@ class Rms(Preconditioner):
             mean,
         )
         metric = jax.tree.map(lambda v: 1 / jnp.sqrt(v + trees.cast(self.damping, v)), square)
-        return metric, _State(square, state.num_rows)
+        return metric, _RmsState(square, state.num_rows)
 
     def temperature(self, temperature: Array, round_: Array) -> Array:
         return jnp.where(round_ < self.num_noiseless, 0.0, temperature)
@@ -78,17 +78,18 @@ def rms(
     Parameters
     ----------
     decay
-        ``[]``, in [0, 1]; one freezes ``V``, which is a plain Langevin step for `damping` zero.
+        Weight of the previous ``V``, ``[]`` in [0, 1]. With one (and `damping` zero) the step is a
+        plain Langevin step.
     damping
-        ``[]``, at least zero.
+        Number ``[]`` added to ``V``, at least zero.
     num_noiseless
-        Rounds at the start without noise.
+        Number of initial rounds without noise.
 
     Notes
     -----
-    The curvature term ``div G`` of Li et al. (2016), eq. 7, is left out, as in every published use
-    we know of: the chain's stationary law is then off by an amount that grows with
-    ``1 - decay``, not only with the step size.
+    The curvature term ``div G`` of Li et al. (2016), eq. 7, is omitted, as in published
+    implementations. The bias of the stationary distribution therefore grows with ``1 - decay`` and
+    not only with the step size.
 
     References
     ----------
@@ -99,15 +100,13 @@ def rms(
     --------
     >>> preconditioner = rms(decay=0.99)
     """
-    numbers = (
-        schedules.number(decay, "decay", minimum=0.0),
-        schedules.number(damping, "damping", minimum=0.0),
-    )
-    for name, number in zip(("decay", "damping"), numbers, strict=True):
-        if isinstance(number, schedules.Scheduled):
+    for name, x in (("decay", decay), ("damping", damping)):
+        if callable(x):
             raise TypeError(f"{name} must be a number; a schedule is not supported.")
-    if not isinstance(numbers[0], jax.core.Tracer) and float(numbers[0]) > 1:
+    weight = schedules.number(decay, "decay", minimum=0.0)
+    if not isinstance(weight, jax.core.Tracer) and float(weight) > 1:
         raise ValueError(f"decay must be at most 1, got {decay}.")
+    offset = schedules.number(damping, "damping", minimum=0.0)
     if int(num_noiseless) != num_noiseless or num_noiseless < 0:
         raise ValueError(f"num_noiseless must be an integer, at least 0, got {num_noiseless!r}.")
-    return Rms(*numbers, jnp.asarray(int(num_noiseless), jnp.int32))
+    return Rms(weight, offset, jnp.asarray(int(num_noiseless), jnp.int32))

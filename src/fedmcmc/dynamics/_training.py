@@ -1,9 +1,8 @@
-"""Local training: an optimizer on a client's own rows, and what is kept of where it went.
+"""Local training: an optimizer on a client's rows, and summaries of its path.
 
-A client takes steps in windows: an epoch each, or so many steps. What a method needs of the
-iterates (the last one, averages over windows, moments) is kept by a `Visitor`, which sees the end
-and the average of each window after the burn-in, so that no iterate is stored that is not asked
-for.
+A client takes steps in windows of one epoch or of a fixed number of steps. A `Visitor` accumulates
+what a method needs (the last iterate, averages over windows, moments) from the end and the average
+of each window after the burn-in, so single iterates are not stored.
 """
 
 import functools
@@ -34,18 +33,20 @@ if TYPE_CHECKING:
 
 
 class Length(NamedTuple):
-    """How long a client trains: windows of an epoch, or of so many steps.
+    """Length of local training in windows of one epoch or of a fixed number of steps.
 
     Attributes
     ----------
-    num_windows, num_burnin
-        Windows in all, and those at the beginning of which nothing is kept.
+    num_windows
+        Total number of windows.
+    num_burnin
+        Number of initial windows without samples.
     batch_size
-        Rows per step, which say how many steps an epoch has; ``None`` for all of them.
+        Number of rows per step, which determines the steps per epoch; ``None`` for all rows.
     num_steps
-        Steps per window; ``None`` where it is an epoch.
+        Number of steps per window; ``None`` for one epoch.
     num_discarded
-        Windows that are not kept between two that are.
+        Number of windows that are discarded between two samples.
     """
 
     num_windows: int
@@ -56,17 +57,17 @@ class Length(NamedTuple):
 
     @property
     def num_samples(self) -> int:
-        """Windows that are kept; the last window is one."""
+        """Number of windows with samples, including the last window."""
         return 1 + (self.num_windows - self.num_burnin - 1) // (self.num_discarded + 1)
 
     def steps(self, client: Client) -> Array | int:
-        """Return the steps per window of this client."""
+        """Return the number of steps per window of this client."""
         if self.num_steps is not None:
             return self.num_steps
         return 1 if self.batch_size is None else steps_per_epoch(client.size, self.batch_size)
 
     def most(self, client: Client) -> int:
-        """Return a static bound on the client's steps in all."""
+        """Return a static bound on the client's total number of steps."""
         if self.num_steps is not None:
             return self.num_windows * self.num_steps
         per_window = 1 if self.batch_size is None else -(-client.max_size // self.batch_size)
@@ -76,36 +77,36 @@ class Length(NamedTuple):
 @register_dataclass
 @dataclass(frozen=True, eq=False)
 class Training:
-    """An optimizer and how long it runs; its state starts anew in every round."""
+    """Optimizer and length of local training; the optimizer's state is reset in every round."""
 
-    optimizer: Any  # as from optax
-    learning_rate: Any  # multiplies the updates; a number, or a schedule of the round
+    optimizer: "optax.GradientTransformation"
+    learning_rate: Number  # factor of the updates; a number, or a schedule of the round
     length: Length = field(metadata={"static": True})
 
 
 class Visitor(Described):
-    """What is kept of an optimizer's path: nothing, unless a subclass says otherwise.
+    """Accumulator of a summary of an optimizer's path; by default the summary is empty."""
 
-    A visitor is made within a round and lives no longer.
-    """
-
-    averages: ClassVar[bool] = False  # whether `visit` is given averages
+    averages: ClassVar[bool] = False
+    """If true, `visit` receives averages over windows."""
 
     def init(self, position: ArrayTree) -> ArrayTree:
-        """Return what is kept before the first window."""
+        """Return the summary before the first window."""
         return ()
 
-    def visit(self, summary: ArrayTree, index: Array, last: ArrayTree, average: Any) -> ArrayTree:
-        """Return what is kept after a window, the `index`-th of those that are kept.
+    def visit(
+        self, summary: ArrayTree, index: Array, position: ArrayTree, average: ArrayTree
+    ) -> ArrayTree:
+        """Return the summary after the sample `index`, which is the end of a window.
 
-        `last` is the window's last iterate, `average` the average of its iterates, ``None`` unless
-        `averages`.
+        `position` is the window's last iterate; `average` is the average of its iterates, or
+        ``None`` without `averages`.
         """
         return summary
 
 
 class Trained(NamedTuple):
-    """Where training ended, the visitor's summary, and the gradients' mean square ``[]``."""
+    """Final position, the visitor's summary, and the gradients' mean square ``[]``."""
 
     position: ArrayTree
     summary: ArrayTree
@@ -113,10 +114,10 @@ class Trained(NamedTuple):
 
 
 @functools.cache
-def plain_steps() -> Any:
-    """Return the optimizer of optax whose update is what it is given.
+def plain_steps() -> "optax.GradientTransformation":
+    """Return gradient descent with learning rate one.
 
-    Always the same object: kernels that hold it share their programs.
+    It is always the same object, so that kernels that contain it share compiled programs.
     """
     import optax
 
@@ -130,14 +131,14 @@ def training(
     *,
     name: str = "optimizer",
 ) -> Training:
-    """Return a checked `Training`; messages call the optimizer `name`.
+    """Return a checked `Training`; error messages use `name` for the optimizer.
 
     Raises
     ------
     TypeError
-        If the optimizer is not one of optax.
+        If the optimizer is not an optax optimizer.
     ValueError
-        On numbers out of range.
+        If the learning rate is out of range.
     """
     expect_optimizer(optimizer, name)
     rate = schedules.number(learning_rate, "learning_rate", minimum=0.0, strict=True)
@@ -153,27 +154,28 @@ def local_steps(
     num_burnin: int = 0,
     num_discarded: int = 0,
 ) -> tuple[Length, GradientEstimator]:
-    """Return length and minibatches of epochs, or of steps on rows drawn with replacement.
+    """Return the length of training, and the estimator for its minibatches.
 
-    With `num_local_epochs`, these are all epochs; with `num_local_steps`, each window has so many
-    steps. There are ``num_burnin + num_samples`` windows, and `num_discarded` between any two
+    With `num_local_epochs`, windows are epochs, and all epochs before the samples are burn-in. With
+    `num_local_steps`, each window has this number of steps, on rows drawn with replacement, and
+    there are `num_burnin` windows before the first sample. `num_discarded` windows lie between two
     samples.
 
     Raises
     ------
     ValueError
-        If neither or both are given, or a number is not a positive integer or does not fit.
+        If neither or both are passed, or a number is not a positive integer or does not fit.
     """
     if (num_local_epochs is None) == (num_local_steps is None):
-        raise ValueError("Give either num_local_epochs= or num_local_steps=, and not both.")
+        raise ValueError("Pass either num_local_epochs= or num_local_steps=, not both.")
     _check_count("num_samples", num_samples, 1)
     _check_count("num_burnin", num_burnin, 0)
     _check_count("num_discarded", num_discarded, 0)
-    kept = num_samples + (num_samples - 1) * num_discarded  # windows from the first sample on
+    num_windows = num_samples + (num_samples - 1) * num_discarded  # from the first sample on
     if num_local_steps is not None:
         _check_count("num_local_steps", num_local_steps, 1)
         length = Length(
-            num_burnin + kept,
+            num_burnin + num_windows,
             num_burnin,
             num_steps=int(num_local_steps),
             num_discarded=int(num_discarded),
@@ -181,7 +183,7 @@ def local_steps(
         return length, for_batch_size(batch_size)
     assert num_local_epochs is not None
     _check_count("num_local_epochs", num_local_epochs, 1)
-    if num_local_epochs < kept + num_burnin:
+    if num_local_epochs < num_windows + num_burnin:
         between = f" with num_discarded={num_discarded} between them" if num_discarded else ""
         raise ValueError(
             f"num_local_epochs={num_local_epochs} leaves too few epochs for num_samples="
@@ -189,16 +191,16 @@ def local_steps(
         )
     length = Length(
         int(num_local_epochs),
-        int(num_local_epochs) - kept,
+        int(num_local_epochs) - num_windows,
         batch_size,
         num_discarded=int(num_discarded),
     )
     return length, full_gradient() if batch_size is None else epochs(batch_size)
 
 
-def _check_count(name: str, x: Any, least: int) -> None:
-    if not isinstance(x, int | np.integer) or isinstance(x, bool) or x < least:
-        raise ValueError(f"{name} must be an integer of at least {least}, got {x!r}.")
+def _check_count(name: str, x: Any, minimum: int) -> None:
+    if not isinstance(x, int | np.integer) or isinstance(x, bool) or x < minimum:
+        raise ValueError(f"{name} must be an integer of at least {minimum}, got {x!r}.")
 
 
 def train(
@@ -210,18 +212,18 @@ def train(
     round_: Array,
     visitor: Visitor | None = None,
 ) -> Trained:
-    """Train from `position`, and let `visitor` see the windows.
+    """Train from `position`, and pass the end of each window to `visitor`.
 
-    `gradient_fn` maps one step's draws and a position to the gradient of what is minimized. `draws`
-    has leaves ``[num_steps, ...]``, of at least as many steps as the client takes, or is ``()``.
-    `round_` is for schedules.
+    `gradient_fn` maps one step's draws and a position to the gradient of the loss. `draws` is
+    ``()`` or has leaves ``[num_steps, ...]`` for at least the client's number of steps. `round_`
+    selects the values of schedules.
     """
     visitor = Visitor() if visitor is None else visitor
     length, optimizer = settings.length, settings.optimizer
     rate = schedules.value(settings.learning_rate, round_)
     steps = length.steps(client)
 
-    def step(i: Array, carry: tuple[ArrayTree, ArrayTree, Array, Any]) -> Any:
+    def step(i: Array, carry: ArrayTree) -> ArrayTree:
         position_, state, square, total = carry
         drawn = jax.tree.map(lambda leaf: leaf[i], draws)
         gradient = gradient_fn(drawn, position_)
@@ -230,14 +232,14 @@ def train(
         total = None if total is None else trees.add(total, position_)
         return position_, state, square + trees.squared_norm(gradient), total
 
-    def window(carry: Any, index: Array, keep: bool) -> Any:
+    def window(carry: ArrayTree, index: Array, is_sample: bool) -> ArrayTree:
         position_, state, square, summary = carry
-        total = trees.zeros_like(position_) if keep and visitor.averages else None
-        first = index * steps
+        total = trees.zeros_like(position_) if is_sample and visitor.averages else None
+        start = index * steps
         position_, state, square, total = jax.lax.fori_loop(
-            first, first + steps, step, (position_, state, square, total)
+            start, start + steps, step, (position_, state, square, total)
         )
-        if keep:
+        if is_sample:
             per_step = 1 / jnp.asarray(steps, jnp.result_type(float))
             average = None if total is None else trees.scale(per_step, total)
             number = index - length.num_burnin
@@ -248,13 +250,13 @@ def train(
 
     stride = length.num_discarded + 1
 
-    def sample_and_gap(number: Array, carry: Any) -> Any:
-        first = length.num_burnin + number * stride
-        carry = window(carry, first, True)
-        return jax.lax.fori_loop(first + 1, first + stride, lambda i, c: window(c, i, False), carry)
+    def sample_and_gap(number: Array, carry: ArrayTree) -> ArrayTree:
+        start = length.num_burnin + number * stride
+        carry = window(carry, start, True)
+        return jax.lax.fori_loop(start + 1, start + stride, lambda i, c: window(c, i, False), carry)
 
-    start = (position, optimizer.init(position), jnp.zeros((), jnp.float32), visitor.init(position))
-    carry = jax.lax.fori_loop(0, length.num_burnin, lambda i, c: window(c, i, False), start)
+    carry = (position, optimizer.init(position), jnp.zeros((), jnp.float32), visitor.init(position))
+    carry = jax.lax.fori_loop(0, length.num_burnin, lambda i, c: window(c, i, False), carry)
     if length.num_discarded:
         carry = jax.lax.fori_loop(0, length.num_samples - 1, sample_and_gap, carry)
         carry = window(carry, jnp.int32(length.num_windows - 1), True)

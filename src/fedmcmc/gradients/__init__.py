@@ -1,12 +1,11 @@
-"""Estimates of the gradient of a client's log likelihood, and every rescaling of it.
+"""Estimators of the gradient of a client's log likelihood, and all rescalings of gradients.
 
-Minibatches, epochs, control variates, corrections that sum to zero over the clients, and the
-derivatives of a client's log density (`Target`). An estimator sees one client at a time; the room
-imports data and the ground floor.
+The package contains minibatches, epochs, control variates, corrections that sum to zero over the
+clients, and the derivatives of a client's log density (`Target`). An estimator reads one client at
+a time.
 """
 
 from fedmcmc.gradients._augmented import Augmentation as Augmentation
-from fedmcmc.gradients._augmented import Augmented as Augmented
 from fedmcmc.gradients._augmented import augmented as augmented
 from fedmcmc.gradients._augmented import has_augmented_data as has_augmented_data
 from fedmcmc.gradients._augmented import refuse_augmented as refuse_augmented

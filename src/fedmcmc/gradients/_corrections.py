@@ -7,13 +7,13 @@ corrections sum to zero and the sum of the estimates does not change. There are 
 
 - a Gaussian (conducive gradients);
 - a log-linear density. Its slope is the client's estimate at an anchor, with the same draws. The
-  anchor is a snapshot (SVRG), the position that was broadcast (SCAFFOLD) or a fixed point. For a
-  fixed point the server may add ``grad log q`` instead of the clients (QLSD*): the corrections
-  then sum to a known total.
+  anchor is a snapshot (SVRG), the broadcast position (SCAFFOLD) or a fixed point. For a fixed point
+  the server may add ``grad log q`` instead of the clients (QLSD*): the corrections then sum to a
+  known total.
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,7 @@ from fedmcmc._types import (
     RecomputableState,
     Reference,
     register_dataclass,
+    undefined,
 )
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients._augmented import refuse_augmented
@@ -42,27 +43,28 @@ from fedmcmc.gradients._estimators import (
     as_weights,
     check_weights,
     client_gradient,
+    contains,
     weight_of,
 )
 from fedmcmc.pytrees import schedules, trees, where_any
 
 
 class Correction(NamedTuple):
-    """What a round adds to a client's estimates; a part that is ``()`` is left out."""
+    """Correction of a client's estimates in one round; parts that are ``()`` are omitted."""
 
-    slope: ArrayTree = ()  # shaped as the position, a gradient that is added as it is
-    log_q: Any = ()  # a `Gaussian`; the gradient of its logarithm is added
+    slope: ArrayTree = ()  # a constant gradient to add, shaped as the position
+    log_q: ArrayTree = ()  # a `Gaussian`; the gradient of its log density is added
     anchor: ArrayTree = ()  # a position; the estimate there, with the same draws, is subtracted
 
 
 class ZeroSum(Derived):
-    """An estimate plus a correction, which a subclass computes.
+    """Estimator with a correction that a subclass computes.
 
     Attributes
     ----------
     remembers
-        Whether clients keep a memory for their corrections. If so, a client's state is the pair
-        of its memory and the inner estimator's state; if not, the inner estimator's state alone.
+        If true, clients keep a memory for their corrections. A client's state is then the pair of
+        its memory and the inner estimator's state; otherwise it is the inner state alone.
     """
 
     remembers: ClassVar[bool] = False
@@ -70,14 +72,14 @@ class ZeroSum(Derived):
     def initial_memory(
         self, loglikelihood_fn: LogDensity, position: ArrayTree, client: Client
     ) -> ArrayTree:
-        """Return what a client that remembers keeps before the first round."""
+        """Return a client's memory before the first round."""
         return ()
 
     def correction(
         self, loglikelihood_fn: LogDensity, broadcast: Broadcast, memory: ArrayTree, client: Client
     ) -> tuple[Correction, ArrayTree]:
-        """Return what the round adds to all estimates, and the client's new memory."""
-        raise NotImplementedError
+        """Return the correction of all estimates of a round, and the client's new memory."""
+        raise undefined(self, "correction")
 
     def init(self, loglikelihood_fn: LogDensity, position: ArrayTree, client: Client) -> ArrayTree:
         estimator_state = self.estimator.init(loglikelihood_fn, position, client)
@@ -90,8 +92,8 @@ class ZeroSum(Derived):
     ) -> tuple[tuple[ArrayTree, Correction], ArrayTree]:
         if self.remembers and not (isinstance(state, tuple) and len(state) == 2):
             raise ValueError(
-                f"{type(self).__name__} did not get its state: the kernel's client_init must "
-                f"return what estimator.init returns, and its step the new state, as in "
+                f"{type(self).__name__} received no state: the kernel's client_init must return "
+                f"the result of estimator.init, and its step the new state, as in "
                 f"fedmcmc.EstimatorKernel (docs/extend.md)."
             )
         memory, estimator_state = state if self.remembers else ((), state)
@@ -112,15 +114,16 @@ class ZeroSum(Derived):
     ) -> ArrayTree:
         inner, (slope, log_q, anchor) = context
 
-        def at(place: ArrayTree) -> ArrayTree:
-            return self.estimator.estimate(loglikelihood_fn, draws, place, inner, client)
+        def estimate_at(position_: ArrayTree) -> ArrayTree:
+            return self.estimator.estimate(loglikelihood_fn, draws, position_, inner, client)
 
         if trees.is_empty(anchor):
-            gradient = at(position)
+            gradient = estimate_at(position)
         else:
-            # Both places in one call: linear algebra on rows is done once, on twice the columns.
-            other = trees.cast_like(anchor, position)
-            both = jax.vmap(at)(jax.tree.map(lambda a, b: jnp.stack([a, b]), position, other))
+            # Evaluate both positions in one call, so that each row is read once.
+            anchor = trees.cast_like(anchor, position)
+            positions = jax.tree.map(lambda a, b: jnp.stack([a, b]), position, anchor)
+            both = jax.vmap(estimate_at)(positions)
             gradient = jax.tree.map(lambda g: g[0] - g[1], both)
         if not trees.is_empty(slope):
             gradient = trees.add(gradient, trees.cast_like(slope, gradient))
@@ -132,7 +135,7 @@ class ZeroSum(Derived):
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Conducive(ZeroSum):
-    """Corrections from surrogates of the clients' likelihoods; see `conducive`."""
+    """Estimator corrected by surrogates of the clients' likelihoods; see `conducive`."""
 
     disclosure = Disclosure(
         "no separate question: allows gradients corrected by a summary of the rows"
@@ -141,13 +144,12 @@ class Conducive(ZeroSum):
     estimator: GradientEstimator
     surrogates: PerClient  # of Gaussian
     product: Gaussian = field(repr=False)
-    alpha: Any
+    alpha: Number
     shares: PerClient | None
 
     def correction(
         self, loglikelihood_fn: LogDensity, broadcast: Broadcast, memory: ArrayTree, client: Client
     ) -> tuple[Correction, ArrayTree]:
-        """Return one Gaussian: ``alpha * (share * log q - log q_client)``."""
         share = weight_of(client, self.shares)
         alpha = schedules.value(self.alpha, broadcast.round)
         log_q = zero_sum_correction(self.product, self.surrogates.of(client), share, alpha)
@@ -159,13 +161,15 @@ class Conducive(ZeroSum):
         check_weights("shares", self.shares, federation)
 
 
-def zero_sum_correction(product: Gaussian, own: Gaussian, share: Array, alpha: Array) -> Gaussian:
-    """Return ``(product**share / own)**alpha``, the gradient of whose logarithm is added.
+def zero_sum_correction(
+    product: Gaussian, surrogate: Gaussian, share: Array, alpha: Array
+) -> Gaussian:
+    """Return the Gaussian ``(product**share / surrogate)**alpha``.
 
-    Where `product` is that of all clients' `own`, and shares sum to one, these gradients sum to
-    zero over the clients.
+    If `product` is the product of all clients' surrogates and the shares sum to one, the gradients
+    of the log densities sum to zero over the clients.
     """
-    return (product**share / own) ** alpha
+    return (product**share / surrogate) ** alpha
 
 
 def conducive(
@@ -183,15 +187,15 @@ def conducive(
     Parameters
     ----------
     estimator
-        What is corrected.
+        Estimator to correct.
     surrogates
-        One `Gaussian` per client, leaves ``[num_clients, ...]``: the client's likelihood (without
-        prior), proper or not.
+        One `Gaussian` per client, leaves ``[num_clients, ...]``, that approximates the client's
+        likelihood (without prior); it need not be proper.
     alpha
         Strength, a number or schedule of the round; zero switches the correction off.
     shares
-        ``[num_clients]``, summing to one; by default each client's share of rows. In a relay
-        these are the client probabilities.
+        Shares ``[num_clients]`` that sum to one; by default each client's share of rows. In a
+        relay these are the client probabilities.
 
     Raises
     ------
@@ -200,15 +204,15 @@ def conducive(
 
     Notes
     -----
-    In El Mekkaoui et al. (2021), eq. 5, the term is divided by the client's probability ``f_s``:
-    ``g_s = grad log q - grad log q_s / f_s``. Here the kernel divides the whole gradient by
-    ``f_s``, hence ``f_s * grad log q - grad log q_s``.
+    El Mekkaoui et al. (2021), eq. 5, divide the term by the client's probability ``f_s``:
+    ``g_s = grad log q - grad log q_s / f_s``. Here the kernel divides the complete gradient by
+    ``f_s``, so the term is ``f_s * grad log q - grad log q_s``.
     """
     expect(estimator, GradientEstimator, "estimator")
     if estimator.needs_sum:
         raise ValueError(
-            "conducive around scaffold makes clients differ again at the position that the round "
-            "starts from, where scaffold gives all of them the same gradient: write "
+            "conducive around scaffold makes clients differ again at the position where the round "
+            "starts, where scaffold gives all of them the same gradient: write "
             "scaffold(conducive(..., surrogates))."
         )
     surrogates = as_surrogates(surrogates)
@@ -227,7 +231,8 @@ def as_surrogates(surrogates: Gaussian) -> Gaussian:
     Raises
     ------
     TypeError, ValueError
-        If it is not one `Gaussian` with a leading client axis and finite natural parameters.
+        If `surrogates` is not one `Gaussian` with a leading client axis and finite natural
+        parameters.
     """
     if not isinstance(surrogates, Gaussian):
         raise TypeError(
@@ -247,7 +252,7 @@ def as_surrogates(surrogates: Gaussian) -> Gaussian:
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Scaffold(ZeroSum):
-    """Corrections from all clients' gradients at the round's start; see `scaffold`."""
+    """Estimator corrected by all clients' gradients at the round's start; see `scaffold`."""
 
     disclosure = Disclosure(
         "no separate question: allows gradients corrected by gradients of all sites"
@@ -277,26 +282,26 @@ class Scaffold(ZeroSum):
 
 
 def scaffold(estimator: GradientEstimator, *, shares: Array | None = None) -> GradientEstimator:
-    """Estimate gradients relative to those at the position that the round starts from.
+    """Replace the client's gradient at the round's start by its share of the total gradient.
 
-    ``H(theta) - H(theta_0) + share * sum_c grad log p(rows_c | theta_0)``, with the same draws at
-    both places. Before the clients move, each sends its gradient at ``theta_0``, by a full pass
-    over its rows; the kernel's round then has one more phase. At ``theta_0`` all clients have the
-    same gradient, whatever their data.
+    The estimate is ``H(theta) - H(theta_0) + share * sum_c grad log p(rows_c | theta_0)``, where
+    ``theta_0`` is the position at which the round starts. Both evaluations of ``H`` use the same
+    draws. The kernel's round has one more phase, in which each client sends its gradient at
+    ``theta_0`` after a full pass over its rows.
 
     Parameters
     ----------
     estimator
-        Gives ``H``; it may be a `conducive`, whose correction then follows the client away from
+        Estimator ``H``. It may be a `conducive`, whose correction then acts away from
         ``theta_0``.
     shares
-        ``[num_clients]``, summing to one; by default each client's share of rows. In a weighted
-        average of clients these are the weights.
+        Shares ``[num_clients]`` that sum to one; by default each client's share of rows. In a
+        weighted average of clients these are the weights.
 
     Raises
     ------
     ValueError
-        If `estimator` is itself relative to the position that the round starts from.
+        If `estimator` itself needs a sum over the clients, as another `scaffold` does.
 
     References
     ----------
@@ -311,8 +316,8 @@ def scaffold(estimator: GradientEstimator, *, shares: Array | None = None) -> Gr
     refuse_augmented(estimator, "scaffold")
     if estimator.needs_sum:
         raise ValueError(
-            "scaffold goes around an estimator that does not itself need a sum over the clients "
-            "(as another scaffold does)."
+            "scaffold needs an estimator that does not itself need a sum over the clients (as "
+            "another scaffold does)."
         )
     return Scaffold(estimator, as_weights(shares))
 
@@ -320,7 +325,7 @@ def scaffold(estimator: GradientEstimator, *, shares: Array | None = None) -> Gr
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class FixedPoint(ZeroSum):
-    """Differences to the gradient at a fixed point; see `fixed_point`."""
+    """Estimator of differences to the gradient at a fixed point; see `fixed_point`."""
 
     disclosure = Disclosure(
         "no separate question: allows gradients minus gradients at a fixed position"
@@ -357,26 +362,25 @@ class FixedPoint(ZeroSum):
 def fixed_point(
     estimator: GradientEstimator, centre: ArrayTree, *, centred: bool = False
 ) -> GradientEstimator:
-    """Estimate the difference to the gradient at `centre`, with the same rows at both.
+    """Use the gradient at a fixed position `centre` as a control variate.
 
-    ``H(theta) - H(centre) + grad log p(rows | centre)``, the last term by a full pass over the
-    client's rows before the first round.
+    The estimate is ``H(theta) - H(centre) + grad log p(rows | centre)``. Both evaluations of ``H``
+    use the same rows; the last term takes one full pass over the rows before the first round.
 
     Parameters
     ----------
     estimator
-        Gives ``H``. As for `svrg`, a correction for differences between clients goes outside.
+        Estimator ``H``. `conducive` goes outside, as for `svrg`.
     centre
-        Shaped as the position; best near the mode, where estimates are needed most.
+        Position of the control variate, best near the mode.
     centred
-        Leave the last term out. Each client is then off by its own gradient at the center, all
-        together by the sum of them, which whoever sums the clients must add; it is zero where the
-        center maximizes the likelihood.
+        If true, omit the last term. The server must then add the sum of the clients' gradients at
+        the center, which is zero if the center maximizes the likelihood.
 
     References
     ----------
-    Baker et al. (2019), Control variates for SGMCMC, eq. 5; centred, Vono et al. (2022),
-    Algorithm S1.
+    Baker et al. (2019), Control variates for SGMCMC, eq. 5; with ``centred=True``, Vono et al.
+    (2022), Algorithm S1.
 
     Examples
     --------
@@ -390,7 +394,7 @@ def fixed_point(
 @register_dataclass
 @dataclass(frozen=True, eq=False)
 class Snapshot(Reference):
-    """The position at the last round that is a multiple of `period`."""
+    """Position at the most recent round that is a multiple of `period`."""
 
     period: int = field(metadata={"static": True})
 
@@ -402,26 +406,26 @@ class Snapshot(Reference):
             return position
         return trees.select(round_ % self.period == 0, position, previous)
 
-    def missing(self, broadcast: Broadcast, state: "tuple[_Memory, Any]") -> Array:
-        # In a round of refresh the snapshot is the position, which is sent anyway.
+    def missing(self, broadcast: Broadcast, state: "tuple[_SnapshotMemory, ArrayTree]") -> Array:
+        # In a refresh round the snapshot is the position, which is sent anyway.
         latest = self.round_of(broadcast.round)
         return (state[0].sent != latest) & (broadcast.round != latest)
 
 
-class _Known(NamedTuple):
-    round: Array  # [] int32, of the snapshot, -1 for none
+class _SnapshotGradient(NamedTuple):
+    round: Array  # [] int32, round of the snapshot, -1 for none
     gradient: ArrayTree
 
 
-class _Memory(NamedTuple):
-    sent: Array  # [] int32, the round of the last snapshot that the client was sent, -1 for none
-    known: RecomputableState  # of _Known
+class _SnapshotMemory(NamedTuple):
+    sent: Array  # [] int32, round of the last snapshot sent to the client, -1 for none
+    gradient: RecomputableState  # of _SnapshotGradient
 
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Svrg(ZeroSum):
-    """Differences to the gradient at a snapshot; see `svrg`."""
+    """Estimator of differences to the gradient at a snapshot; see `svrg`."""
 
     disclosure = Disclosure(
         "no separate question: allows questions in which gradients of minibatches are corrected "
@@ -439,50 +443,55 @@ class Svrg(ZeroSum):
 
     def initial_memory(
         self, loglikelihood_fn: LogDensity, position: ArrayTree, client: Client
-    ) -> _Memory:
+    ) -> _SnapshotMemory:
         never = jnp.full((), -1, jnp.int32)
-        return _Memory(never, RecomputableState(_Known(never, trees.zeros_like(position))))
+        cached = RecomputableState(_SnapshotGradient(never, trees.zeros_like(position)))
+        return _SnapshotMemory(never, cached)
 
     def correction(
-        self, loglikelihood_fn: LogDensity, broadcast: Broadcast, memory: _Memory, client: Client
-    ) -> tuple[Correction, _Memory]:
-        """Compute the gradient at the snapshot where that is new."""
-        if trees.is_empty(broadcast.extra):
+        self,
+        loglikelihood_fn: LogDensity,
+        broadcast: Broadcast,
+        memory: _SnapshotMemory,
+        client: Client,
+    ) -> tuple[Correction, _SnapshotMemory]:
+        """Compute the gradient at the snapshot if the snapshot is new."""
+        snapshot = broadcast.extra
+        if trees.is_empty(snapshot):
             raise ValueError(
-                "svrg did not get its snapshot: the kernel's server must put what "
-                "estimator.reference.update returns into Broadcast.extra, as that of "
-                "fedmcmc.EstimatorKernel does (docs/extend.md)."
+                "svrg received no snapshot: the kernel's server must put the result of "
+                "estimator.reference.update into Broadcast.extra, as fedmcmc.EstimatorKernel does "
+                "(docs/extend.md)."
             )
-        known = memory.known.value
+        cached = memory.gradient.value
         latest = self.reference.round_of(broadcast.round)
         gradient = where_any(
-            known.round != latest,
+            cached.round != latest,
             client_gradient,
-            known.gradient,
+            cached.gradient,
             loglikelihood_fn,
-            broadcast.extra,
+            snapshot,
             client,
         )
-        memory = _Memory(latest, RecomputableState(_Known(latest, gradient)))
-        return Correction(slope=gradient, anchor=broadcast.extra), memory
+        memory = _SnapshotMemory(latest, RecomputableState(_SnapshotGradient(latest, gradient)))
+        return Correction(slope=gradient, anchor=snapshot), memory
 
 
 def svrg(estimator: GradientEstimator, refresh_every: int) -> GradientEstimator:
-    """Estimate the difference to the gradient at a snapshot, which is renewed every so often.
+    """Use the gradient at a recent snapshot of the position as a control variate.
 
-    ``H(theta) - H(zeta) + grad log p(rows | zeta)`` with ``zeta`` the position at the last round
-    that is a multiple of `refresh_every`. The last term is a full pass over the client's rows, in
-    the first round after a refresh in which the client takes part, and in no other. (In a
-    simulation that computes everyone, as of `bernoulli`, all clients do it in the round of
-    refresh: the numbers are the same.)
+    The estimate is ``H(theta) - H(zeta) + grad log p(rows | zeta)``, where ``zeta`` is the position
+    at the last round that is a multiple of `refresh_every`. Both evaluations of ``H`` use the
+    same rows. The last term takes a full pass over the rows, once per client and snapshot: in the
+    first round after a refresh in which the client takes part.
 
     Parameters
     ----------
     estimator
-        Gives ``H``, with the same rows at both places. A correction for differences between
-        clients goes outside: ``conducive(svrg(minibatch(10), 100), surrogates)``.
+        Estimator ``H``. `conducive` goes outside:
+        ``conducive(svrg(minibatch(10), 100), surrogates)``.
     refresh_every
-        Rounds between snapshots.
+        Number of rounds between snapshots.
 
     Raises
     ------
@@ -506,25 +515,18 @@ def svrg(estimator: GradientEstimator, refresh_every: int) -> GradientEstimator:
 
 
 def _check_inner(estimator: GradientEstimator, name: str) -> None:
-    """Raise unless an estimate may be subtracted at an anchor without loss of a correction."""
+    """Raise `ValueError` if subtracting the estimate at an anchor would cancel a correction."""
     expect(estimator, GradientEstimator, "estimator")
     refuse_augmented(estimator, name)
     if estimator.reference is not None:
-        raise ValueError(f"{name} goes around an estimator that needs no reference of its own.")
-    if _holds(estimator, Conducive):
+        raise ValueError(f"{name} cannot go around an estimator with a reference, such as svrg.")
+    if contains(estimator, Conducive):
         raise ValueError(
-            f"{name} subtracts at its anchor what conducive adds there, so that {name}(conducive("
-            f"...)) keeps the differences between clients: write conducive({name}(...), "
-            f"surrogates)."
+            f"{name} cancels the correction of conducive, so {name}(conducive(...)) keeps the "
+            f"differences between clients: write conducive({name}(...), surrogates)."
         )
     if estimator.needs_sum:
         raise ValueError(
-            f"{name} cancels the correction of scaffold, so that {name}(scaffold(...)) keeps the "
+            f"{name} cancels the correction of scaffold, so {name}(scaffold(...)) keeps the "
             f"differences between clients: write scaffold(...) without {name}."
         )
-
-
-def _holds(estimator: GradientEstimator, kind: type) -> bool:
-    """Return whether an estimator is of a class, or is derived from one that is."""
-    nodes = jax.tree.leaves(estimator, is_leaf=lambda node: isinstance(node, kind))
-    return any(isinstance(node, kind) for node in nodes)

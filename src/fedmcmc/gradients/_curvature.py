@@ -1,4 +1,4 @@
-"""Second derivatives, a block of directions at a time."""
+"""Second derivatives, computed for a block of directions at a time."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from jax import Array
 from fedmcmc._types import ArrayTree
 
 BLOCK = 64
-"""Directions treated at a time: of Hessian-vector products, and in which a maximum is measured."""
+"""Number of directions per block, for Hessian-vector products and for checks of a maximum."""
 
 
 def minus_hessian(fn: Callable[[Array], Array], flat: Array, *, dense: bool = True) -> Array:
@@ -21,17 +21,17 @@ def minus_hessian(fn: Callable[[Array], Array], flat: Array, *, dense: bool = Tr
         product = -jax.jvp(jax.grad(fn), (flat,), (tangent,))[1]
         return product if dense else product[i]
 
-    # One block of Hessian-vector products at a time: no [d, d] is held for a diagonal.
+    # Compute one block of products at a time: a diagonal then needs no [d, d] array.
     columns = blockwise(column, size, BLOCK)
     return (columns + columns.T) / 2 if dense else columns
 
 
 def blockwise(fn: Callable[[Array], ArrayTree], num: int, block: int) -> ArrayTree:
-    """Return ``fn(i)`` for ``i`` in ``[0, num)``, stacked, computing `block` of them at a time."""
+    """Return ``fn(i)`` for ``i`` in ``[0, num)``, stacked, computing `block` values at a time."""
     if num <= block:
         return jax.vmap(fn)(jnp.arange(num))
-    count = -(-num // block)
-    # The last block is filled up with copies, so that one program serves all blocks.
-    index = jnp.minimum(jnp.arange(count * block), num - 1).reshape(count, block)
+    num_blocks = -(-num // block)
+    # Fill the last block with copies, so that one program computes all blocks.
+    index = jnp.minimum(jnp.arange(num_blocks * block), num - 1).reshape(num_blocks, block)
     stacked = jax.lax.map(jax.vmap(fn), index)
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:num], stacked)

@@ -1,7 +1,6 @@
-"""Exact gradients of a client's log likelihood, and what is made of another estimate."""
+"""Exact gradients of a client's log likelihood, and estimators derived from other estimators."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,12 +28,12 @@ from fedmcmc.random import normals, realize_normals
 
 
 def client_gradient(loglikelihood_fn: LogDensity, position: ArrayTree, client: Client) -> ArrayTree:
-    """Gradient of the sum of the client's log likelihood over all its rows."""
+    """Return the gradient of the client's log likelihood, summed over all its rows."""
 
-    def of_terms(terms_fn: Terms, mask: Array) -> ArrayTree:
-        return jax.grad(lambda place: jnp.sum(jnp.where(mask, terms_fn(place), 0)))(position)
+    def chunk_gradient(terms_fn: Terms, mask: Array) -> ArrayTree:
+        return jax.grad(lambda theta: jnp.sum(jnp.where(mask, terms_fn(theta), 0)))(position)
 
-    return fold_terms(loglikelihood_fn, of_terms, client)
+    return fold_terms(loglikelihood_fn, chunk_gradient, client)
 
 
 def sum_gradient(
@@ -43,7 +42,7 @@ def sum_gradient(
     rows: ArrayTree,
     mask: Array | None = None,
 ) -> ArrayTree:
-    """Gradient of the sum of the log likelihood over `rows`, those under `mask` alone."""
+    """Return the gradient of the log likelihood, summed over the `rows` under `mask`."""
 
     def total(position_: ArrayTree) -> Array:
         terms = row_terms(loglikelihood_fn, position_, rows)
@@ -52,18 +51,23 @@ def sum_gradient(
     return jax.grad(total)(position)
 
 
-def expect_prepared(found: bool, estimator: str) -> None:
-    """Raise `ValueError` unless an estimator got what its `prepare` returned."""
-    if not found:
+def check_prepared(is_prepared: bool, estimator: str) -> None:
+    """Raise `ValueError` unless an estimator received the result of its `prepare`."""
+    if not is_prepared:
         raise ValueError(
-            f"{estimator} did not get the random numbers that it prepared: the kernel's prepare "
-            f"must return what estimator.prepare returns, as that of fedmcmc.EstimatorKernel does "
-            f"(docs/extend.md)."
+            f"{estimator} received no draws: the kernel's prepare must return the result of "
+            "estimator.prepare, as in fedmcmc.EstimatorKernel (docs/extend.md)."
         )
 
 
-def as_weights(values: Any) -> PerClient | None:
-    """Return clients' weights ``[num_clients]`` as a table; ``None`` stands for shares of rows."""
+def contains(tree: ArrayTree, kind: type) -> bool:
+    """Return whether a kernel or estimator is, or contains, an instance of `kind`."""
+    nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, kind))
+    return any(isinstance(node, kind) for node in nodes)
+
+
+def as_weights(values: Array | None) -> PerClient | None:
+    """Return clients' weights ``[num_clients]``; ``None`` means shares of rows."""
     return None if values is None else PerClient(jnp.asarray(values, jnp.result_type(float)))
 
 
@@ -82,7 +86,7 @@ def check_weights(name: str, weights: PerClient | None, federation: Federation) 
 
 
 def first_reference(estimator: GradientEstimator, position: ArrayTree) -> ArrayTree:
-    """Return what the first round broadcasts besides the position."""
+    """Return the reference that the first round broadcasts, ``()`` if there is none."""
     reference = estimator.reference
     return () if reference is None else reference.update(jnp.zeros((), jnp.int32), position, None)
 
@@ -90,7 +94,7 @@ def first_reference(estimator: GradientEstimator, position: ArrayTree) -> ArrayT
 def next_broadcast(
     reference: Reference | None, broadcast: Broadcast, position: ArrayTree
 ) -> Broadcast:
-    """Return the next round's broadcast, with the position the server moved to."""
+    """Return the next round's broadcast, with the server's new position."""
     round_ = broadcast.round + 1
     if reference is None:
         return broadcast._replace(round=round_, position=position)
@@ -100,14 +104,14 @@ def next_broadcast(
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class FullGradient(GradientEstimator):
-    """The sum over all rows of the client; see `full_gradient`."""
+    """Exact gradient over all rows of the client; see `full_gradient`."""
 
     def start(
         self, loglikelihood_fn: LogDensity, broadcast: Broadcast, state: ArrayTree, client: Client
     ) -> tuple[ArrayTree, ArrayTree]:
-        # Rows that are few are gathered once per round.
-        at_once = single_chunk(client) and not isinstance(loglikelihood_fn, ClientTerms)
-        return (own_rows(client) if at_once else ()), state
+        # If all rows fit into one chunk, gather them once per round.
+        gathers = single_chunk(client) and not isinstance(loglikelihood_fn, ClientTerms)
+        return (own_rows(client) if gathers else ()), state
 
     def estimate(
         self,
@@ -123,14 +127,14 @@ class FullGradient(GradientEstimator):
 
 
 def full_gradient() -> GradientEstimator:
-    """Use all of the client's rows, exactly."""
+    """Return the exact gradient over all of the client's rows."""
     return FullGradient()
 
 
 class Derived(GradientEstimator):
-    """An estimate derived from that of another, which does what a subclass leaves out."""
+    """Base of estimators around an inner `estimator`, to which methods delegate by default."""
 
-    estimator: GradientEstimator  # the other; a field of every subclass
+    estimator: GradientEstimator  # a field of every subclass
 
     @property
     def reference(self) -> Reference | None:
@@ -158,12 +162,12 @@ class Derived(GradientEstimator):
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Noisy(Derived):
-    """An estimate plus Gaussian noise; see `noisy`."""
+    """Estimator with added Gaussian noise; see `noisy`."""
 
     disclosure = Disclosure("no separate question: allows gradients to which the site adds noise")
 
     estimator: GradientEstimator
-    scale: Any
+    scale: Number
     weights: PerClient | None  # None for shares of rows
     weighted: bool = field(metadata={"static": True})
 
@@ -192,7 +196,7 @@ class Noisy(Derived):
         context: tuple[ArrayTree, Array],
         client: Client,
     ) -> ArrayTree:
-        expect_prepared(isinstance(draws, tuple) and len(draws) == 2, "noisy")
+        check_prepared(isinstance(draws, tuple) and len(draws) == 2, "noisy")
         inner, sd = context
         gradient = self.estimator.estimate(loglikelihood_fn, draws[0], position, inner, client)
         return trees.add_scaled(gradient, sd, realize_normals(draws[1], position))
@@ -211,26 +215,26 @@ def noisy(
 ) -> GradientEstimator:
     """Add Gaussian noise of standard deviation `scale` to each coordinate of an estimate.
 
-    Models an oracle with state-independent noise; its laws on Gaussian targets are exact. Inside
-    `svrg`, `fixed_point` or `scaffold` the noise cancels, since both places share it: to keep it,
-    put `noisy` around them.
+    The noise does not depend on the position, so samplers on Gaussian targets still have an exact
+    stationary distribution. Inside `svrg`, `fixed_point` or `scaffold` the noise cancels: put
+    `noisy` around them instead.
 
     Parameters
     ----------
     estimator
-        What the noise is added to.
+        Estimator to which noise is added.
     scale
-        Number or schedule of the round.
+        Standard deviation, a number or schedule of the round.
     weighted
-        Whether the noise is that of the gradient of a client's weighted loss, minus its log
-        likelihood over its weight: then it is `scale` times the weight.
+        If true, `scale` refers to the gradient of the client's weighted loss (minus its log
+        likelihood over its weight), so it is multiplied by the client's weight.
     weights
-        ``[num_clients]``, where `weighted`; by default a client's weight is its share of rows.
+        Weights ``[num_clients]`` if `weighted`; by default a client's share of rows.
 
     Raises
     ------
     ValueError
-        If a number is out of range, or weights are given for noise that is not weighted.
+        If a number is out of range, or weights are passed for noise that is not weighted.
     """
     expect(estimator, GradientEstimator, "estimator")
     if weights is not None and not weighted:

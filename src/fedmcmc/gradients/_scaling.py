@@ -1,9 +1,9 @@
-"""Every rescaling of a gradient, in one place.
+"""All rescalings of gradients.
 
-Log densities are sums over rows. A minibatch of ``m`` rows out of a client's ``n`` stands for
-``n / m`` times its own sum; a client that takes part with probability ``p`` stands for ``1 / p``
-times its own; the prior counts once for the whole federation. Where clients are averaged with
-weights ``w_c``, a client stands for ``1 / w_c`` times its own.
+Log densities are sums over rows. The sum over a minibatch of ``m`` of a client's ``n`` rows is
+multiplied by ``n / m``. The sum of a client that takes part with probability ``p`` is multiplied by
+``1 / p``, and by ``1 / w_c`` if clients are averaged with weights ``w_c``. The prior counts once
+for the federation.
 """
 
 import jax.numpy as jnp
@@ -30,5 +30,5 @@ def over_weight(weight: Array, gradient: ArrayTree) -> ArrayTree:
 
 
 def prior_share(client: Client, gradient: ArrayTree) -> ArrayTree:
-    """Scale the prior's gradient to the client's part of it: its share of all rows."""
+    """Scale the prior's gradient by the client's share of all rows."""
     return trees.scale(client.share, gradient)

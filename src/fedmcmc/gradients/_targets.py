@@ -1,4 +1,4 @@
-"""One client's log density over raveled positions ``[d]``: values, gradients, expansions."""
+"""Log density of one client over raveled positions ``[d]``: values, gradients, expansions."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -15,10 +15,10 @@ from fedmcmc.pytrees import in_single_precision, trees
 
 
 class Target(NamedTuple):
-    """``log p(rows | position) + prior_fraction * log prior`` over raveled positions.
+    """Log density ``log p(rows | position) + prior_fraction * log prior`` of raveled positions.
 
-    A `prior_fraction` of ``None`` leaves the prior out, so that an infinite or undefined prior
-    cannot enter as zero times infinity.
+    A `prior_fraction` of ``None`` omits the prior, so that an infinite or undefined prior cannot
+    enter as zero times infinity.
     """
 
     posterior: Posterior
@@ -34,21 +34,21 @@ class Target(NamedTuple):
     ) -> ArrayTree:
         """Return the sum of ``fn(total_fn)`` over chunks of the client's terms.
 
-        `total_fn` takes a raveled position to the sum of the chunk's log likelihoods, ``[]``.
+        `total_fn` maps a raveled position to the sum of the chunk's log likelihoods, ``[]``.
         """
 
-        def of_terms(terms_fn: Terms, mask: Array) -> ArrayTree:
+        def fold_chunk(terms_fn: Terms, mask: Array) -> ArrayTree:
             return fn(lambda flat: jnp.sum(jnp.where(mask, terms_fn(self.unravel(flat)), 0)))
 
-        return fold_terms(self.posterior.loglikelihood_fn, of_terms, client)
+        return fold_terms(self.posterior.loglikelihood_fn, fold_chunk, client)
 
     def prior(self, flat: Array) -> Array:
-        """Return the prior's part, ``[]``."""
+        """Return the log prior times its fraction, ``[]``."""
         log_prior = self.posterior.logprior_fn(self.unravel(flat))
         return trees.cast(self.prior_fraction, log_prior) * log_prior
 
     def value_and_gradient(self, client: Client, flat: Array) -> tuple[Array, Array]:
-        """Return the target at `flat` ``[]`` and its gradient ``[d]``."""
+        """Return the log density at `flat`, ``[]``, and its gradient ``[d]``."""
         total = self.fold(lambda total_fn: jax.value_and_grad(total_fn)(flat), client)
         if self.prior_fraction is None:
             return total
@@ -65,17 +65,17 @@ class Target(NamedTuple):
         return gradient, curvature
 
     def expand_prior(self, flat: Array, dense: bool) -> tuple[Array, Array]:
-        """Return gradient and minus Hessian of the prior's part alone, as `expand`."""
+        """Return the gradient and minus the Hessian of the prior's part; see `expand`."""
         return jax.grad(self.prior)(flat), minus_hessian(self.prior, flat, dense=dense)
 
     def change(self, client: Client, flat: Array, shift: Array) -> Array:
-        """Return the target at ``flat + shift`` minus that at `flat`, summed row by row."""
+        """Return the change of the log density from `flat` to ``flat + shift``, row by row."""
 
-        def of_terms(terms_fn: Terms, mask: Array) -> Array:
+        def chunk_change(terms_fn: Terms, mask: Array) -> Array:
             terms = terms_fn(self.unravel(flat + shift)) - terms_fn(self.unravel(flat))
             return jnp.sum(jnp.where(mask, terms, 0))
 
-        total = fold_terms(self.posterior.loglikelihood_fn, of_terms, client)
+        total = fold_terms(self.posterior.loglikelihood_fn, chunk_change, client)
         if self.prior_fraction is None:
             return total
         return total + (self.prior(flat + shift) - self.prior(flat)).astype(total.dtype)
@@ -84,9 +84,9 @@ class Target(NamedTuple):
 def as_gaussian(
     gradient: Array, precision: Array, flat: Array, unravel: Callable[[Array], ArrayTree]
 ) -> Gaussian:
-    """Return the Gaussian whose log density has this gradient and minus Hessian at `flat`."""
+    """Return the Gaussian whose log density has this gradient and this precision at `flat`."""
     if precision.ndim == 1:
         return Gaussian(unravel(gradient + precision * flat), unravel(precision), "diagonal")
-    # At full precision also where an accelerator would round the factors of a product.
+    # Request full precision: accelerators may round the factors of a product.
     product = jnp.matmul(precision, flat, precision=jax.lax.Precision.HIGHEST)
     return Gaussian(unravel(gradient + product), precision, "dense")

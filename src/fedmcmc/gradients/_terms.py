@@ -1,8 +1,7 @@
-"""Terms of a client's log likelihood, of its rows or of its groups, and sums over them."""
+"""Terms of a client's log likelihood, one per row or per group, and sums over terms."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,22 +13,21 @@ from fedmcmc.data import fold, max_groups
 from fedmcmc.pytrees import trees
 
 Terms = Callable[[ArrayTree], Array]
-"""A position to some of a client's terms, ``[num]``."""
+"""Function from a position to a chunk of a client's terms, ``[num]``."""
 
 
 def refuse_latents(posterior: Posterior) -> None:
-    """Raise `ValueError` where a model has latents of groups: no log likelihood is known then."""
+    """Raise `ValueError` if a model has latents of groups, and so no log likelihood per row."""
     if posterior.local is not None:
         raise ValueError(
-            "This posterior has latents of its groups, which are not moved here: "
+            "This posterior has latents of groups, which are not sampled here: "
             "fedmcmc.marginal(posterior) integrates them out at their clients, and the kernels "
-            "fedmcmc.lsd(posterior, refresh=...), fedmcmc.fed_gibbs and fedmcmc.fed_ep move them "
-            "along."
+            "fedmcmc.lsd(posterior, refresh=...), fedmcmc.fed_gibbs and fedmcmc.fed_ep sample them."
         )
 
 
 def row_terms(loglikelihood_fn: LogDensity, position: ArrayTree, rows: ArrayTree) -> Array:
-    """Return the log likelihood of each row, ``[num_rows]``; any other shape is an error."""
+    """Return the log likelihood of each row, ``[num_rows]``; raise if it has another shape."""
     terms = loglikelihood_fn(position, rows)
     num = jax.tree.leaves(rows)[0].shape[0]
     if terms.shape != (num,):
@@ -47,30 +45,27 @@ def fold_terms(
     Parameters
     ----------
     loglikelihood_fn
-        Of rows, or a `ClientTerms`, all of whose terms are one chunk.
+        Log likelihood of rows, or a `ClientTerms`, whose terms are one chunk.
     fn
-        Takes a function from a position to terms ``[num]`` and a bool mask ``[num]``; must return
-        a pytree that is a sum over the terms where the mask holds.
+        Function ``(terms_fn, mask) -> pytree`` that returns a sum over the terms under the mask.
+        `terms_fn` maps a position to a chunk's terms ``[num]``; `mask` is ``[num]`` bool.
     client
-        Whose terms.
+        Client with the terms.
     """
     if isinstance(loglikelihood_fn, ClientTerms):
-        every = jnp.ones(max_groups(client), bool)
-        return fn(lambda position: loglikelihood_fn.terms(position, client), every)
+        mask = jnp.ones(max_groups(client), bool)
+        return fn(lambda position: loglikelihood_fn.terms(position, client), mask)
 
-    def of_rows(rows: ArrayTree, mask: Array) -> ArrayTree:
+    def fold_rows(rows: ArrayTree, mask: Array) -> ArrayTree:
         return fn(lambda position: row_terms(loglikelihood_fn, position, rows), mask)
 
-    return fold(of_rows, client)
+    return fold(fold_rows, client)
 
 
-@register_dataclass
-@dataclass(frozen=True, eq=False)
-class Through(ClientTerms):
-    """Terms in other coordinates."""
+class WrappedTerms(ClientTerms):
+    """Base of terms around `inner` terms; a subclass defines `terms`."""
 
-    inner: ClientTerms
-    position_fn: Any
+    inner: ClientTerms  # a field of every subclass
 
     @property
     def passes(self) -> int:
@@ -78,6 +73,15 @@ class Through(ClientTerms):
 
     def present(self, client: Client) -> Array:
         return self.inner.present(client)
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class Through(WrappedTerms):
+    """Terms in other coordinates."""
+
+    inner: ClientTerms
+    position_fn: Callable[[ArrayTree], ArrayTree]
 
     def terms(self, position: ArrayTree, client: Client) -> Array:
         return self.inner.terms(self.position_fn(position), client)
@@ -85,30 +89,23 @@ class Through(ClientTerms):
 
 @register_dataclass
 @dataclass(frozen=True, eq=False)
-class Over(ClientTerms):
+class TemperedTerms(WrappedTerms):
     """Terms divided by a temperature."""
 
     inner: ClientTerms
     temperature: Array
 
-    @property
-    def passes(self) -> int:
-        return self.inner.passes
-
-    def present(self, client: Client) -> Array:
-        return self.inner.present(client)
-
     def terms(self, position: ArrayTree, client: Client) -> Array:
-        return _over(lambda at: self.inner.terms(at, client), self.temperature, position)
+        return _divide(self.inner.terms, self.temperature, position, client)
 
 
-def over(log_density: LogDensity, temperature: Array) -> Any:
+def over(log_density: LogDensity, temperature: Array) -> LogDensity:
     """Return a log density, or likelihood, divided by a temperature."""
     if isinstance(log_density, ClientTerms):
-        return Over(log_density, temperature)
-    return Partial(_over, log_density, temperature)
+        return TemperedTerms(log_density, temperature)
+    return Partial(_divide, log_density, temperature)
 
 
-def _over(fn: Any, temperature: Array, *arguments: ArrayTree) -> Array:
-    log_density: Array = fn(*arguments)
+def _divide(fn: LogDensity, temperature: Array, *arguments: ArrayTree | Client) -> Array:
+    log_density = fn(*arguments)
     return log_density / trees.cast(temperature, log_density)

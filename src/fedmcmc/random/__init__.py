@@ -1,7 +1,6 @@
-"""Random keys and bulk draws: which key belongs to whom, and what is drawn from it.
+"""Random keys of clients, rounds and the server, and bulk draws from keys.
 
-Every number that is folded into a key of the package is written here. It knows clients and rounds
-by their numbers alone, and imports `fedmcmc.pytrees`.
+This package contains all numbers that fedmcmc folds into keys.
 """
 
 from fedmcmc.random._chacha import CHACHA as CHACHA

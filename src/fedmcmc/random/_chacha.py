@@ -1,21 +1,21 @@
-"""ChaCha20 as a random generator of JAX, with keys of 256 bits, for randomness that stays secret.
+"""ChaCha20 as a random generator of JAX, with keys of 256 bits, for secret randomness.
 
-JAX's default generator has keys of 64 bits, which a search can find from a few drawn numbers.
+JAX's default generator has keys of 64 bits, and a search can recover such a key from a few draws.
 """
 
 from collections.abc import Hashable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.extend.random import define_prng_impl
+from jax.typing import ArrayLike
 
 KEY_WORDS = 8
 BLOCK_WORDS = 16
 _CONSTANTS = np.frombuffer(b"expand 32-byte k", "<u4").astype(np.uint32)
-# First word of the nonce: bits, split keys and folded keys come from different streams.
+# First word of the nonce, so that bits, split keys and folded keys come from different streams.
 _BITS, _SPLIT, _FOLD_IN = 0, 1, 2
 
 
@@ -25,11 +25,11 @@ def chacha_block(key: Array, counter: Array, nonce: Array) -> Array:
     Parameters
     ----------
     key
-        ``[8]`` uint32.
+        Key, ``[8]`` uint32.
     counter
-        ``[num]`` uint32, index of each block.
+        Index of each block, ``[num]`` uint32.
     nonce
-        ``[3]`` uint32.
+        Nonce, ``[3]`` uint32.
 
     References
     ----------
@@ -40,7 +40,7 @@ def chacha_block(key: Array, counter: Array, nonce: Array) -> Array:
     initial = jnp.concatenate([fixed[:12], counter[None], fixed[12:]]).reshape(4, 4, -1)
 
     def double_round(_: Array, rows: tuple[Array, ...]) -> tuple[Array, ...]:
-        a, b, c, d = _quarter_rounds(*rows)  # of the columns
+        a, b, c, d = _quarter_rounds(*rows)  # columns
         diagonals = a, jnp.roll(b, -1, 0), jnp.roll(c, -2, 0), jnp.roll(d, -3, 0)
         a, b, c, d = _quarter_rounds(*diagonals)
         return a, jnp.roll(b, 1, 0), jnp.roll(c, 2, 0), jnp.roll(d, 3, 0)
@@ -50,31 +50,31 @@ def chacha_block(key: Array, counter: Array, nonce: Array) -> Array:
 
 
 def _quarter_rounds(a: Array, b: Array, c: Array, d: Array) -> tuple[Array, Array, Array, Array]:
-    a, d = _added(a, b, d, 16)
-    c, b = _added(c, d, b, 12)
-    a, d = _added(a, b, d, 8)
-    c, b = _added(c, d, b, 7)
+    a, d = _add_and_rotate(a, b, d, 16)
+    c, b = _add_and_rotate(c, d, b, 12)
+    a, d = _add_and_rotate(a, b, d, 8)
+    c, b = _add_and_rotate(c, d, b, 7)
     return a, b, c, d
 
 
-def _added(x: Array, y: Array, z: Array, distance: int) -> tuple[Array, Array]:
+def _add_and_rotate(x: Array, y: Array, z: Array, distance: int) -> tuple[Array, Array]:
     x = x + y
     z = z ^ x
     return x, (z << jnp.uint32(distance)) | (z >> jnp.uint32(32 - distance))
 
 
-def _words(key: Array, stream: int, data: Any, num: int) -> Array:
-    """Return the first `num` words of a stream of a key, uint32."""
+def _words(key: Array, stream: int, data: ArrayLike, num: int) -> Array:
+    """Return the first `num` words of one of a key's streams, uint32."""
     num_blocks = -(-num // BLOCK_WORDS)
     if num_blocks > 2**32:
-        raise ValueError(f"A key gives at most 2**36 words of 32 bits, {num} are too many.")
+        raise ValueError(f"A key has at most 2**36 words of 32 bits, got a request for {num}.")
     nonce = jnp.stack([jnp.uint32(stream), jnp.asarray(data).astype(jnp.uint32), jnp.uint32(0)])
     counter = jnp.arange(num_blocks, dtype=jnp.uint32)
     return chacha_block(key, counter, nonce).reshape(-1)[:num]
 
 
 def _seed(seed: Array) -> Array:
-    """Return the key of an integer, which holds no more randomness than the integer."""
+    """Return the key of an integer, with no more randomness than the integer."""
     low = jnp.asarray(seed)
     wide = low.dtype.itemsize > 4
     high = jax.lax.shift_right_logical(low, jnp.asarray(32, low.dtype)) if wide else 0 * low
@@ -87,7 +87,7 @@ def _split(key: Array, shape: tuple[int, ...]) -> Array:
     return _words(key, _SPLIT, 0, num * KEY_WORDS).reshape(*shape, KEY_WORDS)
 
 
-def _fold_in(key: Array, data: Any) -> Array:
+def _fold_in(key: Array, data: ArrayLike) -> Array:
     return _words(key, _FOLD_IN, data, KEY_WORDS)
 
 
@@ -110,26 +110,26 @@ CHACHA: Hashable = define_prng_impl(
     name="fedmcmc_chacha20",
     tag="chacha20",
 )
-"""Generator of the keys that `secret_key` returns, in the form of `jax.random.key_impl`."""
+"""Generator of keys from `secret_key`, comparable with `jax.random.key_impl`."""
 
 
-def generator_named(name: str) -> Any:
+def generator_named(name: str) -> Hashable:
     """Return the argument `impl` of `jax.random.wrap_key_data` for ``str(key_impl(key))``."""
     return CHACHA if name == str(CHACHA) else name
 
 
 def secret_words(digests: Sequence[bytes]) -> np.ndarray:
-    """Return the words of keys of the ChaCha20 generator `CHACHA`, ``[len(digests), 8]`` uint32.
+    """Return key words for the ChaCha20 generator `CHACHA`, ``[len(digests), 8]`` uint32.
 
     Parameters
     ----------
     digests
-        32 bytes each, which only the holder of a secret can compute.
+        Secret digests of 32 bytes each.
 
     Raises
     ------
     ValueError
-        If one of them does not have 32 bytes.
+        If a digest does not have 32 bytes.
     """
     for digest in digests:
         if len(digest) != 4 * KEY_WORDS:
@@ -148,7 +148,7 @@ def secret_key(digest: bytes) -> Array:
     Examples
     --------
     >>> import hashlib
-    >>> key = secret_key(hashlib.sha256(b"known to nobody else").digest())
+    >>> key = secret_key(hashlib.sha256(b"a secret").digest())
     >>> jax.random.normal(key, (3,)).shape
     (3,)
     """

@@ -1,7 +1,7 @@
-"""Random permutations of ``0 .. size - 1``, one entry at a time.
+"""Random permutations of ``0 .. size - 1``, computed entry by entry.
 
-An entry costs the same whatever the size and needs no other entry: a client can shuffle its rows
-without a table of them, and a compiled program does not depend on how many there are.
+The cost of an entry does not depend on the size, and an entry does not need the others. A client
+can therefore shuffle its rows without a table, and a compiled program works for any number of rows.
 """
 
 import jax
@@ -10,28 +10,29 @@ from jax import Array
 
 _NUM_SWAPS = 32
 NUM_WORDS = 2 * _NUM_SWAPS
-"""Random words that make a permutation."""
+"""Number of random words per permutation."""
 
 
 def shuffle_words(rng_key: Array) -> Array:
-    """Draw what makes a permutation, ``[NUM_WORDS]`` uint32."""
+    """Draw the random words of a permutation, ``[NUM_WORDS]`` uint32."""
     return jax.random.bits(rng_key, (NUM_WORDS,), jnp.uint32)
 
 
 def shuffled(words: Array, index: Array, size: Array) -> Array:
     """Return the entries at `index` of a random permutation of ``0 .. size - 1``, int32.
 
-    Swap or not: each of 32 times, ``x`` and ``k - x (mod size)`` are partners, for a random ``k``,
-    and change places or do not by a random function of the pair.
+    The swap-or-not shuffle: in each of 32 rounds, ``x`` and ``k - x (mod size)`` are partners for a
+    random ``k``, and a random function of the pair decides whether they swap.
 
     Parameters
     ----------
     words
-        ``[NUM_WORDS]``, of `shuffle_words`; the same for all entries of a permutation.
+        Random words ``[NUM_WORDS]`` from `shuffle_words`; the same for all entries of a
+        permutation.
     index
-        Any shape, in ``[0, size)``.
+        Indices of any shape, in ``[0, size)``.
     size
-        ``[]``, at least one.
+        Number of entries ``[]``, at least one.
 
     References
     ----------
@@ -44,20 +45,20 @@ def shuffled(words: Array, index: Array, size: Array) -> Array:
     [0, 1, 2, 3, 4]
     """
     num = jnp.asarray(size).astype(jnp.uint32)
-    # One division per swap: one division per entry took most of the time.
+    # Divide once per round: a division per entry took most of the time.
     centers = words[:_NUM_SWAPS] % num
 
     def swap(i: Array, x: Array) -> Array:
         ahead = centers[i] + num - x
-        partner = jnp.minimum(ahead, ahead - num)  # modulo num: what is below zero wraps around
+        partner = jnp.minimum(ahead, ahead - num)  # modulo num; numbers below zero wrap around
         return jnp.where(_coin(jnp.maximum(x, partner), words[_NUM_SWAPS + i]), partner, x)
 
-    first = jnp.asarray(index).astype(jnp.uint32)
-    return jax.lax.fori_loop(0, _NUM_SWAPS, swap, first, unroll=4).astype(jnp.int32)
+    entries = jnp.asarray(index).astype(jnp.uint32)
+    return jax.lax.fori_loop(0, _NUM_SWAPS, swap, entries, unroll=4).astype(jnp.int32)
 
 
 def _coin(x: Array, word: Array) -> Array:
-    """Return a random function of `x`, bool: the last step of MurmurHash3 on words."""
+    """Return a pseudorandom bool for each `x`, by the last step of MurmurHash3."""
     x = (x ^ word) * jnp.uint32(0x9E3779B1)
     x = (x ^ (x >> jnp.uint32(16))) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> jnp.uint32(13))) * jnp.uint32(0xC2B2AE35)

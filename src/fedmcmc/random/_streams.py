@@ -1,8 +1,8 @@
-"""Random streams: which key belongs to whom, and bulk draws made from it.
+"""Keys of random streams, and bulk draws from keys.
 
-The key of a client's round is ``fold_in(fold_in(rng_key, round), client_id)``; the server and
-the choice of the cohort have ids that no client has. Hence a subset of clients, another order,
-a sharded run and a deployed run all draw the same numbers.
+The key of a client's round is ``fold_in(fold_in(rng_key, round), client_id)``. The server and the
+choice of the cohort have ids that no client has. A subset of clients, another order, a sharded run
+and a deployed run therefore all draw the same numbers.
 """
 
 import math
@@ -20,17 +20,21 @@ _COHORT = 2**32 - 2
 _DRAW = 2**32 - 3
 _SHARED = 2**32 - 4
 _STREAM = 2**32 - 6
-_START = 2**32 - 1  # in place of a round
-_LATENTS = 2**32 - 7  # in place of a round
-# Folded into the key of a client's round.
+# Folded in place of the number of a round.
+_START = 2**32 - 1
+_INIT = 2**32 - 2
+_FINAL = 2**32 - 3
+_LATENTS = 2**32 - 7
+# Folded into the key of a client's round. `jax.random.split` has the keys of fold_in with 0, 1, 2,
+# ..., so a kernel that splits its key never draws the bits of these streams.
 _COMPRESSOR = 2**32 - 4
 _PHASE = 2**32 - 256
 _PART = 2**32 - 512
-_AUGMENTATION = 2**32 - 1024  # also into a key that is split from it
+_AUGMENTATION = 2**32 - 1024
 # Folded into the key that chooses the cohort.
 _FAULT = 2**32 - 5
 MAX_PREPARED_NORMALS = 2**22
-"""Above this many numbers per client and round, keys of steps are prepared, not their normals."""
+"""Largest count of prepared numbers per client and round; above it, keys are prepared."""
 
 
 def as_keys(rng_key: Any) -> Array:
@@ -39,7 +43,7 @@ def as_keys(rng_key: Any) -> Array:
     Raises
     ------
     TypeError
-        If `rng_key` is no key.
+        If `rng_key` is not a key.
     """
     if not isinstance(rng_key, jax.Array):
         raise TypeError(
@@ -61,7 +65,7 @@ def as_key(rng_key: Any) -> Array:
     Raises
     ------
     TypeError
-        If `rng_key` is no key, or an array of keys.
+        If `rng_key` is not a key, or is an array of keys.
     """
     key = as_keys(rng_key)
     if key.shape:
@@ -88,29 +92,29 @@ def cohort_key(rng_key: Array, round_: Array) -> Array:
 
 
 def fault_key(rng_key: Array, seed: Array, index: Array) -> Array:
-    """Return the key of the faults of client `index` in a round, from that of the round's cohort.
+    """Return the key of client `index` for faults, from the round's cohort key.
 
-    `seed` is ``[]`` uint32. The stream is nobody else's, so that faults change no other draw.
+    `seed` is ``[]`` uint32. No other stream uses this key, so faults do not change other draws.
     """
     fault_stream = jax.random.fold_in(jax.random.fold_in(rng_key, jnp.uint32(_FAULT)), seed)
     return jax.random.fold_in(fault_stream, index)
 
 
 def shared_key(rng_key: Array, round_: Array) -> Array:
-    """Return the key that all clients share in round `round_`."""
+    """Return the key shared by all clients in round `round_`."""
     return jax.random.fold_in(jax.random.fold_in(rng_key, round_), jnp.uint32(_SHARED))
 
 
 def phase_key(rng_key: Array, index: int) -> Array:
-    """Return the key of a round's phase `index`, from a client's or the server's round key.
+    """Return the key of an extra phase `index`, from the round key of a client or the server.
 
-    It is for phases before the kernel's own, whose key is the round key itself.
+    The kernel's own phase uses the round key itself.
     """
     return jax.random.fold_in(rng_key, jnp.uint32(_PHASE - index))
 
 
 def latents_key(rng_key: Array) -> Array:
-    """Return the key of clients' first latents, where these are drawn."""
+    """Return the key for drawing the clients' initial latents."""
     return jax.random.fold_in(rng_key, jnp.uint32(_LATENTS))
 
 
@@ -120,25 +124,17 @@ def part_key(rng_key: Array, index: int) -> Array:
 
 
 def compressor_key(rng_key: Array, depth: int) -> Array:
-    """Return the key of a compressor from the key of a client's round.
-
-    `depth` counts the compressors around the kernel further in. The ids are none that
-    `jax.random.split` uses, whose keys are those of `jax.random.fold_in` with 0, 1, 2, ...: a
-    kernel that splits its key, and a compressor with such an id, would draw the same bits.
-    """
+    """Return the key of a compressor around `depth` others, from the key of a client's round."""
     return jax.random.fold_in(rng_key, jnp.uint32(_COMPRESSOR - depth))
 
 
 def augmentation_key(rng_key: Array) -> Array:
-    """Return the key of the transformations of a round's rows, from that of their choice.
-
-    The id is none that `jax.random.split` uses, as that of `compressor_key`.
-    """
+    """Return the key for transforming a round's rows, from the key that chooses the rows."""
     return jax.random.fold_in(rng_key, jnp.uint32(_AUGMENTATION))
 
 
 def draw_key(rng_key: Array, round_: Array) -> Array:
-    """Return the key with which a kernel's `draw` is called after round `round_`."""
+    """Return the key for a kernel's `draw` after round `round_`."""
     return jax.random.fold_in(jax.random.fold_in(rng_key, round_), jnp.uint32(_DRAW))
 
 
@@ -148,24 +144,22 @@ def start_key(rng_key: Array) -> Array:
 
 
 def final_key(rng_key: Array) -> Array:
-    """Return the key of draws of the last approximation of a run, from the chain's key."""
-    return draw_key(rng_key, jnp.uint32(_START - 2))
+    """Return the key for draws from a run's final approximation, from the chain's key."""
+    return draw_key(rng_key, jnp.uint32(_FINAL))
 
 
 def init_key(rng_key: Array) -> Array:
-    """Return the key with which a chain's kernel is initialized, from the chain's key."""
-    return draw_key(rng_key, jnp.uint32(_START - 1))
+    """Return the key that initializes a chain's kernel, from the chain's key."""
+    return draw_key(rng_key, jnp.uint32(_INIT))
 
 
 def stream_key(rng_key: Array, round_: Array) -> Array:
-    """Return the key of what a run accumulates, after round `round_`."""
+    """Return the key for a run's accumulators after round `round_`."""
     return jax.random.fold_in(jax.random.fold_in(rng_key, round_), jnp.uint32(_STREAM))
 
 
 def normals_like(rng_key: Array, like: ArrayTree) -> ArrayTree:
-    """Draw one standard normal tree shaped as `like`, a tree of arrays or of their shapes.
-
-    Each number is independent of all others, also of those in other leaves.
+    """Draw one tree of independent standard normals, shaped as `like` (arrays or shapes).
 
     Examples
     --------
@@ -177,42 +171,42 @@ def normals_like(rng_key: Array, like: ArrayTree) -> ArrayTree:
 
 
 def uniforms_like(rng_key: Array, like: ArrayTree) -> ArrayTree:
-    """Draw one tree shaped as `like` of independent numbers that are uniform on ``[0, 1)``."""
+    """Draw one tree of independent uniforms on ``[0, 1)``, shaped as `like`."""
     return _unravel(jax.random.uniform(rng_key, (trees.num_elements(like),)), like)
 
 
 def normals(rng_key: Array, like: ArrayTree, num: int) -> ArrayTree:
     """Draw `num` standard normal trees shaped as `like`: leaves ``[num, *event]``.
 
-    Where these would be more than `MAX_PREPARED_NORMALS` numbers, returns keys ``[num]`` from
-    which `realize_normals` draws one tree at a time. The choice depends on shapes alone.
+    If there are more than `MAX_PREPARED_NORMALS` numbers, return keys ``[num]`` instead;
+    `realize_normals` then draws one tree at a time.
     """
     if num * trees.num_elements(like) > MAX_PREPARED_NORMALS:
         return jax.random.split(rng_key, num)
     size = trees.num_elements(like)
-    # Drawn flat and reshaped: the same numbers, and half the compile time on CPU, where a short
-    # last axis is unrolled within the generator.
+    # Draw a flat vector and reshape it: the numbers are the same, and it takes half the compile
+    # time on CPU, where XLA unrolls a short last axis within the generator.
     return _unravel(jax.random.normal(rng_key, (num * size,)).reshape(num, size), like)
 
 
 def realize_normals(draws: ArrayTree, like: ArrayTree) -> ArrayTree:
-    """Return one standard normal tree from one entry of what `normals` returned."""
+    """Return one standard normal tree from one entry of the result of `normals`."""
     if isinstance(draws, Array) and jnp.issubdtype(draws.dtype, jax.dtypes.prng_key):
         return normals_like(draws, like)
     return draws
 
 
 def random_words(rng_key: Array, like: ArrayTree) -> Array:
-    """Draw 32 random bits for each number of `like`, in a form that `realize_words` unfolds.
+    """Draw random bits for `realize_words`: 32 bits per number of `like`, from half as many words.
 
-    Where these would be more than `MAX_PREPARED_NORMALS` words, returns the key.
+    If there are more than `MAX_PREPARED_NORMALS` numbers, return the key instead.
     """
     size = trees.num_elements(like)
     return rng_key if size > MAX_PREPARED_NORMALS else _half_words(rng_key, size)
 
 
 def realize_words(draws: Array, like: ArrayTree) -> ArrayTree:
-    """Return a tree shaped as `like` of uniform 32-bit words, uint32; see `word_halves`."""
+    """Return a tree of uniform 32-bit words, uint32, shaped as `like`; see `word_halves`."""
     halves = word_halves(draws, trees.num_elements(like))
     return trees.unravel(jnp.concatenate(halves), like)
 
@@ -220,9 +214,9 @@ def realize_words(draws: Array, like: ArrayTree) -> ArrayTree:
 def word_halves(draws: Array, size: int) -> tuple[Array, Array]:
     """Return the first and the second half of `size` uniform 32-bit words, uint32.
 
-    The second are those of the first with their 16-bit halves exchanged, for half the price. Each
-    word is exactly uniform; events of the form ``word < threshold`` for two words of a pair differ
-    from independent ones by less than ``2**-16`` in probability.
+    Words of the second half are words of the first half with exchanged 16-bit halves, which saves
+    half the time. Each word is exactly uniform. For the two words of a pair, the joint probability
+    of events ``word < threshold`` differs from independence by less than ``2**-16``.
     """
     if jnp.issubdtype(draws.dtype, jax.dtypes.prng_key):
         draws = _half_words(draws, size)
@@ -242,15 +236,14 @@ def _unravel(flat: Array, like: ArrayTree) -> ArrayTree:
 def integers_below(rng_key: Array, bound: Array, shape: tuple[int, ...]) -> Array:
     """Draw integers uniform on ``[0, bound)``, int32, one 32-bit word each.
 
-    Takes the high half of the 64-bit product of a random word and `bound`, which is off from
-    uniform by less than ``bound / 2**32``; ``floor(uniform * bound)`` is off by
-    ``bound / 2**23`` in float32.
+    The result is the high half of the 64-bit product of a random word and `bound`. Its deviation
+    from uniform is below ``bound / 2**32``, which is ``2**9`` times less than with a float32.
     """
     return _high_product(_words(rng_key, shape), bound)
 
 
 def _words(rng_key: Array, shape: tuple[int, ...]) -> Array:
-    # Flat and reshaped, as in `normals`.
+    # Draw a flat vector and reshape it, as in `normals`.
     return jax.random.bits(rng_key, (math.prod(shape),), jnp.uint32).reshape(shape)
 
 
@@ -265,13 +258,12 @@ def _high_product(words: Array, bound: Array) -> Array:
 
 
 def distinct_integers(
-    rng_key: Array, bound: Array, shape: tuple[int, ...], take: Array | None = None
+    rng_key: Array, bound: Array, shape: tuple[int, ...], take: Array | int | None = None
 ) -> Array:
-    """Draw along the last axis distinct integers uniform on ``[0, bound)``, int32.
+    """Draw distinct integers along the last axis, uniform on ``[0, bound)``, int32.
 
-    Every subset is equally likely; the order within one is not uniform. Where `take` (by default
-    `bound`) is below the length of the axis, only its first `take` entries are distinct and the
-    rest are zero.
+    All subsets are equally likely, but their order is not uniform. If `take` (by default `bound`)
+    is below the length of the axis, the first `take` entries are distinct and the others are zero.
 
     References
     ----------
@@ -279,16 +271,16 @@ def distinct_integers(
     """
     num = shape[-1]
     bound = jnp.asarray(bound, jnp.int32)
-    # Along the first axis, so that a longer one begins with the same words.
+    # Put the numbers along the first axis, so that a longer axis starts with the same words.
     words = _words(rng_key, (num, *shape[:-1]))
     take = jnp.minimum(num, bound if take is None else take)
     slots = jnp.broadcast_to(jnp.arange(num, dtype=jnp.int32), shape)
 
     def pick(k: Array, chosen: Array) -> Array:
-        last = bound - take + k
-        candidate = _high_product(words[k], jnp.maximum(last + 1, 1))
-        taken = jnp.any((chosen == candidate[..., None]) & (slots < k), axis=-1)
-        entry = jnp.where(k < take, jnp.where(taken, last, candidate), 0)
+        largest = bound - take + k
+        candidate = _high_product(words[k], jnp.maximum(largest + 1, 1))
+        is_chosen = jnp.any((chosen == candidate[..., None]) & (slots < k), axis=-1)
+        entry = jnp.where(k < take, jnp.where(is_chosen, largest, candidate), 0)
         return jnp.where(slots == k, entry[..., None], chosen)
 
     return jax.lax.fori_loop(0, num, pick, jnp.zeros(shape, jnp.int32))
