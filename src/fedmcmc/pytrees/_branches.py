@@ -45,10 +45,11 @@ def where_any(
     @custom_vmap
     def run(condition: Array, otherwise: ArrayTree, operands: tuple[ArrayTree, ...]) -> ArrayTree:
         def compute_and_select() -> ArrayTree:
-            computed = compute(*operands)
-            return jax.tree.map(
-                lambda a, b: jnp.where(_as_column(condition, a), a, b), computed, otherwise
-            )
+            def select(a: Array, b: Array) -> Array:
+                column = condition.reshape(condition.shape + (1,) * (a.ndim - condition.ndim))
+                return jnp.where(column, a, b)
+
+            return jax.tree.map(select, compute(*operands), otherwise)
 
         return jax.lax.cond(jnp.any(condition), compute_and_select, lambda: otherwise)
 
@@ -90,7 +91,3 @@ def _largest_of_batch(axis_size: int, in_batched: list[bool], number: Array) -> 
     del axis_size
     # Call again, because an outer `jax.vmap` may map over several of these batches.
     return (largest_of_batch(jnp.max(number, axis=0)) if in_batched[0] else number), False
-
-
-def _as_column(condition: Array, leaf: Array) -> Array:
-    return condition.reshape(condition.shape + (1,) * (leaf.ndim - condition.ndim))

@@ -68,15 +68,9 @@ def number(
 ) -> Any:
     """Return `x` as a leaf of a kernel.
 
-    The shape is checked, and the range unless `x` is traced. The runner checks values of schedules
+    Raise `TypeError` if `x` is not a number, and `ValueError` if it is not a scalar, not finite or
+    out of range. The range of a traced `x` is not checked. The runner checks values of schedules
     before it runs their rounds.
-
-    Raises
-    ------
-    ValueError
-        If `x` is not a scalar, not finite, or out of range.
-    TypeError
-        If `x` is not a number.
     """
     valid = Range(name, minimum, strict, maximum)
     if callable(x) and not isinstance(x, Array):
@@ -113,10 +107,8 @@ def tabulate(
 ) -> ArrayTree:
     """Replace all schedules in `tree` by their values in rounds ``[start, start + num_rounds)``.
 
-    Raises
-    ------
-    ValueError
-        If a value is out of range in one of the first `num_used` rounds (by default all).
+    Raise `ValueError` if a value is out of range in one of the first `num_used` rounds (by default
+    all).
     """
     rounds = start + jnp.arange(num_rounds)
 

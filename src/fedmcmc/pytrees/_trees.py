@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 
 from fedmcmc._types import ArrayTree
 
@@ -23,7 +24,7 @@ def cast_like(tree: ArrayTree, like: ArrayTree) -> ArrayTree:
     return jax.tree.map(lambda x, y: x.astype(y.dtype), tree, like)
 
 
-def as_float(leaf: Any) -> Array:
+def as_float(leaf: ArrayLike) -> Array:
     """Return `leaf` as a floating-point array; integers become the default float type."""
     if isinstance(leaf, np.ndarray) and not jnp.issubdtype(leaf.dtype, jnp.floating):
         leaf = leaf.astype(jnp.result_type(float))  # NumPy compiles nothing
@@ -36,10 +37,7 @@ def as_float(leaf: Any) -> Array:
 def as_floats(tree: ArrayTree, name: str) -> ArrayTree:
     """Return a user's pytree with floating-point arrays as leaves.
 
-    Raises
-    ------
-    TypeError
-        If a leaf does not hold numbers; the message starts with `name`.
+    Raise `TypeError` if a leaf does not hold numbers; the message starts with `name`.
 
     Examples
     --------
@@ -50,7 +48,7 @@ def as_floats(tree: ArrayTree, name: str) -> ArrayTree:
 
     def convert(path: Any, leaf: Any) -> Array:
         dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
-        if not (jnp.issubdtype(dtype, np.bool) or jnp.issubdtype(dtype, jnp.number)):
+        if not any(jnp.issubdtype(dtype, kind) for kind in (np.bool, jnp.number)):
             raise TypeError(
                 f"{name}{jax.tree_util.keystr(path)} must be a number or an array of numbers, got "
                 f"{repr(leaf)[:80]} ({type(leaf).__name__})."
@@ -75,12 +73,12 @@ def subtract(a: ArrayTree, b: ArrayTree) -> ArrayTree:
     return jax.tree.map(jnp.subtract, a, b)
 
 
-def scale(number: Any, tree: ArrayTree) -> ArrayTree:
+def scale(number: ArrayLike, tree: ArrayTree) -> ArrayTree:
     """Return ``number * tree``."""
     return jax.tree.map(lambda leaf: cast(number, leaf) * leaf, tree)
 
 
-def add_scaled(a: ArrayTree, number: Any, b: ArrayTree) -> ArrayTree:
+def add_scaled(a: ArrayTree, number: ArrayLike, b: ArrayTree) -> ArrayTree:
     """Return ``a + number * b``."""
     return jax.tree.map(lambda x, y: x + cast(number, x) * y, a, b)
 
@@ -152,11 +150,8 @@ def unravel(flat: Array, like: ArrayTree) -> ArrayTree:
     Each leaf has the leading axes and the dtype of `flat`.
     """
     leaves, treedef = jax.tree.flatten(like)
-    if len(leaves) == 1:
-        pieces = [flat]
-    else:
-        ends = [num_elements(leaves[: i + 1]) for i in range(len(leaves) - 1)]
-        pieces = jnp.split(flat, ends, axis=-1)
+    ends = np.cumsum([math.prod(leaf.shape) for leaf in leaves])[:-1]
+    pieces = jnp.split(flat, ends, axis=-1) if len(leaves) > 1 else [flat]
     shaped = [
         piece.reshape(flat.shape[:-1] + leaf.shape)
         for piece, leaf in zip(pieces, leaves, strict=True)
@@ -264,12 +259,7 @@ def variables(named: dict[str, Any]) -> dict[str, Any]:
     """Return values by names that are valid for variables of ArviZ and Zarr: "/" becomes ".".
 
     A NumPyro model with `scope` has sites such as ``"hospital/effect"``, and a ``DataTree``
-    interprets "/" as a path.
-
-    Raises
-    ------
-    ValueError
-        If two names become equal.
+    interprets "/" as a path. Raise `ValueError` if two names become equal.
 
     Examples
     --------
@@ -281,17 +271,17 @@ def variables(named: dict[str, Any]) -> dict[str, Any]:
         new = name.replace("/", ".")
         if new in renamed:
             raise ValueError(
-                f"Two of the parameters {', '.join(named)} would be named {new!r} in ArviZ, which "
-                f"does not allow '/' in names: rename one of them."
+                f"Two parameters would both be named {new!r} in ArviZ, which does not allow '/' in "
+                f"names: rename one of them (all names: {', '.join(named)})."
             )
         renamed[new] = value
     return renamed
 
 
-def element_names(tree: ArrayTree, places: Sequence[np.ndarray] | None = None) -> list[str]:
+def element_names(tree: ArrayTree, indices: Sequence[np.ndarray] | None = None) -> list[str]:
     """Return a name for each number of the raveled tree.
 
-    `places` holds, for each leaf, the indices of the raveled numbers to name; by default all.
+    `indices` selects numbers of each raveled leaf; by default all numbers are named.
 
     Examples
     --------
@@ -301,10 +291,10 @@ def element_names(tree: ArrayTree, places: Sequence[np.ndarray] | None = None) -
     names = []
     for i, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(tree)):
         stem = jax.tree_util.keystr(path, simple=True, separator=".")
-        numbers = np.arange(math.prod(leaf.shape)) if places is None else places[i]
+        selected = np.arange(math.prod(leaf.shape)) if indices is None else indices[i]
         shape = leaf.shape or (1,)
-        for indices in np.stack(np.unravel_index(numbers, shape), axis=-1).tolist():
-            index = ", ".join(map(str, indices)) if leaf.shape else ""
+        for entry in np.stack(np.unravel_index(selected, shape), axis=-1).tolist():
+            index = ", ".join(map(str, entry)) if leaf.shape else ""
             if stem:
                 names.append(f"{stem}[{index}]" if index else stem)
             else:

@@ -1,4 +1,4 @@
-"""Checkpoints on disk, from which a killed run continues to the same bits.
+"""Checkpoints on disk: a killed run continues from them and ends with the same bits.
 
 A checkpoint is a manifest with the part files that it lists, in a directory with one owner at a
 time. `_checkpoints` defines the user's interface: `Checkpoint` for one run, and `resumable` for

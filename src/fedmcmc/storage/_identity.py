@@ -64,6 +64,7 @@ def fingerprint(
     # Tabulate schedules for the trace: in a continued run they may have no value for round 0.
     like = replace(program, kernel=schedules.tabulate(kernel, 0, 1, 0))
     traced = like.traced_round(keys, state)
+    draw = traced.out_info.draw
     return {
         ROWS: rows,
         NUMBERS: _digest(numbers),
@@ -71,10 +72,7 @@ def fingerprint(
         "rng_key": _digest(jax.random.key_data(keys)),
         START: _digest(state.broadcast),
         "streams": " ".join(
-            f"{name} "
-            + _digest_of_accumulator(
-                accumulators[name], accumulator_states[name], traced.out_info.draw
-            )
+            f"{name} {_digest_of_accumulator(accumulators[name], accumulator_states[name], draw)}"
             for name in sorted(accumulators)
         ),
         DESCRIPTION: describe(numbers),
@@ -82,7 +80,7 @@ def fingerprint(
 
 
 def digest_of_identity(identity: Mapping[str, Any]) -> str:
-    """Return the digest of a run that its part files hold."""
+    """Return the digest of an identity, which all part files of the run hold."""
     names = sorted(identity.keys() - {DESCRIPTION})
     return _digest([np.frombuffer(f"{n}={identity[n]}".encode(), np.uint8) for n in names])
 

@@ -43,26 +43,18 @@ class Progress(NamedTuple):
 
 
 class LostDraws(NamedTuple):
-    """Draws of a damaged part file, with numbers ``[first, last)`` in each chain."""
+    """Draws of a damaged part file, with numbers ``[start, stop)`` in each chain."""
 
-    first: int
-    last: int
+    start: int
+    stop: int
     damage: str
 
 
 class Saver:
     """Writer and reader of the checkpoints of one run.
 
-    Parameters
-    ----------
-    checkpoint
-        Directory and frequency.
-    identity
-        Identity of the run, ``{name: digest or number}``.
-    start_round
-        First round of the run.
-    writes
-        Flag of the process that writes; false in all other processes of the run.
+    `identity` identifies the run, ``{name: digest or number}``; `start_round` is its first round.
+    `writes` is true in only one of the processes that share the run.
     """
 
     def __init__(
@@ -151,7 +143,7 @@ class Saver:
     @property
     def num_lost(self) -> int:
         """Number of lost draws per chain."""
-        return sum(draws.last - draws.first for draws in self.lost)
+        return sum(draws.stop - draws.start for draws in self.lost)
 
     @property
     def changed_versions(self) -> str:
