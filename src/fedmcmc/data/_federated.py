@@ -14,11 +14,11 @@ from fedmcmc._types import ArrayTree, Client, Federation, html_table, register_d
 from fedmcmc.data._groups import (
     Grouped,
     GroupLabels,
-    all_groups,
+    as_labels,
     count_groups,
-    grouped,
-    label_array,
+    number_groups,
     own_groups,
+    pool_groups,
     row_values,
 )
 from fedmcmc.data._inputs import group_column, is_table, refuse_groupby
@@ -29,10 +29,10 @@ from fedmcmc.data._rows import (
     as_array,
     as_row_type,
     check_finite,
+    concatenate_clients,
     count_rows,
-    gathered,
-    joined,
-    starts_of,
+    first_rows,
+    take_rows,
 )
 from fedmcmc.pytrees import trees
 
@@ -126,16 +126,18 @@ class FederatedData:
         >>> data.labels
         ('Basel', 'Bern')
         """
-        from fedmcmc.data._frames import columns_of, owners_of  # narwhals is slow to import
+        from fedmcmc.data._frames import read_columns, read_owners  # narwhals is slow to import
 
-        ids, labels = owners_of(df, client)
+        ids, labels = read_owners(df, client)
         excluded = [client] if groups is None else [client, groups]
-        rows, coding, orders = columns_of([df], columns, excluded, allow_nonfinite=allow_nonfinite)
+        rows, coding, orders = read_columns(
+            [df], columns, excluded, allow_nonfinite=allow_nonfinite
+        )
         order = np.argsort(ids, kind="stable")
-        rows = {name: gathered(column, order) for name, column in rows.items()}
+        rows = {name: take_rows(column, order) for name, column in rows.items()}
         sizes, group_of_row = np.bincount(ids), None
         if groups is not None:
-            numbers, levels = owners_of(df, groups, "group")
+            numbers, levels = read_owners(df, groups, "group")
             group_of_row = _split(np.array(levels, object)[numbers[order]], sizes)
         legend = Legend(labels, coding, orders=orders)
         return _assemble(rows, sizes, legend, group_of_row, allow_nonfinite)
@@ -201,10 +203,10 @@ class FederatedData:
                 f"table, client {owners[tables.index(False)]!r} has none. Turn all into tables."
             )
         if any(tables):
-            from fedmcmc.data._frames import columns_of
+            from fedmcmc.data._frames import read_columns
 
             excluded = [] if column is None else [column]
-            rows, coding, orders = columns_of(
+            rows, coding, orders = read_columns(
                 clients, None, excluded, allow_nonfinite=allow_nonfinite, owners=owners
             )
             sizes = np.array([len(frame) for frame in clients])
@@ -212,7 +214,7 @@ class FederatedData:
         else:
             if column is not None:
                 clients = [{k: v for k, v in x.items() if k != column} for x in clients]
-            rows, sizes = joined(clients, owners)
+            rows, sizes = concatenate_clients(clients, owners)
         return _assemble(rows, sizes, legend, groups, allow_nonfinite)
 
     @classmethod
@@ -245,7 +247,7 @@ class FederatedData:
             In the cases of `from_clients`, and if ids are neither integers nor names, or out of
             range.
         """
-        ids, labels = label_array(client_ids), None
+        ids, labels = as_labels(client_ids), None
         if ids.dtype.kind in "UO" and ids.ndim == 1 and all(isinstance(x, str) for x in ids):
             names, ids = np.unique(ids.astype(str), return_inverse=True)
             labels = tuple(names.tolist())
@@ -266,10 +268,10 @@ class FederatedData:
                 row = int(is_wrong.argmax())
                 raise ValueError(f"client_ids must be {expected}, got {ids[row]} in row {row}.")
         order = np.argsort(ids, kind="stable")
-        rows = jax.tree.map(lambda leaf: gathered(np.asarray(leaf), order), tree)
+        rows = jax.tree.map(lambda leaf: take_rows(np.asarray(leaf), order), tree)
         sizes = np.bincount(ids, minlength=count)
         if groups is not None:
-            groups = label_array(groups)
+            groups = as_labels(groups)
             if groups.shape != ids.shape:
                 raise ValueError(
                     f"groups must hold one label per row, shape ({num_rows},), got shape "
@@ -417,7 +419,7 @@ class FederatedData:
         """
         rows: ArrayTree = row_values(self.rows)
         if groups:
-            rows = all_groups(self.rows, self.start, self.num_rows)
+            rows = pool_groups(self.rows, self.start, self.num_rows)
         arrays = _to_device(np.zeros(1), [self.num_rows], np.ones(1), self.share.dtype)
         return FederatedData(rows, *arrays, self.num_rows)
 
@@ -446,7 +448,7 @@ def _assemble(
     """Return data of rows that are sorted by client, with labels of groups for each client."""
     labels = range(len(sizes)) if legend.labels is None else legend.labels
     if groups is not None:
-        rows, names = grouped(rows, groups, sizes, labels)
+        rows, names = number_groups(rows, groups, sizes, labels)
         legend = replace(legend, group_labels=names)
     data = from_sorted(rows, sizes, allow_nonfinite, labels=labels)
     return replace(data, legend=legend)
@@ -468,7 +470,7 @@ def from_sorted(
     labels = range(len(sizes)) if labels is None else labels
     owners = [labels[client] for client in clients]
     start = np.zeros(len(sizes), np.int32)
-    start[clients] = starts = starts_of(sizes[clients], owners)
+    start[clients] = starts = first_rows(sizes[clients], owners)
     leaves, treedef = jax.tree_util.tree_flatten_with_path(row_values(rows))
     # A list rather than `tree_map`, because `warn_caller` skips only frames of this package.
     values = jax.tree.unflatten(treedef, [as_row_type(path, leaf) for path, leaf in leaves])

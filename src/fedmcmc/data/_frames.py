@@ -1,7 +1,7 @@
 """Conversion of tables to rows: arrays by column name, with codes for text."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import narwhals.stable.v2 as nw
@@ -9,22 +9,22 @@ import numpy as np
 
 from fedmcmc.data._levels import (
     TextPart,
-    column_of,
     is_number,
     merge_levels,
+    name_column,
     report_similar,
     warn_of_names,
 )
-from fedmcmc.data._rows import Levels, concatenated, is_missing, numbers_of_objects
+from fedmcmc.data._rows import Levels, concatenate, is_missing, numbers_of_objects
 
 
-def owners_of(frame: Any, column: str, noun: str = "client") -> tuple[np.ndarray, Levels]:
+def read_owners(frame: Any, column: str, noun: str = "client") -> tuple[np.ndarray, Levels]:
     """Return each row's client, ``[num_rows]`` int32, and the clients' sorted labels.
 
     `noun` is the name of the argument in messages, and may be "group". Raise `ValueError` if there
     is no such column, no row, or a row without a client.
     """
-    table = eager(frame, "The table")
+    table = read_table(frame, "The table")
     if column not in table.columns:
         raise ValueError(
             f"{noun} must name the column that holds each row's {noun}, one of "
@@ -43,7 +43,7 @@ def owners_of(frame: Any, column: str, noun: str = "client") -> tuple[np.ndarray
     if len({isinstance(name, str) for name in names.values()}) > 1:
         raise ValueError(
             f"Column {column!r} names each row's {noun}, and holds both text and numbers. Turn all "
-            f"values into text, as by column.astype(str)."
+            f"values into text, for example with column.astype(str)."
         )
     labels = tuple(sorted(dict.fromkeys(names.values())))
     report_similar(dict.fromkeys(labels), f"Column {column!r}", f"{noun}s")
@@ -51,7 +51,7 @@ def owners_of(frame: Any, column: str, noun: str = "client") -> tuple[np.ndarray
     return np.array([ids[names[value]] for value in values], np.int32), labels
 
 
-def columns_of(
+def read_columns(
     frames: Sequence[Any],
     columns: Sequence[str] | None = None,
     excluded: Sequence[str] = (),
@@ -69,7 +69,7 @@ def columns_of(
     """
     clients = [None] if owners is None else list(owners)
     titles = ["The table" if x is None else f"The table of client {x!r}" for x in clients]
-    tables = [eager(frame, title) for frame, title in zip(frames, titles, strict=True)]
+    tables = [read_table(frame, title) for frame, title in zip(frames, titles, strict=True)]
     if columns is None:
         names = [name for name in tables[0].columns if name not in excluded]
     else:
@@ -89,28 +89,30 @@ def columns_of(
     orders: dict[str, str] = {}
     for name in names:
         parts = [table[name] for table in tables]
-        where = [column_of(name, client) for client in clients]
+        where = [name_column(name, client) for client in clients]
         are_text = [is_text(part) for part in parts]
         if all(are_text):
-            texts = [text_part(*x) for x in zip(parts, clients, where, strict=True)]
+            texts = [read_text(*x) for x in zip(parts, clients, where, strict=True)]
             levels[name], orders[name] = merge_levels(name, texts)
             if orders[name] == "alphabetical":
                 warn_of_names(name, len(levels[name]), sum(len(part.values) for part in texts))
             codes = {level: code for code, level in enumerate(levels[name])}
             rows[name] = np.array([codes[x] for part in texts for x in part.values], np.int32)
         elif any(are_text):
-            texts_at, numbers_at = are_text.index(True), are_text.index(False)
+            i, client = are_text.index(True), clients[are_text.index(False)]
             raise ValueError(
-                f"{where[texts_at]} is text (such as {_find_word(parts[texts_at])!r}), but holds "
-                f"numbers at client {clients[numbers_at]!r}. Use text or numbers at all clients."
+                f"{where[i]} is text (such as {_find_word(parts[i])!r}), but this column of client "
+                f"{client!r} holds numbers. Use either text or numbers at all clients."
             )
         else:
-            numbers = [numeric(x, y, allow_nonfinite) for x, y in zip(where, parts, strict=True)]
-            rows[name] = concatenated(numbers)
+            numbers = [
+                read_numbers(x, y, allow_nonfinite) for x, y in zip(where, parts, strict=True)
+            ]
+            rows[name] = concatenate(numbers)
     return rows, levels, orders
 
 
-def eager(frame: Any, title: str) -> Any:
+def read_table(frame: Any, title: str) -> Any:
     """Return a table as a narwhals data frame.
 
     Raise `TypeError` if it is not a table or is lazy, and `ValueError` if two columns have the same
@@ -125,8 +127,8 @@ def eager(frame: Any, title: str) -> Any:
     for name, count in names.items():
         if not isinstance(name, str):
             raise ValueError(
-                f"{title} has a column with the name {name!r}, which is not text. Rename it, as by "
-                f"table.columns = [...], because models take columns by name."
+                f"{title} has a column with the name {name!r}, which is not text. Rename it, for "
+                f"example with table.columns = [...], because models take columns by name."
             )
         if count > 1:
             raise ValueError(
@@ -146,25 +148,20 @@ def is_text(column: Any) -> bool:
     return bool(values) and all(isinstance(x, str) for x in values)
 
 
-def text_part(column: Any, owner: Any, where: str) -> TextPart:
+def read_text(column: Any, owner: Any, where: str) -> TextPart:
     """Return a text column of one table with the categories that it declares."""
     _refuse_missing(where, column)
-    coded = column.dtype in (nw.Categorical, nw.Enum)
-    values = _names(column.to_list())
-    declares = column.dtype == nw.Enum or (coded and column.implementation.is_pandas_like())
-    if not declares:  # Polars and Arrow list categories by first appearance
-        return TextPart(owner, values, is_coded=coded)
-    categories = tuple(_names(column.cat.get_categories().to_list()))
-    return TextPart(owner, values, categories, column.dtype == nw.Enum, True)
+    is_coded, ordered = column.dtype in (nw.Categorical, nw.Enum), column.dtype == nw.Enum
+    values, categories = _as_text(column), None
+    # Categories of Polars and Arrow are no declaration: they are in order of first appearance.
+    if ordered or (is_coded and column.implementation.is_pandas_like()):
+        categories = tuple(_as_text(column.cat.get_categories()))
+    return TextPart(owner, values, categories, ordered=ordered, is_coded=is_coded)
 
 
-def _names(values: Iterable[Any]) -> list[str]:
-    names: dict[Any, str] = {}
-    values = list(values)
-    for value in dict.fromkeys(values):
-        is_integer = isinstance(value, float) and value.is_integer()
-        names[value] = str(int(value) if is_integer else value)
-    return [names[value] for value in values]
+def _as_text(column: Any) -> list[str]:
+    values = column.to_list()
+    return [str(int(x) if isinstance(x, float) and x.is_integer() else x) for x in values]
 
 
 def _label(value: Any) -> Any:
@@ -189,7 +186,7 @@ def _refuse_missing(where: str, column: Any) -> None:
         )
 
 
-def numeric(where: str, column: Any, allow_nonfinite: bool) -> np.ndarray:
+def read_numbers(where: str, column: Any, allow_nonfinite: bool) -> np.ndarray:
     """Return a column of numbers or booleans (0 and 1); raise `ValueError` for other values."""
     dtype = column.dtype
     if dtype.is_float() and allow_nonfinite:
@@ -206,8 +203,8 @@ def numeric(where: str, column: Any, allow_nonfinite: bool) -> np.ndarray:
         kinds = dict.fromkeys(type(x).__name__ for x in values.flat)
         if len(kinds) > 1:
             raise ValueError(
-                f"{where} holds both {' and '.join(kinds)}. Turn all values into numbers, as by "
-                f"pd.to_numeric(column), or all into text, as by column.astype(str)."
+                f"{where} holds both {' and '.join(kinds)}. Turn all values into numbers, for "
+                f"example with pd.to_numeric(column), or into text, with column.astype(str)."
             )
         dtype = values.dtype if values.dtype.kind != "O" else next(iter(kinds))
     raise ValueError(

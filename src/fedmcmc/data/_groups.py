@@ -47,7 +47,7 @@ def max_groups(client: Client) -> int:
     return client.rows.max_groups if isinstance(client.rows, Grouped) else 1
 
 
-def label_array(labels: Any) -> np.ndarray:
+def as_labels(labels: Any) -> np.ndarray:
     """Return labels as an array: dates as text, a mixture of text and numbers as objects."""
     if isinstance(labels, list | tuple) and len({isinstance(x, str) for x in labels}) > 1:
         return np.array(labels, object)
@@ -57,7 +57,7 @@ def label_array(labels: Any) -> np.ndarray:
     return array
 
 
-def grouped(
+def number_groups(
     values: ArrayTree, labels: Sequence[Any], sizes: np.ndarray, owners: Sequence[Any]
 ) -> tuple[Grouped, GroupLabels]:
     """Return rows with groups numbered by first appearance in each client, and the groups' labels.
@@ -72,7 +72,7 @@ def grouped(
         )
     numbers, names = [], []
     for client, of_client, size in zip(owners, labels, sizes, strict=True):
-        array = label_array(of_client)
+        array = as_labels(of_client)
         if array.shape != (size,):
             raise ValueError(
                 f"groups must hold one label per row: client {client!r} has {size} rows, and "
@@ -98,7 +98,7 @@ def own_groups(client: Client, offsets: Array) -> Array:
     return jnp.zeros(offsets.shape, jnp.int32)
 
 
-def all_groups(rows: ArrayTree, start: Array, num_rows: int) -> Grouped:
+def pool_groups(rows: ArrayTree, start: Array, num_rows: int) -> Grouped:
     """Return rows whose groups are numbered consecutively over all clients."""
     num_clients = start.shape[0]
     client = jnp.searchsorted(start, jnp.arange(num_rows), side="right") - 1

@@ -13,11 +13,11 @@ from fedmcmc.data._rows import Levels
 
 
 def check_levels(name: str, levels: Any) -> Levels:
-    """Return the levels of a column as a tuple; raise `ValueError` unless they differ."""
+    """Return the levels of a column as a tuple; raise `ValueError` unless they are valid."""
     is_list = isinstance(levels, Sequence) and not isinstance(levels, str)
     if not is_list or not levels or not all(isinstance(level, str) for level in levels):
         raise ValueError(
-            f"levels of column {name!r} must be a list of texts in their order, as "
+            f"levels of column {name!r} must be a list of texts in their order, such as "
             f'["mild", "severe"]; got {levels!r}.'
         )
     repeated = [level for level in levels if list(levels).count(level) > 1]
@@ -64,17 +64,17 @@ def _code_table(
 ) -> dict[str, np.ndarray]:
     import narwhals.stable.v2 as nw  # slow
 
-    from fedmcmc.data._frames import eager, is_text, numeric, text_part
+    from fedmcmc.data._frames import is_text, read_numbers, read_table, read_text
 
-    frame = eager(table, f"The table of {owner}")
+    frame = read_table(table, f"The table of {owner}")
     columns = {}
     for name in frame.columns:
         where, column = f"Column {name!r} of {owner}", frame[name]
         if is_text(column):
-            part = text_part(column, owner, where)
+            part = read_text(column, owner, where)
             columns[name] = _code_text(where, part, levels.get(name), remedy)
         else:
-            numbers, is_boolean = numeric(where, column, False), column.dtype == nw.Boolean
+            numbers, is_boolean = read_numbers(where, column, False), column.dtype == nw.Boolean
             columns[name] = _check_numbers(where, numbers, levels.get(name), is_boolean)
     return columns
 
@@ -115,13 +115,13 @@ def _check_numbers(
     if is_boolean and tuple(level.lower() for level in levels) != ("false", "true"):
         raise ValueError(
             f"{where} holds booleans, and its levels are {names}. Turn the booleans into these "
-            f"levels, as by column.map({{False: ..., True: ...}})."
+            f"levels, for example with column.map({{False: ..., True: ...}})."
         )
     ambiguous = [x for code, x in enumerate(levels) if is_plain_number(x) and float(x) != code]
     if ambiguous:
         raise ValueError(
             f"{where} holds numbers, which can be levels (such as {ambiguous[0]!r}) or codes of "
-            f"the levels {names}. Turn the column into text, as by column.astype(str)."
+            f"the levels {names}. Turn the column into text, for example with column.astype(str)."
         )
     is_wrong = ~np.isin(column, np.arange(len(levels)))
     if is_wrong.any():

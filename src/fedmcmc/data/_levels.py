@@ -60,7 +60,7 @@ def merge_levels(column: str, parts: Sequence[TextPart]) -> tuple[Levels, str]:
     """
     for part in parts:
         if not part.is_coded:
-            _refuse_numbers(column_of(column, part.owner), part.values)
+            _refuse_numbers(name_column(column, part.owner), part.values)
     owners: dict[str, Any] = {}
     for part in parts:
         for level in dict.fromkeys((*(part.categories or ()), *part.values)):
@@ -68,7 +68,7 @@ def merge_levels(column: str, parts: Sequence[TextPart]) -> tuple[Levels, str]:
     report_similar(owners, f"Column {column!r}", "levels")
     _warn_of_blanks(column, parts)
     if any(part.ordered for part in parts):
-        return _ordered_levels(column, parts), "ordered"
+        return _merge_orders(column, parts), "ordered"
     alphabetical = tuple(sorted(owners))
     levels, order = alphabetical, "alphabetical"
     if all(is_plain_number(level) for level in owners):
@@ -81,7 +81,7 @@ def merge_levels(column: str, parts: Sequence[TextPart]) -> tuple[Levels, str]:
     return levels, order
 
 
-def _ordered_levels(column: str, parts: Sequence[TextPart]) -> Levels:
+def _merge_orders(column: str, parts: Sequence[TextPart]) -> Levels:
     """Return the only order that is compatible with all ordered categories."""
     orders: dict[Levels, Any] = {}
     for part in parts:
@@ -107,13 +107,13 @@ def _ordered_levels(column: str, parts: Sequence[TextPart]) -> Levels:
             f"{_describe_cycle(following, set(merged))}. Declare the same order at all clients."
         )
     remedy = (
-        f"Declare all categories in their order at every client, as by "
+        f"Declare all categories in their order at every client, for example with "
         f"pd.Categorical({column}, categories=[...], ordered=True)."
     )
     for low, high in pairwise(merged):
         if high not in following[low]:
             related = [
-                f"{_list(levels, ' < ')}{_with_client(owner)}"
+                f"{_join(levels, ' < ')}{_format_client(owner)}"
                 for level in (low, high)
                 for levels, owner in orders.items()
                 if level in levels
@@ -126,8 +126,8 @@ def _ordered_levels(column: str, parts: Sequence[TextPart]) -> Levels:
         for level in (*(part.categories or ()), *part.values):
             if level not in following:
                 raise ValueError(
-                    f"{column_of(column, part.owner)} holds {level!r}, which is none of the "
-                    f"ordered categories of the other clients: {_list(merged, ' < ')}. {remedy}"
+                    f"{name_column(column, part.owner)} holds {level!r}, which is none of the "
+                    f"ordered categories of the other clients: {_join(merged, ' < ')}. {remedy}"
                 )
     return tuple(merged)
 
@@ -155,18 +155,18 @@ def _describe_cycle(following: Mapping[str, Mapping[str, Any]], merged: set[str]
             runs[-1][0].append(high)
         else:
             runs.append(([low, high], owner))
-    return ", ".join(f"{_list(levels, ' < ')}{_with_client(owner)}" for levels, owner in runs)
+    return ", ".join(f"{_join(levels, ' < ')}{_format_client(owner)}" for levels, owner in runs)
 
 
 def _warn_of_lost_order(column: str, parts: Sequence[TextPart], levels: Levels, order: str) -> None:
     """Warn if the levels and a client's declared categories are in different orders."""
-    places = {level: place for place, level in enumerate(levels)}
+    codes = {level: code for code, level in enumerate(levels)}
     for part in parts:
         categories = list(part.categories or ())
-        if categories not in (sorted(categories), sorted(categories, key=places.__getitem__)):
+        if categories not in (sorted(categories), sorted(categories, key=codes.__getitem__)):
             warn_caller(
-                f"{column_of(column, part.owner)} has the categories "
-                f"{_list(part.categories or (), ', ')}, and other clients have different ones: "
+                f"{name_column(column, part.owner)} has the categories "
+                f"{_join(part.categories or (), ', ')}, and other clients have different ones: "
                 f"codes are in {order} order. Declare the same categories at all clients to keep "
                 f"their order."
             )
@@ -199,8 +199,8 @@ def report_similar(owners: Mapping[Any, Any], where: str, noun: str) -> None:
         if form in by_form:
             similar = by_look.get(look, by_form[form])
             pair = (
-                f"{where} has the {noun} {similar!r}{_with_client(owners[similar])} and "
-                f"{text!r}{_with_client(owner)}"
+                f"{where} has the {noun} {similar!r}{_format_client(owners[similar])} and "
+                f"{text!r}{_format_client(owner)}"
             )
             if look in by_look:
                 raise ValueError(
@@ -214,18 +214,20 @@ def report_similar(owners: Mapping[Any, Any], where: str, noun: str) -> None:
 def _refuse_numbers(column: str, values: Sequence[str]) -> None:
     """Raise if most values of a text column are numbers, except for markers of missing values."""
     texts = list(dict.fromkeys(values))
-    levels = [text for text in texts if not _is_missing(text)]
+    levels = [text for text in texts if not _is_missing_marker(text)]
     numbers = [text for text in levels if is_number(text)]
     if 2 * len(numbers) <= len(levels):
         return
-    remaining = [text for text in levels if not is_number(text)] + [*filter(_is_missing, texts)]
+    remaining = [text for text in levels if not is_number(text)] + [
+        *filter(_is_missing_marker, texts)
+    ]
     raise ValueError(
-        f"{column} holds numbers written as text ({_list(numbers, ', ')}"
-        + (f"; the other values are {_list(remaining, ', ')}" if remaining else "")
-        + "), which would become codes in alphabetical order. Turn them into numbers, as by "
-        "pd.to_numeric(column"
+        f"{column} holds numbers written as text ({_join(numbers, ', ')}"
+        + (f"; the other values are {_join(remaining, ', ')}" if remaining else "")
+        + "), which would become codes in alphabetical order. Turn them into numbers, for example "
+        "with pd.to_numeric(column"
         + (', errors="coerce"' if remaining else "")
-        + ") or, in Polars, .cast(pl.Float64); if they name categories, declare that by "
+        + ") or, in Polars, .cast(pl.Float64). If they are names of categories, declare them with "
         'column.astype("category") or .cast(pl.Categorical).'
     )
 
@@ -251,7 +253,7 @@ def is_plain_number(text: str) -> bool:
     return bool(_NUMBER.fullmatch(text))
 
 
-def _is_missing(text: str) -> bool:
+def _is_missing_marker(text: str) -> bool:
     return text.strip().lower() in MISSING_MARKERS
 
 
@@ -263,8 +265,8 @@ def _warn_of_blanks(column: str, parts: Sequence[TextPart]) -> None:
         for level in dict.fromkeys(part.values):
             if level.strip().lower() in BLANK_MARKERS:
                 warn_caller(
-                    f"{column_of(column, part.owner)} holds {level!r}, which becomes a level like "
-                    f"any other. If it marks a missing value, drop these rows or impute it."
+                    f"{name_column(column, part.owner)} holds {level!r}, which becomes an ordinary "
+                    f"level. If it marks a missing value, drop these rows or impute it."
                 )
                 return
 
@@ -279,15 +281,15 @@ def warn_of_names(column: str, num_levels: int, num_rows: int) -> None:
         )
 
 
-def column_of(name: str, owner: Any) -> str:
+def name_column(name: str, owner: Any) -> str:
     """Return the beginning of a message about a column, with its client unless that is ``None``."""
     return f"Column {name!r}" + ("" if owner is None else f" of client {owner!r}")
 
 
-def _with_client(owner: Any) -> str:
+def _format_client(owner: Any) -> str:
     return "" if owner is None else f" (client {owner!r})"
 
 
-def _list(levels: Iterable[Any], separator: str) -> str:
+def _join(levels: Iterable[Any], separator: str) -> str:
     texts = [repr(level) for level in levels]
     return separator.join([*texts[:NUM_SHOWN], "..."] if len(texts) > NUM_SHOWN else texts)

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedmcmc._types import ArrayTree
 from fedmcmc.data._federated import FederatedData, from_sorted
-from fedmcmc.data._rows import count_rows, joined, starts_of
+from fedmcmc.data._rows import concatenate_clients, count_rows, first_rows
 
 
 @dataclass(frozen=True, repr=False)
@@ -58,7 +58,7 @@ class ClientLoader:
             raise TypeError(f"load_fn must be a function, got {type(self.load_fn).__name__}.")
         if (sizes < 0).any():
             raise ValueError(f"sizes must not be negative, got {sizes.min()}.")
-        starts_of(sizes)
+        first_rows(sizes)
         object.__setattr__(self, "sizes", sizes)
 
     def __repr__(self) -> str:
@@ -80,7 +80,7 @@ class ClientLoader:
         With `clients`, `sizes` still describes all clients, but `start` is zero for the others.
         """
         ids = [int(i) for i in (range(self.num_clients) if clients is None else clients)]
-        rows, _ = joined([self._load_client(i) for i in ids], ids)
+        rows, _ = concatenate_clients([self._load_client(i) for i in ids], ids)
         return from_sorted(rows, np.asarray(self.sizes), self.allow_nonfinite, ids)
 
     def _load_client(self, client: int) -> ArrayTree:

@@ -30,7 +30,7 @@ def iid(rng_key: jax.Array, num_rows: int, num_clients: int) -> np.ndarray:
     """
     _check_counts(num_rows, num_clients)
     ids = np.arange(num_rows, dtype=np.int32) % num_clients
-    return _generator(rng_key).permutation(ids)
+    return _seed_generator(rng_key).permutation(ids)
 
 
 def dirichlet(
@@ -84,7 +84,7 @@ def dirichlet(
             f"min_rows must be at least 1 and fit {labels.size} rows over {num_clients} clients, "
             f"got {min_rows!r}."
         )
-    rng = _generator(rng_key)
+    rng = _seed_generator(rng_key)
     for _ in range(max_tries):
         ids = np.empty(labels.size, np.int32)
         for label in range(len(classes)):
@@ -128,8 +128,8 @@ def dominant_label(
     classes, labels = _check_labels(labels, num_clients)
     if not 0 <= proportion <= 1:
         raise ValueError(f"proportion must lie in [0, 1], got {proportion!r}.")
-    rng = _generator(rng_key)
-    sizes = _equal_sizes(labels.size, num_clients)
+    rng = _seed_generator(rng_key)
+    sizes = _split_equally(labels.size, num_clients)
     ids = np.full(labels.size, -1, np.int32)
     pools = [rng.permutation(np.flatnonzero(labels == label)) for label in range(len(classes))]
     for label, pool in enumerate(pools):
@@ -164,7 +164,9 @@ def disjoint_labels(rng_key: jax.Array, labels: Any, num_clients: int) -> np.nda
         raise ValueError(
             f"{num_clients} clients cannot have disjoint labels: there are only {len(classes)}."
         )
-    owner = _generator(rng_key).permutation(np.arange(len(classes), dtype=np.int32) % num_clients)
+    owner = _seed_generator(rng_key).permutation(
+        np.arange(len(classes), dtype=np.int32) % num_clients
+    )
     return owner[labels]
 
 
@@ -221,12 +223,12 @@ def pachinko(
     if pairs.shape[1] != len(classes):
         repeated = classes[pairs[0][:-1][np.diff(pairs[0]) == 0][0]]
         raise ValueError(f"Rows of one label must be in one group; label {repeated} has several.")
-    rng = _generator(rng_key)
+    rng = _seed_generator(rng_key)
     pools = [list(rng.permutation(np.flatnonzero(labels == i))) for i in range(len(classes))]
     num_left = np.array([len(pool) for pool in pools])
     members = [pairs[0][pairs[1] == group] for group in range(len(coarse))]
     ids = np.empty(labels.size, np.int32)
-    for client, size in enumerate(_equal_sizes(labels.size, num_clients)):
+    for client, size in enumerate(_split_equally(labels.size, num_clients)):
         over_groups = rng.dirichlet(np.full(len(coarse), group_concentration))
         over_labels = np.zeros(len(classes))
         for inside in members:
@@ -272,13 +274,13 @@ def quantity_skew(
     """
     _check_counts(num_rows, num_clients)
     _check_positive(concentration=concentration)
-    rng = _generator(rng_key)
+    rng = _seed_generator(rng_key)
     shares = rng.dirichlet(np.full(num_clients, concentration))
     sizes = 1 + _round_shares(shares, num_rows - num_clients)
     return rng.permutation(_repeat_ids(sizes))
 
 
-def _generator(rng_key: jax.Array) -> np.random.Generator:
+def _seed_generator(rng_key: jax.Array) -> np.random.Generator:
     typed = jax.numpy.issubdtype(rng_key.dtype, jax.dtypes.prng_key)
     words = np.asarray(jax.random.key_data(rng_key) if typed else rng_key)
     return np.random.default_rng(words.ravel().astype(np.uint32))
@@ -294,7 +296,7 @@ def _round_shares(shares: np.ndarray, total: int) -> np.ndarray:
     return np.diff(ends, prepend=0)
 
 
-def _equal_sizes(num_rows: int, num_clients: int) -> np.ndarray:
+def _split_equally(num_rows: int, num_clients: int) -> np.ndarray:
     return num_rows // num_clients + (np.arange(num_clients) < num_rows % num_clients)
 
 

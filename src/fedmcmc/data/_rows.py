@@ -55,7 +55,7 @@ def row_dtype(dtype: Any) -> np.dtype[Any]:
     return np.dtype(jax.dtypes.canonicalize_dtype(widened_dtype(dtype)))
 
 
-def concatenated(parts: Sequence[np.ndarray]) -> np.ndarray:
+def concatenate(parts: Sequence[np.ndarray]) -> np.ndarray:
     """Return the concatenated arrays; integers of different types remain integers."""
     dtypes = {part.dtype for part in parts}
     if len(dtypes) > 1 and all(dtype.kind in "iu" for dtype in dtypes):
@@ -67,7 +67,9 @@ def concatenated(parts: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def joined(clients: Sequence[ArrayTree], labels: Sequence[Any]) -> tuple[ArrayTree, np.ndarray]:
+def concatenate_clients(
+    clients: Sequence[ArrayTree], labels: Sequence[Any]
+) -> tuple[ArrayTree, np.ndarray]:
     """Return the concatenated rows of all `clients`, and the number of rows of each.
 
     Messages use `labels` for clients. Raise `ValueError` if there is no client, or if rows differ
@@ -87,8 +89,8 @@ def joined(clients: Sequence[ArrayTree], labels: Sequence[Any]) -> tuple[ArrayTr
         for name, values in client.items() if isinstance(client, dict) else ():
             if isinstance(values, list) and values and np.ndim(values[0]) == 0:
                 raise ValueError(
-                    f"Column {name!r} of client {label!r} is a list. Turn it into an array, as by "
-                    f"np.asarray(column)."
+                    f"Column {name!r} of client {label!r} is a list. Turn it into an array, for "
+                    f"example with np.asarray(column)."
                 )
         leaves = [as_array(leaf, f"client {label!r}") for leaf in jax.tree.leaves(client)]
         sizes.append(count_rows(leaves, f"client {label!r}"))
@@ -99,7 +101,7 @@ def joined(clients: Sequence[ArrayTree], labels: Sequence[Any]) -> tuple[ArrayTr
                     f"{leaf.shape[1:]} at client {label!r}."
                 )
             column.append(leaf)
-    rows = jax.tree.unflatten(treedef, [concatenated(column) for column in columns])
+    rows = jax.tree.unflatten(treedef, [concatenate(column) for column in columns])
     return rows, np.asarray(sizes)
 
 
@@ -125,15 +127,13 @@ def _describe_difference(label_a: Any, rows_a: ArrayTree, label_b: Any, rows_b: 
     return f"client {label_a!r} has {trees[0]}, client {label_b!r} has {trees[1]}"
 
 
-def starts_of(sizes: np.ndarray, labels: Sequence[Any] | None = None) -> np.ndarray:
+def first_rows(sizes: np.ndarray, labels: Sequence[Any] | None = None) -> np.ndarray:
     """Return the first row of each client; raise `ValueError` if a client has no rows."""
     empty = np.flatnonzero(sizes == 0)
     if empty.size:
         label = int(empty[0]) if labels is None else labels[empty[0]]
-        raise ValueError(
-            f"Every client needs at least one row; client {label!r} has none"
-            + (f", as have {empty.size - 1} other clients." if empty.size > 1 else ".")
-        )
+        verb = f"and {empty.size - 1} other clients have" if empty.size > 1 else "has"
+        raise ValueError(f"Every client needs at least one row; client {label!r} {verb} none.")
     return np.concatenate([[0], np.cumsum(sizes)[:-1]])
 
 
@@ -144,7 +144,7 @@ def count_rows(leaves: list[np.ndarray], where: str) -> int:
     if all(leaf.ndim == 0 for leaf in leaves):
         raise ValueError(
             f"Rows must be arrays with one entry per row on their first axis, {where} holds single "
-            f"values. Turn lists into arrays, as by np.asarray(column)."
+            f"values. Turn lists into arrays, for example with np.asarray(column)."
         )
     counts = {leaf.shape[0] if leaf.ndim else None for leaf in leaves}
     if len(counts) != 1 or None in counts:
@@ -155,7 +155,7 @@ def count_rows(leaves: list[np.ndarray], where: str) -> int:
     return leaves[0].shape[0]
 
 
-def gathered(leaf: np.ndarray, order: np.ndarray) -> np.ndarray:
+def take_rows(leaf: np.ndarray, order: np.ndarray) -> np.ndarray:
     """Return ``leaf[order]`` in memory aligned to 64 bytes, which a CPU device uses uncopied."""
     raw = np.empty(leaf.nbytes + 64, np.uint8)
     offset = -raw.ctypes.data % 64
