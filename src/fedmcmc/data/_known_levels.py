@@ -99,8 +99,8 @@ def _code_text(where: str, part: TextPart, levels: Levels | None, remedy: str) -
     categories = [level for level in part.categories or () if level in codes]
     if part.ordered and categories != sorted(categories, key=codes.__getitem__):
         raise ValueError(
-            f"{where} has ordered categories {' < '.join(map(repr, categories))}, but the order of "
-            f"the levels is {names}."
+            f"{where} has ordered categories {' < '.join(map(repr, categories))}, in another order "
+            f"than the levels {names}."
         )
     return np.array([codes[value] for value in part.values], np.int32)
 
