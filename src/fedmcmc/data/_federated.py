@@ -372,7 +372,7 @@ class FederatedData:
         return Client(self.rows, start, size, index, share, weight, max_size)
 
     def everyone(self, clients: Array | None = None) -> Client:
-        """Return all clients, or the clients with these ids, with a leading axis."""
+        """Return all clients, or the clients with these ids, with a leading axis per field."""
         ids = np.arange(self.num_clients, dtype=np.int32) if clients is None else clients
         return self.client(ids)
 
@@ -386,7 +386,7 @@ class FederatedData:
     def map_clients(
         self, fn: Callable[[Client], ArrayTree], clients: Array | None = None
     ) -> ArrayTree:
-        """Return ``fn(client)`` of all clients, or of these clients, with a leading axis."""
+        """Return ``fn(client)`` of all clients, or of the clients with these ids, stacked."""
         return jax.vmap(fn, in_axes=(self.client_axes(),))(self.everyone(clients))
 
     def sum_over_clients(
@@ -428,7 +428,7 @@ class FederatedData:
 def _fields_of_clients(
     start: Array, size: Array, share: Array, index: Array, weight: Any
 ) -> tuple[Array, Array, Array, Array]:
-    """Return the fields of the clients `index`; outside of other programs in a single program."""
+    """Return the fields of the clients `index`, computed by one program instead of several."""
     shares = share[index]
     weights = jnp.broadcast_to(trees.cast(weight, shares), shares.shape)
     return start[index], size[index], shares, weights
@@ -445,7 +445,7 @@ def _assemble(
     groups: Sequence[Any] | None,
     allow_nonfinite: bool,
 ) -> FederatedData:
-    """Return data of rows that are sorted by client, with labels of groups for each client."""
+    """Return data of rows that are sorted by client; `groups` holds each client's labels."""
     labels = range(len(sizes)) if legend.labels is None else legend.labels
     if groups is not None:
         rows, names = number_groups(rows, groups, sizes, labels)
@@ -532,9 +532,8 @@ def fold(fn: Callable[[ArrayTree, Array], ArrayTree], client: Client) -> ArrayTr
         return fn(*own_rows(client))
     num_chunks = (client.size + CHUNK_ROWS - 1) // CHUNK_ROWS
     shapes = jax.eval_shape(fn, *jax.eval_shape(own_rows, client))
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
     def body(i: Array, total: ArrayTree) -> ArrayTree:
         return trees.add(total, fn(*own_rows(client, i * CHUNK_ROWS)))
 
-    return jax.lax.fori_loop(0, num_chunks, body, zeros)
+    return jax.lax.fori_loop(0, num_chunks, body, trees.zeros_like(shapes))

@@ -213,6 +213,15 @@ class Manifest:
     def files(self) -> set[str]:
         return {self.state.name, *(part.name for part in self.draws)}
 
+    @property
+    def changed_versions(self) -> str:
+        """Description of the versions that changed since the manifest was written."""
+        return "; ".join(
+            f"{name} {self.versions.get(name)}, now {current}"
+            for name, current in versions().items()
+            if self.versions.get(name) != current
+        )
+
     def write(self, path: Path) -> None:
         write_record(path, asdict(self))
 
@@ -228,12 +237,3 @@ class Manifest:
 def versions() -> dict[str, str]:
     """Return the versions of software on which the bits of draws may depend."""
     return {"fedmcmc": version("fedmcmc"), "jax": jax.__version__, "numpy": np.__version__}
-
-
-def changed_versions(manifest: Manifest) -> str:
-    """Describe the versions that changed since a manifest was written; empty if none did."""
-    return "; ".join(
-        f"{name} {manifest.versions.get(name)}, now {current}"
-        for name, current in versions().items()
-        if manifest.versions.get(name) != current
-    )

@@ -21,7 +21,6 @@ from fedmcmc.storage._files import (
     Manifest,
     PartFile,
     arrays_of,
-    changed_versions,
     read_part,
     versions,
     write_part,
@@ -112,7 +111,7 @@ class Saver:
         manifest = Manifest.read(path)
         different = differences(manifest.identity, self.identity)
         if different:
-            changed = changed_versions(manifest)
+            changed = manifest.changed_versions
             note = f" It was written with {changed}." if changed else ""
             raise CheckpointError(
                 f"The checkpoint in {self.directory} belongs to another run: it differs in "
@@ -148,7 +147,7 @@ class Saver:
     @property
     def changed_versions(self) -> str:
         """Description of the versions that changed since the checkpoint was written."""
-        return "" if self.manifest is None else changed_versions(self.manifest)
+        return "" if self.manifest is None else self.manifest.changed_versions
 
     def stop_before(self, round_: int) -> int | None:
         """Return the next round after which a checkpoint is due, if rounds decide."""
