@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike, DTypeLike
 
 from fedmcmc._types import ArrayTree, Client, Federation, html_table, register_dataclass
 from fedmcmc.data._groups import (
@@ -357,7 +358,9 @@ class FederatedData:
         """Number of rows per client, ``[num_clients]`` int32."""
         return self.size
 
-    def client(self, index: Any, weight: Any = 1.0, max_size: int | None = None) -> Client:
+    def client(
+        self, index: ArrayLike, weight: ArrayLike = 1.0, max_size: int | None = None
+    ) -> Client:
         """Return client `index` as a step sees it; `weight` is one over its probability.
 
         With indices ``[n]``, all fields except for `rows` get this axis; see `client_axes`.
@@ -367,9 +370,9 @@ class FederatedData:
             raise IndexError(f"There is no client {index}, only 0 to {self.num_clients - 1}.")
         index = jnp.asarray(index, jnp.int32)
         fields = _fields_of_clients(self.start, self.size, self.share, index, weight)
-        start, size, share, weight = fields
+        start, size, shares, weights = fields
         max_size = self.max_size if max_size is None else max_size
-        return Client(self.rows, start, size, index, share, weight, max_size)
+        return Client(self.rows, start, size, index, shares, weights, max_size)
 
     def everyone(self, clients: Array | None = None) -> Client:
         """Return all clients, or the clients with these ids, with a leading axis per field."""
@@ -420,13 +423,13 @@ class FederatedData:
         rows: ArrayTree = row_values(self.rows)
         if groups:
             rows = pool_groups(self.rows, self.start, self.num_rows)
-        arrays = _to_device(np.zeros(1), [self.num_rows], np.ones(1), self.share.dtype)
+        arrays = _to_device(np.zeros(1), np.array([self.num_rows]), np.ones(1), self.share.dtype)
         return FederatedData(rows, *arrays, self.num_rows)
 
 
 @partial(jax.jit, inline=True)
 def _fields_of_clients(
-    start: Array, size: Array, share: Array, index: Array, weight: Any
+    start: Array, size: Array, share: Array, index: Array, weight: ArrayLike
 ) -> tuple[Array, Array, Array, Array]:
     """Return the fields of the clients `index`, computed by one program instead of several."""
     shares = share[index]
@@ -482,11 +485,13 @@ def from_sorted(
     return FederatedData(jax.tree.map(jax.device_put, rows), *arrays, int(sizes.max()))
 
 
-def _to_device(start: Any, size: Any, share: Any, dtype: Any) -> tuple[Array, Array, Array]:
+def _to_device(
+    start: ArrayLike, size: ArrayLike, share: ArrayLike, dtype: DTypeLike
+) -> tuple[Array, Array, Array]:
     # NumPy converts types here, because JAX would compile a program for each conversion.
     arrays = (np.asarray(start, np.int32), np.asarray(size, np.int32), np.asarray(share, dtype))
-    start, size, share = map(jnp.asarray, arrays)
-    return start, size, share
+    device_start, device_size, device_share = map(jnp.asarray, arrays)
+    return device_start, device_size, device_share
 
 
 def single_chunk(client: Client) -> bool:
@@ -500,7 +505,7 @@ def gather(client: Client, offsets: Array) -> ArrayTree:
     return jax.tree.map(lambda leaf: leaf[client.start + offsets], row_values(client.rows))
 
 
-def own_rows(client: Client, start: Any = 0) -> tuple[ArrayTree, Array]:
+def own_rows(client: Client, start: int | Array = 0) -> tuple[ArrayTree, Array]:
     """Return a chunk of the client's rows from `start` on, and the mask of rows that exist.
 
     Rows after the client's last row are copies of its first row. Rows of other clients therefore
@@ -511,7 +516,7 @@ def own_rows(client: Client, start: Any = 0) -> tuple[ArrayTree, Array]:
     return gather(client, jnp.where(mask, offsets, 0)), mask
 
 
-def own_rows_in_groups(client: Client, start: Any = 0) -> tuple[ArrayTree, Array, Array]:
+def own_rows_in_groups(client: Client, start: int | Array = 0) -> tuple[ArrayTree, Array, Array]:
     """Return the rows and the mask of `own_rows`, and the group of each row, ``[chunk]`` int32.
 
     Groups are numbers from 0 to ``max_groups(client) - 1``. Rows that do not exist have the group

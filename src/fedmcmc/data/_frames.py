@@ -112,7 +112,7 @@ def read_columns(
     return rows, levels, orders
 
 
-def read_table(frame: Any, title: str) -> Any:
+def read_table(frame: Any, title: str) -> nw.DataFrame:
     """Return a table as a narwhals data frame.
 
     Raise `TypeError` if it is not a table or is lazy, and `ValueError` if two columns have the same
@@ -138,7 +138,7 @@ def read_table(frame: Any, title: str) -> Any:
     return nw.from_native(frame, eager_only=True)
 
 
-def is_text(column: Any) -> bool:
+def is_text(column: nw.Series) -> bool:
     """Return whether a column holds text or categories, which become codes."""
     if column.dtype in (nw.String, nw.Categorical, nw.Enum):
         return True
@@ -148,7 +148,7 @@ def is_text(column: Any) -> bool:
     return bool(values) and all(isinstance(x, str) for x in values)
 
 
-def read_text(column: Any, owner: Any, where: str) -> TextPart:
+def read_text(column: nw.Series, owner: Any, where: str) -> TextPart:
     """Return a text column of one table with the categories that it declares."""
     _refuse_missing(where, column)
     is_coded, ordered = column.dtype in (nw.Categorical, nw.Enum), column.dtype == nw.Enum
@@ -159,7 +159,7 @@ def read_text(column: Any, owner: Any, where: str) -> TextPart:
     return TextPart(owner, values, categories, ordered=ordered, is_coded=is_coded)
 
 
-def _as_text(column: Any) -> list[str]:
+def _as_text(column: nw.Series) -> list[str]:
     values = column.to_list()
     return [str(int(x) if isinstance(x, float) and x.is_integer() else x) for x in values]
 
@@ -170,13 +170,13 @@ def _label(value: Any) -> Any:
     return plain if isinstance(plain, str | int | float) else str(plain)
 
 
-def _find_word(column: Any) -> str:
+def _find_word(column: nw.Series) -> str:
     """Return a value of a text column, if possible one that is not a number."""
     texts = [str(value) for value in column.drop_nulls().to_list()]
     return next((text for text in texts if not is_number(text)), texts[0] if texts else "")
 
 
-def _refuse_missing(where: str, column: Any) -> None:
+def _refuse_missing(where: str, column: nw.Series) -> None:
     mask = np.asarray(column.is_null().to_numpy(), bool)
     if mask.any():
         values = "value" if mask.sum() == 1 else "values"
@@ -186,9 +186,9 @@ def _refuse_missing(where: str, column: Any) -> None:
         )
 
 
-def read_numbers(where: str, column: Any, allow_nonfinite: bool) -> np.ndarray:
+def read_numbers(where: str, column: nw.Series, allow_nonfinite: bool) -> np.ndarray:
     """Return a column of numbers or booleans (0 and 1); raise `ValueError` for other values."""
-    dtype = column.dtype
+    dtype: Any = column.dtype
     if dtype.is_float() and allow_nonfinite:
         return np.asarray(column.to_numpy()).astype(float)  # missing values become NaN
     if dtype.is_numeric() or dtype == nw.Boolean or dtype in (nw.Object, nw.Unknown):

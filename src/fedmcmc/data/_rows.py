@@ -11,6 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import KeyPath
+from jax.typing import DTypeLike
 
 from fedmcmc._types import ArrayTree
 
@@ -30,7 +32,7 @@ def warn_caller(message: str) -> None:
     warnings.warn(message, stacklevel=level)
 
 
-def widened_dtype(dtype: Any) -> np.dtype[Any]:
+def widened_dtype(dtype: DTypeLike) -> np.dtype[Any]:
     """Return the type in which numbers of this type are stored, so that products do not wrap.
 
     Narrow and unsigned integers become signed integers of 32 bits (of 64 bits, if JAX enables them
@@ -50,7 +52,7 @@ def widened_dtype(dtype: Any) -> np.dtype[Any]:
     return np.dtype(np.float32) if dtype == np.float16 else dtype
 
 
-def row_dtype(dtype: Any) -> np.dtype[Any]:
+def row_dtype(dtype: DTypeLike) -> np.dtype[Any]:
     """Return the type in which a model sees numbers of this type."""
     return np.dtype(jax.dtypes.canonicalize_dtype(widened_dtype(dtype)))
 
@@ -201,7 +203,7 @@ def _warn_of_lost_digits(name: str, leaf: np.ndarray, cast: np.ndarray) -> None:
         )
 
 
-def as_row_type(path: Any, leaf: np.ndarray) -> np.ndarray:
+def as_row_type(path: KeyPath, leaf: np.ndarray) -> np.ndarray:
     """Return `leaf` in the type of `row_dtype`; raise `ValueError` if it holds no numbers.
 
     JAX would also convert 64-bit numbers to its default width, but without checks and warnings.

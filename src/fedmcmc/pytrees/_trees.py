@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.tree_util import KeyPath
 from jax.typing import ArrayLike
 
 from fedmcmc._types import ArrayTree
@@ -46,7 +47,7 @@ def as_floats(tree: ArrayTree, name: str) -> ArrayTree:
     TypeError: position['scale'] must be a number or an array of numbers, got 'big' (str).
     """
 
-    def convert(path: Any, leaf: Any) -> Array:
+    def convert(path: KeyPath, leaf: Any) -> Array:
         dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
         if not any(jnp.issubdtype(dtype, kind) for kind in (np.bool, jnp.number)):
             raise TypeError(

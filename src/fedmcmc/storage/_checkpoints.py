@@ -6,7 +6,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypeVar
 
 from fedmcmc._checks import positive_integer
 from fedmcmc.storage._answers import Answers
@@ -19,6 +19,7 @@ from fedmcmc.storage._files import (
     write_record,
 )
 
+T = TypeVar("T")
 CLAIMED_FILES = "files.json"
 """Name of the record of the run's files outside of the directory."""
 
@@ -70,7 +71,7 @@ class Checkpoint:
     every_rounds: int | None = None
     every_seconds: float | None = None
 
-    hands_on_interrupts: ClassVar[bool] = False  # Ctrl-C ends the call, not the program
+    reraises_interrupts: ClassVar[bool] = False  # Ctrl-C ends the call, not the program
 
     def __post_init__(self) -> None:
         if self.every_rounds is not None and self.every_seconds is not None:
@@ -116,7 +117,7 @@ class Checkpoint:
 
 class _PerCallCheckpoint(Checkpoint):
     # Otherwise later calls would start from the few draws of an interrupted call, and store this.
-    hands_on_interrupts: ClassVar[bool] = True
+    reraises_interrupts: ClassVar[bool] = True
 
     @property
     def advice(self) -> str:
@@ -138,7 +139,7 @@ _IS_ENDING: ContextVar[bool] = ContextVar("fedmcmc_ending_programs", default=Fal
 
 
 @contextmanager
-def _set(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+def _set(variable: ContextVar[T], value: T) -> Iterator[None]:
     token = variable.set(value)
     try:
         yield
@@ -234,4 +235,4 @@ def ending_programs() -> AbstractContextManager[None]:
 
 def hands_on_interrupts(checkpoint: Checkpoint | None) -> bool:
     """Return whether an interrupt in a call with this checkpoint must end the program."""
-    return _IS_ENDING.get() or (checkpoint is not None and checkpoint.hands_on_interrupts)
+    return _IS_ENDING.get() or (checkpoint is not None and checkpoint.reraises_interrupts)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedmcmc._types import ArrayTree
+from fedmcmc._types import ArrayTree, FederatedState
 from fedmcmc.records import Draws, Recorder
 from fedmcmc.storage._checkpoints import Checkpoint
 from fedmcmc.storage._files import (
@@ -34,7 +34,7 @@ class Progress(NamedTuple):
     """Results of a run up to the start of a round."""
 
     round: int
-    state: Any  # a `FederatedState`; in a run, in the layout of the run's devices
+    state: FederatedState  # in a run, in the layout of the run's devices
     accumulator_states: dict[str, ArrayTree]
     totals: dict[str, np.ndarray]
     draws: Draws
