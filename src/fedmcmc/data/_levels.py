@@ -27,27 +27,13 @@ _QUOTES = str.maketrans(dict.fromkeys("\u2018\u2019\u00b4`", "'"))
 
 @dataclass(frozen=True)
 class TextPart:
-    """Text column of one table.
+    """Text column of one table."""
 
-    Attributes
-    ----------
-    owner
-        Label of the client, or ``None`` for a table of all clients.
-    values
-        Text of each row.
-    categories
-        Declared categories in their order, or ``None`` if none are declared.
-    ordered
-        True if the categories are declared as ordered.
-    is_coded
-        True if the column is declared as categorical, with or without an order.
-    """
-
-    owner: Any
-    values: Sequence[str]
-    categories: Levels | None = None
-    ordered: bool = False
-    is_coded: bool = False
+    owner: Any  # label of the client, or None for a table of all clients
+    values: Sequence[str]  # text of each row
+    categories: Levels | None = None  # declared categories in their order
+    ordered: bool = False  # true if the categories are declared as ordered
+    is_coded: bool = False  # true if the column is declared as categorical, ordered or not
 
 
 def merge_levels(column: str, parts: Sequence[TextPart]) -> tuple[Levels, str]:
@@ -178,13 +164,8 @@ def report_similar(owners: Mapping[Any, Any], where: str, noun: str) -> None:
 
     Texts look the same if they differ only in white space or in the encoding of letters. They are
     similar if they differ only in case, or in the form of dashes, quotation marks or digits.
-
-    Parameters
-    ----------
-    owners
-        Texts, each with the label of a client that has it; ``None`` if the client is unknown.
-    where, noun
-        Beginning of the message, and the noun for the texts.
+    `owners` maps each text to the label of a client that has it, or to ``None``. Messages begin
+    with `where` and call the texts `noun`.
     """
     by_look: dict[str, str] = {}
     by_form: dict[str, str] = {}

@@ -24,16 +24,9 @@ def where_any(
     hundredth round thus costs nothing in the other rounds, under any `jax.vmap` over clients or
     chains.
 
-    Parameters
-    ----------
-    condition
-        ``[]`` bool.
-    compute
-        Function of its operands only; it must not close over traced values.
-    otherwise
-        Pytree with the shapes and types that `compute` returns.
-    operands
-        Pytrees of arrays (and of `jax.tree_util.Partial`).
+    `condition` is a scalar. `compute` must not close over traced values. `otherwise` has the shapes
+    and types that `compute` returns. `operands` are pytrees of arrays (and of
+    `jax.tree_util.Partial`).
 
     Examples
     --------

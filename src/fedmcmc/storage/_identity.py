@@ -49,15 +49,8 @@ def fingerprint(
     """Return a digest of each input of a run's draws, by its name.
 
     The entry `DESCRIPTION` describes the kernel. It is not compared, but shows differences.
-
-    Parameters
-    ----------
-    program
-        Program of one device; shapes of its rows are sufficient.
-    rows
-        Digest of the rows.
-    keys, state, accumulators, accumulator_states
-        Start of the run; shapes of the clients' states are sufficient.
+    `program` is the program of one device; it may hold shapes instead of rows, because `rows` is
+    the digest of the rows. `keys` and all states are from the start of the run.
     """
     kernel, start = program.kernel, int(np.asarray(state.broadcast.round).reshape(-1)[0])
     numbers = schedules.tabulate(kernel, start, SCHEDULED_ROUNDS, 0)
@@ -169,10 +162,7 @@ def _digest(tree: ArrayTree) -> str:
 def describe(kernel: ArrayTree) -> dict[str, dict[str, str]]:
     """Return descriptions of the numbers and the structure of a kernel, ``{path: text}`` each.
 
-    Parameters
-    ----------
-    kernel
-        Kernel with tabulated schedules. Its functions are described by their names.
+    Schedules of the kernel must be tabulated. Functions are described by their names.
 
     Examples
     --------
