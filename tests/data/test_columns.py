@@ -80,10 +80,10 @@ def test_numbers_in_columns_of_objects(values, wanted):
         (pd.array([1, None], dtype="Int64"), "1 missing value, the first in row 1"),
         (pd.array(["a", None], dtype="string"), "1 missing value, the first in row 1"),
         ([1, "a"], "holds both int and str"),
-        ([datetime.date(2026, 1, 1)] * 2, "holds date, which is no number"),
-        ([datetime.timedelta(1)] * 2, "holds Duration.*which is no number"),
-        ([1j, 2], "holds complex128, which is no number"),
-        ([[1], [2]], "holds list, which is no number"),
+        ([datetime.date(2026, 1, 1)] * 2, "holds date, which is not a number"),
+        ([datetime.timedelta(1)] * 2, "holds Duration.*which is not a number"),
+        ([1j, 2], "holds complex128, which is not a number"),
+        ([[1], [2]], "holds list, which is not a number"),
     ],
 )
 def test_what_is_no_number_is_refused_by_name(values, message):
@@ -108,11 +108,15 @@ def tables(**columns):
             ValueError,
             "client 'A' has 2 columns with the name 'y'",
         ),
-        ([pd.DataFrame(np.ones((2, 2)))], ValueError, "a column with the name 0, which is no text"),
+        (
+            [pd.DataFrame(np.ones((2, 2)))],
+            ValueError,
+            "a column with the name 0, which is not text",
+        ),
         (
             [pd.DataFrame([[1]], columns=pd.MultiIndex.from_tuples([("a", "b")]))],
             ValueError,
-            r"the name \('a', 'b'\), which is no text",
+            r"the name \('a', 'b'\), which is not text",
         ),
         ([polars.DataFrame({"y": [1]}).lazy()], TypeError, "client 0 is a LazyFrame.*collect"),
         ({"A": tables(y=[1]), "B": {"y": np.ones(1)}}, TypeError, "'A' has a table, client 'B'"),
@@ -129,7 +133,7 @@ def tables(**columns):
             "client 'A' hold masked values",
         ),
         ([{"y": np.array(["a"])}], ValueError, r"\['y'\]: pass each client's rows as a table"),
-        ([{"y": np.array(["2026-01-01"], "M8[D]")}], ValueError, "days since a day"),
+        ([{"y": np.array(["2026-01-01"], "M8[D]")}], ValueError, "days since a fixed day"),
     ],
 )
 def test_clients_that_are_none(clients, error, message):

@@ -93,7 +93,7 @@ def test_names_alone_compile_nothing_anew():
         ({"clinic": None}, {}, "5 rows have no client"),
         ({"age": [1.0, np.nan, 2.0, np.nan, 3.0]}, {}, "'age' has 2 missing values.*row 1"),
         ({"arm": ["a", None, "b", "a", "a"]}, {}, "'arm' has 1 missing value,.*row 1"),
-        ({"when": pd.Timestamp("2026-01-01")}, {}, "'when' holds Datetime.*turn it into one"),
+        ({"when": pd.Timestamp("2026-01-01")}, {}, "'when' holds Datetime.*Turn it into a number"),
         ({}, {"columns": ["age", "weight"]}, "no column 'weight'; its columns are clinic, age"),
         ({}, {"columns": []}, "at least one column"),
     ],
@@ -150,7 +150,7 @@ def test_names_of_rows_are_not_printed():
 def test_tables_that_do_not_fit_together():
     with pytest.raises(ValueError, match="table of client 1 has no column 'arm'"):
         fedmcmc.FederatedData.from_clients([TABLE, TABLE.drop(columns="arm")])
-    with pytest.raises(ValueError, match="table of client 1 alone has a column 'more'"):
+    with pytest.raises(ValueError, match="table of client 1 has an extra column 'more'"):
         fedmcmc.FederatedData.from_clients([TABLE, TABLE.assign(more=1)])
     with pytest.raises(TypeError, match="must be a DataFrame, got dict"):
         fedmcmc.FederatedData.from_dataframe({"a": [1]}, client="a")

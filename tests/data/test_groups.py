@@ -50,7 +50,7 @@ def test_all_groups_of_all_clients_number_on():
     for data in (FederatedData.from_clients(CLIENTS, groups=LABELS),):
         pooled = data.pooled(groups=True)
         assert np.asarray(pooled.rows.group).tolist() == [0, 1, 0, 2, 3, 3, 4]
-        assert pooled.rows.most == 6
+        assert pooled.rows.max_groups == 6
     pooled = FederatedData.from_clients(CLIENTS).pooled(groups=True)
     assert np.asarray(pooled.rows.group).tolist() == [0, 0, 0, 0, 1, 1, 1]
 
@@ -82,7 +82,7 @@ def test_a_column_names_them():
         ([["a"] * 4, ["a"] * 2], "client 1 has 3 rows"),
         ([["a", None, "a", "a"], ["a"] * 3], "Row 1 of client 0 has no group"),
         ([[0.0, 1.0, np.nan, 1.0], ["a"] * 3], "Row 2 of client 0 has no group"),
-        ("who", "'who' names no column of client 0"),
+        ("who", "Client 0 has no column 'who'"),
     ],
 )
 def test_labels_that_do_not_fit_are_said(groups, words):

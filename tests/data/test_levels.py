@@ -193,7 +193,7 @@ def test_texts_that_differ_in_case_or_dashes_are_reported(one, other):
 
 
 def test_a_marker_of_a_missing_value_among_text_is_reported():
-    with pytest.warns(UserWarning, match="client 'B' holds 'NA', which becomes a level"):
+    with pytest.warns(UserWarning, match="client 'B' holds 'NA', which becomes an ordinary level"):
         FederatedData.from_clients({"A": text("f"), "B": text("m", "NA")})
 
 

@@ -99,7 +99,7 @@ def test_rows_of_other_groups_and_clients_do_not_enter(refresh):
     broken = jax.tree.map(np.array, data.rows.values)
     other = (group == 1) | (np.arange(data.num_rows) >= int(data.start[1]))
     broken["x"][other] = np.nan
-    rows = fedmcmc.data.Grouped(broken, data.rows.group, data.rows.most)
+    rows = fedmcmc.data.Grouped(broken, data.rows.group, data.rows.max_groups)
     dirty = FederatedData(rows, data.start, data.size, data.share, data.max_size)
     (clean_message, clean), (message, found) = (
         one_step(kernel, d, state, 0) for d in (data, dirty)

@@ -215,7 +215,7 @@ def test_rows_of_other_groups_and_clients_do_not_enter():
     broken = jax.tree.map(np.array, data.rows.values)
     other = (group == 1) | (np.arange(data.num_rows) >= int(data.start[1]))
     broken["x"][other] = np.nan
-    rows = fedmcmc.data.Grouped(broken, data.rows.group, data.rows.most)
+    rows = fedmcmc.data.Grouped(broken, data.rows.group, data.rows.max_groups)
     dirty = np.asarray(terms(fedmcmc.FederatedData(rows, data.start, data.size, data.share, 10)))
     assert not np.isfinite(dirty[1]) and np.array_equal(dirty[[0, 2]], clean[[0, 2]])
 

@@ -108,7 +108,7 @@ def test_a_mesh_of_one_device_changes_nothing():
         ([1.5], None, "dtype float64"),
         ([2, 0], None, "client 1 has none"),
         ([2, -1], None, "must not be negative"),
-        ([2, 3], lambda i: np.zeros(2), r"load_fn\(1\) returned 2 rows, sizes says 3"),
+        ([2, 3], lambda i: np.zeros(2), r"load_fn\(1\) returned 2 rows, expected 3"),
         ([2, 2], lambda i: np.full(2, [0, np.nan][i]), "first row 0 of client 1"),
         ([2, 2], lambda i: np.zeros((2, i + 1)), r"\(1,\) at client 0, \(2,\) at client 1"),
     ],

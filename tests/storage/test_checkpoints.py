@@ -109,7 +109,7 @@ def test_a_state_that_holds_typed_keys_goes_on(tmp_path):
     assert_same(numbers(found), numbers(whole))
     again = numbers(run("whole", 120))  # read back, and no round run
     assert_same(again, numbers(whole))
-    with pytest.raises(ValueError, match="that of another run"):
+    with pytest.raises(ValueError, match="belongs to another run"):
         run("pieces", 120, impl="rbg")
 
 
@@ -186,7 +186,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
         ),
         ({"keep_draws": False}, "keep_draws"),
     ):
-        with pytest.raises(ValueError, match=f"that of another run.*{what}"):
+        with pytest.raises(ValueError, match=f"belongs to another run.*{what}"):
             short(tmp_path, checkpoint=checkpoint, **changed)
 
 

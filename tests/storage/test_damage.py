@@ -78,7 +78,7 @@ def file_of(folder, kind, manifest=RUN):
 def test_a_run_goes_on_from_the_checkpoint_before(kind, damage, folder, whole):
     path = file_of(folder, kind)
     damage(path)
-    with pytest.warns(RuntimeWarning, match=f"{path} .*goes on from the checkpoint.*round 30"):
+    with pytest.warns(RuntimeWarning, match=f"{path} .*continues from the previous.*round 30"):
         again = run(folder, 90)
     assert_same(numbers(again), whole)
     assert_same(numbers(run(folder, 90)), whole)  # and there is no damage any more
@@ -89,7 +89,7 @@ def test_damage_to_both_checkpoints_is_an_error(kind, folder):
     last, before = file_of(folder, kind), file_of(folder, kind, BEFORE)
     truncated(last)
     emptied(before)
-    files = f"{last} is damaged .*before.*{before} is damaged .*delete {folder} to start anew"
+    files = f"{last} is damaged .*previous.*{before} is damaged .*delete {folder} to start again"
     with pytest.raises(fedmcmc.CheckpointError, match=files):
         run(folder, 90)
 
@@ -108,13 +108,13 @@ def edit(path, **changes):
 
 def test_an_edited_round_is_noticed(folder, whole):
     edit(folder / RUN, round=59)
-    with pytest.warns(RuntimeWarning, match="checksum is not that of what it holds"):
+    with pytest.warns(RuntimeWarning, match="its content does not match its checksum"):
         assert_same(numbers(run(folder, 90)), whole)
 
 
 def test_a_round_that_is_not_that_of_the_state_is_noticed(folder, whole):
     write_record(folder / RUN, read_record(folder / RUN) | {"round": 59})
-    with pytest.warns(RuntimeWarning, match=r"says round 59, the state in .* is of round 60"):
+    with pytest.warns(RuntimeWarning, match=r"its round is 59, but the state in .* is of round 60"):
         assert_same(numbers(run(folder, 90)), whole)
 
 
@@ -151,7 +151,7 @@ def test_a_checkpoint_of_an_earlier_format_is_refused(folder):
     record = json.loads((folder / RUN).read_text())
     del record["checksum"]
     (folder / RUN).write_text(json.dumps(record | {"format": "npz"}))
-    with pytest.raises(fedmcmc.CheckpointError, match=r"another version of fedmcmc.*start anew"):
+    with pytest.raises(fedmcmc.CheckpointError, match=r"another version of fedmcmc.*start again"):
         run(folder, 90)
 
 
@@ -227,7 +227,7 @@ def test_a_manifest_without_some_entries_is_damaged(folder):
         del record["draws"], record["state"]
         write_record(folder / name, record)
     with pytest.raises(
-        fedmcmc.CheckpointError, match=rf"lacks draws, state.*copy.*delete {folder} to start anew"
+        fedmcmc.CheckpointError, match=rf"lacks draws, state.*copy.*delete {folder} to start again"
     ):
         run(folder, 90)
 

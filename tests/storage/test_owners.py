@@ -25,7 +25,7 @@ fcntl = pytest.importorskip("fcntl")
 OTHER = """
 import sys
 import fedmcmc
-from fedmcmc.storage import owned
+from fedmcmc.storage import lock_checkpoint
 with lock_checkpoint(fedmcmc.Checkpoint(sys.argv[1])):
     print("owned", flush=True)
     sys.stdin.read()
@@ -62,7 +62,7 @@ def test_a_second_process_is_named_and_a_killed_one_blocks_nobody(tmp_path):
     stored(30)
     with other_process(tmp_path / "c") as process:
         before = content(tmp_path)
-        named = f"in use by process {process.pid} on .*, since .* a directory of its own"
+        named = f"in use by process {process.pid} on .*, since .* another directory for this run"
         with pytest.raises(fedmcmc.CheckpointError, match=named):
             stored(60)
         assert content(tmp_path) == before

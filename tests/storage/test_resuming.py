@@ -73,7 +73,7 @@ def test_another_order_or_other_settings_are_refused(tmp_path):
     with fedmcmc.resumable(tmp_path / "c"):
         call(num_rounds=20)
         call(2e-3, num_rounds=20)
-    delete = f"This is call %d .*, or delete {tmp_path / 'c'} to start anew"
+    delete = f"this is call %d:.*, or delete {tmp_path / 'c'} to start again"
     with (
         fedmcmc.resumable(tmp_path / "c"),
         pytest.raises(ValueError, match=f"numbers of the kernel.*{delete % 1}"),
@@ -265,7 +265,7 @@ def test_answers_on_a_full_disk_cost_nothing_but_time(tmp_path, monkeypatch):
     points = Points(jnp.ones((1, 3)), jnp.zeros(3))
     with (
         fedmcmc.resumable(tmp_path),
-        pytest.warns(RuntimeWarning, match="No space left.*it asks again"),
+        pytest.warns(RuntimeWarning, match="No space left.*must answer these questions again"),
     ):
         consortium = SimulatedConsortium(killed_run.data())
         consortium.ask(evaluations(killed_run.posterior()), points)

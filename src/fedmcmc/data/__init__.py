@@ -1,10 +1,13 @@
-"""The rows of all clients: stores, loaders and partitions.
+"""Rows of all clients: data, loaders and partitions.
 
-A step reaches rows through `fold`, `gather` and `own_rows` only. What runs on the data is no
-business of this room, which imports the ground floor.
+A step reads rows only through `fold`, `gather` and `own_rows`. The package imports only
+`fedmcmc._types`, `fedmcmc._checks` and `fedmcmc.pytrees`.
 """
 
 from fedmcmc.data import _partition as partition
+from fedmcmc.data._descriptions import group_name as group_name
+from fedmcmc.data._descriptions import in_words as in_words
+from fedmcmc.data._descriptions import labels_of as labels_of
 from fedmcmc.data._federated import CHUNK_ROWS as CHUNK_ROWS
 from fedmcmc.data._federated import FederatedData as FederatedData
 from fedmcmc.data._federated import fold as fold
@@ -22,10 +25,7 @@ from fedmcmc.data._inputs import is_table as is_table
 from fedmcmc.data._known_levels import check_levels as check_levels
 from fedmcmc.data._known_levels import code_rows as code_rows
 from fedmcmc.data._loaders import ClientLoader as ClientLoader
-from fedmcmc.data._names import group_name as group_name
-from fedmcmc.data._names import labels_of as labels_of
 from fedmcmc.data._rows import Levels as Levels
 from fedmcmc.data._rows import row_dtype as row_dtype
 from fedmcmc.data._rows import warn_caller as warn_caller
 from fedmcmc.data._rows import widened_dtype as widened_dtype
-from fedmcmc.data._words import in_words as in_words

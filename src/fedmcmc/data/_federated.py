@@ -1,4 +1,4 @@
-"""Federated data: all rows in one flat store, sorted by client, without padding."""
+"""Federated data: rows of all clients in one array, sorted by client, without padding."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,55 +9,56 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike, DTypeLike
 
 from fedmcmc._types import ArrayTree, Client, Federation, html_table, register_dataclass
 from fedmcmc.data._groups import (
     Grouped,
     GroupLabels,
-    all_groups,
+    as_labels,
     count_groups,
-    grouped,
-    label_array,
+    number_groups,
     own_groups,
+    pool_groups,
     row_values,
 )
 from fedmcmc.data._inputs import group_column, is_table, refuse_groupby
-from fedmcmc.data._legend import MAX_SHOWN, Legend, columns_in_words
+from fedmcmc.data._legend import MAX_SHOWN, Legend, describe_columns
 from fedmcmc.data._levels import report_similar
 from fedmcmc.data._rows import (
     Levels,
     as_array,
     as_row_type,
     check_finite,
+    concatenate_clients,
     count_rows,
-    gathered,
-    joined,
-    starts_of,
+    first_rows,
+    take_rows,
 )
 from fedmcmc.pytrees import trees
 
 CHUNK_ROWS = 4096
-"""Rows that a full pass over a client takes at a time."""
+"""Maximal number of rows that a full pass over a client reads at once."""
 
 
 @register_dataclass
 @dataclass(frozen=True, repr=False)
 class FederatedData:
-    """The rows of every client.
+    """Rows of all clients.
 
-    Build it with `from_dataframe`, `from_clients` or `from_arrays`. Printed, it shows sizes, types
-    and names, and never a row.
+    Build it with `from_dataframe`, `from_clients` or `from_arrays`. Its ``repr`` shows sizes, types
+    and names, but never a row.
 
     Attributes
     ----------
     rows
-        Leaves ``[num_rows, ...]``, sorted by client; with `groups`, those and the rows' groups.
+        Rows sorted by client, leaves ``[num_rows, ...]``; with `groups`, also the rows' groups.
     start, size
-        ``[num_clients]`` int32: client ``i`` owns rows ``[start[i], start[i] + size[i])``.
+        ``[num_clients]`` int32; client ``i`` owns rows ``[start[i], start[i] + size[i])``.
     share
         ``[num_clients]``, ``size / num_rows``.
     max_size
-        The size of the largest client, static.
+        Static size of the largest client.
     legend
         Names of clients, groups and codes, static; see `labels`, `group_labels` and `coding`.
 
@@ -88,30 +89,30 @@ class FederatedData:
         groups: str | None = None,
         allow_nonfinite: bool = False,
     ) -> "FederatedData":
-        """Build from one table of all rows, in any order, of pandas, Polars or their like.
+        """Build from one table with the rows of all clients in any order.
 
         Parameters
         ----------
         df
-            The table. Rows become a dictionary of its columns, ``[num_rows]`` each. Booleans become
-            0 and 1. Text and categories become codes ``0, 1, ...`` of levels (`coding`): ordered
-            categories in their order, unordered ones in theirs if all clients declare the same,
-            and other text sorted by the alphabet, capital letters first (`orders`).
+            Table of pandas, Polars or another library that narwhals reads. Rows become a dictionary
+            of columns, ``[num_rows]`` each. Booleans become 0 and 1. Text and categories become
+            codes ``0, 1, ...`` of levels (`coding`). Declared categories keep their order; other
+            text is sorted alphabetically, capital letters first (`orders`).
         client
-            The name of the column that holds each row's client. Its values, sorted, are `labels`.
+            Name of the column with each row's client. Its sorted values become `labels`.
         columns
-            Names of the columns to keep; by default all but `client` and `groups`.
+            Names of the columns to keep; by default all except for `client` and `groups`.
         groups
-            The name of the column that holds each row's group within its client, such as the
-            patient, for models with an effect per group.
+            Name of the column with each row's group within its client, such as the patient, for
+            models with an effect per group.
         allow_nonfinite
-            Whether floats may be missing (then NaN), NaN or infinite.
+            If true, floats may be missing (then NaN), NaN or infinite.
 
         Raises
         ------
         ValueError
-            If a column is not there, holds missing values, numbers written as text or what is
-            neither number nor text, or if two of its levels differ only in white space.
+            If a column is missing or holds missing values, numbers written as text, or values that
+            are neither numbers nor text, or if two of its levels differ only in white space.
 
         Examples
         --------
@@ -126,22 +127,21 @@ class FederatedData:
         >>> data.labels
         ('Basel', 'Bern')
         """
-        from fedmcmc.data._frames import columns_of, owners_of  # narwhals takes a while
+        from fedmcmc.data._frames import read_columns, read_owners  # narwhals is slow to import
 
-        ids, labels = owners_of(df, client)
-        beside = [client] if groups is None else [client, groups]
-        rows, coding, orders = columns_of([df], columns, beside, allow_nonfinite=allow_nonfinite)
+        ids, labels = read_owners(df, client)
+        excluded = [client] if groups is None else [client, groups]
+        rows, coding, orders = read_columns(
+            [df], columns, excluded, allow_nonfinite=allow_nonfinite
+        )
         order = np.argsort(ids, kind="stable")
-        rows = {name: gathered(column, order) for name, column in rows.items()}
-        sizes = np.bincount(ids)
-        names: GroupLabels | None = None
-        whole: ArrayTree = rows
+        rows = {name: take_rows(column, order) for name, column in rows.items()}
+        sizes, group_of_row = np.bincount(ids), None
         if groups is not None:
-            numbers, levels = owners_of(df, groups, "group")
-            of_row = np.array(levels, object)[numbers[order]]
-            whole, names = grouped(rows, np.split(of_row, np.cumsum(sizes)[:-1]), sizes, labels)
-        data = from_sorted(whole, sizes, allow_nonfinite, labels=labels)
-        return replace(data, legend=Legend(labels, coding, names, orders))
+            numbers, levels = read_owners(df, groups, "group")
+            group_of_row = _split(np.array(levels, object)[numbers[order]], sizes)
+        legend = Legend(labels, coding, orders=orders)
+        return _assemble(rows, sizes, legend, group_of_row, allow_nonfinite)
 
     @classmethod
     def from_clients(
@@ -151,28 +151,33 @@ class FederatedData:
         groups: str | Sequence[Any] | None = None,
         allow_nonfinite: bool = False,
     ) -> "FederatedData":
-        """Build from one pytree of rows per client, leaves ``[n_c, ...]``, or one table each.
+        """Build from one pytree of rows per client, or one table per client.
 
-        Of a mapping the keys are the clients' `labels`. Tables are those of `from_dataframe`;
-        the orders in which clients declare ordered categories are merged.
-        `groups` say which of its client's groups (its patients, say) a row belongs to, for models
-        with an effect per group: the name of a column, which is then none of the rows, or one
-        array of labels per client, which mean nothing outside of it. By default a client is one
-        group.
+        Parameters
+        ----------
+        clients
+            Pytrees with leaves ``[n_c, ...]``, or tables as for `from_dataframe`. The keys of a
+            mapping become `labels`. Orders of categories that clients declare are merged.
+        groups
+            Groups of rows within clients, such as patients, for models with an effect per group:
+            the name of a column, which is then not part of the rows, or one array of labels per
+            client. By default a client is one group.
+        allow_nonfinite
+            If true, floats may be NaN or infinite.
 
         Raises
         ------
         ValueError
-            If there is no client, a client has no rows, leaves disagree about the number of rows,
-            clients disagree about structure, row shapes or the order of categories, or (unless
-            `allow_nonfinite`) a float is not finite.
+            If there is no client, a client has no rows, leaves differ in their number of rows,
+            clients differ in structure, row shapes or the order of categories, or a float is not
+            finite.
         """
         labels: Levels | None = None
         if is_table(clients):
             raise TypeError(
-                "from_clients takes one table per client, got a single table. Pass "
-                "from_dataframe(table, client=...) the name of the column that holds each row's "
-                "client, or [table] if all rows are one client's."
+                "from_clients takes one table per client, got a single table. Call "
+                "from_dataframe(table, client=...) with the name of the column that holds each "
+                "row's client, or pass [table] if all rows belong to one client."
             )
         if isinstance(clients, Mapping):
             labels, clients = tuple(clients), list(clients.values())
@@ -199,24 +204,19 @@ class FederatedData:
                 f"table, client {owners[tables.index(False)]!r} has none. Turn all into tables."
             )
         if any(tables):
-            from fedmcmc.data._frames import columns_of
+            from fedmcmc.data._frames import read_columns
 
-            beside = [] if column is None else [column]
-            rows, coding, orders = columns_of(
-                clients, None, beside, allow_nonfinite=allow_nonfinite, owners=owners
+            excluded = [] if column is None else [column]
+            rows, coding, orders = read_columns(
+                clients, None, excluded, allow_nonfinite=allow_nonfinite, owners=owners
             )
             sizes = np.array([len(frame) for frame in clients])
             legend = Legend(labels, coding, orders=orders)
         else:
             if column is not None:
                 clients = [{k: v for k, v in x.items() if k != column} for x in clients]
-            rows, sizes = joined(clients, owners)
-        whole: ArrayTree = rows
-        if groups is not None:
-            whole, names = grouped(rows, groups, sizes, owners)
-            legend = replace(legend, group_labels=names)
-        data = from_sorted(whole, sizes, allow_nonfinite, labels=owners)
-        return replace(data, legend=legend)
+            rows, sizes = concatenate_clients(clients, owners)
+        return _assemble(rows, sizes, legend, groups, allow_nonfinite)
 
     @classmethod
     def from_arrays(
@@ -228,18 +228,27 @@ class FederatedData:
         groups: Any = None,
         allow_nonfinite: bool = False,
     ) -> "FederatedData":
-        """Build from rows in any order, leaves ``[num_rows, ...]``, and one integer id per row.
+        """Build from rows in any order and one client id per row.
 
-        Ids run from 0 to ``num_clients - 1`` (by default the largest id), each with at least one
-        row. Ids may be names: sorted, they are the clients' `labels`. The order of rows within a
-        client is kept. `groups` are labels of the groups within clients, one per row.
+        Parameters
+        ----------
+        tree
+            Rows, leaves ``[num_rows, ...]``. Rows of one client keep their order.
+        client_ids
+            ``[num_rows]``, integers from 0 to ``num_clients - 1`` (by default the largest id), or
+            names, which are sorted and become `labels`. Each client needs at least one row.
+        groups
+            ``[num_rows]``, labels of the groups within clients.
+        num_clients, allow_nonfinite
+            Number of clients; if true, floats may be NaN or infinite.
 
         Raises
         ------
         ValueError
-            As `from_clients`, and if ids are neither integers nor names, negative, or too large.
+            In the cases of `from_clients`, and if ids are neither integers nor names, or out of
+            range.
         """
-        ids, labels = label_array(client_ids), None
+        ids, labels = as_labels(client_ids), None
         if ids.dtype.kind in "UO" and ids.ndim == 1 and all(isinstance(x, str) for x in ids):
             names, ids = np.unique(ids.astype(str), return_inverse=True)
             labels = tuple(names.tolist())
@@ -260,36 +269,32 @@ class FederatedData:
                 row = int(is_wrong.argmax())
                 raise ValueError(f"client_ids must be {expected}, got {ids[row]} in row {row}.")
         order = np.argsort(ids, kind="stable")
-        rows = jax.tree.map(lambda leaf: gathered(np.asarray(leaf), order), tree)
+        rows = jax.tree.map(lambda leaf: take_rows(np.asarray(leaf), order), tree)
         sizes = np.bincount(ids, minlength=count)
-        data = from_sorted(rows, sizes, allow_nonfinite, labels=labels)
-        data = replace(data, legend=Legend(labels))
-        if groups is None:
-            return data
-        own = label_array(groups)
-        if own.shape != ids.shape:
-            raise ValueError(
-                f"groups must hold one label per row, shape ({num_rows},), got shape {own.shape}."
-            )
-        parts = np.split(own[order], np.cumsum(sizes)[:-1])
-        owners = range(count) if labels is None else labels
-        whole, group_labels = grouped(data.rows, parts, sizes, owners)
-        return replace(data, rows=whole, legend=Legend(labels, group_labels=group_labels))
+        if groups is not None:
+            groups = as_labels(groups)
+            if groups.shape != ids.shape:
+                raise ValueError(
+                    f"groups must hold one label per row, shape ({num_rows},), got shape "
+                    f"{groups.shape}."
+                )
+            groups = _split(groups[order], sizes)
+        return _assemble(rows, sizes, Legend(labels), groups, allow_nonfinite)
 
     def __repr__(self) -> str:
-        """Return sizes, types and names; rows stay where they are."""
+        """Return sizes, types and names, but no rows."""
         columns = ", ".join(
-            f"{name}: {kind}" for name, kind in columns_in_words(self.rows, self.legend).items()
+            f"{name}: {kind}" for name, kind in describe_columns(self.rows, self.legend).items()
         )
-        return f"FederatedData({self._counts()}; {columns})"
+        return f"FederatedData({self._describe_counts()}; {columns})"
 
     def _repr_html_(self) -> str:
-        """Return the same for notebooks, a column per row."""
+        """Return an HTML table for notebooks with one row per column of the data."""
         return html_table(
-            f"FederatedData: {self._counts()}", columns_in_words(self.rows, self.legend)
+            f"FederatedData: {self._describe_counts()}", describe_columns(self.rows, self.legend)
         )
 
-    def _counts(self) -> str:
+    def _describe_counts(self) -> str:
         counts = f"{self.num_clients} clients"
         if self.legend.labels is not None and self.num_clients <= MAX_SHOWN:
             counts += f" ({', '.join(map(repr, self.legend.labels))})"
@@ -302,27 +307,27 @@ class FederatedData:
 
     @property
     def labels(self) -> Levels:
-        """What the clients are called, by default their numbers."""
-        given = self.legend.labels
-        return tuple(range(self.num_clients)) if given is None else given
+        """Labels of the clients, by default their numbers."""
+        labels = self.legend.labels
+        return tuple(range(self.num_clients)) if labels is None else labels
 
     @property
     def coding(self) -> Mapping[str, Levels]:
-        """The levels of columns that were text, by column: code ``i`` is the level ``i``."""
+        """Levels of each column of text; code ``i`` stands for level ``i``."""
         return self.legend.coding
 
     @property
     def orders(self) -> Mapping[str, str]:
-        """The order of each coded column's levels.
+        """Name of the order of each coded column's levels.
 
-        ``"ordered"`` and ``"as declared"`` are orders of categories, ``"alphabetical"`` and
-        ``"numerical"`` those of levels without a declared order.
+        ``"ordered"`` and ``"as declared"`` are declared orders of categories; ``"alphabetical"``
+        and ``"numerical"`` apply to levels without a declared order.
         """
         return self.legend.orders
 
     @property
     def group_labels(self) -> GroupLabels | None:
-        """Labels of each client's groups, by their numbers; ``None`` without `groups`."""
+        """Labels of each client's groups in the order of their numbers; ``None`` without groups."""
         return self.legend.group_labels
 
     @property
@@ -332,48 +337,51 @@ class FederatedData:
 
     @property
     def num_rows(self) -> int:
-        """Number of rows of all clients (that `rows` holds)."""
+        """Number of rows that `rows` holds."""
         return jax.tree.leaves(self.rows)[0].shape[0]
 
     @property
     def num_groups(self) -> np.ndarray | None:
-        """Groups of each client, ``[num_clients]`` int32; ``None`` where none were told."""
+        """Number of groups per client, ``[num_clients]`` int32; ``None`` without groups."""
         return count_groups(self.rows, self.start, self.size)
 
     @property
     def group_mask(self) -> np.ndarray:
-        """Which groups each client has, ``[num_clients, max_groups]`` bool."""
+        """Mask of the groups that each client has, ``[num_clients, max_groups]`` bool."""
         counts = self.num_groups
         counts = np.ones(self.num_clients, int) if counts is None else counts
-        most = self.rows.most if isinstance(self.rows, Grouped) else 1
-        return np.asarray(np.arange(most) < counts[:, None])
+        max_groups = self.rows.max_groups if isinstance(self.rows, Grouped) else 1
+        return np.asarray(np.arange(max_groups) < counts[:, None])
 
     @property
     def sizes(self) -> Array:
-        """Rows of each client, ``[num_clients]`` int32."""
+        """Number of rows per client, ``[num_clients]`` int32."""
         return self.size
 
-    def client(self, index: Any, weight: Any = 1.0, max_size: int | None = None) -> Client:
+    def client(
+        self, index: ArrayLike, weight: ArrayLike = 1.0, max_size: int | None = None
+    ) -> Client:
         """Return client `index` as a step sees it; `weight` is one over its probability.
 
-        With indices ``[n]`` every field but `rows` gets that axis; see `client_axes`. `max_size`
-        is a smaller bound on their sizes, where one is known.
+        With indices ``[n]``, all fields except for `rows` get this axis; see `client_axes`.
+        `max_size` may be a smaller bound on the sizes of these clients.
         """
         if isinstance(index, int) and not 0 <= index < self.num_clients:
             raise IndexError(f"There is no client {index}, only 0 to {self.num_clients - 1}.")
         index = jnp.asarray(index, jnp.int32)
-        start, size, share, weight = _of_clients(self.start, self.size, self.share, index, weight)
-        most = self.max_size if max_size is None else max_size
-        return Client(self.rows, start, size, index, share, weight, most)
+        fields = _fields_of_clients(self.start, self.size, self.share, index, weight)
+        start, size, shares, weights = fields
+        max_size = self.max_size if max_size is None else max_size
+        return Client(self.rows, start, size, index, shares, weights, max_size)
 
     def everyone(self, clients: Array | None = None) -> Client:
-        """Return all clients, or those of these ids, with a leading axis; see `client_axes`."""
+        """Return all clients, or the clients with these ids, with a leading axis per field."""
         ids = np.arange(self.num_clients, dtype=np.int32) if clients is None else clients
         return self.client(ids)
 
     @property
     def federation(self) -> Federation:
-        """What a server knows of these clients."""
+        """Facts about the clients that a server has before the first round."""
         values = row_values(self.rows)
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), values)
         return Federation(self.num_clients, self.num_rows, self.size, shapes)
@@ -381,15 +389,15 @@ class FederatedData:
     def map_clients(
         self, fn: Callable[[Client], ArrayTree], clients: Array | None = None
     ) -> ArrayTree:
-        """Return ``fn(client)`` of all clients, or those of these ids, with a leading axis."""
+        """Return ``fn(client)`` of all clients, or of the clients with these ids, stacked."""
         return jax.vmap(fn, in_axes=(self.client_axes(),))(self.everyone(clients))
 
     def sum_over_clients(
         self, fn: Callable[[Client], ArrayTree], *, apart: bool = False
     ) -> ArrayTree:
-        """Return the sum of ``fn(client)`` over all clients, where `fn` is a sum over rows.
+        """Return the sum of ``fn(client)`` over all clients, for an `fn` that is a sum over rows.
 
-        All rows are taken as those of one client, unless clients are to be computed `apart`.
+        Unless `apart` is true, all rows are pooled into one client.
         """
         if apart:
             terms = self.map_clients(fn)
@@ -402,33 +410,51 @@ class FederatedData:
         return Client(None, 0, 0, 0, 0, 0, bound)  # type: ignore[arg-type]
 
     def client_rows(self, index: int) -> ArrayTree:
-        """Return the rows of one client, leaves ``[n_c, ...]`` (outside of compiled code)."""
+        """Return the rows of one client, leaves ``[n_c, ...]``, outside of compiled code."""
         begin, end = int(self.start[index]), int(self.start[index] + self.size[index])
         return jax.tree.map(lambda leaf: leaf[begin:end], row_values(self.rows))
 
     def pooled(self, *, groups: bool = False) -> "FederatedData":
-        """Return the same rows as those of a single client.
+        """Return the same rows as the rows of a single client.
 
-        With `groups`, its groups are all groups of all clients, which are one each if not told;
-        else it is one group.
+        With `groups`, this client has the groups of all clients (each client without groups is
+        one); otherwise it is a single group.
         """
         rows: ArrayTree = row_values(self.rows)
         if groups:
-            rows = all_groups(self.rows, self.start, self.num_rows)
-        return FederatedData(
-            rows,
-            *_on_device(np.zeros(1), [self.num_rows], np.ones(1), self.share.dtype),
-            self.num_rows,
-        )
+            rows = pool_groups(self.rows, self.start, self.num_rows)
+        arrays = _to_device(np.zeros(1), np.array([self.num_rows]), np.ones(1), self.share.dtype)
+        return FederatedData(rows, *arrays, self.num_rows)
 
 
 @partial(jax.jit, inline=True)
-def _of_clients(
-    start: Array, size: Array, share: Array, index: Array, weight: Any
+def _fields_of_clients(
+    start: Array, size: Array, share: Array, index: Array, weight: ArrayLike
 ) -> tuple[Array, Array, Array, Array]:
-    """Return what is known of the clients `index`; one program where it is not in another."""
-    own = share[index]
-    return start[index], size[index], own, jnp.broadcast_to(trees.cast(weight, own), own.shape)
+    """Return the fields of the clients `index`, computed by one program instead of several."""
+    shares = share[index]
+    weights = jnp.broadcast_to(trees.cast(weight, shares), shares.shape)
+    return start[index], size[index], shares, weights
+
+
+def _split(column: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
+    return np.split(column, np.cumsum(sizes)[:-1])
+
+
+def _assemble(
+    rows: ArrayTree,
+    sizes: np.ndarray,
+    legend: Legend,
+    groups: Sequence[Any] | None,
+    allow_nonfinite: bool,
+) -> FederatedData:
+    """Return data of rows that are sorted by client; `groups` holds each client's labels."""
+    labels = range(len(sizes)) if legend.labels is None else legend.labels
+    if groups is not None:
+        rows, names = number_groups(rows, groups, sizes, labels)
+        legend = replace(legend, group_labels=names)
+    data = from_sorted(rows, sizes, allow_nonfinite, labels=labels)
+    return replace(data, legend=legend)
 
 
 def from_sorted(
@@ -438,48 +464,38 @@ def from_sorted(
     clients: Sequence[int] | None = None,
     labels: Sequence[Any] | None = None,
 ) -> FederatedData:
-    """Return data of clients of these `sizes`, whose rows lie one client after the other.
+    """Return data of clients with these `sizes` from rows that are sorted by client.
 
-    Where `clients` are given, the rows are theirs alone, and `start` says nothing of the others.
-    Messages name clients by `labels`, by default their numbers.
+    With `clients`, only the rows of these clients are present, and `start` is zero for others.
+    Messages use `labels` for clients, by default their numbers.
     """
     clients = range(len(sizes)) if clients is None else clients
     labels = range(len(sizes)) if labels is None else labels
     owners = [labels[client] for client in clients]
     start = np.zeros(len(sizes), np.int32)
-    start[clients] = begin = starts_of(sizes[clients], owners)
+    start[clients] = starts = first_rows(sizes[clients], owners)
     leaves, treedef = jax.tree_util.tree_flatten_with_path(row_values(rows))
-    cast = []
-    for path, leaf in leaves:
-        cast.append(as_row_type(path, leaf))
-    values = jax.tree.unflatten(treedef, cast)
+    # A list rather than `tree_map`, because `warn_caller` skips only frames of this package.
+    values = jax.tree.unflatten(treedef, [as_row_type(path, leaf) for path, leaf in leaves])
     if not allow_nonfinite:
-        check_finite(values, begin, owners)
+        check_finite(values, starts, owners)
     rows = replace(rows, values=values) if isinstance(rows, Grouped) else values
-    dtype = jnp.result_type(float)
-    start_, size, share = _on_device(start, sizes, sizes / sizes.sum(), dtype)
-    return FederatedData(
-        # Shares memory with the host where it can; the arrays are nobody else's.
-        rows=jax.tree.map(jax.device_put, rows),
-        start=start_,
-        size=size,
-        share=share,
-        max_size=int(sizes.max()),
-    )
+    arrays = _to_device(start, sizes, sizes / sizes.sum(), jnp.result_type(float))
+    # `device_put` may share memory with the host, as no other code uses these arrays.
+    return FederatedData(jax.tree.map(jax.device_put, rows), *arrays, int(sizes.max()))
 
 
-def _on_device(start: Any, size: Any, share: Any, dtype: Any) -> tuple[Array, Array, Array]:
-    """Return the arrays of a `FederatedData`, in their types before they are JAX's.
-
-    A conversion there would be a program of its own.
-    """
-    whole = (np.asarray(start, np.int32), np.asarray(size, np.int32), np.asarray(share, dtype))
-    start, size, share = map(jnp.asarray, whole)
-    return start, size, share
+def _to_device(
+    start: ArrayLike, size: ArrayLike, share: ArrayLike, dtype: DTypeLike
+) -> tuple[Array, Array, Array]:
+    # NumPy converts types here, because JAX would compile a program for each conversion.
+    arrays = (np.asarray(start, np.int32), np.asarray(size, np.int32), np.asarray(share, dtype))
+    device_start, device_size, device_share = map(jnp.asarray, arrays)
+    return device_start, device_size, device_share
 
 
 def single_chunk(client: Client) -> bool:
-    """Return whether a full pass takes one chunk whatever the client (static)."""
+    """Return whether a full pass over any client takes only one chunk (static)."""
     return client.max_size <= CHUNK_ROWS
 
 
@@ -489,46 +505,40 @@ def gather(client: Client, offsets: Array) -> ArrayTree:
     return jax.tree.map(lambda leaf: leaf[client.start + offsets], row_values(client.rows))
 
 
-def own_rows(client: Client, first: Any = 0) -> tuple[ArrayTree, Array]:
-    """Return a chunk of the client's rows from `first` on, and the mask of those that exist.
+def own_rows(client: Client, start: int | Array = 0) -> tuple[ArrayTree, Array]:
+    """Return a chunk of the client's rows from `start` on, and the mask of rows that exist.
 
-    The rows behind the client's last are copies of its first, so that a row of another client
-    never enters a computation, not even masked (a NaN would survive a mask in a gradient).
+    Rows after the client's last row are copies of its first row. Rows of other clients therefore
+    never enter a computation, not even under a mask, which would not stop a NaN in a gradient.
     """
-    offsets = first + jnp.arange(min(client.max_size, CHUNK_ROWS), dtype=jnp.int32)
+    offsets = start + jnp.arange(min(client.max_size, CHUNK_ROWS), dtype=jnp.int32)
     mask = offsets < client.size
     return gather(client, jnp.where(mask, offsets, 0)), mask
 
 
-def own_rows_in_groups(client: Client, first: Any = 0) -> tuple[ArrayTree, Array, Array]:
-    """Return what `own_rows` returns, and the group of each row, ``[chunk]`` int32.
+def own_rows_in_groups(client: Client, start: int | Array = 0) -> tuple[ArrayTree, Array, Array]:
+    """Return the rows and the mask of `own_rows`, and the group of each row, ``[chunk]`` int32.
 
-    Groups number from 0 to ``max_groups(client) - 1``; rows that do not exist have that of the
-    client's first.
+    Groups are numbers from 0 to ``max_groups(client) - 1``. Rows that do not exist have the group
+    of the client's first row.
     """
-    rows, mask = own_rows(client, first)
-    offsets = first + jnp.arange(mask.shape[0], dtype=jnp.int32)
+    rows, mask = own_rows(client, start)
+    offsets = start + jnp.arange(mask.shape[0], dtype=jnp.int32)
     return rows, mask, own_groups(client, jnp.where(mask, offsets, 0))
 
 
 def fold(fn: Callable[[ArrayTree, Array], ArrayTree], client: Client) -> ArrayTree:
     """Return the sum of ``fn(rows, mask)`` over chunks of the client's rows.
 
-    Parameters
-    ----------
-    fn
-        Takes rows with leaves ``[chunk, ...]`` and a bool mask ``[chunk]``; must return a pytree
-        that is a sum over the rows where the mask holds.
-    client
-        Whose rows.
+    `fn` takes rows with leaves ``[chunk, ...]`` and a bool mask ``[chunk]``, and must return a
+    pytree of sums over the rows in the mask.
     """
     if single_chunk(client):
         return fn(*own_rows(client))
     num_chunks = (client.size + CHUNK_ROWS - 1) // CHUNK_ROWS
     shapes = jax.eval_shape(fn, *jax.eval_shape(own_rows, client))
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
     def body(i: Array, total: ArrayTree) -> ArrayTree:
         return trees.add(total, fn(*own_rows(client, i * CHUNK_ROWS)))
 
-    return jax.lax.fori_loop(0, num_chunks, body, zeros)
+    return jax.lax.fori_loop(0, num_chunks, body, trees.zeros_like(shapes))

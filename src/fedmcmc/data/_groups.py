@@ -1,4 +1,4 @@
-"""Groups within clients: patients of a hospital, pupils of a school; each row belongs to one."""
+"""Groups of rows within clients, such as patients of a hospital or pupils of a school."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
@@ -13,100 +13,82 @@ from fedmcmc._types import ArrayTree, Client, register_dataclass
 from fedmcmc.data._levels import report_similar
 from fedmcmc.data._rows import is_missing
 
+GroupLabels = tuple[tuple[Any, ...], ...]
+"""Labels of each client's groups; entry ``i`` of a client is the label of its group ``i``."""
+
 
 @register_dataclass
 @dataclass(frozen=True)
 class Grouped:
-    """Rows, and which of its client's groups each belongs to.
-
-    A column like any other to whatever moves rows about; a model never sees it.
+    """Rows with the group of each row, which models do not see.
 
     Attributes
     ----------
     values
-        What the model takes, leaves ``[num_rows, ...]``.
+        Columns of the model, leaves ``[num_rows, ...]``.
     group
-        ``[num_rows]`` int32, from 0 in each client.
-    most
-        Groups of the client that has most, static.
+        ``[num_rows]`` int32, numbered from 0 in each client.
+    max_groups
+        Static number of groups of the client with the most groups.
     """
 
     values: ArrayTree
     group: ArrayTree
-    most: int = field(metadata={"static": True})
+    max_groups: int = field(metadata={"static": True})
 
 
-def row_values(rows: ArrayTree) -> Any:
-    """Return what a model takes of rows, with groups or without."""
+def row_values(rows: ArrayTree) -> ArrayTree:
+    """Return the rows that a model takes, without groups."""
     return rows.values if isinstance(rows, Grouped) else rows
 
 
 def max_groups(client: Client) -> int:
-    """Return how many groups the client with most of them has (static); one where none are told."""
-    return client.rows.most if isinstance(client.rows, Grouped) else 1
+    """Return the number of groups of the client with the most groups (static)."""
+    return client.rows.max_groups if isinstance(client.rows, Grouped) else 1
 
 
-def label_array(labels: Any) -> np.ndarray:
-    """Return labels as an array, dates as text; a list of text and numbers stays as it is."""
+def as_labels(labels: Any) -> np.ndarray:
+    """Return labels as an array: dates as text, a mixture of text and numbers as objects."""
     if isinstance(labels, list | tuple) and len({isinstance(x, str) for x in labels}) > 1:
         return np.array(labels, object)
-    own = np.asarray(labels)
-    if own.dtype.kind in "mM":
-        return np.array([None if x == "NaT" else x for x in own.astype(str).tolist()], object)
-    return own
+    array = np.asarray(labels)
+    if array.dtype.kind in "mM":
+        return np.array([None if x == "NaT" else x for x in array.astype(str).tolist()], object)
+    return array
 
 
-GroupLabels = tuple[tuple[Any, ...], ...]
-"""Labels of each client's groups: group ``i`` of a client has its label ``i``."""
-
-
-def grouped(
+def number_groups(
     values: ArrayTree, labels: Sequence[Any], sizes: np.ndarray, owners: Sequence[Any]
 ) -> tuple[Grouped, GroupLabels]:
-    """Return rows with groups numbered in each client, in order of first appearance.
+    """Return rows with groups numbered by first appearance in each client, and the groups' labels.
 
-    The second result holds the labels of each client's groups, in the order of their numbers.
-
-    Parameters
-    ----------
-    values
-        Rows of all clients, one client after the other.
-    labels
-        Per client, one label per row.
-    sizes
-        ``[num_clients]``, rows of each.
-    owners
-        Labels of the clients, for messages.
-
-    Raises
-    ------
-    ValueError
-        If there is not one label per row, or a label is missing.
+    `values` are the rows of all clients, sorted by client. `labels` holds, for each client, one
+    label per row; `sizes` the number of rows of each client, and `owners` the clients' labels for
+    messages. Raise `ValueError` if a label is missing.
     """
     if len(labels) != len(sizes):
         raise ValueError(
             f"groups must hold one array of labels per client, {len(sizes)}; got {len(labels)}."
         )
     numbers, names = [], []
-    for client, own, size in zip(owners, labels, sizes, strict=True):
-        own = label_array(own)
-        if own.shape != (size,):
+    for client, of_client, size in zip(owners, labels, sizes, strict=True):
+        array = as_labels(of_client)
+        if array.shape != (size,):
             raise ValueError(
                 f"groups must hold one label per row: client {client!r} has {size} rows, and "
-                f"labels of shape {own.shape}."
+                f"labels of shape {array.shape}."
             )
-        places: dict[Hashable, int] = {}
-        for row, label in enumerate(own.tolist()):
+        codes: dict[Hashable, int] = {}
+        for row, label in enumerate(array.tolist()):
             if is_missing(label):
                 raise ValueError(
                     f"Row {row} of client {client!r} has no group: its label is {label}."
                 )
-            places.setdefault(label, len(places))
-        report_similar(dict.fromkeys(places), f"Client {client!r}", "groups")
-        numbers.append(np.array([places[label] for label in own.tolist()], np.int32))
-        names.append(tuple(places))
-    most = max(int(own.max(initial=-1)) + 1 for own in numbers)
-    return Grouped(values, np.concatenate(numbers), most), tuple(names)
+            codes.setdefault(label, len(codes))
+        report_similar(dict.fromkeys(codes), f"Client {client!r}", "groups")
+        numbers.append(np.array([codes[label] for label in array.tolist()], np.int32))
+        names.append(tuple(codes))
+    return Grouped(values, np.concatenate(numbers), max(map(len, names))), tuple(names)
 
 
 def own_groups(client: Client, offsets: Array) -> Array:
@@ -116,26 +98,21 @@ def own_groups(client: Client, offsets: Array) -> Array:
     return jnp.zeros(offsets.shape, jnp.int32)
 
 
-def all_groups(rows: ArrayTree, start: Array, num_rows: int) -> Grouped:
-    """Return rows whose groups number on from client to client."""
+def pool_groups(rows: ArrayTree, start: Array, num_rows: int) -> Grouped:
+    """Return rows whose groups are numbered consecutively over all clients."""
     num_clients = start.shape[0]
     client = jnp.searchsorted(start, jnp.arange(num_rows), side="right") - 1
     if not isinstance(rows, Grouped):
         return Grouped(rows, client.astype(jnp.int32), num_clients)
-    # As many places per client as the largest needs: those that a client has not stay empty.
-    group = client.astype(jnp.int32) * rows.most + rows.group
-    return Grouped(rows.values, group, num_clients * rows.most)
+    # Each client has the same range of numbers. Numbers of groups that it lacks stay unused.
+    group = client.astype(jnp.int32) * rows.max_groups + rows.group
+    return Grouped(rows.values, group, num_clients * rows.max_groups)
 
 
-def count_groups(rows: ArrayTree, start: Any, size: Any) -> np.ndarray | None:
+def count_groups(rows: ArrayTree, start: Array, size: Array) -> np.ndarray | None:
     """Return the number of groups of each client, ``[num_clients]``, outside of compiled code."""
     if not isinstance(rows, Grouped) or isinstance(rows.group, jax.core.Tracer):
         return None
-    group = np.asarray(rows.group)
-    return np.array(
-        [
-            group[a : a + n].max() + 1
-            for a, n in zip(np.asarray(start), np.asarray(size), strict=True)
-        ],
-        np.int32,
-    )
+    group, starts = np.asarray(rows.group), np.asarray(start)
+    ends = starts + np.asarray(size)
+    return np.array([group[i:j].max() + 1 for i, j in zip(starts, ends, strict=True)], np.int32)

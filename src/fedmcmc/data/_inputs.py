@@ -1,4 +1,4 @@
-"""Kinds of rows that constructors take, and what to call for others."""
+"""Kinds of rows that the constructors accept, and advice for other kinds."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,13 +19,13 @@ def refuse_groupby(clients: Any) -> None:
     if is_pairs or type(clients).__name__ in ("DataFrameGroupBy", "GroupBy"):
         raise TypeError(
             "from_clients takes tables, got a grouped table, which holds pairs of a label and a "
-            "table. Pass the table to from_dataframe(table, client=...), or from_clients a "
-            "dictionary with the table of each label."
+            "table. Pass the ungrouped table to from_dataframe(table, client=...), or a dictionary "
+            "with the table of each label to from_clients."
         )
 
 
 def constructor_of(data: Any) -> str:
-    """Return a sentence on which constructor makes a `FederatedData` of `data`."""
+    """Return advice on the constructor that makes a `FederatedData` from `data`."""
     if is_table(data):
         return (
             "Call FederatedData.from_dataframe(table, client=...) with the name of the column that "
@@ -42,9 +42,9 @@ def constructor_of(data: Any) -> str:
     )
 
 
-def group_column(rows: Any, name: str, client: Any) -> Any:
-    """Return a client's labels of groups, from a column of its rows or its table."""
+def group_column(rows: Any, name: str, client: Any) -> np.ndarray:
+    """Return a client's labels of groups from a column of its rows or table."""
     try:
         return np.asarray(rows[name])
     except (KeyError, TypeError, IndexError) as error:
-        raise ValueError(f"groups={name!r} names no column of client {client!r}.") from error
+        raise ValueError(f"Client {client!r} has no column {name!r}, named by groups=.") from error

@@ -1,4 +1,4 @@
-"""Rows of one client as numbers, where the levels of its text columns are known in advance."""
+"""Coding of one client's rows with levels of text columns that are known in advance."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,17 +13,11 @@ from fedmcmc.data._rows import Levels
 
 
 def check_levels(name: str, levels: Any) -> Levels:
-    """Return the levels of a column as a tuple.
-
-    Raises
-    ------
-    ValueError
-        If they are no list of different texts, or two of them look the same.
-    """
+    """Return the levels of a column as a tuple; raise `ValueError` unless they are valid."""
     is_list = isinstance(levels, Sequence) and not isinstance(levels, str)
     if not is_list or not levels or not all(isinstance(level, str) for level in levels):
         raise ValueError(
-            f"levels of column {name!r} must be a list of texts in their order, as "
+            f"levels of column {name!r} must be a list of texts in their order, such as "
             f'["mild", "severe"]; got {levels!r}.'
         )
     repeated = [level for level in levels if list(levels).count(level) > 1]
@@ -34,24 +28,21 @@ def check_levels(name: str, levels: Any) -> Levels:
 
 
 def code_rows(rows: Any, levels: Mapping[str, Levels], owner: Any, *, remedy: str) -> ArrayTree:
-    """Return rows as arrays of numbers, text as codes of known levels.
+    """Return rows as arrays of numbers, with text as codes of known levels.
+
+    Raise `ValueError` if a text column has no levels, a value is none of the levels, or a number or
+    boolean may stand for more than one level.
 
     Parameters
     ----------
     rows
         Arrays ``[num_rows, ...]``, or a table.
     levels
-        Levels of text columns in their order, by column; columns of trees have names with dots.
+        Levels of text columns in their order, by column; names of nested columns have dots.
     owner
-        Label of the client, for messages.
+        Client, for messages.
     remedy
-        End of the message about a column of text without levels.
-
-    Raises
-    ------
-    ValueError
-        If a column of text has no levels, a value is none of the levels, or it is open which level
-        a number or a boolean stands for.
+        End of the message about a text column without levels.
     """
     if is_table(rows):
         return _code_table(rows, levels, owner, remedy)
@@ -59,11 +50,11 @@ def code_rows(rows: Any, levels: Mapping[str, Levels], owner: Any, *, remedy: st
     def code(path: Any, leaf: Any) -> Any:
         name = jax.tree_util.keystr(path, simple=True, separator=".")
         column = np.asarray(leaf)
-        whose = f"Column {name!r} of {owner}" if name else f"The rows of {owner}"
+        where = f"Column {name!r} of {owner}" if name else f"The rows of {owner}"
         if _is_text(column):
-            known = _known(whose, levels.get(name), remedy)
-            return _codes(whose, TextPart(owner, column.tolist()), known)
-        return _checked(whose, column, levels.get(name), column.dtype.kind == "b")
+            part = TextPart(owner, column.tolist())
+            return _code_text(where, part, levels.get(name), remedy)
+        return _check_numbers(where, column, levels.get(name), column.dtype.kind == "b")
 
     return jax.tree_util.tree_map_with_path(code, rows)
 
@@ -71,20 +62,20 @@ def code_rows(rows: Any, levels: Mapping[str, Levels], owner: Any, *, remedy: st
 def _code_table(
     table: Any, levels: Mapping[str, Levels], owner: Any, remedy: str
 ) -> dict[str, np.ndarray]:
-    import narwhals.stable.v2 as nw  # takes a while
+    import narwhals.stable.v2 as nw  # slow
 
-    from fedmcmc.data._frames import eager, is_text, numeric, text_part
+    from fedmcmc.data._frames import is_text, read_numbers, read_table, read_text
 
-    frame = eager(table, f"The table of {owner}")
+    frame = read_table(table, f"The table of {owner}")
     columns = {}
     for name in frame.columns:
-        whose, column = f"Column {name!r} of {owner}", frame[name]
+        where, column = f"Column {name!r} of {owner}", frame[name]
         if is_text(column):
-            known = _known(whose, levels.get(name), remedy)
-            columns[name] = _codes(whose, text_part(column, owner, whose), known)
+            part = read_text(column, owner, where)
+            columns[name] = _code_text(where, part, levels.get(name), remedy)
         else:
-            numbers, is_boolean = numeric(whose, column, False), column.dtype == nw.Boolean
-            columns[name] = _checked(whose, numbers, levels.get(name), is_boolean)
+            numbers, is_boolean = read_numbers(where, column, False), column.dtype == nw.Boolean
+            columns[name] = _check_numbers(where, numbers, levels.get(name), is_boolean)
     return columns
 
 
@@ -93,51 +84,50 @@ def _is_text(column: np.ndarray) -> bool:
     return column.ndim == 1 and (column.dtype.kind == "U" or (texts and column.size > 0))
 
 
-def _known(whose: str, levels: Levels | None, remedy: str) -> Levels:
+def _code_text(where: str, part: TextPart, levels: Levels | None, remedy: str) -> np.ndarray:
+    """Return the codes of text values."""
     if levels is None:
-        raise ValueError(f"{whose} is text without known levels. {remedy}")
-    return levels
-
-
-def _codes(whose: str, part: TextPart, levels: Levels) -> np.ndarray:
-    places = {level: place for place, level in enumerate(levels)}
-    listed = ", ".join(map(repr, levels))
+        raise ValueError(f"{where} is text without known levels. {remedy}")
+    codes = {level: code for code, level in enumerate(levels)}
+    names = ", ".join(map(repr, levels))
     for row, value in enumerate(part.values):
-        if value not in places:
+        if value not in codes:
             raise ValueError(
-                f"{whose} holds {value!r} in row {row}, which is none of the levels {listed}. "
-                f"Correct the value, or have the levels completed for all clients."
+                f"{where} holds {value!r} in row {row}, which is none of the levels {names}. "
+                f"Correct the value, or add a level for all clients."
             )
-    own = [level for level in part.categories or () if level in places]
-    if part.ordered and own != sorted(own, key=places.__getitem__):
+    categories = [level for level in part.categories or () if level in codes]
+    if part.ordered and categories != sorted(categories, key=codes.__getitem__):
         raise ValueError(
-            f"{whose} has ordered categories {' < '.join(map(repr, own))}, in another order than "
-            f"the levels {listed}."
+            f"{where} has ordered categories {' < '.join(map(repr, categories))}, in another order "
+            f"than the levels {names}."
         )
-    return np.array([places[value] for value in part.values], np.int32)
+    return np.array([codes[value] for value in part.values], np.int32)
 
 
-def _checked(whose: str, column: np.ndarray, levels: Levels | None, is_boolean: bool) -> np.ndarray:
-    """Return a column of numbers; if it has levels, its numbers must be codes of these."""
+def _check_numbers(
+    where: str, column: np.ndarray, levels: Levels | None, is_boolean: bool
+) -> np.ndarray:
+    """Return a column of numbers; if it has levels, the numbers must be their codes."""
     if levels is None:
         return column
-    listed = ", ".join(map(repr, levels))
+    names = ", ".join(map(repr, levels))
     if is_boolean and tuple(level.lower() for level in levels) != ("false", "true"):
         raise ValueError(
-            f"{whose} holds booleans, and its levels are {listed}. Turn the booleans into these "
-            f"levels, as by column.map({{False: ..., True: ...}})."
+            f"{where} holds booleans, and its levels are {names}. Turn the booleans into these "
+            f"levels, for example with column.map({{False: ..., True: ...}})."
         )
-    others = [x for place, x in enumerate(levels) if is_plain_number(x) and float(x) != place]
-    if others:
+    ambiguous = [x for code, x in enumerate(levels) if is_plain_number(x) and float(x) != code]
+    if ambiguous:
         raise ValueError(
-            f"{whose} holds numbers, which can be levels (such as {others[0]!r}) or codes of the "
-            f"levels {listed}. Turn the column into text, as by column.astype(str)."
+            f"{where} holds numbers, which can be levels (such as {ambiguous[0]!r}) or codes of "
+            f"the levels {names}. Turn the column into text, for example with column.astype(str)."
         )
-    wrong = ~np.isin(column, np.arange(len(levels)))
-    if wrong.any():
-        row = int(wrong.argmax())
+    is_wrong = ~np.isin(column, np.arange(len(levels)))
+    if is_wrong.any():
+        row = int(is_wrong.argmax())
         raise ValueError(
-            f"{whose} holds {column[row].item()!r} in row {row}, which is neither one of the "
-            f"levels {listed} nor a code from 0 to {len(levels) - 1}."
+            f"{where} holds {column[row].item()!r} in row {row}, which is neither one of the "
+            f"levels {names} nor a code from 0 to {len(levels) - 1}."
         )
     return column

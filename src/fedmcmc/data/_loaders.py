@@ -1,40 +1,39 @@
-"""Clients whose rows are loaded where they are computed with, and nowhere else."""
+"""Clients whose rows are loaded only by the process that computes with them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import numpy as np
 
 from fedmcmc._types import ArrayTree
 from fedmcmc.data._federated import FederatedData, from_sorted
-from fedmcmc.data._rows import count_rows, joined, starts_of
+from fedmcmc.data._rows import concatenate_clients, count_rows, first_rows
 
 
 @dataclass(frozen=True, repr=False)
 class ClientLoader:
-    """Clients of known sizes, and a function that loads the rows of one.
+    """Clients of known sizes, with a function that loads the rows of a client.
 
-    ``sample(..., loader, mesh=mesh)`` loads the clients of this process's devices and no others:
-    of a run over several processes, none needs all rows. Without a mesh all are loaded. Draws are
-    those of `FederatedData.from_clients`.
+    ``sample(..., loader, mesh=mesh)`` loads only the clients of this process's devices, so that no
+    process of a run needs all rows. Without a mesh, it loads all clients. The draws are the same as
+    with `FederatedData.from_clients`.
 
     Parameters
     ----------
     sizes
-        Rows of every client.
+        ``[num_clients]``, number of rows per client.
     load_fn
         ``client_id -> rows``, a pytree with leaves ``[sizes[client_id], ...]``; called once for
         each client that is needed.
     allow_nonfinite
-        Whether rows may hold NaN or infinite values.
+        If true, rows may hold NaN or infinite values.
 
     Raises
     ------
     ValueError
-        If a client has no rows; when loading, as `FederatedData.from_clients`, and where a client's
-        rows are not as many as `sizes` says.
+        If a client has no rows. Loading also raises it in the cases of
+        `FederatedData.from_clients`, and if the number of a client's rows differs from `sizes`.
 
     Examples
     --------
@@ -59,16 +58,15 @@ class ClientLoader:
             raise TypeError(f"load_fn must be a function, got {type(self.load_fn).__name__}.")
         if (sizes < 0).any():
             raise ValueError(f"sizes must not be negative, got {sizes.min()}.")
-        starts_of(sizes)
+        first_rows(sizes)
         object.__setattr__(self, "sizes", sizes)
 
     def __repr__(self) -> str:
-        """Return sizes; no row is loaded."""
+        """Return the sizes without loading rows."""
         sizes = np.asarray(self.sizes)
-        least, most = int(sizes.min()), int(sizes.max())
         return (
-            f"ClientLoader({self.num_clients} clients, {int(sizes.sum())} rows, {least} to {most} "
-            f"per client)"
+            f"ClientLoader({self.num_clients} clients, {sizes.sum()} rows, {sizes.min()} to "
+            f"{sizes.max()} per client)"
         )
 
     @property
@@ -77,19 +75,19 @@ class ClientLoader:
         return len(self.sizes)
 
     def load(self, clients: Sequence[int] | np.ndarray | None = None) -> FederatedData:
-        """Return all clients' data, or data that hold the rows of some `clients` alone.
+        """Return the data of all clients, or data with only the rows of `clients`.
 
-        The latter know the sizes of all, but `start` says nothing of the others.
+        With `clients`, `sizes` still describes all clients, but `start` is zero for the others.
         """
         ids = [int(i) for i in (range(self.num_clients) if clients is None else clients)]
-        rows, _ = joined([self._loaded(i) for i in ids], ids)
+        rows, _ = concatenate_clients([self._load_client(i) for i in ids], ids)
         return from_sorted(rows, np.asarray(self.sizes), self.allow_nonfinite, ids)
 
-    def _loaded(self, client: int) -> Any:
+    def _load_client(self, client: int) -> ArrayTree:
         rows = self.load_fn(client)
         num = count_rows([np.asarray(leaf) for leaf in jax.tree.leaves(rows)], f"client {client}")
         if num != self.sizes[client]:
             raise ValueError(
-                f"load_fn({client}) returned {num} rows, sizes says {self.sizes[client]}."
+                f"load_fn({client}) returned {num} rows, expected {self.sizes[client]} (sizes)."
             )
         return rows

@@ -1,10 +1,11 @@
-"""Rows to clients: the splits that federated experiments are run on.
+"""Random splits of rows over clients, for federated experiments.
 
-``from fedmcmc import partition``, or ``fedmcmc.partition.iid(...)``: it is a part of the room of
-data and no module of the package's root, so that ``import fedmcmc.partition`` finds none.
+Use ``from fedmcmc import partition`` or ``fedmcmc.partition.iid(...)``. There is no module
+``fedmcmc.partition`` to import.
 
-Every function returns one client id per row, for `fedmcmc.FederatedData.from_arrays`. The split is
-a function of the key alone: a NumPy generator is seeded with the key's words, on the host.
+Each function returns client ids, ``[num_rows]`` int32, for `fedmcmc.FederatedData.from_arrays`. The
+split depends only on the arguments: `rng_key`, a JAX key, seeds a NumPy generator on the host.
+`labels` are ``[num_rows]`` values that can be compared.
 """
 
 from typing import Any
@@ -18,17 +19,7 @@ from fedmcmc._checks import positive_integer
 def iid(rng_key: jax.Array, num_rows: int, num_clients: int) -> np.ndarray:
     """Split rows at random into parts whose sizes differ by at most one.
 
-    Parameters
-    ----------
-    rng_key
-        A JAX key.
-    num_rows, num_clients
-        At least one row per client.
-
-    Returns
-    -------
-    numpy.ndarray
-        Client ids, ``[num_rows]`` int32.
+    Returns client ids, ``[num_rows]`` int32, from a JAX key and the numbers of rows and clients.
 
     Examples
     --------
@@ -39,7 +30,7 @@ def iid(rng_key: jax.Array, num_rows: int, num_clients: int) -> np.ndarray:
     """
     _check_counts(num_rows, num_clients)
     ids = np.arange(num_rows, dtype=np.int32) % num_clients
-    return _generator(rng_key).permutation(ids)
+    return _seed_generator(rng_key).permutation(ids)
 
 
 def dirichlet(
@@ -53,36 +44,29 @@ def dirichlet(
 ) -> np.ndarray:
     """Split each label's rows over the clients by a draw of symmetric Dirichlet proportions.
 
+    Returns client ids, ``[num_rows]`` int32.
+
     Parameters
     ----------
-    rng_key
-        A JAX key.
-    labels
-        ``[num_rows]``, any values that can be compared.
-    num_clients
-        Number of clients.
+    rng_key, labels, num_clients
+        JAX key, labels of rows and number of clients.
     concentration
-        Of the Dirichlet distribution; small values make clients differ, large ones make them
-        alike.
+        Concentration of the Dirichlet distribution; clients differ more for smaller values.
     min_rows
-        Proportions are drawn again until every client has this many rows.
+        Minimal number of rows per client. Proportions are drawn again until all clients have it.
     max_tries
-        Draws before giving up.
-
-    Returns
-    -------
-    numpy.ndarray
-        Client ids, ``[num_rows]`` int32.
+        Maximal number of draws of the proportions.
 
     Raises
     ------
     ValueError
-        On numbers out of range, and if no draw gave every client `min_rows` rows.
+        If an argument is out of range, or no draw gives each client `min_rows` rows.
 
     References
     ----------
     Hsu, Qi and Brown (2019), Measuring the effects of non-identical data distribution for
-    federated visual classification; with proportions over clients for each label.
+    federated visual classification (arXiv:1909.06335). Here proportions over clients are drawn for
+    each label.
 
     Examples
     --------
@@ -100,13 +84,13 @@ def dirichlet(
             f"min_rows must be at least 1 and fit {labels.size} rows over {num_clients} clients, "
             f"got {min_rows!r}."
         )
-    rng = _generator(rng_key)
+    rng = _seed_generator(rng_key)
     for _ in range(max_tries):
         ids = np.empty(labels.size, np.int32)
         for label in range(len(classes)):
             rows = rng.permutation(np.flatnonzero(labels == label))
             shares = rng.dirichlet(np.full(num_clients, concentration))
-            ids[rows] = _repeated_ids(_round_shares(shares, rows.size))
+            ids[rows] = _repeat_ids(_round_shares(shares, rows.size))
         if np.bincount(ids, minlength=num_clients).min() >= min_rows:
             return ids
     raise ValueError(
@@ -118,27 +102,19 @@ def dirichlet(
 def dominant_label(
     rng_key: jax.Array, labels: Any, num_clients: int, proportion: float
 ) -> np.ndarray:
-    """Give each client one label that dominates it, in parts of almost equal size.
+    """Give each client one dominant label, in parts whose sizes differ by at most one.
 
-    Client ``c`` has the ``c``-th label, counted round and round, as its dominant one. It first
-    takes `proportion` of its rows from that label, as far as they last; what is left over is
-    shuffled and fills the clients up.
+    The dominant label of client ``c`` has the number ``c`` modulo the number of labels. A client
+    gets the fraction `proportion` of its rows from this label, or fewer if the label has too few
+    rows. The remaining rows are shuffled and fill the clients. Returns client ids, ``[num_rows]``
+    int32.
 
     Parameters
     ----------
-    rng_key
-        A JAX key.
-    labels
-        ``[num_rows]``, any values that can be compared.
-    num_clients
-        Number of clients.
+    rng_key, labels, num_clients
+        JAX key, labels of rows and number of clients.
     proportion
-        In ``[0, 1]``, of a client's rows that are taken from its dominant label first.
-
-    Returns
-    -------
-    numpy.ndarray
-        Client ids, ``[num_rows]`` int32; the sizes differ by at most one.
+        Fraction of a client's rows, in ``[0, 1]``.
 
     Examples
     --------
@@ -152,40 +128,27 @@ def dominant_label(
     classes, labels = _check_labels(labels, num_clients)
     if not 0 <= proportion <= 1:
         raise ValueError(f"proportion must lie in [0, 1], got {proportion!r}.")
-    rng = _generator(rng_key)
-    sizes = _equal_sizes(labels.size, num_clients)
+    rng = _seed_generator(rng_key)
+    sizes = _split_equally(labels.size, num_clients)
     ids = np.full(labels.size, -1, np.int32)
     pools = [rng.permutation(np.flatnonzero(labels == label)) for label in range(len(classes))]
     for label, pool in enumerate(pools):
         clients = np.arange(label, num_clients, len(classes), dtype=np.int32)
-        wanted = np.floor(proportion * sizes[clients]).astype(int)
-        if wanted.sum() > pool.size:
-            wanted = _round_shares(wanted / wanted.sum(), pool.size)
-        ids[pool[: wanted.sum()]] = np.repeat(clients, wanted)
-    rest = rng.permutation(np.flatnonzero(ids < 0))
+        counts = np.floor(proportion * sizes[clients]).astype(int)
+        if counts.sum() > pool.size:
+            counts = _round_shares(counts / counts.sum(), pool.size)
+        ids[pool[: counts.sum()]] = np.repeat(clients, counts)
+    remaining = rng.permutation(np.flatnonzero(ids < 0))
     missing = sizes - np.bincount(ids[ids >= 0], minlength=num_clients)
-    ids[rest] = _repeated_ids(missing)
+    ids[remaining] = _repeat_ids(missing)
     return ids
 
 
 def disjoint_labels(rng_key: jax.Array, labels: Any, num_clients: int) -> np.ndarray:
-    """Split so that no two clients share a label: labels are dealt out in random order.
+    """Assign each label with all its rows to one random client.
 
-    The numbers of labels per client differ by at most one; all rows of a label go together.
-
-    Parameters
-    ----------
-    rng_key
-        A JAX key.
-    labels
-        ``[num_rows]``, any values that can be compared; at least `num_clients` different ones.
-    num_clients
-        Number of clients.
-
-    Returns
-    -------
-    numpy.ndarray
-        Client ids, ``[num_rows]`` int32.
+    Numbers of labels per client differ by at most one, and there must be at least `num_clients`
+    different `labels`, ``[num_rows]``. Returns client ids, ``[num_rows]`` int32.
 
     Examples
     --------
@@ -201,7 +164,9 @@ def disjoint_labels(rng_key: jax.Array, labels: Any, num_clients: int) -> np.nda
         raise ValueError(
             f"{num_clients} clients cannot have disjoint labels: there are only {len(classes)}."
         )
-    owner = _generator(rng_key).permutation(np.arange(len(classes), dtype=np.int32) % num_clients)
+    owner = _seed_generator(rng_key).permutation(
+        np.arange(len(classes), dtype=np.int32) % num_clients
+    )
     return owner[labels]
 
 
@@ -214,34 +179,27 @@ def pachinko(
     group_concentration: float = 0.1,
     label_concentration: float = 10.0,
 ) -> np.ndarray:
-    """Give each client labels from few groups of labels, in parts of almost equal size.
+    """Give each client labels from few groups of labels, in parts that differ by at most one row.
 
-    A client draws proportions over the groups and, in each group, over its labels, from symmetric
-    Dirichlet distributions; then each of its rows: a group, a label of it, a row of that label
-    that nobody has yet. Labels and groups without rows left are left out, and proportions are
-    scaled up.
+    A client draws proportions over groups, and over the labels of each group, from symmetric
+    Dirichlet distributions. It then draws each of its rows: a group, a label of the group, and an
+    unassigned row of the label. Proportions are rescaled to labels and groups with unassigned rows.
+    Returns client ids, ``[num_rows]`` int32.
 
     Parameters
     ----------
-    rng_key
-        A JAX key.
+    rng_key, num_clients
+        JAX key and number of clients.
     labels, groups
-        ``[num_rows]`` each: fine and coarse labels (CIFAR-100's classes and superclasses), any
-        values that can be compared. Rows of one label must be of one group.
-    num_clients
-        Number of clients.
+        Fine and coarse labels of rows, ``[num_rows]`` each, such as CIFAR-100's classes and
+        superclasses. Rows of one label must be in one group.
     group_concentration, label_concentration
-        Of the Dirichlet distributions; the defaults are those of the federated CIFAR-100.
-
-    Returns
-    -------
-    numpy.ndarray
-        Client ids, ``[num_rows]`` int32; the sizes differ by at most one.
+        Concentrations of the Dirichlet distributions, by default as for the federated CIFAR-100.
 
     References
     ----------
     Li and McCallum (2006), Pachinko allocation; Reddi et al. (2021), Adaptive federated
-    optimization, appendix C.1.
+    optimization, appendix C.1 (arXiv:2003.00295).
 
     Examples
     --------
@@ -263,32 +221,32 @@ def pachinko(
     )
     pairs = np.unique(np.stack([labels, groups]), axis=1)
     if pairs.shape[1] != len(classes):
-        twice = classes[pairs[0][:-1][np.diff(pairs[0]) == 0][0]]
-        raise ValueError(f"Rows of one label must be of one group; label {twice} has several.")
-    rng = _generator(rng_key)
+        repeated = classes[pairs[0][:-1][np.diff(pairs[0]) == 0][0]]
+        raise ValueError(f"Rows of one label must be in one group; label {repeated} has several.")
+    rng = _seed_generator(rng_key)
     pools = [list(rng.permutation(np.flatnonzero(labels == i))) for i in range(len(classes))]
-    left = np.array([len(pool) for pool in pools])
+    num_left = np.array([len(pool) for pool in pools])
     members = [pairs[0][pairs[1] == group] for group in range(len(coarse))]
     ids = np.empty(labels.size, np.int32)
-    for client, size in enumerate(_equal_sizes(labels.size, num_clients)):
+    for client, size in enumerate(_split_equally(labels.size, num_clients)):
         over_groups = rng.dirichlet(np.full(len(coarse), group_concentration))
         over_labels = np.zeros(len(classes))
         for inside in members:
             over_labels[inside] = rng.dirichlet(np.full(len(inside), label_concentration))
         for _ in range(size):
-            rows = np.array([left[inside].sum() for inside in members])
-            inside = members[_one_of(rng, over_groups, rows)]
-            label = inside[_one_of(rng, over_labels[inside], left[inside])]
+            num_in_groups = np.array([num_left[inside].sum() for inside in members])
+            inside = members[_draw(rng, over_groups, num_in_groups)]
+            label = inside[_draw(rng, over_labels[inside], num_left[inside])]
             ids[pools[label].pop()] = client
-            left[label] -= 1
+            num_left[label] -= 1
     return ids
 
 
-def _one_of(rng: np.random.Generator, proportions: np.ndarray, left: np.ndarray) -> int:
-    """Draw by `proportions` from what has rows left; by these where the proportions vanish."""
-    weights = np.where(left > 0, proportions, 0.0)
+def _draw(rng: np.random.Generator, proportions: np.ndarray, num_left: np.ndarray) -> int:
+    """Draw an index with rows left by `proportions`, or by `num_left` if all proportions vanish."""
+    weights = np.where(num_left > 0, proportions, 0.0)
     if not weights.sum() > 0:
-        weights = left.astype(float)
+        weights = num_left.astype(float)
     return int(np.searchsorted(np.cumsum(weights), rng.random() * weights.sum(), side="right"))
 
 
@@ -297,21 +255,14 @@ def quantity_skew(
 ) -> np.ndarray:
     """Split rows at random into parts of unequal size, by symmetric Dirichlet shares.
 
-    Every client gets one row; the others are shared out in the drawn proportions.
+    Each client gets at least one row. Returns client ids, ``[num_rows]`` int32.
 
     Parameters
     ----------
-    rng_key
-        A JAX key.
-    num_rows, num_clients
-        At least one row per client.
+    rng_key, num_rows, num_clients
+        JAX key and numbers of rows and clients.
     concentration
-        Of the Dirichlet distribution of the clients' shares; small values make sizes differ.
-
-    Returns
-    -------
-    numpy.ndarray
-        Client ids, ``[num_rows]`` int32.
+        Concentration of the Dirichlet distribution; sizes differ more for smaller values.
 
     Examples
     --------
@@ -323,29 +274,29 @@ def quantity_skew(
     """
     _check_counts(num_rows, num_clients)
     _check_positive(concentration=concentration)
-    rng = _generator(rng_key)
+    rng = _seed_generator(rng_key)
     shares = rng.dirichlet(np.full(num_clients, concentration))
     sizes = 1 + _round_shares(shares, num_rows - num_clients)
-    return rng.permutation(_repeated_ids(sizes))
+    return rng.permutation(_repeat_ids(sizes))
 
 
-def _generator(rng_key: jax.Array) -> np.random.Generator:
+def _seed_generator(rng_key: jax.Array) -> np.random.Generator:
     typed = jax.numpy.issubdtype(rng_key.dtype, jax.dtypes.prng_key)
     words = np.asarray(jax.random.key_data(rng_key) if typed else rng_key)
     return np.random.default_rng(words.ravel().astype(np.uint32))
 
 
-def _repeated_ids(sizes: np.ndarray) -> np.ndarray:
+def _repeat_ids(sizes: np.ndarray) -> np.ndarray:
     return np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
 
 
 def _round_shares(shares: np.ndarray, total: int) -> np.ndarray:
-    """Whole numbers near ``shares * total`` that sum to `total`; each is off by less than one."""
+    """Round ``shares * total`` to integers that sum to `total`, each by less than one."""
     ends = np.round(np.cumsum(shares) / np.sum(shares) * total).astype(int)
     return np.diff(ends, prepend=0)
 
 
-def _equal_sizes(num_rows: int, num_clients: int) -> np.ndarray:
+def _split_equally(num_rows: int, num_clients: int) -> np.ndarray:
     return num_rows // num_clients + (np.arange(num_clients) < num_rows % num_clients)
 
 

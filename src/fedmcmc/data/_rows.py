@@ -1,41 +1,43 @@
-"""Rows of clients on the host: checked, joined, in types that JAX takes."""
+"""Checks, concatenation and types of clients' rows on the host."""
 
-import numbers
 import sys
 import warnings
 from collections.abc import Sequence
 from decimal import Decimal
 from fractions import Fraction
+from numbers import Real
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import KeyPath
+from jax.typing import DTypeLike
 
 from fedmcmc._types import ArrayTree
 
 Levels = tuple[Any, ...]
-"""What the codes ``0, 1, ...`` stand for, or what clients are called."""
+"""Meanings of the codes ``0, 1, ...``, or labels of clients."""
 CHECKED_ROWS = 2**16
-"""Rows of which a check for NaN makes a table at a time."""
-DIGITS_LOST = 1e-3
-"""Rounding may move numbers by this share of what they differ by."""
+"""Number of rows that are checked at once, which limits the memory of masks."""
+MAX_ROUNDING = 1e-3
+"""Maximal rounding error without a warning, as a fraction of the range of the numbers."""
 
 
 def warn_caller(message: str) -> None:
-    """Warn with the line outside of this package that made the call."""
+    """Warn with the line outside of fedmcmc that made the call."""
     frame, level = sys._getframe(), 1
     while frame.f_back is not None and frame.f_globals["__name__"].startswith("fedmcmc."):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, stacklevel=level)
 
 
-def widened_dtype(dtype: Any) -> np.dtype[Any]:
+def widened_dtype(dtype: DTypeLike) -> np.dtype[Any]:
     """Return the type in which numbers of this type are stored, so that products do not wrap.
 
-    Narrow integers and integers without a sign become signed integers of 32 bits (of 64, if JAX
-    has them and the type has 32 or more), half precision becomes single precision, and other types
-    stay.
+    Narrow and unsigned integers become signed integers of 32 bits (of 64 bits, if JAX enables them
+    and the type is unsigned with at least 32 bits). Half precision becomes single precision. Other
+    types do not change.
 
     Examples
     --------
@@ -50,33 +52,30 @@ def widened_dtype(dtype: Any) -> np.dtype[Any]:
     return np.dtype(np.float32) if dtype == np.float16 else dtype
 
 
-def row_dtype(dtype: Any) -> np.dtype[Any]:
-    """Return the type in which a model sees numbers of this type: wide, and one that JAX has."""
+def row_dtype(dtype: DTypeLike) -> np.dtype[Any]:
+    """Return the type in which a model sees numbers of this type."""
     return np.dtype(jax.dtypes.canonicalize_dtype(widened_dtype(dtype)))
 
 
-def concatenated(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the arrays one after the other; integers of different types stay integers."""
+def concatenate(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the concatenated arrays; integers of different types remain integers."""
     dtypes = {part.dtype for part in parts}
     if len(dtypes) > 1 and all(dtype.kind in "iu" for dtype in dtypes):
-        parts = [_signed(part) for part in parts]
+        largest = np.iinfo(np.int64).max
+        parts = [
+            x if x.dtype.kind == "u" and x.max(initial=0) > largest else x.astype(np.int64)
+            for x in parts
+        ]
     return np.concatenate(parts)
 
 
-def _signed(part: np.ndarray) -> np.ndarray:
-    most = np.iinfo(np.int64).max
-    return part if part.dtype.kind == "u" and part.max(initial=0) > most else part.astype(np.int64)
+def concatenate_clients(
+    clients: Sequence[ArrayTree], labels: Sequence[Any]
+) -> tuple[ArrayTree, np.ndarray]:
+    """Return the concatenated rows of all `clients`, and the number of rows of each.
 
-
-def joined(clients: Sequence[ArrayTree], labels: Sequence[Any]) -> tuple[ArrayTree, np.ndarray]:
-    """Return the rows of all `clients`, one after the other, and the sizes of each.
-
-    Messages name clients by their `labels`.
-
-    Raises
-    ------
-    ValueError
-        If there is none, or their rows do not fit together.
+    Messages use `labels` for clients. Raise `ValueError` if there is no client, or if rows differ
+    in structure or shape.
     """
     if len(clients) == 0:
         raise ValueError("FederatedData needs at least one client, got none.")
@@ -87,9 +86,14 @@ def joined(clients: Sequence[ArrayTree], labels: Sequence[Any]) -> tuple[ArrayTr
         if jax.tree.structure(client) != treedef:
             raise ValueError(
                 f"Every client needs the same structure of rows: "
-                f"{_difference(labels[0], clients[0], label, client)}."
+                f"{_describe_difference(labels[0], clients[0], label, client)}."
             )
-        _refuse_lists(client, label)
+        for name, values in client.items() if isinstance(client, dict) else ():
+            if isinstance(values, list) and values and np.ndim(values[0]) == 0:
+                raise ValueError(
+                    f"Column {name!r} of client {label!r} is a list. Turn it into an array, for "
+                    f"example with np.asarray(column)."
+                )
         leaves = [as_array(leaf, f"client {label!r}") for leaf in jax.tree.leaves(client)]
         sizes.append(count_rows(leaves, f"client {label!r}"))
         for column, leaf in zip(columns, leaves, strict=True):
@@ -99,12 +103,12 @@ def joined(clients: Sequence[ArrayTree], labels: Sequence[Any]) -> tuple[ArrayTr
                     f"{leaf.shape[1:]} at client {label!r}."
                 )
             column.append(leaf)
-    rows = jax.tree.unflatten(treedef, [concatenated(column) for column in columns])
+    rows = jax.tree.unflatten(treedef, [concatenate(column) for column in columns])
     return rows, np.asarray(sizes)
 
 
 def as_array(leaf: Any, where: str) -> np.ndarray:
-    """Return rows as a NumPy array; raise `ValueError` if some are masked."""
+    """Return rows as a NumPy array; raise `ValueError` if values are masked."""
     if np.ma.is_masked(leaf):
         raise ValueError(
             f"Rows of {where} hold masked values, which would lose their mask. Drop or impute "
@@ -113,47 +117,36 @@ def as_array(leaf: Any, where: str) -> np.ndarray:
     return np.asarray(leaf)
 
 
-def _refuse_lists(client: ArrayTree, label: Any) -> None:
-    for name, column in client.items() if isinstance(client, dict) else ():
-        if isinstance(column, list) and column and np.ndim(column[0]) == 0:
-            raise ValueError(
-                f"Column {name!r} of client {label!r} is a list. Turn it into an array, as by "
-                f"np.asarray(column)."
-            )
+def _describe_difference(label_a: Any, rows_a: ArrayTree, label_b: Any, rows_b: ArrayTree) -> str:
+    """Describe the different structures of the rows of two clients."""
+    if isinstance(rows_a, dict) and isinstance(rows_b, dict):
+        for label, rows, expected in ((label_b, rows_b, rows_a), (label_a, rows_a, rows_b)):
+            for name in expected:
+                if name not in rows:
+                    columns = ", ".join(map(repr, rows))
+                    return f"client {label!r} has no column {name!r}; its columns are {columns}"
+    trees = jax.tree.structure(rows_a), jax.tree.structure(rows_b)
+    return f"client {label_a!r} has {trees[0]}, client {label_b!r} has {trees[1]}"
 
 
-def _difference(first_label: Any, first: ArrayTree, label: Any, client: ArrayTree) -> str:
-    """Return how the rows of two clients differ in structure."""
-    if isinstance(first, dict) and isinstance(client, dict):
-        for owner, others, own in ((label, first, client), (first_label, client, first)):
-            for name in others:
-                if name not in own:
-                    columns = ", ".join(map(repr, own))
-                    return f"client {owner!r} has no column {name!r}; its columns are {columns}"
-    trees = jax.tree.structure(first), jax.tree.structure(client)
-    return f"client {first_label!r} has {trees[0]}, client {label!r} has {trees[1]}"
-
-
-def starts_of(sizes: np.ndarray, labels: Sequence[Any] | None = None) -> np.ndarray:
-    """Return where each client's rows begin; raise `ValueError` if one has none."""
+def first_rows(sizes: np.ndarray, labels: Sequence[Any] | None = None) -> np.ndarray:
+    """Return the first row of each client; raise `ValueError` if a client has no rows."""
     empty = np.flatnonzero(sizes == 0)
     if empty.size:
         label = int(empty[0]) if labels is None else labels[empty[0]]
-        raise ValueError(
-            f"Every client needs at least one row; client {label!r} has none"
-            + (f" (nor have {empty.size - 1} others)." if empty.size > 1 else ".")
-        )
+        verb = f"and {empty.size - 1} other clients have" if empty.size > 1 else "has"
+        raise ValueError(f"Every client needs at least one row; client {label!r} {verb} none.")
     return np.concatenate([[0], np.cumsum(sizes)[:-1]])
 
 
 def count_rows(leaves: list[np.ndarray], where: str) -> int:
-    """Return the length of the first axis, which all `leaves` must share."""
+    """Return the length of the first axis, which must be the same for all `leaves`."""
     if not leaves:
         raise ValueError(f"Rows must hold at least one array, {where} holds none.")
     if all(leaf.ndim == 0 for leaf in leaves):
         raise ValueError(
             f"Rows must be arrays with one entry per row on their first axis, {where} holds single "
-            f"values. Turn lists into arrays, as by np.asarray(column)."
+            f"values. Turn lists into arrays, for example with np.asarray(column)."
         )
     counts = {leaf.shape[0] if leaf.ndim else None for leaf in leaves}
     if len(counts) != 1 or None in counts:
@@ -164,18 +157,12 @@ def count_rows(leaves: list[np.ndarray], where: str) -> int:
     return leaves[0].shape[0]
 
 
-def gathered(leaf: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """Return ``leaf[order]`` in memory that a CPU device takes as it is, aligned to 64 bytes."""
+def take_rows(leaf: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """Return ``leaf[order]`` in memory aligned to 64 bytes, which a CPU device uses uncopied."""
     raw = np.empty(leaf.nbytes + 64, np.uint8)
-    first = -raw.ctypes.data % 64
-    out = raw[first : first + leaf.nbytes].view(leaf.dtype).reshape(leaf.shape)
+    offset = -raw.ctypes.data % 64
+    out = raw[offset : offset + leaf.nbytes].view(leaf.dtype).reshape(leaf.shape)
     return np.take(leaf, order, axis=0, out=out, mode="clip")
-
-
-def _finite_rows(leaf: np.ndarray) -> np.ndarray:
-    """Return which rows are finite, some rows at a time."""
-    parts = np.split(leaf, range(CHECKED_ROWS, len(leaf), CHECKED_ROWS))
-    return np.concatenate([np.isfinite(x).reshape(len(x), -1).all(axis=1) for x in parts])
 
 
 def check_finite(rows: ArrayTree, start: np.ndarray, labels: Sequence[Any]) -> None:
@@ -184,40 +171,43 @@ def check_finite(rows: ArrayTree, start: np.ndarray, labels: Sequence[Any]) -> N
     `start` holds the first row of each client in `labels`.
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(rows):
-        if np.issubdtype(leaf.dtype, np.inexact):
-            finite = _finite_rows(leaf)
-            if not finite.all():
-                bad = np.flatnonzero(~finite)
-                place = int(np.searchsorted(start, bad[0], side="right")) - 1
-                name = jax.tree_util.keystr(path) or "the rows"
-                raise ValueError(
-                    f"{bad.size} rows hold NaN or infinite values in {name}, first row "
-                    f"{bad[0] - start[place]} of client {labels[place]!r}. Drop or impute them, or "
-                    f"pass allow_nonfinite=True if the model handles them."
-                )
+        if not np.issubdtype(leaf.dtype, np.inexact):
+            continue
+        parts = np.split(leaf, range(CHECKED_ROWS, len(leaf), CHECKED_ROWS))
+        finite = np.concatenate([np.isfinite(x).reshape(len(x), -1).all(axis=1) for x in parts])
+        if not finite.all():
+            bad = np.flatnonzero(~finite)
+            client = int(np.searchsorted(start, bad[0], side="right")) - 1
+            name = jax.tree_util.keystr(path) or "the rows"
+            raise ValueError(
+                f"{bad.size} rows hold NaN or infinite values in {name}, first row "
+                f"{bad[0] - start[client]} of client {labels[client]!r}. Drop or impute them, or "
+                f"pass allow_nonfinite=True if the model handles them."
+            )
 
 
-def _warn_of_lost_digits(path: Any, leaf: np.ndarray, cast: np.ndarray) -> None:
-    """Warn where rounding moves numbers by more than a thousandth of what they differ by."""
+def _warn_of_lost_digits(name: str, leaf: np.ndarray, cast: np.ndarray) -> None:
+    """Warn if rounding errors exceed a thousandth of the range of the numbers."""
     parts = range(CHECKED_ROWS, len(leaf), CHECKED_ROWS)
     pairs = zip(np.split(leaf, parts), np.split(cast, parts), strict=True)
     with np.errstate(invalid="ignore"):
-        moved = np.max([np.abs(exact - rounded).max(axis=0) for exact, rounded in pairs], axis=0)
+        error = np.max([np.abs(exact - rounded).max(axis=0) for exact, rounded in pairs], axis=0)
         spread = leaf.max(axis=0) - leaf.min(axis=0)
-        worst = np.argmax(np.where(spread > 0, moved - spread * DIGITS_LOST, -np.inf))
-    moved, spread, typical = moved.flat[worst], spread.flat[worst], leaf[0].flat[worst]
-    if spread > 0 and spread * DIGITS_LOST < moved < np.inf:
-        name = jax.tree_util.keystr(path) or "the rows"
+        worst = np.argmax(np.where(spread > 0, error - spread * MAX_ROUNDING, -np.inf))
+    error, spread, typical = error.flat[worst], spread.flat[worst], leaf[0].flat[worst]
+    if spread > 0 and spread * MAX_ROUNDING < error < np.inf:
         warn_caller(
             f"Numbers in {name} differ by {spread:.3g} around {typical:.3g}, and {cast.dtype} "
-            f"moves them by up to {moved:.2g}: subtract a constant, or enable 64 bits in JAX "
+            f"rounds them by up to {error:.2g}: subtract a constant, or enable 64 bits in JAX "
             f"(jax_enable_x64)."
         )
 
 
-def as_row_type(path: Any, leaf: np.ndarray) -> np.ndarray:
-    """Return `leaf` in the type of `row_dtype`; raise `ValueError` if it holds no numbers."""
-    # What JAX would do on its own (64-bit numbers to its default width), but not in silence.
+def as_row_type(path: KeyPath, leaf: np.ndarray) -> np.ndarray:
+    """Return `leaf` in the type of `row_dtype`; raise `ValueError` if it holds no numbers.
+
+    JAX would also convert 64-bit numbers to its default width, but without checks and warnings.
+    """
     name = jax.tree_util.keystr(path) or "the rows"
     if leaf.dtype.kind == "O":
         leaf = numbers_of_objects(leaf)
@@ -227,7 +217,7 @@ def as_row_type(path: Any, leaf: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):
         cast = leaf.astype(dtype, copy=False)
     if leaf.dtype.kind == "f" and dtype != leaf.dtype and len(leaf):
-        _warn_of_lost_digits(path, leaf, cast)
+        _warn_of_lost_digits(name, leaf, cast)
     if leaf.dtype.kind in "iu" and not np.array_equal(cast, leaf):
         raise ValueError(
             f"Integers in {name} do not fit into {dtype}: [{leaf.min()}, {leaf.max()}]. Renumber "
@@ -237,29 +227,26 @@ def as_row_type(path: Any, leaf: np.ndarray) -> np.ndarray:
 
 
 def is_missing(value: Any) -> bool:
-    """Return whether a value is `None`, NaN, or what pandas has for missing ones."""
+    """Return whether a value is ``None``, NaN or pandas' marker of a missing value."""
     try:
         return value is None or bool(value != value)
     except (TypeError, ValueError):  # pandas.NA is not comparable; an array has no truth value
         return np.ndim(value) == 0
 
 
-NUMBERS = (numbers.Real, Decimal, np.bool_)
-
-
 def numbers_of_objects(column: np.ndarray) -> np.ndarray:
-    """Return an array of objects as one of numbers if all are numbers, otherwise as it is."""
-    if not column.size or not all(isinstance(x, NUMBERS) for x in column.flat):
+    """Return an array of objects as an array of numbers if possible, otherwise unchanged."""
+    if not column.size or not all(isinstance(x, Real | Decimal | np.bool_) for x in column.flat):
         return column
     if any(isinstance(x, Decimal | Fraction) for x in column.flat):
         return column.astype(float)
-    found = np.array(column.tolist())
-    return found if found.dtype.kind in "fiub" else column
+    array = np.array(column.tolist())
+    return array if array.dtype.kind in "fiub" else column
 
 
 def _remedy(leaf: np.ndarray) -> str:
     if leaf.dtype.kind in "mM":
-        return "turn dates into numbers, such as days since a day."
+        return "turn dates into numbers, such as days since a fixed day."
     if leaf.dtype.kind == "O" and any(map(is_missing, leaf.flat)):
         return "drop or impute the missing values, and pass an array of numbers."
     return (

@@ -1,7 +1,7 @@
-"""Arithmetic on pytrees, schedules of the round, branches and convolutions under `vmap`.
+"""Arithmetic on pytrees, schedules over rounds, and branches and convolutions under `jax.vmap`.
 
-Every room may use it. It knows arrays and nothing of models, clients or rounds, and imports the
-ground's types alone.
+Any package may import this one. It computes with arrays only, without models, clients or rounds,
+and imports only `fedmcmc._types`.
 """
 
 from fedmcmc.pytrees import _convolutions as convolutions

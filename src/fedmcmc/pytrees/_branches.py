@@ -1,6 +1,6 @@
-"""Conditions and loops that stay one under `jax.vmap`."""
+"""Conditions and loops that remain single conditions and loops under `jax.vmap`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,22 +17,16 @@ def where_any(
     otherwise: ArrayTree,
     *operands: ArrayTree,
 ) -> ArrayTree:
-    """Return ``compute(*operands)`` where `condition` holds, else `otherwise`.
+    """Return ``compute(*operands)`` if `condition` is true, else `otherwise`.
 
-    Under `jax.vmap`, `jax.lax.cond` computes both sides for every entry. This computes `compute`
-    only if any entry needs it: a full pass over a client's rows that is due every hundredth round
-    costs nothing in the others, whatever is mapped over (clients, chains, or both).
+    Under `jax.vmap`, `jax.lax.cond` computes both branches for each entry. This function runs
+    `compute` only if at least one entry needs it. A full pass over a client's rows in every
+    hundredth round thus costs nothing in the other rounds, under any `jax.vmap` over clients or
+    chains.
 
-    Parameters
-    ----------
-    condition
-        ``[]`` bool.
-    compute
-        Must be a function of its operands alone: it may not close over traced values.
-    otherwise
-        Shaped as what `compute` returns.
-    operands
-        Pytrees of arrays (and of `jax.tree_util.Partial`).
+    `condition` is a scalar. `compute` must not close over traced values. `otherwise` has the shapes
+    and types that `compute` returns. `operands` are pytrees of arrays (and of
+    `jax.tree_util.Partial`).
 
     Examples
     --------
@@ -43,20 +37,24 @@ def where_any(
 
     @custom_vmap
     def run(condition: Array, otherwise: ArrayTree, operands: tuple[ArrayTree, ...]) -> ArrayTree:
-        def chosen() -> ArrayTree:
-            new = compute(*operands)
-            return jax.tree.map(lambda a, b: jnp.where(_column(condition, a), a, b), new, otherwise)
+        def compute_and_select() -> ArrayTree:
+            def select(a: Array, b: Array) -> Array:
+                column = condition.reshape(condition.shape + (1,) * (a.ndim - condition.ndim))
+                return jnp.where(column, a, b)
 
-        return jax.lax.cond(jnp.any(condition), chosen, lambda: otherwise)
+            return jax.tree.map(select, compute(*operands), otherwise)
+
+        return jax.lax.cond(jnp.any(condition), compute_and_select, lambda: otherwise)
 
     @run.def_vmap
-    def run_batched(axis_size: int, in_batched: Any, *arguments: Any) -> tuple[ArrayTree, Any]:
-        def repeated(leaf: Array, is_batched: bool) -> Array:
+    def run_batched(
+        axis_size: int, in_batched: Sequence[Any], *arguments: ArrayTree
+    ) -> tuple[ArrayTree, ArrayTree]:
+        def repeat(leaf: Array, is_batched: bool) -> Array:
             return leaf if is_batched else jnp.broadcast_to(leaf, (axis_size, *jnp.shape(leaf)))
 
-        # What is not mapped over is repeated, except the operands: rows and positions that all
-        # share stay shared.
-        condition, otherwise = jax.tree.map(repeated, arguments[:2], tuple(in_batched[:2]))
+        # Operands are not repeated: rows and positions that all entries share stay shared.
+        condition, otherwise = jax.tree.map(repeat, arguments[:2], tuple(in_batched[:2]))
         axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, in_batched[2])
         mapped = jax.vmap(compute, in_axes=axes, axis_size=axis_size)
         result = where_any(condition, mapped, otherwise, *arguments[2])
@@ -67,7 +65,9 @@ def where_any(
 
 @custom_vmap
 def largest_of_batch(number: Array) -> Array:
-    """Return the largest of the numbers that a batch has: a loop of that length stays one loop.
+    """Return the largest number in a batch under `jax.vmap`; without a batch, return `number`.
+
+    A loop of that length stays a single loop.
 
     Examples
     --------
@@ -82,9 +82,5 @@ def largest_of_batch(number: Array) -> Array:
 @largest_of_batch.def_vmap
 def _largest_of_batch(axis_size: int, in_batched: list[bool], number: Array) -> tuple[Array, bool]:
     del axis_size
-    # Asked again: another map around this one may hold a batch of these batches.
+    # Call again, because an outer `jax.vmap` may map over several of these batches.
     return (largest_of_batch(jnp.max(number, axis=0)) if in_batched[0] else number), False
-
-
-def _column(condition: Array, leaf: Array) -> Array:
-    return condition.reshape(condition.shape + (1,) * (leaf.ndim - condition.ndim))

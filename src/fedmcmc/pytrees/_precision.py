@@ -1,4 +1,4 @@
-"""Products in single precision on every device, for what hangs on log densities."""
+"""Matrix products in full single precision on all devices, for log densities."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -11,11 +11,11 @@ T = TypeVar("T")
 
 
 def in_single_precision(fn: Callable[P, T]) -> Callable[P, T]:
-    """Have the products within `fn` keep all digits of float32.
+    """Return `fn` with matrix products that keep all digits of float32.
 
-    By default JAX rounds the factors of a product to three digits or fewer on a GPU (TF32) or TPU
-    (bfloat16). A log likelihood summed over all rows then has an error that tests of Metropolis and
-    importance weights take for a difference between places.
+    By default, JAX rounds factors to three digits on a GPU (TF32) and to fewer on a TPU (bfloat16).
+    A log likelihood summed over all rows would then have an error that is comparable to the
+    differences between positions in Metropolis tests and importance weights.
     """
 
     @wraps(fn)

@@ -1,8 +1,8 @@
-"""Numbers that may change with the round, kept out of a program's structure.
+"""Numbers that may change with the round, without recompilation.
 
-A schedule is a Python function, so a program that calls it is compiled for it. The runner
-instead evaluates schedules ahead, over the rounds of a segment, and hands the kernel tables:
-another schedule then needs no other program.
+A schedule is a Python function, so a program that called it would be compiled for this function.
+Instead, the runner evaluates schedules for the next rounds and passes tables of values to the
+kernel. Kernels that differ only in their schedules thus share one program.
 """
 
 import math
@@ -19,11 +19,11 @@ from fedmcmc._types import ArrayTree, Number, describe, register_dataclass
 
 
 class Range(NamedTuple):
-    """Which numbers are in order, and what they are called; bounds of ``None`` are none."""
+    """Valid range of a number with its display name; ``None`` stands for a missing bound."""
 
     name: str
     minimum: float | None
-    strict: bool  # whether the minimum itself is out of range
+    strict: bool  # if true, the minimum itself is invalid
     maximum: float | None
 
     def check(self, number: float, where: str = "") -> None:
@@ -32,30 +32,30 @@ class Range(NamedTuple):
         too_small = low is not None and (number <= low if self.strict else number < low)
         if not math.isfinite(number) or too_small or (high is not None and number > high):
             bound = "" if low is None else f" {'above' if self.strict else 'at least'} {low:g}"
-            wanted = f"a finite number{bound}" if high is None else f"in [{low:g}, {high:g}]"
-            raise ValueError(f"{self.name} must be {wanted}, got {number:g}{where}.")
+            expected = f"a finite number{bound}" if high is None else f"in [{low:g}, {high:g}]"
+            raise ValueError(f"{self.name} must be {expected}, got {number:g}{where}.")
 
 
 @register_dataclass
 @dataclass(frozen=True, repr=False)
 class Scheduled:
-    """A schedule as the user gave it, ``round -> []``, and the range its values must lie in."""
+    """Schedule of the user, ``round -> []``, with the valid range of its values."""
 
     fn: Callable[[Array], Array] = field(metadata={"static": True})
     range: Range = field(metadata={"static": True})
 
     def __repr__(self) -> str:
-        """Name the user's function."""
+        """Return the name of the user's function."""
         return describe(self.fn)
 
 
 @register_dataclass
 @dataclass(frozen=True)
 class Tabulated:
-    """A schedule's values over consecutive rounds, ``[num_rounds]``, from round `first` on."""
+    """Values of a schedule in consecutive rounds, ``[num_rounds]``, from `start_round` on."""
 
     values: Array
-    first: Array
+    start_round: Array
 
 
 def number(
@@ -66,23 +66,18 @@ def number(
     strict: bool = False,
     maximum: float | None = None,
 ) -> Any:
-    """Return `x` as a leaf of a kernel, after checking its shape and, where concrete, its range.
+    """Return `x` as a leaf of a kernel.
 
-    The values of a schedule are checked by the runner, before the rounds that use them.
-
-    Raises
-    ------
-    ValueError
-        If `x` is not a scalar, not finite, or below `minimum` (not above it, if `strict`).
-    TypeError
-        If it is no number at all.
+    Raise `TypeError` if `x` is not a number, and `ValueError` if it is not a scalar, not finite or
+    out of range. The range of a traced `x` is not checked. The runner checks values of schedules
+    before it runs their rounds.
     """
-    allowed = Range(name, minimum, strict, maximum)
+    valid = Range(name, minimum, strict, maximum)
     if callable(x) and not isinstance(x, Array):
-        return Scheduled(x, allowed)
+        return Scheduled(x, valid)
     try:
         if isinstance(x, str):
-            raise TypeError  # NumPy would read a number out of it
+            raise TypeError  # NumPy would parse it as a number
         array = jnp.asarray(x)
     except TypeError:
         raise TypeError(
@@ -94,38 +89,36 @@ def number(
             f"{array.shape} and dtype {array.dtype}."
         )
     if not isinstance(array, jax.core.Tracer):
-        allowed.check(float(array))
+        valid.check(float(array))
     return array.astype(jnp.result_type(float))
 
 
 def value(x: Any, round_: Array) -> Array:
-    """Return the number `x` has in round `round_`."""
+    """Return the value of `x` in round `round_`."""
     if isinstance(x, Scheduled):
         return jnp.asarray(x.fn(round_))
     if isinstance(x, Tabulated):
-        return x.values[round_ - x.first]
+        return x.values[round_ - x.start_round]
     return x
 
 
 def tabulate(
-    tree: ArrayTree, first: int, num_rounds: int, num_used: int | None = None
+    tree: ArrayTree, start: int, num_rounds: int, num_used: int | None = None
 ) -> ArrayTree:
-    """Replace every schedule in `tree` by its values over ``[first, first + num_rounds)``.
+    """Replace all schedules in `tree` by their values in rounds ``[start, start + num_rounds)``.
 
-    Raises
-    ------
-    ValueError
-        If a value is out of range in one of the first `num_used` rounds (by default all).
+    Raise `ValueError` if a value is out of range in one of the first `num_used` rounds (by default
+    all).
     """
-    rounds = first + jnp.arange(num_rounds)
+    rounds = start + jnp.arange(num_rounds)
 
-    def table(leaf: Any) -> Any:
-        if isinstance(leaf, Scheduled):
-            values = jax.vmap(lambda r: jnp.asarray(leaf.fn(r), jnp.result_type(float)))(rounds)
-            if not isinstance(values, jax.core.Tracer):
-                for i, x in enumerate(np.asarray(values[:num_used], float)):
-                    leaf.range.check(float(x), f" in round {first + i}")
-            return Tabulated(values, jnp.asarray(first, jnp.int32))
-        return leaf
+    def tabulate_leaf(leaf: Any) -> Any:
+        if not isinstance(leaf, Scheduled):
+            return leaf
+        values = jax.vmap(lambda r: jnp.asarray(leaf.fn(r), jnp.result_type(float)))(rounds)
+        if not isinstance(values, jax.core.Tracer):
+            for i, x in enumerate(np.asarray(values[:num_used], float)):
+                leaf.range.check(float(x), f" in round {start + i}")
+        return Tabulated(values, jnp.asarray(start, jnp.int32))
 
-    return jax.tree.map(table, tree, is_leaf=lambda x: isinstance(x, Scheduled))
+    return jax.tree.map(tabulate_leaf, tree, is_leaf=lambda x: isinstance(x, Scheduled))

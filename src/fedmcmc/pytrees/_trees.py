@@ -1,4 +1,4 @@
-"""Leafwise arithmetic on pytrees; scalars take the dtype of the leaf they meet."""
+"""Leafwise arithmetic on pytrees; scalars are cast to the dtype of each leaf."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.tree_util import KeyPath
+from jax.typing import ArrayLike
 
 from fedmcmc._types import ArrayTree
 
@@ -19,14 +21,14 @@ def cast(number: Any, leaf: Array) -> Array:
 
 
 def cast_like(tree: ArrayTree, like: ArrayTree) -> ArrayTree:
-    """Return `tree` with each leaf in the dtype of its counterpart in `like`."""
+    """Return `tree` with each leaf in the dtype of the corresponding leaf of `like`."""
     return jax.tree.map(lambda x, y: x.astype(y.dtype), tree, like)
 
 
-def as_float(leaf: Any) -> Array:
-    """Return `leaf` as a floating-point array; integers take the default float type."""
+def as_float(leaf: ArrayLike) -> Array:
+    """Return `leaf` as a floating-point array; integers become the default float type."""
     if isinstance(leaf, np.ndarray) and not jnp.issubdtype(leaf.dtype, jnp.floating):
-        leaf = leaf.astype(jnp.result_type(float))  # by NumPy, which compiles nothing
+        leaf = leaf.astype(jnp.result_type(float))  # NumPy compiles nothing
     array = jnp.asarray(leaf)
     if jnp.issubdtype(array.dtype, jnp.floating):
         return array
@@ -34,12 +36,9 @@ def as_float(leaf: Any) -> Array:
 
 
 def as_floats(tree: ArrayTree, name: str) -> ArrayTree:
-    """Return a tree of a user's numbers with `as_float` of every leaf.
+    """Return a user's pytree with floating-point arrays as leaves.
 
-    Raises
-    ------
-    TypeError
-        If a leaf is text or something else that is no real number.
+    Raise `TypeError` if a leaf does not hold numbers; the message starts with `name`.
 
     Examples
     --------
@@ -48,21 +47,20 @@ def as_floats(tree: ArrayTree, name: str) -> ArrayTree:
     TypeError: position['scale'] must be a number or an array of numbers, got 'big' (str).
     """
 
-    def one(path: Any, leaf: Any) -> Array:
+    def convert(path: KeyPath, leaf: Any) -> Array:
         dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
-        if not (jnp.issubdtype(dtype, np.bool) or jnp.issubdtype(dtype, jnp.number)):
-            place = name + jax.tree_util.keystr(path)
+        if not any(jnp.issubdtype(dtype, kind) for kind in (np.bool, jnp.number)):
             raise TypeError(
-                f"{place} must be a number or an array of numbers, got {repr(leaf)[:80]} "
-                f"({type(leaf).__name__})."
+                f"{name}{jax.tree_util.keystr(path)} must be a number or an array of numbers, got "
+                f"{repr(leaf)[:80]} ({type(leaf).__name__})."
             )
         return as_float(leaf)
 
-    return jax.tree_util.tree_map_with_path(one, tree)
+    return jax.tree_util.tree_map_with_path(convert, tree)
 
 
 def strong(leaf: Any) -> Any:
-    """Return an array whose type is not weak; NumPy arrays as they are."""
+    """Return `leaf` as an array whose type is not weak; NumPy arrays are returned unchanged."""
     return leaf if isinstance(leaf, np.ndarray) else jnp.asarray(leaf, jnp.result_type(leaf))
 
 
@@ -76,44 +74,44 @@ def subtract(a: ArrayTree, b: ArrayTree) -> ArrayTree:
     return jax.tree.map(jnp.subtract, a, b)
 
 
-def scale(number: Any, tree: ArrayTree) -> ArrayTree:
+def scale(number: ArrayLike, tree: ArrayTree) -> ArrayTree:
     """Return ``number * tree``."""
     return jax.tree.map(lambda leaf: cast(number, leaf) * leaf, tree)
 
 
-def add_scaled(a: ArrayTree, number: Any, b: ArrayTree) -> ArrayTree:
+def add_scaled(a: ArrayTree, number: ArrayLike, b: ArrayTree) -> ArrayTree:
     """Return ``a + number * b``."""
     return jax.tree.map(lambda x, y: x + cast(number, x) * y, a, b)
 
 
 def map_in_lots(fn: Callable[[ArrayTree], ArrayTree], items: ArrayTree, size: int) -> ArrayTree:
-    """Return ``fn(item)`` of each item, leaves ``[num, ...]``, `size` of them at a time.
+    """Return ``fn(item)`` of each item, leaves ``[num, ...]``, in batches of `size` items.
 
-    The last lot is filled up with the last item: a lot of another size would be another copy of
-    the program, as `jax.lax.map` makes it.
+    The last batch is padded with the last item, because `jax.lax.map` would compile a second copy
+    of the program for a smaller batch.
     """
     num = jax.tree.leaves(items)[0].shape[0]
     if num <= size:
         return jax.vmap(fn)(items)
-    places = jnp.minimum(jnp.arange(-(-num // size) * size), num - 1)
-    filled = jax.tree.map(lambda leaf: leaf[places], items)
-    found = jax.lax.map(fn, filled, batch_size=size)
-    return jax.tree.map(lambda leaf: leaf[:num], found)
+    indices = jnp.minimum(jnp.arange(-(-num // size) * size), num - 1)
+    padded = jax.tree.map(lambda leaf: leaf[indices], items)
+    results = jax.lax.map(fn, padded, batch_size=size)
+    return jax.tree.map(lambda leaf: leaf[:num], results)
 
 
 def zeros_like(like: ArrayTree) -> ArrayTree:
-    """Return zeros of the shapes and dtypes of `like` (arrays or shapes)."""
+    """Return zeros with the shapes and dtypes of `like` (arrays or shapes)."""
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
 
 
 def select(condition: Array, a: ArrayTree, b: ArrayTree) -> ArrayTree:
-    """Return `a` where the scalar `condition` holds, else `b`."""
+    """Return `a` if the scalar `condition` is true, else `b`."""
     return jax.tree.map(lambda x, y: jnp.where(condition, x, y), a, b)
 
 
 def squared_norm(tree: ArrayTree) -> Array:
     """Return the squared Euclidean norm over all leaves, ``[]`` float32."""
-    # Flat, because XLA sums a matrix on CPU one number at a time.
+    # Ravel, because on CPU XLA sums a matrix number by number.
     flat = [widen(jnp.ravel(leaf)) for leaf in jax.tree.leaves(tree)]
     terms = [jnp.sum(jnp.square(leaf)).astype(jnp.float32) for leaf in flat]
     return sum(terms, jnp.zeros((), jnp.float32))
@@ -122,8 +120,8 @@ def squared_norm(tree: ArrayTree) -> Array:
 def norm(tree: ArrayTree) -> Array:
     """Return the Euclidean norm over all leaves, ``[]`` float32; not finite if an entry is not.
 
-    Squares are of entries relative to the largest, so none overflows, and the norm of one number
-    is that number, exactly.
+    Entries are divided by the largest one before they are squared. Squares therefore do not
+    overflow, and the norm of a single number is exactly its absolute value.
     """
     leaves = [widen(leaf) for leaf in jax.tree.leaves(tree) if leaf.size]
     if not leaves:
@@ -134,12 +132,12 @@ def norm(tree: ArrayTree) -> Array:
 
 
 def widen(leaf: Array) -> Array:
-    """Return `leaf` in float32 at least: sums of squares of sixteen bits overflow."""
+    """Return `leaf` in float32 or wider, because sums of squares overflow in 16 bits."""
     return leaf if leaf.dtype.itemsize >= 4 else leaf.astype(jnp.float32)
 
 
 def ravel(tree: ArrayTree) -> Array:
-    """Return all numbers of `tree` in one vector ``[num_elements]``, in the widest dtype."""
+    """Return all numbers of `tree` in a vector ``[num_elements]`` of the widest dtype."""
     leaves = jax.tree.leaves(tree)
     if len(leaves) == 1:
         return leaves[0].reshape(-1)
@@ -148,16 +146,13 @@ def ravel(tree: ArrayTree) -> Array:
 
 
 def unravel(flat: Array, like: ArrayTree) -> ArrayTree:
-    """Return the numbers of `flat` ``[..., num_elements]`` in the shapes of `like`.
+    """Return the numbers of `flat` ``[..., num_elements]`` as a tree with the shapes of `like`.
 
-    Leading axes of `flat` come first in every leaf; the dtype stays.
+    Each leaf has the leading axes and the dtype of `flat`.
     """
     leaves, treedef = jax.tree.flatten(like)
-    if len(leaves) == 1:
-        pieces = [flat]
-    else:
-        ends = [num_elements(leaves[: i + 1]) for i in range(len(leaves) - 1)]
-        pieces = jnp.split(flat, ends, axis=-1)
+    ends = np.cumsum([math.prod(leaf.shape) for leaf in leaves])[:-1]
+    pieces = jnp.split(flat, ends, axis=-1) if len(leaves) > 1 else [flat]
     shaped = [
         piece.reshape(flat.shape[:-1] + leaf.shape)
         for piece, leaf in zip(pieces, leaves, strict=True)
@@ -167,7 +162,7 @@ def unravel(flat: Array, like: ArrayTree) -> ArrayTree:
 
 @partial(jax.jit, inline=True)
 def all_finite(tree: ArrayTree) -> Array:
-    """Return whether every inexact leaf is finite, ``[]`` bool."""
+    """Return whether all inexact leaves are finite, ``[]`` bool."""
     finite = jnp.array(True)
     for leaf in jax.tree.leaves(tree):
         if jnp.issubdtype(leaf.dtype, jnp.inexact):
@@ -186,14 +181,14 @@ def is_key(leaf: Any) -> bool:
 
 
 def shapes_but_keys(tree: ArrayTree) -> ArrayTree:
-    """Return `shapes_of` of `tree`, typed keys as they are: their shapes do not tell their kind."""
+    """Return `shapes_of` of `tree`, but keep typed keys, whose shapes do not identify them."""
     return jax.tree.map(lambda leaf: leaf if is_key(leaf) else shapes_of(leaf), tree)
 
 
 def same_structure(a: ArrayTree, b: ArrayTree) -> bool:
-    """Return whether `a` and `b` have the same tree structure, whatever their leaves."""
-    first: Any = jax.tree.structure(a)
-    return bool(first == jax.tree.structure(b))
+    """Return whether `a` and `b` have the same tree structure, with any leaves."""
+    structure: Any = jax.tree.structure(a)
+    return bool(structure == jax.tree.structure(b))
 
 
 def same_shapes(a: ArrayTree, b: ArrayTree) -> bool:
@@ -204,8 +199,8 @@ def same_shapes(a: ArrayTree, b: ArrayTree) -> bool:
     )
 
 
-def first_difference(wanted: ArrayTree, actual: ArrayTree) -> str:
-    """Return where two trees first differ in structure, shape or dtype; empty if nowhere.
+def first_difference(expected: ArrayTree, actual: ArrayTree) -> str:
+    """Describe the first difference in structure, shape or dtype; empty if there is none.
 
     Examples
     --------
@@ -214,30 +209,25 @@ def first_difference(wanted: ArrayTree, actual: ArrayTree) -> str:
     >>> first_difference({"a": jnp.zeros(2)}, {"b": jnp.zeros(2)})
     'expected a, which is missing'
     """
-    places = [
-        {
-            jax.tree_util.keystr(path, simple=True, separator="."): leaf
-            for path, leaf in jax.tree_util.tree_leaves_with_path(shapes_of(tree))
-        }
-        for tree in (wanted, actual)
-    ]
-    for name, leaf in places[0].items():
-        if name not in places[1]:
-            return f"expected {name or 'one array'}, which is missing"
-        other = places[1][name]
-        if (leaf.shape, leaf.dtype) != (other.shape, other.dtype):
-            descriptions = [f"{x.dtype}{list(x.shape)}" for x in (leaf, other)]
-            return f"{name or 'it'} must be {descriptions[0]}, got {descriptions[1]}"
-    extra = [name for name in places[1] if name not in places[0]]
-    if extra:
-        return f"{extra[0] or 'one array'} is not part of it"
-    return (
-        "" if same_structure(wanted, actual) else "other types hold its arrays, as another kernel's"
+    expected_leaves, actual_leaves = (
+        named_leaves(shapes_of(tree), "") for tree in (expected, actual)
     )
+    for name, leaf in expected_leaves.items():
+        if name not in actual_leaves:
+            return f"expected {name or 'one array'}, which is missing"
+        shapes = [f"{x.dtype}{list(x.shape)}" for x in (leaf, actual_leaves[name])]
+        if shapes[0] != shapes[1]:
+            return f"{name or 'it'} must be {shapes[0]}, got {shapes[1]}"
+    extra = [name for name in actual_leaves if name not in expected_leaves]
+    if extra:
+        return f"{extra[0] or 'one array'} is unexpected"
+    if not same_structure(expected, actual):
+        return "its arrays are in containers of other types, as in the state of another kernel"
+    return ""
 
 
 def is_empty(tree: ArrayTree) -> bool:
-    """Return whether `tree` holds no array."""
+    """Return whether `tree` has no leaves."""
     return not jax.tree.leaves(tree)
 
 
@@ -249,9 +239,9 @@ def num_elements(tree: ArrayTree) -> int:
 def descend(
     optimizer: Any, gradient: ArrayTree, state: ArrayTree, position: ArrayTree
 ) -> tuple[ArrayTree, ArrayTree]:
-    """Return an optax optimizer's updates and its new state, also under strict promotion.
+    """Return the updates and the new state of an optax optimizer, also under strict promotion.
 
-    Some of them raise a float to an integer count, which strict promotion forbids.
+    Some optimizers raise a float to the power of an integer, which strict promotion forbids.
     """
     with jax.numpy_dtype_promotion("standard"):
         updates, state = optimizer.update(gradient, state, position)
@@ -259,23 +249,18 @@ def descend(
 
 
 def named_leaves(tree: ArrayTree, default: str = "theta") -> dict[str, Any]:
-    """Return the leaves of `tree` by name: dict keys and positions joined by dots."""
-    named = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        named[jax.tree_util.keystr(path, simple=True, separator=".") or default] = leaf
-    return named
+    """Return the leaves of `tree` by name: keys and indices joined by dots."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator=".") or default: leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
 
 
 def variables(named: dict[str, Any]) -> dict[str, Any]:
-    """Return values by names that ArviZ and xarray take for variables: "/" becomes ".".
+    """Return values by names that are valid for variables of ArviZ and Zarr: "/" becomes ".".
 
-    A model in NumPyro's `scope` has sites such as ``"hospital/effect"``; a ``DataTree`` takes "/"
-    for a path. Everything that hands draws to ArviZ or Zarr calls this function.
-
-    Raises
-    ------
-    ValueError
-        If two names become one.
+    A NumPyro model with `scope` has sites such as ``"hospital/effect"``, and a ``DataTree``
+    interprets "/" as a path. Raise `ValueError` if two names become equal.
 
     Examples
     --------
@@ -287,17 +272,17 @@ def variables(named: dict[str, Any]) -> dict[str, Any]:
         new = name.replace("/", ".")
         if new in renamed:
             raise ValueError(
-                f"Two parameters would both be named {new!r} in ArviZ, which takes no '/' in names "
-                f"(of {', '.join(named)}): rename one of them."
+                f"Two parameters would both be named {new!r} in ArviZ, which does not allow '/' in "
+                f"names: rename one of them (all names: {', '.join(named)})."
             )
         renamed[new] = value
     return renamed
 
 
-def element_names(tree: ArrayTree, places: Sequence[np.ndarray] | None = None) -> list[str]:
+def element_names(tree: ArrayTree, indices: Sequence[np.ndarray] | None = None) -> list[str]:
     """Return a name for each number of the raveled tree.
 
-    `places` are, for each leaf, those of its raveled numbers that are to be named; by default all.
+    `indices` selects numbers of each raveled leaf; by default all numbers are named.
 
     Examples
     --------
@@ -307,25 +292,26 @@ def element_names(tree: ArrayTree, places: Sequence[np.ndarray] | None = None) -
     names = []
     for i, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(tree)):
         stem = jax.tree_util.keystr(path, simple=True, separator=".")
-        own = np.arange(math.prod(leaf.shape)) if places is None else places[i]
+        selected = np.arange(math.prod(leaf.shape)) if indices is None else indices[i]
         shape = leaf.shape or (1,)
-        for indices in np.stack(np.unravel_index(own, shape), axis=-1).tolist():
-            index = ", ".join(map(str, indices)) if leaf.shape else ""
-            inside = f"[{index}]" if index else ""
-            plain = f"coordinate {index}" if index else "the coordinate"
-            names.append(stem + inside if stem else plain)
+        for entry in np.stack(np.unravel_index(selected, shape), axis=-1).tolist():
+            index = ", ".join(map(str, entry)) if leaf.shape else ""
+            if stem:
+                names.append(f"{stem}[{index}]" if index else stem)
+            else:
+                names.append(f"coordinate {index}" if index else "the coordinate")
     return names
 
 
 def num_bytes(tree: ArrayTree) -> int:
-    """Return the memory of all leaves of `tree`."""
+    """Return the number of bytes of all leaves of `tree`."""
     return sum(leaf.dtype.itemsize * math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
 def num_bits(tree: ArrayTree) -> int:
-    """Return the bits of all inexact leaves of `tree`, uncompressed: 32 a float32.
+    """Return the number of bits of all inexact leaves of `tree`: 32 per float32.
 
-    Integers (a round number, a seed) steer a round and are not counted.
+    Integers, such as a round number or a seed, are not counted.
     """
     leaves = jax.tree.leaves(tree)
     return 8 * num_bytes([leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)])

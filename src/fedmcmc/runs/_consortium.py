@@ -28,7 +28,7 @@ from fedmcmc.random import as_key
 from fedmcmc.records import Samples
 from fedmcmc.rounds import Layout, initialize, prepare_round, run_round
 from fedmcmc.runs._sample import sample
-from fedmcmc.storage import Answer, answers_of_program, digest_of_call, digest_of_rows
+from fedmcmc.storage import StoredAnswer, answers_of_program, digest_of_call, digest_of_rows
 from fedmcmc.transforms import counts_of, with_counts
 
 CLIENTS_AT_A_TIME = 16
@@ -138,7 +138,7 @@ class SimulatedConsortium:
             if answered.whole:
                 numbers: dict[str, Any] = {"rounds": tries, "bits_up": up, "bits_down": down}
                 if answers is not None:
-                    answers.write(digest, Answer(answered.value, numbers))
+                    answers.write(digest, StoredAnswer(answered.value, numbers))
                 return Sum(answered.value, **numbers)
         raise RuntimeError(
             f"In none of {MAX_TRIES} rounds did all {self.data.num_clients} clients answer, and a "

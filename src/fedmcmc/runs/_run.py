@@ -235,7 +235,7 @@ class Run:
                 depth=6,
             )
         for lost in saver.lost:
-            start, stop = self._round_of(lost.first), self._round_of(lost.last)
+            start, stop = self._round_of(lost.start), self._round_of(lost.stop)
             self.messages += warn(
                 f"{lost.damage} The draws of rounds {start} to {stop - 1} are lost, and the run "
                 f"continues without them: restore a copy of that file, or delete "

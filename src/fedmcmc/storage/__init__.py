@@ -1,13 +1,13 @@
-"""Checkpoints: what is written to disk so that a killed run goes on and ends with the same bits.
+"""Checkpoints on disk: a killed run continues from them and ends with the same bits.
 
-A checkpoint is a manifest and the parts that it names, in a directory with one owner at a time.
-`_checkpoints` holds the user's objects, `Checkpoint` for one run and `resumable` for programs of
-many calls; `_answers` keeps answers to questions; `_saving` writes a checkpoint and reads it again,
-`_files` its files; `_owner` locks the directory; `_identity` computes the identity of a run. The
-room imports data, rounds, streaming, placement and records, and no run.
+A checkpoint is a manifest with the part files that it lists, in a directory with one owner at a
+time. `_checkpoints` defines the user's interface: `Checkpoint` for one run, and `resumable` for
+programs of many calls. `_answers` stores clients' answers to questions, `_saving` writes and reads
+checkpoints, `_files` their files, `_owner` locks the directory, and `_identity` computes the
+identity of a run. The package imports `data`, `rounds`, `streaming`, `placement` and `records`.
 """
 
-from fedmcmc.storage._answers import Answer as Answer
+from fedmcmc.storage._answers import StoredAnswer as StoredAnswer
 from fedmcmc.storage._checkpoints import Checkpoint as Checkpoint
 from fedmcmc.storage._checkpoints import answers_of_program as answers_of_program
 from fedmcmc.storage._checkpoints import checkpoint_of_call as checkpoint_of_call

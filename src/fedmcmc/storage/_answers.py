@@ -1,4 +1,4 @@
-"""Answers to questions that a program asks in `resumable`."""
+"""Clients' answers to the questions of a program in `resumable`, stored on disk."""
 
 import warnings
 from pathlib import Path
@@ -8,7 +8,7 @@ from fedmcmc._types import ArrayTree
 from fedmcmc.placement import is_first
 from fedmcmc.storage._files import (
     DamagedFileError,
-    Part,
+    PartFile,
     arrays_of,
     read_part,
     read_record,
@@ -17,31 +17,31 @@ from fedmcmc.storage._files import (
 )
 
 
-class Answer(NamedTuple):
-    """The answer to a question, and numbers that go with it."""
+class StoredAnswer(NamedTuple):
+    """Answer to a question, with the costs of obtaining it."""
 
     value: ArrayTree
     numbers: dict[str, Any]
 
 
 class Answers:
-    """Answers in the files of a directory, named by digests of their questions."""
+    """Directory of answers, named by the digests of their questions."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.writes = is_first()
 
-    def read(self, question: str, like: ArrayTree) -> Answer | None:
-        """Return the answer to a question; ``None`` if there is none, or a file is damaged."""
+    def read(self, question: str, like: ArrayTree) -> StoredAnswer | None:
+        """Return the answer to a question; ``None`` if it is missing or a file is damaged."""
         try:
             record = read_record(self.directory / f"{question}.json")
-            part = Part(f"{question}.npz", record["checksum_of_answer"])
-            return Answer(read_part(self.directory, part, question, like), record["numbers"])
+            part = PartFile(f"{question}.npz", record["checksum_of_answer"])
+            return StoredAnswer(read_part(self.directory, part, question, like), record["numbers"])
         except DamagedFileError:
-            return None  # the same question has the same answer again
+            return None  # clients then answer the question again
 
-    def write(self, question: str, answer: Answer) -> None:
-        """Write the answer to a question; warn, once, if the disk does not take it."""
+    def write(self, question: str, answer: StoredAnswer) -> None:
+        """Write the answer to a question; warn once if the disk fails."""
         if not self.writes:
             return
         try:
@@ -53,8 +53,8 @@ class Answers:
         except OSError as error:
             self.writes = False
             warnings.warn(
-                f"Answers of clients cannot be written to {self.directory} ({error}): if the "
-                "program is interrupted, it asks again.",
+                f"Answers of clients cannot be written to {self.directory} ({error}). If the "
+                "program is interrupted, clients must answer these questions again.",
                 RuntimeWarning,
                 stacklevel=4,
             )

@@ -1,7 +1,8 @@
-"""The identity of a run: digests of what its draws depend on, and the kernel in words.
+"""Identity of a run: digests of all inputs of its draws, and a description of its kernel.
 
-Digests tell that two runs differ; the kernel's description, which the manifest also holds, tells
-where. Functions made anew, as in another process, are compared by what they compute.
+Digests show that two runs differ, and the description shows where. Functions that are created
+again, as in another process, are compared by their traced programs. Digests include the names of
+jitted functions and of fields, so a version of fedmcmc that renames them cannot continue a run.
 """
 
 import hashlib
@@ -16,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.extend.core import ClosedJaxpr
 
 from fedmcmc._types import ArrayTree, FederatedState, Static
 from fedmcmc.data import FederatedData
@@ -26,11 +28,11 @@ from fedmcmc.storage._files import versions
 from fedmcmc.streaming import Accumulator
 
 SCHEDULED_ROUNDS = 64
-"""Rounds in which schedules are compared."""
+"""Number of rounds in which schedules are compared."""
 ROWS, START, NUMBERS = "rows of the data", "start", "numbers of the kernel"
 PROGRAM, DESCRIPTION = "model or kind of kernel", "kernel"
-ARRAYS_AND_NUMBERS = jax.Array | np.ndarray | np.generic | int | float
-LONGEST_TEXT = 120
+MAX_CHARACTERS = 120
+"""Maximal length of the description of a part of a kernel."""
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 _ADDRESS_OF_OBJECT = re.compile(r" (at )?0x[0-9a-f]+")
 _SET = re.compile(r"frozenset\(\{([^}]*)\}\)")
@@ -44,22 +46,18 @@ def fingerprint(
     accumulators: Accumulators,
     accumulator_states: dict[str, ArrayTree],
 ) -> dict[str, Any]:
-    """Return a digest of each thing that a run's draws depend on, by what it is called.
+    """Return a digest of each input of a run's draws, by its name.
 
-    The entry `DESCRIPTION` is the kernel in words: it decides nothing, and names what differs.
-
-    Parameters
-    ----------
-    program
-        As one device would run it; of the rows, whose digest is `rows`, shapes are enough.
-    keys, state, accumulators, accumulator_states
-        Of the run; `state` is its first, and of the clients' states shapes are enough.
+    The entry `DESCRIPTION` describes the kernel. It is not compared, but shows differences.
+    `program` is the program of one device; it may hold shapes instead of rows, because `rows` is
+    the digest of the rows. `keys` and all states are from the start of the run.
     """
-    kernel, first = program.kernel, int(np.asarray(state.broadcast.round).reshape(-1)[0])
-    numbers = schedules.tabulate(kernel, first, SCHEDULED_ROUNDS, 0)
-    # Tabulated, as a run that goes on need not have schedules with a value for round 0.
+    kernel, start = program.kernel, int(np.asarray(state.broadcast.round).reshape(-1)[0])
+    numbers = schedules.tabulate(kernel, start, SCHEDULED_ROUNDS, 0)
+    # Tabulate schedules for the trace: in a continued run they may have no value for round 0.
     like = replace(program, kernel=schedules.tabulate(kernel, 0, 1, 0))
     traced = like.traced_round(keys, state)
+    draw = traced.out_info.draw
     return {
         ROWS: rows,
         NUMBERS: _digest(numbers),
@@ -67,10 +65,7 @@ def fingerprint(
         "rng_key": _digest(jax.random.key_data(keys)),
         START: _digest(state.broadcast),
         "streams": " ".join(
-            f"{name} "
-            + _digest_of_accumulator(
-                accumulators[name], accumulator_states[name], traced.out_info.draw
-            )
+            f"{name} {_digest_of_accumulator(accumulators[name], accumulator_states[name], draw)}"
             for name in sorted(accumulators)
         ),
         DESCRIPTION: describe(numbers),
@@ -78,29 +73,33 @@ def fingerprint(
 
 
 def digest_of_identity(identity: Mapping[str, Any]) -> str:
-    """Return the digest by which the parts of a checkpoint say whose they are."""
+    """Return the digest of an identity, which all part files of the run hold."""
     names = sorted(identity.keys() - {DESCRIPTION})
     return _digest([np.frombuffer(f"{n}={identity[n]}".encode(), np.uint8) for n in names])
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return in what two identities differ, in words; empty if they are those of one run."""
+    """Describe the differences of two identities; empty if they belong to the same run."""
     changed = [n for n in now if n != DESCRIPTION and then.get(n) != now[n]]
     kernel_then, kernel_now = then.get(DESCRIPTION, {}), now.get(DESCRIPTION, {})
 
-    def in_kernel(part: str) -> str:
-        return _first_difference(kernel_then.get(part, {}), kernel_now.get(part, {}))
+    def difference_in_kernel(part: str) -> str:
+        lines_then, lines_now = kernel_then.get(part, {}), kernel_now.get(part, {})
+        for path in [*lines_now, *lines_then]:
+            before, after = lines_then.get(path, "nothing"), lines_now.get(path, "nothing")
+            if before != after:
+                return f"{path or 'kernel'}: {before}, now {after}"
+        return ""
 
     words = []
     for name in changed:
         if name == NUMBERS:
-            where = in_kernel("numbers")
-            words.append(f"{name} ({where})" if where else name)
+            difference = difference_in_kernel("numbers")
+            words.append(f"{name} ({difference})" if difference else name)
         elif name == PROGRAM:
-            where = in_kernel("structure")
-            if where:
-                words.append(f"structure of the kernel ({where})")
-            elif not {ROWS, NUMBERS, START} & {*changed}:  # whose shapes change the program
+            if difference := difference_in_kernel("structure"):
+                words.append(f"structure of the kernel ({difference})")
+            elif not {ROWS, NUMBERS, START} & {*changed}:  # their shapes also change the program
                 words.append(f"{name} (functions of the same names compute something else)")
         elif isinstance(now[name], int | bool):
             words.append(f"{name} ({then.get(name)}, now {now[name]})")
@@ -109,20 +108,12 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def _first_difference(then: Mapping[str, str], now: Mapping[str, str]) -> str:
-    for path in [*now, *then]:
-        before, after = then.get(path, "nothing"), now.get(path, "nothing")
-        if before != after:
-            return f"{path or 'kernel'}: {before}, now {after}"
-    return ""
-
-
 def digest_of_rows(data: FederatedData, clients: np.ndarray | None = None) -> str:
     """Return the digest of the rows of `data`.
 
-    Where a loader gave the rows, it is made of one digest per client, so that it does not depend
-    on who loads which: `clients` are the ids of those that this process has, and other processes
-    tell those of the rest.
+    If a loader loads the rows, `clients` are the ids of the clients in this process. The digest
+    then combines one digest per client from all processes, and does not depend on which process
+    loads which clients.
     """
     if clients is None:
         return _digest((data.rows, data.start, data.size))
@@ -133,48 +124,45 @@ def digest_of_rows(data: FederatedData, clients: np.ndarray | None = None) -> st
     return _digest((merge_processes(words), np.asarray(data.size)))
 
 
-def digest_of_call(jaxpr: Any, *others: ArrayTree) -> str:
+def digest_of_call(jaxpr: ClosedJaxpr, *arguments: ArrayTree) -> str:
     """Return the digest of a traced call: its program, its arguments, and versions of software.
 
-    `others` are the arguments, with digests in place of large ones.
+    Strings among the arguments may be digests that replace large arguments.
     """
     arrays = jax.tree.map(
-        lambda x: np.frombuffer(x.encode(), np.uint8) if isinstance(x, str) else x, others
+        lambda x: np.frombuffer(x.encode(), np.uint8) if isinstance(x, str) else x, arguments
     )
     parts = (_digest_of_program(jaxpr), _digest(arrays), *versions().values())
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
 def _digest_of_accumulator(accumulator: Accumulator, state: ArrayTree, draw: ArrayTree) -> str:
-    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), state)
+    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), state)
     index = jax.ShapeDtypeStruct((), jnp.int32)
     key = jax.eval_shape(lambda: jax.random.key(0))
-    return _digest_of_program(jax.make_jaxpr(accumulator.update)(key, index, draw, one))
+    return _digest_of_program(jax.make_jaxpr(accumulator.update)(key, index, draw, like))
 
 
-def _digest_of_program(jaxpr: Any) -> str:
+def _digest_of_program(jaxpr: ClosedJaxpr) -> str:
     text = _ADDRESS.sub("", str(jaxpr.jaxpr))
-    text = _SET.sub(lambda found: str(sorted(found[1].split(", "))), text)
+    text = _SET.sub(lambda match: str(sorted(match[1].split(", "))), text)
     return _digest((np.frombuffer(text.encode(), np.uint8), list(jaxpr.consts)))
 
 
 def _digest(tree: ArrayTree) -> str:
-    """Return a digest of the arrays of a tree: places, shapes, types and values."""
-    whole = hashlib.sha256()
+    """Return a digest of the arrays of a tree: paths, shapes, types and values."""
+    digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         array = np.ascontiguousarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
-        whole.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
-        whole.update(array.reshape(-1).view(np.uint8).data)
-    return whole.hexdigest()[:32]
+        digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
+        digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()[:32]
 
 
 def describe(kernel: ArrayTree) -> dict[str, dict[str, str]]:
-    """Return the numbers and the structure of a kernel, ``{path: text}`` each.
+    """Return descriptions of the numbers and the structure of a kernel, ``{path: text}`` each.
 
-    Parameters
-    ----------
-    kernel
-        With tabulated schedules. Functions are told apart by their names alone.
+    Schedules of the kernel must be tabulated. Functions are described by their names.
 
     Examples
     --------
@@ -186,12 +174,12 @@ def describe(kernel: ArrayTree) -> dict[str, dict[str, str]]:
     paths: dict[_Node, str] = {}
 
     def add(node: _Node, path: str) -> None:
-        # Kernels hold most of their parts several times: each is described once.
-        known = paths.setdefault(node, path) if node.children else path
-        text = node.text if known == path else f"that of {known}"
+        # Kernels hold most of their parts several times. Describe each part once.
+        described_path = paths.setdefault(node, path) if node.children else path
+        text = node.text if described_path == path else f"same as {described_path}"
         if text:
             lines["numbers" if node.is_number else "structure"][path] = text
-        for name, child in node.children if known == path else ():
+        for name, child in node.children if described_path == path else ():
             add(child, f"{path}.{name}".lstrip("."))
 
     add(_node(kernel, False, {}), "")
@@ -199,7 +187,7 @@ def describe(kernel: ArrayTree) -> dict[str, dict[str, str]]:
 
 
 class _Node(NamedTuple):
-    """A part of a kernel. Nodes are equal where all within them is."""
+    """Description of a part of a kernel; nodes are equal if their descriptions are equal."""
 
     text: str
     is_number: bool = False
@@ -207,12 +195,12 @@ class _Node(NamedTuple):
 
 
 def _node(x: Any, static: bool, texts: dict[int, str]) -> _Node:
-    """Return the node of `x`; `texts` are those of arrays, by identity, as they may come often."""
+    """Return the node of `x`; `texts` caches descriptions of arrays by identity."""
     if isinstance(x, Static):
         return _node(x.value, True, texts)
     if isinstance(x, schedules.Tabulated):
         return _Node(f"schedule of {_node(x.values, False, texts).text}", True)
-    if isinstance(x, ARRAYS_AND_NUMBERS) and not static:
+    if isinstance(x, jax.Array | np.ndarray | np.generic | int | float) and not static:
         text = texts[id(x)] = texts.get(id(x)) or _text_of_number(x)
         return _Node(text, True)
     parts = tuple((name, _node(part, s, texts)) for name, part, s in _parts(x, static))
@@ -224,7 +212,7 @@ def _node(x: Any, static: bool, texts: dict[int, str]) -> _Node:
 
 
 def _parts(x: Any, static: bool) -> Iterator[tuple[str, Any, bool]]:
-    """Yield name and value of each part of `x`, and whether it is structure."""
+    """Yield the name and the value of each part of `x`, and true if the part is static."""
     if isinstance(x, partial):
         names = x.func.__code__.co_varnames if isinstance(x.func, FunctionType) else ()
         for i, value in enumerate(x.args):
@@ -245,12 +233,12 @@ def _parts(x: Any, static: bool) -> Iterator[tuple[str, Any, bool]]:
 def _text(x: Any) -> str:
     if callable(x) and hasattr(x, "__qualname__"):
         return f"{x.__module__}.{x.__qualname__}"
-    return _ADDRESS_OF_OBJECT.sub("", repr(x))[:LONGEST_TEXT]
+    return _ADDRESS_OF_OBJECT.sub("", repr(x))[:MAX_CHARACTERS]
 
 
 def _text_of_number(x: Any) -> str:
     array = np.asarray(jax.random.key_data(x) if is_key(x) else x)
     if array.size == 1:
         return str(array.reshape(-1)[0])
-    few = ", ".join(str(entry) for entry in array.reshape(-1)[:3])
-    return f"{array.dtype}{list(array.shape)} {few}, ... (digest {_digest(array)[:8]})"
+    entries = ", ".join(str(entry) for entry in array.reshape(-1)[:3])
+    return f"{array.dtype}{list(array.shape)} {entries}, ... (digest {_digest(array)[:8]})"

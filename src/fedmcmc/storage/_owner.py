@@ -1,8 +1,8 @@
-"""The owner of a checkpoint's directory: one run at a time writes there.
+"""Ownership of a checkpoint's directory: only one run at a time writes there.
 
-The owner holds a lock of the operating system on a file. The lock ends with the owner's process,
-even if that is killed, so a dead run blocks nobody. The file says who holds the lock. On a file
-system without locks, an owner on the same machine is looked up by its process number.
+The owner holds a lock of the operating system on a file, which names the owner. The lock ends with
+the owner's process, even if the process is killed, so a dead run blocks no other run. On a file
+system without locks, the process number in the file is looked up if the machine is the same.
 """
 
 import contextlib
@@ -22,24 +22,21 @@ from fedmcmc.storage._files import CheckpointError
 
 try:
     import fcntl
-except ImportError:  # not on Windows
+except ImportError:  # on Windows
     fcntl = None  # type: ignore[assignment]
 
 OWNER = "owner.json"
-HELD = (errno.EACCES, errno.EAGAIN)
-_DIRECTORIES: set[tuple[int, str]] = set()
-"""Those that this process owns: locks are between processes, this between threads and calls."""
+LOCKED_ERRORS = (errno.EACCES, errno.EAGAIN)
+_OWNED: set[tuple[int, str]] = set()
+"""Directories that this process owns; locks of the system only exclude other processes."""
 _MUTEX = threading.Lock()
 
 
 @contextlib.contextmanager
 def lock_checkpoint(checkpoint: Checkpoint | None) -> Iterator[None]:
-    """Own the directory of a checkpoint. If processes share a run, the first one owns it.
+    """Own the directory of a checkpoint; if processes share a run, its first process owns it.
 
-    Raises
-    ------
-    CheckpointError
-        If another run owns it; in all processes of this run.
+    If another run owns the directory, raise `CheckpointError` in all processes of this run.
     """
     if checkpoint is None:
         yield
@@ -53,47 +50,48 @@ def lock_checkpoint(checkpoint: Checkpoint | None) -> Iterator[None]:
                 refusal = error
         if broadcast_from_first(refusal is not None):
             raise refusal or CheckpointError(
-                f"The checkpoint in {checkpoint.directory} is in use, as the first process says."
+                f"The checkpoint in {checkpoint.directory} is in use, according to the first "
+                f"process of this run."
             )
         yield
 
 
 @contextlib.contextmanager
 def _lock(directory: Path) -> Iterator[None]:
-    path, key = directory / OWNER, (os.getpid(), os.path.realpath(directory))
+    key = (os.getpid(), os.path.realpath(directory))
     with _MUTEX:
-        # Before the file is opened: closing it would give up all locks of this process on it.
-        if key in _DIRECTORIES:
-            raise _refusal(directory, "another call of sample in this process")
-        file = _open_locked(directory, path)
-        _DIRECTORIES.add(key)
+        # Check before opening the file: closing it would release this process's lock on it.
+        if key in _OWNED:
+            raise _in_use(directory, "another call of sample in this process")
+        file = _open_locked(directory)
+        _OWNED.add(key)
     try:
         yield
     finally:
         with _MUTEX:
-            _DIRECTORIES.discard(key)
+            _OWNED.discard(key)
             if file is not None:
                 with contextlib.suppress(OSError):
                     os.ftruncate(file, 0)
                 os.close(file)
 
 
-def _open_locked(directory: Path, path: Path) -> int | None:
-    """Return the open lock file; ``None`` where there are no locks, or nothing can be written."""
+def _open_locked(directory: Path) -> int | None:
+    """Return the open lock file; ``None`` if locking or writing is impossible."""
     if fcntl is None:
         return None
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        file = os.open(directory / OWNER, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError:
-        return None  # reading a checkpoint works without a lock; writing one will warn
+        return None  # a checkpoint can be read without a lock, and writing one will warn
+    holder = _read_holder(file)
     try:
-        holder = _holder(file)
-        if not _try_lock(file, holder):
-            raise _refusal(directory, _words(holder))
-    except CheckpointError:
-        os.close(file)
-        raise
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in LOCKED_ERRORS or _is_alive(holder):
+            os.close(file)
+            raise _in_use(directory, _describe(holder)) from error
     since = time.strftime("%Y-%m-%d %H:%M:%S")
     record = {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
     with contextlib.suppress(OSError):  # a full disk
@@ -102,15 +100,7 @@ def _open_locked(directory: Path, path: Path) -> int | None:
     return file
 
 
-def _try_lock(file: int, holder: dict[str, Any]) -> bool:
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return error.errno not in HELD and not _is_alive(holder)
-    return True
-
-
-def _holder(file: int) -> dict[str, Any]:
+def _read_holder(file: int) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError):
         record = json.loads(os.pread(file, 4096, 0))
         return record if isinstance(record, dict) else {}
@@ -118,25 +108,25 @@ def _holder(file: int) -> dict[str, Any]:
 
 
 def _is_alive(holder: dict[str, Any]) -> bool:
-    """Return whether the holder runs on this machine; of other machines nothing is known."""
+    """Return whether the holder is a running process of this machine."""
     pid = holder.get("pid")
     if holder.get("host") != socket.gethostname() or not isinstance(pid, int):
         return False
     try:
-        os.kill(pid, 0)  # no signal, but an error if there is no such process
+        os.kill(pid, 0)  # sends no signal, but raises if there is no such process
     except OSError as error:
-        return error.errno == errno.EPERM  # another user's
+        return error.errno == errno.EPERM  # a process of another user
     return pid != os.getpid()
 
 
-def _words(holder: dict[str, Any]) -> str:
+def _describe(holder: dict[str, Any]) -> str:
     if not holder:
         return "another process"
     return f"process {holder.get('pid')} on {holder.get('host')}, since {holder.get('since')}"
 
 
-def _refusal(directory: Path, owner: str) -> CheckpointError:
+def _in_use(directory: Path, owner: str) -> CheckpointError:
     return CheckpointError(
-        f"The checkpoint in {directory} is in use by {owner}. Wait for that run or end it, or give "
-        "this run a directory of its own."
+        f"The checkpoint in {directory} is in use by {owner}. Wait for that run or end it, or use "
+        "another directory for this run."
     )

@@ -1,38 +1,40 @@
-"""How a run writes its checkpoints (`Saver.save`) and goes on from them (`Saver.load`)."""
+"""Writing the checkpoints of a run (`Saver.save`) and reading them (`Saver.load`)."""
 
 import secrets
 import time
 import warnings
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedmcmc._types import ArrayTree
+from fedmcmc._types import ArrayTree, FederatedState
 from fedmcmc.records import Draws, Recorder
 from fedmcmc.storage._checkpoints import Checkpoint
 from fedmcmc.storage._files import (
-    BEFORE,
-    RUN,
+    MANIFEST,
+    PREVIOUS_MANIFEST,
     CheckpointError,
     DamagedFileError,
     Manifest,
-    Part,
+    PartFile,
     arrays_of,
-    changed_versions,
     read_part,
     versions,
     write_part,
 )
 from fedmcmc.storage._identity import differences, digest_of_identity
 
+DEFAULT_SECONDS = 60.0
+
 
 class Progress(NamedTuple):
-    """Where a run is, and what it has: all of it of one round."""
+    """Results of a run up to the start of a round."""
 
     round: int
-    state: Any  # a `FederatedState`; in a run, as the run's devices hold it
+    state: FederatedState  # in a run, in the layout of the run's devices
     accumulator_states: dict[str, ArrayTree]
     totals: dict[str, np.ndarray]
     draws: Draws
@@ -40,99 +42,86 @@ class Progress(NamedTuple):
 
 
 class LostDraws(NamedTuple):
-    """Draws of a part that is damaged: per chain those with numbers ``[first, last)``."""
+    """Draws of a damaged part file, with numbers ``[start, stop)`` in each chain."""
 
-    first: int
-    last: int
+    start: int
+    stop: int
     damage: str
 
 
 class Saver:
-    """Writes and reads the checkpoints of one run.
+    """Writer and reader of the checkpoints of one run.
 
-    Parameters
-    ----------
-    checkpoint
-        Where and how often.
-    identity
-        What tells this run from others, ``{what: digest or number}``.
-    first
-        The round in which the run began.
-    writes
-        Whether this process is the one that writes.
+    `identity` identifies the run, ``{name: digest or number}``; `start_round` is its first round.
+    `writes` is true in only one of the processes that share the run.
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, identity: dict[str, Any], first: int, *, writes: bool = True
+        self, checkpoint: Checkpoint, identity: dict[str, Any], start_round: int, *, writes: bool
     ) -> None:
-        self.checkpoint, self.identity, self.first = checkpoint, identity, first
-        self.writes = writes
+        self.checkpoint, self.identity = checkpoint, identity
+        self.start_round, self.writes = start_round, writes
         self.directory, self.run = Path(checkpoint.directory), digest_of_identity(identity)
-        # Of the names of parts: no two processes share it, and none removes parts of another run.
+        # Part files have names that no other process uses, and no other run deletes.
         self.suffix = f"-{self.run[:8]}-{secrets.token_hex(4)}.npz"
-        self.manifest: Manifest | None = None  # the last that is known to be on the disk
+        self.manifest: Manifest | None = None  # the last one that is on disk
         self.writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self.writing: Future[Manifest] | None = None
         self.lost: tuple[LostDraws, ...] = ()
         self.last_round, self.last_time = -1, time.monotonic()
         self.num_skipped = 0
-        seconds = checkpoint.every_seconds
-        self.seconds = 60.0 if seconds is None else seconds
 
     def load(self, recorder: Recorder, like: ArrayTree) -> Progress | None:
-        """Return where the run was; ``None`` without a checkpoint.
+        """Return the progress in the last checkpoint; ``None`` if there is none.
 
-        `like` is the state and those of the accumulators, in structure and types. Where a file of
-        the last checkpoint is damaged, the run goes on from the one before, with a warning. Where
-        that cannot be used either, and the damage is to draws alone, the run goes on without these
-        draws, which are then in `lost`.
-
-        Raises
-        ------
-        CheckpointError
-            If the checkpoint is another run's, or both are damaged.
+        `like` is a pair of the run's state and the accumulators' states, with their structure and
+        types. If a file of the last checkpoint is damaged, warn and use the previous one. If both
+        are damaged, but only in their draws, omit the damaged draws and describe them in `lost`.
+        Raise `CheckpointError` if the checkpoint belongs to another run or cannot be used.
         """
         if not self.checkpoint.exists:
             return None
         damages = []
-        for name, may_lose in ((RUN, False), (BEFORE, False), (RUN, True), (BEFORE, True)):
+        for may_lose_draws, name in product((False, True), (MANIFEST, PREVIOUS_MANIFEST)):
             try:
-                progress = self._read(name, recorder, like, may_lose=may_lose)
+                progress = self._read(name, recorder, like, may_lose_draws=may_lose_draws)
                 break
             except DamagedFileError as error:
                 damages.append(error)
         else:
             raise CheckpointError(
-                f"{damages[0]} The checkpoint before cannot be used either: {damages[1]} Put back "
-                f"a copy of these files, or delete {self.directory} to start anew."
+                f"{damages[0]} The previous checkpoint cannot be used either: {damages[1]} Restore "
+                f"a copy of these files, or delete {self.directory} to start again."
             ) from damages[1]
-        if name == RUN:
+        if name == MANIFEST:
             self.last_round = progress.round
         else:
             warnings.warn(
-                f"{damages[0]} The run goes on from the checkpoint before, of round "
-                f"{progress.round}; later rounds are computed again.",
+                f"{damages[0]} The run continues from the previous checkpoint, of round "
+                f"{progress.round}, and computes later rounds again.",
                 RuntimeWarning,
                 stacklevel=5,
             )
         return progress
 
-    def _read(self, name: str, recorder: Recorder, like: ArrayTree, *, may_lose: bool) -> Progress:
+    def _read(
+        self, name: str, recorder: Recorder, like: ArrayTree, *, may_lose_draws: bool
+    ) -> Progress:
         path = self.directory / name
         manifest = Manifest.read(path)
         different = differences(manifest.identity, self.identity)
         if different:
-            changed = changed_versions(manifest)
+            changed = manifest.changed_versions
             note = f" It was written with {changed}." if changed else ""
             raise CheckpointError(
-                f"The checkpoint in {self.directory} is that of another run: it differs in "
+                f"The checkpoint in {self.directory} belongs to another run: it differs in "
                 f"{', '.join(different)}.{note} {self.checkpoint.advice}"
             )
         state, accumulator_states = read_part(self.directory, manifest.state, self.run, like)
         rounds = np.unique(np.asarray(state.broadcast.round)).tolist()
         if rounds != [manifest.round]:
             raise DamagedFileError(
-                f"{path} is damaged (it says round {manifest.round}, the state in "
+                f"{path} is damaged (its round is {manifest.round}, but the state in "
                 f"{manifest.state.name} is of round {', '.join(map(str, rounds))})."
             )
         parts, lost, num = [], [], manifest.num_stored
@@ -140,7 +129,7 @@ class Saver:
             try:
                 parts.append(read_part(self.directory, part, self.run, recorder.shapes))
             except DamagedFileError as error:
-                if not may_lose or manifest.num_stored:  # a store has no gaps
+                if not may_lose_draws or manifest.num_stored:  # a store cannot have gaps
                     raise
                 lost.append(LostDraws(num, num + part.num_draws, str(error)))
             num += part.num_draws
@@ -152,34 +141,37 @@ class Saver:
 
     @property
     def num_lost(self) -> int:
-        """Draws per chain that are lost."""
-        return sum(draws.last - draws.first for draws in self.lost)
+        """Number of lost draws per chain."""
+        return sum(draws.stop - draws.start for draws in self.lost)
 
     @property
     def changed_versions(self) -> str:
-        """Which versions of software are others than those that wrote the checkpoint, if any."""
-        return "" if self.manifest is None else changed_versions(self.manifest)
+        """Description of the versions that changed since the checkpoint was written."""
+        return "" if self.manifest is None else self.manifest.changed_versions
 
-    def stop_before(self, at: int) -> int | None:
+    def stop_before(self, round_: int) -> int | None:
         """Return the next round after which a checkpoint is due, if rounds decide."""
-        every = self.checkpoint.every_rounds
-        return None if every is None else self.first + ((at - self.first) // every + 1) * every
+        period = self.checkpoint.every_rounds
+        if period is None:
+            return None
+        return self.start_round + ((round_ - self.start_round) // period + 1) * period
 
-    def due(self, at: int) -> bool:
-        """Return whether to write after round `at`."""
+    def due(self, round_: int) -> bool:
+        """Return whether a checkpoint is due after round `round_`."""
         if not self.writes:
             return False
-        every = self.checkpoint.every_rounds
-        if every is not None:
-            return (at - self.first) % every == 0
-        return time.monotonic() - self.last_time >= self.seconds
+        period, seconds = self.checkpoint.every_rounds, self.checkpoint.every_seconds
+        if period is not None:
+            return (round_ - self.start_round) % period == 0
+        seconds = DEFAULT_SECONDS if seconds is None else seconds
+        return time.monotonic() - self.last_time >= seconds
 
     def save(self, progress: Progress, *, wait: bool, depth: int = 2) -> None:
-        """Write a checkpoint; without `wait` a thread does, while the run goes on.
+        """Write a checkpoint; without `wait`, in a thread while the run continues.
 
-        Without `wait` it is skipped if the checkpoint before is still being written. If the disk
-        does not take it, which must not cost the draws, no more are written, with a warning, which
-        names the line `depth` calls from here.
+        Without `wait`, the checkpoint is skipped if the previous one is still being written. If the
+        disk fails, the run must not lose draws: warn with the line `depth` calls above, and write
+        no more checkpoints.
         """
         if not self.writes:
             return
@@ -188,7 +180,7 @@ class Saver:
                 if not wait and not self.writing.done():
                     self.num_skipped += 1
                     return
-                self.manifest = self.writing.result()  # raises what went wrong
+                self.manifest = self.writing.result()  # raises errors of the thread
             if progress.round == self.last_round:
                 return
             self.writing = self.writer.submit(
@@ -200,51 +192,52 @@ class Saver:
         except OSError as error:
             self.writes, self.writing = False, None
             warnings.warn(
-                f"No checkpoint could be written up to round {progress.round} ({error}); the run "
-                "goes on without. The last one before is still good.",
+                f"No checkpoint could be written up to round {progress.round} ({error}). The run "
+                "continues without checkpoints, and earlier ones remain valid.",
                 RuntimeWarning,
                 stacklevel=depth,
             )
 
-    def _write(self, progress: Progress, before: Manifest | None, num_skipped: int) -> Manifest:
-        """Write the parts of a checkpoint, then its manifest."""
-        draws, name = progress.draws, f"{progress.round:012d}{self.suffix}"
+    def _write(self, progress: Progress, previous: Manifest | None, num_skipped: int) -> Manifest:
+        """Write the part files of a checkpoint, then its manifest."""
+        draws = progress.draws
         self.directory.mkdir(parents=True, exist_ok=True)
 
-        def part(kind: str, tree: ArrayTree, num_draws: int = 0) -> Part:
-            path = self.directory / f"{kind}-{name}"
-            return Part(path.name, write_part(path, arrays_of(tree), self.run), num_draws)
+        def write_tree(kind: str, tree: ArrayTree, num_draws: int = 0) -> PartFile:
+            path = self.directory / f"{kind}-{progress.round:012d}{self.suffix}"
+            return PartFile(path.name, write_part(path, arrays_of(tree), self.run), num_draws)
 
-        # Draws in parts of the checkpoint before stay there, unless a store took some of them.
-        parts: tuple[Part, ...] = ()
-        if before is not None and before.num_stored == draws.num_stored:
-            parts = before.draws
-        # A damaged part stays in the manifest: a copy of it can still be put back.
+        # Reuse the previous checkpoint's files of draws, unless a store has received some of them.
+        parts: tuple[PartFile, ...] = ()
+        if previous is not None and previous.num_stored == draws.num_stored:
+            parts = previous.draws
+        # A damaged file stays in the manifest, so that a copy of it can still be restored.
         num_saved = draws.num_stored + sum(part.num_draws for part in parts) - self.num_lost
         if draws.num_draws > num_saved:
-            parts += (part("draws", draws.after(num_saved), draws.num_draws - num_saved),)
+            unsaved = draws.after(num_saved)
+            parts += (write_tree("draws", unsaved, draws.num_draws - num_saved),)
         manifest = Manifest(
             identity=self.identity,
             versions=versions(),
-            first=self.first,
+            first=self.start_round,
             round=progress.round,
             num_draws=draws.num_draws + self.num_lost,
             draws=parts,
-            state=part("state", (progress.state, progress.accumulator_states)),
+            state=write_tree("state", (progress.state, progress.accumulator_states)),
             totals={name: total.tolist() for name, total in progress.totals.items()},
             stopped=progress.stopped,
             num_skipped=num_skipped,
         )
-        if before is not None:
-            before.write(self.directory / BEFORE)
-        manifest.write(self.directory / RUN)
-        # Parts of older checkpoints, and what killed attempts of this run left.
-        needed = manifest.files | (before.files if before is not None else set())
+        if previous is not None:
+            previous.write(self.directory / PREVIOUS_MANIFEST)
+        manifest.write(self.directory / MANIFEST)
+        # Delete files of older checkpoints and of killed attempts of this run.
+        needed = manifest.files | (previous.files if previous is not None else set())
         for path in self.directory.glob(f"*-{self.run[:8]}-*"):
             if path.name not in needed:
                 path.unlink(missing_ok=True)
         return manifest
 
     def close(self) -> None:
-        """Wait for what is being written."""
+        """Wait until the last checkpoint is written."""
         self.writer.shutdown(wait=True)
