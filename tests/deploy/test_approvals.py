@@ -200,7 +200,7 @@ def test_an_approval_is_one_sites_and_of_one_version(kit, monkeypatch):
     assert approve(kit, "--yes") == 0
     approval = deploy.Approval.read(kit / "approval.json")
     study = deploy.Study.read(kit / "study.toml")
-    with pytest.raises(deploy.Refused, match="The approval is of bern, and this is chur"):
+    with pytest.raises(deploy.Refused, match="approval is for the site bern, and this site is chur"):
         approval.check(study, "chur")
     newer = {name: "9.9" if name == "fedmcmc" else v for name, v in approval.software.items()}
     monkeypatch.setattr("fedmcmc.deploy._approval.software", lambda: newer)
@@ -223,7 +223,7 @@ def test_a_site_without_an_approval_does_not_start(kit, capsys):
     assert "There is no approval" in capsys.readouterr().err
     (kit / "approval.json").write_text("{}")
     assert fedmcmc.site.main([str(kit / "bern.toml")]) == 1
-    assert "is no approval as" in capsys.readouterr().err
+    assert "is not an approval that" in capsys.readouterr().err
     path = kit / "bern.toml"
     path.write_text(path.read_text().replace('approval = "approval.json"\n', ""))
     assert fedmcmc.site.main([str(path)]) == 1

@@ -184,7 +184,7 @@ def test_what_is_no_approval_is_refused(content, tmp_path):
     entries = {"site": "a", "digest": "", "study": [1], "software": 3, "time": None}
     data = json.dumps(entries).encode() if content == "ok" else content
     (tmp_path / "approval.json").write_bytes(data)
-    with pytest.raises(deploy.Refused, match="is no approval"):
+    with pytest.raises(deploy.Refused, match="is not an approval"):
         Approval.read(tmp_path / "approval.json")
 
 

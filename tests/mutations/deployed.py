@@ -179,7 +179,7 @@ MUTATIONS = {
     ),
     "a site that has forgotten what it answered begins anew": (
         "deploy/_rules.py",
-        "if self._begun.exists():",
+        "if self._marker.exists():",
         "if not self._path.name:",
         KNOWS,
     ),
