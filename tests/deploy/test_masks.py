@@ -383,7 +383,7 @@ def test_nothing_is_answered_beyond_the_approved_rounds_and_answers(tmp_path):
     [
         (dict(row="lsd", settings={"row": "lsd"}), deploy.Refused, "make it a fedmcmc.secure_sum"),
         (dict(settings={"uniform": 3}), ValueError, "cohorts of this kernel change from round"),
-        (dict(settings={"faults": True}), ValueError, "no fedmcmc.faults around a kernel"),
+        (dict(settings={"faults": True}), ValueError, "do not apply fedmcmc.faults to a kernel"),
     ],
     ids=["no secure sum", "cohorts", "faults"],
 )
@@ -409,9 +409,9 @@ def test_studies_whose_sums_would_hide_nothing_are_refused(tmp_path):
         deploy.Sites(STATEFUL, deploy.Local(), on_missing="leave_out")
     three = {name: studies.public_key(name) for name in studies.NAMES}
     for wrong, message in (
-        ({"identities": two}, "a public key of each"),
-        ({"identities": three | {"bern": "xy" * 32}}, "identity of bern is no public key"),
-        ({"identities": three | {"bern": 7}}, "identity of bern is no public key"),
+        ({"identities": two}, "a public key for each"),
+        ({"identities": three | {"bern": "xy" * 32}}, "identity of bern is not a public key"),
+        ({"identities": three | {"bern": 7}}, "identity of bern is not a public key"),
         ({"sites": 3}, "secure must hold identities, rounds"),
         ({"rounds": "many"}, "secure.rounds must be a whole number, got 'many'"),
     ):

@@ -37,11 +37,12 @@ from fedmcmc.deploy._frames import (
     unpack,
 )
 from fedmcmc.deploy._limits import MAX_MESSAGE_BYTES, Limits, Outflow, numbers_per_message
-from fedmcmc.deploy._masks import MASKS, STAGES, SiteMasks
+from fedmcmc.deploy._masks import STAGES
 from fedmcmc.deploy._private import NEW_STUDY_ADVICE
 from fedmcmc.deploy._programs import run_client, stack_chains, take_chain
 from fedmcmc.deploy._secret import SiteSecret
 from fedmcmc.deploy._shapes import Shapes, max_num_bytes, shapes_of_run
+from fedmcmc.deploy._site_masks import MASKS, SiteMasks
 from fedmcmc.deploy._site_run import SiteRun
 from fedmcmc.deploy._study import Study, software
 from fedmcmc.deploy._words import from_words

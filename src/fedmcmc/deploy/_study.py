@@ -17,7 +17,7 @@ from fedmcmc._types import ArrayTree, Client, FederatedKernel, Federation, Poste
 from fedmcmc.data import FederatedData, Levels
 from fedmcmc.deploy._columns import check_keys, checked_levels, read_columns, wide_shapes
 from fedmcmc.deploy._frames import Refused, digest_of
-from fedmcmc.deploy._masks import check_alike, check_settings, grid_of, num_colluding
+from fedmcmc.deploy._masks import check_same_for_sites, check_settings, grid_of, num_colluding
 from fedmcmc.deploy._names import check_printable, check_site_names
 from fedmcmc.deploy._settings import check_names, read_toml
 from fedmcmc.deploy._sources import Source, list_sources, load_source, read_source
@@ -411,7 +411,7 @@ class Study:
             return self.kernel(words["named"])
         self._check_classes(words)
         if self.secure:
-            check_alike(words)
+            check_same_for_sites(words)
         kernel: FederatedKernel = from_words(words, body, self.functions)
         masked = self.secure and isinstance(kernel, FederatedKernel)
         return self.adapt_kernel(kernel) if masked else kernel
