@@ -398,5 +398,5 @@ def test_what_a_server_may_ask_is_known():
 def test_a_kernel_within_another_is_asked_for_by_its_own_name():
     study = study_of(asks=["Compressed"])
     kernel = fedmcmc.compress(fedmcmc.lsd(study.model, step_size=0.1), fedmcmc.quantize(4))
-    with pytest.raises(deploy.Refused, match="'Langevin' is none that the study"):
+    with pytest.raises(deploy.Refused, match="does not allow the kernel 'Langevin'"):
         study.words_of(kernel)

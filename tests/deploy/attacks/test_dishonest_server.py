@@ -324,7 +324,9 @@ def test_a_server_asks_for_a_class_that_the_study_does_not_name(begins_with):
     """`WithoutClient` and the like tell single sites' answers."""
     for name in ("WithoutClient", "LeaveOneOut", "Averaging", "Relay"):
         reply = begins_with(lambda words, kind=f"fedmcmc.kernels:{name}": words | {"class": kind})
-        assert reply.kind == "declined" and f"'{name}' is none that" in reply.header["reason"]
+        assert (
+            reply.kind == "declined" and f"not allow the kernel '{name}'" in reply.header["reason"]
+        )
 
 
 # Sizes
