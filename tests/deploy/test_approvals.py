@@ -200,9 +200,7 @@ def test_an_approval_is_one_sites_and_of_one_version(kit, monkeypatch):
     assert approve(kit, "--yes") == 0
     approval = deploy.Approval.read(kit / "approval.json")
     study = deploy.Study.read(kit / "study.toml")
-    with pytest.raises(
-        deploy.Refused, match="approval is for the site bern, and this site is chur"
-    ):
+    with pytest.raises(deploy.Refused, match="for the site bern, and this site is chur"):
         approval.check(study, "chur")
     newer = {name: "9.9" if name == "fedmcmc" else v for name, v in approval.software.items()}
     monkeypatch.setattr("fedmcmc.deploy._approval.software", lambda: newer)

@@ -28,9 +28,9 @@ def site_of(folder, name="bern", study=STUDY, **settings):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (dict(min_rows=6), "has 5 rows and takes part with at least 6"),
-        (dict(min_sites=4), "among at least 4 "),
-        (dict(refused_columns=["x", "age"]), r"does not let the columns \['x'\] be used"),
+        (dict(min_rows=6), "has 5 rows but needs at least 6"),
+        (dict(min_sites=4), "studies of at least 4 "),
+        (dict(refused_columns=["x", "age"]), r"refuses the columns \['x'\]"),
         (dict(approved="0" * 64), "is not the one approved"),
     ],
     ids=str,

@@ -98,9 +98,7 @@ def test_a_kernel_is_told_of_by_its_name_where_the_study_has_it():
 
 def test_a_kernel_that_is_none_of_the_study_is_refused_at_both_ends():
     study, other = study_of("lsd"), fedmcmc.lsd(POSTERIOR, step_size=0.02)
-    with pytest.raises(
-        deploy.Refused, match="study 'contract' does not allow the kernel 'Langevin'"
-    ):
+    with pytest.raises(deploy.Refused, match="'contract' does not allow the kernel 'Langevin'"):
         study.words_of(other)
     allowing = study_of("lsd", asks=("Langevin",))
     words, body = allowing.words_of(other)

@@ -15,7 +15,7 @@ from fedmcmc.deploy._columns import column_names
 from fedmcmc.deploy._frames import printable
 from fedmcmc.deploy._limits import Limits, num_parameters, numbers_per_message, smallest_batch
 from fedmcmc.deploy._recovery import messages_to_recover
-from fedmcmc.deploy._shapes import Exchange, Shapes, shapes_of_run
+from fedmcmc.deploy._shapes import PhaseShapes, RunShapes, shapes_of_run
 from fedmcmc.deploy._study import Study, software
 from fedmcmc.deploy._words import disclosures
 from fedmcmc.pytrees import trees
@@ -193,7 +193,7 @@ def _terms() -> list[str]:
 
 
 def _messages_of_kernel(
-    study: Study, site: str, kernel: FederatedKernel, shapes: Shapes | None
+    study: Study, site: str, kernel: FederatedKernel, shapes: RunShapes | None
 ) -> list[str]:
     lines: list[str] = []
     told = disclosures()
@@ -466,7 +466,7 @@ def _warnings(
     return warnings
 
 
-def _counts(study: Study, shapes: Shapes) -> _Counts:
+def _counts(study: Study, shapes: RunShapes) -> _Counts:
     masked, phases = bool(study.secure), shapes.phases
     leaving = sum(numbers_per_message(p.code, p.report, masked=masked) for p in phases)
     equations = sum(numbers_per_message(p.code, masked=masked) for p in phases)
@@ -474,7 +474,7 @@ def _counts(study: Study, shapes: Shapes) -> _Counts:
     return _Counts(equations - 2 * masked * len(phases), leaving)
 
 
-def _exchange_text(exchange: Exchange) -> str:
+def _exchange_text(exchange: PhaseShapes) -> str:
     num = trees.num_elements(exchange.report)
     size = len(wire.encode(_zeros(exchange.report)))
     return (

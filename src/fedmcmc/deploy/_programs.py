@@ -21,7 +21,7 @@ from fedmcmc._types import (
     FederatedState,
     user_position,
 )
-from fedmcmc.deploy._shapes import Report
+from fedmcmc.deploy._shapes import StepReport
 from fedmcmc.deploy._study import Study
 from fedmcmc.pytrees import trees
 from fedmcmc.random import CHACHA, draw_key, shared_key
@@ -93,7 +93,7 @@ def run_client(
     number: int,
     setup: bool,
     generator: Any = None,
-) -> tuple[ArrayTree, ArrayTree, Report]:
+) -> tuple[ArrayTree, ArrayTree, StepReport]:
     """Return codes, states and reports of all chains; inactive chains keep their state.
 
     `keys` are keys of the chains, or words of the client's keys in this phase of this round.
@@ -110,13 +110,13 @@ def run_client(
         state: ArrayTree,
         weight: Array,
         on: Array,
-    ) -> tuple[ArrayTree, ArrayTree, Report]:
+    ) -> tuple[ArrayTree, ArrayTree, StepReport]:
         broadcast = broadcast._replace(round=round_)
         weighted = replace(client, weight=weight)
         code, new, info = client_step(kernel, phase, key, broadcast, state, weighted)
-        return code, trees.select(on, new, state), Report.of(info)
+        return code, trees.select(on, new, state), StepReport.of(info)
 
-    outputs: tuple[ArrayTree, ArrayTree, Report] = map_chains(
+    outputs: tuple[ArrayTree, ArrayTree, StepReport] = map_chains(
         run_chain, keys, broadcasts, states, weights, active
     )
     return outputs

@@ -47,7 +47,7 @@ from fedmcmc.deploy._programs import (
     sum_setup,
     take_chain,
 )
-from fedmcmc.deploy._shapes import Shapes, max_num_bytes
+from fedmcmc.deploy._shapes import RunShapes, max_num_bytes
 from fedmcmc.deploy._words import to_words
 from fedmcmc.participation import full
 from fedmcmc.pytrees import trees
@@ -119,7 +119,7 @@ class Rounds:
         links: Links,
         kernel: FederatedKernel,
         keys: Array,
-        shapes: Shapes,
+        shapes: RunShapes,
         name: str,
         attempt: int,
         *,

@@ -41,7 +41,7 @@ from fedmcmc.deploy._masks import STAGES
 from fedmcmc.deploy._private import NEW_STUDY_ADVICE
 from fedmcmc.deploy._programs import run_client, stack_chains, take_chain
 from fedmcmc.deploy._secret import SiteSecret
-from fedmcmc.deploy._shapes import Shapes, max_num_bytes, shapes_of_run
+from fedmcmc.deploy._shapes import RunShapes, max_num_bytes, shapes_of_run
 from fedmcmc.deploy._site_masks import MASKS, SiteMasks
 from fedmcmc.deploy._site_run import SiteRun
 from fedmcmc.deploy._study import Study, software
@@ -330,7 +330,7 @@ class Site:
         )
         self._last_step = (b"", b"")
 
-    def _check_length(self, shapes: Shapes, num_chains: int) -> None:
+    def _check_length(self, shapes: RunShapes, num_chains: int) -> None:
         """Raise if broadcasts of a run are longer than this site accepts."""
         broadcasts = (shapes.setup_broadcast, *(phase.broadcast for phase in shapes.phases))
         largest = max(map(max_num_bytes, broadcasts))
