@@ -8,7 +8,7 @@ import pytest
 import fedmcmc.site
 from fedmcmc import deploy
 from fedmcmc.__main__ import main
-from fedmcmc.deploy._account import _families
+from fedmcmc.deploy._risks import inner_class_names
 from fedmcmc.deploy._words import disclosures
 from tests.contracts.model import POSITIONS, SIZES, Given
 from tests.contracts.tables import KERNELS
@@ -234,7 +234,7 @@ def test_every_family_of_kernels_says_what_it_sends():
     families = {
         family
         for row, build in KERNELS.items()
-        for family in _families(build(POSITIONS["vector"], Given()))
+        for family in inner_class_names(build(POSITIONS["vector"], Given()))
     }
     unknown = fedmcmc.FederatedKernel.disclosure.content
     told = {name: each.content for name, each in disclosures().items()}
