@@ -20,7 +20,8 @@ from fedmcmc._types import (
 from fedmcmc.deploy._frames import digest_of
 from fedmcmc.deploy._guard import Guard
 from fedmcmc.deploy._links import Links, SiteError
-from fedmcmc.deploy._rounds import AtServer, RoundDraw, RoundFigures, Rounds
+from fedmcmc.deploy._messages import AtServer
+from fedmcmc.deploy._rounds import RoundDraw, RoundFigures, Rounds
 from fedmcmc.deploy._shapes import as_sent, shapes_of_run
 from fedmcmc.deploy._study import Study
 from fedmcmc.deploy._transport import Transport
@@ -302,7 +303,7 @@ class SitesExecutor:
         round_ = int(np.asarray(state.broadcast.round)[0])
         if round_ not in self._checkpoints:
             self._checkpoints = [*self._checkpoints[-1:], round_]
-        self.rounds.mark(round_, self._checkpoints)
+        self.rounds.messages.mark(round_, self._checkpoints)
         return state
 
     def lay_out_chains(self, tree: ArrayTree) -> ArrayTree:
@@ -322,7 +323,7 @@ class SitesExecutor:
             self.rounds.start(state) if is_first else self.rounds.resume(state)
         self._next_round = None  # until all rounds are finished
         # An interrupted run continues from the beginning of a segment.
-        self.rounds.mark(start, [*self._checkpoints, start])
+        self.rounds.messages.mark(start, [*self._checkpoints, start])
         num = len(self.keys)
         progress = _Progress(start, state, np.zeros((2, num)), (), segment.accumulator_states)
         self.finished_rounds = None
