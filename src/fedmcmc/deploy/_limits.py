@@ -102,13 +102,7 @@ class Limits:
         return [c for c in self.refused_columns if not any(_is_within(name, c) for name in names)]
 
     def check_study(self, study: Study, site: str) -> None:
-        """Raise unless the site may take part in a study.
-
-        Raises
-        ------
-        Refused
-            If rows or sites are too few, or a refused column is used.
-        """
+        """Raise `Refused` if rows or sites are too few, or if the study uses a refused column."""
         num_rows, num_sites = study.sites[site], len(study.sites)
         smallest = self.min_rows or MIN_ROWS
         if num_rows < smallest:
@@ -137,19 +131,9 @@ class Limits:
     def check_run(
         self, kernel: FederatedKernel, study: Study, site: str, position: ArrayTree
     ) -> None:
-        """Raise unless the site may answer a run of a kernel.
+        """Raise `Refused` if rows are too few for the parameters, or a minibatch is too small.
 
-        Parameters
-        ----------
-        kernel, study, site
-            Kernel of the run, study, and name of the site.
-        position
-            Shapes of the server's broadcast, used if the model has no `init_fn`.
-
-        Raises
-        ------
-        Refused
-            If the site's rows are too few for the model's parameters, or a minibatch is too small.
+        `position` has the shapes of the server's broadcast, used if the model has no `init_fn`.
         """
         num_rows, num = study.sites[site], num_parameters(study, position)
         smallest = ROWS_PER_PARAMETER * num
@@ -178,18 +162,7 @@ class Outflow:
     """Count of all numbers that have left a site, kept in its folder and in its audit log.
 
     The larger of the two holds at start, so a folder that was removed or restored from a backup
-    does not lower the count.
-
-    Parameters
-    ----------
-    site
-        Name of the site.
-    disk
-        Folder of the site.
-    log
-        Audit log of the site, whose lines carry the total.
-    limits
-        Limits of the site.
+    does not lower the count. Every line of the audit log holds the total.
     """
 
     def __init__(self, site: str, disk: Disk, log: AuditLog | None, limits: Limits) -> None:
@@ -233,15 +206,8 @@ class Outflow:
 def numbers_per_message(code: ArrayTree, report: StepReport | None = None, *, masked: bool) -> int:
     """Return the number of numbers that leave a site in one message of one chain.
 
-    Parameters
-    ----------
-    code
-        Code of the message, or its shapes.
-    report
-        Report that is sent with the message, or its shapes; ``None`` before the first round.
-    masked
-        If true, the code consists of masked words, which replace the report except for the bits of
-        the broadcast.
+    The report is ``None`` before the first round. If the code consists of masked words, these
+    replace the report except for the bits of the broadcast. Shapes of code and report are enough.
     """
     if report is None:
         return _num_numbers(code)
@@ -258,12 +224,7 @@ def _num_numbers(tree: ArrayTree) -> int:
 def num_parameters(study: Study, position: ArrayTree = None) -> int:
     """Return the number of unconstrained parameters of a study's model.
 
-    Parameters
-    ----------
-    study
-        Study whose model's `init_fn` returns the parameters.
-    position
-        Shapes of the broadcast, used if the model has no `init_fn`.
+    `position` has the shapes of the broadcast, used if the model has no `init_fn`.
     """
     if study.model.init_fn is not None:
         position = jax.eval_shape(study.model.init_fn, jax.random.key(0))
@@ -279,14 +240,8 @@ def smallest_batch(kernel: Any, num_rows: int) -> int | None:
     """Return the rows in the smallest minibatch of a kernel, ``None`` if it uses all rows.
 
     Every part of the kernel with a number `batch_size` counts, including parts of the study's own
-    classes. The last minibatch of a pass over the rows holds the remaining rows.
-
-    Parameters
-    ----------
-    kernel
-        Kernel or gradient estimator.
-    num_rows
-        Rows of the site; a fractional `batch_size` is multiplied by it.
+    classes. The last minibatch of a pass over the rows holds the remaining rows. A fractional
+    `batch_size` is multiplied by `num_rows`.
     """
     rows = []
     for part in _parts(kernel):

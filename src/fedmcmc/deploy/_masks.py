@@ -125,12 +125,8 @@ def _is_key(text: Any) -> bool:
 def check_kernel(kernel: FederatedKernel, codes: tuple[ArrayTree, ...], *, waits: bool) -> None:
     """Raise unless masks can hide a kernel's messages; `codes` are from all phases.
 
-    Raises
-    ------
-    ValueError
-        If cohorts change, or if a message may be late or left out.
-    Refused
-        If its messages are not words.
+    Raise `ValueError` if cohorts change or a message may be late or left out, and `Refused` if
+    messages are not words.
     """
     leaves = jax.tree.leaves(codes, is_leaf=lambda node: isinstance(node, Word))
     if not all(isinstance(leaf, Word) for leaf in leaves):

@@ -27,26 +27,16 @@ from fedmcmc.deploy._words import to_words
 
 
 class AtServer(NamedTuple):
-    """The server's record of its sites, in place of the clients' states.
+    """The server's record of its sites, in place of the clients' states."""
 
-    Attributes
-    ----------
-    memories
-        Copies of the clients' memories if decoding needs them, one entry per phase, leaves
-        ``[num_chains, num_clients, ...]``.
-    last
-        ``[num_chains, num_clients, 2]`` int32, round and phase of each site's last accepted answer,
-        -1 before the first.
-    counted
-        ``[num_chains, num_clients]`` bool, true in the chains that counted this answer.
-    run
-        ``[num_chains, 32]`` uint8, name of the run under which sites store their states.
-    """
-
+    # Copies of the clients' memories if decoding needs them, one entry per phase, leaves
+    # [num_chains, num_clients, ...].
     memories: tuple[ArrayTree, ...]
+    # Round and phase of each site's last accepted answer, [num_chains, num_clients, 2] int32; -1
+    # before the first answer.
     last: ArrayTree
-    counted: ArrayTree
-    run: ArrayTree
+    counted: ArrayTree  # [num_chains, num_clients] bool, chains that counted this answer
+    run: ArrayTree  # [num_chains, 32] uint8, name of the run under which sites store their states
 
     def verdict(self, index: int) -> dict[str, Any]:
         """Return the server's verdict on a site's last answer, for the header of a message."""
@@ -72,15 +62,7 @@ class SiteShare(NamedTuple):
 
 
 class RunMessages:
-    """Messages of one run, for all of its chains together.
-
-    Attributes
-    ----------
-    begin
-        Message that starts the run at a site.
-    max_bytes
-        Largest number of bytes of an answer, one entry per phase.
-    """
+    """Messages of one run, for all of its chains together."""
 
     def __init__(
         self,
@@ -97,12 +79,14 @@ class RunMessages:
         self._rounds_to_keep: list[int] = []
         # Sites draw all other numbers from their own secrets, or from the keys that `begin` sends.
         self._sends_shared = bool(jax.tree.leaves(shapes.shared)) and not study.reproducible
-        # One entry per phase: decoders of code and report of a chain, and zeros in place of both.
+        # One entry per phase: decoders of code and report of a chain, and zeros instead of both.
         self._readers = [(wire.reader(x.code), wire.reader(x.report)) for x in shapes.phases]
-        self._zeros = [
+        self.zeros = [
             jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), (x.code, x.report))
             for x in shapes.phases
         ]
+        # Largest numbers of bytes of an answer, in the set-up and in a phase.
+        self.max_setup_bytes = [len(keys) * (PART_BYTES + max_num_bytes(x)) for x in shapes.setup]
         self.max_bytes = [
             len(keys) * (2 * PART_BYTES + max_num_bytes(x.code) + max_num_bytes(x.report))
             for x in shapes.phases
@@ -120,6 +104,7 @@ class RunMessages:
             "keys": digest_of(words_of_keys),
         }
         parts = [numbers, words_of_keys] if study.reproducible else [numbers]
+        # Message that starts the run at a site.
         self.begin = Frame("begin", header, pack(*parts)).to_bytes()
 
     def tag(self, round_: int, phase: int = -1) -> Tag:
@@ -150,10 +135,6 @@ class RunMessages:
         """Return the codes of all chains in an answer before the first round."""
         like = self._setup_shapes[phase]
         return [decode(part, like) for part in unpack(data, len(self._keys))]
-
-    def max_setup_bytes(self, phase: int) -> int:
-        """Return the largest number of bytes of an answer before the first round."""
-        return len(self._keys) * (PART_BYTES + max_num_bytes(self._setup_shapes[phase]))
 
     def start(self, tag: Tag, broadcast: Broadcast) -> dict[str, bytes]:
         """Return the requests to compute the first states."""
@@ -220,11 +201,7 @@ class RunMessages:
         except ValueError as error:
             raise FrameError(str(error)) from None
         pairs = zip(codes, reports, strict=True)
-        return [next(pairs) if is_on else self._zeros[phase] for is_on in on]
-
-    def no_answer(self, phase: int) -> list[ArrayTree]:
-        """Return zeros in place of a missing site's codes and reports."""
-        return [self._zeros[phase]] * len(self._keys)
+        return [next(pairs) if is_on else self.zeros[phase] for is_on in on]
 
     def _pack_chains(self, broadcast: Broadcast) -> bytes:
         return pack(*(wire.encode(take_chain(broadcast, c)) for c in range(len(self._keys))))

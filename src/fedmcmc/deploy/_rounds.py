@@ -125,10 +125,9 @@ class Rounds:
             def read(site: str, data: bytes, number: int = number) -> list[ArrayTree]:
                 return self.messages.read_setup(data, number)
 
-            requests, max_bytes = self.messages.setup(tag, broadcast), self.messages.max_setup_bytes
-            answers = self.links.exchange(
-                requests, "answer", tag, read, most_bytes=max_bytes(number)
-            )
+            requests = self.messages.setup(tag, broadcast)
+            max_bytes = self.messages.max_setup_bytes[number]
+            answers = self.links.exchange(requests, "answer", tag, read, most_bytes=max_bytes)
             codes = tuple(stack_chains(answers[site]) for site in self.names)
             self._check_setup(codes, number)
             cohort = _full_cohort(num_sites, num)
@@ -263,7 +262,7 @@ class Rounds:
             self._miss(site, self.links.problems.get(site))
             active = active & (ids != self.names.index(site))
         if len(answers) < len(self.names):
-            zeros = self.messages.no_answer(phase)
+            zeros = [self.messages.zeros[phase]] * len(self.keys)
             answers |= {site: zeros for site in self.names if site not in answers}
         pairs = [stack_chains(answers[site]) for site in self.names]
         codes, reports = [code for code, _ in pairs], [report for _, report in pairs]

@@ -227,7 +227,7 @@ class Sites:
                 raise ValueError(f"state does not fit this kernel and these sites: {difference}.")
             first_state = state
         first_state = jax.tree.map(trees.strong, first_state)
-        program = Program(kernel, self.study.hollow, Arrangement(clients_at_a_time=1))
+        program = Program(kernel, self.study.data_like, Arrangement(clients_at_a_time=1))
         executor = SitesExecutor(rounds, program, first_state, state is not None)
         return executor, first_state, self.study.digest
 

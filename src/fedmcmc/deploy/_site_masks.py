@@ -35,16 +35,8 @@ def rules_of(study: Study, path: Path) -> "SiteRules":
 class SiteMasks:
     """A site's session and rules in a study under masks.
 
-    Parameters
-    ----------
-    study
-        Study under masks.
-    index
-        Number of the site.
-    identity
-        Ed25519 private key of the site, or its file.
-    path
-        File with the site's last answer.
+    `index` is the number of the site, `identity` its Ed25519 private key or the file of the key,
+    and `path` the file with the site's last answer.
     """
 
     def __init__(self, study: Study, index: int, identity: Any, path: Path) -> None:
@@ -75,14 +67,9 @@ class SiteMasks:
     def take_part(self, stage: str, number: int, body: bytes) -> bytes:
         """Return this site's message in a stage of the creation of session `number`.
 
-        Raises
-        ------
-        SessionError
-            If a received message is not signed by its site.
-        RuleError
-            If the session does not belong to this study.
-        FrameError
-            If the received messages do not belong to this stage.
+        Raise `SessionError` if a received message is not signed by its site, `RuleError` if the
+        session does not belong to this study, and `FrameError` if the messages do not belong to
+        this stage.
         """
         from fedmcmc.deploy.secure import Handshake
 
@@ -112,19 +99,12 @@ class SiteMasks:
     ) -> bytes:
         """Return the site's words under masks; raise as `SiteRules.answer`.
 
-        Parameters
-        ----------
-        header
-            Entry ``masks`` of the request: session, attempt, and numbers of the sites in the sum.
-        place
-            Round, number of the phase, number of phases, and true in the set-up.
-        question
-            Digest of everything that the server requests from all sites. Masks depend on it, so
-            nobody can add up the answers of sites that received different requests.
-        state_digest
-            Digest of the site's state, which the answer also depends on.
-        compute
-            Function that returns the words ``[num_words]`` uint64; called for a new question only.
+        `header` is the entry ``masks`` of the request: session, attempt, and numbers of the sites
+        in the sum. `place` has the round, the number of the phase, the number of phases, and true
+        in the set-up. `question` is a digest of everything that the server requests from all sites.
+        Masks depend on it, so nobody can add up the answers of sites that received different
+        requests. The answer also depends on the site's state, which has the digest `state_digest`.
+        `compute` returns the words ``[num_words]`` uint64; it is called for a new question only.
         """
         from fedmcmc.deploy.secure import MaskTag, transcript
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.tree_util import Partial
+from jax.tree_util import Partial, keystr, tree_leaves_with_path
 
 from fedmcmc._types import ArrayTree, Client, FederatedKernel, Federation, Posterior, as_functions
 from fedmcmc.data import FederatedData, Levels
@@ -179,13 +179,13 @@ class Study:
 
     def _check_names(self) -> None:
         """Raise `ValueError` unless all names are printable, because owners read them."""
-        columns = jax.tree_util.tree_leaves_with_path(self.rows)
+        columns = [keystr(path, simple=True) for path, _ in tree_leaves_with_path(self.rows)]
         check_printable(
             {
                 "the study": [self.name],
                 "a source": [self.posterior, *self.kernels.values()],
                 "a site": self.sites,
-                "a column": [jax.tree_util.keystr(path, simple=True) for path, _ in columns],
+                "a column": columns,
                 "a level": [level for levels in self.levels.values() for level in levels],
                 "a kernel": self.kernels,
                 "a kernel in asks": self.asks,
@@ -196,12 +196,9 @@ class Study:
 
     @classmethod
     def read(cls, path: str | Path) -> "Study":
-        """Return the study in a TOML file; the study's files are in the same folder.
+        """Return the study in a TOML file; raise `ValueError` if it is not valid.
 
-        Raises
-        ------
-        ValueError
-            If the file does not hold a study.
+        The study's files are in the same folder.
         """
         path = Path(path)
         content = read_toml(path)
@@ -243,12 +240,8 @@ class Study:
     def consortium(self) -> "Consortium":
         """Consortium of the study's sites, for masks.
 
-        Its document is the study with digests of the kernels and versions of the software.
-
-        Raises
-        ------
-        ValueError
-            If a sum over these sites would not hide a single message.
+        Its document is the study with digests of the kernels and versions of the software. Raise
+        `ValueError` if a sum over these sites would not hide a single message.
         """
         from fedmcmc.deploy.secure import Consortium, transcript
 
@@ -273,10 +266,7 @@ class Study:
     def path(self, source: str) -> Path:
         """Return the file of a source of the model or of a kernel.
 
-        Raises
-        ------
-        ValueError
-            If a source cannot be read, or is a package that is not installed.
+        Raise `ValueError` if a source cannot be read, or is a package that is not installed.
         """
         return self._sources[source].path
 
@@ -285,13 +275,7 @@ class Study:
         return {name: load_source(self._sources, name) for name in self._sources}
 
     def found(self, where: str) -> Any:
-        """Return the object with this name in a source of the study: ``"file.py:name"``.
-
-        Raises
-        ------
-        ValueError
-            If the study has no such source, or the source has no such name.
-        """
+        """Return the object ``"file.py:name"``; raise `ValueError` if it does not exist."""
         source, _, name = where.partition(":")
         value = getattr(self._modules.get(source), name, None)
         if value is None:
@@ -314,11 +298,9 @@ class Study:
     @property
     def functions(self) -> dict[str, Callable[..., Any]]:
         """Functions of the model by name, nested functions included (of `fedmcmc.marginal`)."""
-        leaves = jax.tree_util.tree_leaves_with_path(
-            self.model, is_leaf=lambda x: isinstance(x, Partial)
-        )
+        leaves = tree_leaves_with_path(self.model, is_leaf=lambda x: isinstance(x, Partial))
         named = {
-            jax.tree_util.keystr(path, simple=True, separator="."): fn
+            keystr(path, simple=True, separator="."): fn
             for path, fn in leaves
             if isinstance(fn, Partial)
         }
@@ -326,13 +308,7 @@ class Study:
         return {name: plain(fn) for name, fn in named.items()}
 
     def kernel(self, name: str) -> FederatedKernel:
-        """Return a kernel of the study, from its files.
-
-        Raises
-        ------
-        ValueError
-            If no kernel has this name.
-        """
+        """Return a kernel of the study; raise `ValueError` if no kernel has this name."""
         if name not in self.kernels:
             raise ValueError(
                 f"The study {self.name!r} has no kernel {name!r}, only {sorted(self.kernels)}."
@@ -374,12 +350,8 @@ class Study:
     def words_of(self, kernel: FederatedKernel) -> tuple[Any, bytes]:
         """Return a kernel as a message to sites: its name, or words and numbers.
 
-        Under masks the words describe the kernel without its secure sum, which sites add.
-
-        Raises
-        ------
-        Refused
-            If the study neither has the kernel nor allows its class.
+        Under masks the words describe the kernel without its secure sum, which sites add. Raise
+        `Refused` if the study neither has the kernel nor allows its class.
         """
         name = self._name_of(kernel)
         if name is not None:
@@ -402,12 +374,8 @@ class Study:
     def kernel_of(self, words: Any, body: bytes) -> FederatedKernel:
         """Return the kernel that `words_of` described.
 
-        Raises
-        ------
-        Refused
-            If the study does not allow the kernel.
-        FrameError
-            If words and numbers do not describe a kernel.
+        Raise `Refused` if the study does not allow the kernel, and `FrameError` if words and
+        numbers do not describe a kernel.
         """
         if isinstance(words, dict) and isinstance(words.get("named"), str):
             if words["named"] not in self.kernels:
@@ -444,10 +412,10 @@ class Study:
     @cached_property
     def federation(self) -> Federation:
         """Public information on the clients."""
-        return self.hollow.federation
+        return self.data_like.federation
 
     @cached_property
-    def hollow(self) -> FederatedData:
+    def data_like(self) -> FederatedData:
         """Data of all sites with shapes in place of rows, for tracing."""
         sizes = np.fromiter(self.sites.values(), np.int32)
         total = int(sizes.sum())
@@ -460,17 +428,17 @@ class Study:
 
     def client(self, index: int, rows: ArrayTree) -> Client:
         """Return a client with its own rows only, padded by `_pad_rows`."""
-        hollow, zero = self.hollow, jnp.zeros((), jnp.int32)
-        share = hollow.share[index]
-        padded = jax.tree.map(lambda leaf: _pad_rows(leaf, hollow.max_size), rows)
+        data, zero = self.data_like, jnp.zeros((), jnp.int32)
+        share = data.share[index]
+        padded = jax.tree.map(lambda leaf: _pad_rows(leaf, data.max_size), rows)
         return Client(
             padded,
             zero,
-            hollow.size[index],
+            data.size[index],
             jnp.asarray(index, jnp.int32),
             share,
             jnp.ones((), share.dtype),
-            hollow.max_size,
+            data.max_size,
         )
 
     @property
@@ -519,8 +487,7 @@ def _keys(table: Any) -> list[Any]:
 
 def _describe_rows(rows: ArrayTree) -> dict[str, Any]:
     """Return types and shapes of the columns of one row."""
-    named = jax.tree_util.tree_leaves_with_path(rows)
     return {
-        jax.tree_util.keystr(path): [str(np.dtype(leaf.dtype)), list(leaf.shape)]
-        for path, leaf in named
+        keystr(path): [str(np.dtype(leaf.dtype)), list(leaf.shape)]
+        for path, leaf in tree_leaves_with_path(rows)
     }
