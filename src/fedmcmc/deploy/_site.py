@@ -335,11 +335,11 @@ class Site:
         broadcasts = (shapes.setup_broadcast, *(phase.broadcast for phase in shapes.phases))
         largest = max(map(max_num_bytes, broadcasts))
         num = num_chains * (PART_BYTES + HEADER_BYTES_PER_CHAIN + largest) + JOIN_BYTES
-        most = self.limits.most_bytes
-        if num > most:
+        limit = self.limits.most_bytes
+        if num > limit:
             raise Refused(
                 f"The messages of this run have up to {num:,} bytes, and {self.name} accepts at "
-                f"most {most:,}: set most_bytes in [limits] of its site.toml to {num}."
+                f"most {limit:,}: set most_bytes in [limits] of its site.toml to {num}."
             )
 
     def _check_indices(self) -> None:
