@@ -72,7 +72,7 @@ def site_of(study, folder, name="bern", **limits):
 
 
 def run_at(sites, study, num_rounds=1, position=POSITION, kernel="main", **settings):
-    local = deploy.Local()
+    local = deploy.LocalTransport()
     for site in sites:
         local.join(site)
     consortium = deploy.Sites(study, local)
@@ -164,7 +164,7 @@ def test_a_count_outlives_the_folder(how, tmp_path):
 
 def test_the_first_answer_after_a_restart_counts_again(tmp_path):
     """A server can make a site restart, so nothing that is kept may excuse an answer."""
-    local, asked = deploy.Local(), []
+    local, asked = deploy.LocalTransport(), []
     bern, *others = sites_of(STUDY, tmp_path)
     local.join(bern, heard=lambda data, answer: asked.append(data))
     for site in others:

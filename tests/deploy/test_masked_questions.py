@@ -39,7 +39,7 @@ def heard():
 
 @pytest.fixture(scope="module")
 def sites(tmp_path_factory, heard):
-    folder, local = tmp_path_factory.mktemp("sites"), deploy.Local()
+    folder, local = tmp_path_factory.mktemp("sites"), deploy.LocalTransport()
     for name, pairs in heard.items():
         site = studies.site_of(STUDY, name, folder)
         local.join(site, heard=lambda *pair, to=pairs: to.append(pair))
@@ -203,7 +203,7 @@ def test_what_does_not_fit_the_sum_is_said_with_the_remedy(tmp_path):
     small = studies.masked_study(
         "lsd", asks=ASKS, kernels={}, secure={"most": 2.0, "resolution": 2.0**-40}
     )
-    local = deploy.Local()
+    local = deploy.LocalTransport()
     studies.join_all(local, small, tmp_path)
     sites = deploy.Sites(small, local)
     same = SimulatedConsortium(

@@ -37,7 +37,7 @@ def heard():
 
 @pytest.fixture(scope="module")
 def sites(tmp_path_factory, heard):
-    folder, local = tmp_path_factory.mktemp("sites"), deploy.Local()
+    folder, local = tmp_path_factory.mktemp("sites"), deploy.LocalTransport()
     for name, answers in heard.items():
         site = studies.site_of(STUDY, name, folder)
         local.join(site, heard=lambda asked, answer, to=answers: to.append(answer))
@@ -212,7 +212,7 @@ def test_what_needs_the_rows_is_refused_by_name(sites, tmp_path):
     # A study that does not ask for it.
     silent = studies.study_of(kernels={})
     with pytest.raises(deploy.Refused, match="does not allow the kernel 'CommonExpansions'"):
-        surrogates.taylor(silent.model, deploy.Sites(silent, deploy.Local()), CENTER)
+        surrogates.taylor(silent.model, deploy.Sites(silent, deploy.LocalTransport()), CENTER)
     # Functions that are in no study.
     other = fedmcmc.Posterior(lambda x: 0.0 * x["a"], lambda x, rows: rows["x"][:, 0] * x["a"])
     with pytest.raises(deploy.Refused, match="has no name at the sites"):
@@ -239,7 +239,7 @@ def test_sites_calibrate_a_fit_on_outcomes_that_they_draw(tmp_path):
 
     def sites_of(*asks):
         study = studies.study_of(posterior=f"{studies.HERE}:with_outcomes", asks=asks, kernels={})
-        local = deploy.Local()
+        local = deploy.LocalTransport()
         for name in study.sites:
             local.join(studies.site_of(study, name, tmp_path / asks[-1]))
         return deploy.Sites(study, local), study.model

@@ -43,5 +43,5 @@ from fedmcmc.deploy._site import Site as Site
 from fedmcmc.deploy._study import FIT as FIT
 from fedmcmc.deploy._study import SETUP as SETUP
 from fedmcmc.deploy._study import Study as Study
-from fedmcmc.deploy._transport import Local as Local
+from fedmcmc.deploy._transport import LocalTransport as LocalTransport
 from fedmcmc.deploy._transport import Transport as Transport

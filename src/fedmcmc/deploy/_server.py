@@ -53,7 +53,7 @@ class Sites:
     study
         Study that the parties agreed on.
     transport
-        The server's end of the network: `Local`, or `GrpcServer`.
+        The server's end of the network: `LocalTransport` or `GrpcServer`.
     on_missing
         Action if a site does not answer within `timeout` seconds. ``"wait"`` waits for the site,
         so that the kernel's distribution does not change. ``"leave_out"`` continues without its
