@@ -236,7 +236,7 @@ def num_parameters(study: Study, position: ArrayTree = None) -> int:
     return int(trees.num_elements(position))
 
 
-def smallest_batch(kernel: Any, num_rows: int) -> int | None:
+def smallest_batch(kernel: FederatedKernel | GradientEstimator, num_rows: int) -> int | None:
     """Return the rows in the smallest minibatch of a kernel, ``None`` if it uses all rows.
 
     Every part of the kernel with a number `batch_size` counts, including parts of the study's own

@@ -5,7 +5,7 @@ the site except for masked words, which answer requests that the site's rules al
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -32,7 +32,9 @@ STAGES = OPEN, CONFIRM, SEAL = ("open", "confirm", "seal")
 """Kinds of the requests that create a session, in their order."""
 
 
-def check_settings(secure: Mapping[str, Any], sites: Mapping[str, int], asks: Any) -> None:
+def check_settings(
+    secure: Mapping[str, Any], sites: Mapping[str, int], asks: Sequence[str]
+) -> None:
     """Raise `ValueError` unless the table ``secure`` of a study is valid."""
     check_keys(secure, sorted(REQUIRED_KEYS), sorted(KNOWN_KEYS), "secure")
     for name in secure.keys() & (COUNT_KEYS | {"rounds"}):

@@ -1,7 +1,7 @@
 """Rounds over sites: the computations of the server, and exchanges of messages."""
 
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -52,7 +52,7 @@ class RoundFigures(NamedTuple):
     num_excluded: np.ndarray
     server: ArrayTree
 
-    def select(self, names: Any, round_: int) -> dict[str, np.ndarray]:
+    def select(self, names: Iterable[str], round_: int) -> dict[str, np.ndarray]:
         """Return the figures with these names."""
         figures = self._asdict() | {"round": np.full(len(self.num_active), round_)}
         if isinstance(self.server, ApproximationReport):
@@ -401,7 +401,7 @@ def _full_cohort(num_sites: int, num_chains: int) -> Cohort:
 def _zero_chains(chains: np.ndarray, code: ArrayTree) -> ArrayTree:
     """Return a code with zeros in these chains."""
 
-    def zero(leaf: Any) -> np.ndarray:
+    def zero(leaf: np.ndarray) -> np.ndarray:
         return np.where(chains.reshape(-1, *(1,) * (leaf.ndim - 1)), np.zeros((), leaf.dtype), leaf)
 
     return jax.tree.map(zero, code)

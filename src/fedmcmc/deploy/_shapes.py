@@ -1,10 +1,11 @@
 """Shapes of all messages of a run, which sites and server compute independently."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import ArrayLike
 
 from fedmcmc._types import ArrayTree, Broadcast, FederatedKernel, StepInfo
 from fedmcmc.deploy._frames import Refused
@@ -65,7 +66,7 @@ def max_num_bytes(tree: ArrayTree) -> int:
     return 2 * trees.num_bytes(tree) + 64
 
 
-def as_sent(leaf: Any) -> Array:
+def as_sent(leaf: ArrayLike) -> Array:
     """Return numbers of a position, or of a question's content, as floats, which messages hold.
 
     Words of random keys, the only unsigned integers, do not change.
@@ -123,7 +124,7 @@ def shapes_of_run(kernel: FederatedKernel, study: Study, position: ArrayTree) ->
             )
         )
 
-        def step(key: Any, b: Any, server: Any, number: int = number) -> Any:
+        def step(key: Array, b: Broadcast, server: ArrayTree, number: int = number) -> ArrayTree:
             received = initialize_received(kernel, number, b, waits=waits and number == last_phase)
             return server_step(kernel, number, key, b, server, received)
 

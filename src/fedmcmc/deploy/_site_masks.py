@@ -39,7 +39,9 @@ class SiteMasks:
     and `path` the file with the site's last answer.
     """
 
-    def __init__(self, study: Study, index: int, identity: Any, path: Path) -> None:
+    def __init__(
+        self, study: Study, index: int, identity: "Ed25519PrivateKey | str | Path", path: Path
+    ) -> None:
         from fedmcmc.deploy.secure import Handshake
 
         self._consortium, self._index = study.consortium, index
@@ -124,7 +126,7 @@ class SiteMasks:
         return self._rules.answer(session, tag, sites, site_question, compute)
 
 
-def _read_identity(identity: Any) -> "Ed25519PrivateKey":
+def _read_identity(identity: "Ed25519PrivateKey | str | Path") -> "Ed25519PrivateKey":
     """Return a private key, or the private key in a file.
 
     Raise `ValueError` if it is not an Ed25519 key, or if other users can read the file.
@@ -132,7 +134,7 @@ def _read_identity(identity: Any) -> "Ed25519PrivateKey":
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-    key = identity
+    key: Any = identity
     if isinstance(identity, str | Path):
         check_private(identity)
         key = load_pem_private_key(Path(identity).read_bytes(), None)

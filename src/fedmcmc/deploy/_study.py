@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.tree_util import Partial, keystr, tree_leaves_with_path
+from jax.typing import ArrayLike
 
 from fedmcmc._types import ArrayTree, Client, FederatedKernel, Federation, Posterior, as_functions
 from fedmcmc.data import FederatedData, Levels
@@ -468,7 +469,7 @@ def software() -> dict[str, str]:
     return {name: versions()[name] for name in ("fedmcmc", "jax")} | settings
 
 
-def _pad_rows(leaf: Any, size: int) -> Array:
+def _pad_rows(leaf: ArrayLike, size: int) -> Array:
     """Return rows followed by values that no step may read: NaN, or a type's largest number."""
     leaf = jnp.asarray(leaf)
     is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
