@@ -121,7 +121,7 @@ class RunMessages:
         """Remove the marks of a site that has answered, and so has stored its states."""
         self._marks[site] = []
 
-    def setup(
+    def encode_setup(
         self, tag: Tag, broadcast: Broadcast, masks: dict[str, Any] | None = None
     ) -> dict[str, bytes]:
         """Return the requests for a sum before the first round."""
@@ -131,17 +131,17 @@ class RunMessages:
         body = self._pack_chains(broadcast)
         return dict.fromkeys(self.names, Frame("setup", header, body).to_bytes())
 
-    def read_setup(self, data: bytes, phase: int) -> list[ArrayTree]:
+    def decode_setup(self, data: bytes, phase: int) -> list[ArrayTree]:
         """Return the codes of all chains in an answer before the first round."""
         like = self._setup_shapes[phase]
         return [decode(part, like) for part in unpack(data, len(self._keys))]
 
-    def start(self, tag: Tag, broadcast: Broadcast) -> dict[str, bytes]:
+    def encode_start(self, tag: Tag, broadcast: Broadcast) -> dict[str, bytes]:
         """Return the requests to compute the first states."""
         frame = Frame("start", {"tag": list(tag)}, self._pack_chains(broadcast))
         return dict.fromkeys(self.names, frame.to_bytes())
 
-    def resume(self, tag: Tag, at_server: AtServer) -> dict[str, bytes]:
+    def encode_resume(self, tag: Tag, at_server: AtServer) -> dict[str, bytes]:
         """Return the requests to return to stored states."""
         header = {"tag": list(tag), "run": bytes(np.asarray(at_server.run)[0]).hex()}
         return {
@@ -149,7 +149,7 @@ class RunMessages:
             for i, site in enumerate(self.names)
         }
 
-    def step(
+    def encode_step(
         self,
         tag: Tag,
         participants: Mapping[str, SiteShare],
@@ -190,7 +190,7 @@ class RunMessages:
             requests[site], previous_header = request, header
         return requests
 
-    def read_answer(self, data: bytes, on: np.ndarray, phase: int) -> list[ArrayTree]:
+    def decode_answer(self, data: bytes, on: np.ndarray, phase: int) -> list[ArrayTree]:
         """Return code and report of every chain, zeros in chains without the site."""
         num = int(on.sum())
         parts = unpack(memoryview(data), 2 * num)

@@ -123,9 +123,9 @@ class Rounds:
                 continue
 
             def read(site: str, data: bytes, number: int = number) -> list[ArrayTree]:
-                return self.messages.read_setup(data, number)
+                return self.messages.decode_setup(data, number)
 
-            requests = self.messages.setup(tag, broadcast)
+            requests = self.messages.encode_setup(tag, broadcast)
             max_bytes = self.messages.max_setup_bytes[number]
             answers = self.links.exchange(requests, "answer", tag, read, most_bytes=max_bytes)
             codes = tuple(stack_chains(answers[site]) for site in self.names)
@@ -144,7 +144,7 @@ class Rounds:
     def _masked_setup(self, sums: MaskedSums, tag: Tag, broadcast: Broadcast) -> ArrayTree:
         """Return a masked total of all chains before the first round."""
         num, phases = len(self.keys), self.kernel.setup
-        requests = partial(self.messages.setup, tag, broadcast)
+        requests = partial(self.messages.encode_setup, tag, broadcast)
         like = phases[tag.phase].message_like(self.shapes.setup_broadcast)
         size = num * num_words(self.shapes.setup[tag.phase])
         words = sums.total(tag, (tag.phase, len(phases), True), size, requests).reshape(num, -1)
@@ -154,12 +154,12 @@ class Rounds:
     def start(self, state: FederatedState) -> None:
         """Let the sites compute their first states from the first broadcast."""
         tag = self.messages.tag(int(np.asarray(state.broadcast.round)[0]))
-        self._place_sites(self.messages.start(tag, state.broadcast), tag)
+        self._place_sites(self.messages.encode_start(tag, state.broadcast), tag)
 
     def resume(self, state: FederatedState) -> None:
         """Let the sites return to their states of this round, from this run or the previous one."""
         tag = self.messages.tag(int(np.asarray(state.broadcast.round)[0]))
-        self._place_sites(self.messages.resume(tag, state.clients), tag)
+        self._place_sites(self.messages.encode_resume(tag, state.clients), tag)
 
     def _place_sites(self, requests: dict[str, bytes], tag: Tag) -> None:
         if not jax.tree.leaves(self.shapes.client):
@@ -248,12 +248,12 @@ class Rounds:
         exchange, ids, at_server = self.shapes.phases[phase], cohort.ids, state.clients
         active: Any = np.asarray(cohort.active)
         tag = self.messages.tag(number, phase)
-        requests = self.messages.step(tag, participants, state.broadcast, at_server)
+        requests = self.messages.encode_step(tag, participants, state.broadcast, at_server)
         answers = self.links.exchange(
             requests,
             "answer",
             tag,
-            lambda site, data: self.messages.read_answer(data, participants[site].on, phase),
+            lambda site, data: self.messages.decode_answer(data, participants[site].on, phase),
             most_bytes=self.messages.max_bytes[phase],
             may_miss=self.may_miss,
         )
@@ -342,7 +342,9 @@ class Rounds:
         """Run a phase under masks; the server can read only the total."""
         exchange, num = self.shapes.phases[phase], len(self.keys)
         tag, memories = self.messages.tag(number, phase), state.clients.memories[0]
-        requests = partial(self.messages.step, tag, participants, state.broadcast, state.clients)
+        requests = partial(
+            self.messages.encode_step, tag, participants, state.broadcast, state.clients
+        )
         num_reported = len(jax.tree.leaves(exchange.report.bits_down))
         num_numbers = num_words(exchange.code)
         size = num * (num_numbers + num_reported)
