@@ -168,7 +168,9 @@ def test_rows_are_left_out_one_by_one_at_their_sites(spread, rounds, sites):
         "a": CENTER["a"] + spread * jax.random.normal(KEY, (200,)),
         "b": {"c": CENTER["b"]["c"] + spread * jax.random.normal(KEY, (200, 2))},
     }
-    there, here = (criticism.loo(MODEL, x, draws, minimum_rows=2, mend=True) for x in (sites, DATA))
+    there, here = (
+        criticism.loo(MODEL, x, draws, minimum_rows=2, refine=True) for x in (sites, DATA)
+    )
     np.testing.assert_allclose([there.elpd, there.se], [here.elpd, here.se], rtol=1e-5)
     assert there.totals["rounds"] == rounds and there.num_mended == here.num_mended
 
