@@ -106,7 +106,7 @@ def grid_of(secure: Mapping[str, Any]) -> Grid:
 def check_same_for_sites(words: Any) -> None:
     """Raise `Refused` if a kernel in words can hold different numbers for each site.
 
-    If the weights of all other sites were zero, the sum would be a single message.
+    With a weight of zero for all other sites, the sum would be a single message.
     """
     names = class_names(words) & (PER_SITE_PARTS | askable_kernels().keys() - {*SUMS})
     if names:

@@ -245,7 +245,7 @@ class Rounds:
         phase: int,
     ) -> "_PhaseResult":
         """Exchange the messages of a phase and run the server's step."""
-        exchange, ids, at_server = self.shapes.phases[phase], cohort.ids, state.clients
+        phase_shapes, ids, at_server = self.shapes.phases[phase], cohort.ids, state.clients
         active: Any = np.asarray(cohort.active)
         tag = self.messages.tag(number, phase)
         requests = self.messages.encode_step(tag, participants, state.broadcast, at_server)
@@ -287,7 +287,7 @@ class Rounds:
         report = jax.tree.map(lambda *leaves: np.stack(leaves)[ids, chains], *reports)
         bits_down = report.bits_down
         if trees.is_empty(bits_down):
-            bits_down = trees.num_bits(exchange.broadcast)
+            bits_down = trees.num_bits(phase_shapes.broadcast)
         bits = np.stack([np.where(active, num, 0).sum(0) for num in (report.bits, bits_down)])
         added = np.asarray(is_added)
         square = np.where(added, np.asarray(report.gradient_norm) ** 2, 0).sum(axis=0)
@@ -340,18 +340,18 @@ class Rounds:
         phase: int,
     ) -> "_PhaseResult":
         """Run a phase under masks; the server can read only the total."""
-        exchange, num = self.shapes.phases[phase], len(self.keys)
+        phase_shapes, num = self.shapes.phases[phase], len(self.keys)
         tag, memories = self.messages.tag(number, phase), state.clients.memories[0]
         requests = partial(
             self.messages.encode_step, tag, participants, state.broadcast, state.clients
         )
-        num_reported = len(jax.tree.leaves(exchange.report.bits_down))
-        num_numbers = num_words(exchange.code)
+        num_reported = len(jax.tree.leaves(phase_shapes.report.bits_down))
+        num_numbers = num_words(phase_shapes.code)
         size = num * (num_numbers + num_reported)
         total = sums.total(tag, (phase, len(self.shapes.phases), False), size, requests)
         words, reported = np.split(total.reshape(num, -1), [num_numbers], axis=1)
         _check_counts(words, len(self.names))
-        message = self.kernel.phases[phase].message_like(exchange.broadcast)
+        message = self.kernel.phases[phase].message_like(phase_shapes.broadcast)
         received = Received(
             limbs_of_host(words, message, num_lead=1),
             (),
@@ -364,7 +364,7 @@ class Rounds:
         )
         num_sites = len(participants)
         bits_up = np.full(num, float(num_sites * WORD_BITS * num_numbers))
-        num_sent = num_sites * trees.num_bits(exchange.broadcast)
+        num_sent = num_sites * trees.num_bits(phase_shapes.broadcast)
         bits_down = reported[:, 0] if num_reported else num_sent
         bits = np.stack([bits_up, np.broadcast_to(bits_down, num)])
         num_lost = words[:, -1].astype(np.int64)

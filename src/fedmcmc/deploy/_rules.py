@@ -68,9 +68,10 @@ class SiteRules:
 
     Notes
     -----
-    1. A session, round, attempt and exchange has one content. Words are on the disk before they
-       leave, and a repeated request receives the stored words, because a GPU might compute others.
-    2. Sums are over all sites of the study. Another attempt has the same sites, question and words.
+    1. Every session, round, attempt and exchange has one content. Words are on the disk before they
+       leave, and a repeated request gets the stored words, because a GPU might compute other words.
+    2. Sums are over all sites of the study. A repeated attempt has the same sites, question and
+       words.
     3. The study has at least three sites, at least as many as the owner requires, and at least
        three that do not collude (`Consortium`).
     4. Rounds never go back within a session.
