@@ -13,11 +13,11 @@ from fedmcmc.deploy._frames import printable
 from fedmcmc.deploy._layout import item, join_sections, section
 from fedmcmc.deploy._limits import Limits, numbers_per_message, smallest_batch
 from fedmcmc.deploy._risks import (
-    MessageCounts,
-    count_messages,
+    MessageSize,
     describe_recovery,
     inner_class_names,
     list_warnings,
+    measure_message,
 )
 from fedmcmc.deploy._shapes import PhaseShapes, RunShapes, StepReport, shapes_of_run
 from fedmcmc.deploy._study import Study, software
@@ -113,7 +113,7 @@ def messages_told(
         for name, kernel in kernels.items()
     }
     counts = {
-        name: count_messages(study, shape) for name, shape in shapes.items() if shape is not None
+        name: measure_message(study, shape) for name, shape in shapes.items() if shape is not None
     }
     sections = [
         section("Who receives the messages", _describe_receivers(site, server)),
@@ -268,7 +268,7 @@ def _describe_answers(study: Study) -> list[str]:
 
 
 def _describe_limits(
-    study: Study, counts: Mapping[str, MessageCounts], most_numbers: int | None
+    study: Study, counts: Mapping[str, MessageSize], most_numbers: int | None
 ) -> list[str]:
     if most_numbers is None:
         lines = item(

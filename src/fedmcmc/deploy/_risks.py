@@ -28,26 +28,26 @@ def messages_to_recover(num_rows: int, numbers_per_row: int, numbers_per_message
     return math.ceil(num_rows * numbers_per_row / numbers_per_message)
 
 
-class MessageCounts(NamedTuple):
+class MessageSize(NamedTuple):
     """Numbers that leave a site per round and chain."""
 
     equations: int  # numbers that depend on rows
     leaving: int  # all numbers, which count for `Limits.most_numbers`
 
 
-def count_messages(study: Study, shapes: RunShapes) -> MessageCounts:
-    """Return the counts of one message of a kernel."""
+def measure_message(study: Study, shapes: RunShapes) -> MessageSize:
+    """Return the size of the messages of one round and chain."""
     masked, phases = bool(study.secure), shapes.phases
     leaving = sum(numbers_per_message(p.code, p.report, masked=masked) for p in phases)
     equations = sum(numbers_per_message(p.code, masked=masked) for p in phases)
     # The last two words of a masked code count messages out of range and messages of no use.
-    return MessageCounts(equations - 2 * masked * len(phases), leaving)
+    return MessageSize(equations - 2 * masked * len(phases), leaving)
 
 
 def describe_recovery(
     study: Study,
     site: str,
-    counts: Mapping[str, MessageCounts],
+    counts: Mapping[str, MessageSize],
     most_numbers: int | None,
     kernels: Mapping[str, FederatedKernel],
 ) -> list[str]:
@@ -87,7 +87,7 @@ def describe_recovery(
 
 
 def _describe_batch_recovery(
-    study: Study, name: str, size: int, per_row: int, count: MessageCounts, most_numbers: int | None
+    study: Study, name: str, size: int, per_row: int, count: MessageSize, most_numbers: int | None
 ) -> list[str]:
     rows = size * len(study.sites) if study.secure else size  # in one total
     needed = messages_to_recover(rows, per_row, count.equations)
@@ -106,7 +106,7 @@ def _describe_batch_recovery(
     return lines
 
 
-def _describe_allowance(needed: int, count: MessageCounts, most_numbers: int | None) -> str:
+def _describe_allowance(needed: int, count: MessageSize, most_numbers: int | None) -> str:
     if most_numbers is None:
         return "Your settings allow any number of messages: yes, this is possible."
     num = most_numbers // count.leaving
