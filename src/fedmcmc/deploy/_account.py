@@ -112,7 +112,7 @@ def messages_told(
         name: None if position is None else shapes_of_run(kernel, study, position)
         for name, kernel in kernels.items()
     }
-    counts = {
+    message_sizes = {
         name: measure_message(study, shape) for name, shape in shapes.items() if shape is not None
     }
     sections = [
@@ -126,11 +126,11 @@ def messages_told(
         sections.append(
             section(f"Answers of {site} to questions of the server", _describe_answers(study))
         )
-    risks = describe_recovery(study, site, counts, most_numbers, kernels)
+    risks = describe_recovery(study, site, message_sizes, most_numbers, kernels)
     sections += [
         section(
             "How many messages, and what you can limit",
-            _describe_limits(study, counts, most_numbers),
+            _describe_limits(study, message_sizes, most_numbers),
         ),
         section("Can rows be computed from the messages?", risks),
         section("What else leaves", [*item(OTHER_MESSAGES), *item(LOGGED)]),
@@ -268,7 +268,7 @@ def _describe_answers(study: Study) -> list[str]:
 
 
 def _describe_limits(
-    study: Study, counts: Mapping[str, MessageSize], most_numbers: int | None
+    study: Study, message_sizes: Mapping[str, MessageSize], most_numbers: int | None
 ) -> list[str]:
     if most_numbers is None:
         lines = item(
@@ -280,10 +280,10 @@ def _describe_limits(
             f"At most {most_numbers:,} numbers leave this site, in all runs and answers together "
             "(limits.most_numbers in your settings file). Then it declines."
         )
-    for name, count in counts.items():
-        text = f"A message of the kernel {name!r} is {count.leaving:,} numbers"
+    for name, message_size in message_sizes.items():
+        text = f"A message of the kernel {name!r} is {message_size.leaving:,} numbers"
         if most_numbers is not None:
-            num = most_numbers // count.leaving
+            num = most_numbers // message_size.leaving
             text += (
                 f", so {num:,} messages can leave. With a message in each round, these are "
                 f"{num:,} rounds of one chain, or {num // 4:,} of four chains"

@@ -47,7 +47,7 @@ def measure_message(study: Study, shapes: RunShapes) -> MessageSize:
 def describe_recovery(
     study: Study,
     site: str,
-    counts: Mapping[str, MessageSize],
+    message_sizes: Mapping[str, MessageSize],
     most_numbers: int | None,
     kernels: Mapping[str, FederatedKernel],
 ) -> list[str]:
@@ -60,17 +60,19 @@ def describe_recovery(
         "number in a message is one equation for them. Whoever has as many equations as unknown "
         "numbers can compute the rows."
     )
-    for name, count in counts.items():
-        needed = messages_to_recover(num, per_row, count.equations)
+    for name, message_size in message_sizes.items():
+        needed = messages_to_recover(num, per_row, message_size.equations)
         lines += item(
             f"From about {needed:,} messages of the kernel {name!r} on, whoever runs the server "
             f"could compute all {num:,} rows of {owner}"
             f"{', though not whose they are' if study.secure else ''}. "
-            + _describe_allowance(needed, count, most_numbers)
+            + _describe_allowance(needed, message_size, most_numbers)
         )
         size = smallest_batch(kernels[name], study.sites[site])
         if size is not None:
-            lines += _describe_batch_recovery(study, name, size, per_row, count, most_numbers)
+            lines += _describe_batch_recovery(
+                study, name, size, per_row, message_size, most_numbers
+            )
     if study.asks:
         is_possible = most_numbers is None or most_numbers >= num * per_row
         lines += item(
@@ -87,15 +89,20 @@ def describe_recovery(
 
 
 def _describe_batch_recovery(
-    study: Study, name: str, size: int, per_row: int, count: MessageSize, most_numbers: int | None
+    study: Study,
+    name: str,
+    size: int,
+    per_row: int,
+    message_size: MessageSize,
+    most_numbers: int | None,
 ) -> list[str]:
     rows = size * len(study.sites) if study.secure else size  # in one total
-    needed = messages_to_recover(rows, per_row, count.equations)
+    needed = messages_to_recover(rows, per_row, message_size.equations)
     if study.reproducible:
         return item(
             f"The server can repeat a minibatch at other positions (reproducible), so about "
             f"{needed:,} messages are enough for the {size:,} rows of a minibatch. "
-            + _describe_allowance(needed, count, most_numbers)
+            + _describe_allowance(needed, message_size, most_numbers)
         )
     lines = item("Secret minibatches can raise this number, by an unknown factor.")
     if needed == 1:
@@ -106,10 +113,10 @@ def _describe_batch_recovery(
     return lines
 
 
-def _describe_allowance(needed: int, count: MessageSize, most_numbers: int | None) -> str:
+def _describe_allowance(needed: int, message_size: MessageSize, most_numbers: int | None) -> str:
     if most_numbers is None:
         return "Your settings allow any number of messages: yes, this is possible."
-    num = most_numbers // count.leaving
+    num = most_numbers // message_size.leaving
     answer = "yes, this is possible" if num >= needed else "no, too few for all of them"
     return f"Your settings allow {num:,} messages: {answer}."
 
