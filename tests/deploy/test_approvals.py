@@ -8,7 +8,7 @@ import pytest
 import fedmcmc.site
 from fedmcmc import deploy
 from fedmcmc.__main__ import main
-from fedmcmc.deploy._account import _families
+from fedmcmc.deploy._risks import inner_class_names
 from fedmcmc.deploy._words import disclosures
 from tests.contracts.model import POSITIONS, SIZES, Given
 from tests.contracts.tables import KERNELS
@@ -200,7 +200,7 @@ def test_an_approval_is_one_sites_and_of_one_version(kit, monkeypatch):
     assert approve(kit, "--yes") == 0
     approval = deploy.Approval.read(kit / "approval.json")
     study = deploy.Study.read(kit / "study.toml")
-    with pytest.raises(deploy.Refused, match="The approval is of bern, and this is chur"):
+    with pytest.raises(deploy.Refused, match="for the site bern, and this site is chur"):
         approval.check(study, "chur")
     newer = {name: "9.9" if name == "fedmcmc" else v for name, v in approval.software.items()}
     monkeypatch.setattr("fedmcmc.deploy._approval.software", lambda: newer)
@@ -223,7 +223,7 @@ def test_a_site_without_an_approval_does_not_start(kit, capsys):
     assert "There is no approval" in capsys.readouterr().err
     (kit / "approval.json").write_text("{}")
     assert fedmcmc.site.main([str(kit / "bern.toml")]) == 1
-    assert "is no approval as" in capsys.readouterr().err
+    assert "is not an approval that" in capsys.readouterr().err
     path = kit / "bern.toml"
     path.write_text(path.read_text().replace('approval = "approval.json"\n', ""))
     assert fedmcmc.site.main([str(path)]) == 1
@@ -234,7 +234,7 @@ def test_every_family_of_kernels_says_what_it_sends():
     families = {
         family
         for row, build in KERNELS.items()
-        for family in _families(build(POSITIONS["vector"], Given()))
+        for family in inner_class_names(build(POSITIONS["vector"], Given()))
     }
     unknown = fedmcmc.FederatedKernel.disclosure.content
     told = {name: each.content for name, each in disclosures().items()}

@@ -124,7 +124,7 @@ for i in range(10**9):
 
 
 def test_all_that_leaves_a_site_is_in_its_log_before(tmp_path):
-    study, local, sent = studies.study_of("lsd"), deploy.Local(), []
+    study, local, sent = studies.study_of("lsd"), deploy.LocalTransport(), []
     hello = b""
     logs = {name: deploy.AuditLog(tmp_path / f"{name}.log") for name in study.sites}
 

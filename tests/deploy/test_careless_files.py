@@ -127,7 +127,7 @@ def test_a_study_says_what_no_site_could_compute_with(old, new, message, tmp_pat
     "changes, message",
     [
         ({"rounds": -5}, "secure.rounds must be at least 0, got -5"),
-        ({"identities": dict.fromkeys("abc", "0" * 64)}, "another site's, too"),
+        ({"identities": dict.fromkeys("abc", "0" * 64)}, "also the identity of another site"),
     ],
 )
 def test_a_study_under_masks_has_an_identity_per_site(changes, message, tmp_path):
@@ -184,7 +184,7 @@ def test_what_is_no_approval_is_refused(content, tmp_path):
     entries = {"site": "a", "digest": "", "study": [1], "software": 3, "time": None}
     data = json.dumps(entries).encode() if content == "ok" else content
     (tmp_path / "approval.json").write_bytes(data)
-    with pytest.raises(deploy.Refused, match="is no approval"):
+    with pytest.raises(deploy.Refused, match="is not an approval"):
         Approval.read(tmp_path / "approval.json")
 
 

@@ -27,7 +27,7 @@ def ends(clinics, then=None):
 
     In one round `then` maps their answers.
     """
-    local = deploy.Local()
+    local = deploy.LocalTransport()
 
     def change(asked, frame):
         return then(frame) if asked.kind == "step" and asked.tag.round == AT else frame
@@ -91,7 +91,7 @@ def test_a_server_that_is_stopped_keeps_its_rounds_and_goes_on(
     np.testing.assert_array_equal(whole, stored(draws))
 
 
-class Waiting(deploy.Local):
+class Waiting(deploy.LocalTransport):
     """A transport whose program is interrupted while it waits for a site."""
 
     def receive(self, timeout):
@@ -112,7 +112,7 @@ def test_a_server_that_kept_no_draw_writes_no_file(tmp_path, capsys):
     assert draws.read_bytes() == b"notes" and clinics.round == 0
 
 
-class Signalled(deploy.Local):
+class Signalled(deploy.LocalTransport):
     """A transport whose program is interrupted while it is opened or closed."""
 
     def __init__(self, moment):
@@ -299,7 +299,7 @@ def test_settings_of_a_server_are_checked(old, new, message, tmp_path):
 def test_text_is_no_position():
     study = studies.study_of()
     with pytest.raises(TypeError, match=r"position must be a number or an array .* got 'zero'"):
-        deploy.run(study, KEY, "main", "zero", transport=deploy.Local(), num_rounds=2)
+        deploy.run(study, KEY, "main", "zero", transport=deploy.LocalTransport(), num_rounds=2)
 
 
 def four(**secure):

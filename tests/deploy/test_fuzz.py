@@ -92,7 +92,7 @@ def frames_of(rng, num, frames, target, valid=()):
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
     """What the server and bern send each other in a run."""
-    folder, local, pairs = tmp_path_factory.mktemp("run"), deploy.Local(), []
+    folder, local, pairs = tmp_path_factory.mktemp("run"), deploy.LocalTransport(), []
     for name in STUDY.sites:
         site = studies.site_of(STUDY, name, folder)
         heard = (lambda *pair: pairs.append(pair)) if name == "bern" else None

@@ -36,7 +36,7 @@ def test_a_port_that_is_in_use_is_refused_in_one_sentence(keys, server):
 
 
 def local_run(study, folder):
-    local = deploy.Local()
+    local = deploy.LocalTransport()
     studies.join_all(local, study, folder / "local")
     return deploy.run(study, KEY, "main", POSITION, transport=local, **SETTINGS)
 

@@ -40,7 +40,7 @@ def meddling(site, change):
 
 def join(study, folder, lies):
     """Return a transport with all sites; `lies` map answers and their rounds to others."""
-    local = deploy.Local()
+    local = deploy.LocalTransport()
     for name in study.sites:
         site = studies.site_of(study, name, folder)
         if name in lies:
@@ -171,14 +171,14 @@ def test_a_term_of_a_sum_before_the_first_round_is_checked(tmp_path):
 
 def test_limits_of_norms_are_refused_where_nobody_could_keep_them():
     with pytest.raises(ValueError, match="nobody can read under masks: remove most_norm = 3"):
-        deploy.Sites(studies.masked_study("lsd"), deploy.Local(), most_norm=3)
+        deploy.Sites(studies.masked_study("lsd"), deploy.LocalTransport(), most_norm=3)
     for wrong in (0, -1.0, "3", True, np.nan):
         with pytest.raises(ValueError, match="most_norm must be a number above 0, got"):
-            deploy.Sites(STUDY, deploy.Local(), most_norm=wrong)
+            deploy.Sites(STUDY, deploy.LocalTransport(), most_norm=wrong)
         with pytest.raises(ValueError, match="timeout must be a number of seconds above 0, got"):
-            deploy.Sites(STUDY, deploy.Local(), timeout=wrong)
+            deploy.Sites(STUDY, deploy.LocalTransport(), timeout=wrong)
     study = studies.study_of("secure_sum: lsd_star")
-    sites = deploy.Sites(study, deploy.Local(), most_norm=3)
+    sites = deploy.Sites(study, deploy.LocalTransport(), most_norm=3)
     with pytest.raises(ValueError, match="messages of a secure sum are words: remove most_norm"):
         sites.sample(KEY, study.kernel("main"), POSITION, num_rounds=2)
 
@@ -245,7 +245,7 @@ def test_an_answer_that_does_not_count_as_one_names_its_site(count, tmp_path):
     sites.close()
 
 
-class Endless(deploy.Local):
+class Endless(deploy.LocalTransport):
     """A transport over which a site sends without end what is no message."""
 
     def receive(self, timeout):
@@ -261,7 +261,7 @@ def test_a_site_that_sends_without_end_stops_no_run_and_fills_no_log(tmp_path, c
     assert 1 < len(logged) < 40 and "(2 so far)" in logged[1]
 
 
-class Noisy(deploy.Local):
+class Noisy(deploy.LocalTransport):
     """A transport over which a site also sends answers late, twice, and of other phases."""
 
     def __init__(self):
@@ -294,7 +294,7 @@ def test_answers_that_come_late_or_twice_or_for_other_phases_change_nothing(tmp_
 
 def test_a_site_that_gives_another_ones_name_is_not_taken(tmp_path):
     """Its connection, and so the transport, has its own."""
-    links = deploy.Sites(STUDY, deploy.Local())._links
+    links = deploy.Sites(STUDY, deploy.LocalTransport())._links
     hello = studies.site_of(STUDY, "bern", tmp_path).hello()
     with pytest.warns(RuntimeWarning, match="registered as 'chur' but its name is 'bern'"):
         links._admit("chur", hello, {})
@@ -335,7 +335,7 @@ def test_a_run_that_ends_in_a_round_goes_on_from_it(study, at, num_draws, then, 
     """Even where the next checkpoint is far; sites that keep a state have that of the round."""
     expected = undisturbed(tmp_path, study)
     checkpoint = fedmcmc.Checkpoint(tmp_path / "checkpoint", every_rounds=5000)
-    local, given = deploy.Local(), dict(checkpoint=checkpoint)
+    local, given = deploy.LocalTransport(), dict(checkpoint=checkpoint)
 
     def change(asked, frame):
         here = asked.kind == "step" and (asked.tag.round, asked.tag.phase) == at
@@ -351,7 +351,7 @@ def test_a_run_that_ends_in_a_round_goes_on_from_it(study, at, num_draws, then, 
         with pytest.warns(fedmcmc.SamplingWarning, match="Interrupted in or after round"):
             samples = run(study, local, **given)
     assert samples.num_draws == num_draws
-    again = deploy.Local()
+    again = deploy.LocalTransport()
     studies.join_all(again, study, tmp_path / "sites")
     whole = run(study, again, **given)
     chex.assert_trees_all_equal(whole.draws, expected.draws)

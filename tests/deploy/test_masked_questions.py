@@ -39,7 +39,7 @@ def heard():
 
 @pytest.fixture(scope="module")
 def sites(tmp_path_factory, heard):
-    folder, local = tmp_path_factory.mktemp("sites"), deploy.Local()
+    folder, local = tmp_path_factory.mktemp("sites"), deploy.LocalTransport()
     for name, pairs in heard.items():
         site = studies.site_of(STUDY, name, folder)
         local.join(site, heard=lambda *pair, to=pairs: to.append(pair))
@@ -203,7 +203,7 @@ def test_what_does_not_fit_the_sum_is_said_with_the_remedy(tmp_path):
     small = studies.masked_study(
         "lsd", asks=ASKS, kernels={}, secure={"most": 2.0, "resolution": 2.0**-40}
     )
-    local = deploy.Local()
+    local = deploy.LocalTransport()
     studies.join_all(local, small, tmp_path)
     sites = deploy.Sites(small, local)
     same = SimulatedConsortium(
@@ -238,13 +238,13 @@ def test_a_study_may_not_ask_what_tells_single_answers(name):
 
 
 def test_surrogates_are_refused_by_name(sites):
-    with pytest.raises(deploy.Refused, match="'CommonExpansions' is none that the study"):
+    with pytest.raises(deploy.Refused, match="does not allow the kernel 'CommonExpansions'"):
         surrogates.taylor(MODEL, sites, POSITION)
 
 
 def test_the_grid_is_the_studys(sites):
     kernel = fedmcmc.secure_sum(fedmcmc.lsd(MODEL, step_size=0.1))
-    with pytest.raises(deploy.Refused, match=r"in steps of 2\*\*-22 up to 1.07374e\+09"):
+    with pytest.raises(deploy.Refused, match=r"to steps of 2\*\*-22 up to 1.07374e\+09"):
         sites.sample(KEY, kernel, POSITION, num_rounds=1, progress=False)
     for wrong, message in (
         ({"resolution": 0.3}, "must be a power of two"),

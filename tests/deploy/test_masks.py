@@ -64,7 +64,7 @@ def test_sites_under_masks_draw_the_same_to_the_last_bit():
 
 def captured(study, folder, *, rows=studies.rows_of, position=POSITION, num_rounds=3, **settings):
     """Return each site's pairs of messages, and the samples."""
-    local, heard = deploy.Local(), {name: [] for name in study.sites}
+    local, heard = deploy.LocalTransport(), {name: [] for name in study.sites}
     for name, pairs in heard.items():
         site = studies.site_of(study, name, folder, rows=rows(name))
         local.join(site, heard=lambda *pair, pairs=pairs: pairs.append(pair))
@@ -164,7 +164,7 @@ def plain(pair):
     return asked.kind, header, asked.body, answer and answer.kind, answer and answer.header, size
 
 
-class Lossy(deploy.Local):
+class Lossy(deploy.LocalTransport):
     """Loses a site, as if killed, before or right after its answer, in turns; it comes again."""
 
     def __init__(self, study, folder, victim, rounds):
@@ -222,7 +222,7 @@ def test_a_run_under_masks_goes_on_from_its_checkpoint(tmp_path):
 
 def run_logged(study, folder, log, num_rounds=1):
     """Run a study whose site bern has an audit log."""
-    local = deploy.Local()
+    local = deploy.LocalTransport()
     for name in study.sites:
         local.join(studies.site_of(study, name, folder, log=log if name == "bern" else None))
     settings = dict(num_rounds=num_rounds, progress=False)
@@ -271,7 +271,7 @@ def test_a_site_without_the_identity_of_the_study_takes_no_part(tmp_path):
         studies.site_of(study, "bern", tmp_path, identity=tmp_path / "keys" / "ca.key")
 
 
-class Between(deploy.Local):
+class Between(deploy.LocalTransport):
     """A server that puts its own hello, of keys of its own, in the place of a site's."""
 
     def send(self, site, data):
@@ -296,7 +296,7 @@ def test_a_server_in_a_sites_place_is_refused(tmp_path):
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory):
     """A site in the middle of a run, with the requests that it has answered."""
-    folder, local, pairs = tmp_path_factory.mktemp("asked"), deploy.Local(), []
+    folder, local, pairs = tmp_path_factory.mktemp("asked"), deploy.LocalTransport(), []
     sites = studies.join_all(local, STATEFUL, folder)
     local.leave("bern")
     local.join(sites["bern"], heard=lambda *pair: pairs.append(pair))
@@ -354,7 +354,7 @@ def test_another_attempt_has_the_same_words_under_another_mask(asked):
 
 def test_sites_that_are_asked_different_things_do_not_add_up(tmp_path):
     """A server shows one site another position; masks are bound to what is asked."""
-    local, study = deploy.Local(), studies.masked_study("lsd")
+    local, study = deploy.LocalTransport(), studies.masked_study("lsd")
     real = local.send
 
     def send(site, data):
@@ -383,7 +383,7 @@ def test_nothing_is_answered_beyond_the_approved_rounds_and_answers(tmp_path):
     [
         (dict(row="lsd", settings={"row": "lsd"}), deploy.Refused, "make it a fedmcmc.secure_sum"),
         (dict(settings={"uniform": 3}), ValueError, "cohorts of this kernel change from round"),
-        (dict(settings={"faults": True}), ValueError, "no fedmcmc.faults around a kernel"),
+        (dict(settings={"faults": True}), ValueError, "do not apply fedmcmc.faults to a kernel"),
     ],
     ids=["no secure sum", "cohorts", "faults"],
 )
@@ -402,16 +402,16 @@ def test_studies_whose_sums_would_hide_nothing_are_refused(tmp_path):
     two = {name: studies.public_key(name) for name in studies.NAMES[:2]}
     study = studies.masked_study("lsd", secure={"identities": two}, sites=dict.fromkeys(two, 5))
     with pytest.raises(ValueError, match="over 2 sites is refused: at least 3"):
-        deploy.Sites(study, deploy.Local())
+        deploy.Sites(study, deploy.LocalTransport())
     with pytest.raises(ValueError, match="over 2 sites is refused: at least 3"):
         studies.site_of(study, "bern", tmp_path, min_sites=2)
     with pytest.raises(ValueError, match="on_missing must be 'wait'"):
-        deploy.Sites(STATEFUL, deploy.Local(), on_missing="leave_out")
+        deploy.Sites(STATEFUL, deploy.LocalTransport(), on_missing="leave_out")
     three = {name: studies.public_key(name) for name in studies.NAMES}
     for wrong, message in (
-        ({"identities": two}, "a public key of each"),
-        ({"identities": three | {"bern": "xy" * 32}}, "identity of bern is no public key"),
-        ({"identities": three | {"bern": 7}}, "identity of bern is no public key"),
+        ({"identities": two}, "a public key for each"),
+        ({"identities": three | {"bern": "xy" * 32}}, "identity of bern is not a public key"),
+        ({"identities": three | {"bern": 7}}, "identity of bern is not a public key"),
         ({"sites": 3}, "secure must hold identities, rounds"),
         ({"rounds": "many"}, "secure.rounds must be a whole number, got 'many'"),
     ):
@@ -419,6 +419,6 @@ def test_studies_whose_sums_would_hide_nothing_are_refused(tmp_path):
             studies.masked_study("lsd", secure=wrong)
     colluding = studies.masked_study("lsd", secure={"colluding": 1})
     with pytest.raises(ValueError, match="fewer than 3 are left"):
-        deploy.Sites(colluding, deploy.Local())
+        deploy.Sites(colluding, deploy.LocalTransport())
     with pytest.raises(ValueError, match="at least 4 are needed"):
-        deploy.Sites(studies.masked_study("lsd", secure={"minimum": 4}), deploy.Local())
+        deploy.Sites(studies.masked_study("lsd", secure={"minimum": 4}), deploy.LocalTransport())

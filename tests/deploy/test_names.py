@@ -193,7 +193,7 @@ class Scripted:
         self.news.append((site, self.answer))
 
     def limit(self, site, num_bytes):
-        """Let messages of any length through, as `deploy.Local` does."""
+        """Let messages of any length through, as `deploy.LocalTransport` does."""
 
     def receive(self, timeout):
         return self.news.pop(0) if self.news else None

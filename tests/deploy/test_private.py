@@ -48,7 +48,7 @@ def open_to_others(folder):
     ids=["states", "masked"],
 )
 def test_others_read_nothing_in_the_folder_of_a_site(study, tmp_path):
-    local = deploy.Local()
+    local = deploy.LocalTransport()
     studies.join_all(local, study, tmp_path)
     settings = dict(transport=local, num_rounds=2, progress=False)
     deploy.run(study, KEY, "main", POSITION, **settings)
@@ -136,7 +136,7 @@ def test_what_a_server_writes_is_closed_to_others(tmp_path):
     """Draws, checkpoint and settings with the seed, also where they were open before."""
     run = dict(kernel="main", seed=3, draws="out/draws.npz", position="model.py:start")
     run |= dict(num_rounds=4, checkpoint="out/checkpoint", every_rounds=2, progress=False)
-    clinics, local = Consortium(tmp_path, run=run), deploy.Local()
+    clinics, local = Consortium(tmp_path, run=run), deploy.LocalTransport()
     out = tmp_path / "out"
     (out / "checkpoint").mkdir(parents=True)
     (out / "draws.npz").write_bytes(b"")

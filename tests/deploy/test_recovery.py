@@ -9,7 +9,7 @@ from scipy.special import expit
 
 import fedmcmc
 from fedmcmc import random, rounds
-from fedmcmc.deploy._recovery import messages_to_recover
+from fedmcmc.deploy._risks import messages_to_recover
 
 NUM_STARTS = 20
 FEW_MESSAGES = 20

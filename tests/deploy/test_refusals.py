@@ -74,7 +74,7 @@ def test_a_log_is_wrong_from_the_line_that_was_changed(tmp_path):
 
 
 def test_a_log_has_all_bytes_that_left_before_they_do(tmp_path):
-    study, local, counts = studies.study_of("lsd"), deploy.Local(), [[], []]
+    study, local, counts = studies.study_of("lsd"), deploy.LocalTransport(), [[], []]
     path, left = tmp_path / "bern.log", 0
     log = deploy.AuditLog(path)
 
@@ -174,7 +174,7 @@ def test_a_package_is_not_taken_from_the_working_directory(tmp_path, monkeypatch
 
 def shown(reason):
     """Return what a server raises where a site declines with a reason."""
-    tag, transport = deploy.Tag("run", 0, 0, 0), deploy.Local()
+    tag, transport = deploy.Tag("run", 0, 0, 0), deploy.LocalTransport()
     news = [("bern", deploy.Frame("declined", {"tag": list(tag), "reason": reason}).to_bytes())]
     transport.send = lambda site, data: None
     transport.receive = lambda timeout: news.pop() if timeout and news else None

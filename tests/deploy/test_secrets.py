@@ -54,7 +54,7 @@ def masks():
 
 def recorded(study, folder, *, key=KEY, **settings):
     """Return each site's requests and answers, and the samples."""
-    local, pairs = deploy.Local(), {name: [] for name in SIZES}
+    local, pairs = deploy.LocalTransport(), {name: [] for name in SIZES}
     for name, of_site in pairs.items():
         site = studies.site_of(study, name, folder, rows=ROWS[name])
         local.join(site, heard=lambda *pair, of_site=of_site: of_site.append(pair))
@@ -234,7 +234,7 @@ def test_a_run_that_is_repeated_has_the_same_draws_and_one_of_another_key_others
 @pytest.fixture(scope="module")
 def in_a_run(tmp_path_factory):
     """A site within a run of two chains, whose clients keep a state."""
-    folder, local = tmp_path_factory.mktemp("run"), deploy.Local()
+    folder, local = tmp_path_factory.mktemp("run"), deploy.LocalTransport()
     sites = studies.join_all(local, studies.study_of("lsd_pp"), folder)
     settings = dict(num_rounds=2, num_chains=2, progress=False)
     deploy.run(sites["bern"].study, KEY, "main", POSITION, transport=local, **settings)
@@ -281,7 +281,7 @@ def test_states_that_are_made_in_other_ways_have_other_origins(tmp_path):
     )
     frames, origins = {}, {"main": [], "other": []}
     for kernel, seen in origins.items():
-        local, asked = deploy.Local(), frames.setdefault(kernel, [])
+        local, asked = deploy.LocalTransport(), frames.setdefault(kernel, [])
         bern, *others = (studies.site_of(study, n, tmp_path / kernel) for n in study.sites)
 
         def note(data, answer, bern=bern, asked=asked, seen=seen):
@@ -311,7 +311,7 @@ def test_states_that_are_made_in_other_ways_have_other_origins(tmp_path):
 
 def test_origins_depend_on_the_message_also_where_nothing_is_drawn(tmp_path):
     study = studies.study_of(kernels={"main": f"{studies.HERE}:expansions"})
-    local, asked = deploy.Local(), []
+    local, asked = deploy.LocalTransport(), []
     for name in study.sites:
         site = studies.site_of(study, name, tmp_path)
         local.join(site, heard=lambda data, answer: asked.append(deploy.Frame.parse(data)))
@@ -364,7 +364,7 @@ def test_a_secret_is_made_once_and_for_its_owner_alone(tmp_path):
 
 
 def test_a_damaged_secret_ends_a_run(tmp_path):
-    study, local = minibatches(), deploy.Local()
+    study, local = minibatches(), deploy.LocalTransport()
     for name in SIZES:
         local.join(studies.site_of(study, name, tmp_path, rows=ROWS[name]))
     (tmp_path / "bern" / SECRET).write_bytes(b"short")
@@ -387,7 +387,7 @@ def test_a_damaged_secret_ends_a_run(tmp_path):
 )
 def test_clients_who_draw_nothing_alone_need_no_secret(study, tmp_path):
     key, settings = random.secret_key(bytes(32)), dict(num_rounds=6, num_chains=2)
-    local = deploy.Local()
+    local = deploy.LocalTransport()
     for name in SIZES:
         local.join(studies.site_of(study, name, tmp_path, rows=ROWS[name]))
         (tmp_path / name / SECRET).unlink()

@@ -37,7 +37,7 @@ def heard():
 
 @pytest.fixture(scope="module")
 def sites(tmp_path_factory, heard):
-    folder, local = tmp_path_factory.mktemp("sites"), deploy.Local()
+    folder, local = tmp_path_factory.mktemp("sites"), deploy.LocalTransport()
     for name, answers in heard.items():
         site = studies.site_of(STUDY, name, folder)
         local.join(site, heard=lambda asked, answer, to=answers: to.append(answer))
@@ -168,7 +168,9 @@ def test_rows_are_left_out_one_by_one_at_their_sites(spread, rounds, sites):
         "a": CENTER["a"] + spread * jax.random.normal(KEY, (200,)),
         "b": {"c": CENTER["b"]["c"] + spread * jax.random.normal(KEY, (200, 2))},
     }
-    there, here = (criticism.loo(MODEL, x, draws, minimum_rows=2, mend=True) for x in (sites, DATA))
+    there, here = (
+        criticism.loo(MODEL, x, draws, minimum_rows=2, refine=True) for x in (sites, DATA)
+    )
     np.testing.assert_allclose([there.elpd, there.se], [here.elpd, here.se], rtol=1e-5)
     assert there.totals["rounds"] == rounds and there.num_mended == here.num_mended
 
@@ -211,8 +213,8 @@ def test_what_needs_the_rows_is_refused_by_name(sites, tmp_path):
         surrogates.taylor(MODEL, [1], CENTER)
     # A study that does not ask for it.
     silent = studies.study_of(kernels={})
-    with pytest.raises(deploy.Refused, match="'CommonExpansions' is none that the study"):
-        surrogates.taylor(silent.model, deploy.Sites(silent, deploy.Local()), CENTER)
+    with pytest.raises(deploy.Refused, match="does not allow the kernel 'CommonExpansions'"):
+        surrogates.taylor(silent.model, deploy.Sites(silent, deploy.LocalTransport()), CENTER)
     # Functions that are in no study.
     other = fedmcmc.Posterior(lambda x: 0.0 * x["a"], lambda x, rows: rows["x"][:, 0] * x["a"])
     with pytest.raises(deploy.Refused, match="has no name at the sites"):
@@ -239,7 +241,7 @@ def test_sites_calibrate_a_fit_on_outcomes_that_they_draw(tmp_path):
 
     def sites_of(*asks):
         study = studies.study_of(posterior=f"{studies.HERE}:with_outcomes", asks=asks, kernels={})
-        local = deploy.Local()
+        local = deploy.LocalTransport()
         for name in study.sites:
             local.join(studies.site_of(study, name, tmp_path / asks[-1]))
         return deploy.Sites(study, local), study.model
@@ -250,6 +252,6 @@ def test_sites_calibrate_a_fit_on_outcomes_that_they_draw(tmp_path):
     sites, model = sites_of("Expansions", "Redrawn")
     with (
         contextlib.closing(sites),
-        pytest.raises(deploy.Refused, match="A kernel 'Evaluations' is none"),
+        pytest.raises(deploy.Refused, match="does not allow the kernel 'Evaluations'"),
     ):
         calibrated(sites, model)

@@ -28,9 +28,9 @@ def site_of(folder, name="bern", study=STUDY, **settings):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (dict(min_rows=6), "has 5 rows and takes part with at least 6"),
-        (dict(min_sites=4), "among at least 4 "),
-        (dict(refused_columns=["x", "age"]), r"does not let the columns \['x'\] be used"),
+        (dict(min_rows=6), "has 5 rows but needs at least 6"),
+        (dict(min_sites=4), "studies of at least 4 "),
+        (dict(refused_columns=["x", "age"]), r"refuses the columns \['x'\]"),
         (dict(approved="0" * 64), "is not the one approved"),
     ],
     ids=str,
@@ -61,7 +61,7 @@ def test_rows_must_be_those_of_the_study(tmp_path):
 )
 def test_a_site_with_another_study_is_not_taken(other, message, tmp_path):
     study = studies.study_of(**({"row": MEMORY} | other))
-    local = deploy.Local()
+    local = deploy.LocalTransport()
     links = Links(STUDY, local, timeout=1.0)
     local.join(site_of(tmp_path, study=study))
     with pytest.warns(RuntimeWarning, match=f"bern was not accepted: {message}"):
@@ -72,7 +72,7 @@ def test_a_site_with_another_study_is_not_taken(other, message, tmp_path):
 
 @pytest.mark.parametrize("name", ["fedmcmc", "jax", "64-bit floats"])
 def test_a_site_with_other_software_is_not_taken(name, tmp_path):
-    links = Links(STUDY, deploy.Local(), timeout=1.0)
+    links = Links(STUDY, deploy.LocalTransport(), timeout=1.0)
     frame = deploy.Frame.parse(site_of(tmp_path).hello())
     assert links._find_objection("bern", frame.header) == ""
     frame.header["software"][name] = "other"
@@ -84,7 +84,7 @@ def test_a_site_with_other_software_is_not_taken(name, tmp_path):
 
 def recorded(study, folder, num_rounds=3):
     """Return the messages of a run to each site and its answers, and the samples."""
-    local, heard = deploy.Local(), {name: [] for name in study.sites}
+    local, heard = deploy.LocalTransport(), {name: [] for name in study.sites}
     for name, pairs in heard.items():
         site = studies.site_of(study, name, folder)
         local.join(site, heard=lambda *pair, pairs=pairs: pairs.append(pair))
@@ -166,7 +166,7 @@ def test_messages_that_make_no_sense_end_no_site(masked, tmp_path):
 
 def test_what_a_site_sends_wrongly_does_not_change_a_run(tmp_path):
     """Damaged, late and foreign answers arrive between the right ones."""
-    study, local, rng = STUDY, deploy.Local(), random.Random(1)
+    study, local, rng = STUDY, deploy.LocalTransport(), random.Random(1)
     expected = at_sites(study, tmp_path / "peace", num_rounds=5)
 
     old = []
@@ -192,7 +192,7 @@ def test_what_a_site_sends_wrongly_does_not_change_a_run(tmp_path):
 def test_a_site_joins_again_in_the_middle_and_is_asked_again(tmp_path):
     """A site is lost, as if killed, before the server has its answer, or right after, in turns."""
     expected = at_sites(STUDY, tmp_path / "peace", num_rounds=9)
-    local, lost = deploy.Local(), []
+    local, lost = deploy.LocalTransport(), []
 
     def lose(asked, answer):
         frame = deploy.Frame.parse(asked)
@@ -234,7 +234,7 @@ class Silent:
 @ADAPTING
 @pytest.mark.parametrize("row", ["dg_sgld", "hmc"])
 def test_a_site_that_does_not_answer_is_left_out_as_by_a_fault(row, tmp_path):
-    study, local = studies.study_of(row, reproducible=True), deploy.Local()
+    study, local = studies.study_of(row, reproducible=True), deploy.LocalTransport()
     chur = studies.join_all(local, study, tmp_path)["chur"]
     sites = deploy.Sites(study, Silent(local, chur, {1, 2}), on_missing="leave_out")
     samples = sites.sample(KEY, study.kernel("main"), POSITION, num_rounds=5, progress=False)
@@ -290,7 +290,7 @@ def test_what_needs_rows_is_refused(settings, message, tmp_path):
     ],
 )
 def test_a_run_goes_on_from_the_state_of_another(study, tmp_path):
-    local = deploy.Local()
+    local = deploy.LocalTransport()
     studies.join_all(local, study, tmp_path)
     sites, kernel = deploy.Sites(study, local), study.kernel("main")
     whole = sites.sample(KEY, kernel, POSITION, num_rounds=6, progress=False)
@@ -322,7 +322,7 @@ def test_a_run_goes_on_from_a_state_at_its_sites_alone(tmp_path):
 @pytest.mark.slow
 def test_questions_and_fits_are_those_of_a_simulation(tmp_path):
     study = studies.study_of(asks=deploy.FIT, kernels={})
-    local = deploy.Local()
+    local = deploy.LocalTransport()
     studies.join_all(local, study, tmp_path)
     sites = deploy.Sites(study, local)
     for effort in ("auto", "exact"):
@@ -355,7 +355,7 @@ def test_a_site_has_nothing_but_its_own_rows(tmp_path):
 
 def test_an_error_at_a_site_is_told_without_what_it_says(tmp_path, monkeypatch, caplog):
     """It may hold numbers of rows."""
-    study, local = studies.study_of("lsd_star"), deploy.Local()
+    study, local = studies.study_of("lsd_star"), deploy.LocalTransport()
     sites = studies.join_all(local, study, tmp_path)
 
     def fails(frame):
@@ -374,7 +374,7 @@ def test_a_site_that_is_asked_before_it_is_told_is_asked_again(tmp_path):
     steps = [data for data, _ in heard["bern"] if deploy.Frame.parse(data).kind == "step"]
     assert deploy.Frame.parse(site.answer(steps[0])).kind == "unready"
 
-    class Early(deploy.Local):
+    class Early(deploy.LocalTransport):
         """Sends what comes next to a new connection first, and then how the run began."""
 
         def send(self, name, data):
@@ -393,7 +393,7 @@ def test_a_site_that_is_asked_before_it_is_told_is_asked_again(tmp_path):
 
 
 def test_nobody_is_waited_for_longer_than_was_said():
-    links = Links(STUDY, deploy.Local(), timeout=0.3)
+    links = Links(STUDY, deploy.LocalTransport(), timeout=0.3)
     tag = deploy.Tag("run", 0, 0, 1)
     request = {"bern": deploy.Frame("step", {"tag": list(tag)}).to_bytes()}
     for joined, least, most in (({"bern"}, 0.3, 20.0), (set(), 0.0, 0.3)):

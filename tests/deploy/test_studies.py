@@ -98,12 +98,12 @@ def test_a_kernel_is_told_of_by_its_name_where_the_study_has_it():
 
 def test_a_kernel_that_is_none_of_the_study_is_refused_at_both_ends():
     study, other = study_of("lsd"), fedmcmc.lsd(POSTERIOR, step_size=0.02)
-    with pytest.raises(deploy.Refused, match="'Langevin' is none that the study 'contract' allows"):
+    with pytest.raises(deploy.Refused, match="'contract' does not allow the kernel 'Langevin'"):
         study.words_of(other)
     allowing = study_of("lsd", asks=("Langevin",))
     words, body = allowing.words_of(other)
     assert float(allowing.kernel_of(words, body).step_size) == np.float32(0.02)
-    with pytest.raises(deploy.Refused, match="none that the study"):
+    with pytest.raises(deploy.Refused, match="does not allow the kernel"):
         study.kernel_of(words, body)
     with pytest.raises(deploy.Refused, match="has no kernel 'other'"):
         study.kernel_of({"named": "other"}, b"")
@@ -156,14 +156,14 @@ def test_the_model_of_a_study_that_was_not_approved_is_not_run(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(sites={}), "mapping of names"),
-        (dict(sites=["bern", "basel"]), r"mapping of names.*got \['bern', 'basel'\]"),
+        (dict(sites={}), "mapping from names"),
+        (dict(sites=["bern", "basel"]), r"mapping from names.*got \['bern', 'basel'\]"),
         (dict(sites={"bern": 0}), "of at least 1, got 0 for 'bern'"),
         (dict(sites={"bern": True}), "of at least 1, got True for 'bern'"),
         (dict(name=3), "name of a study must be text, got 3"),
         (dict(rows={"x": jax.ShapeDtypeStruct((-1,), "f4")}), r"'x' of rows has a negative .*-1"),
-        (dict(rows={}), "one row"),
-        (dict(posterior="tests.support.studies"), "names nothing"),
+        (dict(rows={}), "at least one column"),
+        (dict(posterior="tests.support.studies"), "must be 'package.module:name'"),
     ],
     ids=str,
 )
@@ -206,6 +206,6 @@ def test_a_server_computes_with_the_functions_of_the_study():
     namesake.logprior_fn.__qualname__ = POSTERIOR.logprior_fn.__qualname__
     namesake.logprior_fn.__module__ = POSTERIOR.logprior_fn.__module__
     other = KERNELS["lsd"](POSITIONS["nested"], Given(namesake))
-    assert study.own(other) is study.kernel("main")
+    assert study.adapt_kernel(other) is study.kernel("main")
     unknown = fedmcmc.lsd(POSTERIOR, step_size=0.5)
-    assert study.own(unknown) is unknown
+    assert study.adapt_kernel(unknown) is unknown

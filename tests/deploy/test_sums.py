@@ -463,7 +463,7 @@ def test_a_new_session_may_go_back_and_answers_the_same_question_alike(tmp_path)
 def test_a_session_of_another_study_is_refused(tmp_path):
     site = Site(tmp_path / "rules")
     other = sessions_of(3, document="another document")[0]
-    with pytest.raises(RuleError, match="another study"):
+    with pytest.raises(RuleError, match="another study, not to the approved one"):
         site.rules.begin(other)
     with pytest.raises(RuleError, match="begun last"):
         site.ask(session=other)
@@ -502,7 +502,7 @@ def test_nothing_is_answered_beyond_what_was_approved(tmp_path):
     with pytest.raises(RuleError, match=r"beyond the 10 approved rounds \(rule 6\)"):
         site.ask(MaskTag(10, 0, 0))
     for settings in (dict(num_rounds=0), dict(num_rounds=1, most_answers=0)):
-        with pytest.raises(ValueError, match="approves some rounds"):
+        with pytest.raises(ValueError, match="must approve at least one round"):
             SiteRules(tmp_path / "other", consortium_of(3), **settings)
 
 
@@ -516,7 +516,7 @@ def test_a_site_that_does_not_know_what_it_answered_says_so(tmp_path):
         with pytest.raises(RuleError, match="is damaged"):
             site.restart()
     site.path.unlink()
-    with pytest.raises(RuleError, match=r"is gone.* agree with the other owners on a new study"):
+    with pytest.raises(RuleError, match=r"is missing.* agree with the other owners on a new study"):
         site.restart()
     site.path.write_bytes(bytes(data))
     site.restart()

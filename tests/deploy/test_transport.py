@@ -150,7 +150,7 @@ def test_a_server_does_not_fill_the_memory_of_a_site(kind, reason, keys, tmp_pat
     assert grown[0] < MAX_GROWTH
 
 
-class Limited(deploy.Local):
+class Limited(deploy.LocalTransport):
     """Notes how long messages are, and how long they may be."""
 
     def __init__(self):
@@ -187,7 +187,7 @@ def test_the_server_expects_messages_as_long_as_those_of_the_run(study, tmp_path
         assert local.lengths[name] < num_bytes < _frames.JOIN_BYTES + 4 * local.lengths[name]
 
 
-class Answering(deploy.Local):
+class Answering(deploy.LocalTransport):
     """Answers each request at once with the same message."""
 
     message = b""
@@ -211,7 +211,7 @@ def test_a_message_that_is_longer_than_expected_is_not_read(tmp_path, caplog):
 
 
 def test_a_run_with_longer_messages_than_the_owner_accepts_is_declined(tmp_path):
-    study, local = studies.study_of(), deploy.Local()
+    study, local = studies.study_of(), deploy.LocalTransport()
     studies.join_all(local, study, tmp_path, most_bytes=66_000)
     message = (
         r"The messages of this run have up to 66,\d+ bytes, and \w+ accepts at most 66,000: set"
@@ -304,7 +304,7 @@ def test_a_renewed_certificate_of_the_server_is_pinned_as_the_command_says(tmp_p
 
 
 def test_of_two_processes_of_a_site_the_newer_one_stays(tmp_path, caplog):
-    study, local = studies.study_of(), deploy.Local()
+    study, local = studies.study_of(), deploy.LocalTransport()
     links = Links(study, local, timeout=1.0)
     older, newer = (studies.site_of(study, "bern", tmp_path / text) for text in ("a", "b"))
 

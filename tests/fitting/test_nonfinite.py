@@ -118,7 +118,7 @@ def test_the_log_of_a_site_names_the_row_and_the_server_no_value(tmp_path, caplo
         settings={},
         asks=deploy.FIT,
     )
-    local = deploy.Local()
+    local = deploy.LocalTransport()
     good = {name: leaf[::2] for name, leaf in rows.items()}
     for name, own in {"bern": good, "chur": rows}.items():
         local.join(deploy.Site(study, name, own, folder=tmp_path / name, min_rows=1))

@@ -58,7 +58,7 @@ def test_no_site_is_left_out_between_exchanges_that_belong_together():
         kernels={"main": f"{HERE}:interwoven"},
         settings={},
     )
-    sites = deploy.Sites(study, deploy.Local(), on_missing="leave_out")
+    sites = deploy.Sites(study, deploy.LocalTransport(), on_missing="leave_out")
     start = {"slope": 0.1, "tau": -0.2}
     with pytest.raises(ValueError, match="must be 'wait'"):
         sites.sample(jax.random.key(0), study.kernel("main"), start, num_rounds=1)
@@ -80,7 +80,7 @@ def test_draws_and_fits_are_those_of_the_simulation(tmp_path):
     )
 
     def join():
-        local = deploy.Local()
+        local = deploy.LocalTransport()
         for name, rows in zip(NAMES, own, strict=True):
             local.join(deploy.Site(study, name, rows, folder=tmp_path / name, min_rows=1))
         return local
@@ -114,7 +114,7 @@ def test_sites_keep_effects_and_draws_are_those_of_the_simulation(tmp_path, name
         settings={},
         reproducible=True,
     )
-    local, sites = deploy.Local(), []
+    local, sites = deploy.LocalTransport(), []
     for site, own_rows in zip(NAMES, rows, strict=True):
         sites.append(deploy.Site(study, site, own_rows, folder=tmp_path / site, min_rows=1))
         local.join(sites[-1])
@@ -157,7 +157,7 @@ def test_no_message_of_marginal_holds_an_effect(tmp_path):
         kernels={"main": f"{HERE}:kernel"},
         settings={},
     )
-    local, heard = deploy.Local(), {name: [] for name in NAMES}
+    local, heard = deploy.LocalTransport(), {name: [] for name in NAMES}
     for (name, pairs), own_rows in zip(heard.items(), rows, strict=True):
         site = deploy.Site(study, name, own_rows, folder=tmp_path / name, min_rows=1)
         local.join(site, heard=lambda *pair, pairs=pairs: pairs.append(pair))

@@ -130,7 +130,7 @@ def test_a_site_checks_its_own_rows_and_the_server_sees_no_value(tmp_path, caplo
         asks=deploy.FIT,
     )
     rows = {"k": np.array([1, 4], np.int32), "y": np.ones(2, np.float32)}
-    local = deploy.Local()
+    local = deploy.LocalTransport()
     local.join(deploy.Site(study, "bern", rows, folder=tmp_path, min_rows=1))
     sites = deploy.Sites(study, local)
     with (

@@ -173,13 +173,13 @@ MUTATIONS = {
     ),
     "a server may weigh sites apart under masks": (
         "deploy/_study.py",
-        "            check_alike(words)\n",
+        "            check_same_for_sites(words)\n",
         "            pass\n",
         ALIKE,
     ),
     "a site that has forgotten what it answered begins anew": (
         "deploy/_rules.py",
-        "if self._begun.exists():",
+        "if self._marker.exists():",
         "if not self._path.name:",
         KNOWS,
     ),
@@ -245,8 +245,8 @@ MUTATIONS = {
     ),
     "questions are rounded to a coarser grid": (
         MASKS,
-        "RESOLUTION, MOST = 2.0**-22,",
-        "RESOLUTION, MOST = 2.0**-12,",
+        "DEFAULT_RESOLUTION, DEFAULT_MOST = 2.0**-22,",
+        "DEFAULT_RESOLUTION, DEFAULT_MOST = 2.0**-12,",
         ANSWER,
     ),
     "a client draws the same in all rounds": (

@@ -201,7 +201,7 @@ address = "127.0.0.1:{self.port}"
 
     def undisturbed(self):
         """Return the samples of the same run with its sites, of the same secrets, in threads."""
-        local = deploy.Local()
+        local = deploy.LocalTransport()
         for name in NAMES:
             (self.folder / "local" / name).mkdir(parents=True, exist_ok=True)
             shutil.copy(self.folder / name / "secret", self.folder / "local" / name)

@@ -35,7 +35,7 @@ def close(a, b):
 
 def at_sites(study, folder, *, kernel="main", position=POSITION, **settings):
     """Run a study's kernel with its sites in threads."""
-    local = deploy.Local()
+    local = deploy.LocalTransport()
     studies.join_all(local, study, Path(folder))
     settings = dict(progress=False) | settings
     return deploy.run(study, KEY, kernel, position, transport=local, **settings)

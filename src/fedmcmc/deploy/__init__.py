@@ -1,10 +1,10 @@
-"""Real sites: the same kernel between owners who do not trust each other.
+"""Real sites: the same kernels, run between owners who do not trust each other.
 
-A site has its own rows, computes `rounds.client_step` on them, and keeps its state on its own disk;
-the server receives codes, adds them, and runs `fedmcmc.sample`, `fit`, `whiten` and the like with
-sites in place of data. Bytes are all that crosses, over a transport. A study may ask for masks:
-sums of secure sums are then all that the server can read (`fedmcmc.deploy.secure`). The room may
-import every room on lower floors, and rooms do not import it.
+A site has its own rows, computes `rounds.client_step` on them, and stores its state on its own
+disk. The server receives codes, adds them, and runs `fedmcmc.sample`, `fit`, `whiten` and similar
+functions with sites in place of data. Only bytes cross the network, through a transport. If a study
+uses masks, the server can read only sums over all sites (`fedmcmc.deploy.secure`). This package may
+import all lower layers, and no other package imports it.
 """
 
 from fedmcmc.deploy._account import files_told as files_told
@@ -43,5 +43,5 @@ from fedmcmc.deploy._site import Site as Site
 from fedmcmc.deploy._study import FIT as FIT
 from fedmcmc.deploy._study import SETUP as SETUP
 from fedmcmc.deploy._study import Study as Study
-from fedmcmc.deploy._transport import Local as Local
+from fedmcmc.deploy._transport import LocalTransport as LocalTransport
 from fedmcmc.deploy._transport import Transport as Transport

@@ -1,4 +1,4 @@
-"""What the owner of a site has agreed to, and what is another since."""
+"""A site owner's approval of a study, and comparisons of later studies with the approved one."""
 
 import datetime
 import json
@@ -13,20 +13,20 @@ from fedmcmc.storage import write_whole
 
 @dataclass(frozen=True)
 class Approval:
-    """A study as a site's owner has approved it.
+    """Study that the owner of a site has approved.
 
     Attributes
     ----------
     site
-        Whose owner.
+        Name of the owner's site.
     digest
         `Study.digest`.
     study
-        `Study.to_dict`, so that a later study can be held against it part by part.
+        `Study.to_dict`, for comparisons with later studies part by part.
     software
-        Versions that it was approved with: this package runs, too.
+        Versions of the software, which also runs at the site.
     time
-        When.
+        Time of the approval, in ISO format.
 
     Examples
     --------
@@ -48,9 +48,9 @@ class Approval:
 
     @classmethod
     def of(cls, study: Study, site: str) -> "Approval":
-        """Return the approval of a study as it is now."""
+        """Return the approval of a study in its present form."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        return cls(site, study.digest, _listed(study), software(), now)
+        return cls(site, study.digest, _list_parts(study), software(), now)
 
     @classmethod
     def read(cls, path: str | Path) -> "Approval":
@@ -59,50 +59,50 @@ class Approval:
         Raises
         ------
         Refused
-            If there is none.
+            If the file is missing or is not an approval.
         """
         try:
             data = Path(path).read_bytes()
         except FileNotFoundError:
             raise Refused(
-                f"There is no approval {path}: read what the study does, and approve it, by "
-                "fedmcmc deploy approve."
+                f"There is no approval {path}: read what the study does, and approve it with "
+                "'fedmcmc deploy approve'."
             ) from None
         try:
             approval = cls(**json.loads(data))
         except (ValueError, TypeError, RecursionError):
             approval = None
         if approval is None or {type(approval.study), type(approval.software)} != {dict}:
-            raise Refused(f"{path} is no approval as fedmcmc deploy approve writes it.")
+            raise Refused(f"{path} is not an approval that 'fedmcmc deploy approve' has written.")
         return approval
 
     def save(self, path: str | Path) -> None:
-        """Write it to a file, which is whole or not there."""
+        """Write the approval to a file, completely or not at all."""
         data = (json.dumps(asdict(self), indent=1) + "\n").encode()
         write_whole(Path(path), lambda file: file.write(data))
 
     def check(self, study: Study, site: str) -> None:
-        """Raise `Refused` if another study was approved, saying what is another."""
+        """Raise `Refused`, with the differences, if `study` is not the approved one."""
         if site != self.site:
-            raise Refused(f"The approval is of {self.site}, and this is {site}.")
+            raise Refused(f"The approval is for the site {self.site}, and this site is {site}.")
         if study.digest == self.digest and software() == self.software:
             return
         raise Refused(
             f"{site} has approved the study {self.study.get('name')!r} at {printable(self.time)}, "
-            f"and not this one. What is another: {'; '.join(self.differences(study))}. Read it, "
-            "and approve it anew by fedmcmc deploy approve."
+            f"but this study differs from it: {'; '.join(self.differences(study))}. Read the "
+            "differences, and approve the study again with 'fedmcmc deploy approve'."
         )
 
     def differences(self, study: Study) -> list[str]:
-        """Return what is another in `study`, one phrase per file or setting."""
-        found = _compared(self.study, _listed(study), "")
-        found += _compared(self.software, software(), "")
-        if not found and study.digest != self.digest:
-            found = ["how this version of fedmcmc computes digests"]
-        return found
+        """Return the differences between `study` and the approved study, one per file or key."""
+        phrases = _compare(self.study, _list_parts(study), "")
+        phrases += _compare(self.software, software(), "")
+        if not phrases and study.digest != self.digest:
+            phrases = ["how this version of fedmcmc computes digests"]
+        return phrases
 
 
-NAMES = {
+PREFIXES = {
     "sites": "rows of ",
     "rows": "column ",
     "levels": "levels of ",
@@ -111,33 +111,37 @@ NAMES = {
     "secure": "secure.",
     "files": "file ",
 }
+"""Beginnings of phrases about the entries of a study's tables."""
 ABSENT = object()
+DIGEST_LENGTH = 64
+"""Hexadecimal digits of a SHA-256 digest, which phrases shorten."""
 
 
-def _listed(study: Study) -> dict[str, Any]:
-    """Return the study with the order of its sites, which JSON may lose."""
-    found: dict[str, Any] = json.loads(json.dumps(study.to_dict()))
-    return found | {"order of the sites": list(study.sites)}
+def _list_parts(study: Study) -> dict[str, Any]:
+    """Return the parts of a study, with the order of its sites, which JSON may lose."""
+    parts: dict[str, Any] = json.loads(json.dumps(study.to_dict()))
+    return parts | {"order of the sites": list(study.sites)}
 
 
-def _compared(old: Any, new: Any, where: str) -> list[str]:
+def _compare(old: Any, new: Any, where: str) -> list[str]:
+    """Return the differences between two parts of studies, as phrases."""
     if isinstance(old, dict) and isinstance(new, dict):
-        found = []
+        phrases = []
         for name in [*old, *(name for name in new if name not in old)]:
             path = where + printable(name)
             if isinstance(old.get(name), dict):
-                path = f"{path}." if where else NAMES[name]
-            found += _compared(old.get(name, ABSENT), new.get(name, ABSENT), path)
-        return found
+                path = f"{path}." if where else PREFIXES[name]
+            phrases += _compare(old.get(name, ABSENT), new.get(name, ABSENT), path)
+        return phrases
     if old == new:
         return []
     if old is ABSENT:
-        return [f"{where} is new: {_short(new)}"]
+        return [f"{where} is new: {_shorten(new)}"]
     if new is ABSENT:
-        return [f"{where} is gone: it was {_short(old)}"]
-    return [f"{where}: {_short(old)} when it was approved, now {_short(new)}"]
+        return [f"{where} is gone: it was {_shorten(old)}"]
+    return [f"{where}: {_shorten(old)} when it was approved, now {_shorten(new)}"]
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
-    return f"{text[:16]}…" if len(text) == 64 else printable(text)
+    return f"{text[:16]}…" if len(text) == DIGEST_LENGTH else printable(text)

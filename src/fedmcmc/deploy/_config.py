@@ -29,12 +29,12 @@ from fedmcmc.deploy._frames import Refused
 from fedmcmc.deploy._grpc import Credentials, GrpcServer, serve_site
 from fedmcmc.deploy._limits import LIMITS, Limits
 from fedmcmc.deploy._links import SiteError
-from fedmcmc.deploy._masks import MASKS, rules_of
 from fedmcmc.deploy._private import close_to_others, private_files
 from fedmcmc.deploy._seeds import key_of_seed
 from fedmcmc.deploy._server import Sites
 from fedmcmc.deploy._settings import check_texts, read_toml
 from fedmcmc.deploy._site import Site
+from fedmcmc.deploy._site_masks import MASKS, rules_of
 from fedmcmc.deploy._study import Study
 from fedmcmc.deploy._transport import Transport
 from fedmcmc.fitting import fit

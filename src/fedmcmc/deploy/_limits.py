@@ -1,4 +1,4 @@
-"""Limits that a site's owner sets: on rows, sites and minibatches, and on how much leaves it."""
+"""Limits of a site's owner: on rows, sites, minibatches, and numbers that leave the site."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from fedmcmc.deploy._audit import AuditLog
 from fedmcmc.deploy._columns import column_names
 from fedmcmc.deploy._disk import Disk
 from fedmcmc.deploy._frames import Refused
-from fedmcmc.deploy._shapes import Report
+from fedmcmc.deploy._shapes import StepReport
 from fedmcmc.deploy._study import Study
 from fedmcmc.dynamics import Length
 from fedmcmc.gradients import Epochs
@@ -102,26 +102,20 @@ class Limits:
         return [c for c in self.refused_columns if not any(_is_within(name, c) for name in names)]
 
     def check_study(self, study: Study, site: str) -> None:
-        """Raise unless the site may take part in a study.
-
-        Raises
-        ------
-        Refused
-            If rows or sites are too few, or a refused column is used.
-        """
+        """Raise `Refused` if rows or sites are too few, or if the study uses a refused column."""
         num_rows, num_sites = study.sites[site], len(study.sites)
         smallest = self.min_rows or MIN_ROWS
         if num_rows < smallest:
             raise Refused(
-                f"{site} has {num_rows} rows and takes part with at least {smallest} (min_rows). "
-                f"The owner of {site} can set min_rows in [limits] of its settings."
+                f"{site} has {num_rows} rows but needs at least {smallest} to take part "
+                f"(min_rows). The owner of {site} can set min_rows in [limits] of its settings."
             )
         smallest = self.min_sites or (MIN_SITES_UNDER_MASKS if study.secure else 1)
         if num_sites < smallest:
             raise Refused(
-                f"The study {study.name!r} has {num_sites} sites, and {site} takes part among at "
-                f"least {smallest} (min_sites). The owner of {site} can set min_sites in [limits] "
-                f"of its settings."
+                f"The study {study.name!r} has {num_sites} sites, but {site} takes part only in "
+                f"studies of at least {smallest} (min_sites). The owner of {site} can set "
+                f"min_sites in [limits] of its settings."
             )
         refused = [
             name
@@ -130,32 +124,22 @@ class Limits:
         ]
         if refused:
             raise Refused(
-                f"{site} does not let the columns {refused} be used (refused_columns), which the "
-                f"study {study.name!r} declares. Remove them from its [rows]."
+                f"{site} refuses the columns {refused} (refused_columns), which the study "
+                f"{study.name!r} declares. Remove them from its [rows]."
             )
 
     def check_run(
         self, kernel: FederatedKernel, study: Study, site: str, position: ArrayTree
     ) -> None:
-        """Raise unless the site may answer a run of a kernel.
+        """Raise `Refused` if rows are too few for the parameters, or a minibatch is too small.
 
-        Parameters
-        ----------
-        kernel, study, site
-            Kernel of the run, study, and name of the site.
-        position
-            Shapes of the server's broadcast, used if the model has no `init_fn`.
-
-        Raises
-        ------
-        Refused
-            If the site's rows are too few for the model's parameters, or a minibatch is too small.
+        `position` has the shapes of the server's broadcast, used if the model has no `init_fn`.
         """
         num_rows, num = study.sites[site], num_parameters(study, position)
         smallest = ROWS_PER_PARAMETER * num
         if self.min_rows is None and num_rows < smallest:
             raise Refused(
-                f"{site} has {num_rows} rows, and with {num} parameters it answers with at least "
+                f"{site} has {num_rows} rows, but a model of {num} parameters needs at least "
                 f"{smallest} rows, {ROWS_PER_PARAMETER} per parameter: sums over fewer rows can be "
                 f"solved for the rows. The owner of {site} can set min_rows in [limits] of its "
                 f"settings."
@@ -163,9 +147,9 @@ class Limits:
         rows, smallest = smallest_batch(kernel, num_rows), self.min_batch_of(num)
         if rows is not None and rows < smallest:
             raise Refused(
-                f"The kernel uses minibatches of {rows} rows at {site}, which answers with at "
-                f"least {smallest} rows per minibatch (min_batch); the last minibatch of a pass "
-                f"over {num_rows} rows holds those that are left. Use larger minibatches or full "
+                f"The kernel uses minibatches of {rows} rows at {site}, which requires at least "
+                f"{smallest} rows per minibatch (min_batch); the last minibatch of a pass over "
+                f"{num_rows} rows holds the remaining rows. Use larger minibatches or full "
                 f"gradients; the owner of {site} can set min_batch in [limits] of its settings."
             )
 
@@ -178,23 +162,12 @@ class Outflow:
     """Count of all numbers that have left a site, kept in its folder and in its audit log.
 
     The larger of the two holds at start, so a folder that was removed or restored from a backup
-    does not lower the count.
-
-    Parameters
-    ----------
-    site
-        Name of the site.
-    disk
-        Folder of the site.
-    log
-        Audit log of the site, whose lines carry the total.
-    limits
-        Limits of the site.
+    does not lower the count. Every line of the audit log holds the total.
     """
 
     def __init__(self, site: str, disk: Disk, log: AuditLog | None, limits: Limits) -> None:
-        self._site, self._disk, self._log, self._most = site, disk, log, limits.most_numbers
-        self._last: tuple[str, bytes, bytes] | None = None
+        self._site, self._disk, self._log, self._limit = site, disk, log, limits.most_numbers
+        self._previous_answer: tuple[str, bytes, bytes] | None = None
         self._record(max(disk.num_numbers, 0 if log is None else log.num_numbers))
 
     def _record(self, total: int) -> None:
@@ -205,9 +178,9 @@ class Outflow:
     def add(self, num: int, place: str, question: bytes, content: bytes) -> None:
         """Count an answer of `num` numbers before it leaves.
 
-        An answer that repeats the previous one of this process, with the same place in the run,
-        question and content, was counted already. The first answer after a restart always counts:
-        a server can make a site restart.
+        If the answer repeats the previous answer of this process, with the same place in the run,
+        question and content, it is already counted. The first answer after a restart always counts,
+        because a server can make a site restart.
 
         Raises
         ------
@@ -217,31 +190,24 @@ class Outflow:
         # Another process of this site may have counted.
         self._record(max(self.total, self._disk.num_numbers))
         answer = (place, question, content)
-        if answer == self._last:
+        if answer == self._previous_answer:
             return
-        if self._most is not None and self.total + num > self._most:
+        if self._limit is not None and self.total + num > self._limit:
             raise Refused(
                 f"{self._site} has sent {self.total:,} numbers, and {num:,} more would exceed the "
-                f"{self._most:,} that its owner allows in all (most_numbers). The owner of "
-                f"{self._site} can raise most_numbers in [limits] of its settings."
+                f"limit of {self._limit:,} (most_numbers). The owner of {self._site} can raise "
+                f"most_numbers in [limits] of its settings."
             )
         self._disk.count_numbers(self.total + num)
         self._record(self.total + num)
-        self._last = answer
+        self._previous_answer = answer
 
 
-def numbers_per_message(code: ArrayTree, report: Report | None = None, *, masked: bool) -> int:
+def numbers_per_message(code: ArrayTree, report: StepReport | None = None, *, masked: bool) -> int:
     """Return the number of numbers that leave a site in one message of one chain.
 
-    Parameters
-    ----------
-    code
-        Code of the message, or its shapes.
-    report
-        Report that is sent with the message, or its shapes; ``None`` before the first round.
-    masked
-        Whether the code consists of masked words. They replace the report except for the bits of
-        the broadcast.
+    The report is ``None`` before the first round. If the code consists of masked words, these
+    replace the report except for the bits of the broadcast. Shapes of code and report are enough.
     """
     if report is None:
         return _num_numbers(code)
@@ -258,12 +224,7 @@ def _num_numbers(tree: ArrayTree) -> int:
 def num_parameters(study: Study, position: ArrayTree = None) -> int:
     """Return the number of unconstrained parameters of a study's model.
 
-    Parameters
-    ----------
-    study
-        Study whose model's `init_fn` returns the parameters.
-    position
-        Shapes of the broadcast, used if the model has no `init_fn`.
+    `position` has the shapes of the broadcast, used if the model has no `init_fn`.
     """
     if study.model.init_fn is not None:
         position = jax.eval_shape(study.model.init_fn, jax.random.key(0))
@@ -275,33 +236,27 @@ def num_parameters(study: Study, position: ArrayTree = None) -> int:
     return int(trees.num_elements(position))
 
 
-def smallest_batch(kernel: Any, num_rows: int) -> int | None:
+def smallest_batch(kernel: FederatedKernel | GradientEstimator, num_rows: int) -> int | None:
     """Return the rows in the smallest minibatch of a kernel, ``None`` if it uses all rows.
 
-    Every part of the kernel with a number `batch_size` counts, also if its class is of the study.
-    The last minibatch of a pass over the rows holds those that are left.
-
-    Parameters
-    ----------
-    kernel
-        Kernel or gradient estimator.
-    num_rows
-        Rows of the site; a fractional `batch_size` is multiplied by it.
+    Every part of the kernel with a number `batch_size` counts, including parts of the study's own
+    classes. The last minibatch of a pass over the rows holds the remaining rows. A fractional
+    `batch_size` is multiplied by `num_rows`.
     """
     rows = []
     for part in _parts(kernel):
-        given = getattr(part, "batch_size", None)
-        if not isinstance(given, Real):
+        batch_size = getattr(part, "batch_size", None)
+        if not isinstance(batch_size, Real):
             continue
-        share = max(int(num_rows * float(given) * (1 + 2**-20)), 1)
-        size = int(given) if isinstance(given, Integral) else share
+        fraction_size = max(int(num_rows * float(batch_size) * (1 + 2**-20)), 1)
+        size = int(batch_size) if isinstance(batch_size, Integral) else fraction_size
         passes = isinstance(part, Epochs) or (isinstance(part, Length) and part.num_steps is None)
         rows.append((passes and size > 0 and num_rows % size) or size)
     return min([*rows, num_rows]) if rows else None
 
 
 def _parts(tree: Any) -> Iterator[Any]:
-    """Yield a kernel and all parts within it, static fields included."""
+    """Yield a kernel and all its parts, static fields included."""
     yield tree
     parts: list[Any] = []
     if isinstance(tree, Mapping):
@@ -319,5 +274,5 @@ def _parts(tree: Any) -> Iterator[Any]:
 
 
 def _is_within(name: str, column: str) -> bool:
-    """Return whether a column has this name, or is a part of the column with this name."""
+    """Return true if `name` is this column or a part of it."""
     return name == column or name.startswith(f"{column}.")

@@ -2,13 +2,16 @@
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedmcmc.deploy._frames import Frame, FrameError, Tag, pack
 from fedmcmc.deploy._links import Links, SessionLost
 from fedmcmc.deploy._masks import STAGES
+
+if TYPE_CHECKING:
+    from fedmcmc.deploy.secure import MaskTag
 
 Requests = Callable[[dict[str, Any]], dict[str, bytes]]
 
@@ -36,7 +39,7 @@ class MaskedSums:
 
         def read(site: str, data: bytes) -> np.ndarray:
             expected = (self.links.session, mask_tag, self.names.index(site), num_words)
-            return _read_words(data, *expected)
+            return _read_words(data, expected)
 
         while True:
             try:
@@ -77,14 +80,17 @@ class MaskedSums:
         self.links.session = session_identifier(self.links.study.consortium, hellos).hex()
 
 
-def _read_words(data: bytes, session: str, tag: Any, index: int, num_words: int) -> np.ndarray:
-    """Return the masked words of a site; raise `FrameError` unless they are the requested ones."""
+def _read_words(data: bytes, expected: "tuple[str, MaskTag, int, int]") -> np.ndarray:
+    """Return the masked words of a site; raise `FrameError` unless they are the requested ones.
+
+    Expected are the session, the tag, the number of the site, and the number of words.
+    """
     from fedmcmc.deploy.secure import read_masked
 
     try:
         identifier, message_tag, number, words = read_masked(data)
     except ValueError as error:
         raise FrameError(str(error)) from None
-    if (identifier.hex(), message_tag, number, words.size) != (session, tag, index, num_words):
+    if (identifier.hex(), message_tag, number, words.size) != expected:
         raise FrameError("The masked words are not the requested ones.")
     return words

@@ -3,9 +3,10 @@
 All chains of a run are computed together; their axis is the first one of all leaves.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ from fedmcmc._types import (
     FederatedState,
     user_position,
 )
-from fedmcmc.deploy._shapes import Report
+from fedmcmc.deploy._shapes import StepReport
 from fedmcmc.deploy._study import Study
 from fedmcmc.pytrees import trees
 from fedmcmc.random import CHACHA, draw_key, shared_key
@@ -35,6 +36,8 @@ from fedmcmc.rounds import (
     receive,
     server_step,
 )
+
+Result = TypeVar("Result")
 
 
 def take_chain(tree: ArrayTree, chain: int) -> ArrayTree:
@@ -52,14 +55,15 @@ def stack_chains(parts: list[ArrayTree]) -> ArrayTree:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *parts)
 
 
-def map_chains(fn: Any, *trees_: ArrayTree) -> ArrayTree:
+def map_chains(fn: Callable[..., Result], *trees_: ArrayTree) -> Result:
     """Apply `fn` to every chain, which the first axis of all leaves counts.
 
     A single chain is computed without that axis, as in a simulated run.
     """
     if jax.tree.leaves(trees_)[0].shape[0] == 1:
         chain = jax.tree.map(lambda leaf: leaf[0], trees_)
-        return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], fn(*chain))
+        result: Result = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], fn(*chain))
+        return result
     return jax.vmap(fn)(*trees_)
 
 
@@ -93,7 +97,7 @@ def run_client(
     number: int,
     setup: bool,
     generator: Any = None,
-) -> tuple[ArrayTree, ArrayTree, Report]:
+) -> tuple[ArrayTree, ArrayTree, StepReport]:
     """Return codes, states and reports of all chains; inactive chains keep their state.
 
     `keys` are keys of the chains, or words of the client's keys in this phase of this round.
@@ -110,16 +114,13 @@ def run_client(
         state: ArrayTree,
         weight: Array,
         on: Array,
-    ) -> tuple[ArrayTree, ArrayTree, Report]:
+    ) -> tuple[ArrayTree, ArrayTree, StepReport]:
         broadcast = broadcast._replace(round=round_)
         weighted = replace(client, weight=weight)
         code, new, info = client_step(kernel, phase, key, broadcast, state, weighted)
-        return code, trees.select(on, new, state), Report.of(info)
+        return code, trees.select(on, new, state), StepReport.of(info)
 
-    outputs: tuple[ArrayTree, ArrayTree, Report] = map_chains(
-        run_chain, keys, broadcasts, states, weights, active
-    )
-    return outputs
+    return map_chains(run_chain, keys, broadcasts, states, weights, active)
 
 
 def _wrap_keys(words: ArrayTree, generator: Any) -> ArrayTree:
@@ -174,10 +175,7 @@ def init_server(
         memories = tuple(first_memories(kernel, n, broadcast, num) for n in numbers)
         return broadcast, server, memories
 
-    outputs: tuple[Broadcast, ArrayTree, tuple[ArrayTree, ...]] = map_chains(
-        init_chain, init_keys, positions, totals
-    )
-    return outputs
+    return map_chains(init_chain, init_keys, positions, totals)
 
 
 @jax.jit
@@ -301,8 +299,7 @@ def _step_server(
         draw = user_position(kernel, draw)
         return Stepped(broadcast, server, info, draw, trees.all_finite(broadcast))
 
-    stepped: Stepped = map_chains(step_chain, keys, broadcasts, servers, received)
-    return stepped
+    return map_chains(step_chain, keys, broadcasts, servers, received)
 
 
 step_server = jax.jit(_step_server, static_argnames="number")

@@ -1,7 +1,7 @@
-"""Rounds over sites: the server's computations and the messages of each phase."""
+"""Rounds over sites: the computations of the server, and exchanges of messages."""
 
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc import wire
 from fedmcmc._types import (
     ApproximationReport,
     ArrayTree,
@@ -21,60 +20,25 @@ from fedmcmc._types import (
     MetropolisReport,
 )
 from fedmcmc.compression import WORD_BITS, limbs_of_host
-from fedmcmc.deploy._frames import (
-    PART_BYTES,
-    Frame,
-    FrameError,
-    Tag,
-    checksum,
-    decode,
-    digest_of,
-    pack,
-    unpack,
-)
+from fedmcmc.deploy._frames import Tag
 from fedmcmc.deploy._guard import Fault, Guard, count_faults
 from fedmcmc.deploy._links import LOG, Links, SiteError
 from fedmcmc.deploy._masked import MaskedSums
 from fedmcmc.deploy._masks import num_words
+from fedmcmc.deploy._messages import AtServer, RunMessages, SiteShare
 from fedmcmc.deploy._programs import (
     Stepped,
     draw_cohort,
     init_server,
     receive_codes,
-    shared_words,
     stack_chains,
     step_server,
     sum_setup,
-    take_chain,
 )
-from fedmcmc.deploy._shapes import Shapes, max_num_bytes
-from fedmcmc.deploy._words import to_words
+from fedmcmc.deploy._shapes import RunShapes
 from fedmcmc.participation import full
 from fedmcmc.pytrees import trees
 from fedmcmc.rounds import Received
-
-
-class AtServer(NamedTuple):
-    """The server's record of its sites, in place of the clients' states.
-
-    Attributes
-    ----------
-    memories
-        Copies of the clients' memories if decoding needs them, one entry per phase, leaves
-        ``[num_chains, num_clients, ...]``.
-    last
-        ``[num_chains, num_clients, 2]`` int32, round and phase of each site's last accepted answer,
-        -1 before the first.
-    counted
-        ``[num_chains, num_clients]`` bool, true in the chains that counted this answer.
-    run
-        ``[num_chains, 32]`` uint8, name of the run under which sites store their states.
-    """
-
-    memories: tuple[ArrayTree, ...]
-    last: ArrayTree
-    counted: ArrayTree
-    run: ArrayTree
 
 
 class RoundFigures(NamedTuple):
@@ -88,7 +52,7 @@ class RoundFigures(NamedTuple):
     num_excluded: np.ndarray
     server: ArrayTree
 
-    def select(self, names: Any, round_: int) -> dict[str, np.ndarray]:
+    def select(self, names: Iterable[str], round_: int) -> dict[str, np.ndarray]:
         """Return the figures with these names."""
         figures = self._asdict() | {"round": np.full(len(self.num_active), round_)}
         if isinstance(self.server, ApproximationReport):
@@ -106,7 +70,7 @@ class RoundDraw(NamedTuple):
 
 
 class Rounds:
-    """The rounds of one run, for all of its chains together.
+    """Rounds of one run, for all of its chains together.
 
     Equal calls have the same `name`, so that sites find their states again; `attempt` differs
     between processes of the server. With `may_miss` a round continues without sites that do not
@@ -119,7 +83,7 @@ class Rounds:
         links: Links,
         kernel: FederatedKernel,
         keys: Array,
-        shapes: Shapes,
+        shapes: RunShapes,
         name: str,
         attempt: int,
         *,
@@ -129,140 +93,78 @@ class Rounds:
     ) -> None:
         self.guard, self.answers_may_be_infinite = guard, answers_may_be_infinite
         self.links, self.kernel, self.keys, self.shapes = links, kernel, keys, shapes
-        self.name, self.attempt, self.may_miss = name, attempt, may_miss
-        self.names = list(links.study.sites)
-        self.marks: dict[str, list[int]] = {site: [] for site in self.names}
+        self.names, self.may_miss = list(links.study.sites), may_miss
+        self.messages = RunMessages(links.study, kernel, keys, shapes, name, attempt)
         self._cohort: Any = None  # set if it is the same in all rounds
-        self.rounds_to_keep: list[int] = []
         self.num_missed = dict.fromkeys(self.names, 0)
         self._warned: set[str] = set()
         self._last_request = (-1, 0)  # round and phase
         self.masked = MaskedSums(links) if links.study.secure else None
         digest = np.frombuffer(bytes.fromhex(name), np.uint8)
         self._run = jnp.asarray(np.tile(digest, (len(keys), 1)))
-        # Sites draw all other numbers from their own secrets, or from the keys that `begin` sends.
-        self._sends_shared = bool(jax.tree.leaves(shapes.shared)) and not links.study.reproducible
-        # One entry per phase: decoders of code and report of a chain, and zeros in place of both.
-        self._readers = [
-            ((wire.reader(x.code), wire.reader(x.report)), _zeros((x.code, x.report)))
-            for x in shapes.phases
-        ]
-        self._max_bytes = [
-            len(keys) * (2 * PART_BYTES + max_num_bytes(x.code) + max_num_bytes(x.report))
-            for x in shapes.phases
-        ]
-        self._begin = self._make_begin()
-        links.beginning = lambda site: [self._begin]
-
-    def _tag(self, round_: int, phase: int = -1) -> Tag:
-        return Tag(self.name, round_, phase, self.attempt)
-
-    def _make_begin(self) -> bytes:
-        """Return the message that starts the run at a site."""
-        study = self.links.study
-        words, numbers = study.words_of(self.kernel)
-        position, _ = to_words(self.shapes.setup_broadcast.position, study.functions)
-        words_of_keys = wire.encode(jax.random.key_data(self.keys))
-        header = {
-            "tag": list(self._tag(-1)),
-            "kernel": words,
-            "position": position,
-            "chains": len(self.keys),
-            "generator": str(jax.random.key_impl(self.keys)),
-            # Sites derive their keys from this digest too, so runs with other keys are independent.
-            "keys": digest_of(words_of_keys),
-        }
-        parts = [numbers]
-        if study.reproducible:
-            parts.append(words_of_keys)
-        return Frame("begin", header, pack(*parts)).to_bytes()
+        links.beginning = lambda site: [self.messages.begin]
 
     def begin(self) -> None:
         """Wait for all sites and start the run at each."""
         self.links.wait_for_all()
-        requests = dict.fromkeys(self.names, self._begin)
-        self.links.exchange(requests, "ready", self._tag(-1), lambda site, body: body)
+        requests = dict.fromkeys(self.names, self.messages.begin)
+        self.links.exchange(requests, "ready", self.messages.tag(-1), lambda site, body: body)
         self.links.session = ""  # rounds never go back within a session, so each run needs its own
 
     def set_up(self, positions: ArrayTree, init_keys: Array) -> FederatedState:
         """Return the state before the first round; it may need sums over all sites."""
-        num = len(self.keys)
+        num, num_sites = len(self.keys), len(self.names)
         broadcast = Broadcast(jnp.zeros(num, jnp.int32), positions)
-        body = pack(*(wire.encode(take_chain(broadcast, c)) for c in range(num)))
         totals = []
-        for number, like in enumerate(self.shapes.setup):
-            tag = self._tag(0, number)
+        for number in range(len(self.shapes.setup)):
+            tag = self.messages.tag(0, number)
             if self.masked is not None:
-                totals.append(self._masked_setup(self.masked, tag, body))
+                totals.append(self._masked_setup(self.masked, tag, broadcast))
                 continue
-            request = Frame("setup", {"tag": list(tag)}, body).to_bytes()
 
-            def read(site: str, data: bytes, like: ArrayTree = like) -> list[ArrayTree]:
-                return [decode(part, like) for part in unpack(data, num)]
+            def read(site: str, data: bytes, number: int = number) -> list[ArrayTree]:
+                return self.messages.decode_setup(data, number)
 
-            max_bytes = num * (PART_BYTES + max_num_bytes(like))
-            requests = dict.fromkeys(self.names, request)
+            requests = self.messages.encode_setup(tag, broadcast)
+            max_bytes = self.messages.max_setup_bytes[number]
             answers = self.links.exchange(requests, "answer", tag, read, most_bytes=max_bytes)
             codes = tuple(stack_chains(answers[site]) for site in self.names)
             self._check_setup(codes, number)
-            cohort = _full_cohort(len(self.names), num)
+            cohort = _full_cohort(num_sites, num)
             totals.append(sum_setup(self.kernel, broadcast, codes, cohort, number=number))
-        study = self.links.study
         broadcast, server, memories = init_server(
-            self.kernel, study, init_keys, positions, tuple(totals)
+            self.kernel, self.links.study, init_keys, positions, tuple(totals)
         )
-        num_sites = len(self.names)
         last_answers = jnp.full((num, num_sites, 2), -1, jnp.int32)
         counted = jnp.zeros((num, num_sites), bool)
         return FederatedState(
             broadcast, server, AtServer(memories, last_answers, counted, self._run)
         )
 
-    def _masked_setup(self, sums: MaskedSums, tag: Tag, body: bytes) -> ArrayTree:
+    def _masked_setup(self, sums: MaskedSums, tag: Tag, broadcast: Broadcast) -> ArrayTree:
         """Return a masked total of all chains before the first round."""
         num, phases = len(self.keys), self.kernel.setup
-
-        def requests(masks: dict[str, Any]) -> dict[str, bytes]:
-            header = {"tag": list(tag), "masks": masks}
-            return dict.fromkeys(self.names, Frame("setup", header, body).to_bytes())
-
+        requests = partial(self.messages.encode_setup, tag, broadcast)
         like = phases[tag.phase].message_like(self.shapes.setup_broadcast)
         size = num * num_words(self.shapes.setup[tag.phase])
         words = sums.total(tag, (tag.phase, len(phases), True), size, requests).reshape(num, -1)
         _check_counts(words, len(self.names))
         return limbs_of_host(words, like, num_lead=1)
 
-    def mark(self, round_: int, keep: list[int]) -> None:
-        """Request that sites store their states of a round, and keep stored states of `keep`."""
-        self.rounds_to_keep = keep
-        for marks in self.marks.values():
-            marks[:] = sorted({*marks, round_} & {round_, *keep})
-
     def start(self, state: FederatedState) -> None:
         """Let the sites compute their first states from the first broadcast."""
-        round_ = int(np.asarray(state.broadcast.round)[0])
-        num, tag = len(self.keys), self._tag(round_)
-        body = pack(*(wire.encode(take_chain(state.broadcast, c)) for c in range(num)))
-        request = Frame("start", {"tag": list(tag)}, body).to_bytes()
-        self._place_sites(dict.fromkeys(self.names, request), tag)
+        tag = self.messages.tag(int(np.asarray(state.broadcast.round)[0]))
+        self._place_sites(self.messages.encode_start(tag, state.broadcast), tag)
 
     def resume(self, state: FederatedState) -> None:
         """Let the sites return to their states of this round, from this run or the previous one."""
-        tag = self._tag(int(np.asarray(state.broadcast.round)[0]))
-        header = {
-            "tag": list(tag),
-            "run": bytes(np.asarray(state.clients.run)[0]).hex(),
-        }
-        requests = {
-            site: Frame("resume", header | _verdict(state.clients, i)).to_bytes()
-            for i, site in enumerate(self.names)
-        }
-        self._place_sites(requests, tag)
+        tag = self.messages.tag(int(np.asarray(state.broadcast.round)[0]))
+        self._place_sites(self.messages.encode_resume(tag, state.clients), tag)
 
     def _place_sites(self, requests: dict[str, bytes], tag: Tag) -> None:
         if not jax.tree.leaves(self.shapes.client):
             return  # sites have no state
-        self.links.beginning = lambda site: [self._begin, requests[site]]
+        self.links.beginning = lambda site: [self.messages.begin, requests[site]]
         self.links.exchange(requests, "ready", tag, lambda site, body: None)
 
     def can_resume(self, round_: int) -> bool:
@@ -298,9 +200,9 @@ class Rounds:
             self._last_request = number, phase
             is_full = kernel.participation.cohort_size is None
             shares = [
-                _SiteShare(active[i], weight[i])
+                SiteShare(active[i], weight[i])
                 if is_full
-                else _SiteShare.of_site(i, ids, weight, active)
+                else SiteShare.of_site(i, ids, weight, active)
                 for i in range(num_sites)
             ]
             participants = {
@@ -317,7 +219,7 @@ class Rounds:
             memories[phase], active, bits = result.memories, result.active, bits + result.bits
             broadcast, server = result.stepped.broadcast, result.stepped.server
             for site in result.sites:
-                self.marks[site] = []
+                self.messages.clear_marks(site)
                 i = self.names.index(site)
                 last_answers[:, i] = (number, phase)
                 counted[:, i] = (active & (ids == i)).any(axis=0)
@@ -336,23 +238,23 @@ class Rounds:
 
     def _run_phase(
         self,
-        participants: dict[str, "_SiteShare"],
+        participants: dict[str, SiteShare],
         state: FederatedState,
         cohort: Cohort,
         number: int,
         phase: int,
     ) -> "_PhaseResult":
         """Exchange the messages of a phase and run the server's step."""
-        exchange, ids, at_server = self.shapes.phases[phase], cohort.ids, state.clients
+        phase_shapes, ids, at_server = self.shapes.phases[phase], cohort.ids, state.clients
         active: Any = np.asarray(cohort.active)
-        tag = self._tag(number, phase)
-        requests = self._requests(tag, participants, state.broadcast, at_server)
+        tag = self.messages.tag(number, phase)
+        requests = self.messages.encode_step(tag, participants, state.broadcast, at_server)
         answers = self.links.exchange(
             requests,
             "answer",
             tag,
-            lambda site, data: _read_answer(data, participants[site].on, *self._readers[phase]),
-            most_bytes=self._max_bytes[phase],
+            lambda site, data: self.messages.decode_answer(data, participants[site].on, phase),
+            most_bytes=self.messages.max_bytes[phase],
             may_miss=self.may_miss,
         )
         answered = set(answers)
@@ -360,7 +262,7 @@ class Rounds:
             self._miss(site, self.links.problems.get(site))
             active = active & (ids != self.names.index(site))
         if len(answers) < len(self.names):
-            zeros = [self._readers[phase][1]] * len(self.keys)
+            zeros = [self.messages.zeros[phase]] * len(self.keys)
             answers |= {site: zeros for site in self.names if site not in answers}
         pairs = [stack_chains(answers[site]) for site in self.names]
         codes, reports = [code for code, _ in pairs], [report for _, report in pairs]
@@ -385,7 +287,7 @@ class Rounds:
         report = jax.tree.map(lambda *leaves: np.stack(leaves)[ids, chains], *reports)
         bits_down = report.bits_down
         if trees.is_empty(bits_down):
-            bits_down = trees.num_bits(exchange.broadcast)
+            bits_down = trees.num_bits(phase_shapes.broadcast)
         bits = np.stack([np.where(active, num, 0).sum(0) for num in (report.bits, bits_down)])
         added = np.asarray(is_added)
         square = np.where(added, np.asarray(report.gradient_norm) ** 2, 0).sum(axis=0)
@@ -431,23 +333,25 @@ class Rounds:
     def _run_masked_phase(
         self,
         sums: MaskedSums,
-        participants: dict[str, "_SiteShare"],
+        participants: dict[str, SiteShare],
         state: FederatedState,
         cohort: Cohort,
         number: int,
         phase: int,
     ) -> "_PhaseResult":
         """Run a phase under masks; the server can read only the total."""
-        exchange, num = self.shapes.phases[phase], len(self.keys)
-        tag, memories = self._tag(number, phase), state.clients.memories[0]
-        requests = partial(self._requests, tag, participants, state.broadcast, state.clients)
-        num_reported = len(jax.tree.leaves(exchange.report.bits_down))
-        num_numbers = num_words(exchange.code)
+        phase_shapes, num = self.shapes.phases[phase], len(self.keys)
+        tag, memories = self.messages.tag(number, phase), state.clients.memories[0]
+        requests = partial(
+            self.messages.encode_step, tag, participants, state.broadcast, state.clients
+        )
+        num_reported = len(jax.tree.leaves(phase_shapes.report.bits_down))
+        num_numbers = num_words(phase_shapes.code)
         size = num * (num_numbers + num_reported)
         total = sums.total(tag, (phase, len(self.shapes.phases), False), size, requests)
         words, reported = np.split(total.reshape(num, -1), [num_numbers], axis=1)
         _check_counts(words, len(self.names))
-        message = self.kernel.phases[phase].message_like(exchange.broadcast)
+        message = self.kernel.phases[phase].message_like(phase_shapes.broadcast)
         received = Received(
             limbs_of_host(words, message, num_lead=1),
             (),
@@ -460,52 +364,13 @@ class Rounds:
         )
         num_sites = len(participants)
         bits_up = np.full(num, float(num_sites * WORD_BITS * num_numbers))
-        num_sent = num_sites * trees.num_bits(exchange.broadcast)
+        num_sent = num_sites * trees.num_bits(phase_shapes.broadcast)
         bits_down = reported[:, 0] if num_reported else num_sent
         bits = np.stack([bits_up, np.broadcast_to(bits_down, num)])
         num_lost = words[:, -1].astype(np.int64)
         norm = np.full(num, np.nan)  # unknown
         active = np.asarray(cohort.active)
         return _PhaseResult(stepped, memories, active, bits, norm, num_lost, participants.keys())
-
-    def _requests(
-        self,
-        tag: Tag,
-        participants: dict[str, "_SiteShare"],
-        broadcast: Broadcast,
-        at_server: AtServer,
-        masks: dict[str, Any] | None = None,
-    ) -> dict[str, bytes]:
-        """Return the message of a step for each participant."""
-        bodies: dict[bytes, tuple[bytes, int]] = {}  # body and checksum by the chains of a site
-        previous_header, request = None, b""  # most sites receive the same message
-        shared: Any = np.asarray(shared_words(self.keys, tag.round)) if self._sends_shared else None
-        requests = {}
-        for site, share in participants.items():
-            header = {
-                "tag": list(tag),
-                "weights": share.weight.tolist(),
-                "active": share.on.tolist(),
-                "marks": self.marks[site],
-                "keep": self.rounds_to_keep,
-                **_verdict(at_server, self.names.index(site)),
-            }
-            if masks is not None:
-                header["masks"] = masks
-            if header == previous_header:
-                requests[site] = request
-                continue
-            chains = share.on.tobytes()
-            if chains not in bodies:
-                on = np.flatnonzero(share.on).tolist()
-                parts = [wire.encode(take_chain(broadcast, c)) for c in on]
-                if shared is not None:
-                    parts.append(wire.encode(shared[on]))
-                body = pack(*parts)
-                bodies[chains] = body, checksum(body)
-            request = Frame("step", header, bodies[chains][0]).to_bytes(bodies[chains][1])
-            requests[site], previous_header = request, header
-        return requests
 
 
 class _PhaseResult(NamedTuple):
@@ -518,21 +383,6 @@ class _PhaseResult(NamedTuple):
     gradient_norm: np.ndarray  # [num_chains]
     num_lost: np.ndarray  # [num_chains]
     sites: Collection[str]  # sites that answered
-
-
-class _SiteShare(NamedTuple):
-    """A site's chains in a round, and its weights in them."""
-
-    on: np.ndarray  # [num_chains] bool
-    weight: np.ndarray  # [num_chains]
-
-    @classmethod
-    def of_site(
-        cls, index: int, ids: np.ndarray, weight: np.ndarray, active: np.ndarray
-    ) -> "_SiteShare":
-        is_site = (ids == index) & active
-        slot = is_site.argmax(axis=0)  # a client that a cohort holds twice answers once
-        return cls(is_site.any(axis=0), weight[slot, np.arange(ids.shape[1])])
 
 
 def _check_counts(words: np.ndarray, num_sites: int) -> None:
@@ -550,35 +400,10 @@ def _full_cohort(num_sites: int, num_chains: int) -> Cohort:
     return Cohort(jnp.asarray(ids), weight, jnp.ones(ids.shape, bool))
 
 
-def _verdict(at_server: AtServer, index: int) -> dict[str, Any]:
-    """Return the server's verdict on a site's last answer, for the header of a message."""
-    last_answer = np.asarray(at_server.last)[0, index].tolist()
-    counted = np.asarray(at_server.counted)[:, index].tolist()
-    return {"last": None if last_answer[0] < 0 else last_answer, "counted": counted}
-
-
-def _read_answer(data: bytes, on: np.ndarray, readers: Any, zeros: ArrayTree) -> list[ArrayTree]:
-    """Return code and report of every chain, zeros in chains without the site."""
-    num = int(on.sum())
-    parts = unpack(memoryview(data), 2 * num)
-    try:
-        read_code, read_report = readers
-        codes = [read_code(part) for part in parts[:num]]
-        reports = [read_report(part) for part in parts[num:]]
-    except ValueError as error:
-        raise FrameError(str(error)) from None
-    pairs = zip(codes, reports, strict=True)
-    return [next(pairs) if is_on else zeros for is_on in on]
-
-
 def _zero_chains(chains: np.ndarray, code: ArrayTree) -> ArrayTree:
     """Return a code with zeros in these chains."""
 
-    def zero(leaf: Any) -> np.ndarray:
+    def zero(leaf: np.ndarray) -> np.ndarray:
         return np.where(chains.reshape(-1, *(1,) * (leaf.ndim - 1)), np.zeros((), leaf.dtype), leaf)
 
     return jax.tree.map(zero, code)
-
-
-def _zeros(like: ArrayTree) -> ArrayTree:
-    return jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), like)

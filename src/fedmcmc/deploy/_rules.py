@@ -1,8 +1,8 @@
-"""What a site holds itself to before masked words leave it, whatever the server asks.
+"""Rules that a site follows before masked words leave it, independently of the server.
 
-A server that could have one question answered twice, by other sites or with other words, could
-subtract one answer from the other. So a site keeps on its own disk what it last answered, and
-refuses what would let it be compared.
+If a server received two answers to one question, from different sites or with different words, it
+could subtract one answer from the other. A site therefore stores its last answer on its own disk
+and refuses requests for a second one.
 """
 
 import hashlib
@@ -20,63 +20,64 @@ from fedmcmc.deploy._session import DIGEST_BYTES, Consortium, Session
 from fedmcmc.deploy._sums import MaskTag, mask, masked_frame
 
 MAGIC = b"fedmcmc/rules/1\n"
-BEGUN = ".begun"
-"""What a file beside the rules' own is called, which says that there was one."""
-NONE = bytes(DIGEST_BYTES)
+MARKER_SUFFIX = ".begun"
+"""Suffix of a second file, which shows that a site has answered even if the first is missing."""
+NO_DIGEST = bytes(DIGEST_BYTES)
 HEADER = struct.Struct("<16s32s32sqHQQ32sQ")
 """Mark, study, session, place (round, exchange), answers, ended, question, number of words."""
 
 
 class RuleError(Refused):
-    """A site refuses to answer; the message says which rule forbids it."""
+    """Refusal of a site to answer under masks, with the number of the rule."""
 
 
-class _Last(NamedTuple):
-    """What a site knows of its last answer, as it lies on its disk."""
+class _LastAnswer(NamedTuple):
+    """Last answer of a site, in the form in which it is on its disk."""
 
-    session: bytes = NONE
-    place: tuple[int, int] = (-2, 0)  # before all others
+    session: bytes = NO_DIGEST
+    place: tuple[int, int] = (-2, 0)  # before all places of a session
     num_answers: int = 0
     ended: bool = False
-    question: bytes = NONE
+    question: bytes = NO_DIGEST
     words: np.ndarray = np.zeros(0, np.uint64)
 
 
 class SiteRules:
-    """A site's own rules of a study; everything that leaves under masks comes from `answer`.
+    """Rules of a site in a study under masks; all masked words of the site come from `answer`.
 
     Parameters
     ----------
     path
-        A file on the site's disk, for this study alone. Beside it lies another, whose name ends
-        with ``.begun``, from the first answer on.
+        File on the site's disk, for this study alone. The first answer creates a second file next
+        to it, whose name ends with ``.begun``.
     consortium
-        As the site's owner approved it.
+        Consortium that the site's owner approved.
     num_rounds
-        Rounds that the owner approved.
+        Number of rounds that the owner approved.
     most_answers
-        Answers to different questions that the owner approved, of all phases; without one, a
-        server that begins a new session may ask again for rounds that it has had.
+        Number of answers to different questions, of all phases, that the owner approved. If it is
+        ``None``, a server that begins a new session may request earlier rounds again.
 
     Raises
     ------
     RuleError
-        If the file is another study's, damaged, or gone after it was there: the site then does not
-        know what it answered.
+        If the file belongs to another study, is damaged, or is missing after the first answer: the
+        site then has no record of its last answer.
     ValueError
         If `num_rounds` or `most_answers` is not positive.
 
     Notes
     -----
-    1. One session, round, attempt and exchange has one content: words are written to disk before
-       they leave, and sent again as they are. A GPU might compute others.
-    2. The cohort is the whole study. Another attempt is for the same sites, question and words.
-    3. There are three sites or more, as many as the owner asks for, and three that do not collude
-       (`Consortium`).
+    1. Every session, round, attempt and exchange has one content. Words are on the disk before they
+       leave, and a repeated request gets the stored words, because a GPU might compute other words.
+    2. Sums are over all sites of the study. A repeated attempt has the same sites, question and
+       words.
+    3. The study has at least three sites, at least as many as the owner requires, and at least
+       three that do not collude (`Consortium`).
     4. Rounds never go back within a session.
-    5. A study that a site has left is over: those who go on need a new document, as the totals
-       before and after tell the message of who left.
-    6. Nothing is answered beyond the approved rounds and answers.
+    5. If a site has left a study, the study is over: totals before and after would reveal the
+       site's message. The remaining sites need a new document.
+    6. The site answers only within the approved numbers of rounds and answers.
     """
 
     def __init__(
@@ -88,31 +89,34 @@ class SiteRules:
         most_answers: int | None = None,
     ) -> None:
         if num_rounds < 1 or (most_answers is not None and most_answers < 1):
-            raise ValueError(f"An owner approves some rounds, got {num_rounds}, {most_answers}.")
+            raise ValueError(
+                f"An owner must approve at least one round and one answer, got num_rounds = "
+                f"{num_rounds}, most_answers = {most_answers}."
+            )
         self._path, self._consortium = Path(path), consortium
         self._num_rounds, self._most_answers = num_rounds, most_answers
-        self._last = self._read()
+        self._previous = self._read()
 
     @property
     def num_answers(self) -> int:
-        """Answers to different questions so far."""
-        return self._last.num_answers
+        """Number of different questions that the site has answered."""
+        return self._previous.num_answers
 
     def begin(self, session: Session) -> None:
-        """Go on in a new session, as after a restart of a site or of the server.
+        """Continue in a new session, for example after a restart of a site or of the server.
 
         Raises
         ------
         RuleError
-            If it is not a session of the approved study.
+            If the session does not belong to the approved study.
         """
         if session.consortium != self._consortium:
-            raise RuleError("This session is of another study than the one that was approved.")
-        if session.identifier == self._last.session:
+            raise RuleError("This session belongs to another study, not to the approved one.")
+        if session.identifier == self._previous.session:
             return
-        # What was answered last stays: the same question gets the same words in any session.
-        place = _Last().place
-        self._write(self._last._replace(session=session.identifier, place=place))
+        # The last answer stays: the same question gets the same words in every session.
+        place = _LastAnswer().place
+        self._write(self._previous._replace(session=session.identifier, place=place))
 
     def answer(
         self,
@@ -122,140 +126,144 @@ class SiteRules:
         question: bytes,
         compute: Callable[[], np.ndarray],
     ) -> bytes:
-        """Return the frame that answers a question, whose words are on disk by then.
+        """Return the frame that answers a question; its words are then on the disk.
 
         Parameters
         ----------
         session
-            The one that was begun last.
+            Session that was begun last.
         tag
-            Of the message.
+            Tag of the message.
         sites
-            Numbers of the sites whose messages the server says it adds.
+            Numbers of the sites whose messages the server adds, according to the server.
         question
-            A digest, 32 bytes, of all that the answer depends on: the broadcast, and the site's own
-            state and rows. The attempt is not part of it.
+            Digest, 32 bytes, of everything that determines the answer except for the attempt: the
+            broadcast, and the site's state and rows.
         compute
-            Returns the words ``[num_words]`` uint64; called where the question is a new one.
+            Function that returns the words ``[num_words]`` uint64; called for a new question only.
 
         Raises
         ------
         RuleError
-            If a rule forbids an answer. Nothing was computed, written or sent then.
+            If a rule forbids an answer. Nothing is computed, written or sent in this case.
         """
-        last = self._last
-        if last.ended:
-            raise RuleError("This site has left the study, which is over (rule 5).")
-        if session.identifier != last.session or session.consortium != self._consortium:
-            raise RuleError("This session is not the one that was begun last (rule 4).")
+        previous = self._previous
+        if previous.ended:
+            raise RuleError("This site has left the study, so the study is over (rule 5).")
+        if session.identifier != previous.session or session.consortium != self._consortium:
+            raise RuleError("This session is not the one that this site has begun last (rule 4).")
         if len(question) != DIGEST_BYTES:
-            raise ValueError(f"question is a digest of {DIGEST_BYTES} bytes, got {len(question)}.")
+            raise ValueError(
+                f"question must be a digest of {DIGEST_BYTES} bytes, got {len(question)} bytes."
+            )
         num = len(self._consortium.sites)
         if list(sites) != list(range(num)):
             raise RuleError(
-                f"Totals are over all {num} sites of the study, never over {list(sites)} (rule 2)."
+                f"Sums must be over all {num} sites of the study, not over {list(sites)} (rule 2)."
             )
         if not 0 <= tag.round < self._num_rounds:
             raise RuleError(
                 f"Round {tag.round} is beyond the {self._num_rounds} approved rounds (rule 6)."
             )
-        if tag.place < last.place:
+        if tag.place < previous.place:
             raise RuleError(
-                f"Round {tag.round}, exchange {tag.exchange} lies before the last answer of this "
+                f"Round {tag.round}, exchange {tag.exchange} is before the last answer of this "
                 "session (rule 4)."
             )
-        if tag.place == last.place and question != last.question:
+        if tag.place == previous.place and question != previous.question:
             raise RuleError(
-                f"Round {tag.round}, exchange {tag.exchange} was asked with another content in "
-                "this session (rules 1 and 2)."
+                f"The request for round {tag.round}, exchange {tag.exchange} had another content "
+                "in this session (rules 1 and 2)."
             )
-        if question == last.question:
-            if tag.place != last.place:
-                self._write(last._replace(place=tag.place))
+        if question == previous.question:
+            if tag.place != previous.place:
+                self._write(previous._replace(place=tag.place))
         else:
-            if self._most_answers is not None and last.num_answers >= self._most_answers:
+            if self._most_answers is not None and previous.num_answers >= self._most_answers:
                 raise RuleError(
-                    f"All {self._most_answers} approved answers have been given (rule 6)."
+                    f"All {self._most_answers} approved answers have been sent (rule 6)."
                 )
             words = np.array(compute(), np.uint64)
-            new = _Last(
-                last.session, tag.place, last.num_answers + 1, False, bytes(question), words
+            num_answers = previous.num_answers + 1
+            self._write(
+                _LastAnswer(previous.session, tag.place, num_answers, False, bytes(question), words)
             )
-            self._write(new)
-        return masked_frame(session, tag, mask(self._last.words, session, tag))
+        return masked_frame(session, tag, mask(self._previous.words, session, tag))
 
     def leave(self) -> None:
-        """Leave the study for good: it is over for this site, also after a restart."""
-        self._write(self._last._replace(ended=True))
+        """Leave the study permanently; the site refuses all requests, also after a restart."""
+        self._write(self._previous._replace(ended=True))
 
     @property
     def is_new(self) -> bool:
-        """Whether this site knows of no session of the study."""
-        return self._last.session == NONE
+        """True if this site has no record of a session of the study."""
+        return self._previous.session == NO_DIGEST
 
     @property
     def has_left(self) -> bool:
-        """Whether this site has left the study."""
-        return self._last.ended
+        """True if this site has left the study."""
+        return self._previous.ended
 
-    def _read(self) -> _Last:
+    def _read(self) -> _LastAnswer:
         if not self._path.exists():
-            if self._begun.exists():
+            if self._marker.exists():
                 raise RuleError(
-                    f"{self._path} is gone, so this site does not know what it answered last. "
+                    f"{self._path} is missing, and with it the record of this site's last answer. "
                     f"{NEW_STUDY_ADVICE}"
                 )
-            return _Last()
+            return _LastAnswer()
         data = self._path.read_bytes()
         body, digest = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
         if len(data) < HEADER.size + DIGEST_BYTES or hashlib.sha256(body).digest() != digest:
             raise RuleError(
-                f"{self._path} is damaged, so this site does not know what it answered last. "
+                f"{self._path} is damaged, and with it the record of this site's last answer. "
                 f"{NEW_STUDY_ADVICE}"
             )
         fields = HEADER.unpack_from(body)
         mark, study, session, round_, exchange, num_answers, ended, question, _ = fields
         if mark != MAGIC or study != self._consortium.study:
-            raise RuleError(f"{self._path} holds the answers of another study.")
+            raise RuleError(
+                f"{self._path} holds answers of another study: give each study its own folder."
+            )
         words = np.frombuffer(body, "<u8", offset=HEADER.size).astype(np.uint64)
         place = (round_, exchange)
-        return _Last(session, place, num_answers, bool(ended), question, words)
+        return _LastAnswer(session, place, num_answers, bool(ended), question, words)
 
-    def _write(self, last: _Last) -> None:
-        """Write what a site is about to send, and return once it is on the disk."""
+    def _write(self, answer: _LastAnswer) -> None:
+        """Write the answer that a site will send, and return when it is on the disk."""
         head = HEADER.pack(
             MAGIC,
             self._consortium.study,
-            last.session,
-            *last.place,
-            last.num_answers,
-            last.ended,
-            last.question,
-            last.words.size,
+            answer.session,
+            *answer.place,
+            answer.num_answers,
+            answer.ended,
+            answer.question,
+            answer.words.size,
         )
-        body = head + last.words.astype("<u8").tobytes()
-        if not self._begun.exists():
-            with open_private(self._begun) as file:
+        body = head + answer.words.astype("<u8").tobytes()
+        if not self._marker.exists():
+            with open_private(self._marker) as file:
                 file.write(f"This site has answered under masks: {self._path.name}.\n".encode())
-            _sync(self._begun)
-        beside = self._path.with_name(self._path.name + ".new")
-        with open_private(beside) as file:
+            _sync(self._marker)
+        new_path = self._path.with_name(self._path.name + ".new")
+        with open_private(new_path) as file:
             file.write(body + hashlib.sha256(body).digest())
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(self._path)
+        new_path.replace(self._path)
         _sync(self._path.parent)
-        self._last = last
+        self._previous = answer
 
     @property
-    def _begun(self) -> Path:
-        return self._path.with_name(self._path.name + BEGUN)
+    def _marker(self) -> Path:
+        return self._path.with_name(self._path.name + MARKER_SUFFIX)
 
 
 def _sync(path: Path) -> None:
-    """Put a file, or what a folder says of its files, on the disk."""
-    opened = os.open(path, os.O_RDONLY)
+    """Flush a file, or the entries of a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(opened)
+        os.fsync(descriptor)
     finally:
-        os.close(opened)
+        os.close(descriptor)

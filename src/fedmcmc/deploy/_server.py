@@ -20,7 +20,8 @@ from fedmcmc._types import (
 from fedmcmc.deploy._frames import digest_of
 from fedmcmc.deploy._guard import Guard
 from fedmcmc.deploy._links import Links, SiteError
-from fedmcmc.deploy._rounds import AtServer, RoundDraw, RoundFigures, Rounds
+from fedmcmc.deploy._messages import AtServer
+from fedmcmc.deploy._rounds import RoundDraw, RoundFigures, Rounds
 from fedmcmc.deploy._shapes import as_sent, shapes_of_run
 from fedmcmc.deploy._study import Study
 from fedmcmc.deploy._transport import Transport
@@ -52,7 +53,7 @@ class Sites:
     study
         Study that the parties agreed on.
     transport
-        The server's end of the network: `Local`, or `GrpcServer`.
+        The server's end of the network: `LocalTransport` or `GrpcServer`.
     on_missing
         Action if a site does not answer within `timeout` seconds. ``"wait"`` waits for the site,
         so that the kernel's distribution does not change. ``"leave_out"`` continues without its
@@ -226,7 +227,7 @@ class Sites:
                 raise ValueError(f"state does not fit this kernel and these sites: {difference}.")
             first_state = state
         first_state = jax.tree.map(trees.strong, first_state)
-        program = Program(kernel, self.study.hollow, Layout(clients_at_a_time=1))
+        program = Program(kernel, self.study.data_like, Layout(clients_at_a_time=1))
         executor = SitesExecutor(rounds, program, first_state, state is not None)
         return executor, first_state, self.study.digest
 
@@ -299,7 +300,7 @@ class SitesExecutor(Executor):
         round_ = int(np.asarray(state.broadcast.round)[0])
         if round_ not in self._checkpoints:
             self._checkpoints = [*self._checkpoints[-1:], round_]
-        self.rounds.mark(round_, self._checkpoints)
+        self.rounds.messages.mark(round_, self._checkpoints)
         return state
 
     def run(self, segment: SegmentWork, state: FederatedState, start: int, stop: int) -> Segment:
@@ -311,7 +312,7 @@ class SitesExecutor(Executor):
             self.rounds.start(state) if is_first else self.rounds.resume(state)
         self._next_round = None  # until all rounds are finished
         # An interrupted run continues from the beginning of a segment.
-        self.rounds.mark(start, [*self._checkpoints, start])
+        self.rounds.messages.mark(start, [*self._checkpoints, start])
         num = len(self.keys)
         progress = _Progress(start, state, np.zeros((2, num)), (), segment.accumulator_states)
         self.finished_rounds = None

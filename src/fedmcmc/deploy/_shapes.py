@@ -1,10 +1,11 @@
 """Shapes of all messages of a run, which sites and server compute independently."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import ArrayLike
 
 from fedmcmc._types import ArrayTree, Broadcast, FederatedKernel, StepInfo
 from fedmcmc.deploy._frames import Refused
@@ -22,7 +23,7 @@ from fedmcmc.rounds import (
 )
 
 
-class Report(NamedTuple):
+class StepReport(NamedTuple):
     """`StepInfo` fields that a site sends to the server with the code."""
 
     bits: ArrayTree
@@ -31,26 +32,26 @@ class Report(NamedTuple):
     usable: ArrayTree
 
     @classmethod
-    def of(cls, info: StepInfo) -> "Report":
+    def of(cls, info: StepInfo) -> "StepReport":
         """Return the report of a step."""
         return cls(info.bits, info.gradient_norm, info.bits_down, info.usable)
 
 
-class Exchange(NamedTuple):
+class PhaseShapes(NamedTuple):
     """Shapes of the messages of one chain in one phase."""
 
     broadcast: Broadcast
     code: ArrayTree
-    report: Report
+    report: StepReport
     private: ArrayTree  # numbers that the client draws from its own keys
 
 
-class Shapes(NamedTuple):
+class RunShapes(NamedTuple):
     """Shapes of the messages and states of one chain."""
 
     setup_broadcast: Broadcast
     setup: tuple[ArrayTree, ...]  # codes
-    phases: tuple[Exchange, ...]
+    phases: tuple[PhaseShapes, ...]
     client: ArrayTree  # state of a client
     memories: tuple[ArrayTree, ...]  # the server's copies, one entry per phase
     waits: bool  # messages of the last phase may be late
@@ -65,7 +66,7 @@ def max_num_bytes(tree: ArrayTree) -> int:
     return 2 * trees.num_bytes(tree) + 64
 
 
-def as_sent(leaf: Any) -> Array:
+def as_sent(leaf: ArrayLike) -> Array:
     """Return numbers of a position, or of a question's content, as floats, which messages hold.
 
     Words of random keys, the only unsigned integers, do not change.
@@ -75,7 +76,7 @@ def as_sent(leaf: Any) -> Array:
     return trees.as_float(leaf)
 
 
-def shapes_of_run(kernel: FederatedKernel, study: Study, position: ArrayTree) -> Shapes:
+def shapes_of_run(kernel: FederatedKernel, study: Study, position: ArrayTree) -> RunShapes:
     """Return the shapes of a run that starts at positions like `position`.
 
     Raise `ValueError` if model, kernel and sites do not fit together, and `Refused` if the kernel
@@ -115,7 +116,7 @@ def shapes_of_run(kernel: FederatedKernel, study: Study, position: ArrayTree) ->
             client,
         )
         private, shared = client_draws_like(kernel, number, broadcast, client)
-        phases.append(Exchange(broadcast, code, Report.of(info), private))
+        phases.append(PhaseShapes(broadcast, code, StepReport.of(info), private))
         memories.append(
             jax.eval_shape(
                 lambda b, number=number: first_memories(kernel, number, b, federation.num_clients),
@@ -123,7 +124,7 @@ def shapes_of_run(kernel: FederatedKernel, study: Study, position: ArrayTree) ->
             )
         )
 
-        def step(key: Any, b: Any, server: Any, number: int = number) -> Any:
+        def step(key: Array, b: Broadcast, server: ArrayTree, number: int = number) -> ArrayTree:
             received = initialize_received(kernel, number, b, waits=waits and number == last_phase)
             return server_step(kernel, number, key, b, server, received)
 
@@ -131,6 +132,6 @@ def shapes_of_run(kernel: FederatedKernel, study: Study, position: ArrayTree) ->
     if study.secure:
         codes = (*setup, *(phase.code for phase in phases))
         check_kernel(kernel, codes, waits=waits)
-    return Shapes(
+    return RunShapes(
         setup_broadcast, setup, tuple(phases), client_state, tuple(memories), waits, shared
     )

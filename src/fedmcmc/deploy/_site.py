@@ -37,11 +37,12 @@ from fedmcmc.deploy._frames import (
     unpack,
 )
 from fedmcmc.deploy._limits import MAX_MESSAGE_BYTES, Limits, Outflow, numbers_per_message
-from fedmcmc.deploy._masks import MASKS, STAGES, SiteMasks
+from fedmcmc.deploy._masks import STAGES
 from fedmcmc.deploy._private import NEW_STUDY_ADVICE
 from fedmcmc.deploy._programs import run_client, stack_chains, take_chain
 from fedmcmc.deploy._secret import SiteSecret
-from fedmcmc.deploy._shapes import Shapes, max_num_bytes, shapes_of_run
+from fedmcmc.deploy._shapes import RunShapes, max_num_bytes, shapes_of_run
+from fedmcmc.deploy._site_masks import MASKS, SiteMasks
 from fedmcmc.deploy._site_run import SiteRun
 from fedmcmc.deploy._study import Study, software
 from fedmcmc.deploy._words import from_words
@@ -329,16 +330,16 @@ class Site:
         )
         self._last_step = (b"", b"")
 
-    def _check_length(self, shapes: Shapes, num_chains: int) -> None:
+    def _check_length(self, shapes: RunShapes, num_chains: int) -> None:
         """Raise if broadcasts of a run are longer than this site accepts."""
         broadcasts = (shapes.setup_broadcast, *(phase.broadcast for phase in shapes.phases))
         largest = max(map(max_num_bytes, broadcasts))
         num = num_chains * (PART_BYTES + HEADER_BYTES_PER_CHAIN + largest) + JOIN_BYTES
-        most = self.limits.most_bytes
-        if num > most:
+        limit = self.limits.most_bytes
+        if num > limit:
             raise Refused(
                 f"The messages of this run have up to {num:,} bytes, and {self.name} accepts at "
-                f"most {most:,}: set most_bytes in [limits] of its site.toml to {num}."
+                f"most {limit:,}: set most_bytes in [limits] of its site.toml to {num}."
             )
 
     def _check_indices(self) -> None:

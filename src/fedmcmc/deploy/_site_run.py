@@ -15,7 +15,7 @@ from fedmcmc._types import ArrayTree, Client, FederatedKernel
 from fedmcmc.deploy._disk import Disk
 from fedmcmc.deploy._frames import FrameError, Refused, decode, digest_of, unpack
 from fedmcmc.deploy._programs import init_client_states, select_chains, stack_chains
-from fedmcmc.deploy._shapes import Shapes
+from fedmcmc.deploy._shapes import RunShapes
 from fedmcmc.pytrees import trees
 
 
@@ -32,7 +32,7 @@ class SiteRun:
     generator: Any  # of the server's keys
     key_like: jax.ShapeDtypeStruct  # words of one key
     keys: Array | None  # [num_chains], if the study is reproducible
-    shapes: Shapes
+    shapes: RunShapes
     readers: list[Callable[[bytes], ArrayTree]]  # decoders of broadcasts, one per phase
     digest: str  # of the server's description of the run
     num_numbers: list[int]  # in a message and report of one chain, one entry per phase

@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from fedmcmc.deploy._session import DIGEST_BYTES, Session
 
-OWN_EXCHANGE = 2**16 - 1
-"""Exchange of a kernel's last phase; the earlier phases have 0, 1, ..."""
+LAST_EXCHANGE = 2**16 - 1
+"""Exchange of the last phase of a round; earlier phases have 0, 1, ..."""
 SETUP_EXCHANGE = 2**15
 """Exchange of the first phase of the set-up; the set-up belongs to round 0."""
 WORD_BYTES = 8
@@ -46,12 +46,12 @@ class MaskTag(NamedTuple):
         """Return the tag of phase `number` of a round, or of the set-up before the first round."""
         if setup:
             return cls(0, attempt, SETUP_EXCHANGE + number)
-        return cls(round_, attempt, OWN_EXCHANGE if number == num_phases - 1 else number)
+        return cls(round_, attempt, LAST_EXCHANGE if number == num_phases - 1 else number)
 
     @property
     def place(self) -> tuple[int, int]:
         """Position of the message in the order of a session, without its attempt."""
-        is_setup = SETUP_EXCHANGE <= self.exchange < OWN_EXCHANGE
+        is_setup = SETUP_EXCHANGE <= self.exchange < LAST_EXCHANGE
         return (-1 if is_setup else self.round, self.exchange)
 
 

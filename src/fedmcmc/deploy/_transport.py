@@ -36,14 +36,14 @@ class Transport(Protocol):
         ...
 
 
-class Local:
+class LocalTransport:
     """Sites in threads of this process, for tests and rehearsals.
 
     One site computes at a time, because NumPyro can trace only one model at a time.
 
     Examples
     --------
-    >>> local = Local()
+    >>> local = LocalTransport()
     >>> local.receive(timeout=0.0) is None
     True
     """

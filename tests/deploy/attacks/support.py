@@ -108,7 +108,7 @@ class Exchange:
     data: bytes  # of the request, as sent
 
 
-class Network(deploy.Local):
+class Network(deploy.LocalTransport):
     """Sites in threads, and an attacker between them and the server.
 
     Parameters

@@ -45,7 +45,7 @@ def test_a_site_of_few_rows_for_its_parameters_takes_no_part_by_default(tmp_path
     """As many sums as there are rows tell all rows: 25 rows, and a position of 12 numbers."""
     sizes = dict(zip(NAMES, (25, 40, 40), strict=True))
     study = make_study(sites=sizes, rows={"x": jax.ShapeDtypeStruct((12,), jnp.float32)})
-    network = deploy.Local()
+    network = deploy.LocalTransport()
     for name, num in sizes.items():
         rows = {"x": np.ones((num, 12), np.float32)}
         network.join(open_site(study, name, tmp_path, rows=rows, limits={}))

@@ -64,7 +64,7 @@ def test_a_server_asks_for_batches_of_one_row(masked, tmp_path):
     study = make_study(kernel, asks=("Langevin",), masked=masked, cls=Unscrupulous)
     network = Network(study, tmp_path)
     with pytest.raises(deploy.SiteError, match=r"(?i)(bern|basel|chur): .*(minibatch|full.grad)"):
-        run(study, network, study.own(langevin(1)(study.model)), num_chains=300)
+        run(study, network, study.adapt_kernel(langevin(1)(study.model)), num_chains=300)
         rows = solved_rows(study, network, 300, langevin(1))
         pytest.fail(f"All rows are known to {error_of_rows(rows):.1e}.")
 
@@ -194,7 +194,7 @@ def with_header(frame, **fields):
 SINGLING = {
     "a subset": (
         lambda frame: with_header(frame, masks=frame.header["masks"] | {"sites": [0, 1]}),
-        "never over",
+        "not over",
     ),
     "weights": (lambda frame: with_header(frame, weights=[1024.0]), "one weight"),
     "no masks": (lambda frame: with_header(frame, masks=None), "uses masks"),
@@ -231,7 +231,7 @@ def at_round(frame, number):
 
 REPEATED = {
     "with another position": (lambda frame: at_position(frame, 0.5), "another content"),
-    "after the next": (lambda frame: at_round(frame, 0), "lies before"),
+    "after the next": (lambda frame: at_round(frame, 0), "is before"),
 }
 
 
@@ -317,14 +317,15 @@ def test_a_server_names_other_code_in_a_kernel(name, begins_with):
     assert reply.kind in ("error", "declined")
     outermost = begins_with(lambda words: {"class": name, "fields": {}})
     assert outermost.kind == "declined"
-    assert "none that the study" in outermost.header["reason"]
+    assert "does not allow the kernel" in outermost.header["reason"]
 
 
 def test_a_server_asks_for_a_class_that_the_study_does_not_name(begins_with):
     """`WithoutClient` and the like tell single sites' answers."""
     for name in ("WithoutClient", "LeaveOneOut", "Averaging", "Relay"):
         reply = begins_with(lambda words, kind=f"fedmcmc.kernels:{name}": words | {"class": kind})
-        assert reply.kind == "declined" and f"'{name}' is none that" in reply.header["reason"]
+        assert reply.kind == "declined"
+        assert f"does not allow the kernel '{name}'" in reply.header["reason"]
 
 
 # Sizes

@@ -180,7 +180,7 @@ def test_draws_before_a_lie_are_written(tmp_path):
 
 def test_a_site_calls_itself_by_anothers_name(tmp_path):
     """Its rows would count as those of another."""
-    study, local = make_study(), deploy.Local()
+    study, local = make_study(), deploy.LocalTransport()
     with server_of(study, local) as sites:
         site = open_site(study, "bern", tmp_path)
         hello = deploy.Frame.parse(site.hello())
@@ -252,7 +252,7 @@ def test_a_site_sends_escapes_as_the_reason_of_declining(tmp_path, caplog):
 @pytest.mark.parametrize("field", ["software", "study", "site"])
 def test_a_site_sends_escapes_when_it_joins(field, tmp_path, caplog):
     """What it says of itself is in a warning, and goes back to it."""
-    study, local = make_study(), deploy.Local()
+    study, local = make_study(), deploy.LocalTransport()
     with server_of(study, local) as sites:
         header = deploy.Frame.parse(open_site(study, "bern", tmp_path).hello()).header
         value = {"fedmcmc": ESCAPE} if field == "software" else ESCAPE

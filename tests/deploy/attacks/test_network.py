@@ -187,7 +187,7 @@ def test_a_consortium_pins_its_server(tmp_path):
 
 def test_somebody_on_the_way_changes_bytes(keys, tmp_path):
     """TLS ends the connection, the site dials again, and draws are those of a run in peace."""
-    study, local = make_study(), deploy.Local()
+    study, local = make_study(), deploy.LocalTransport()
     for name in NAMES:
         local.join(open_site(study, name, tmp_path / "peace"))
     settings = dict(num_rounds=5, progress=False)
