@@ -231,7 +231,7 @@ def test_a_code_that_there_is_none_of_is_refused():
     whole = OneOf(np.int32(2), (unsent(Dense(np.ones(2, np.float32))),) * 3)
     data = wire.encode(whole)
     assert data[0] >> 6 == 2
-    with pytest.raises(ValueError, match="code 3 of 3 is said to be sent"):
+    with pytest.raises(ValueError, match="it claims to be code 3 of 3"):
         wire.decode(bytes([data[0] | 0b11000000]) + data[1:], whole)
     with pytest.raises(ValueError, match="one of 3 codes, got place 3"):
         wire.encode(whole._replace(place=np.int32(3)))
@@ -270,7 +270,7 @@ def test_what_is_not_a_whole_message_is_refused(name):
     code = codes()[name]
     data = wire.encode(code)
     for end in range(len(data)):
-        with pytest.raises(ValueError, match=f"The {end} bytes given are not a message of"):
+        with pytest.raises(ValueError, match=f"These {end} bytes are not a message of"):
             wire.decode(data[:end], code)
     with pytest.raises(ValueError, match=f"ends after {len(data)} bytes"):
         wire.decode(data + b"\0", code)
@@ -310,10 +310,10 @@ def test_integers_out_of_range_are_refused():
 
     assert read("0" + omega.omega(2**31) + "1").levels.tolist() == [1 - 2**31]
     for bits, reason in (
-        ("0" + omega.omega(2**31 + 1) + "1", "a level of it does not fit int32"),
-        ("0" + omega.omega(2**32), "does not fit 32 bits"),
-        ("1" + omega.omega(3), "2 of 1 numbers are said to be sent"),
-        ("1" + omega.omega(2) + omega.omega(2), "place 1 of 1 numbers is said to be sent"),
+        ("0" + omega.omega(2**31 + 1) + "1", "one of its levels does not fit into int32"),
+        ("0" + omega.omega(2**32), "does not fit into 32 bits"),
+        ("1" + omega.omega(3), "it claims to contain 2 of 1 numbers"),
+        ("1" + omega.omega(2) + omega.omega(2), "it claims to contain number 1 of 1"),
     ):
         with pytest.raises(ValueError, match=reason):
             read(bits)
@@ -369,7 +369,7 @@ def test_any_other_tree_of_numbers_comes_back():
     ):
         num_bytes = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(tree))
         comes_back(tree, 8 * num_bytes)
-        with pytest.raises(ValueError, match=f"those take {num_bytes} bytes"):
+        with pytest.raises(ValueError, match=f"which take {num_bytes} bytes"):
             wire.decode(wire.encode(tree) + b"x", tree)
 
 

@@ -144,7 +144,7 @@ class Rounds:
         self._sends_shared = bool(jax.tree.leaves(shapes.shared)) and not links.study.reproducible
         # One entry per phase: decoders of code and report of a chain, and zeros in place of both.
         self._readers = [
-            ((wire.reader(x.code), wire.reader(x.report)), _zeros((x.code, x.report)))
+            ((wire.make_decoder(x.code), wire.make_decoder(x.report)), _zeros((x.code, x.report)))
             for x in shapes.phases
         ]
         self._max_bytes = [
