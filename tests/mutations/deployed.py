@@ -149,14 +149,14 @@ MUTATIONS = {
     ),
     "a study's files run before their owner has read them": (
         "deploy/_commands.py",
-        'if not (given.yes or _agrees("Have you read the files, and may they run here?")):',
+        'if not (options.yes or _agrees("Have you read the files, and may they run here?")):',
         "if not study.kernel_digests:",
         ASKED_FIRST,
     ),
     "what was shown and not approved is approved": (
         "deploy/_commands.py",
-        'if not (given.yes or _agrees(f"Does {name} approve this study?")):',
-        "if not told:",
+        'if not (options.yes or _agrees(f"Does {name} approve this study?")):',
+        "if not text:",
         ASKED_FIRST,
     ),
     "under masks a server may ask without one site": (

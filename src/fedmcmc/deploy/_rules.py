@@ -16,7 +16,7 @@ import numpy as np
 
 from fedmcmc.deploy._frames import Refused
 from fedmcmc.deploy._private import NEW_STUDY_ADVICE, open_private
-from fedmcmc.deploy._session import DIGEST_BYTES, Consortium, Session
+from fedmcmc.deploy._session import DIGEST_BYTES, MaskGroup, Session
 from fedmcmc.deploy._sums import MaskTag, mask, masked_frame
 
 MAGIC = b"fedmcmc/rules/1\n"
@@ -72,7 +72,7 @@ class SiteRules:
        they leave, and sent again as they are. A GPU might compute others.
     2. The cohort is the whole study. Another attempt is for the same sites, question and words.
     3. There are three sites or more, as many as the owner asks for, and three that do not collude
-       (`Consortium`).
+       (`MaskGroup`).
     4. Rounds never go back within a session.
     5. A study that a site has left is over: those who go on need a new document, as the totals
        before and after tell the message of who left.
@@ -82,7 +82,7 @@ class SiteRules:
     def __init__(
         self,
         path: str | os.PathLike[str],
-        consortium: Consortium,
+        consortium: MaskGroup,
         *,
         num_rounds: int,
         most_answers: int | None = None,
@@ -106,7 +106,7 @@ class SiteRules:
         RuleError
             If it is not a session of the approved study.
         """
-        if session.consortium != self._consortium:
+        if session.group != self._consortium:
             raise RuleError("This session is of another study than the one that was approved.")
         if session.identifier == self._last.session:
             return
@@ -146,7 +146,7 @@ class SiteRules:
         last = self._last
         if last.ended:
             raise RuleError("This site has left the study, which is over (rule 5).")
-        if session.identifier != last.session or session.consortium != self._consortium:
+        if session.identifier != last.session or session.group != self._consortium:
             raise RuleError("This session is not the one that was begun last (rule 4).")
         if len(question) != DIGEST_BYTES:
             raise ValueError(f"question is a digest of {DIGEST_BYTES} bytes, got {len(question)}.")

@@ -238,7 +238,7 @@ class Study:
 
     @cached_property
     def consortium(self) -> Any:
-        """Whose messages masks hide among whom: a `secure.Consortium`.
+        """Whose messages masks hide among whom: a `secure.MaskGroup`.
 
         Its document is the study, with what its kernels come out as and the software's versions.
 
@@ -247,10 +247,10 @@ class Study:
         ValueError
             If a sum over these sites would not hide a single message.
         """
-        from fedmcmc.deploy.secure import Consortium, transcript
+        from fedmcmc.deploy.secure import MaskGroup, transcript
 
         known = json.dumps([self.kernel_digests, software()], sort_keys=True).encode()
-        return Consortium(
+        return MaskGroup(
             transcript("fedmcmc/study/1", bytes.fromhex(self.digest), known),
             tuple(bytes.fromhex(self.secure["identities"][site]) for site in self.sites),
             self.secure.get("minimum", 1),
