@@ -24,13 +24,7 @@ DTYPES = (
 def check_keys(
     table: Any, required: Collection[str], optional: Collection[str], where: str
 ) -> None:
-    """Raise unless a table of a settings file has all required keys and no unknown ones.
-
-    Raises
-    ------
-    ValueError
-        With the known keys, and for an unknown one the known key that resembles it.
-    """
+    """Raise `ValueError` unless a table has all required keys and no unknown ones."""
     if not isinstance(table, Mapping):
         raise ValueError(f"{where} must be a table, got {table!r}.")
     optional = sorted({*optional} - {*required})
@@ -46,12 +40,9 @@ def check_keys(
 
 
 def read_columns(tree: Any, path: str | Path) -> tuple[ArrayTree, dict[str, Levels]]:
-    """Return the shapes and types of one row, and the levels of columns that have some.
+    """Return the shapes and types of one row, and the levels of text columns.
 
-    Raises
-    ------
-    ValueError
-        If a column has unknown keys, or lacks its type.
+    Raise `ValueError` if a column has unknown keys, no type, or no valid shape.
     """
     levels: dict[str, Levels] = {}
 
@@ -82,13 +73,13 @@ def read_columns(tree: Any, path: str | Path) -> tuple[ArrayTree, dict[str, Leve
 
 def _is_numeric(dtype: Any) -> bool:
     """Return true if this is the name of a numeric type."""
+    if not isinstance(dtype, str):
+        return False
     try:
-        if not isinstance(dtype, str):
-            return False
         parsed = np.dtype(dtype)
-        return parsed.isnative and parsed.name in DTYPES
     except TypeError:
         return False
+    return parsed.isnative and parsed.name in DTYPES
 
 
 def column_names(rows: ArrayTree) -> list[str]:
@@ -98,13 +89,7 @@ def column_names(rows: ArrayTree) -> list[str]:
 
 
 def wide_shapes(rows: ArrayTree) -> ArrayTree:
-    """Return shapes of rows with the types that a site's rows have, no integer below 32 bits.
-
-    Raises
-    ------
-    ValueError
-        If a shape has a negative length.
-    """
+    """Return shapes of rows with integers of at least 32 bits, the types of a site's rows."""
     for name, leaf in zip(column_names(rows), jax.tree.leaves(rows), strict=True):
         if any(length < 0 for length in leaf.shape):
             raise ValueError(f"Column {name!r} of rows has a negative length: {leaf.shape}.")
@@ -114,13 +99,7 @@ def wide_shapes(rows: ArrayTree) -> ArrayTree:
 
 
 def checked_levels(levels: Mapping[str, Any], rows: ArrayTree) -> dict[str, Levels]:
-    """Return levels by column.
-
-    Raises
-    ------
-    ValueError
-        If levels are not lists of texts, or their column is not a scalar of int32.
-    """
+    """Return levels by column; raise `ValueError` unless they are texts for a column of codes."""
     columns = dict(zip(column_names(rows), jax.tree.leaves(rows), strict=True))
     for name in levels:
         if not name or name not in columns:
@@ -140,10 +119,7 @@ def checked_levels(levels: Mapping[str, Any], rows: ArrayTree) -> dict[str, Leve
 def rows_of_site(study: Any, site: str, rows: Any) -> ArrayTree:
     """Return the rows of a site as numbers, text as codes of the study's levels.
 
-    Raises
-    ------
-    ValueError
-        If the rows differ from the study's declaration, or text is not one of its levels.
+    Raise `ValueError` if the rows differ from the study's declaration, or a text is not a level.
     """
     remedy = (
         f"Sites code text by the levels that the study {study.name!r} declares: add "

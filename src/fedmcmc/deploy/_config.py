@@ -114,12 +114,8 @@ def open_configured_site(settings: Mapping[str, Any], base: Path) -> Iterator[Si
 def leave_study(settings: Mapping[str, Any], base: Path) -> None:
     """Let a site leave its study under masks permanently.
 
-    Raises
-    ------
-    Refused
-        If the study is not the approved one, or does not use masks.
-    ValueError
-        If the site is running.
+    Raise `Refused` if the study is not the approved one or does not use masks, and `ValueError` if
+    the site is running.
     """
     study, name = Study.read(base / settings["study"]), settings["name"]
     approved = _read_approval(settings, base)
@@ -158,17 +154,7 @@ def _read_approval(settings: Mapping[str, Any], base: Path) -> Approval | str:
 def site_settings(path: str | Path, *, dials: bool = True) -> tuple[dict[str, Any], Path]:
     """Return the checked entries of a site's settings file, and the folder of the file.
 
-    Parameters
-    ----------
-    path
-        TOML file; see `run_site`.
-    dials
-        If true, the site connects to the server itself, and needs ``server`` and keys.
-
-    Raises
-    ------
-    ValueError
-        If the settings are not valid.
+    If `dials` is true, the site connects to the server itself, and needs ``server`` and keys.
     """
     network = ("server", *CREDENTIAL_KEYS)
     required = ("name", "study", "rows", "folder", *(network if dials else ()))
@@ -284,14 +270,9 @@ def _select(table: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
 
 
 def run_over(path: str | Path, transport: Callable[[], Transport]) -> Samples:
-    """Run the server of a study over another transport; see `run_server`.
+    """Run the server of a study over the transport that `transport` returns; see `run_server`.
 
-    Parameters
-    ----------
-    path
-        TOML file with ``study`` and ``run``.
-    transport
-        Function that returns the transport, called after all settings have been checked.
+    `transport` is called after all settings have been checked.
     """
     optional = ("address", *CREDENTIAL_KEYS, "sites")
     settings, base = _read_settings(path, ("study", "run"), optional)
@@ -415,12 +396,10 @@ def _as_numbers(tree: Any, name: str = "run.position") -> ArrayTree:
 
 
 def read_rows(path: Path) -> ArrayTree:
-    """Return the arrays of an ``.npz`` file; dots in names nest them, and ``rows`` may be alone.
+    """Return the columns in an ``.npz`` file, nested by the dots in their names.
 
-    Raises
-    ------
-    ValueError
-        If it is another file, or contains Python objects.
+    A file with the single array ``rows`` gives this array. Raise `ValueError` if the file is
+    damaged, is another file, or contains Python objects.
     """
     arrays = {}
     with path.open("rb") as file:

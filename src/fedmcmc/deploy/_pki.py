@@ -200,10 +200,7 @@ def make_identity(folder: str | Path, name: str) -> str:
 def public_identity(path: str | Path) -> str:
     """Return the Ed25519 public key in a PEM file, 32 bytes in hexadecimal.
 
-    Raises
-    ------
-    ValueError
-        If the file does not contain one.
+    Raise `ValueError` if the file does not contain one.
     """
     key = serialization.load_pem_public_key(Path(path).read_bytes())
     if not isinstance(key, ed25519.Ed25519PublicKey):

@@ -43,18 +43,9 @@ class SiteSecret:
     def keys(self, question: bytes, chains: Sequence[tuple[bytes, ...]]) -> np.ndarray:
         """Return a key per chain for one question, words ``[num_chains, 8]`` of `random.CHACHA`.
 
-        Parameters
-        ----------
-        question
-            Digest of the parts of the question that all chains share: run, round and phase, the
-            message, and what made the client's state.
-        chains
-            Per chain, the rest of the question.
-
-        Raises
-        ------
-        Refused
-            If the secret's file is damaged.
+        `question` is a digest of the parts that all chains share: run, round and phase, the
+        message, and the origin of the client's state. `chains` contains the remaining parts of the
+        question per chain. Raise `Refused` if the secret's file is damaged.
         """
         if not self._secret:
             self._secret = _read_or_make(self._path)

@@ -90,7 +90,7 @@ def is_file(source: str) -> bool:
 
 
 def read_source(study: str, folder: str | Path, source: str) -> Source:
-    """Read a source without running it.
+    """Read a source without running it; raise `ValueError` if it cannot be read.
 
     Parameters
     ----------
@@ -102,11 +102,6 @@ def read_source(study: str, folder: str | Path, source: str) -> Source:
         ``"file.py"``, relative to `folder` and within it, also after symbolic links are followed;
         or ``"package.module"``, found as Python does, except in the working directory and in
         `folder` (see `search_path`). For a module that is already imported, its file is read.
-
-    Raises
-    ------
-    ValueError
-        If the source cannot be read, or is of neither form.
     """
     path = _file(study, Path(folder), source) if is_file(source) else _module(study, folder, source)
     try:
@@ -136,19 +131,10 @@ def search_path(*folders: str | Path) -> list[str]:
 
 
 def load_source(sources: Mapping[str, Source], name: str) -> ModuleType:
-    """Return the module of a source; run its bytes at most once per process.
+    """Return the module of the study's source `name`; run its bytes at most once per process.
 
-    Parameters
-    ----------
-    sources
-        All sources of a study by name.
-    name
-        Name of the source to load.
-
-    Raises
-    ------
-    ValueError
-        If it is not valid Python, or the process has a module of this name from other code.
+    Raise `ValueError` if the source is not valid Python, or if the process has a module of this
+    name from other code.
     """
     source, finder = sources[name], _Finder(sources.values())
     sys.meta_path.insert(0, finder)
