@@ -137,8 +137,8 @@ MUTATIONS = {
     ),
     "a package is taken from the working directory": (
         "deploy/_sources.py",
-        "if os.path.isabs(entry) and os.path.realpath(entry) not in left_out",
-        "if entry or left_out",
+        "if os.path.isabs(entry) and os.path.realpath(entry) not in excluded",
+        "if entry or excluded",
         f"{REFUSALS}a_package_is_not_taken_from_the_working_directory",
     ),
     "a site's reason reaches the terminal as it is": (
