@@ -206,6 +206,6 @@ def test_a_server_computes_with_the_functions_of_the_study():
     namesake.logprior_fn.__qualname__ = POSTERIOR.logprior_fn.__qualname__
     namesake.logprior_fn.__module__ = POSTERIOR.logprior_fn.__module__
     other = KERNELS["lsd"](POSITIONS["nested"], Given(namesake))
-    assert study.own(other) is study.kernel("main")
+    assert study.adapt_kernel(other) is study.kernel("main")
     unknown = fedmcmc.lsd(POSTERIOR, step_size=0.5)
-    assert study.own(unknown) is unknown
+    assert study.adapt_kernel(unknown) is unknown

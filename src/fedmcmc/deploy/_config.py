@@ -66,7 +66,7 @@ def run_site(path: str | Path) -> None:
         ``server_fingerprint`` (the only accepted certificate of the server, in the file
         ``server.crt`` next to `authority`), ``server_name`` (if the certificate has another name
         than the host), ``identity`` (file, for masks), ``log`` (audit log; by default
-        ``audit.log`` next to this file, so that it is independent of ``folder``), and the table
+        ``audit.log`` next to this file, so that removing ``folder`` resets no count), and the table
         ``limits`` (see `Limits`).
 
     Raises

@@ -65,7 +65,7 @@ def test_a_server_asks_for_batches_of_one_row(masked, tmp_path):
     study = make_study(kernel, asks=("Langevin",), masked=masked, cls=Unscrupulous)
     network = Network(study, tmp_path)
     with pytest.raises(deploy.SiteError, match=r"(?i)(bern|basel|chur): .*(minibatch|full.grad)"):
-        run(study, network, study.own(langevin(1)(study.model)), num_chains=300)
+        run(study, network, study.adapt_kernel(langevin(1)(study.model)), num_chains=300)
         rows = solved_rows(study, network, 300, langevin(1))
         pytest.fail(f"All rows are known to {error_of_rows(rows):.1e}.")
 
