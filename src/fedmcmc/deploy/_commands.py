@@ -95,9 +95,9 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def add(
-        name: str, run: Callable[[argparse.Namespace], Any], text: str, **options: Any
+        name: str, run: Callable[[argparse.Namespace], Any], text: str, **kwargs: Any
     ) -> argparse.ArgumentParser:
-        subparser = commands.add_parser(name, help=text, description=text, **options)
+        subparser = commands.add_parser(name, help=text, description=text, **kwargs)
         subparser.set_defaults(run=lambda options: _exit_status(lambda: run(options)))
         return subparser
 
@@ -139,7 +139,7 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     verify.add_argument("--holds", metavar="HASH", help="hash of a line, noted earlier")
 
 
-def _exit_status(run: Callable[[], Any]) -> int:
+def _exit_status(run: Callable[[], object]) -> int:
     """Call a function; return 1 after an expected error, 130 if interrupted, otherwise 0."""
     try:
         status = run()

@@ -230,7 +230,7 @@ def _read_code(reader: Reader, like: Code) -> Code:
     return type(like)(_read_floats(reader, places, like.values))
 
 
-def _check_code(code: Any) -> None:
+def _check_code(code: Code) -> None:
     """Raise unless a code has the types and shapes of one message."""
     not_arrays = [x for x in jax.tree.leaves(code) if not hasattr(x, "dtype")]
     if not_arrays:
