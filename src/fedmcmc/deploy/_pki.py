@@ -47,7 +47,7 @@ CLOCK_TOLERANCE = datetime.timedelta(minutes=5)
 """Time by which certificates are valid before they are created, since clocks differ."""
 SERVER = "server"
 SERVER_CERTIFICATE = f"{SERVER}.crt"
-"""File of the server's certificate, in the folder of a site's and the authority's certificates."""
+"""File of the server's certificate, in the same folder as the authority's certificate."""
 
 
 def make_authority(folder: str | Path, name: str = "fedmcmc consortium") -> None:

@@ -1,6 +1,6 @@
 """Sessions of known identities, masks, and the checks of a site before it sends masked words.
 
-Pure functions of bytes without connections, in the extra ``deploy``.
+These functions work on bytes and open no connections. They need the extra ``deploy``.
 """
 
 from fedmcmc.deploy._rules import RuleError as RuleError
