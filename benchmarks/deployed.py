@@ -259,7 +259,7 @@ def mask_seconds(num_sites, num_words):
     """Return how long a site takes to mask so many words."""
     keys = {other: bytes([other]) * 32 for other in range(1, num_sites)}
     identities = tuple(bytes([i + 1]) * 32 for i in range(num_sites))
-    session = secure.Session(bytes(32), secure.Consortium(bytes(32), identities), 0, keys)
+    session = secure.Session(bytes(32), secure.MaskGroup(bytes(32), identities), 0, keys)
     words, tag, times = np.zeros(num_words, np.uint64), secure.MaskTag(0, 0, 0), []
     for _ in range(5):
         begun = time.perf_counter()

@@ -8,7 +8,7 @@ import pytest
 import fedmcmc.site
 from fedmcmc import deploy
 from fedmcmc.__main__ import main
-from fedmcmc.deploy._risks import inner_class_names
+from fedmcmc.deploy._account import files_told, messages_told
 from fedmcmc.deploy._words import disclosures
 from tests.contracts.model import POSITIONS, SIZES, Given
 from tests.contracts.tables import KERNELS
@@ -61,7 +61,7 @@ def test_an_owner_is_shown_what_it_approves(kit, capsys):
 
 def text_of(study, **changes):
     given = dict(server="hub:1", position=POSITIONS["nested"]) | changes
-    return " ".join(deploy.messages_told(study, "bern", **given).split())
+    return " ".join(messages_told(study, "bern", **given).split())
 
 
 def test_sizes_are_told_in_numbers_and_bytes():
@@ -140,7 +140,7 @@ def test_names_cannot_hide_lines_of_the_text():
     study = studies.study_of("lsd")
     settings = {"row": "lsd", "a\x1b[2K\nb\u202e": 1}
     object.__setattr__(study, "settings", settings)  # a study does not take such a name
-    text = deploy.files_told(study, "bern")
+    text = files_told(study, "bern")
     assert all(line.isprintable() for line in text.splitlines())
     assert "    a\\x1b[2K\\nb\\u202e = 1" in text.splitlines()
 

@@ -12,6 +12,8 @@ import pytest
 
 from fedmcmc import deploy
 from fedmcmc.__main__ import main
+from fedmcmc.deploy._audit import LogError
+from fedmcmc.deploy._frames import Frame, Tag
 from tests.contracts.model import KEY
 from tests.support import studies
 from tests.support.site_runs import POSITION
@@ -68,7 +70,7 @@ def changed(lines, how):
 def test_the_first_line_that_was_changed_is_named(how, line, log, capsys):
     assert deploy.verify_log(log)[::2] == (6, 6)
     log.write_bytes(b"".join(changed(log.read_bytes().splitlines(True), how)))
-    with pytest.raises(deploy.LogError, match=f"^Line {line} of"):
+    with pytest.raises(LogError, match=f"^Line {line} of"):
         deploy.verify_log(log)
     assert main(["deploy", "verify-log", str(log)]) == 1
     assert f"Line {line} of" in capsys.readouterr().err
@@ -80,7 +82,7 @@ def test_lines_cut_off_the_end_are_missed_by_who_knows_a_hash(log, capsys):
     assert last in capsys.readouterr().out
     log.write_bytes(b"".join(log.read_bytes().splitlines(True)[:-2]))
     assert deploy.verify_log(log).num_lines == 4
-    with pytest.raises(deploy.LogError, match="cut off its end"):
+    with pytest.raises(LogError, match="cut off its end"):
         deploy.verify_log(log, holds=last)
 
 
@@ -99,7 +101,7 @@ def test_a_log_goes_on_after_a_last_line_that_was_cut_short(log):
 
 def test_a_log_whose_last_line_was_changed_is_not_gone_on_with(log):
     log.write_bytes(log.read_bytes().replace(b'"round": 5', b'"round": 6'))
-    with pytest.raises(deploy.LogError, match=r"The last line of .* was not written by a site"):
+    with pytest.raises(LogError, match=r"The last line of .* was not written by a site"):
         deploy.AuditLog(log)
 
 
@@ -139,11 +141,11 @@ def test_all_that_leaves_a_site_is_in_its_log_before(tmp_path):
         local.join(site, heard=heard if name == "bern" else None)
     deploy.run(study, KEY, "main", POSITION, transport=local, num_rounds=8, progress=False)
     for entry, answer in sent:
-        frame = deploy.Frame.parse(answer)
+        frame = Frame.parse(answer)
         assert entry["what"] == frame.kind and entry["bytes"] == len(answer)
         assert entry["asked"] in ("begin", "start", "step")
         assert entry["digest"] == hashlib.sha256(answer).hexdigest()
-        assert [entry[name] for name in deploy.Tag._fields] == list(frame.tag)
+        assert [entry[name] for name in Tag._fields] == list(frame.tag)
     rounds = [entry["round"] for entry, _ in sent if entry["what"] == "answer"]
     assert rounds and rounds == sorted(rounds)
     found = deploy.verify_log(tmp_path / "bern.log")

@@ -13,8 +13,7 @@ import pytest
 from fedmcmc import deploy
 from fedmcmc.deploy._account import files_told
 from fedmcmc.deploy._approval import Approval
-from fedmcmc.deploy._config import _rows as read_rows
-from fedmcmc.deploy._config import site_settings
+from fedmcmc.deploy._config import read_rows, site_settings
 from fedmcmc.deploy._grpc import Credentials
 from fedmcmc.deploy._pki import make_authority, make_party
 from fedmcmc.deploy._settings import read_toml
@@ -158,7 +157,7 @@ def test_rows_that_are_cut_short_are_refused(size, tmp_path):
     path = tmp_path / "rows.npz"
     np.savez(path, x=np.zeros(1000))
     path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(ValueError, match=r"is no \.npz file of arrays"):
+    with pytest.raises(ValueError, match=r"is not an \.npz file of arrays"):
         read_rows(path)
 
 

@@ -164,14 +164,16 @@ def test_unknown_keys_of_a_site_are_refused(tmp_path):
 
 
 def test_rows_of_a_site_are_read_from_arrays_alone(tmp_path):
-    read = deploy._config._rows
+    read = deploy._config.read_rows
     np.savez(tmp_path / "rows.npz", arm=np.array(["a", "b"]), y=np.ones(2))
     assert read(tmp_path / "rows.npz")["arm"].tolist() == ["a", "b"]
     np.savez(tmp_path / "objects.npz", arm=np.array(["a", None], object))
-    with pytest.raises(ValueError, match=r"'arm' of .*objects.npz holds Python objects.*dtype=str"):
+    with pytest.raises(
+        ValueError, match=r"'arm' of .*objects.npz contains Python objects.*dtype=str"
+    ):
         read(tmp_path / "objects.npz")
     (tmp_path / "rows.csv").write_text("arm,y\na,1\n")
-    with pytest.raises(ValueError, match=r"rows.csv is no .npz file.*numpy.savez"):
+    with pytest.raises(ValueError, match=r"rows.csv is not an .npz file.*numpy.savez"):
         read(tmp_path / "rows.csv")
 
 

@@ -9,7 +9,7 @@ import pytest
 import fedmcmc.server
 import fedmcmc.site
 from fedmcmc import deploy
-from fedmcmc.deploy._config import _position
+from fedmcmc.deploy._config import _initial_position
 from fedmcmc.deploy._disk import Disk
 from tests.support.commands import NAMES, Consortium, rows_of
 
@@ -108,10 +108,10 @@ def test_a_command_says_what_is_wrong(command, old, new, message, tmp_path, caps
 
 def test_chains_start_at_numbers_or_where_the_study_says(tmp_path):
     study = Consortium(tmp_path).study
-    found = _position(study, {"position": {"a": [0.1, 2], "b": 3}})
+    found = _initial_position(study, {"position": {"a": [0.1, 2], "b": 3}})
     assert found["a"].tolist() == [0.1, 2.0] and found["b"].dtype == float
-    assert _position(study, {"position": "model.py:start"}).tolist() == [0, 0]
-    assert _position(study, {}) is study.model.init_fn
+    assert _initial_position(study, {"position": "model.py:start"}).tolist() == [0, 0]
+    assert _initial_position(study, {}) is study.model.init_fn
 
 
 def test_what_a_site_keeps_is_checked_when_it_is_read(tmp_path):

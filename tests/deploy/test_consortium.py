@@ -11,7 +11,8 @@ import pytest
 
 from fedmcmc import deploy
 from fedmcmc.__main__ import main
-from fedmcmc.deploy._config import opened_site, site_settings
+from fedmcmc.deploy._config import open_configured_site, site_settings
+from fedmcmc.deploy._pki import make_request, sign_request
 from tests.support.commands import MODEL, NAMES, SIZES, rows_of
 
 MASKED = """
@@ -134,15 +135,15 @@ def test_an_owner_leaves_a_study_under_masks_for_good(masked, tmp_path, capsys, 
     monkeypatch.setattr("builtins.input", lambda question: "no")
     given, base = site_settings(kit / "site.toml")
     assert main(["deploy", "leave", *settings]) == 1
-    with opened_site(given, base) as site:
+    with open_configured_site(given, base) as site:
         assert site.name == "bern"
         assert main(["deploy", "leave", "--yes", *settings]) == 1
         assert "in use" in capsys.readouterr().err
     assert main(["deploy", "leave", "--yes", *settings]) == 0
     assert "the study is over for all" in capsys.readouterr().out
     with (
-        pytest.raises(deploy.Refused, match=r"bern has left .* permanently.*\(rule 5\)"),
-        opened_site(given, base),
+        pytest.raises(deploy.Refused, match=r"bern has left .* for good \(rule 5\)"),
+        open_configured_site(given, base),
     ):
         pass
     log = (kit / "audit.log").read_text().splitlines()
@@ -225,12 +226,12 @@ def test_a_certificate_is_renewed_by_another_request(study, tmp_path, capsys):
 
 def test_a_request_of_somebody_else_is_not_signed(study, tmp_path):
     deploy.make_authority(tmp_path)
-    path = deploy.make_request(tmp_path, "bern")
+    path = make_request(tmp_path, "bern")
     with pytest.raises(ValueError, match=r"is a request of \['bern'\], not of 'basel'"):
-        deploy.sign_request(tmp_path, path, tmp_path, "basel")
+        sign_request(tmp_path, path, tmp_path, "basel")
     path.write_bytes((tmp_path / "ca.crt").read_bytes())
-    with pytest.raises(ValueError, match="no certificate request"):
-        deploy.sign_request(tmp_path, path, tmp_path, "bern")
+    with pytest.raises(ValueError, match="is not a certificate request"):
+        sign_request(tmp_path, path, tmp_path, "bern")
     assert not (tmp_path / "bern.crt").exists()
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedmcmc import deploy
-from fedmcmc.deploy._commands import _status
+from fedmcmc.deploy._commands import _exit_status
 from fedmcmc.deploy._config import run_over
 from tests.contracts.model import KEY
 from tests.deploy.test_lying_sites import meddling
@@ -35,7 +35,7 @@ def ends(clinics, then=None):
     for name in NAMES:
         site = clinics._site(name, clinics.folder / name)
         local.join(site if then is None else meddling(site, change))
-    return _status(lambda: run_over(clinics.folder / "server.toml", lambda: local))
+    return _exit_status(lambda: run_over(clinics.folder / "server.toml", lambda: local))
 
 
 def stored(path):
@@ -104,11 +104,11 @@ class Waiting(deploy.LocalTransport):
 def test_a_server_that_kept_no_draw_writes_no_file(tmp_path, capsys):
     clinics, draws = Consortium(tmp_path, run=RUN), tmp_path / "draws.npz"
     before = signal.getsignal(signal.SIGINT)
-    assert _status(lambda: run_over(tmp_path / "server.toml", Waiting)) == 130
+    assert _exit_status(lambda: run_over(tmp_path / "server.toml", Waiting)) == 130
     assert signal.getsignal(signal.SIGINT) is before
     assert f"No draw was kept, and {draws} was not written" in capsys.readouterr().err
     draws.write_bytes(b"notes")
-    assert _status(lambda: run_over(tmp_path / "server.toml", Waiting)) == 130
+    assert _exit_status(lambda: run_over(tmp_path / "server.toml", Waiting)) == 130
     assert draws.read_bytes() == b"notes" and clinics.round == 0
 
 
@@ -144,7 +144,7 @@ def test_a_server_that_is_interrupted_as_it_starts_or_ends_closes_its_port(
     if not num:
         (tmp_path / "checkpoint").mkdir()
         (tmp_path / "checkpoint" / "run.json").touch()
-    status = _status(lambda: run_over(tmp_path / "server.toml", transport))
+    status = _exit_status(lambda: run_over(tmp_path / "server.toml", transport))
     assert ("before is in the checkpoint" in capsys.readouterr().err) == (not num)
     assert opened[0].is_closed and status == (0 if num else 130)
     assert not num or stored(tmp_path / "draws.npz").shape == (2, num, 2)
@@ -157,7 +157,7 @@ def test_a_server_whose_settings_do_not_fit_closes_its_port(tmp_path, capsys):
         opened.append(Signalled("never"))
         return opened[0]
 
-    assert _status(lambda: run_over(clinics.folder / "server.toml", transport)) == 1
+    assert _exit_status(lambda: run_over(clinics.folder / "server.toml", transport)) == 1
     assert "on_missing must be 'wait'" in capsys.readouterr().err and opened[0].is_closed
 
 

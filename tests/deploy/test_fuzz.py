@@ -16,6 +16,7 @@ import pytest
 
 from fedmcmc import deploy
 from fedmcmc.deploy import _frames
+from fedmcmc.deploy._frames import FrameError
 from fedmcmc.deploy._links import Links
 from fedmcmc.deploy._shapes import shapes_of_run
 from tests.contracts.model import KEY
@@ -221,6 +222,6 @@ def test_codes_that_are_none_are_refused_as_such(num, recorded):
     codes = [body[8 : 8 + int.from_bytes(body[:8], "big")] for body in bodies]
     with memory() as grown:
         for _ in range(num):
-            with contextlib.suppress(deploy.FrameError):
+            with contextlib.suppress(FrameError):
                 _frames.decode(bits_changed(rng, rng.choice(codes)), like)
     assert grown[0] < MAX_GROWTH

@@ -115,5 +115,5 @@ def test_two_names_with_one_certificate_are_refused(keys):
 def test_keys_are_readable_by_their_owner_alone_and_not_replaced(keys):
     folder, _ = keys
     assert (folder / "bern.key").stat().st_mode & 0o077 == 0
-    with pytest.raises(FileExistsError, match="would undo"):
+    with pytest.raises(FileExistsError, match="would replace it"):
         deploy.make_party(folder, folder, "bern")

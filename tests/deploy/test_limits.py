@@ -12,8 +12,10 @@ import pytest
 
 import fedmcmc
 from fedmcmc import deploy
+from fedmcmc.deploy._audit import LogError
 from fedmcmc.deploy._config import site_settings
 from fedmcmc.deploy._disk import Disk
+from fedmcmc.deploy._frames import Frame
 from fedmcmc.deploy._limits import numbers_per_message, smallest_batch
 from fedmcmc.deploy._shapes import shapes_of_run
 from fedmcmc.deploy._words import askable_estimators, askable_kernels, to_words
@@ -170,11 +172,11 @@ def test_the_first_answer_after_a_restart_counts_again(tmp_path):
     for site in others:
         local.join(site)
     deploy.run(STUDY, KEY, "main", POSITION, transport=local, num_rounds=1, progress=False)
-    assert deploy.Frame.parse(asked[-1]).kind == "step"
+    assert Frame.parse(asked[-1]).kind == "step"
     for most, kind in ((per_round(STUDY), "declined"), (2 * per_round(STUDY), "answer")):
         again = studies.site_of(STUDY, "bern", tmp_path, most_numbers=most)
         answers = [again.answer(data) for data in (*asked, asked[-1])]
-        assert [deploy.Frame.parse(answer).kind for answer in answers[-2:]] == [kind, kind]
+        assert [Frame.parse(answer).kind for answer in answers[-2:]] == [kind, kind]
         assert again._outflow.total == most
 
 
@@ -218,7 +220,7 @@ def test_a_backup_is_noticed_under_masks(tmp_path):
 def test_sites_do_not_share_an_audit_log(tmp_path):
     with (
         contextlib.closing(deploy.AuditLog(tmp_path / "audit.log")),
-        pytest.raises(deploy.LogError, match="Each site needs its own audit log"),
+        pytest.raises(LogError, match="Each site needs its own audit log"),
     ):
         deploy.AuditLog(tmp_path / "audit.log")
 

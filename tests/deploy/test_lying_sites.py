@@ -11,7 +11,7 @@ import pytest
 
 import fedmcmc
 from fedmcmc import deploy
-from fedmcmc.deploy._frames import pack, unpack
+from fedmcmc.deploy._frames import Frame, pack, unpack
 from fedmcmc.deploy._guard import Guard, norms_of
 from tests.contracts.model import KEY
 from tests.support import studies
@@ -31,7 +31,7 @@ def meddling(site, change):
         told = answer(data)
         if told is None:
             return None
-        frame = change(deploy.Frame.parse(data), deploy.Frame.parse(told))
+        frame = change(Frame.parse(data), Frame.parse(told))
         return None if frame is None else frame.to_bytes()
 
     site.answer = changed
@@ -95,7 +95,7 @@ def test_a_message_that_cannot_be_added_names_its_site(value, tmp_path):
     [
         sends(np.nan, range(3, 12)),
         lambda frame, round_: (
-            deploy.Frame("declined", {"tag": list(frame.tag), "reason": "the limit"})
+            Frame("declined", {"tag": list(frame.tag), "reason": "the limit"})
             if round_ > 2
             else frame
         ),
@@ -273,7 +273,7 @@ class Noisy(deploy.LocalTransport):
             return "basel", self.noise.pop()
         news = super().receive(timeout)
         name, data = news or ("", None)
-        frame = deploy.Frame.parse(data) if name == "basel" and data else None
+        frame = Frame.parse(data) if name == "basel" and data else None
         if frame is not None and frame.kind == "answer":
             run_, round_, phase, attempt = frame.tag
             self.noise = [data, *self.old]

@@ -11,6 +11,7 @@ import pytest
 import fedmcmc
 from fedmcmc import deploy, surrogates
 from fedmcmc.deploy import secure
+from fedmcmc.deploy._frames import Frame
 from fedmcmc.fitting._chains import run_chains
 from fedmcmc.fitting._modes import find_modes
 from fedmcmc.kernels import Points, evaluations
@@ -145,7 +146,7 @@ def test_nothing_but_masked_words_leaves_a_site(sites, heard):
     for index, pairs in enumerate(heard.values()):
         kinds = []
         for asked, answer in pairs:
-            kind, told = deploy.Frame.parse(asked).kind, deploy.Frame.parse(answer)
+            kind, told = Frame.parse(asked).kind, Frame.parse(answer)
             kinds.append(kind)
             assert set(told.header) == {"tag"} and told.kind in ("answer", "ready")
             if kind == "step":
@@ -163,8 +164,8 @@ def test_the_same_question_again_has_the_same_words_under_other_masks(sites, hea
     first, second = (sites.ask(QUESTION, CONTENT).value for _ in range(2))
     chex.assert_trees_all_equal(first, second)
     for pairs in heard.values():
-        steps = [pair for pair in pairs if deploy.Frame.parse(pair[0]).kind == "step"]
-        words = [secure.read_masked(deploy.Frame.parse(answer).body)[3] for _, answer in steps]
+        steps = [pair for pair in pairs if Frame.parse(pair[0]).kind == "step"]
+        words = [secure.read_masked(Frame.parse(answer).body)[3] for _, answer in steps]
         assert len(words) == 2 and not (words[0] == words[1]).any()
 
 
@@ -175,7 +176,7 @@ def test_a_question_that_misses_a_site_is_void_and_asked_again(tmp_path):
     there = sites.ask(QUESTION, CONTENT)
     sites.close()
     chex.assert_trees_all_equal(there, SIMULATED.ask(QUESTION, CONTENT))
-    frames = [tuple(map(deploy.Frame.parse, pair)) for pair in local.heard]
+    frames = [tuple(map(Frame.parse, pair)) for pair in local.heard]
     first, *_, last = (
         (asked, secure.read_masked(told.body)[3])
         for asked, told in frames

@@ -16,6 +16,7 @@ from scipy import stats
 import fedmcmc
 from fedmcmc import deploy
 from fedmcmc.deploy import secure
+from fedmcmc.deploy._frames import Frame
 from tests.contracts.model import KEY
 from tests.support import studies
 from tests.support.processes import environment
@@ -76,9 +77,9 @@ def answers_of(pairs):
     """Return the site's answers of setup and steps, by their places in the run."""
     found = {}
     for asked, answer in pairs:
-        frame = deploy.Frame.parse(asked)
+        frame = Frame.parse(asked)
         if frame.kind in ("setup", "step"):
-            found[frame.kind, frame.tag.round, frame.tag.phase] = deploy.Frame.parse(answer)
+            found[frame.kind, frame.tag.round, frame.tag.phase] = Frame.parse(answer)
     return found
 
 
@@ -88,8 +89,8 @@ def test_nothing_but_masked_words_leaves_a_site(study, tmp_path):
     counted = 0
     for index, pairs in enumerate(heard.values()):
         for asked, answer in pairs:
-            told = deploy.Frame.parse(answer) if answer else None
-            match deploy.Frame.parse(asked).kind:
+            told = Frame.parse(answer) if answer else None
+            match Frame.parse(asked).kind:
                 case "welcome":
                     assert told is None
                 case "open" | "confirm" | "seal":
@@ -156,7 +157,7 @@ def secure_words(pairs):
 
 def plain(pair):
     """Return what of a request and its answer is neither a masked word nor of the session."""
-    asked, answer = (deploy.Frame.parse(data) if data else None for data in pair)
+    asked, answer = (Frame.parse(data) if data else None for data in pair)
     header = asked.header | {"masks": None}
     if asked.kind in ("open", "confirm", "seal"):
         return asked.kind, header
@@ -179,7 +180,7 @@ class Lossy(deploy.LocalTransport):
         self.join(site, heard=self.lose if name == self.victim else None)
 
     def lose(self, asked, answer):
-        frame = deploy.Frame.parse(asked)
+        frame = Frame.parse(asked)
         if answer:
             self.heard.append((asked, answer))
         if frame.kind == "step" and frame.tag.round in self.rounds:
@@ -200,7 +201,7 @@ def test_a_site_that_is_lost_sends_the_same_words_under_other_masks(tmp_path):
     chex.assert_trees_all_equal(samples.draws, expected.draws)
     again = {}
     for asked, answer in local.heard:
-        frame, told = deploy.Frame.parse(asked), deploy.Frame.parse(answer)
+        frame, told = Frame.parse(asked), Frame.parse(answer)
         if frame.kind == "step" and told.kind == "answer":
             again.setdefault(frame.tag.round, []).append((frame, told.body))
     for pairs in (again[1], again[5]):  # of round 2 the server may have had all answers
@@ -264,7 +265,7 @@ def test_a_site_without_the_identity_of_the_study_takes_no_part(tmp_path):
     )
     studies.site_of(study, "bern", tmp_path, identity=tmp_path / "bern.identity")
     assert (tmp_path / "bern.identity").stat().st_mode & 0o077 == 0
-    with pytest.raises(FileExistsError, match="would undo"):
+    with pytest.raises(FileExistsError, match="would replace it"):
         deploy.make_identity(tmp_path, "bern")
     deploy.make_authority(tmp_path / "keys")
     with pytest.raises(ValueError, match="must be an Ed25519 private key"):
@@ -275,11 +276,11 @@ class Between(deploy.LocalTransport):
     """A server that puts its own hello, of keys of its own, in the place of a site's."""
 
     def send(self, site, data):
-        frame = deploy.Frame.parse(data)
+        frame = Frame.parse(data)
         if frame.kind == "confirm" and site != "basel":  # which would know its own
             public = list(STATEFUL.consortium.sites)
             public[1] = STRANGER.public_key().public_bytes_raw()
-            mine = secure.Consortium(STATEFUL.consortium.study, tuple(public))
+            mine = secure.MaskGroup(STATEFUL.consortium.study, tuple(public))
             parts = deploy._frames.unpack(frame.body, 3)
             parts[1] = secure.Handshake(mine, 1, STRANGER).hello
             data = frame._replace(body=deploy._frames.pack(*parts)).to_bytes()
@@ -301,12 +302,12 @@ def asked(tmp_path_factory):
     local.leave("bern")
     local.join(sites["bern"], heard=lambda *pair: pairs.append(pair))
     deploy.run(STATEFUL, KEY, "main", POSITION, transport=local, num_rounds=3, progress=False)
-    steps = [pair for pair in pairs if deploy.Frame.parse(pair[0]).kind == "step"]
+    steps = [pair for pair in pairs if Frame.parse(pair[0]).kind == "step"]
     return sites["bern"], steps
 
 
 def reason(site, frame):
-    told = deploy.Frame.parse(site.answer(frame.to_bytes()))
+    told = Frame.parse(site.answer(frame.to_bytes()))
     assert told.kind == "answer" or not told.body
     return told.kind, told.header.get("reason", "")
 
@@ -317,7 +318,7 @@ def changed(frame, **masks):
 
 def test_what_would_single_out_a_message_is_not_answered(asked):
     site, steps = asked
-    frames = [deploy.Frame.parse(data) for data, _ in steps]
+    frames = [Frame.parse(data) for data, _ in steps]
     last, before = frames[-1], frames[-2]
     assert site.answer(steps[-1][0]) == steps[-1][1]  # the same question, the same words
     elsewhere = last._replace(body=last.body[:-4] + struct.pack(">f", 0.25))
@@ -344,9 +345,9 @@ def test_what_would_single_out_a_message_is_not_answered(asked):
 
 def test_another_attempt_has_the_same_words_under_another_mask(asked):
     site, steps = asked
-    frame = deploy.Frame.parse(steps[-1][0])
+    frame = Frame.parse(steps[-1][0])
     (tag, words), (other, again) = (
-        secure.read_masked(deploy.Frame.parse(data).body)[1::2]
+        secure.read_masked(Frame.parse(data).body)[1::2]
         for data in (steps[-1][1], site.answer(changed(frame, attempt=1).to_bytes()))
     )
     assert (tag.attempt, other.attempt) == (0, 1) and (words != again).all()
@@ -358,7 +359,7 @@ def test_sites_that_are_asked_different_things_do_not_add_up(tmp_path):
     real = local.send
 
     def send(site, data):
-        frame = deploy.Frame.parse(data)
+        frame = Frame.parse(data)
         if frame.kind == "step" and site == "bern":
             body = frame.body[:-4] + struct.pack(">f", 1.0)
             data = frame._replace(body=body).to_bytes()
@@ -418,7 +419,7 @@ def test_studies_whose_sums_would_hide_nothing_are_refused(tmp_path):
         with pytest.raises(ValueError, match=message):
             studies.masked_study("lsd", secure=wrong)
     colluding = studies.masked_study("lsd", secure={"colluding": 1})
-    with pytest.raises(ValueError, match="fewer than 3 are left"):
+    with pytest.raises(ValueError, match="among 2 sites only, and at least 3"):
         deploy.Sites(colluding, deploy.LocalTransport())
     with pytest.raises(ValueError, match="at least 4 are needed"):
         deploy.Sites(studies.masked_study("lsd", secure={"minimum": 4}), deploy.LocalTransport())

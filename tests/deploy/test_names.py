@@ -15,10 +15,11 @@ import pytest
 from fedmcmc import deploy
 from fedmcmc.__main__ import main
 from fedmcmc.deploy._commands import _PrintableFormatter
-from fedmcmc.deploy._config import opened_site, site_settings
-from fedmcmc.deploy._frames import printable
+from fedmcmc.deploy._config import open_configured_site, site_settings
+from fedmcmc.deploy._frames import Frame, Tag, printable
 from fedmcmc.deploy._links import Links
 from fedmcmc.deploy._names import toml_key, toml_text
+from fedmcmc.deploy._pki import make_request
 from tests.support import studies
 from tests.support.commands import MODEL, Consortium, free_port
 
@@ -94,7 +95,7 @@ def test_names_that_folders_and_certificates_cannot_have(name, message, tmp_path
     with pytest.raises(ValueError, match=message):
         deploy.make_party(tmp_path, tmp_path / "keys", name)
     with pytest.raises(ValueError, match=message):
-        deploy.make_request(tmp_path / "keys", name)
+        make_request(tmp_path / "keys", name)
     path = write_study(tmp_path, [name, "basel"])
     with pytest.raises(ValueError, match=message):
         deploy.make_consortium(path, tmp_path / "consortium", "hub:1")
@@ -156,7 +157,7 @@ def test_sites_with_any_printable_name_run(tmp_path, capsys):
 
     def run_site(path):
         settings, base = site_settings(path)
-        with opened_site(settings, base) as site:
+        with open_configured_site(settings, base) as site:
             serve(site, settings, base)
 
     try:
@@ -201,8 +202,8 @@ class Scripted:
 
 @pytest.mark.parametrize("kind", ["declined", "error"])
 def test_a_sites_reason_is_escaped(kind):
-    tag = deploy.Tag("run", 0, 0, 0)
-    answer = deploy.Frame(kind, {"tag": list(tag), "reason": EVIL * 1_000}).to_bytes()
+    tag = Tag("run", 0, 0, 0)
+    answer = Frame(kind, {"tag": list(tag), "reason": EVIL * 1_000}).to_bytes()
     links = Links(studies.study_of(), Scripted(answer), 1.0)
     links.joined.add("bern")
     with pytest.raises(deploy.SiteError, match="bern: x") as caught:
@@ -220,7 +221,7 @@ def test_what_a_site_says_of_itself_is_escaped(field):
         header[field] = EVIL * 1_000
     links = Links(study, Scripted(b""), 1.0)
     with pytest.warns(RuntimeWarning, match="bern was not accepted") as caught:
-        links._admit("bern", deploy.Frame("hello", header).to_bytes(), {})
+        links._admit("bern", Frame("hello", header).to_bytes(), {})
     told = str(caught[0].message)
     assert told.isprintable() and len(told) < 2000 and links.refusals["bern"].isprintable()
 
@@ -230,10 +231,10 @@ def test_the_servers_text_is_escaped_at_a_site(tmp_path, caplog):
     site = studies.site_of(studies.study_of(), "bern", tmp_path, log=log)
     with pytest.raises(deploy.Refused) as caught:
         refusal = {"process": site.process, "reason": EVIL * 1_000}
-        site.answer(deploy.Frame("refused", refusal).to_bytes())
+        site.answer(Frame("refused", refusal).to_bytes())
     assert str(caught.value).isprintable() and len(str(caught.value)) < 3000
     for kind in (EVIL * 100, "begin"):
-        site.answer(deploy.Frame(kind, {"tag": [EVIL * 100, 0, 0, 0]}).to_bytes())
+        site.answer(Frame(kind, {"tag": [EVIL * 100, 0, 0, 0]}).to_bytes())
     log.close()
     assert caplog.records and all(record.getMessage().isprintable() for record in caplog.records)
     text = (tmp_path / "audit.log").read_text()

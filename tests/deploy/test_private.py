@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedmcmc import deploy
-from fedmcmc.deploy._config import opened_site, run_over, site_settings
+from fedmcmc.deploy._config import open_configured_site, run_over, site_settings
 from fedmcmc.deploy._disk import Disk
 from fedmcmc.deploy.secure import SiteRules
 from fedmcmc.storage import write_whole
@@ -154,7 +154,7 @@ def test_the_log_of_a_site_is_closed_to_others(tmp_path):
     clinics = Consortium(tmp_path)
     log = tmp_path / "bern.audit.log"
     log.write_bytes(b"")
-    with opened_site(*site_settings(tmp_path / "bern.toml")) as site:
+    with open_configured_site(*site_settings(tmp_path / "bern.toml")) as site:
         assert site.study.digest == clinics.study.digest
     assert log.stat().st_size and stat.S_IMODE(log.stat().st_mode) == 0o600
     assert open_to_others(tmp_path / "bern") == {}

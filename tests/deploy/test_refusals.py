@@ -12,6 +12,7 @@ import fedmcmc
 from fedmcmc import deploy
 from fedmcmc.__main__ import main
 from fedmcmc._types import PerClient
+from fedmcmc.deploy._frames import Frame, Tag
 from fedmcmc.deploy._links import Links
 from fedmcmc.deploy._words import to_words
 from fedmcmc.deploy.secure import SiteRules
@@ -174,8 +175,8 @@ def test_a_package_is_not_taken_from_the_working_directory(tmp_path, monkeypatch
 
 def shown(reason):
     """Return what a server raises where a site declines with a reason."""
-    tag, transport = deploy.Tag("run", 0, 0, 0), deploy.LocalTransport()
-    news = [("bern", deploy.Frame("declined", {"tag": list(tag), "reason": reason}).to_bytes())]
+    tag, transport = Tag("run", 0, 0, 0), deploy.LocalTransport()
+    news = [("bern", Frame("declined", {"tag": list(tag), "reason": reason}).to_bytes())]
     transport.send = lambda site, data: None
     transport.receive = lambda timeout: news.pop() if timeout and news else None
     links = Links(MASKED, transport, 1.0)

@@ -11,7 +11,7 @@ import pytest
 
 import fedmcmc
 from fedmcmc import deploy, random, rounds, wire
-from fedmcmc.deploy._frames import pack, unpack
+from fedmcmc.deploy._frames import Frame, Tag, pack, unpack
 from fedmcmc.deploy._secret import SECRET, SiteSecret
 from fedmcmc.deploy._seeds import key_of_seed
 from tests.contracts.model import KEY
@@ -70,7 +70,7 @@ def simulated(study, *, key=KEY, **settings):
 
 def frames_of(pairs, kind):
     """Return a site's requests of one kind, and its answers."""
-    frames = [tuple(map(deploy.Frame.parse, pair)) for pair in pairs if pair[1]]
+    frames = [tuple(map(Frame.parse, pair)) for pair in pairs if pair[1]]
     return [pair for pair in frames if pair[0].kind == kind]
 
 
@@ -245,7 +245,7 @@ def key_words(site, *, round_=1, body="a", weights=(1.0, 1.0), active=(True, Tru
     """Return the words of the clients' keys, ``[2, 8]``."""
     run = site._run
     before = {name: getattr(run, name) for name in of_run}
-    tag = deploy.Tag(run.name, round_, 0, run.attempt)
+    tag = Tag(run.name, round_, 0, run.attempt)
     try:
         for name, value in of_run.items():
             setattr(run, name, value)
@@ -285,7 +285,7 @@ def test_states_that_are_made_in_other_ways_have_other_origins(tmp_path):
         bern, *others = (studies.site_of(study, n, tmp_path / kernel) for n in study.sites)
 
         def note(data, answer, bern=bern, asked=asked, seen=seen):
-            asked.append(deploy.Frame.parse(data))
+            asked.append(Frame.parse(data))
             if asked[-1].kind in ("start", "step"):
                 seen.append(bern._run.pending_origin)
 
@@ -304,7 +304,7 @@ def test_states_that_are_made_in_other_ways_have_other_origins(tmp_path):
             for kind in ("begin", "start")
         )
         for frame in (begin, start._replace(body=bodies[0])):
-            assert deploy.Frame.parse(site.answer(frame.to_bytes())).kind == "ready"
+            assert Frame.parse(site.answer(frame.to_bytes())).kind == "ready"
         both.append(site._run.origin)
     assert both[0] != both[1]
 
@@ -314,7 +314,7 @@ def test_origins_depend_on_the_message_also_where_nothing_is_drawn(tmp_path):
     local, asked = deploy.LocalTransport(), []
     for name in study.sites:
         site = studies.site_of(study, name, tmp_path)
-        local.join(site, heard=lambda data, answer: asked.append(deploy.Frame.parse(data)))
+        local.join(site, heard=lambda data, answer: asked.append(Frame.parse(data)))
     deploy.run(study, KEY, "main", POSITION, transport=local, num_rounds=1, progress=False)
     begin, start, step = (
         next(frame for frame in asked if frame.kind == kind) for kind in ("begin", "start", "step")
@@ -324,7 +324,7 @@ def test_origins_depend_on_the_message_also_where_nothing_is_drawn(tmp_path):
     for folder, message in (("first", step), ("again", step), ("changed", changed)):
         site = studies.site_of(study, "bern", tmp_path / folder)
         answers = [site.answer(frame.to_bytes()) for frame in (begin, start, message)]
-        assert deploy.Frame.parse(answers[-1]).kind == "answer" and not site._run.has_private_draws
+        assert Frame.parse(answers[-1]).kind == "answer" and not site._run.has_private_draws
         origins.add(site._run.pending_origin)
     assert len(origins) == 2
 
@@ -352,7 +352,7 @@ def test_keys_of_clients_depend_on_secret_study_site_and_rows(in_a_run):
 
 
 def test_a_secret_is_made_once_and_for_its_owner_alone(tmp_path):
-    (tmp_path / f"{SECRET}.new").write_bytes(b"of a process that was killed")
+    (tmp_path / f"{SECRET}.partial").write_bytes(b"of a process that was killed")
     ask = (b"question", [(b"chain",)])
     first = SiteSecret(tmp_path).keys(*ask)
     assert [path.name for path in tmp_path.iterdir()] == [SECRET]
@@ -519,4 +519,4 @@ def test_keys_sent_to_a_site_that_expects_none_are_refused(tmp_path):
     (begin, _), *_ = frames_of(pairs["bern"], "begin")
     body = pack(*unpack(begin.body, 1), wire.encode(jax.random.key_data(KEY[None])))
     site = studies.site_of(minibatches(), "bern", tmp_path / "again", rows=ROWS["bern"])
-    assert deploy.Frame.parse(site.answer(begin._replace(body=body).to_bytes())).kind == "error"
+    assert Frame.parse(site.answer(begin._replace(body=body).to_bytes())).kind == "error"

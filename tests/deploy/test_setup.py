@@ -13,7 +13,7 @@ import fedmcmc
 from fedmcmc import criticism, deploy, surrogates
 from fedmcmc._types import as_functions
 from fedmcmc.data import labels_of
-from fedmcmc.deploy._frames import unpack
+from fedmcmc.deploy._frames import Frame, unpack
 from fedmcmc.gaussian import defensive
 from fedmcmc.kernels import Dithered, PointRecipe, evaluations
 from fedmcmc.runs import Consortium, SimulatedConsortium
@@ -182,7 +182,7 @@ def test_what_leaves_a_site_is_its_own_answer_and_no_row(sites, heard):
     fitted = surrogates.taylor(MODEL, sites, CENTER)
     like = surrogates.taylor(MODEL, DATA, CENTER)
     for index, (name, answers) in enumerate(heard.items()):
-        frames = [deploy.Frame.parse(data) for data in answers]
+        frames = [Frame.parse(data) for data in answers]
         (answer,) = (frame for frame in frames if frame.kind == "answer")
         code, _ = unpack(answer.body, 2)
         # Three clients' natural parameters, and one.

@@ -11,7 +11,7 @@ import pytest
 
 import fedmcmc
 from fedmcmc import deploy
-from fedmcmc.deploy._frames import pack, unpack
+from fedmcmc.deploy._frames import Frame, Tag, pack, unpack
 from fedmcmc.deploy._links import Links
 from tests.contracts.model import DATA, KEY
 from tests.support import studies
@@ -73,7 +73,7 @@ def test_a_site_with_another_study_is_not_taken(other, message, tmp_path):
 @pytest.mark.parametrize("name", ["fedmcmc", "jax", "64-bit floats"])
 def test_a_site_with_other_software_is_not_taken(name, tmp_path):
     links = Links(STUDY, deploy.LocalTransport(), timeout=1.0)
-    frame = deploy.Frame.parse(site_of(tmp_path).hello())
+    frame = Frame.parse(site_of(tmp_path).hello())
     assert links._find_objection("bern", frame.header) == ""
     frame.header["software"][name] = "other"
     assert links._find_objection("bern", frame.header).startswith(f"{name} is other at the site")
@@ -98,8 +98,8 @@ def test_the_bytes_sent_are_the_bits_counted(tmp_path):
     heard, samples = recorded(studies.study_of("compress: dsgld, quantize"), tmp_path)
     counted = 0
     for asked, answer in (pair for pairs in heard.values() for pair in pairs):
-        if deploy.Frame.parse(asked).kind == "step":
-            code, report = unpack(deploy.Frame.parse(answer).body, 2)
+        if Frame.parse(asked).kind == "step":
+            code, report = unpack(Frame.parse(answer).body, 2)
             bits = int.from_bytes(report[:4], "big")
             assert len(code) == -(-bits // 8)
             counted += bits
@@ -128,7 +128,7 @@ def test_damaged_messages_neither_end_a_site_nor_change_what_it_answers(tmp_path
         site = site_of(tmp_path / "again", name)
         for data, answer in pairs:
             for _ in range(10_000 // (3 * len(pairs)) + 1):
-                told = deploy.Frame.parse(site.answer(fuzzed(data, rng)))
+                told = Frame.parse(site.answer(fuzzed(data, rng)))
                 assert told.kind == "error" and told.header["tag"] is None
                 num += 1
             assert (site.answer(data) or b"") == answer
@@ -147,18 +147,18 @@ def test_messages_that_make_no_sense_end_no_site(masked, tmp_path):
     site, kinds, asked = studies.site_of(study, name, tmp_path / "again"), set(), set()
     for data, _ in heard[name]:
         site.answer(data)
-        frame = deploy.Frame.parse(data)
+        frame = Frame.parse(data)
         if frame.kind == "welcome":
             continue
         asked.add(frame.kind)
         for field in frame.header:
             for junk in JUNK:
                 wrong = frame._replace(header=frame.header | {field: junk})
-                kinds.add(deploy.Frame.parse(site.answer(wrong.to_bytes())).kind)
+                kinds.add(Frame.parse(site.answer(wrong.to_bytes())).kind)
         for body in (b"", frame.body[:-1], frame.body + b"x", pack(frame.body)):
             wrong = frame._replace(body=body).to_bytes()
-            kinds.add(deploy.Frame.parse(site.answer(wrong)).kind)
-        unknown = deploy.Frame.parse(site.answer(frame._replace(kind="rows").to_bytes()))
+            kinds.add(Frame.parse(site.answer(wrong)).kind)
+        unknown = Frame.parse(site.answer(frame._replace(kind="rows").to_bytes()))
         assert unknown.kind == "error" and "unknown" in unknown.header["reason"]
     session = {"open", "confirm", "seal"} if masked else set()
     assert "error" in kinds and asked == {"begin", "start", "step"} | session
@@ -172,10 +172,10 @@ def test_what_a_site_sends_wrongly_does_not_change_a_run(tmp_path):
     old = []
 
     def disturb(asked, answer):
-        tag = list(deploy.Frame.parse(asked).tag) if answer else []
+        tag = list(Frame.parse(asked).tag) if answer else []
         local._inbox.put(("bern", fuzzed(answer or b"x", rng)))
-        local._inbox.put(("bern", deploy.Frame("answer", {"tag": [tag]}, b"x").to_bytes()))
-        local._inbox.put(("nobody", deploy.Frame("answer", {"tag": tag}, b"x").to_bytes()))
+        local._inbox.put(("bern", Frame("answer", {"tag": [tag]}, b"x").to_bytes()))
+        local._inbox.put(("nobody", Frame("answer", {"tag": tag}, b"x").to_bytes()))
         for late in old:
             local._inbox.put(("bern", late))
         if answer:
@@ -195,8 +195,8 @@ def test_a_site_joins_again_in_the_middle_and_is_asked_again(tmp_path):
     local, lost = deploy.LocalTransport(), []
 
     def lose(asked, answer):
-        frame = deploy.Frame.parse(asked)
-        answered = bool(answer) and deploy.Frame.parse(answer).kind == "answer"
+        frame = Frame.parse(asked)
+        answered = bool(answer) and Frame.parse(answer).kind == "answer"
         if answered and frame.kind == "step" and list(frame.tag)[1:3] not in lost:
             lost.append(list(frame.tag)[1:3])
             if len(lost) % 2:
@@ -223,7 +223,7 @@ class Silent:
     def receive(self, timeout):
         news = self.local.receive(timeout)
         if news is not None and news[0] == self.site.name and news[1] is not None:
-            frame = deploy.Frame.parse(news[1])
+            frame = Frame.parse(news[1])
             if frame.kind == "answer" and frame.tag.round in self.rounds:
                 self.local._inbox.put((self.site.name, self.site.hello()))
                 return self.site.name, None
@@ -371,14 +371,14 @@ def test_a_site_that_is_asked_before_it_is_told_is_asked_again(tmp_path):
     """The server may send over a new connection before it has heard of it."""
     heard, samples = recorded(STUDY, tmp_path / "run", num_rounds=9)
     site = site_of(tmp_path / "again")
-    steps = [data for data, _ in heard["bern"] if deploy.Frame.parse(data).kind == "step"]
-    assert deploy.Frame.parse(site.answer(steps[0])).kind == "unready"
+    steps = [data for data, _ in heard["bern"] if Frame.parse(data).kind == "step"]
+    assert Frame.parse(site.answer(steps[0])).kind == "unready"
 
     class Early(deploy.LocalTransport):
         """Sends what comes next to a new connection first, and then how the run began."""
 
         def send(self, name, data):
-            frame = deploy.Frame.parse(data)
+            frame = Frame.parse(data)
             if frame.kind == "step" and name == "bern" and not self.done:
                 self.done = True
                 local.join(site_of(tmp_path, "bern"))  # the server has not heard of it yet
@@ -394,8 +394,8 @@ def test_a_site_that_is_asked_before_it_is_told_is_asked_again(tmp_path):
 
 def test_nobody_is_waited_for_longer_than_was_said():
     links = Links(STUDY, deploy.LocalTransport(), timeout=0.3)
-    tag = deploy.Tag("run", 0, 0, 1)
-    request = {"bern": deploy.Frame("step", {"tag": list(tag)}).to_bytes()}
+    tag = Tag("run", 0, 0, 1)
+    request = {"bern": Frame("step", {"tag": list(tag)}).to_bytes()}
     for joined, least, most in (({"bern"}, 0.3, 20.0), (set(), 0.0, 0.3)):
         links.joined, begun = joined, time.monotonic()
         assert links.exchange(request, "answer", tag, lambda *_: None, may_miss=True) == {}

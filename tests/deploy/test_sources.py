@@ -187,7 +187,7 @@ def test_a_folder_in_pythonpath_is_searched_wherever_a_program_starts(
     "place", ["subprocess:run", "os.path:join", "sys:exit", "builtins:exec", "__main__:main"]
 )
 def test_a_part_of_python_is_no_model(place, tmp_path):
-    with pytest.raises(ValueError, match="is a part of Python and no model"):
+    with pytest.raises(ValueError, match="is a part of Python and not a model"):
         _ = study_of(tmp_path, place).digest
 
 
@@ -206,12 +206,12 @@ def test_what_is_no_python_file_is_refused(tmp_path, monkeypatch, modules):
     monkeypatch.syspath_prepend(library)
     monkeypatch.syspath_prepend(archive)
     for name in (f"{PACKAGE}.model", f"{PACKAGE}_zipped", f"{PACKAGE}_compiled", "numpy.nothing"):
-        message = "which is no Python file" if name.startswith(PACKAGE) else "not installed"
+        message = "which is not a Python file" if name.startswith(PACKAGE) else "not installed"
         with pytest.raises(ValueError, match=message):
             _ = study_of(folder, f"{name}:WHICH").digest
-    with pytest.raises(ValueError, match="is no package"):
+    with pytest.raises(ValueError, match="is not a package"):
         _ = study_of(folder, f"{PACKAGE}_file.inner:WHICH").digest
-    with pytest.raises(ValueError, match="no name of a module"):
+    with pytest.raises(ValueError, match="not the name of a module"):
         _ = study_of(folder, ".model:WHICH").digest
 
 
@@ -225,9 +225,9 @@ def test_files_lie_within_the_studys_folder(tmp_path):
     (folder / "folder.py").mkdir()
     assert which(study_of(folder, "linked.py:WHICH")) == "honest"
     for source in ("../model.py", "escaped.py", str(tmp_path / "model.py"), "inner/../linked.py"):
-        with pytest.raises(ValueError, match="lies outside of its folder"):
+        with pytest.raises(ValueError, match="is outside of its folder"):
             _ = study_of(folder, f"{source}:WHICH").digest
-    with pytest.raises(ValueError, match="is no file"):
+    with pytest.raises(ValueError, match="is not a file"):
         _ = study_of(folder, "folder.py:WHICH").digest
 
 

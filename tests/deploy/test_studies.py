@@ -8,7 +8,7 @@ import pytest
 
 import fedmcmc
 from fedmcmc import deploy
-from fedmcmc.deploy._frames import pack, unpack
+from fedmcmc.deploy._frames import FrameError, pack, unpack
 from fedmcmc.deploy._study import kernel_digest
 from fedmcmc.deploy._words import from_words, to_words
 from fedmcmc.gaussian import defensive
@@ -77,7 +77,7 @@ def test_a_kernel_with_functions_of_its_own_is_not_put_into_words():
     ids=str,
 )
 def test_words_that_name_anything_else_build_nothing(words):
-    with pytest.raises(deploy.FrameError):
+    with pytest.raises(FrameError):
         from_words(words, b"", FUNCTIONS)
 
 
@@ -85,7 +85,7 @@ def test_words_that_nest_without_end_build_nothing():
     words = {"value": 1}
     for _ in range(500):
         words = {"list": [words]}
-    with pytest.raises(deploy.FrameError):
+    with pytest.raises(FrameError):
         from_words(words, b"", FUNCTIONS)
 
 
@@ -188,7 +188,7 @@ def test_bodies_come_apart_as_they_were_put_together():
     parts = [b"", b"ab", b"c" * 1000]
     assert unpack(pack(*parts), 3) == parts
     for broken in (pack(*parts)[:-1], pack(*parts) + b"x", b"", pack(b"a")):
-        with pytest.raises(deploy.FrameError):
+        with pytest.raises(FrameError):
             unpack(broken, 3)
 
 

@@ -13,17 +13,16 @@ from scipy import stats
 
 from fedmcmc.compression import Grid, host_words
 from fedmcmc.deploy._session import pair_key
-from fedmcmc.deploy._sums import stream
+from fedmcmc.deploy._sums import masked_frame, stream
 from fedmcmc.deploy.secure import (
-    Consortium,
     Handshake,
+    MaskGroup,
     MaskTag,
     RuleError,
     Session,
     SessionError,
     SiteRules,
     mask,
-    masked_frame,
     read_masked,
     transcript,
     unmask,
@@ -42,7 +41,7 @@ def identities(num):
 
 def consortium_of(num, document="an approved document", **settings):
     public = tuple(key.public_key().public_bytes_raw() for key in identities(num))
-    return Consortium(transcript(document), public, **settings)
+    return MaskGroup(transcript(document), public, **settings)
 
 
 def handshakes(num, **settings):
@@ -238,7 +237,7 @@ def test_a_hello_that_was_not_signed_for_this_study_is_refused():
     stranger = Ed25519PrivateKey.from_private_bytes(b"\x77" * 32)
     # By another key than the approved one: a server in the place of site 1.
     public = replaced(consortium_of(3).sites, 1, stranger.public_key().public_bytes_raw())
-    impostor = Handshake(Consortium(transcript("an approved document"), tuple(public)), 1, stranger)
+    impostor = Handshake(MaskGroup(transcript("an approved document"), tuple(public)), 1, stranger)
     other_study = handshakes(3, document="another document")[1]
     swapped = struct.pack("<I", 1) + hellos[2][4:]
     fresh = X25519PrivateKey.generate().public_key().public_bytes_raw()
@@ -315,7 +314,7 @@ def test_a_fresh_key_that_makes_the_secret_zero_is_refused():
     [
         (2, {}, "over 2 sites is refused: at least 3"),
         (4, dict(minimum=5), "at least 5 are needed"),
-        (4, dict(colluding=2), "2 of 4 sites colluding"),
+        (4, dict(colluding=2), "2 of 4 sites collude"),
         (4, dict(colluding=-1), "count sites"),
     ],
 )
@@ -329,9 +328,9 @@ def test_too_few_sites_are_refused(num, settings, message):
 def test_keys_that_are_none_or_the_same_are_refused():
     sites = consortium_of(3).sites
     with pytest.raises(ValueError, match="same public key"):
-        Consortium(bytes(32), (sites[0], sites[1], sites[0]))
+        MaskGroup(bytes(32), (sites[0], sites[1], sites[0]))
     with pytest.raises(ValueError, match="32 bytes"):
-        Consortium(b"", sites)
+        MaskGroup(b"", sites)
     for index in (1, 3, -1):
         with pytest.raises(ValueError, match="not that of site"):
             Handshake(consortium_of(3), index, identities(3)[0])

@@ -14,7 +14,9 @@ import pytest
 from fedmcmc import deploy
 from fedmcmc.__main__ import main
 from fedmcmc.deploy import _frames, _grpc
+from fedmcmc.deploy._frames import Frame, FrameError, Tag
 from fedmcmc.deploy._links import Links
+from fedmcmc.deploy._pki import make_request
 from tests.contracts.model import KEY
 from tests.support import hostile, studies
 from tests.support.consortium import Threads, credentials, keys, make_keys
@@ -199,9 +201,9 @@ class Answering(deploy.LocalTransport):
 
 def test_a_message_that_is_longer_than_expected_is_not_read(tmp_path, caplog):
     study, local = studies.study_of(), Answering()
-    links, tag = Links(study, local, timeout=0.2), deploy.Tag("run", 0, 0, 1)
+    links, tag = Links(study, local, timeout=0.2), Tag("run", 0, 0, 1)
     header, body = {"tag": list(tag)}, bytes(_frames.JOIN_BYTES + 1000)
-    local.message = deploy.Frame("answer", header, body).to_bytes()
+    local.message = Frame("answer", header, body).to_bytes()
     links._admit("bern", studies.site_of(study, "bern", tmp_path).hello(), {})
     for most, answered in ((0, set()), (2000, {"bern"}), (0, {"bern"})):
         settings = dict(most_bytes=most, may_miss=True)
@@ -239,13 +241,13 @@ def framed(header):
     ids=["long", "lists", "tables", "very deep", "large number"],
 )
 def test_headers_are_short_and_flat(header, message):
-    with pytest.raises(deploy.FrameError, match=message):
-        deploy.Frame.parse(framed(header))
+    with pytest.raises(FrameError, match=message):
+        Frame.parse(framed(header))
 
 
 def test_a_header_that_nobody_would_accept_is_not_sent():
     with pytest.raises(ValueError, match="use fewer chains"):
-        deploy.Frame("step", {"weights": [1.0] * 300_000}).to_bytes()
+        Frame("step", {"weights": [1.0] * 300_000}).to_bytes()
 
 
 def pinned(folder, name, pin):
@@ -292,7 +294,7 @@ def test_a_pin_is_that_of_the_file_beside_the_authority(tmp_path):
 
 def test_a_renewed_certificate_of_the_server_is_pinned_as_the_command_says(tmp_path, capsys):
     make_keys(tmp_path, ["bern"])
-    deploy.make_request(tmp_path / "new", "server")
+    make_request(tmp_path / "new", "server")
     request = str(tmp_path / "new" / "server.csr")
     arguments = ["sign", request, "--authority", str(tmp_path), "--host", "localhost"]
     assert main(["deploy", *arguments]) == 0
@@ -337,9 +339,9 @@ def test_of_two_processes_of_a_site_the_newer_one_stays(tmp_path, caplog):
 def test_a_refusal_of_another_process_ends_no_site(tmp_path):
     site = studies.site_of(studies.study_of(), "bern", tmp_path)
     told = {"reason": "a newer process has joined", "process": "other"}
-    assert site.answer(deploy.Frame("refused", told).to_bytes()) is None
+    assert site.answer(Frame("refused", told).to_bytes()) is None
     with pytest.raises(deploy.Refused, match="a newer process"):
-        site.answer(deploy.Frame("refused", told | {"process": site.process}).to_bytes())
+        site.answer(Frame("refused", told | {"process": site.process}).to_bytes())
 
 
 def test_two_processes_of_a_site_over_the_network(keys, server, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 import fedmcmc
 from fedmcmc import FederatedData, deploy, hierarchy, wire
-from fedmcmc.deploy._frames import unpack
+from fedmcmc.deploy._frames import Frame, unpack
 from fedmcmc.interop.numpyro import from_numpyro
 from tests.hierarchy.models import SIZES, clients, logistic
 
@@ -178,7 +178,7 @@ def test_no_message_of_marginal_holds_an_effect(tmp_path):
     places = [{k: float(x[0, i]) for k, x in samples.draws.items()} for i in range(2)]
     wanted = [slopes(place) for place in [start, *places]]
     for index, name in enumerate(NAMES):
-        told = [deploy.Frame.parse(answer) for _, answer in heard[name] if answer]
+        told = [Frame.parse(answer) for _, answer in heard[name] if answer]
         codes = [unpack(frame.body, 2)[0] for frame in told if frame.kind == "answer"]
         assert len(codes) == len(wanted)
         # Every other answer is empty, so that nothing else can hold a number.

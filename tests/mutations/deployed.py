@@ -137,8 +137,8 @@ MUTATIONS = {
     ),
     "a package is taken from the working directory": (
         "deploy/_sources.py",
-        "if os.path.isabs(entry) and os.path.realpath(entry) not in left_out",
-        "if entry or left_out",
+        "if os.path.isabs(entry) and os.path.realpath(entry) not in excluded",
+        "if entry or excluded",
         f"{REFUSALS}a_package_is_not_taken_from_the_working_directory",
     ),
     "a site's reason reaches the terminal as it is": (
@@ -149,14 +149,14 @@ MUTATIONS = {
     ),
     "a study's files run before their owner has read them": (
         "deploy/_commands.py",
-        'if not (given.yes or _agrees("Have you read the files, and may they run here?")):',
+        'if not (options.yes or _agrees("Have you read the files, and may they run here?")):',
         "if not study.kernel_digests:",
         ASKED_FIRST,
     ),
     "what was shown and not approved is approved": (
         "deploy/_commands.py",
-        'if not (given.yes or _agrees(f"Does {name} approve this study?")):',
-        "if not told:",
+        'if not (options.yes or _agrees(f"Does {name} approve this study?")):',
+        "if not text:",
         ASKED_FIRST,
     ),
     "under masks a server may ask without one site": (

@@ -1,4 +1,4 @@
-"""Bit strings of messages: as long as counted, and every bit comes back."""
+"""Bit strings of messages: they have the counted length, and decoding restores every bit."""
 
 import time
 
@@ -23,28 +23,28 @@ SHAPES = st.lists(
 
 
 def as_tree(leaves):
-    """Return a tree whose leaves in the order of JAX are not those of the dictionary."""
+    """Return a tree whose leaves JAX orders in another way than the dictionary."""
     return {f"k{9 - i}": (leaf,) for i, leaf in enumerate(leaves)}
 
 
-def same_bits(a, b):
-    """Say whether two trees have the same structure, types, shapes and bits."""
+def check_same_bits(a, b):
+    """Assert that two trees have the same structure, types, shapes and bits."""
     assert jax.tree.structure(a) == jax.tree.structure(b)
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
         x, y = np.asarray(x), np.asarray(y)
         assert (x.dtype, x.shape, x.tobytes()) == (y.dtype, y.shape, y.tobytes())
 
 
-def comes_back(code, num_bits):
+def check_round_trip(code, num_bits):
     data = wire.encode(code)
     assert len(data) == -(-num_bits // 8)
-    same_bits(wire.decode(data, code), code)
+    check_same_bits(wire.decode(data, code), code)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), code)
-    same_bits(wire.decode(data, shapes), code)
+    check_same_bits(wire.decode(data, shapes), code)
     return data
 
 
-def flushed(norm):
+def flush(norm):
     """Return `norm`, or zero if it is subnormal."""
     return np.float32(0) if np.abs(norm) < 2.0**-126 else norm
 
@@ -63,11 +63,11 @@ def quantized(draw):
     tree = as_tree([levels(shape) for shape in draw(SHAPES)])
     if draw(st.booleans()):
         return Quantized(np.float32(rng.normal()), tree)
-    # A norm of zero goes with levels that are zero, and may be negative.
+    # A norm of zero, which may be negative, has levels of zero.
     words = rng.integers(0, 2**32, len(tree), np.uint32) * rng.choice([0, 1, 1], len(tree))
     norms = words.astype(np.uint32).view(np.float32)
     tree = {
-        key: (leaf * (flushed(norm) != 0),)
+        key: (leaf * (flush(norm) != 0),)
         for (key, (leaf,)), norm in zip(tree.items(), norms, strict=True)
     }
     return Quantized({key: (n,) for key, n in zip(tree, norms, strict=True)}, tree)
@@ -80,7 +80,7 @@ def numbers(draw):
     leaves = []
     for shape in draw(SHAPES):
         dtype = jnp.dtype(draw(st.sampled_from(FLOATS)))
-        # Any bits: infinities, subnormal numbers and numbers that are none among them.
+        # Any bits, including infinities, subnormal numbers and NaN.
         words = rng.bytes(dtype.itemsize * int(np.prod(shape)))
         any_numbers = np.frombuffer(words, dtype).reshape(shape)
         leaves.append(np.where(rng.random(shape) < density, any_numbers, dtype.type(0)))
@@ -89,32 +89,32 @@ def numbers(draw):
 
 @given(quantized())
 @settings(deadline=None, max_examples=200)
-def test_any_quantised_message_comes_back(code):
-    norms = jax.tree.map(flushed, code.norm)
-    comes_back(code, len(omega.message(Quantized(norms, code.levels))))
+def test_any_quantized_message_is_restored(code):
+    norms = jax.tree.map(flush, code.norm)
+    check_round_trip(code, len(omega.message(Quantized(norms, code.levels))))
 
 
 @given(numbers())
 @settings(deadline=None, max_examples=200)
-def test_any_numbers_come_back(values):
+def test_any_numbers_are_restored(values):
     num_sparse = len(omega.message(Sparse(values)))
     data = wire.encode(Sparse(values))
     assert len(data) == -(-num_sparse // 8)
-    # Only the sign of a zero may get lost.
-    with np.errstate(invalid="ignore"):  # bfloat16 numbers that are none
+    # Only the sign of a zero may be lost.
+    with np.errstate(invalid="ignore"):  # NaN in bfloat16
         bare = jax.tree.map(lambda x: np.where(x == 0, x.dtype.type(0), x), values)
-    comes_back(Sparse(bare), num_sparse)
-    comes_back(Dense(values), trees.num_bits(values))
+    check_round_trip(Sparse(bare), num_sparse)
+    check_round_trip(Dense(values), trees.num_bits(values))
 
 
 @pytest.mark.parametrize("largest", [1, 20, 2**16])
-def test_as_long_as_counted_inside_jit(largest):
+def test_messages_have_the_length_counted_inside_jit(largest):
     rng = np.random.default_rng(largest)
     levels = rng.integers(-largest, largest + 1, (30, 400)) * (rng.random((30, 400)) < 0.3)
     codes = Quantized(jnp.linspace(1, 3, 30), jnp.asarray(levels, jnp.int32))
     bits = jax.jit(jax.vmap(message_bits))(codes)
     for i in range(30):
-        comes_back(jax.tree.map(lambda x, i=i: x[i], codes), int(bits[i]))
+        check_round_trip(jax.tree.map(lambda x, i=i: x[i], codes), int(bits[i]))
 
 
 COMPRESSORS = {
@@ -132,7 +132,7 @@ COMPRESSORS = {
 @pytest.mark.parametrize(
     "name", fast_and_slow(COMPRESSORS, ["per leaf", "chain", "memory", "identity"])
 )
-def test_the_receiver_of_the_bytes_understands_the_same(name):
+def test_a_receiver_decodes_the_same_message(name):
     compressor = COMPRESSORS[name]
 
     @jax.jit
@@ -143,30 +143,30 @@ def test_the_receiver_of_the_bytes_understands_the_same(name):
         code = compressor.encode(draws, v, compressor.init(trees.shapes_of(v)), None)[0]
         return code, message_bits(code), compressor.decode(code, None)
 
-    code, bits, understood = send(jax.random.key(0))
+    code, bits, restored = send(jax.random.key(0))
     data = wire.encode(code)
     assert len(data) == -(-int(bits) // 8)
     received = wire.decode(data, trees.shapes_of(code))
-    same_bits(jax.jit(lambda c: compressor.decode(c, None))(received), understood)
+    check_same_bits(jax.jit(lambda c: compressor.decode(c, None))(received), restored)
 
 
 def test_the_bits_of_a_dense_code():
-    # The norm; 0; first bits of 1, 3, 1, 2; what remains of 3, 2; their ends; signs.
+    # The norm; 0; first bits of 1, 3, 1, 2; remaining bits of 3, 2; their ends; signs.
     expected = f"{0x3FC00000:032b}" + "0" + "0101" + "10" + "00" + "01"
     code = Quantized(np.float32(1.5), np.array([0, 2, 0, -1], np.int32))
     assert "".join(f"{byte:08b}" for byte in wire.encode(code)) == expected + "00000"
 
 
-def test_of_two_codes_of_one_length_the_dense_one_is_sent():
+def test_a_dense_code_is_sent_if_both_have_the_same_length():
     code = Quantized(np.float32(1), np.ones(6, np.int32))
     dense, sparse = "100" * 6 + "+" * 6, omega.places(code.levels) + "+" * 6 + "0" * 6
     assert len(dense) == len(sparse)
-    # The flag; first bits of six 2 = 10 0; what remains of 10; their ends; signs.
+    # The flag; first bits of six 2 = 10 0; remaining bits of 10; their ends; signs.
     expected = f"{0x3F800000:032b}" + "0" + "1" * 6 + "0" * 6 + "0" * 6 + "0" * 6
     assert "".join(f"{byte:08b}" for byte in wire.encode(code))[: len(expected)] == expected
 
 
-def test_of_two_ways_of_one_length_all_numbers_are_sent():
+def test_all_numbers_are_sent_if_both_ways_have_the_same_length():
     values = np.ones(10, np.float16)
     values[-1] = 0
     assert len(omega.places(values)) == 16  # what the zero saves
@@ -203,7 +203,7 @@ def test_vectors_follow_one_another_to_the_bit():
     norms, levels = (np.float32(1), np.float32(1)), (np.ones(3, np.int32), np.zeros(1, np.int32))
     bits = [len(omega.message(Quantized(n, k))) for n, k in zip(norms, levels, strict=True)]
     assert bits[0] % 8 and bits[1] % 8
-    comes_back(Quantized(norms, levels), sum(bits))
+    check_round_trip(Quantized(norms, levels), sum(bits))
 
 
 def unsent(code):
@@ -220,18 +220,18 @@ def test_the_bits_of_one_of_several_codes():
             others = [kinds[i] if i == place else unsent(kinds[i]) for i in range(num)]
             whole = OneOf(np.int32(place), tuple(others))
             length = len(omega.message(kinds[place]))
-            data = comes_back(whole, int(message_bits(whole)))
+            data = check_round_trip(whole, int(message_bits(whole)))
             bits = "".join(f"{byte:08b}" for byte in data)
             head = f"{place:b}".zfill(width) if width else ""
             assert bits[: width + length] == head + alone[:length]
             assert int(message_bits(whole)) == width + length == len(omega.message(whole))
 
 
-def test_a_code_that_there_is_none_of_is_refused():
+def test_a_code_that_does_not_exist_is_refused():
     whole = OneOf(np.int32(2), (unsent(Dense(np.ones(2, np.float32))),) * 3)
     data = wire.encode(whole)
     assert data[0] >> 6 == 2
-    with pytest.raises(ValueError, match="code 3 of 3 is said to be sent"):
+    with pytest.raises(ValueError, match="it claims to be code 3 of 3"):
         wire.decode(bytes([data[0] | 0b11000000]) + data[1:], whole)
     with pytest.raises(ValueError, match="one of 3 codes, got place 3"):
         wire.encode(whole._replace(place=np.int32(3)))
@@ -266,11 +266,11 @@ def codes():
 
 
 @pytest.mark.parametrize("name", codes())
-def test_what_is_not_a_whole_message_is_refused(name):
+def test_an_incomplete_message_is_refused(name):
     code = codes()[name]
     data = wire.encode(code)
     for end in range(len(data)):
-        with pytest.raises(ValueError, match=f"The {end} bytes given are not a message of"):
+        with pytest.raises(ValueError, match=f"These {end} bytes are not a message of"):
             wire.decode(data[:end], code)
     with pytest.raises(ValueError, match=f"ends after {len(data)} bytes"):
         wire.decode(data + b"\0", code)
@@ -280,7 +280,7 @@ def test_what_is_not_a_whole_message_is_refused(name):
 
 
 @pytest.mark.parametrize("name", codes())
-def test_damage_ends_in_a_message_or_in_one_error(name):
+def test_damage_gives_a_message_or_one_error(name):
     code, rng = codes()[name], np.random.default_rng(1)
     data = wire.encode(code)
     outcomes = set()
@@ -289,12 +289,12 @@ def test_damage_ends_in_a_message_or_in_one_error(name):
         for place in rng.integers(0, len(data), 1 + rng.integers(4)):
             damaged[place] = rng.integers(256)
         try:
-            found = wire.decode(bytes(damaged), code)
+            decoded = wire.decode(bytes(damaged), code)
         except ValueError as error:
             assert "are not a message of" in str(error)
             outcomes.add("error")
         else:
-            assert trees.shapes_of(found) == trees.shapes_of(code)
+            assert trees.shapes_of(decoded) == trees.shapes_of(code)
             outcomes.add("message")
     assert outcomes == ({"message"} if name == "dense" else {"message", "error"})
 
@@ -310,10 +310,10 @@ def test_integers_out_of_range_are_refused():
 
     assert read("0" + omega.omega(2**31) + "1").levels.tolist() == [1 - 2**31]
     for bits, reason in (
-        ("0" + omega.omega(2**31 + 1) + "1", "a level of it does not fit int32"),
-        ("0" + omega.omega(2**32), "does not fit 32 bits"),
-        ("1" + omega.omega(3), "2 of 1 numbers are said to be sent"),
-        ("1" + omega.omega(2) + omega.omega(2), "place 1 of 1 numbers is said to be sent"),
+        ("0" + omega.omega(2**31 + 1) + "1", "one of its levels does not fit into int32"),
+        ("0" + omega.omega(2**32), "does not fit into 32 bits"),
+        ("1" + omega.omega(3), "it claims to contain 2 of 1 numbers"),
+        ("1" + omega.omega(2) + omega.omega(2), "it claims to contain number 1 of 1"),
     ):
         with pytest.raises(ValueError, match=reason):
             read(bits)
@@ -351,14 +351,14 @@ ONE = np.float32(1)
         (Sparse([np.ones(3, np.float32), np.ones(3, bool)]), "floating point, got bool"),
     ],
 )
-def test_what_is_no_message(code, message):
+def test_other_trees_are_not_messages(code, message):
     with pytest.raises(ValueError, match=message):
         wire.encode(code)
     with pytest.raises(ValueError, match=message):
         wire.decode(b"", code)
 
 
-def test_any_other_tree_of_numbers_comes_back():
+def test_any_other_tree_of_numbers_is_restored():
     gaussian = fedmcmc.Gaussian.from_moments(jnp.ones(3), variance=jnp.full(3, 2.0))
     broadcast = fedmcmc.Broadcast(jnp.int32(-7), {"a": jnp.ones(()), "b": jnp.zeros((2, 0))})
     for tree in (
@@ -368,16 +368,16 @@ def test_any_other_tree_of_numbers_comes_back():
         np.array([True, False]),
     ):
         num_bytes = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(tree))
-        comes_back(tree, 8 * num_bytes)
-        with pytest.raises(ValueError, match=f"those take {num_bytes} bytes"):
+        check_round_trip(tree, 8 * num_bytes)
+        with pytest.raises(ValueError, match=f"which take {num_bytes} bytes"):
             wire.decode(wire.encode(tree) + b"x", tree)
 
 
 def test_exact_parts_follow_a_code():
-    quantised = Quantized(ONE, np.array([0, 3, 0, -1], np.int32))
-    code = compression.WithExact(quantised, (fedmcmc.Uncompressed(np.float32(0.1)),))
-    data = comes_back(code, 8 * (len(wire.encode(quantised)) + 4))
-    assert data[:-4] == wire.encode(quantised)
+    quantized_code = Quantized(ONE, np.array([0, 3, 0, -1], np.int32))
+    code = compression.WithExact(quantized_code, (fedmcmc.Uncompressed(np.float32(0.1)),))
+    data = check_round_trip(code, 8 * (len(wire.encode(quantized_code)) + 4))
+    assert data[:-4] == wire.encode(quantized_code)
     with pytest.raises(ValueError, match="ends with 4 bytes of exact parts"):
         wire.decode(data[:3], code)
 
@@ -390,10 +390,10 @@ def test_a_million_levels_take_less_than_half_a_second(largest):
     code = Quantized(np.float32(1), levels)
     seconds = []
     for _ in range(3):
-        begun = time.process_time()
+        start = time.process_time()
         data = wire.encode(code)
         encoded = time.process_time()
-        found = wire.decode(data, code)
-        seconds.append((encoded - begun, time.process_time() - encoded))
-        same_bits(found, code)
+        decoded = wire.decode(data, code)
+        seconds.append((encoded - start, time.process_time() - encoded))
+        check_same_bits(decoded, code)
     assert np.min(seconds, axis=0).max() < 0.5

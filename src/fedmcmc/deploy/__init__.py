@@ -7,11 +7,8 @@ uses masks, the server can read only sums over all sites (`fedmcmc.deploy.secure
 import all lower layers, and no other package imports it.
 """
 
-from fedmcmc.deploy._account import files_told as files_told
-from fedmcmc.deploy._account import messages_told as messages_told
 from fedmcmc.deploy._approval import Approval as Approval
 from fedmcmc.deploy._audit import AuditLog as AuditLog
-from fedmcmc.deploy._audit import LogError as LogError
 from fedmcmc.deploy._audit import verify_log as verify_log
 from fedmcmc.deploy._commands import add_commands as add_commands
 from fedmcmc.deploy._commands import command as command
@@ -19,12 +16,8 @@ from fedmcmc.deploy._commands import isolate_process as isolate_process
 from fedmcmc.deploy._config import connect as connect
 from fedmcmc.deploy._config import run_server as run_server
 from fedmcmc.deploy._config import run_site as run_site
-from fedmcmc.deploy._consortium import Party as Party
 from fedmcmc.deploy._consortium import make_consortium as make_consortium
-from fedmcmc.deploy._frames import Frame as Frame
-from fedmcmc.deploy._frames import FrameError as FrameError
 from fedmcmc.deploy._frames import Refused as Refused
-from fedmcmc.deploy._frames import Tag as Tag
 from fedmcmc.deploy._grpc import Credentials as Credentials
 from fedmcmc.deploy._grpc import GrpcServer as GrpcServer
 from fedmcmc.deploy._grpc import serve_site as serve_site
@@ -35,8 +28,6 @@ from fedmcmc.deploy._pki import fingerprint as fingerprint
 from fedmcmc.deploy._pki import make_authority as make_authority
 from fedmcmc.deploy._pki import make_identity as make_identity
 from fedmcmc.deploy._pki import make_party as make_party
-from fedmcmc.deploy._pki import make_request as make_request
-from fedmcmc.deploy._pki import sign_request as sign_request
 from fedmcmc.deploy._server import Sites as Sites
 from fedmcmc.deploy._server import run as run
 from fedmcmc.deploy._site import Site as Site

@@ -21,34 +21,28 @@ DTYPES = (
 """Types that a column can have."""
 
 
-def check_keys(given: Any, wanted: Collection[str], allowed: Collection[str], where: str) -> None:
-    """Raise unless a table of a settings file has all wanted keys and no unknown ones.
-
-    Raises
-    ------
-    ValueError
-        With the known keys, and for an unknown one the known key that resembles it.
-    """
-    known = [*wanted, *(name for name in allowed if name not in wanted)]
-    if not isinstance(given, Mapping):
-        raise ValueError(f"{where} must be a table, got {given!r}.")
-    may = ", ".join(sorted(name for name in known if name not in wanted))
-    keys = f"{where} must hold {', '.join(sorted(wanted)) or 'nothing'} and may hold {may}"
-    for name in given:
-        if name not in known:
-            raise ValueError(f"{keys}; it holds {name}, which is unknown.{hint(name, known)}")
-    for name in wanted:
-        if name not in given:
-            raise ValueError(f"{keys}; it holds no {name}, only {', '.join(sorted(given))}.")
+def check_keys(
+    table: Any, required: Collection[str], optional: Collection[str], where: str
+) -> None:
+    """Raise `ValueError` unless a table has all required keys and no unknown ones."""
+    if not isinstance(table, Mapping):
+        raise ValueError(f"{where} must be a table, got {table!r}.")
+    optional = sorted({*optional} - {*required})
+    names = ", ".join(sorted(required)) or "nothing"
+    expected = f"{where} must hold {names} and may hold {', '.join(optional)}"
+    allowed = [*required, *optional]
+    for name in table:
+        if name not in allowed:
+            raise ValueError(f"{expected}; it holds {name}, which is unknown.{hint(name, allowed)}")
+    for name in required:
+        if name not in table:
+            raise ValueError(f"{expected}; it holds no {name}, only {', '.join(sorted(table))}.")
 
 
 def read_columns(tree: Any, path: str | Path) -> tuple[ArrayTree, dict[str, Levels]]:
-    """Return the shapes and types of one row, and the levels of columns that have some.
+    """Return the shapes and types of one row, and the levels of text columns.
 
-    Raises
-    ------
-    ValueError
-        If a column has unknown keys, or lacks its type.
+    Raise `ValueError` if a column has unknown keys, no type, or no valid shape.
     """
     levels: dict[str, Levels] = {}
 
@@ -78,14 +72,14 @@ def read_columns(tree: Any, path: str | Path) -> tuple[ArrayTree, dict[str, Leve
 
 
 def _is_numeric(dtype: Any) -> bool:
-    """Return whether this is the name of a type of numbers."""
+    """Return true if this is the name of a numeric type."""
+    if not isinstance(dtype, str):
+        return False
     try:
-        if not isinstance(dtype, str):
-            return False
-        known = np.dtype(dtype)
-        return known.isnative and known.name in DTYPES
+        parsed = np.dtype(dtype)
     except TypeError:
         return False
+    return parsed.isnative and parsed.name in DTYPES
 
 
 def column_names(rows: ArrayTree) -> list[str]:
@@ -95,13 +89,7 @@ def column_names(rows: ArrayTree) -> list[str]:
 
 
 def wide_shapes(rows: ArrayTree) -> ArrayTree:
-    """Return shapes of rows with the types that a site's rows have, no integer below 32 bits.
-
-    Raises
-    ------
-    ValueError
-        If a shape has a negative length.
-    """
+    """Return shapes of rows with integers of at least 32 bits, the types of a site's rows."""
     for name, leaf in zip(column_names(rows), jax.tree.leaves(rows), strict=True):
         if any(length < 0 for length in leaf.shape):
             raise ValueError(f"Column {name!r} of rows has a negative length: {leaf.shape}.")
@@ -111,13 +99,7 @@ def wide_shapes(rows: ArrayTree) -> ArrayTree:
 
 
 def checked_levels(levels: Mapping[str, Any], rows: ArrayTree) -> dict[str, Levels]:
-    """Return levels by column.
-
-    Raises
-    ------
-    ValueError
-        If they are no lists of texts, or no levels of a column of integers.
-    """
+    """Return levels by column; raise `ValueError` unless they are texts for a column of codes."""
     columns = dict(zip(column_names(rows), jax.tree.leaves(rows), strict=True))
     for name in levels:
         if not name or name not in columns:
@@ -131,16 +113,13 @@ def checked_levels(levels: Mapping[str, Any], rows: ArrayTree) -> dict[str, Leve
                 f"Column {name!r} has levels, so that its codes need the dtype int32 and no shape; "
                 f"got {column.dtype}{list(column.shape)}."
             )
-    return {name: check_levels(name, own) for name, own in levels.items()}
+    return {name: check_levels(name, texts) for name, texts in levels.items()}
 
 
 def rows_of_site(study: Any, site: str, rows: Any) -> ArrayTree:
     """Return the rows of a site as numbers, text as codes of the study's levels.
 
-    Raises
-    ------
-    ValueError
-        If they are not those that the study declares, or text is none of its levels.
+    Raise `ValueError` if the rows differ from the study's declaration, or a text is not a level.
     """
     remedy = (
         f"Sites code text by the levels that the study {study.name!r} declares: add "

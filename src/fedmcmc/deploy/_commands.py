@@ -1,4 +1,4 @@
-"""The commands of a consortium: ``fedmcmc deploy``, and those that run a site and a server."""
+"""Commands of a consortium: ``fedmcmc deploy``, and the commands that run sites and servers."""
 
 import argparse
 import logging
@@ -25,22 +25,22 @@ from fedmcmc.runs import NonFiniteError
 
 
 def isolate_process(script: str, *, is_module: bool) -> None:
-    """Import nothing more from the working directory, and let no other user read new files.
+    """Exclude the working directory from imports, and other users from new files.
 
-    A study's author may have put modules into the folder that a command is started in.
+    A study's author may have put modules into the folder in which a command is started.
 
     Parameters
     ----------
     script
-        Command that does the same without ``python -m``.
+        Name of the equivalent command without ``python -m``.
     is_module
-        Whether ``python -m`` started this process. It then has imported modules from the working
-        directory already, unless Python was started with ``-P``.
+        Flag for a process that ``python -m`` started. It has already imported modules from the
+        working directory, unless Python was started with ``-P``.
 
     Raises
     ------
     SystemExit
-        If it was started so without ``-P``.
+        If ``python -m`` started the process without ``-P``.
     """
     if is_module and not sys.flags.safe_path:
         sys.exit(
@@ -54,9 +54,10 @@ def isolate_process(script: str, *, is_module: bool) -> None:
 def command(
     script: str, about: str | None, run: Callable[[str], Any], *, is_module: bool
 ) -> Callable[..., int]:
-    """Return the main function of a command that runs something as a settings file says.
+    """Return the main function of a command with a settings file as its argument.
 
-    Without arguments it takes those of the process, which it isolates (`isolate_process`).
+    Without arguments the function reads the arguments of the process, and isolates the process
+    (`isolate_process`).
 
     Parameters
     ----------
@@ -65,23 +66,23 @@ def command(
     about
         Description of the command.
     run
-        Function of the path of a TOML file.
+        Function that takes the path of the settings file.
     is_module
-        Whether ``python -m`` has started the command.
+        Flag for a command that ``python -m`` started.
     """
 
     def main(arguments: Sequence[str] | None = None) -> int:
-        """Run what a settings file says; return the exit status."""
+        """Run the command; return the exit status."""
         parser = argparse.ArgumentParser(prog=script, description=about)
         parser.add_argument("settings", help="a TOML file; see docs/deploy.md")
-        given = parser.parse_args(arguments)
+        options = parser.parse_args(arguments)
         if arguments is None:
             isolate_process(script, is_module=is_module)
         handler = logging.StreamHandler()
         handler.setFormatter(_PrintableFormatter("%(asctime)s %(message)s"))
         logging.basicConfig(level=logging.INFO, handlers=[handler])
         logging.getLogger("jax").setLevel(logging.WARNING)
-        return _status(lambda: run(given.settings))
+        return _exit_status(lambda: run(options.settings))
 
     return main
 
@@ -89,68 +90,70 @@ def command(
 def add_commands(parser: argparse.ArgumentParser) -> None:
     """Add ``init``, ``request``, ``sign``, ``approve``, ``leave`` and ``verify-log`` to a parser.
 
-    What it parses has a function `run`, which takes it and returns the exit status.
+    Parsed arguments have a function `run`, which takes them and returns the exit status.
     """
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def add(name: str, run: Callable[[argparse.Namespace], Any], text: str) -> Any:
-        made = commands.add_parser(name, help=text, description=text)
-        made.set_defaults(run=lambda given: _status(lambda: run(given)))
-        return made
+    def add(
+        name: str, run: Callable[[argparse.Namespace], Any], text: str, **kwargs: Any
+    ) -> argparse.ArgumentParser:
+        subparser = commands.add_parser(name, help=text, description=text, **kwargs)
+        subparser.set_defaults(run=lambda options: _exit_status(lambda: run(options)))
+        return subparser
 
-    init = add("init", _init, "make an authority, and a folder per party with all that it needs")
+    consent = argparse.ArgumentParser(add_help=False)
+    consent.add_argument(
+        "--settings", default="site.toml", help="settings of the site (default: %(default)s)"
+    )
+    consent.add_argument("--yes", action="store_true", help="answer yes to all questions")
+
+    init = add("init", _init, "create an authority, and a complete folder for each party")
     init.add_argument("study", help="the study's TOML file")
-    init.add_argument("--server", required=True, help="host:port at which sites reach the server")
+    init.add_argument("--server", required=True, help="host:port of the server for the sites")
     init.add_argument("--host", action="append", default=[], help="another name of the server")
-    init.add_argument("--folder", default="consortium", help="where to (default: %(default)s)")
-    init.add_argument("--requests", help="a folder of requests, of parties that have own keys")
+    init.add_argument("--folder", default="consortium", help="new folder (default: %(default)s)")
+    init.add_argument("--requests", help="folder of requests from parties with their own keys")
 
-    request = add("request", _request, "make an own key, and a request for its certificate")
-    request.add_argument("name", help="of the site in the study, or server")
-    request.add_argument("--folder", default="keys", help="where to (default: %(default)s)")
+    request = add("request", _request, "create a key, and a request for its certificate")
+    request.add_argument("name", help="name of the site in the study, or server")
+    request.add_argument("--folder", default="keys", help="folder of keys (default: %(default)s)")
 
-    sign = add("sign", _sign, "make a certificate of a request")
+    sign = add("sign", _sign, "create the certificate for a request")
     sign.add_argument("request", help="a file NAME.csr")
     sign.add_argument(
         "--authority",
         default=f"consortium/{AUTHORITY}",
-        help="the folder of ca.key (default: %(default)s)",
+        help="folder of ca.key (default: %(default)s)",
     )
     sign.add_argument(
-        "--host", action="append", default=[], help="of a server: where sites reach it"
+        "--host", action="append", default=[], help="a name at which sites reach a server"
     )
 
-    approve = add("approve", _approve, "show what a study does at a site, and approve it")
-    approve.add_argument("study", nargs="?", help="its TOML file (default: that of the settings)")
-    approve.add_argument(
-        "--settings", default="site.toml", help="of the site (default: %(default)s)"
-    )
-    approve.add_argument("--yes", action="store_true", help="approve without being asked")
-
-    leave = add("leave", _leave, "leave a study under masks for good, at a site")
-    leave.add_argument("--settings", default="site.toml", help="of the site (default: %(default)s)")
-    leave.add_argument("--yes", action="store_true", help="leave without being asked")
+    text = "show the effects of a study at a site, and approve it"
+    approve = add("approve", _approve, text, parents=[consent])
+    approve.add_argument("study", nargs="?", help="its TOML file (default: from the settings)")
+    add("leave", _leave, "leave a study under masks permanently", parents=[consent])
 
     verify = add("verify-log", _verify, "check a site's audit log line by line")
     verify.add_argument("log", help="the file")
-    verify.add_argument("--holds", metavar="HASH", help="a line's hash that was noted down before")
+    verify.add_argument("--holds", metavar="HASH", help="hash of a line, noted earlier")
 
 
-def _status(run: Callable[[], Any]) -> int:
-    """Run something; return 1 where it says what is wrong, 130 if interrupted, 0 otherwise."""
+def _exit_status(run: Callable[[], object]) -> int:
+    """Call a function; return 1 after an expected error, 130 if interrupted, otherwise 0."""
     try:
-        found = run()
+        status = run()
     except KeyboardInterrupt as error:
         print(_printable_lines(f"Interrupted. {error}"), file=sys.stderr)
         return error.status if isinstance(error, Interrupted) else 128 + signal.SIGINT
     except (Refused, SiteError, NonFiniteError, ValueError, OSError) as error:
         print(_printable_lines(f"{type(error).__name__}: {error}"), file=sys.stderr)
         return 1
-    return found if isinstance(found, int) else 0
+    return status if isinstance(status, int) else 0
 
 
 class _PrintableFormatter(logging.Formatter):
-    """Formatter of a log that escapes what is not printable, also in tracebacks."""
+    """Formatter of a log that escapes unprintable characters, also in tracebacks."""
 
     def format(self, record: logging.LogRecord) -> str:
         return _printable_lines(super().format(record))
@@ -164,57 +167,60 @@ def _show(text: str) -> None:
     print(_printable_lines(text))
 
 
-def _init(given: argparse.Namespace) -> None:
-    folder = Path(given.folder)
+def _init(options: argparse.Namespace) -> None:
+    folder = Path(options.folder)
     parties = make_consortium(
-        given.study, folder, given.server, hosts=given.host, requests=given.requests
+        options.study, folder, options.server, hosts=options.host, requests=options.requests
     )
     width = max(map(len, parties))
-    _show(f"Each party gets its own folder in {folder}/, on a channel that its owner trusts:")
+    _show(f"Send each party its folder in {folder}/, over a channel that its owner trusts:")
     for name, party in parties.items():
         _show(f"  {name:{width}}  certificate {party.fingerprint}")
-    _show(f"{folder / AUTHORITY}/ca.key stays here: who has it can be any party.")
+    _show(f"Keep {folder / AUTHORITY}/ca.key: with it anybody can impersonate any party.")
 
 
-def _request(given: argparse.Namespace) -> None:
-    path = make_request(given.folder, given.name)
-    _show(f"{path.with_suffix('.key')} stays here. To whoever runs the consortium go:")
+def _request(options: argparse.Namespace) -> None:
+    path = make_request(options.folder, options.name)
+    _show(f"Keep {path.with_suffix('.key')}. Send to the operator of the consortium:")
     _show(f"  {path}")
-    if given.name != "server":
-        identity = make_identity(given.folder, given.name)
-        _show(f"  {path.with_name(given.name + '.identity.pub')}  ({identity})")
+    if options.name != "server":
+        identity = make_identity(options.folder, options.name)
+        _show(f"  {path.with_name(options.name + '.identity.pub')}  ({identity})")
 
 
-def _sign(given: argparse.Namespace) -> None:
-    path = Path(given.request)
-    pin = sign_request(given.authority, path, path.parent, path.stem, hosts=given.host)
+def _sign(options: argparse.Namespace) -> None:
+    path = Path(options.request)
+    pin = sign_request(options.authority, path, path.parent, path.stem, hosts=options.host)
     certificate = path.with_suffix(".crt")
-    if given.host:
-        _show(f"{certificate}, for each site, as server.crt beside its ca.crt, and in its")
-        _show(f'site.toml: server_fingerprint = "{pin}"')
+    if options.host:
+        _show(f"Copy {certificate} to each site as server.crt in the folder of its ca.crt, and set")
+        _show(f'in its site.toml: server_fingerprint = "{pin}"')
         return
-    _show(f"{certificate}, for the server's settings: {toml_key(path.stem)} = {pin!r}")
+    _show(f"Created {certificate}. Add to the server's settings: {toml_key(path.stem)} = {pin!r}")
 
 
-def _approve(given: argparse.Namespace) -> int:
-    settings, base = site_settings(given.settings, dials=False)
+def _approve(options: argparse.Namespace) -> int:
+    settings, base = site_settings(options.settings, dials=False)
     if "approval" not in settings:
-        raise ValueError(f'{given.settings} must say approval = "approval.json" to be written to.')
-    path, name = Path(given.study or base / settings["study"]), settings["name"]
+        raise ValueError(
+            f'{options.settings} must contain approval = "approval.json", the file to write to.'
+        )
+    path, name = Path(options.study or base / settings["study"]), settings["name"]
     study = Study.read(path)
     if name not in study.sites:
         raise Refused(f"The study {study.name!r} has no site {name!r}.")
-    before = base / settings["approval"]
-    if before.exists():
-        last = Approval.read(before)
-        _show(f"{name} has approved {last.digest} at {last.time}. What is another now:")
-        _show("\n".join(f"  {text}" for text in last.differences(study) or ["nothing"]) + "\n")
+    file = base / settings["approval"]
+    if file.exists():
+        previous = Approval.read(file)
+        differences = previous.differences(study) or ["nothing"]
+        _show(f"{name} has approved {previous.digest} at {previous.time}. Changes since then:")
+        _show("\n".join(f"  {text}" for text in differences) + "\n")
     _show(files_told(study, name) + "\n")
-    # What leaves is known once the files have run, so an owner is asked before that, too.
-    if not (given.yes or _agrees("Have you read the files, and may they run here?")):
+    # Messages are known only after the files have run, so the owner must agree before that, too.
+    if not (options.yes or _agrees("Have you read the files, and may they run here?")):
         return 1
     limits = settings.get("limits", {})
-    told = messages_told(
+    text = messages_told(
         study,
         name,
         server=settings.get("server"),
@@ -222,24 +228,24 @@ def _approve(given: argparse.Namespace) -> int:
         min_batch=limits.get("min_batch"),
         refused_columns=limits.get("refused_columns", ()),
     )
-    _show(told + "\n")
-    if not (given.yes or _agrees(f"Does {name} approve this study?")):
+    _show(text + "\n")
+    if not (options.yes or _agrees(f"Does {name} approve this study?")):
         return 1
-    Approval.of(study, name).save(before)
-    _show(f"{before} says that {name} approves {study.digest}.")
+    Approval.of(study, name).save(file)
+    _show(f"{name} approves {study.digest}: written to {file}.")
     if (base / settings["study"]).resolve() != path.resolve():
-        _show(f"{given.settings} still says study = {settings['study']!r}, which is another file.")
+        _show(f"{options.settings} names another file: change study = {settings['study']!r}.")
     return 0
 
 
-def _leave(given: argparse.Namespace) -> int:
-    settings, base = site_settings(given.settings, dials=False)
+def _leave(options: argparse.Namespace) -> int:
+    settings, base = site_settings(options.settings, dials=False)
     name = settings["name"]
     _show(
-        f"{name} then answers nothing more in this study, also after a restart, and the study is "
-        "over for all: the others need a new one without it."
+        f"{name} will not answer in this study again, even after a restart, and the study is over "
+        "for all: the other sites need a new one without it."
     )
-    if not (given.yes or _agrees(f"Does {name} leave for good?")):
+    if not (options.yes or _agrees(f"Does {name} leave permanently?")):
         return 1
     leave_study(settings, base)
     _show(f"{name} has left.")
@@ -257,10 +263,10 @@ def _agrees(question: str) -> bool:
     return False
 
 
-def _verify(given: argparse.Namespace) -> None:
-    found = verify_log(given.log, holds=given.holds)
+def _verify(options: argparse.Namespace) -> None:
+    summary = verify_log(options.log, holds=options.holds)
     _show(
-        f"{given.log}: {found.num_lines:,} lines follow one another. {found.num_answers:,} "
-        f"messages of {found.num_bytes:,} bytes left. The last hash, to be noted down elsewhere:"
-        f"\n{found.last}"
+        f"{options.log}: {summary.num_lines:,} lines form a valid chain. {summary.num_answers:,} "
+        f"messages of {summary.num_bytes:,} bytes left. Note the last hash elsewhere:"
+        f"\n{summary.last}"
     )

@@ -1,11 +1,11 @@
-"""What the two commands do: a site and a server, as their settings files say."""
+"""Sites and servers as settings files describe them."""
 
 import logging
 import signal
 import threading
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -44,182 +44,177 @@ from fedmcmc.runs import NonFiniteError
 from fedmcmc.storage import Checkpoint, lock_checkpoint
 
 LOG = logging.getLogger("fedmcmc.deploy")
-KEYS = ("key", "certificate", "authority")
-OF_SERVER = ("server_name", "server_fingerprint")
-"""What a site's settings may say of the server's certificate."""
+CREDENTIAL_KEYS = ("key", "certificate", "authority")
+SERVER_IDENTITY_KEYS = ("server_name", "server_fingerprint")
+"""Optional keys of a site's settings that describe the server's certificate."""
+SITES_OPTIONS = ("on_missing", "timeout", "most_norm")
+"""Entries of the table ``run`` that are arguments of `Sites`."""
+SAMPLE_OPTIONS = ("num_rounds", "num_burnin", "thinning", "num_chains", "progress")
+"""Entries of the table ``run`` that are arguments of `Sites.sample`."""
 
 
 def run_site(path: str | Path) -> None:
-    """Run a site as a settings file says, until it is told to stop (SIGTERM, SIGINT).
-
-    Paths in the file are relative to its folder.
+    """Run a site from its settings file until the process receives SIGTERM or SIGINT.
 
     Parameters
     ----------
     path
-        A TOML file with ``name``, ``study`` (the study's file), ``approval`` (the file that
-        ``fedmcmc deploy approve`` writes) or ``approved`` (the digest that the owner has agreed
-        to), ``rows`` (an ``.npz`` file), ``folder`` (for the site's state), ``server``
-        (``"host:port"``), ``key``, ``certificate``, ``authority``; ``server_fingerprint`` to accept
-        one certificate of the server alone, which lies as ``server.crt`` beside that of the
-        authority; ``server_name`` if the server's certificate has another name than its host;
-        ``identity`` (a file) for a study under masks; ``log`` (for the audit log, by default
-        ``audit.log`` beside this file, so that a `folder` that is removed or restored does not
-        lower what it counts); and a table ``limits`` with ``most_numbers``, ``min_rows``,
-        ``min_batch``, ``min_sites``, ``refused_columns``, ``most_bytes`` (see `Limits`).
+        TOML file, to whose folder all paths in it are relative. Required entries: ``name``,
+        ``study`` (TOML file), ``approval`` (file of ``fedmcmc deploy approve``) or ``approved``
+        (digest), ``rows`` (``.npz`` file), ``folder`` (state of the site), ``server``
+        (``"host:port"``), ``key``, ``certificate`` and ``authority``. Optional entries:
+        ``server_fingerprint`` (the only accepted certificate of the server, in the file
+        ``server.crt`` next to `authority`), ``server_name`` (if the certificate has another name
+        than the host), ``identity`` (file, for masks), ``log`` (audit log; by default
+        ``audit.log`` next to this file, so that removing ``folder`` resets no count), and the table
+        ``limits`` (see `Limits`).
 
     Raises
     ------
     Refused
         If site and server do not agree.
     ValueError
-        If the file is not such, or rows are not those of the study.
+        If the settings are not valid, or the rows do not fit the study.
     """
-    given, base = site_settings(path)
+    settings, base = site_settings(path)
     stop = threading.Event()
-    with handling_signals(lambda *_: stop.set()), opened_site(given, base) as site:
+    with handling_signals(lambda *_: stop.set()), open_configured_site(settings, base) as site:
         study = site.study
         LOG.info(
             "%s of the study %s (%s) calls %s",
-            *(site.name, study.name),
-            study.digest[:16],
-            given["server"],
+            *(site.name, study.name, study.digest[:16], settings["server"]),
         )
         serve_site(
             site,
-            given["server"],
-            _credentials(given, base),
-            server_name=given.get("server_name"),
+            settings["server"],
+            _credentials(settings, base),
+            server_name=settings.get("server_name"),
             stop=stop,
         )
 
 
 @contextmanager
-def opened_site(given: dict[str, Any], base: Path) -> Iterator[Site]:
-    """Open a site and its log, for this process alone, as its settings say."""
-    study, approved = Study.read(base / given["study"]), _approved(given, base)
-    folder, rows = base / given["folder"], _rows(base / given["rows"])
-    with _log_of(given, base) as log:
+def open_configured_site(settings: Mapping[str, Any], base: Path) -> Iterator[Site]:
+    """Open a site and its log for this process only."""
+    study, approved = Study.read(base / settings["study"]), _read_approval(settings, base)
+    rows = read_rows(base / settings["rows"])
+    with _open_log(settings, base) as log:
         yield Site(
             study,
-            given["name"],
+            settings["name"],
             rows,
-            folder=folder,
+            folder=base / settings["folder"],
             approved=approved,
-            identity=base / given["identity"] if "identity" in given else None,
+            identity=base / settings["identity"] if "identity" in settings else None,
             log=log,
-            **given.get("limits", {}),
+            **settings.get("limits", {}),
         )
 
 
-def leave_study(given: dict[str, Any], base: Path) -> None:
-    """Have a site leave its study under masks for good, as its settings say which.
+def leave_study(settings: Mapping[str, Any], base: Path) -> None:
+    """Let a site leave its study under masks permanently.
 
-    Raises
-    ------
-    Refused
-        If the study is not the one that was approved, or has no masks.
-    ValueError
-        If the site runs.
+    Raise `Refused` if the study is not the approved one or does not use masks, and `ValueError` if
+    the site is running.
     """
-    study, approved, name = Study.read(base / given["study"]), _approved(given, base), given["name"]
+    study, name = Study.read(base / settings["study"]), settings["name"]
+    approved = _read_approval(settings, base)
     if isinstance(approved, Approval):
-        approved.check(study, name)  # nothing of another study is run
+        approved.check(study, name)  # before files of an unapproved study could run
     elif study.digest != approved:
         raise Refused(f"The study {study.name!r} is not the one that {name} has approved.")
     if not study.secure:
         raise Refused(
-            f"The study {study.name!r} has no masks, under which totals before and after would "
-            f"tell who left: stop the site, and do not start it again."
+            f"The study {study.name!r} has no masks, so totals before and after would reveal the "
+            f"messages of {name}: stop the site, and do not start it again."
         )
-    with _log_of(given, base) as log:
-        rules_of(study, base / given["folder"] / MASKS).leave()
+    with _open_log(settings, base) as log:
+        rules_of(study, base / settings["folder"] / MASKS).leave()
         log.write("left", site=name, study=study.digest)
 
 
 @contextmanager
-def _log_of(given: dict[str, Any], base: Path) -> Iterator[AuditLog]:
-    """Open a site's log, for this process alone."""
-    folder = base / given["folder"]
-    with lock_checkpoint(Checkpoint(folder)):
-        log = AuditLog(base / given.get("log", "audit.log"))
+def _open_log(settings: Mapping[str, Any], base: Path) -> Iterator[AuditLog]:
+    """Lock a site's folder and open its log."""
+    with lock_checkpoint(Checkpoint(base / settings["folder"])):
+        log = AuditLog(base / settings.get("log", "audit.log"))
         try:
             yield log
         finally:
             log.close()
 
 
-def _approved(given: dict[str, Any], base: Path) -> Approval | str:
-    if "approved" in given:
-        digest: str = given["approved"]
-        return digest
-    return Approval.read(base / given["approval"])
+def _read_approval(settings: Mapping[str, Any], base: Path) -> Approval | str:
+    """Return the site's approval, or the digest of the approved study."""
+    if "approved" in settings:
+        return str(settings["approved"])
+    return Approval.read(base / settings["approval"])
 
 
 def site_settings(path: str | Path, *, dials: bool = True) -> tuple[dict[str, Any], Path]:
-    """Return what a site's settings file says, checked, and the folder that its paths start at.
+    """Return the checked entries of a site's settings file, and the folder of the file.
 
-    Only a site that dials the server itself needs ``server`` and keys.
-
-    Raises
-    ------
-    ValueError
-        If it is not such.
+    If `dials` is true, the site connects to the server itself, and needs ``server`` and keys.
     """
-    wanted, network = ("name", "study", "rows", "folder"), ("server", *KEYS)
-    allowed = ("approved", "approval", "identity", "log", "limits", *OF_SERVER, *network)
-    given, base = _read(path, (*wanted, *network) if dials else wanted, allowed)
-    check_texts(given, [name for name in given if name != "limits"], str(path))
-    if ("approved" in given) == ("approval" in given):
+    network = ("server", *CREDENTIAL_KEYS)
+    required = ("name", "study", "rows", "folder", *(network if dials else ()))
+    optional = ("approved", "approval", "identity", "log", "limits", *SERVER_IDENTITY_KEYS)
+    settings, base = _read_settings(path, required, (*optional, *network))
+    check_texts(settings, [name for name in settings if name != "limits"], str(path))
+    if ("approved" in settings) == ("approval" in settings):
         raise ValueError(f"{path}: give one of approval (a file) and approved (a digest).")
-    limits = given.get("limits", {})
-    _check_names(path, limits, (), LIMITS, "limits")
+    limits = settings.get("limits", {})
+    check_keys(limits, (), LIMITS, f"{path}: limits")
     try:
         Limits(**limits)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    return given, base
+    return settings, base
 
 
 def run_server(path: str | Path) -> Samples:
-    """Run the server of a study as a settings file says, and write draws.
+    """Run the server of a study from its settings file, and write the draws.
 
     Parameters
     ----------
     path
-        A TOML file with ``study``, ``address`` (``"host:port"`` to wait at), ``key``,
-        ``certificate``, ``authority``, a table ``sites`` of certificates' fingerprints by name, and
-        a table ``run``: ``kernel`` (a name of the study's, or ``"fit"``), ``seed`` (text of 32
-        hexadecimal digits, as by ``secrets.token_hex(16)``, or an integer, which makes the key
-        ``jax.random.key(seed)`` and which a search can find), ``draws`` (an ``.npz`` file to
-        write), and for kernels ``num_rounds``, and if wanted ``position``
-        (numbers, or of the study's files ``"file.py:name"``; by default the model's ``init_fn``),
-        ``num_burnin``, ``thinning``, ``num_chains``, ``checkpoint`` (a folder), ``every_rounds``,
-        ``on_missing``, ``timeout``, ``most_norm``, ``progress``, ``report`` (an HTML file to
-        write).
+        TOML file with ``study``, ``address`` (``"host:port"`` of the server), ``key``,
+        ``certificate``, ``authority``, a table ``sites`` of the fingerprints of the sites'
+        certificates, and a table ``run``. Required entries of ``run``: ``kernel`` (name in the
+        study, or ``"fit"``), ``seed`` (32 hexadecimal digits, or an integer for
+        ``jax.random.key(seed)``), ``draws`` (``.npz`` file), and ``num_rounds`` for kernels.
+        Optional entries: ``position`` (numbers, or ``"file.py:name"``; by default the model's
+        ``init_fn``), ``num_burnin``, ``thinning``, ``num_chains``, ``checkpoint`` (folder),
+        ``every_rounds``, ``on_missing``, ``timeout``, ``most_norm``, ``progress`` and ``report``
+        (HTML file).
 
     Returns
     -------
     Samples
-        What the run returned.
+        Result of the run.
 
     Raises
     ------
     Refused, SiteError
-        If a site or the study declines, or a site's message cannot be added. As with the two that
-        follow, the draws that were kept before are written, and a checkpoint of the last round that
-        was finished: the same call goes on from there.
+        If a site or the study declines, or a message of a site cannot be added.
     NonFiniteError
-        If a chain turns non-finite.
+        If a chain is no longer finite.
     KeyboardInterrupt
         After Ctrl-C or SIGTERM.
     ValueError
-        If the file is not such.
+        If the settings are not valid.
+
+    Notes
+    -----
+    If a run of a kernel ends early, its draws are written, and a checkpoint of the last finished
+    round. The same call then continues the run.
     """
-    given, base = _read(path, ("study", "address", *KEYS, "sites", "run"), ())
-    study, wait_at_port = _waiting(path, given, base)
-    with private_files(Path(path), *_written(given["run"], base)):
-        return _run_over(path, study, wait_at_port, given["run"], base)
+    required = ("study", "address", *CREDENTIAL_KEYS, "sites", "run")
+    settings, base = _read_settings(path, required, ())
+    study, open_port = _prepare_server(path, settings, base)
+    run = settings["run"]
+    with private_files(Path(path), *_output_paths(run, base)):
+        return _run_over(path, study, open_port, run, base)
 
 
 def connect(path: str | Path) -> Sites:
@@ -228,31 +223,32 @@ def connect(path: str | Path) -> Sites:
     Parameters
     ----------
     path
-        A TOML file as that of `run_server`; of its table ``run``, which may be missing,
-        ``on_missing``, ``timeout`` and ``most_norm`` count.
+        TOML file; see `run_server`. The table ``run`` may be missing; of its entries,
+        ``on_missing``, ``timeout`` and ``most_norm`` are used.
 
     Returns
     -------
     Sites
-        To be closed when all is done. The first call waits for the sites.
+        Sites, which the caller must close. The first call waits for all sites.
 
     Raises
     ------
     ValueError
-        If the file is not such.
+        If the settings are not valid.
     """
-    close_to_others(Path(path))  # its table run may have a seed
-    given, base = _read(path, ("study", "address", *KEYS, "sites"), ("run",))
-    study, wait_at_port = _waiting(path, given, base)
-    return Sites(study, wait_at_port(), **_patience(given.get("run", {})))
+    close_to_others(Path(path))  # its table run may contain a seed
+    required = ("study", "address", *CREDENTIAL_KEYS, "sites")
+    settings, base = _read_settings(path, required, ("run",))
+    study, open_port = _prepare_server(path, settings, base)
+    return Sites(study, open_port(), **_select(settings.get("run", {}), SITES_OPTIONS))
 
 
-def _waiting(
-    path: str | Path, given: dict[str, Any], base: Path
+def _prepare_server(
+    path: str | Path, settings: Mapping[str, Any], base: Path
 ) -> tuple[Study, Callable[[], GrpcServer]]:
-    """Return a server's study, and what waits for its sites at a port."""
-    check_texts(given, ("study", "address", *KEYS), str(path))
-    study, pins = Study.read(base / given["study"]), given["sites"]
+    """Return a server's study, and a function that opens its port."""
+    check_texts(settings, ("study", "address", *CREDENTIAL_KEYS), str(path))
+    study, pins = Study.read(base / settings["study"]), settings["sites"]
     if not isinstance(pins, dict) or not all(isinstance(pin, str) for pin in pins.values()):
         raise ValueError(
             f"{path}: sites must be a table of fingerprints by the names of sites, got {pins!r}."
@@ -260,80 +256,79 @@ def _waiting(
     if set(pins) != set(study.sites):
         raise ValueError(f"{path}: sites must have a fingerprint for each of {list(study.sites)}.")
 
-    def wait_at_port() -> GrpcServer:
-        server = GrpcServer(given["address"], _credentials(given, base), given["sites"])
+    def open_port() -> GrpcServer:
+        server = GrpcServer(settings["address"], _credentials(settings, base), pins)
         LOG.info("the study %s (%s) waits at port %s", study.name, study.digest[:16], server.port)
         return server
 
-    return study, wait_at_port
+    return study, open_port
 
 
-def _patience(what: dict[str, Any]) -> dict[str, Any]:
-    return {name: what[name] for name in ("on_missing", "timeout", "most_norm") if name in what}
+def _select(table: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Return the entries of a table that have these names."""
+    return {name: table[name] for name in names if name in table}
 
 
 def run_over(path: str | Path, transport: Callable[[], Transport]) -> Samples:
-    """Run the server of a study over another transport; see `run_server`.
+    """Run the server of a study over the transport that `transport` returns; see `run_server`.
 
-    Parameters
-    ----------
-    path
-        A TOML file with ``study`` and ``run``.
-    transport
-        Returns the transport, once the settings have been found to be right.
+    `transport` is called after all settings have been checked.
     """
-    given, base = _read(path, ("study", "run"), ("address", *KEYS, "sites"))
-    with private_files(Path(path), *_written(given["run"], base)):
-        return _run_over(path, Study.read(base / given["study"]), transport, given["run"], base)
+    optional = ("address", *CREDENTIAL_KEYS, "sites")
+    settings, base = _read_settings(path, ("study", "run"), optional)
+    run = settings["run"]
+    with private_files(Path(path), *_output_paths(run, base)):
+        return _run_over(path, Study.read(base / settings["study"]), transport, run, base)
 
 
-def _written(what: dict[str, Any], base: Path) -> list[Path]:
-    """Return the paths that a run writes to."""
+def _output_paths(run: Mapping[str, Any], base: Path) -> list[Path]:
     names = ("draws", "report", "checkpoint")
-    return [base / what[name] for name in names if isinstance(what.get(name), str)]
+    return [base / run[name] for name in names if isinstance(run.get(name), str)]
 
 
 def _run_over(
     path: str | Path,
     study: Study,
     transport: Callable[[], Transport],
-    what: dict[str, Any],
+    run: dict[str, Any],
     base: Path,
 ) -> Samples:
-    fits = what.get("kernel") == "fit"
-    counts = ("num_burnin", "thinning", "num_chains", "checkpoint", "every_rounds")
-    more = ("position", "on_missing", "timeout", "most_norm", "progress", "report")
-    wanted = ("kernel", "seed", "draws") if fits else ("kernel", "seed", "draws", "num_rounds")
-    _check_names(path, what, wanted, more if fits else (*more, *counts), "run")
-    check_run(path, what, base)
-    if "report" in what:
-        can_draw()  # rather than to say so after the run
-    if not fits:
-        study.kernel(what["kernel"])  # likewise
-    if "position" in what or not fits:
-        _position(study, what)
-    draws = base / what["draws"]
-    # Draws of a run within a fit are in the fit's own coordinates.
-    checkpoint = base / what["checkpoint"] if "checkpoint" in what else None
+    is_fit = run.get("kernel") == "fit"
+    required = ("kernel", "seed", "draws") if is_fit else ("kernel", "seed", "draws", "num_rounds")
+    optional = ("position", "progress", "report", *SITES_OPTIONS)
+    kernel_options = () if is_fit else (*SAMPLE_OPTIONS, "checkpoint", "every_rounds")
+    check_keys(run, required, (*optional, *kernel_options), f"{path}: run")
+    check_run(path, run, base)
+    if "report" in run:
+        can_draw()  # raises before the run instead of after it
+    if not is_fit:
+        study.kernel(run["kernel"])  # raises if it does not exist
+    if "position" in run or not is_fit:
+        _initial_position(study, run)
+    draws = base / run["draws"]
+    checkpoint = base / run["checkpoint"] if "checkpoint" in run else None
     with noting_signals() as signals:
         opened: Transport | None = None
         samples: Samples | None = None
 
-        def note(number: int, frame: Any) -> None:
+        def note_signal(number: int, frame: Any) -> None:
             signals.append(number)
 
         try:
-            with handling_signals(note):  # threads of a transport that is left open never end
+            # An interruption in between would lose the transport, whose threads never end.
+            with handling_signals(note_signal):
                 opened = transport()
             if signals:
                 raise KeyboardInterrupt
-            sites = Sites(study, opened, **_patience(what))
-            samples = _fitted(sites, what, base) if fits else _sampled(sites, what, base)
+            sites = Sites(study, opened, **_select(run, SITES_OPTIONS))
+            samples = _run_fit(sites, run, base) if is_fit else _run_kernel(sites, run, base)
             if signals:
                 raise KeyboardInterrupt
-            write_draws(samples, draws)  # before connections are ended, which takes a moment
+            write_draws(samples, draws)  # before the connections end, which takes a moment
         except (SiteError, NonFiniteError) as error:
-            text = write_partial_draws(None if fits else error.samples, draws, checkpoint)
+            # Draws of a run within a fit are in the fit's own coordinates.
+            partial = None if is_fit else error.samples
+            text = write_partial_draws(partial, draws, checkpoint)
             error.args = (f"{error} {text}", *error.args[1:])
             LOG.error("%s", error)
             raise
@@ -342,59 +337,55 @@ def _run_over(
             raise Interrupted(signals[0] if signals else signal.SIGINT, text) from None
         finally:
             if opened is not None:
-                with handling_signals(note):
+                with handling_signals(note_signal):
                     opened.close()
-    if "report" in what and not fits:
-        samples.report(base / what["report"])
+    if "report" in run and not is_fit:
+        samples.report(base / run["report"])
     return samples
 
 
-def _sampled(sites: Sites, what: dict[str, Any], base: Path) -> Samples:
-    study = sites.study
-    names = ("num_rounds", "num_burnin", "thinning", "num_chains", "progress")
-    settings = {name: what[name] for name in names if name in what}
-    if "checkpoint" in what:
-        settings["checkpoint"] = Checkpoint(base / what["checkpoint"], what.get("every_rounds"))
-    key = key_of_seed(what["seed"])
-    return sites.sample(key, study.kernel(what["kernel"]), _position(study, what), **settings)
+def _run_kernel(sites: Sites, run: dict[str, Any], base: Path) -> Samples:
+    options = _select(run, SAMPLE_OPTIONS)
+    if "checkpoint" in run:
+        options["checkpoint"] = Checkpoint(base / run["checkpoint"], run.get("every_rounds"))
+    kernel, key = sites.study.kernel(run["kernel"]), key_of_seed(run["seed"])
+    return sites.sample(key, kernel, _initial_position(sites.study, run), **options)
 
 
-def _fitted(sites: Sites, what: dict[str, Any], base: Path) -> Samples:
+def _run_fit(sites: Sites, run: dict[str, Any], base: Path) -> Samples:
     fitted = fit(
         sites.study.model,
         sites,
-        rng_key=key_of_seed(what["seed"]),
-        position=_position(sites.study, what) if "position" in what else None,
-        progress=what.get("progress", True),
+        rng_key=key_of_seed(run["seed"]),
+        position=_initial_position(sites.study, run) if "position" in run else None,
+        progress=run.get("progress", True),
     )
     LOG.info("%s", fitted.verdict)
-    if "report" in what:
-        fitted.report.save(base / what["report"])
+    if "report" in run:
+        fitted.report.save(base / run["report"])
     return fitted.samples
 
 
-def _position(study: Study, what: dict[str, Any]) -> ArrayTree:
-    if "position" in what:
-        given = what["position"]
-        if not isinstance(given, str):
-            return _numbers(given)
-        found = study.found(given)
-        return found if callable(found) else _numbers_of(found, given)
-    if study.model.init_fn is None:
-        raise ValueError("Give run.position: this model does not say where to start (init_fn).")
-    return study.model.init_fn
+def _initial_position(study: Study, run: Mapping[str, Any]) -> ArrayTree:
+    """Return the position in the table ``run``, or the model's function that draws one."""
+    if "position" not in run:
+        if study.model.init_fn is None:
+            raise ValueError("Give run.position: this model has no initial position (init_fn).")
+        return study.model.init_fn
+    name = run["position"]
+    if not isinstance(name, str):
+        return _as_numbers(name)
+    position = study.found(name)
+    if not callable(position):
+        for leaf in jax.tree.leaves(position):
+            if np.asarray(leaf).dtype.kind not in "biuf":
+                raise ValueError(f"run.position: {name} must hold numbers, got {leaf!r}.")
+    return position
 
 
-def _numbers_of(tree: ArrayTree, where: str) -> ArrayTree:
-    for leaf in jax.tree.leaves(tree):
-        if np.asarray(leaf).dtype.kind not in "biuf":
-            raise ValueError(f"run.position: {where} must hold numbers, got {leaf!r}.")
-    return tree
-
-
-def _numbers(tree: Any, name: str = "run.position") -> ArrayTree:
+def _as_numbers(tree: Any, name: str = "run.position") -> ArrayTree:
     if isinstance(tree, dict):
-        return {key: _numbers(part, f"{name}.{key}") for key, part in tree.items()}
+        return {key: _as_numbers(part, f"{name}.{key}") for key, part in tree.items()}
     try:
         return np.asarray(tree, float)
     except (TypeError, ValueError):
@@ -404,13 +395,11 @@ def _numbers(tree: Any, name: str = "run.position") -> ArrayTree:
         ) from None
 
 
-def _rows(path: Path) -> ArrayTree:
-    """Return the arrays of an ``.npz`` file, names with dots as trees; one called rows alone.
+def read_rows(path: Path) -> ArrayTree:
+    """Return the columns in an ``.npz`` file, nested by the dots in their names.
 
-    Raises
-    ------
-    ValueError
-        If it is no such file, or holds Python objects.
+    A file with the single array ``rows`` gives this array. Raise `ValueError` if the file is
+    damaged, is another file, or contains Python objects.
     """
     arrays = {}
     with path.open("rb") as file:
@@ -420,8 +409,8 @@ def _rows(path: Path) -> ArrayTree:
             stored = None
         if not isinstance(stored, np.lib.npyio.NpzFile):
             raise ValueError(
-                f"{path} is no .npz file of arrays. Write one array per column, as by "
-                f"numpy.savez('rows.npz', age=age, arm=arm)."
+                f"{path} is not an .npz file of arrays. Write one array per column, for example "
+                f"with numpy.savez('rows.npz', age=age, arm=arm)."
             )
         for name in stored.files:
             try:
@@ -432,38 +421,36 @@ def _rows(path: Path) -> ArrayTree:
                 ) from None
             except ValueError:
                 raise ValueError(
-                    f"Column {name!r} of {path} holds Python objects, which are not read. Save "
+                    f"Column {name!r} of {path} contains Python objects, which are not read. Save "
                     f"numbers, or text as numpy.array(column, dtype=str)."
                 ) from None
     if set(arrays) == {"rows"}:
         return arrays["rows"]
     tree: dict[str, Any] = {}
     for name, array in arrays.items():
-        *folders, last = name.split(".")
-        place = tree
-        for folder in folders:
-            place = place.setdefault(folder, {})
-            if not isinstance(place, dict):
+        *parents, leaf = name.split(".")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+            if not isinstance(node, dict):
                 break
-        if not isinstance(place, dict) or last in place:
+        if not isinstance(node, dict) or leaf in node:
             raise ValueError(
-                f"Column {name!r} of {path} is within another column or holds others: a dot "
-                "separates the names of nested columns. Rename one of them."
+                f"Column {name!r} of {path} is within another column or contains other columns: a "
+                "dot separates the names of nested columns. Rename one of them."
             )
-        place[last] = array
+        node[leaf] = array
     return tree
 
 
-def _read(path: str | Path, wanted: Any, allowed: Any) -> tuple[dict[str, Any], Path]:
-    given = read_toml(path)
-    _check_names(path, given, wanted, allowed, "the file")
-    return given, Path(path).parent
+def _read_settings(
+    path: str | Path, required: Collection[str], optional: Collection[str]
+) -> tuple[dict[str, Any], Path]:
+    settings = read_toml(path)
+    check_keys(settings, required, optional, f"{path}: the file")
+    return settings, Path(path).parent
 
 
-def _check_names(path: Any, given: Any, wanted: Any, allowed: Any, where: str) -> None:
-    check_keys(given, wanted, allowed, f"{path}: {where}")
-
-
-def _credentials(given: dict[str, Any], base: Path) -> Credentials:
-    key, certificate, authority = (base / given[name] for name in KEYS)
-    return Credentials(key, certificate, authority, given.get("server_fingerprint"))
+def _credentials(settings: Mapping[str, Any], base: Path) -> Credentials:
+    files = {name: base / settings[name] for name in CREDENTIAL_KEYS}
+    return Credentials(**files, server_fingerprint=settings.get("server_fingerprint"))

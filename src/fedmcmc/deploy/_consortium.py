@@ -63,7 +63,7 @@ def make_consortium(
         Other names and addresses of the server.
     requests
         Folder with ``NAME.csr`` and ``NAME.identity.pub`` of parties that created their own keys
-        (`make_request`, `make_identity`). This function creates the keys of all other parties.
+        (``fedmcmc deploy request``). This function creates the keys of all other parties.
 
     Returns
     -------

@@ -32,7 +32,7 @@ class MaskedSums:
         number of phases, and true in the set-up; `requests` returns the sites' requests from the
         entry ``masks`` of their headers.
         """
-        from fedmcmc.deploy.secure import MaskTag, masked_bytes, unmask
+        from fedmcmc.deploy._sums import MaskTag, masked_bytes, unmask
 
         number, num_phases, is_setup = place
         mask_tag = MaskTag.of_phase(tag.round, 0, number, num_phases, setup=is_setup)
@@ -64,7 +64,7 @@ class MaskedSums:
 
     def _open_session(self, run: str) -> None:
         """Forward the messages with which the sites agree on keys."""
-        from fedmcmc.deploy.secure import session_identifier
+        from fedmcmc.deploy._session import session_identifier
 
         number = time.time_ns()
         forwarded: list[list[bytes]] = [[]]

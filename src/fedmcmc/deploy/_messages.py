@@ -80,7 +80,9 @@ class RunMessages:
         # Sites draw all other numbers from their own secrets, or from the keys that `begin` sends.
         self._sends_shared = bool(jax.tree.leaves(shapes.shared)) and not study.reproducible
         # One entry per phase: decoders of code and report of a chain, and zeros instead of both.
-        self._readers = [(wire.reader(x.code), wire.reader(x.report)) for x in shapes.phases]
+        self._readers = [
+            (wire.make_decoder(x.code), wire.make_decoder(x.report)) for x in shapes.phases
+        ]
         self.zeros = [
             jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), (x.code, x.report))
             for x in shapes.phases

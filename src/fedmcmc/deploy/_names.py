@@ -12,34 +12,23 @@ MAX_BYTES = 64
 
 
 def check_printable(names: Mapping[str, Iterable[Any]]) -> None:
-    """Raise unless names are printable text, which cannot manipulate a terminal.
+    """Raise `ValueError` unless names are printable text, which cannot manipulate a terminal.
 
-    Parameters
-    ----------
-    names
-        Names by kind: ``{"a site": [...]}``.
-
-    Raises
-    ------
-    ValueError
-        With the first name that is not, escaped.
+    The keys of `names` are the kinds of the names, such as ``"a site"``.
     """
-    for what, group in names.items():
+    for kind, group in names.items():
         for name in group:
             if not isinstance(name, str) or not name.isprintable():
                 raise ValueError(
-                    f"The name of {what} must be printable text (no line breaks, control or "
+                    f"The name of {kind} must be printable text (no line breaks, control or "
                     f"invisible characters), got {printable(repr(name))}."
                 )
 
 
 def check_site_names(names: Iterable[str]) -> None:
-    """Raise unless names of sites have no surrounding spaces and a reader can distinguish them.
+    """Raise `ValueError` unless a reader can distinguish the names of sites.
 
-    Raises
-    ------
-    ValueError
-        If a name is empty or has surrounding spaces, or two differ only in case or Unicode form.
+    Names must not be empty, have surrounding spaces, or differ only in case or Unicode form.
     """
     by_fold: dict[str, str] = {}
     for name in names:
@@ -59,13 +48,7 @@ def fold(name: str) -> str:
 
 
 def check_party_name(name: str) -> None:
-    """Raise unless a party's name can name a folder and a certificate.
-
-    Raises
-    ------
-    ValueError
-        With the reason.
-    """
+    """Raise `ValueError` unless a party's name can name a folder and a certificate."""
     check_printable({"a party": [name]})
     check_site_names([name])
     size = len(name.encode())

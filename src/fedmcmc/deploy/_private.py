@@ -49,13 +49,7 @@ def open_private(path: Path) -> IO[bytes]:
 
 
 def check_private(path: str | Path) -> None:
-    """Raise if users other than its owner have permissions for a private key.
-
-    Raises
-    ------
-    ValueError
-        With the command that removes them.
-    """
+    """Raise `ValueError` if users other than its owner have permissions for a private key."""
     mode = stat.S_IMODE(Path(path).stat().st_mode)
     if os.name == "posix" and mode & OTHERS:
         raise ValueError(

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedmcmc.deploy._frames import Refused
 from fedmcmc.deploy._private import NEW_STUDY_ADVICE, open_private
-from fedmcmc.deploy._session import DIGEST_BYTES, Consortium, Session
+from fedmcmc.deploy._session import DIGEST_BYTES, MaskGroup, Session
 from fedmcmc.deploy._sums import MaskTag, mask, masked_frame
 
 MAGIC = b"fedmcmc/rules/1\n"
@@ -51,7 +51,7 @@ class SiteRules:
         File on the site's disk, for this study alone. The first answer creates a second file next
         to it, whose name ends with ``.begun``.
     consortium
-        Consortium that the site's owner approved.
+        Group of sites that the site's owner approved.
     num_rounds
         Number of rounds that the owner approved.
     most_answers
@@ -73,7 +73,7 @@ class SiteRules:
     2. Sums are over all sites of the study. A repeated attempt has the same sites, question and
        words.
     3. The study has at least three sites, at least as many as the owner requires, and at least
-       three that do not collude (`Consortium`).
+       three that do not collude (`MaskGroup`).
     4. Rounds never go back within a session.
     5. If a site has left a study, the study is over: totals before and after would reveal the
        site's message. The remaining sites need a new document.
@@ -83,7 +83,7 @@ class SiteRules:
     def __init__(
         self,
         path: str | os.PathLike[str],
-        consortium: Consortium,
+        consortium: MaskGroup,
         *,
         num_rounds: int,
         most_answers: int | None = None,
@@ -110,7 +110,7 @@ class SiteRules:
         RuleError
             If the session does not belong to the approved study.
         """
-        if session.consortium != self._consortium:
+        if session.group != self._consortium:
             raise RuleError("This session belongs to another study, not to the approved one.")
         if session.identifier == self._previous.session:
             return
@@ -150,7 +150,7 @@ class SiteRules:
         previous = self._previous
         if previous.ended:
             raise RuleError("This site has left the study, so the study is over (rule 5).")
-        if session.identifier != previous.session or session.consortium != self._consortium:
+        if session.identifier != previous.session or session.group != self._consortium:
             raise RuleError("This session is not the one that this site has begun last (rule 4).")
         if len(question) != DIGEST_BYTES:
             raise ValueError(

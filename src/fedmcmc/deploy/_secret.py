@@ -15,6 +15,7 @@ import numpy as np
 
 from fedmcmc.deploy._frames import Refused, digest_of
 from fedmcmc.random import secret_words
+from fedmcmc.storage import write_whole
 
 SECRET = "secret"
 """Name of the file in a site's folder."""
@@ -42,18 +43,9 @@ class SiteSecret:
     def keys(self, question: bytes, chains: Sequence[tuple[bytes, ...]]) -> np.ndarray:
         """Return a key per chain for one question, words ``[num_chains, 8]`` of `random.CHACHA`.
 
-        Parameters
-        ----------
-        question
-            Digest of the parts of the question that all chains share: run, round and phase, the
-            message, and what made the client's state.
-        chains
-            Per chain, the rest of the question.
-
-        Raises
-        ------
-        Refused
-            If the secret's file is damaged.
+        `question` is a digest of the parts that all chains share: run, round and phase, the
+        message, and the origin of the client's state. `chains` contains the remaining parts of the
+        question per chain. Raise `Refused` if the secret's file is damaged.
         """
         if not self._secret:
             self._secret = _read_or_make(self._path)
@@ -72,7 +64,7 @@ def _read_or_make(path: Path) -> bytes:
         secret = path.read_bytes()
     except FileNotFoundError:
         secret = os.urandom(SECRET_BYTES)
-        _write_new(path, secret)
+        write_whole(path, lambda file: file.write(secret), private=True)
     if len(secret) != SECRET_BYTES:
         raise Refused(
             f"The file {path.name!r} in the site's folder has {len(secret)} bytes, a site's secret "
@@ -80,21 +72,3 @@ def _read_or_make(path: Path) -> bytes:
             "site then makes a new one, and draws other numbers if a question is repeated."
         )
     return secret
-
-
-def _write_new(path: Path, secret: bytes) -> None:
-    """Write a file that only its user can read; put its bytes on the disk before its name."""
-    beside = path.with_name(path.name + ".new")
-    beside.unlink(missing_ok=True)  # left by a process that was killed here
-    file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        os.write(file, secret)
-        os.fsync(file)
-    finally:
-        os.close(file)
-    beside.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

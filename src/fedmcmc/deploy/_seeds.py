@@ -26,16 +26,8 @@ def new_seed() -> str:
 def key_of_seed(seed: Any) -> Array:
     """Return the key of a run from the ``seed`` of a server's settings.
 
-    Parameters
-    ----------
-    seed
-        Text of 32 hexadecimal digits, which becomes a key of the ChaCha20 generator; or an integer,
-        which becomes ``jax.random.key(seed)``, with a warning in the log.
-
-    Raises
-    ------
-    ValueError
-        If it is neither.
+    A text of 32 hexadecimal digits becomes a key of the ChaCha20 generator. An integer becomes
+    ``jax.random.key(seed)``, with a warning in the log. Raise `ValueError` for anything else.
     """
     if type(seed) is int:
         LOG.warning(

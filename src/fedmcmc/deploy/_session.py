@@ -1,9 +1,10 @@
-"""Sessions: sites that know each other's keys agree, through a server, on keys that it cannot know.
+"""Sessions: sites agree, through the server, on keys that the server cannot compute.
 
-Two exchanges per session. Each site signs a fresh key (*hello*), checks all others' against the
-identities that its owner approved, and signs what it saw (*confirm*). Who has all confirmations
-knows that every site saw the same: the server can neither take a site's place nor split them. Fresh
-keys are nowhere but in memory, so a stolen disk opens no old message.
+A session takes two exchanges. Each site signs a fresh key (*hello*), verifies the hellos of all
+sites with the identities that its owner approved, and signs the list of hellos (*confirm*). With
+all confirmations, a site has proof that all sites received the same hellos, so the server can
+neither impersonate a site nor divide the sites. Fresh keys exist only in memory: nobody can read
+old messages from a stolen disk.
 """
 
 import hashlib
@@ -34,13 +35,13 @@ HELLO_BYTES = 4 + NONCE_BYTES + KEY_BYTES + SIGNATURE_BYTES
 
 
 class SessionError(Refused):
-    """What came from the server is not what the other sites of the study signed."""
+    """Messages of a session that the other sites of the study did not sign."""
 
 
 def transcript(domain: str, *parts: bytes) -> bytes:
-    """Return the SHA-256 digest of a domain and parts, each preceded by its length.
+    """Return the SHA-256 digest of a domain and parts, each after its length.
 
-    So no two lists of parts have the same bytes.
+    The lengths ensure that no two lists of parts give the same bytes.
 
     Examples
     --------
@@ -55,25 +56,25 @@ def transcript(domain: str, *parts: bytes) -> bytes:
 
 
 @dataclass(frozen=True)
-class Consortium:
-    """Who adds up their messages: what of an approved study the masks depend on.
+class MaskGroup:
+    """Sites of an approved study whose masks cancel in the sum of their messages.
 
     Attributes
     ----------
     study
-        The digest of the approved document, 32 bytes.
+        Digest of the approved document, 32 bytes.
     sites
-        The sites' Ed25519 public keys, 32 bytes each, in the document's order; a site's number is
-        its place here. They come with the document, and never from the server.
+        Ed25519 public keys of the sites, 32 bytes each, in the order of the document. They come
+        with the document, never from the server. A site's number is its index.
     minimum
-        Sites that the owner asks for at least.
+        Smallest number of sites that the owner accepts.
     colluding
-        Sites that may tell the server all they know.
+        Number of sites that may share all their secrets with the server.
 
     Raises
     ------
     ValueError
-        If a sum over these sites would not hide a single message, or keys are not distinct.
+        If a sum over these sites would reveal a single message, or two sites have the same key.
     """
 
     study: bytes
@@ -91,184 +92,182 @@ class Consortium:
             raise ValueError(
                 f"minimum and colluding count sites, got {self.minimum} and {self.colluding}."
             )
-        least = max(MIN_SITES, self.minimum)
-        if num < least:
+        smallest = max(MIN_SITES, self.minimum)
+        if num < smallest:
             raise ValueError(
-                f"A secure sum over {num} sites is refused: at least {least} are needed. Of two, "
-                "each subtracts its own message from the total and has the other's."
+                f"A secure sum over {num} sites is refused: at least {smallest} are needed. With "
+                "two sites, each can subtract its own message from the total."
             )
         if num - self.colluding < MIN_SITES:
             raise ValueError(
-                f"With {self.colluding} of {num} sites colluding, fewer than {MIN_SITES} are "
-                "left among whom a message is hidden."
+                f"If {self.colluding} of {num} sites collude, messages are hidden among "
+                f"{num - self.colluding} sites only, and at least {MIN_SITES} are needed."
             )
 
 
 @dataclass(frozen=True)
 class Session:
-    """Keys that a site shares with each other site of its study, for one session.
+    """Keys that a site shares with each other site of its study in one session.
 
     Attributes
     ----------
     identifier
-        What all sites signed, 32 bytes.
-    consortium
-        Who takes part: all of its sites.
+        Digest that all sites signed, 32 bytes.
+    group
+        Group of the study's sites, all of which take part.
     index
-        The site's own number.
+        Number of this site.
     pair_keys
-        A key for each other site, by its number.
+        Key shared with each other site, by the number of that site.
     """
 
     identifier: bytes
-    consortium: Consortium
+    group: MaskGroup
     index: int
     pair_keys: dict[int, bytes] = field(repr=False)
 
     def bound_to(self, question: bytes) -> "Session":
-        """Return the session with keys for one question alone.
+        """Return the session with keys for one question only.
 
-        Masks of sites that were asked different things do not cancel, so a server that asks some
-        sites something else than others has random words. And no mask is ever for two questions.
+        If a server sends some sites another question, the masks do not cancel and it gets random
+        words. No mask serves two questions.
         """
         info = b"fedmcmc/question/1" + question
         keys = {
-            other: HKDFExpand(hashes.SHA256(), KEY_BYTES, info).derive(key)
-            for other, key in self.pair_keys.items()
+            index: HKDFExpand(hashes.SHA256(), KEY_BYTES, info).derive(key)
+            for index, key in self.pair_keys.items()
         }
         return replace(self, pair_keys=keys)
 
 
 class Handshake:
-    """One site's part of the two exchanges that make a session.
+    """One site's part in the two exchanges that create a session.
 
     Parameters
     ----------
-    consortium
-        As the site's owner approved it.
+    group
+        Group that the site's owner approved.
     index
-        The site's number.
+        Number of the site.
     identity
-        Its Ed25519 private key, whose public key is the one in `consortium`.
+        Ed25519 private key of the site, whose public key is in `group`.
 
     Raises
     ------
     ValueError
-        If `identity` is not that of site `index`.
+        If `identity` does not belong to site `index`.
 
     Examples
     --------
     >>> keys = [Ed25519PrivateKey.generate() for _ in range(3)]
     >>> public = tuple(key.public_key().public_bytes_raw() for key in keys)
-    >>> study = Consortium(transcript("an approved document"), public)
-    >>> sites = [Handshake(study, i, key) for i, key in enumerate(keys)]
-    >>> hellos = [site.hello for site in sites]  # a server passes these on, and then
+    >>> group = MaskGroup(transcript("an approved document"), public)
+    >>> sites = [Handshake(group, i, key) for i, key in enumerate(keys)]
+    >>> hellos = [site.hello for site in sites]  # the server forwards these, and then
     >>> confirmations = [site.confirm(hellos) for site in sites]  # these
     >>> sessions = [site.session(confirmations) for site in sites]
     >>> sessions[0].pair_keys[2] == sessions[2].pair_keys[0]
     True
     """
 
-    def __init__(self, consortium: Consortium, index: int, identity: Ed25519PrivateKey) -> None:
-        if not 0 <= index < len(consortium.sites) or (
-            identity.public_key().public_bytes_raw() != consortium.sites[index]
+    def __init__(self, group: MaskGroup, index: int, identity: Ed25519PrivateKey) -> None:
+        if not 0 <= index < len(group.sites) or (
+            identity.public_key().public_bytes_raw() != group.sites[index]
         ):
             raise ValueError(f"This identity is not that of site {index} of the study.")
-        self._consortium, self._index, self._identity = consortium, index, identity
+        self._group, self._index, self._identity = group, index, identity
         self._private = X25519PrivateKey.generate()
         fresh = os.urandom(NONCE_BYTES) + self._private.public_key().public_bytes_raw()
-        signature = identity.sign(_hello_digest(consortium, index, fresh))
+        signature = identity.sign(_hello_digest(group, index, fresh))
         self.hello = struct.pack("<I", index) + fresh + signature
-        self._keys: tuple[bytes, list[bytes]] | None = None
+        self._confirmed: tuple[bytes, list[bytes]] | None = None  # identifier and fresh keys
 
     def confirm(self, hellos: Sequence[bytes]) -> bytes:
-        """Return the site's signature of what it saw: the hellos of all sites, in their order.
+        """Return the site's signature of the hellos of all sites, in the sites' order.
 
         Raises
         ------
         SessionError
-            If a hello is missing, is not signed by its site's approved key for this study, or the
-            site's own is not the one that it sent; or if it has confirmed another list.
+            If a hello is missing or is not signed with its site's approved key for this study, if
+            the hello of this site was changed, or if this site has confirmed another list.
         """
-        sites = self._consortium.sites
-        if len(hellos) != len(sites):
-            raise SessionError(
-                f"A session needs the hellos of all {len(sites)} sites of the study, got "
-                f"{len(hellos)}."
-            )
+        self._check_length(hellos, "hellos")
         if hellos[self._index] != self.hello:
-            raise SessionError(f"What came back as the hello of site {self._index} is not its own.")
-        for number, (hello, key) in enumerate(zip(hellos, sites, strict=True)):
-            body, signature = hello[4:-SIGNATURE_BYTES], hello[-SIGNATURE_BYTES:]
+            raise SessionError(f"The hello of site {self._index} is not its own.")
+        for number, hello in enumerate(hellos):
             if len(hello) != HELLO_BYTES or hello[:4] != struct.pack("<I", number):
-                raise SessionError(f"What came as the hello of site {number} is none of it.")
-            what = f"The hello of site {number} is not signed by its approved key for this study."
-            _verify(key, signature, _hello_digest(self._consortium, number, body), what)
-        identifier = session_identifier(self._consortium, hellos)
-        if self._keys is not None and self._keys[0] != identifier:
-            raise SessionError("This site has confirmed another list of hellos: begin anew.")
+                raise SessionError(f"The bytes for the hello of site {number} are not its hello.")
+            fresh, signature = hello[4:-SIGNATURE_BYTES], hello[-SIGNATURE_BYTES:]
+            error = f"The hello of site {number} is not signed by its approved key for this study."
+            self._verify(number, signature, _hello_digest(self._group, number, fresh), error)
+        identifier = session_identifier(self._group, hellos)
+        if self._confirmed is not None and self._confirmed[0] != identifier:
+            raise SessionError("This site has confirmed another list of hellos: start again.")
         public = [hello[4 + NONCE_BYTES : 4 + NONCE_BYTES + KEY_BYTES] for hello in hellos]
-        self._keys = (identifier, public)
+        self._confirmed = (identifier, public)
         return self._identity.sign(_confirm_digest(identifier, self._index))
 
     def session(self, confirmations: Sequence[bytes]) -> Session:
-        """Return the session, once all sites have confirmed what this one saw.
+        """Return the session, after all sites have confirmed the hellos that this site received.
 
         Raises
         ------
         SessionError
-            If a confirmation is missing, or is not its site's signature of what this site saw.
+            If a confirmation is missing or is not its site's signature of these hellos.
         """
-        if self._keys is None:
-            raise SessionError("A session is made after the hellos were confirmed.")
-        identifier, public = self._keys
-        sites = self._consortium.sites
-        if len(confirmations) != len(sites):
-            raise SessionError(
-                f"A session needs the confirmations of all {len(sites)} sites of the study, got "
-                f"{len(confirmations)}."
-            )
-        for number, (signature, key) in enumerate(zip(confirmations, sites, strict=True)):
-            what = f"Site {number} has not confirmed the hellos that this site saw."
-            _verify(key, signature, _confirm_digest(identifier, number), what)
+        if self._confirmed is None:
+            raise SessionError("A session is created after the hellos are confirmed.")
+        identifier, public = self._confirmed
+        self._check_length(confirmations, "confirmations")
+        for number, signature in enumerate(confirmations):
+            error = f"Site {number} has not confirmed the hellos that this site received."
+            self._verify(number, signature, _confirm_digest(identifier, number), error)
         pair_keys = {}
-        for number, other in enumerate(public):
+        for number, key in enumerate(public):
             if number != self._index:
                 try:
                     pair_keys[number] = pair_key(
-                        self._private, other, identifier, self._index, number
+                        self._private, key, identifier, self._index, number
                     )
-                except ValueError:  # of a point that makes the secret zero
+                except ValueError:  # cryptography rejects points that make the secret zero
                     raise SessionError(f"The fresh key of site {number} is not a key.") from None
-        return Session(identifier, self._consortium, self._index, pair_keys)
+        return Session(identifier, self._group, self._index, pair_keys)
+
+    def _check_length(self, messages: Sequence[bytes], name: str) -> None:
+        num = len(self._group.sites)
+        if len(messages) != num:
+            raise SessionError(
+                f"A session needs the {name} of all {num} sites of the study, got {len(messages)}."
+            )
+
+    def _verify(self, number: int, signature: bytes, message: bytes, error: str) -> None:
+        """Raise `SessionError` unless site `number` has signed a message."""
+        try:
+            key = Ed25519PublicKey.from_public_bytes(self._group.sites[number])
+            key.verify(signature, message)
+        except (InvalidSignature, ValueError):
+            raise SessionError(error) from None
 
 
-def session_identifier(consortium: Consortium, hellos: Sequence[bytes]) -> bytes:
-    """Return what all sites sign that saw these hellos."""
-    return transcript("fedmcmc/session/1", consortium.study, *hellos)
+def session_identifier(group: MaskGroup, hellos: Sequence[bytes]) -> bytes:
+    """Return the digest that all sites sign after they have received these hellos."""
+    return transcript("fedmcmc/session/1", group.study, *hellos)
 
 
 def pair_key(
-    private: X25519PrivateKey, public: bytes, identifier: bytes, own: int, other: int
+    private: X25519PrivateKey, public: bytes, identifier: bytes, index: int, peer: int
 ) -> bytes:
-    """Return the key that two sites share in a session, 32 bytes; both have the same."""
+    """Return the key that sites `index` and `peer` share in a session, 32 bytes."""
     secret = private.exchange(X25519PublicKey.from_public_bytes(public))
-    info = b"fedmcmc/pair/1" + struct.pack("<II", min(own, other), max(own, other))
+    info = b"fedmcmc/pair/1" + struct.pack("<II", min(index, peer), max(index, peer))
     return HKDF(hashes.SHA256(), KEY_BYTES, salt=identifier, info=info).derive(secret)
 
 
-def _hello_digest(consortium: Consortium, index: int, fresh: bytes) -> bytes:
+def _hello_digest(group: MaskGroup, index: int, fresh: bytes) -> bytes:
     nonce, public = fresh[:NONCE_BYTES], fresh[NONCE_BYTES:]
     number = struct.pack("<I", index)
-    return transcript("fedmcmc/hello/1", consortium.study, number, nonce, public)
+    return transcript("fedmcmc/hello/1", group.study, number, nonce, public)
 
 
 def _confirm_digest(identifier: bytes, index: int) -> bytes:
     return transcript("fedmcmc/confirm/1", identifier, struct.pack("<I", index))
-
-
-def _verify(key: bytes, signature: bytes, message: bytes, what: str) -> None:
-    try:
-        Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
-    except (InvalidSignature, ValueError):
-        raise SessionError(what) from None

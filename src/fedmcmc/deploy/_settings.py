@@ -13,14 +13,7 @@ MAX_PORT = 2**16 - 1
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """Return the content of a TOML file.
-
-    Raises
-    ------
-    ValueError
-        If the file is a folder, a pipe or a device, or is not TOML; the message then names the
-        line.
-    """
+    """Return the content of a TOML file; raise `ValueError` if it is not one."""
     if Path(path).exists() and not Path(path).is_file():
         raise ValueError(f"{path} is a folder, a pipe or a device: give a TOML file.")
     try:
@@ -35,26 +28,14 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def check_texts(table: Mapping[str, Any], names: Iterable[str], where: str) -> None:
-    """Raise unless the entries of a table that have these names are texts.
-
-    Raises
-    ------
-    ValueError
-        Naming the entry.
-    """
+    """Raise `ValueError` unless the entries of a table with these names are nonempty texts."""
     for name in names:
         if name in table and (not isinstance(table[name], str) or not table[name]):
             raise ValueError(f"{where}: {name} must be a text in quotes, got {table[name]!r}.")
 
 
 def check_names(names: Any, allowed: Collection[str], where: str) -> None:
-    """Raise unless `names` is a list of names from `allowed`.
-
-    Raises
-    ------
-    ValueError
-        With the allowed names, and the one that resembles the unknown name.
-    """
+    """Raise `ValueError` unless `names` is a list of names from `allowed`."""
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise ValueError(f"{where} must be a list of names, got {names!r}.")
     for name in names:
@@ -72,13 +53,7 @@ def hint(name: Any, allowed: Collection[str]) -> str:
 
 
 def check_address(address: Any, where: str) -> tuple[str, int]:
-    """Return the host and the port of an address.
-
-    Raises
-    ------
-    ValueError
-        If the address is not ``"host:port"``.
-    """
+    """Return the host and the port of ``"host:port"``; raise `ValueError` for anything else."""
     host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
     if not host or not (port.isascii() and port.isdigit()) or int(port) > MAX_PORT:
         raise ValueError(

@@ -321,7 +321,7 @@ class Site:
             key_like,
             keys,
             shapes,
-            readers=[wire.reader(phase.broadcast) for phase in shapes.phases],
+            readers=[wire.make_decoder(phase.broadcast) for phase in shapes.phases],
             digest=digest_of(description, frame.body),
             num_numbers=[
                 numbers_per_message(phase.code, phase.report, masked=False)

@@ -1,7 +1,7 @@
-"""Python sources of a study: each is read once, and these bytes are hashed and run.
+"""Python sources of a study: each file is read once, and its bytes are hashed and run.
 
-No bytecode cache is used, so the code that runs is the code whose SHA-256 was approved, even if
-files change on the disk afterwards.
+No bytecode cache is used. So the code that runs has the approved SHA-256, even if files change on
+the disk afterwards.
 """
 
 import hashlib
@@ -43,12 +43,10 @@ class Source(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Bytes as UTF-8, whatever encoding a comment names, so that what is read is what runs.
+        """Bytes as UTF-8 text, the code that runs whatever encoding a comment names.
 
-        Raises
-        ------
-        ValueError
-            If an editor may show something else: other encodings, control or invisible characters.
+        A source with control or invisible characters raises `ValueError`, because an editor may
+        show something else.
         """
         expected = "sources are UTF-8 text of printable characters, so that owners see all of it"
         try:
@@ -70,14 +68,14 @@ class Source(NamedTuple):
         return hashlib.sha256(self.data).hexdigest()
 
 
-def list_sources(places: Iterable[str]) -> list[str]:
+def list_sources(references: Iterable[str]) -> list[str]:
     """Return the sources of ``"file.py:name"`` and ``"package.module:name"``.
 
     The packages of a module are included, since their code runs before the module.
     """
     sources = set()
-    for place in places:
-        source = place.partition(":")[0]
+    for reference in references:
+        source = reference.partition(":")[0]
         parts = source.split(".")
         dotted = {".".join(parts[:depth]) for depth in range(1, len(parts) + 1)}
         sources |= {source} if is_file(source) else dotted
@@ -85,12 +83,12 @@ def list_sources(places: Iterable[str]) -> list[str]:
 
 
 def is_file(source: str) -> bool:
-    """Return whether a source is a file of the study, and not a package."""
+    """Return true if a source is a file of the study, not a package."""
     return source.endswith(".py")
 
 
 def read_source(study: str, folder: str | Path, source: str) -> Source:
-    """Read a source without running it.
+    """Read a source without running it; raise `ValueError` if it cannot be read.
 
     Parameters
     ----------
@@ -102,17 +100,13 @@ def read_source(study: str, folder: str | Path, source: str) -> Source:
         ``"file.py"``, relative to `folder` and within it, also after symbolic links are followed;
         or ``"package.module"``, found as Python does, except in the working directory and in
         `folder` (see `search_path`). For a module that is already imported, its file is read.
-
-    Raises
-    ------
-    ValueError
-        If the source cannot be read, or is of neither form.
     """
-    path = _file(study, Path(folder), source) if is_file(source) else _module(study, folder, source)
+    find = _find_file if is_file(source) else _find_module
+    path = find(study, Path(folder), source)
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise _unreadable(study, path, error) from error
+        raise _unreadable_error(study, path, error) from error
     module = f"fedmcmc_study_{hashlib.sha256(data).hexdigest()}" if is_file(source) else source
     read = Source(module, path, data)
     _ = read.text  # raises before anybody approves what cannot be read
@@ -120,35 +114,26 @@ def read_source(study: str, folder: str | Path, source: str) -> Source:
 
 
 def search_path(*folders: str | Path) -> list[str]:
-    """Return the folders in which packages are searched: a part of `sys.path`.
+    """Return the entries of `sys.path` in which packages are searched.
 
     Relative entries, the working directory (which ``python -m`` and interactive sessions add) and
-    `folders` are left out, unless ``PYTHONPATH`` names them by an absolute path.
+    `folders` are excluded, unless ``PYTHONPATH`` contains their absolute path.
     """
-    named = filter(os.path.isabs, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    left_out = {os.path.realpath(folder) for folder in (os.curdir, *folders)}
-    left_out -= {os.path.realpath(entry) for entry in named}
+    python_path = filter(os.path.isabs, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    excluded = {os.path.realpath(folder) for folder in (os.curdir, *folders)}
+    excluded -= {os.path.realpath(entry) for entry in python_path}
     return [
         entry
         for entry in sys.path
-        if os.path.isabs(entry) and os.path.realpath(entry) not in left_out
+        if os.path.isabs(entry) and os.path.realpath(entry) not in excluded
     ]
 
 
 def load_source(sources: Mapping[str, Source], name: str) -> ModuleType:
-    """Return the module of a source; run its bytes at most once per process.
+    """Return the module of the study's source `name`; run its bytes at most once per process.
 
-    Parameters
-    ----------
-    sources
-        All sources of a study by name.
-    name
-        Name of the source to load.
-
-    Raises
-    ------
-    ValueError
-        If it is not valid Python, or the process has a module of this name from other code.
+    Raise `ValueError` if the source is not valid Python, or if the process has a module of this
+    name from other code.
     """
     source, finder = sources[name], _Finder(sources.values())
     sys.meta_path.insert(0, finder)
@@ -207,60 +192,60 @@ class _Finder(MetaPathFinder):
         )
 
 
-def _file(study: str, folder: Path, source: str) -> Path:
+def _find_file(study: str, folder: Path, source: str) -> Path:
     path, relative = folder / source, Path(source)
     try:
         within = path.resolve(strict=True).is_relative_to(folder.resolve())
-    except (OSError, RuntimeError) as error:  # RuntimeError of links in a circle, until 3.12
-        raise _unreadable(study, path, error) from error
+    except (OSError, RuntimeError) as error:  # before Python 3.13, circular links: RuntimeError
+        raise _unreadable_error(study, path, error) from error
     if relative.is_absolute() or ".." in relative.parts or not within:
-        raise ValueError(f"{path} of the study {study!r} lies outside of its folder.")
+        raise ValueError(f"{path} of the study {study!r} is outside of its folder.")
     if not path.is_file():
-        raise ValueError(f"The study {study!r} needs {path}, which is no file.")
+        raise ValueError(f"The study {study!r} needs {path}, which is not a file.")
     return path
 
 
-def _unreadable(study: str, path: Path, error: Exception) -> ValueError:
+def _unreadable_error(study: str, path: Path, error: Exception) -> ValueError:
     reason = getattr(error, "strerror", None) or error
     return ValueError(f"The study {study!r} needs {path}, which cannot be read ({reason}).")
 
 
-def _module(study: str, folder: str | Path, name: str) -> Path:
+def _find_module(study: str, folder: Path, name: str) -> Path:
     """Return the file of a module without importing anything."""
     parts = name.split(".")
     if not all(part.isidentifier() for part in parts):
-        raise ValueError(f"The study {study!r} needs {name!r}, which is no name of a module.")
+        raise ValueError(f"The study {study!r} needs {name!r}, which is not the name of a module.")
     if parts[0] in PART_OF_PYTHON:
         raise ValueError(
-            f"The study {study!r} names {name!r}, which is a part of Python and no model: name a "
-            "file of the study, or a module of an installed package."
+            f"The study {study!r} names {name!r}, which is a part of Python and not a model: name "
+            "a file of the study, or a module of an installed package."
         )
-    importlib.invalidate_caches()  # of folders to which something was installed just now
+    importlib.invalidate_caches()  # a package may have been installed just now
     search = search_path(folder)
     for depth, part in enumerate(parts, 1):
         dotted = ".".join(parts[:depth])
-        origin = _origin(dotted, search)
-        if origin is None and depth == 1 and _origin(part, [os.getcwd(), str(folder)]):
+        origin = _find_origin(dotted, search)
+        if origin is None and depth == 1 and _find_origin(part, [os.getcwd(), str(folder)]):
             raise ValueError(
                 f"The study {study!r} needs {dotted}, which is not installed; packages are not "
-                "taken from the working directory or from the study's folder: install it, put the "
-                "folder that it is in into PYTHONPATH (absolute), or name a file ('file.py:name')."
+                "taken from the working directory or from the study's folder: install it, add its "
+                "folder to PYTHONPATH (absolute), or name a file ('file.py:name')."
             )
         if origin is None:
             raise ValueError(f"The study {study!r} needs {dotted}, which is not installed.")
         path = Path(origin)
         if path.suffix != ".py" or not path.is_file():
             raise ValueError(
-                f"The study {study!r} needs {dotted}, which is no Python file: namespace packages, "
-                "zip files, compiled modules and bytecode are not run."
+                f"The study {study!r} needs {dotted}, which is not a Python file: namespace "
+                "packages, zip files, compiled modules and bytecode are not run."
             )
         if depth < len(parts) and path.name != PACKAGE_FILE:
-            raise ValueError(f"The study {study!r} needs {name}, and {dotted} is no package.")
+            raise ValueError(f"The study {study!r} needs {name}, and {dotted} is not a package.")
         search = [str(path.parent)]
     return path
 
 
-def _origin(dotted: str, search: Sequence[str]) -> str | None:
+def _find_origin(dotted: str, search: Sequence[str]) -> str | None:
     """Return the file of a module, ``"-"`` if it has none, ``None`` if there is no module."""
     module = sys.modules.get(dotted)
     if module is not None:

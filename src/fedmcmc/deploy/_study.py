@@ -37,7 +37,7 @@ from fedmcmc.storage import describe, versions
 from fedmcmc.transforms import is_secured, secure_sum, without_secure_sum
 
 if TYPE_CHECKING:
-    from fedmcmc.deploy.secure import Consortium
+    from fedmcmc.deploy.secure import MaskGroup
 
 SETUP = ("CommonExpansions", "Expansions", "Falls", "OwnExpansions", "ScoreCovariances")
 """Kernels of `fedmcmc.whiten` and `fedmcmc.surrogates`, for `Study.asks`."""
@@ -238,16 +238,16 @@ class Study:
         return digest_of(text.encode())
 
     @cached_property
-    def consortium(self) -> "Consortium":
-        """Consortium of the study's sites, for masks.
+    def consortium(self) -> "MaskGroup":
+        """Group of the study's sites, for masks.
 
         Its document is the study with digests of the kernels and versions of the software. Raise
         `ValueError` if a sum over these sites would not hide a single message.
         """
-        from fedmcmc.deploy.secure import Consortium, transcript
+        from fedmcmc.deploy.secure import MaskGroup, transcript
 
         built = json.dumps([self.kernel_digests, software()], sort_keys=True).encode()
-        return Consortium(
+        return MaskGroup(
             transcript("fedmcmc/study/1", bytes.fromhex(self.digest), built),
             tuple(bytes.fromhex(self.secure["identities"][site]) for site in self.sites),
             self.secure.get("minimum", 1),

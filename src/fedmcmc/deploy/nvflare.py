@@ -30,7 +30,7 @@ try:
 except ImportError as error:
     raise missing_extra_error("Sites over NVFlare need", "nvflare") from error
 
-from fedmcmc.deploy._config import opened_site, run_over, site_settings
+from fedmcmc.deploy._config import open_configured_site, run_over, site_settings
 from fedmcmc.deploy._frames import Refused, printable
 
 LOG = logging.getLogger("fedmcmc.deploy")
@@ -154,7 +154,7 @@ class FlareSite:
         errors.parent.mkdir(parents=True, exist_ok=True)
         self._open.enter_context(_log_only_to(errors))
         try:
-            self._site = self._open.enter_context(opened_site(settings, base))
+            self._site = self._open.enter_context(open_configured_site(settings, base))
         except Exception:
             LOG.exception("%s could not be opened", collab.site_name)
             self._open.close()

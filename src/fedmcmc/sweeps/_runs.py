@@ -93,9 +93,7 @@ class SweepGroup:
         data = data.pooled() if kernel.participation.pooled else data
         state = start(kernel, data, keys, settings.position)
         # `sample` also computes clients of large positions one after the other.
-        layout = choose_layout(
-            kernel, data, SINGLE_DEVICE, keys, state.broadcast.position
-        )
+        layout = choose_layout(kernel, data, SINGLE_DEVICE, keys, state.broadcast.position)
         self.points, self.kernels = points, kernels
         self.program = Program(kernel, data, layout, settings.collect)
         self.shapes = self.program.record_shapes(keys, state)

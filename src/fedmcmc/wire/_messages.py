@@ -1,4 +1,4 @@
-"""Codes of compressors to bytes and back."""
+"""Conversion of messages and compressors' codes to bytes and back."""
 
 import math
 from collections.abc import Callable
@@ -20,6 +20,7 @@ from fedmcmc.compression import (
     as_vectors,
     place_bits,
 )
+from fedmcmc.pytrees import trees
 from fedmcmc.wire._bits import (
     Reader,
     as_words,
@@ -30,30 +31,30 @@ from fedmcmc.wire._bits import (
 )
 
 Code = Dense | Quantized | Sparse | OneOf
-"""What is written bit by bit; every other tree is written number by number."""
-NUMBERS = tuple("biufc")
-"""Kinds of NumPy's types that are numbers; those of JAX's own (bfloat16) are looked at closer."""
+"""Codes that are written bit by bit; any other tree is written number by number."""
+NUMBER_KINDS = tuple("biufc")
+"""Kinds of NumPy's numeric types; types of JAX, such as bfloat16, have other kinds."""
 ZERO, ONE = np.zeros(1, np.uint8), np.ones(1, np.uint8)
 
 
 def encode(code: ArrayTree) -> bytes:
     """Return the bytes of one code, message or broadcast.
 
-    A compressor's code takes ``ceil(bits / 8)`` bytes, where `bits` is what the compressor reports
-    for it (``StepInfo.bits``), parts that it leaves alone (`fedmcmc.Exact`) follow whole. Any other
-    pytree of numbers is written number by number, big-endian.
+    A compressor's code takes ``ceil(bits / 8)`` bytes for the `bits` that the compressor reports
+    (``StepInfo.bits``), and its exact parts (`fedmcmc.Uncompressed`) follow. Any other pytree of
+    numbers is written number by number, big-endian.
 
     Parameters
     ----------
     code
-        What `fedmcmc.rounds.client_step` returns, what a compressor's `encode` returns for one
-        client, or a pytree of numbers: arrays on the host or on a device.
+        Code from `fedmcmc.rounds.client_step` or from a compressor's `encode` for one client, or a
+        pytree of numbers. Its arrays are on the host or on a device.
 
     Raises
     ------
     ValueError
-        If `code` is not one message: its norms not ``[]`` float32, its levels not int32, the
-        numbers of a compressor's code not floating point; or if a leaf is no array of numbers.
+        If norms are not ``[]`` float32, levels are not int32, numbers of a compressor's code are
+        not floating-point, or a leaf is not an array of numbers.
 
     Examples
     --------
@@ -71,20 +72,20 @@ def encode(code: ArrayTree) -> bytes:
         return encode(code.code) + _plain_bytes(code.exact)
     if not isinstance(code, Code):
         return _plain_bytes(code)
-    _check(code)
+    _check_code(code)
     if isinstance(code, Dense):
         return _plain_bytes(code.values)
-    return np.packbits(np.concatenate(_bits_of(jax.tree.map(np.asarray, code)))).tobytes()
+    return np.packbits(np.concatenate(_code_bits(jax.tree.map(np.asarray, code)))).tobytes()
 
 
-def _bits_of(code: Code) -> list[np.ndarray]:
-    """Return the bits of a code on the host, in parts."""
+def _code_bits(code: Code) -> list[np.ndarray]:
+    """Return the bits of a code of NumPy arrays, in parts."""
     if isinstance(code, OneOf):
         place, num = int(code.place), len(code.codes)
         if not 0 <= place < num:
             raise ValueError(f"A message is one of {num} codes, got place {place}.")
         head = [(place >> i) & 1 for i in reversed(range(place_bits(num)))]
-        return [np.array(head, np.uint8), *_bits_of(code.codes[place])]
+        return [np.array(head, np.uint8), *_code_bits(code.codes[place])]
     if isinstance(code, Dense):
         return float_bits(jax.tree.leaves(code.values))
     if isinstance(code, Sparse):
@@ -103,8 +104,8 @@ def _plain_bytes(tree: ArrayTree) -> bytes:
 def _check_numbers(tree: ArrayTree) -> None:
     for leaf in jax.tree.leaves(tree):
         dtype = getattr(leaf, "dtype", None)
-        if getattr(dtype, "kind", "") in NUMBERS:
-            continue
+        if getattr(dtype, "kind", "") in NUMBER_KINDS:
+            continue  # the fast check
         if dtype is None or not (jnp.issubdtype(dtype, jnp.number) or dtype == jnp.bool_):
             raise ValueError(
                 "A message is a compressor's code or a tree of arrays of numbers, got a leaf "
@@ -113,24 +114,24 @@ def _check_numbers(tree: ArrayTree) -> None:
 
 
 def decode(data: bytes, like: ArrayTree) -> ArrayTree:
-    """Return what `encode` wrote, with NumPy arrays as leaves.
+    """Return the tree that `encode` wrote, with NumPy arrays as leaves.
 
-    Every bit is as it was sent, but for what carries no information: a negative zero of a `Sparse`
-    message may come back as zero, and levels under a norm that is zero do.
+    All bits are the ones that were sent, with two exceptions that carry no information: a negative
+    zero in a `Sparse` message may become zero, and levels with a norm of zero become zero.
 
     Parameters
     ----------
     data
         All bytes of the message.
     like
-        Of the same structure, shapes and types: arrays or `jax.ShapeDtypeStruct`, as of
-        `fedmcmc.rounds.code_like`.
+        Tree of the same structure, shapes and types, of arrays or `jax.ShapeDtypeStruct`, such as
+        the result of `fedmcmc.rounds.code_like`.
 
     Raises
     ------
     ValueError
-        If `data` is cut short, too long or damaged, or was written for other shapes than those of
-        `like`, as far as it then does not come out to the bit.
+        If `data` is too short, too long or damaged. A message of other shapes raises the same error
+        unless it happens to have the right number of bits.
 
     Examples
     --------
@@ -141,26 +142,70 @@ def decode(data: bytes, like: ArrayTree) -> ArrayTree:
     """
     if isinstance(like, WithExact):
         _check_numbers(like.exact)
-        size = sum(_num_bytes(leaf) for leaf in jax.tree.leaves(like.exact))
+        size = trees.num_bytes(like.exact)
         if size > len(data):
             raise ValueError(
-                f"The {len(data)} bytes given are not a message that ends with {size} bytes of "
-                "exact parts: they are too few."
+                f"These {len(data)} bytes are not a message that ends with {size} bytes of exact "
+                "parts: they are too few."
             )
         end = len(data) - size
-        return WithExact(decode(data[:end], like.code), _read_plain(data[end:], like.exact))
+        return WithExact(decode(data[:end], like.code), _plain_decoder(like.exact)(data[end:]))
     if not isinstance(like, Code):
-        return _read_plain(data, like)
-    _check(like)
-    reader = Reader(data, _described(like))
+        return _plain_decoder(like)(data)
+    _check_code(like)
+    reader = Reader(data, _describe(like))
     code = _read_code(reader, like)
     reader.finish()
     return code
 
 
-def _described(like: Code) -> str:
+def make_decoder(like: ArrayTree) -> Callable[[bytes], ArrayTree]:
+    """Return a function that decodes messages like `like`, for a receiver of many messages.
+
+    For plain numbers the shapes are analyzed only once.
+
+    Examples
+    --------
+    >>> read = make_decoder({"a": jax.ShapeDtypeStruct((), np.float32)})
+    >>> float(read(encode({"a": np.float32(2.5)}))["a"])
+    2.5
+    """
+    if isinstance(like, WithExact | Code):
+        return partial(decode, like=like)
+    return _plain_decoder(like)
+
+
+def _plain_decoder(like: ArrayTree) -> Callable[[bytes], ArrayTree]:
+    _check_numbers(like)
+    leaves, treedef = jax.tree.flatten(like)
+    parts, size = [], 0
+    for leaf in leaves:
+        dtype, shape = np.dtype(leaf.dtype), tuple(leaf.shape)
+        words = np.dtype(f"u{dtype.itemsize}")
+        parts.append((size, math.prod(shape), words.newbyteorder(">"), words, dtype, shape))
+        size += trees.num_bytes(leaf)
+
+    def read(data: bytes) -> ArrayTree:
+        if len(data) != size:
+            raise ValueError(
+                f"These {len(data)} bytes are not a message of numbers of shapes "
+                f"{[shape for *_, shape in parts]}, which take {size} bytes."
+            )
+        return jax.tree.unflatten(
+            treedef,
+            [
+                np.frombuffer(data, big, num, offset).astype(words).view(dtype).reshape(shape)
+                for offset, num, big, words, dtype, shape in parts
+            ],
+        )
+
+    return read
+
+
+def _describe(like: Code) -> str:
+    """Return a description of the expected code for error messages."""
     if isinstance(like, OneOf):
-        return f"one of {len(like.codes)} codes: {', or '.join(map(_described, like.codes))}"
+        return f"one of {len(like.codes)} codes: {', or '.join(map(_describe, like.codes))}"
     numbers = like.levels if isinstance(like, Quantized) else like.values
     shapes = [tuple(leaf.shape) for leaf in jax.tree.leaves(numbers)]
     return f"{type(like).__name__} numbers of shapes {shapes}"
@@ -172,83 +217,28 @@ def _read_code(reader: Reader, like: Code) -> Code:
         for bit in reader.bits(place_bits(num)):
             place = 2 * place + int(bit)
         if place >= num:
-            reader.fail(f"code {place} of {num} is said to be sent")
-        codes = [jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), one) for one in like.codes]
+            reader.fail(f"it claims to be code {place} of {num}")
+        codes = [jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), x) for x in like.codes]
         codes[place] = _read_code(reader, like.codes[place])
         sent: Any = np.int32(place)
         return OneOf(sent, tuple(codes))
     if isinstance(like, Quantized):
         return _read_quantized(reader, like)
-    size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(like.values))
     is_sparse = isinstance(like, Sparse) and reader.bits(1)[0]
+    size = trees.num_elements(like.values)
     places = reader.places(size) if is_sparse else np.arange(size)
     return type(like)(_read_floats(reader, places, like.values))
 
 
-def _num_bytes(leaf: Any) -> int:
-    return math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
-
-
-def _read_plain(data: bytes, like: ArrayTree) -> ArrayTree:
-    return _reader(like)(data)
-
-
-def _reader(like: ArrayTree) -> Callable[[bytes], ArrayTree]:
-    """Return what reads trees of numbers shaped as `like`."""
-    _check_numbers(like)
-    leaves, treedef = jax.tree.flatten(like)
-    parts, size = [], 0
-    for leaf in leaves:
-        dtype, shape = np.dtype(leaf.dtype), tuple(leaf.shape)
-        words = np.dtype(f"u{dtype.itemsize}")
-        parts.append((size, math.prod(shape), words.newbyteorder(">"), words, dtype, shape))
-        size += _num_bytes(leaf)
-
-    def read(data: bytes) -> ArrayTree:
-        if len(data) != size:
-            raise ValueError(
-                f"The {len(data)} bytes given are not a message of numbers of shapes "
-                f"{[shape for *_, shape in parts]}: those take {size} bytes."
-            )
-        return jax.tree.unflatten(
-            treedef,
-            [
-                np.frombuffer(data, sent, num, at).astype(words).view(dtype).reshape(shape)
-                for at, num, sent, words, dtype, shape in parts
-            ],
-        )
-
-    return read
-
-
-def reader(like: ArrayTree) -> Callable[[bytes], ArrayTree]:
-    """Return ``decode`` of messages shaped as `like`, for who reads many.
-
-    What there is to know of the shapes of plain numbers is worked out once.
-
-    Examples
-    --------
-    >>> read = reader({"a": jax.ShapeDtypeStruct((), np.float32)})
-    >>> float(read(encode({"a": np.float32(2.5)}))["a"])
-    2.5
-    """
-    if isinstance(like, WithExact | Code):
-        return partial(decode, like=like)
-    return _reader(like)
-
-
-def _check(code: Any) -> None:
-    strange = [x for x in jax.tree.leaves(code) if not hasattr(x, "dtype")]
-    if strange:
-        raise ValueError(f"A message is made of arrays, got {type(strange[0]).__name__}.")
+def _check_code(code: Code) -> None:
+    """Raise unless a code has the types and shapes of one message."""
+    not_arrays = [x for x in jax.tree.leaves(code) if not hasattr(x, "dtype")]
+    if not_arrays:
+        raise ValueError(f"A message is made of arrays, got {type(not_arrays[0]).__name__}.")
     if isinstance(code, OneOf):
-        if code.place.shape != () or code.place.dtype != jnp.int32:
-            raise ValueError(
-                f"A message's place must be [] int32, got {list(code.place.shape)} "
-                f"{code.place.dtype}; several messages are written one by one."
-            )
-        for one in code.codes:
-            _check(one)
+        _check_scalar("place", code.place, jnp.int32)
+        for option in code.codes:
+            _check_code(option)
         return
     if not isinstance(code, Quantized):
         for leaf in jax.tree.leaves(code.values):
@@ -256,14 +246,18 @@ def _check(code: Any) -> None:
                 raise ValueError(f"A message's numbers must be floating point, got {leaf.dtype}.")
         return
     for norm, levels in as_vectors(code):
-        if norm.shape != () or norm.dtype != jnp.float32:
-            raise ValueError(
-                f"A message's norms must be [] float32, got {list(norm.shape)} {norm.dtype}; "
-                "several messages are written one by one."
-            )
+        _check_scalar("norms", norm, jnp.float32)
         for leaf in levels:
             if leaf.dtype != jnp.int32:
                 raise ValueError(f"A message's levels must be int32, got {leaf.dtype}.")
+
+
+def _check_scalar(name: str, leaf: Any, dtype: Any) -> None:
+    if leaf.shape != () or leaf.dtype != dtype:
+        raise ValueError(
+            f"A message's {name} must be [] {np.dtype(dtype)}, got {list(leaf.shape)} "
+            f"{leaf.dtype}; several messages are written one by one."
+        )
 
 
 def _count_and_gaps(places: np.ndarray) -> list[np.ndarray]:
@@ -287,15 +281,15 @@ def _quantized_bits(norm: np.ndarray, levels: np.ndarray) -> list[np.ndarray]:
 
 
 def _sparse_bits(leaves: list[np.ndarray]) -> list[np.ndarray]:
-    # By the bits, as they are counted: -0.0 is a zero, subnormal numbers are not.
-    sent = [as_words(leaf) << 1 != 0 for leaf in leaves]
-    sent_numbers = [leaf.reshape(-1)[flags] for leaf, flags in zip(leaves, sent, strict=True)]
-    places = np.flatnonzero(np.concatenate([ZERO[:0].view(bool), *sent]))
-    where = _count_and_gaps(places)
-    num_sparse = sum(map(num_omega_bits, where)) + 8 * sum(leaf.nbytes for leaf in sent_numbers)
-    if num_sparse < 8 * sum(leaf.nbytes for leaf in leaves):
-        count, gaps = map(omega_bits, where)
-        return [ONE, *count, *gaps, *float_bits(sent_numbers)]
+    # The compressors' count of bits also takes -0.0 for zero, but no subnormal number.
+    masks = [as_words(leaf) << 1 != 0 for leaf in leaves]
+    nonzero = [leaf.reshape(-1)[mask] for leaf, mask in zip(leaves, masks, strict=True)]
+    places = np.flatnonzero(np.concatenate([np.zeros(0, bool), *masks]))
+    indices = _count_and_gaps(places)
+    num_sparse = sum(map(num_omega_bits, indices)) + 8 * trees.num_bytes(nonzero)
+    if num_sparse < 8 * trees.num_bytes(leaves):
+        count, gaps = map(omega_bits, indices)
+        return [ONE, *count, *gaps, *float_bits(nonzero)]
     return [ZERO, *float_bits(leaves)]
 
 
@@ -316,29 +310,30 @@ def _read_quantized(reader: Reader, like: Quantized) -> Quantized:
 
 
 def _read_levels(reader: Reader, levels: np.ndarray) -> None:
+    """Read the levels of a vector into `levels`, which contains zeros."""
     if reader.bits(1)[0]:
         places = reader.places(levels.size)
         negative = reader.bits(places.size)
         sizes = reader.omega(places.size)
     else:
-        every = reader.omega(levels.size) - 1
-        places = np.flatnonzero(every)
+        all_sizes = reader.omega(levels.size) - 1
+        places = np.flatnonzero(all_sizes)
         negative = reader.bits(places.size)
-        sizes = every[places]
+        sizes = all_sizes[places]
     if sizes.size and sizes.max() > np.iinfo(np.int32).max:
-        reader.fail("a level of it does not fit int32")
+        reader.fail("one of its levels does not fit into int32")
     levels[places] = np.where(negative, -sizes.view(np.int32), sizes.view(np.int32))
 
 
 def _read_floats(reader: Reader, places: np.ndarray, like: ArrayTree) -> ArrayTree:
-    begin = 0
+    start = 0
 
     def read(leaf: Any) -> np.ndarray:
-        nonlocal begin
+        nonlocal start
         values = np.zeros(math.prod(leaf.shape), leaf.dtype)
-        first, last = np.searchsorted(places, (begin, begin + values.size))
-        values[places[first:last] - begin] = reader.floats(int(last - first), values.dtype)
-        begin += values.size
+        low, high = np.searchsorted(places, (start, start + values.size))
+        values[places[low:high] - start] = reader.floats(int(high - low), values.dtype)
+        start += values.size
         return values.reshape(leaf.shape)
 
     return jax.tree.map(read, like)

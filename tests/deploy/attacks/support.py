@@ -12,6 +12,7 @@ import fedmcmc
 from fedmcmc import deploy, wire
 from fedmcmc._types import as_functions
 from fedmcmc.deploy import secure
+from fedmcmc.deploy._frames import Frame
 from fedmcmc.deploy._words import to_words
 from tests.support.studies import identity_of, public_key
 
@@ -103,8 +104,8 @@ class Unscrupulous(deploy.Study):
 class Exchange:
     """A request of the server, and what a site answered."""
 
-    request: deploy.Frame
-    answer: deploy.Frame | None
+    request: Frame
+    answer: Frame | None
     data: bytes  # of the request, as sent
 
 
@@ -139,10 +140,10 @@ class Network(deploy.LocalTransport):
 
         def answer(data):
             reply = honest(data)
-            frame = deploy.Frame.parse(reply) if reply else None
-            self.exchanges[site.name].append(Exchange(deploy.Frame.parse(data), frame, data))
+            frame = Frame.parse(reply) if reply else None
+            self.exchanges[site.name].append(Exchange(Frame.parse(data), frame, data))
             if reply and self._answer is not None:
-                reply = self._answer(site.name, deploy.Frame.parse(data), frame)
+                reply = self._answer(site.name, Frame.parse(data), frame)
             return reply
 
         site.answer = answer
@@ -150,7 +151,7 @@ class Network(deploy.LocalTransport):
 
     def send(self, site, data):
         if self._request is not None:
-            data = self._request(site, deploy.Frame.parse(data)).to_bytes()
+            data = self._request(site, Frame.parse(data)).to_bytes()
         super().send(site, data)
 
     def steps(self, name):

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from fedmcmc import deploy
-from fedmcmc.deploy._config import opened_site, run_over, site_settings
+from fedmcmc.deploy._config import open_configured_site, run_over, site_settings
+from fedmcmc.deploy._frames import Frame
 from tests.deploy.attacks.support import (
     KEY,
     NAMES,
@@ -276,9 +277,9 @@ def test_two_sites_of_one_machine_share_a_folder(tmp_path):
     """Each would answer with the other's state and secret, and count the other's numbers."""
     bern, chur = (site_settings(site_toml(tmp_path, name)) for name in ("bern", "chur"))
     with (
-        opened_site(*bern),
+        open_configured_site(*bern),
         pytest.raises((deploy.Refused, ValueError, OSError), match="state"),
-        opened_site(*chur),
+        open_configured_site(*chur),
     ):
         pass
 
@@ -286,9 +287,12 @@ def test_two_sites_of_one_machine_share_a_folder(tmp_path):
 def test_a_site_is_given_the_folder_of_another_that_stopped(tmp_path):
     """The same, one after the other."""
     bern, chur = (site_settings(site_toml(tmp_path, name)) for name in ("bern", "chur"))
-    with opened_site(*bern):
+    with open_configured_site(*bern):
         pass
-    with pytest.raises((deploy.Refused, ValueError, OSError), match="bern"), opened_site(*chur):
+    with (
+        pytest.raises((deploy.Refused, ValueError, OSError), match="bern"),
+        open_configured_site(*chur),
+    ):
         pass
 
 
@@ -296,9 +300,9 @@ def test_one_site_runs_twice(tmp_path):
     """Two processes would drive each other out, and write one state."""
     bern = site_settings(site_toml(tmp_path, "bern"))
     with (
-        opened_site(*bern),
+        open_configured_site(*bern),
         pytest.raises((deploy.Refused, ValueError, OSError), match=r"in use|state"),
-        opened_site(*bern),
+        open_configured_site(*bern),
     ):
         pass
 
@@ -326,7 +330,7 @@ class Interrupted(Network):
     def receive(self, timeout):
         news = super().receive(timeout)
         if news is not None and news[1] is not None:
-            frame = deploy.Frame.parse(news[1])
+            frame = Frame.parse(news[1])
             if frame.kind == "answer" and frame.tag.round == self.round:
                 self.round = -1  # once
                 signal.raise_signal(signal.SIGINT)
@@ -353,7 +357,7 @@ def test_an_interrupt_keeps_the_rounds_before_it(tmp_path):
 
     class Counting(Network):
         def send(self, site, data):
-            frame = deploy.Frame.parse(data)
+            frame = Frame.parse(data)
             if frame.kind == "step":
                 asked.append(frame.tag.round)
             super().send(site, data)

@@ -14,6 +14,7 @@ import pytest
 import fedmcmc
 from fedmcmc import deploy
 from fedmcmc._types import as_functions
+from fedmcmc.deploy._frames import Frame
 from fedmcmc.deploy._shapes import shapes_of_run
 from fedmcmc.deploy._words import to_words
 from tests.deploy.attacks.support import (
@@ -240,7 +241,7 @@ def test_a_server_repeats_a_round_under_masks(how, tmp_path):
     """Two answers under one mask: their difference would be in clear."""
     change, message = REPEATED[how]
     site, frames = answered_under_masks(tmp_path)
-    reply = deploy.Frame.parse(site.answer(change(frames[-1]).to_bytes()))
+    reply = Frame.parse(site.answer(change(frames[-1]).to_bytes()))
     assert reply.kind == "declined" and not reply.body
     assert message in reply.header["reason"]
 
@@ -282,7 +283,7 @@ def begins_with(tmp_path_factory):
     def answer(change):
         wrong = with_header(begin, kernel=change(words), tag=["other", -1, -1, time.time_ns()])
         wrong = wrong._replace(body=joined([numbers, *parts_of(begin.body)[1:]]))
-        return deploy.Frame.parse(network.sites["bern"].answer(wrong.to_bytes()))
+        return Frame.parse(network.sites["bern"].answer(wrong.to_bytes()))
 
     return answer
 
@@ -336,10 +337,10 @@ def huge_frames():
     tag = {"tag": ["x", -1, -1, 1]}
     array = {"array": ["float32", [2**40]]}
     begin = dict(kernel={"named": "main"}, chains=1, generator="threefry2x32")
-    yield "large position", deploy.Frame("begin", tag | begin | {"position": array})
-    yield "chains", deploy.Frame("begin", tag | begin | {"position": array, "chains": 2**40})
-    yield "rounds", deploy.Frame("step", {"tag": ["x", 2**80, 0, 1]})
-    yield "no chains", deploy.Frame("begin", tag | begin | {"position": array, "chains": -1})
+    yield "large position", Frame("begin", tag | begin | {"position": array})
+    yield "chains", Frame("begin", tag | begin | {"position": array, "chains": 2**40})
+    yield "rounds", Frame("step", {"tag": ["x", 2**80, 0, 1]})
+    yield "no chains", Frame("begin", tag | begin | {"position": array, "chains": -1})
 
 
 @pytest.mark.parametrize(("what", "frame"), list(huge_frames()), ids=lambda x: str(x)[:14])
@@ -349,7 +350,7 @@ def test_a_server_asks_for_more_memory_than_there_is(what, frame, tmp_path):
     site = open_site(study, "bern", tmp_path)
     tracemalloc.start()
     try:
-        reply = deploy.Frame.parse(site.answer(frame.to_bytes()))
+        reply = Frame.parse(site.answer(frame.to_bytes()))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -362,13 +363,13 @@ def test_a_server_sends_json_that_is_too_deep(tmp_path):
     site = open_site(make_study(), "bern", tmp_path)
     deep = b"[" * 100_000 + b"]" * 100_000
     header = b'{"kind": "begin", "tag": ["x", -1, -1, 1], "kernel": ' + deep + b"}"
-    reply = deploy.Frame.parse(site.answer(raw_frame(header)))
+    reply = Frame.parse(site.answer(raw_frame(header)))
     assert reply.kind == "error"
     words = {"value": 1}
     for _ in range(300):
         words = {"tuple": [words]}
     header = {"tag": ["x", -1, -1, 1], "kernel": words, "position": words, "chains": 1}
-    reply = deploy.Frame.parse(site.answer(deploy.Frame("begin", header).to_bytes()))
+    reply = Frame.parse(site.answer(Frame("begin", header).to_bytes()))
     assert reply.kind in ("error", "declined")
 
 

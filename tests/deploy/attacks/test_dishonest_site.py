@@ -10,6 +10,7 @@ import pytest
 import fedmcmc
 from fedmcmc import deploy, wire
 from fedmcmc.deploy._config import run_over
+from fedmcmc.deploy._frames import Frame
 from fedmcmc.random import cohort_key, draw_key, init_key, server_key
 from tests.deploy.attacks.support import (
     KEY,
@@ -183,7 +184,7 @@ def test_a_site_calls_itself_by_anothers_name(tmp_path):
     study, local = make_study(), deploy.LocalTransport()
     with server_of(study, local) as sites:
         site = open_site(study, "bern", tmp_path)
-        hello = deploy.Frame.parse(site.hello())
+        hello = Frame.parse(site.hello())
         wrong = hello._replace(header=hello.header | {"site": "chur"}).to_bytes()
         with pytest.warns(RuntimeWarning, match="registered as 'bern' but its name is 'chur'"):
             sites._links._admit("bern", wrong, {})
@@ -254,9 +255,9 @@ def test_a_site_sends_escapes_when_it_joins(field, tmp_path, caplog):
     """What it says of itself is in a warning, and goes back to it."""
     study, local = make_study(), deploy.LocalTransport()
     with server_of(study, local) as sites:
-        header = deploy.Frame.parse(open_site(study, "bern", tmp_path).hello()).header
+        header = Frame.parse(open_site(study, "bern", tmp_path).hello()).header
         value = {"fedmcmc": ESCAPE} if field == "software" else ESCAPE
-        hello = deploy.Frame("hello", header | {field: value}).to_bytes()
+        hello = Frame("hello", header | {field: value}).to_bytes()
         with pytest.warns(RuntimeWarning, match="bern was not accepted") as caught:
             sites._links._admit("bern", hello, {})
         assert str(caught[0].message).isprintable()
@@ -269,8 +270,8 @@ def test_a_server_sends_escapes_as_the_reason_of_refusing(tmp_path, caplog):
     site = open_site(make_study(), "bern", tmp_path)
     with pytest.raises(deploy.Refused) as caught:
         refusal = {"process": site.process, "reason": ESCAPE}
-        site.answer(deploy.Frame("refused", refusal).to_bytes())
+        site.answer(Frame("refused", refusal).to_bytes())
     assert str(caught.value).isprintable()
-    wrong = deploy.Frame(ESCAPE, {"tag": [ESCAPE, 0, 0, 1]}).to_bytes()
-    assert deploy.Frame.parse(site.answer(wrong)).kind == "error"
+    wrong = Frame(ESCAPE, {"tag": [ESCAPE, 0, 0, 1]}).to_bytes()
+    assert Frame.parse(site.answer(wrong)).kind == "error"
     assert is_plain(caplog.text)

@@ -13,6 +13,7 @@ import pytest
 
 import fedmcmc
 from fedmcmc import deploy, surrogates, wire
+from fedmcmc.deploy._frames import Frame
 from fedmcmc.deploy._shapes import shapes_of_run
 from fedmcmc.deploy._words import from_words
 from fedmcmc.kernels import Points, evaluations, expansions
@@ -121,7 +122,7 @@ class Conversation:
             tag = exchange.request.tag
             header = exchange.request.header | {"tag": [*tag[:3], tag.attempt + 1]}
             frame = change(exchange.request._replace(header=header))
-            yield exchange, deploy.Frame.parse(site.answer(frame.to_bytes()))
+            yield exchange, Frame.parse(site.answer(frame.to_bytes()))
 
 
 @pytest.fixture(scope="module")

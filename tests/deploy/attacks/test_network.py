@@ -14,6 +14,7 @@ import grpc
 import pytest
 
 from fedmcmc import deploy
+from fedmcmc.deploy._frames import Frame
 from tests.deploy.attacks.support import (
     KEY,
     NAMES,
@@ -124,7 +125,7 @@ def test_somebody_without_a_certificate_joins(keys):
     """The server ends the connection before any message."""
     server = deploy.GrpcServer("127.0.0.1:0", credentials(keys[0], "server"), keys[1])
     authority = (keys[0] / "ca.crt").read_bytes()
-    hello = deploy.Frame("hello", {"site": "bern", "study": make_study().digest}).to_bytes()
+    hello = Frame("hello", {"site": "bern", "study": make_study().digest}).to_bytes()
     for channel in (
         grpc.secure_channel(f"localhost:{server.port}", grpc.ssl_channel_credentials(authority)),
         grpc.insecure_channel(f"localhost:{server.port}"),
@@ -172,7 +173,7 @@ def test_another_server_of_the_same_authority_is_called(keys, tmp_path):
     wrong.close()
     right = deploy.GrpcServer("127.0.0.1:0", credentials(folder, "server"), pins)
     name, hello = dialed(make_study(), tmp_path / "right", right, party)
-    assert name == "bern" and deploy.Frame.parse(hello).kind == "hello"
+    assert name == "bern" and Frame.parse(hello).kind == "hello"
     right.close()
 
 
