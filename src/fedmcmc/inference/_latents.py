@@ -1,9 +1,10 @@
 """Inference for clients that keep latents of their groups.
 
-A chain moves position and latents in turn, on likelihood times cavity. By Stein's identity, the
-site whose product with the cavity has the tilted mean and covariance is minus the linear regression
-of the client's gradients on the chain's positions. The noise of this site only comes from the
-latents. The inverse of a sample covariance would have noise from the posterior, for each client.
+A chain moves position and latents in turn, on likelihood times cavity. The gradient of the site's
+logarithm is the linear regression of the client's gradients on the chain's positions. By Stein's
+identity, the product of this site and the cavity has the tilted mean and covariance. For a Gaussian
+likelihood, only the latents add noise to this site. The inverse of a sample covariance would have
+the noise of the whole posterior.
 """
 
 from collections.abc import Callable
@@ -37,8 +38,8 @@ from fedmcmc.pytrees import in_single_precision, trees
 NUM_NEWTON_STEPS = 6
 """Number of Newton steps from the server's mean to the tilted mode."""
 NUM_LEAPFROG_STEPS, TRAJECTORY_LENGTH = 3, 1.57
-"""A quarter of a period of a standard normal: the end of a trajectory is independent of its
-start."""
+"""Number of steps and length of a trajectory. A quarter of the period of a standard normal makes
+the end independent of the start."""
 JITTER = 0.2
 """Relative variation of the length, so that it is no period of any direction."""
 MIN_SAMPLES_PER_DIMENSION = 10

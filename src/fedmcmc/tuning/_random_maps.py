@@ -12,7 +12,7 @@ import numpy as np
 from fedmcmc._types import ParticipationMoments
 
 MAX_ITERATIONS = 2_000
-"""Limit on iterations for the covariance, which suffice unless cohorts widen it fifty times."""
+"""Limit on iterations for the covariance; enough unless cohorts make it fifty times as large."""
 
 
 class RandomMap(NamedTuple):
@@ -75,10 +75,10 @@ def _sum_series(a: np.ndarray, v: np.ndarray) -> np.ndarray:
 def rounds_per_draw(
     on_position: np.ndarray, covariance: np.ndarray
 ) -> tuple[np.ndarray, float, np.ndarray]:
-    """Return autocorrelation times ``[d]`` of coordinates, the largest of any direction, and it.
+    """Return autocorrelation times of coordinates and of the slowest direction, and the latter.
 
-    The autocovariance at lag k is ``on_position^k covariance``, and the slowest direction ``[d]``.
-    All results are NaN if a direction has no variance.
+    Times of coordinates and the direction are ``[d]``. The autocovariance at lag k is
+    ``on_position^k covariance``. If a direction has no variance, all results are NaN.
     """
     size = len(covariance)
     if not np.linalg.eigvalsh(covariance)[0] > 0:
