@@ -1,7 +1,7 @@
 """Inference from the Fisher information of a client's rows, with outcomes drawn from the model."""
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ class FisherInference(MeanFirst):
     """Mean, and the cavity's precision plus the Fisher information at or around the mean."""
 
     mean: Mean
-    scale: Any
+    scale: ArrayTree
     clip: float | None = field(metadata={"static": True})
 
     def information(self, fit: Fit) -> Array:
@@ -233,7 +233,7 @@ def ngvi(
     else:
         num_steps = positive_integer(num_steps, "num_steps")
         length = Length(1, batch_size=batch_size, num_steps=num_steps)
-    start: Any = () if initial is None else schedules.number(initial, "initial", minimum=0.0)
+    start: ArrayTree = () if initial is None else schedules.number(initial, "initial", minimum=0.0)
     return Ngvi(
         mean,
         schedules.number(scale, "scale", minimum=0.0, strict=True),
@@ -256,8 +256,8 @@ class _Keys(NamedTuple):
 class Ngvi(FisherInference):
     """Fisher information averaged over the tilted distribution; see `ngvi`."""
 
-    decay: Any
-    initial: Any  # () for the information at the mean
+    decay: ArrayTree
+    initial: ArrayTree  # () for the information at the mean
     length: Length = field(metadata={"static": True})
     num_samples: int = field(metadata={"static": True})
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -174,7 +174,7 @@ def sgd_mean(
     length, estimator = local_steps(
         num_epochs, num_local_steps, batch_size, num_samples, num_burnin
     )
-    curvature: Any = ()
+    curvature: ArrayTree = ()
     if row_curvature is not None:
         curvature = schedules.number(row_curvature, "row_curvature", minimum=0.0, strict=True)
     decay = schedules.number(weight_decay, "weight_decay", minimum=0.0)
@@ -186,8 +186,8 @@ def sgd_mean(
 class SgdMean(SampleMean):
     """Iterates of an optimizer; see `sgd_mean`."""
 
-    row_curvature: Any  # () for none
-    weight_decay: Any
+    row_curvature: ArrayTree  # () for none
+    weight_decay: ArrayTree
 
     def with_decay(self, cavity: Gaussian, client: Client, round_: Array) -> Gaussian:
         decay = schedules.value(self.weight_decay, round_)
@@ -260,7 +260,7 @@ def langevin_mean(
 class LangevinMean(SampleMean):
     """Samples of a Langevin chain; see `langevin_mean`."""
 
-    step_size: Any
+    step_size: ArrayTree
 
     def prepare(self, rng_key: Array, like: ArrayTree, client: Client) -> _StepDraws:
         gradient_key, noise_key = jax.random.split(rng_key)

@@ -1,13 +1,12 @@
 """Inference whose covariance is an argument or comes from samples."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc._checks import expect
-from fedmcmc._types import Number, register_dataclass
+from fedmcmc._types import ArrayTree, Number, register_dataclass
 from fedmcmc.gaussian import flat_precision, plus_precision
 from fedmcmc.inference._types import Fit, Inference, Mean, MeanFirst
 from fedmcmc.pytrees import schedules, trees
@@ -61,7 +60,7 @@ class ScaledIdentity(MeanFirst):
     """Mean, and a scaled identity for the covariance; see `scaled_identity`."""
 
     mean: Mean
-    number: Any
+    number: ArrayTree
     kind: str = field(metadata={"static": True})  # name of the argument of `scaled_identity`
 
     def precision(self, fit: Fit) -> Array:
@@ -105,7 +104,7 @@ def mcmc(
     """
     expect(mean, Mean, "mean")
     rate = schedules.number(shrinkage, "shrinkage", minimum=0.0, maximum=1.0)
-    match: Any = ()
+    match: ArrayTree = ()
     if match_precision_per_row is not None:
         match = schedules.number(
             match_precision_per_row, "match_precision_per_row", minimum=0.0, strict=True
@@ -119,8 +118,8 @@ class Mcmc(MeanFirst):
     """Mean and covariance of samples; see `mcmc`."""
 
     mean: Mean
-    shrinkage: Any
-    match: Any  # () for none
+    shrinkage: ArrayTree
+    match: ArrayTree  # () for none
     clip: float | None = field(metadata={"static": True})
 
     def second(self, structure: str) -> str:

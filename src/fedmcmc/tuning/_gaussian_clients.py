@@ -8,6 +8,7 @@ position.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import UnionType
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -184,13 +185,13 @@ def largest_curvature(posterior: Posterior, surrogates: Gaussian) -> float:
     return float(np.linalg.eigvalsh(np.asarray(precision.sum(0) + prior[1], np.float64))[-1])
 
 
-def nodes_of(tree: ArrayTree, kind: Any) -> list[Any]:
+def nodes_of(tree: ArrayTree, kind: type | UnionType) -> list[Any]:
     """Return the outermost nodes of a class (or union of classes) in a tree."""
     nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, kind))
     return [node for node in nodes if isinstance(node, kind)]
 
 
-def replace_nodes(tree: T, kind: Any, fn: Callable[[Any], Any]) -> T:
+def replace_nodes(tree: T, kind: type | UnionType, fn: Callable[[Any], Any]) -> T:
     """Return a tree with ``fn(node)`` for each outermost node of a class (or union of classes)."""
     changed: T = jax.tree.map(
         lambda node: fn(node) if isinstance(node, kind) else node,
@@ -260,7 +261,7 @@ def replace_minibatches(
         return _NormalMinibatches(PerClient(jnp.asarray(scaled, jnp.result_type(float))))
 
     description = "minibatch noise as at the mode"
-    if nodes_of(kernel, (Svrg, FixedPoint, Scaffold)):
+    if nodes_of(kernel, Svrg | FixedPoint | Scaffold):
         description += " (none in differences of gradients)"
     return replace_nodes(kernel, Minibatch, add_noise), description
 

@@ -5,7 +5,6 @@ them exists. So a kernel is run with a log likelihood that counts its rows whene
 """
 
 from collections import Counter
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +44,7 @@ def count_rows_per_round(
     )
     row_counts: Counter[int] = Counter()
 
-    def count(client: Any, num: Any, value: Any) -> None:
+    def count(client: Array, num: Array, value: Array) -> None:
         del value
         row_counts[int(client)] += int(num)
 
