@@ -237,7 +237,7 @@ POSTERIOR = FEDERATION.posterior
                 FEDERATION.data,
                 FEDERATION.surrogates("exact")[0],
             ),
-            "knows rows as they are",
+            "supports no augmentation",
         ),
     ],
 )

@@ -196,7 +196,7 @@ class Fixed(fedmcmc.inference.Mean):
     weight_decay: jax.Array
 
     def find(self, posterior, draws, position, cavity, client, round_, second):
-        return inference.Moments(position, (), jnp.zeros(()))
+        return inference.TiltedMoments(position, (), jnp.zeros(()))
 
     def with_decay(self, cavity, client, round_):
         return plus_precision(cavity, client.size.astype(jnp.float32) * self.weight_decay)

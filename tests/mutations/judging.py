@@ -62,8 +62,8 @@ MUTATIONS = {
     ),
     "visits begin nearer than is said": (
         VISITS,
-        "away = radius * lines @ root.T",
-        "away = radius / np.sqrt(2) * lines @ root.T",
+        "away = radius * directions @ root.T",
+        "away = radius / np.sqrt(2) * directions @ root.T",
         SHRINK,
     ),
     "a visit is not multiplied by one over its probability": (

@@ -123,8 +123,8 @@ MUTATIONS = {
     ),
     "information at the mean in place of its average": (
         "inference/_fisher.py",
-        "at = unravel(ravel_pytree(q.draw(draw_key))[0])",
-        "at = mean",
+        "position = unravel(ravel_pytree(q.draw(draw_key))[0])",
+        "position = mean",
         NGVI,
     ),
     "a variance divided by the number": (
@@ -135,7 +135,7 @@ MUTATIONS = {
     ),
     "samples that do not see the cavity": (
         "inference/_means.py",
-        "ascent = trees.add(estimate, cavity.grad_log(at))",
+        "ascent = trees.add(estimate, cavity.grad_log(x))",
         "ascent = estimate",
         SAMPLES,
     ),
@@ -177,26 +177,26 @@ MUTATIONS = {
     ),
     "trajectories that are judged without the cavity": (
         CHAINS,
-        "+ of_cavity + kinetic",
-        "+ 0 * of_cavity + kinetic",
+        "+ cavity_gain + kinetic",
+        "+ 0 * cavity_gain + kinetic",
         TILTED,
     ),
     "trajectories that are judged by half their kinetic energy": (
         CHAINS,
-        "0.5 * jnp.sum(momentum**2 - last**2)",
-        "0.25 * jnp.sum(momentum**2 - last**2)",
+        "0.5 * jnp.sum(momentum**2 - end_momentum**2)",
+        "0.25 * jnp.sum(momentum**2 - end_momentum**2)",
         TILTED,
     ),
     "latents that stand still while the position is sampled": (
         CHAINS,
         "values, slope, moved.flat, moved.kept, accepted)",
-        "values, slope, now.latents, moved.kept, accepted)",
+        "values, slope, state.latents, moved.kept, accepted)",
         SAMPLED,
     ),
     "a regression that is put at the mode": (
         CHAINS,
-        "place = mode + metric.root @ center",
-        "place = mode",
+        "position = mode + metric.root @ center",
+        "position = mode",
         TILTED,
     ),
     "variances in units of the metric": (

@@ -6,8 +6,8 @@ SCORES = f"{MAPS}::test_score_covariances_are_those_of_rows"
 SUM = f"{MAPS}::test_langevin_on_sums_of_cohorts[server-uniform]"
 AVERAGE = f"{MAPS}::test_averages_of_cohorts[uniform]"
 FAULTS = f"{MAPS}::test_faults_thin_who_takes_part[dropped]"
-SPARSE = "tuning/test_twin.py::test_the_law_of_sparsified_messages[star]"
-ROUND = "tuning/test_twin.py::test_a_step_size_of_the_round_that_is_asked_for"
+SPARSE = "tuning/test_simulation.py::test_the_law_of_sparsified_messages[star]"
+ROUND = "tuning/test_simulation.py::test_a_step_size_of_the_round_that_is_asked_for"
 TIMES = "tuning/test_tune.py::test_autocorrelation_times_are_sums_over_lags[fa_hmc]"
 COSTS = "tuning/test_tune_costs.py"
 FUNCTIONAL = f"{COSTS}::test_the_functional_that_is_asked_for_mixes_fastest[(0.0, 1.0)]"
@@ -17,8 +17,8 @@ CONSTANTS = "tuning/test_constants.py"
 NOISE = f"{CONSTANTS}::test_noise_at_a_position_is_that_of_rounds[compressor1-2-0.6]"
 BATCHES = f"{CONSTANTS}::test_noise_at_a_position_is_that_of_rounds[None-2-1.0]"
 RELAY = f"{CONSTANTS}::test_noise_of_a_relay_with_exact_surrogates_is_the_constant_of_its_bound"
-LAWS, LINEARIZED = "tuning/_laws.py", "tuning/_linearized.py"
-MINIBATCHES, TWIN = "gradients/_minibatches.py", "tuning/_twin.py"
+LAWS, LINEARIZED = "tuning/_random_maps.py", "tuning/_linearized.py"
+MINIBATCHES, TWIN = "gradients/_minibatches.py", "tuning/_simulation.py"
 
 MUTATIONS = {
     "noise of minibatches at the mode of size N instead of N^2": (
@@ -89,7 +89,7 @@ MUTATIONS = {
     ),
     "cohorts that differ in curvature taken for one": (
         LAWS,
-        "noise + self._over_cohorts(self.of_client, covariance)",
+        "noise + self._over_cohorts(self.client_maps, covariance)",
         "noise",
         SUM,
     ),
@@ -113,14 +113,14 @@ MUTATIONS = {
     ),
     "autocorrelations of the transposed map": (
         LAWS,
-        "np.linalg.solve(one - on_position, (one + on_position) @ covariance)",
-        "np.linalg.solve(one - on_position.T, (one + on_position.T) @ covariance)",
+        "np.linalg.solve(eye - on_position, (eye + on_position) @ covariance)",
+        "np.linalg.solve(eye - on_position.T, (eye + on_position.T) @ covariance)",
         TIMES,
     ),
     "a functional that does not count": (
         "tuning/_search.py",
-        "rounds = told.slowest if wanted.functional is None else told.of_functional",
-        "rounds = told.slowest",
+        "rounds = prediction.functional_rounds",
+        "rounds = prediction.slowest",
         FUNCTIONAL,
     ),
     "a functional of whitened coordinates": (
@@ -130,7 +130,7 @@ MUTATIONS = {
         USERS,
     ),
     "rows of the first round taken for those of all": (
-        "tuning/_work.py",
+        "tuning/_row_counts.py",
         "float(np.mean(counts))",
         "float(counts[0])",
         ROWS,

@@ -130,5 +130,5 @@ def test_probabilities_have_to_be_one_per_client():
 
 def test_terms_that_are_not_of_rows_are_refused():
     posterior = POSTERIOR._replace(loglikelihood_fn=ClientTerms())
-    with pytest.raises(ValueError, match="must have a term per row"):
+    with pytest.raises(ValueError, match="must have one term per row"):
         fedmcmc.tuning.noise_at_mode(posterior, DATA, START)

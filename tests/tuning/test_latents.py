@@ -54,7 +54,7 @@ def test_of_draws_the_law_is_exact(case, surrogates):
     kernel = fedmcmc.lsd(POSTERIOR, step_size=STEP, refresh=refresh, **own)
     told = fedmcmc.predict_bias(kernel, DATA, surrogates)
     mean, covariance = law_of(laws_joint.exact, **settings)
-    assert not told.simulated and "latents drawn anew" in str(told)
+    assert not told.simulated and "new latents in every move" in str(told)
     np.testing.assert_allclose(told.mean, mean, atol=3e-5)
     np.testing.assert_allclose(told.covariance, covariance, rtol=1e-3, atol=1e-5)
     np.testing.assert_allclose(
@@ -75,7 +75,7 @@ def test_of_langevin_steps_it_is_simulated(case, surrogates):
     kernel = fedmcmc.lsd(POSTERIOR, step_size=STEP, refresh=ula(size, num_steps=steps), **settings)
     told = fedmcmc.predict_bias(kernel, DATA, surrogates)
     mean, covariance = law_of(lambda group: laws_joint.ula(group, size, steps), **settings)
-    assert "latents move on" in told.simulated
+    assert "new latents depend on the previous" in told.simulated
     assert (np.abs(told.mean - mean) < 5.5 * told.mean_error).all()
     sd = np.sqrt(np.diag(covariance))
     assert (np.abs(np.sqrt(np.diag(told.covariance)) - sd) < 5.5 * told.sd_error).all()

@@ -178,7 +178,7 @@ def test_kernels_on_pooled_rows_cannot_be_predicted():
 
 def test_surrogates_that_do_not_fit_say_so():
     improper = fedmcmc.Gaussian(-3 * EXACT.precision_mean, -3 * EXACT.precision, "dense")
-    with pytest.raises(ValueError, match="make no proper Gaussian"):
+    with pytest.raises(ValueError, match="is no proper Gaussian"):
         fedmcmc.predict_bias(build(CASES["shared"]), FEDERATION.data, improper)
     kernel = build(CASES["shared"])
     three = fedmcmc.Gaussian.from_moments(np.zeros((3, 3)), np.stack([np.eye(3)] * 3))

@@ -299,7 +299,7 @@ def test_differences_of_gradients_have_no_noise_where_rows_share_a_curvature():
 @pytest.mark.parametrize("shape", [(4, 3), (3, 3, 3), (4, 2, 2)])
 def test_scores_that_do_not_fit_say_so(shape):
     kernel = fedmcmc.lsd(EQUAL.posterior, step_size=STEP_SIZE, batch_size=2)
-    with pytest.raises(ValueError, match=r"scores must be what .* of shape \(4, 3, 3\)"):
+    with pytest.raises(ValueError, match=r"scores must be the result of .* of shape \(4, 3, 3\)"):
         fedmcmc.predict_bias(kernel, EQUAL.data, exact(EQUAL), scores=jnp.zeros(shape))
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import fedmcmc
 from fedmcmc.runs import as_consortium
-from fedmcmc.tuning._visits import MAX_GROWTH, RADII, worst_visit
+from fedmcmc.tuning._visits import MAX_GROWTH, RADII, find_worst_visits
 from tests.oracles.federations import Federation
 
 FEDERATION = Federation()
@@ -43,13 +43,13 @@ def fsgld(white, step_size, num_local_steps=10):
 @pytest.mark.parametrize("num_local_steps", [1, 4])
 def test_where_surrogates_are_exact_visits_shrink_by_the_step(num_local_steps):
     white = fedmcmc.whiten(FEDERATION.posterior, FEDERATION.data, jnp.zeros(3))
-    visit = worst_visit(fsgld(white, 0.3, num_local_steps), FEDERATION.data, white.surrogates)
+    visit = find_worst_visits(fsgld(white, 0.3, num_local_steps), FEDERATION.data, white.surrogates)
     np.testing.assert_allclose(visit.growth, 0.7**num_local_steps, rtol=2e-3)
     np.testing.assert_allclose(visit.drift, 0.7**num_local_steps, rtol=2e-3)
-    assert visit.safe
+    assert visit.are_safe
 
 
-def test_the_worst_visit_is_that_of_a_loop_in_numpy(white):
+def test_the_find_worst_visits_is_that_of_a_loop_in_numpy(white):
     """In the model's coordinates, with the curvature at the mode as the metric."""
     step, num_steps, num = 0.08, 10, len(SIZES)
     mode = float(white.posterior.position_fn(white.position))
@@ -66,13 +66,13 @@ def test_the_worst_visit_is_that_of_a_loop_in_numpy(white):
             exact = sums[client] - sizes[client] * np.exp(x)
             x += step / precision * (-PRIOR * x + slopes.sum() + num * (exact - slopes[client]))
         ratios[radius, client, side] = abs((x - mode) / begin)
-    visit = worst_visit(fsgld(white, step, num_steps), DATA, white.surrogates)
+    visit = find_worst_visits(fsgld(white, step, num_steps), DATA, white.surrogates)
     np.testing.assert_allclose(visit.growth, ratios[0].max(), rtol=1e-3)
     assert visit.client == ratios[0].max(1).argmax() == 0
     assert "client 'Bern'" in str(visit._replace(labels=("Bern", *range(1, num)), growth=9.0))
     squares = np.mean(ratios**2, axis=1)  # all clients are visited alike
     np.testing.assert_allclose(visit.drift, np.sqrt(squares.max()), rtol=1e-3)
-    assert visit.radius == RADII[squares.max(1).argmax()] and visit.thrower == 0
+    assert visit.radius == RADII[squares.max(1).argmax()] and visit.drift_client == 0
 
 
 def test_clients_are_weighed_as_they_are_visited(white):
@@ -80,19 +80,19 @@ def test_clients_are_weighed_as_they_are_visited(white):
     kernel = fedmcmc.fsgld(
         white.posterior, white.surrogates, step_size=0.08, num_local_steps=10, probabilities=shares
     )
-    visit = worst_visit(kernel, DATA, white.surrogates)
+    visit = find_worst_visits(kernel, DATA, white.surrogates)
     # What the large client's surrogate gets wrong counts twice then, in place of thirty times.
     assert (
-        visit.safe
-        and visit.drift < 1 < worst_visit(fsgld(white, 0.08), DATA, white.surrogates).drift
+        visit.are_safe
+        and visit.drift < 1 < find_worst_visits(fsgld(white, 0.08), DATA, white.surrogates).drift
     )
 
 
 def test_kernels_that_are_no_relays_have_no_visits(white):
     kernel = fedmcmc.lsd(white.posterior, step_size=0.05)
-    assert worst_visit(kernel, DATA, white.surrogates) is None
+    assert find_worst_visits(kernel, DATA, white.surrogates) is None
     dropped = fedmcmc.faults(fsgld(white, 0.05), drop=0.1)
-    assert worst_visit(dropped, DATA, white.surrogates).growth > 0
+    assert find_worst_visits(dropped, DATA, white.surrogates).growth > 0
 
 
 def judged(kernel, white, num_rounds=6_000):
@@ -126,7 +126,10 @@ def test_tune_takes_no_step_whose_visits_throw_a_chain_away(best):
     grown = {e["step_size"]: e["growth"] for e in best.table if e["growth"]}
     step = best.settings["step_size"]
     assert grown[step] <= MAX_GROWTH < grown[max(grown)] and step < BY_LAW / 2
-    assert "Longer steps that the law accepts are unsafe" in str(best) and "client 0" in best.note
+    assert (
+        "Longer steps are within the limits on Gaussian clients but unsafe" in str(best)
+        and "client 0" in best.note
+    )
 
 
 @pytest.mark.slow
@@ -138,7 +141,9 @@ def test_of_clients_elsewhere_it_is_said_that_they_were_not_asked(white):
         elsewhere,
         white.surrogates,
     )
-    assert best.note.startswith("Clients at real sites were not asked") and best.note in str(best)
+    assert best.note.startswith(
+        "Visits to clients at real sites were not checked"
+    ) and best.note in str(best)
 
 
 @pytest.mark.slow
@@ -154,7 +159,7 @@ def test_the_step_that_tune_takes_samples_and_that_of_the_law_does_not(best, whi
 def test_tune_says_so_where_all_steps_are_unsafe(white, monkeypatch):
     monkeypatch.setattr("fedmcmc.tuning._visits.MAX_GROWTH", 0.1)
     with pytest.raises(
-        ValueError, match=r"law accepts are unsafe.*client 0.*all clients take part"
+        ValueError, match=r"limits on Gaussian clients are unsafe.*client 0.*all clients take part"
     ):
         fedmcmc.tune(
             lambda step_size: fsgld(white, step_size), white.posterior, DATA, white.surrogates

@@ -35,6 +35,14 @@ class Traits:
         Cause of a divergence other than the step size, with its remedy; empty without such a cause.
     keeps_latents
         If true, clients keep latents of their groups (`FederatedKernel.model` has a `local` part).
+    gradients_at_latents
+        If true, messages are gradients at the latents of the clients' groups, so that the step size
+        biases draws.
+    visits_clients
+        If true, one client per round moves the chain, and one over its probability multiplies its
+        gradient.
+    refits_surrogates
+        If true, clients replace their surrogates during the run.
     noise_in_messages
         If true, clients add the noise of the chain to their messages, so that the noise of a sum
         without one of them has the wrong variance.
@@ -56,6 +64,9 @@ class Traits:
     accepts_late_messages: bool = True
     divergence_hint: str = ""
     keeps_latents: bool = False
+    gradients_at_latents: bool = False
+    visits_clients: bool = False
+    refits_surrogates: bool = False
     noise_in_messages: bool = False
     marks_range_ends: bool = False
     no_target_reason: str = ""

@@ -1,7 +1,7 @@
-"""Client inference of expectation propagation: a Gaussian for a likelihood times a cavity.
+"""Client inference for expectation propagation: a Gaussian fitted to likelihood times cavity.
 
-An inference sees one client and its cavity, and returns a Gaussian. It imports hierarchy, dynamics,
-gradients, data and the ground floor, and no kernel.
+An inference sees one client and its cavity and returns a Gaussian, from which
+`fedmcmc.natural` computes the client's message.
 """
 
 from fedmcmc.inference._exact import exact_gaussian as exact_gaussian
@@ -17,5 +17,5 @@ from fedmcmc.inference._moments import scaled_identity as scaled_identity
 from fedmcmc.inference._types import Inference as Inference
 from fedmcmc.inference._types import LatentInference as LatentInference
 from fedmcmc.inference._types import Mean as Mean
-from fedmcmc.inference._types import Moments as Moments
 from fedmcmc.inference._types import Tilted as Tilted
+from fedmcmc.inference._types import TiltedMoments as TiltedMoments

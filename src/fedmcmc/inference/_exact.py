@@ -1,7 +1,6 @@
 """Exact inference, for log likelihoods that are quadratic in the position."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,18 +11,19 @@ from jax.flatten_util import ravel_pytree
 from fedmcmc._types import ArrayTree, Client, Federation, Posterior, register_dataclass
 from fedmcmc.gaussian import Gaussian, as_dense, project
 from fedmcmc.gradients import Target, as_gaussian
-from fedmcmc.inference._types import Inference, Mean, Moments, Tilted
+from fedmcmc.hierarchy import made_up_rows
+from fedmcmc.inference._types import Inference, Mean, Tilted, TiltedMoments
 from fedmcmc.pytrees import trees
 
-_MADE_UP = 8  # rows of which the second derivatives are compared
+_NUM_ROWS = 8  # artificial rows in the check of second derivatives
 
 
 def exact_gaussian() -> Inference:
-    """Multiply likelihood and cavity exactly, for quadratic log likelihoods; match the moments.
+    """Multiply likelihood and cavity exactly, for quadratic log likelihoods.
 
-    With dense sites nothing is approximated, and one round of all clients gives the posterior. With
-    diagonal sites or a scaled identity the tilted distribution is projected: its mean is kept, and
-    its variances, or their mean. `init` checks log likelihoods as that of `exact_mean` does.
+    With dense sites there is no approximation, and one round of all clients gives the posterior.
+    Diagonal sites get the mean and the variances of the tilted distribution; a scaled identity gets
+    the mean variance. `init` checks the log likelihood as for `exact_mean`.
 
     References
     ----------
@@ -35,7 +35,7 @@ def exact_gaussian() -> Inference:
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class ExactGaussian(Inference):
-    """Likelihood times cavity; see `exact_gaussian`."""
+    """Exact product of likelihood and cavity; see `exact_gaussian`."""
 
     def fit(
         self,
@@ -56,11 +56,11 @@ class ExactGaussian(Inference):
 
 
 def exact_mean() -> Mean:
-    """Solve for the mean, for log likelihoods that are quadratic in the position.
+    """Solve for the tilted mean, for log likelihoods that are quadratic in the position.
 
-    Takes a matrix ``[d, d]`` per client. `init` refuses a log likelihood whose second derivatives
-    differ between two positions, for made-up rows of numbers between zero and one: a server sees no
-    others. What is quadratic for such rows alone is not noticed.
+    Each client uses a matrix ``[d, d]``. `init` raises if the second derivatives of the log
+    likelihood differ between two positions. The server has no rows, so it uses artificial rows of
+    numbers between zero and one, and does not notice if other rows have other derivatives.
     """
     return ExactMean()
 
@@ -79,13 +79,13 @@ class ExactMean(Mean):
         client: Client,
         round_: Array,
         second: str | None,
-    ) -> Moments:
+    ) -> TiltedMoments:
         tilted, gradient_norm = _exact_tilted(posterior, position, cavity, client)
         mean = tilted.mean()
         variance: ArrayTree = () if second is None else tilted.covariance()
         if second == "diagonal":
             variance = ravel_pytree(mean)[1](jnp.diagonal(variance))
-        return Moments(mean, variance, gradient_norm)
+        return TiltedMoments(mean, variance, gradient_norm)
 
     def check(
         self, posterior: Posterior, position: ArrayTree, federation: Federation, second: str | None
@@ -96,7 +96,7 @@ class ExactMean(Mean):
 def _exact_tilted(
     posterior: Posterior, position: ArrayTree, cavity: Gaussian, client: Client
 ) -> tuple[Gaussian, Array]:
-    """Return likelihood times cavity for a quadratic log likelihood, dense, and its gradient."""
+    """Return the dense product of a quadratic likelihood and the cavity, and its gradient norm."""
     flat, unravel = ravel_pytree(position)
     gradient, precision = Target(posterior, None, unravel).expand(client, flat, dense=True)
     dense = as_dense(cavity)
@@ -108,41 +108,34 @@ def _exact_tilted(
 def _check_quadratic(posterior: Posterior, position: ArrayTree, federation: Federation) -> None:
     """Raise `ValueError` unless the log likelihood has constant second derivatives.
 
-    Compares those at two positions, of made-up rows: a server, which checks, has no others. Where
-    they are not finite, as of rows that no data could hold, they tell nothing.
+    Compares second derivatives at two positions, for artificial rows. If they are not finite, the
+    rows are impossible for the model, and the check passes.
     """
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(posterior)):
         return
-    # `sample` maps `init` over chains: of a position that is traced the shape suffices.
+    # `sample` maps `init` over chains. A traced position has a shape but no values.
     flat, unravel = ravel_pytree(position)
     center = np.zeros(flat.shape) if isinstance(flat, jax.core.Tracer) else np.asarray(flat)
     rng = np.random.default_rng(0)
-
-    def made_up(leaf: Any) -> Array:
-        shape = (_MADE_UP, *leaf.shape[1:])
-        # Outcomes of any kind, sizes and chances: most models take numbers between zero and one.
-        is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
-        values = rng.uniform(size=shape) if is_float else rng.integers(0, 2, shape)
-        return jnp.asarray(values, leaf.dtype)
-
     with jax.ensure_compile_time_eval():
-        places = [jnp.asarray(center + rng.normal(size=flat.shape), flat.dtype) for _ in range(2)]
-        rows = jax.tree.map(made_up, federation.rows)
-        zero, one = jnp.zeros((), jnp.int32), jnp.ones(())
-        client = Client(rows, zero, zero + _MADE_UP, zero, one, one, _MADE_UP)
+        points = [jnp.asarray(center + rng.normal(size=flat.shape), flat.dtype) for _ in range(2)]
+        rows = made_up_rows(federation.rows, _NUM_ROWS, rng)
+        zero, unit_share = jnp.zeros((), jnp.int32), jnp.ones(())
+        client = Client(rows, zero, zero + _NUM_ROWS, zero, unit_share, unit_share, _NUM_ROWS)
         target = Target(posterior, None, unravel)
-        first, other = (np.asarray(target.expand(client, at, dense=True)[1]) for at in places)
-    if not (np.isfinite(first).all() and np.isfinite(other).all()):
+        a, b = (np.asarray(target.expand(client, x, dense=True)[1]) for x in points)
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
         return
-    # In units of both coordinates' own curvature: a large one must not hide another.
-    gap, entries = np.abs(first - other), np.maximum(np.abs(first), np.abs(other))
-    own = np.sqrt(np.diagonal(entries))
-    unit = np.maximum(np.outer(own, own), entries)
-    off = gap > 1e-3 * unit
-    if off.any():
-        at = np.unravel_index(np.argmax(np.where(off, gap / np.where(off, unit, 1), 0)), gap.shape)
+    # Relative to the curvature of both coordinates, so that no large curvature hides a small one.
+    gap, entries = np.abs(a - b), np.maximum(np.abs(a), np.abs(b))
+    scale = np.sqrt(np.diagonal(entries))
+    unit = np.maximum(np.outer(scale, scale), entries)
+    differs = gap > 1e-3 * unit
+    if differs.any():
+        relative = np.where(differs, gap / np.where(differs, unit, 1), 0)
+        worst = np.unravel_index(np.argmax(relative), gap.shape)
         raise ValueError(
-            f"The log likelihood is not quadratic in the position: a second derivative differs by "
-            f"{gap[at]:.3g} between two positions, where it is up to {entries[at]:.3g} (of made-up "
-            f"rows, of numbers between zero and one). Use means of samples (sgd_mean) instead."
+            f"The log likelihood is not quadratic in the position: a second derivative of up to "
+            f"{entries[worst]:.3g} differs by {gap[worst]:.3g} between two positions (for "
+            f"artificial rows of numbers between zero and one). Use a mean of samples (sgd_mean)."
         )

@@ -1,7 +1,7 @@
-"""Inference by the Fisher information of a client's rows, with outcomes drawn from the model."""
+"""Inference from the Fisher information of a client's rows, with outcomes drawn from the model."""
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,20 +19,20 @@ from fedmcmc.inference._types import Fit, Inference, Mean, MeanFirst
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import integers_below
 
-_BUDGET = 2**22  # numbers that the gradients of rows treated together may take
+_MAX_ELEMENTS = 2**22  # in the gradients of rows that are computed together
 _MAX_ROWS = 256
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FisherInference(MeanFirst):
-    """A mean, and the cavity's precision plus an information at or about it."""
+    """Mean, and the cavity's precision plus the Fisher information at or around the mean."""
 
     mean: Mean
-    scale: Any
+    scale: ArrayTree
     clip: float | None = field(metadata={"static": True})
 
     def information(self, fit: Fit) -> Array:
-        """Return the client's information as a precision of the cavity's structure, unscaled."""
+        """Return the client's information, unscaled, as a precision of the cavity's structure."""
         raise NotImplementedError
 
     def precision(self, fit: Fit) -> Array:
@@ -51,23 +51,23 @@ def _check_resample(posterior: Posterior, position: ArrayTree, federation: Feder
     if posterior.resample_fn is None:
         why = posterior.no_resample_reason
         raise ValueError(
-            "The Fisher information takes outcomes drawn from the model: the posterior needs a "
+            "The Fisher information uses outcomes drawn from the model: the posterior needs a "
             "resample_fn, (rng_key, position, batch) -> batch."
             + (
-                f" from_numpyro made none, as {why}."
+                f" from_numpyro built none, because {why}."
                 if why
-                else " from_numpyro and from_flax make one where they can."
+                else " from_numpyro and from_flax build one if they can."
             )
         )
-    two = jax.tree.map(
+    rows = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), leaf.dtype), federation.rows
     )
     key = jax.eval_shape(lambda: jax.random.key(0))
-    drawn = jax.eval_shape(posterior.resample_fn, key, trees.shapes_of(position), two)
-    if trees.shapes_of(drawn) != trees.shapes_of(two):
+    drawn = jax.eval_shape(posterior.resample_fn, key, trees.shapes_of(position), rows)
+    if trees.shapes_of(drawn) != trees.shapes_of(rows):
         raise ValueError(
-            "resample_fn must return rows of the shapes it is given: "
-            f"{jax.tree.map(lambda x: x.shape, two)}, got "
+            "resample_fn must return rows of the same shapes as its argument: "
+            f"{jax.tree.map(lambda x: x.shape, rows)}, got "
             f"{jax.tree.map(lambda x: jnp.shape(x), drawn)}."
         )
 
@@ -81,22 +81,22 @@ def fisher(
     dense: bool = False,
     offsets: Array | None = None,
 ) -> Array:
-    """Return the mean over rows of squared gradients, outcomes drawn once per row from the model.
+    """Return the mean over rows of squared gradients, with one drawn outcome per row.
 
-    Unbiased for the Fisher information of a row, which is minus the expected second derivative:
-    ``[d]``, or ``[d, d]`` where `dense`. `offsets` ``[batch_size]`` says which of the client's rows
-    are used, negative for none; by default all of them are, a few at a time.
+    It is an unbiased estimate of the Fisher information per row, minus the expected second
+    derivative: ``[d]``, or ``[d, d]`` if `dense`. `offsets` ``[batch_size]`` are the client's rows,
+    negative for an empty entry; by default all rows.
     """
     flat, unravel = ravel_pytree(position)
     resample_fn, loglikelihood_fn = posterior.resample_fn, posterior.loglikelihood_fn
     assert resample_fn is not None
 
     def row_gradient(row: ArrayTree) -> Array:
-        one = jax.tree.map(lambda leaf: leaf[None], row)
-        return jax.grad(lambda x: loglikelihood_fn(unravel(x), one)[0])(flat)
+        batch = jax.tree.map(lambda leaf: leaf[None], row)
+        return jax.grad(lambda x: loglikelihood_fn(unravel(x), batch)[0])(flat)
 
     def total(key: Array, offsets: Array, mask: Array) -> Array:
-        # Rows that are missing are copies of the client's first: none of another client.
+        # An empty entry reads the client's first row, never the row of another client.
         rows = resample_fn(key, position, gather(client, jnp.where(mask, offsets, 0)))
         gradients = jax.vmap(row_gradient)(rows)
         gradients = jnp.where(mask[:, None], gradients, 0)
@@ -105,11 +105,11 @@ def fisher(
     if offsets is not None:
         mask = offsets >= 0
         return total(rng_key, offsets, mask) / jnp.sum(mask).astype(flat.dtype)
-    chunk = max(1, min(client.max_size, _MAX_ROWS, _BUDGET // max(flat.size, 1)))
+    chunk = max(1, min(client.max_size, _MAX_ROWS, _MAX_ELEMENTS // max(flat.size, 1)))
 
     def body(i: Array, sums: Array) -> Array:
-        at = i * chunk + jnp.arange(chunk, dtype=jnp.int32)
-        return sums + total(jax.random.fold_in(rng_key, i), at, at < client.size)
+        rows = i * chunk + jnp.arange(chunk, dtype=jnp.int32)
+        return sums + total(jax.random.fold_in(rng_key, i), rows, rows < client.size)
 
     shape = (flat.size, flat.size) if dense else (flat.size,)
     sums = jax.lax.fori_loop(
@@ -123,27 +123,23 @@ def laplace(
 ) -> Inference:
     """Add the Fisher information at the tilted mean to the cavity's precision (variant L).
 
-    The information is the sum over rows of squared gradients, or of products of gradients where
-    sites are dense, with outcomes that the model draws once per row and pass. It estimates minus
-    the expected second derivatives, needs no curvature and is never negative.
+    The information is the sum over rows of squared gradients (for dense sites, of outer products),
+    with outcomes drawn from the model once per row and pass. It estimates minus the expected second
+    derivatives without computing any, and is never negative. The posterior needs a ``resample_fn``
+    that draws outcomes; `fedmcmc.from_numpyro` and `fedmcmc.from_flax` build it.
 
     Parameters
     ----------
     mean
-        How the tilted mean is found: `sgd_mean`, `langevin_mean` or `exact_mean`.
+        Method for the tilted mean: `sgd_mean`, `langevin_mean` or `exact_mean`.
     num_passes
-        Passes over the rows, each with new outcomes; 5 or 10 in the paper.
+        Number of passes over the rows, each with new outcomes; 5 or 10 in the paper.
     clip
-        Clip the information to its mean plus and minus so many standard deviations over
-        coordinates; 2 in the released code, no clipping in the paper.
+        Number of standard deviations over coordinates around their mean, to which the information
+        is clipped: 2 in the released code, no clipping in the paper.
     scale
-        Multiplies all that is added to the cavity, the weight decay of `mean` included; one in the
-        paper.
-
-    Notes
-    -----
-    The posterior needs a ``resample_fn``, which draws outcomes (`fedmcmc.from_numpyro` and
-    `fedmcmc.from_flax` make one).
+        Factor of the precision that is added to the cavity, including the weight decay of `mean`;
+        one in the paper.
 
     References
     ----------
@@ -164,7 +160,7 @@ def laplace(
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Laplace(FisherInference):
-    """Information at the mean; see `laplace`."""
+    """Fisher information at the mean; see `laplace`."""
 
     num_passes: int = field(metadata={"static": True})
 
@@ -177,7 +173,7 @@ class Laplace(FisherInference):
         structure, mean, client = fit.cavity.structure, fit.moments.mean, fit.client
         dense = structure == "dense"
         passes = jax.lax.map(
-            lambda key: fisher(fit.posterior, key, mean, client, dense=dense), fit.randomness
+            lambda key: fisher(fit.posterior, key, mean, client, dense=dense), fit.draws
         )
         per_row = clipped(jnp.mean(passes, axis=0), self.clip)
         return in_structure(client.size.astype(per_row.dtype) * per_row, structure)
@@ -195,34 +191,30 @@ def ngvi(
     clip: float | None = None,
     scale: Number = 1.0,
 ) -> Inference:
-    """Average the Fisher information over the tilted distribution itself (variant V).
+    """Average the Fisher information over the tilted distribution (variant V).
 
-    From ``s = initial`` on, each step draws `num_samples` positions with precision
-    ``n_k * s + cavity`` about the tilted mean and moves ``s`` to
-    ``decay * s + (1 - decay) * (their mean Fisher information per row)``. The mean stays where it
-    was found.
+    Starting at ``s = initial``, each step draws `num_samples` positions with precision
+    ``n_k * s + cavity`` around the tilted mean, and replaces ``s`` by ``decay * s + (1 - decay) *
+    (their mean Fisher information per row)``. The mean does not change.
 
     Parameters
     ----------
     mean
-        How the tilted mean is found.
+        Method for the tilted mean, as in `laplace`.
     num_steps, num_epochs
-        Either steps, on all rows or on minibatches drawn with replacement; or passes over the
-        rows, one step per minibatch, as in the released code.
+        Number of steps, on all rows or on minibatches drawn with replacement; or number of passes
+        over the rows, with one step per minibatch, as in the released code.
     num_samples
-        Positions per step.
+        Number of positions per step.
     decay
-        Between zero and one, ``beta``.
+        Number ``beta`` between zero and one.
     initial
-        Precision per row to start from; by default the Fisher information at the mean. Zero, as in
-        the released code, takes a proper cavity.
+        Initial precision per row; by default the Fisher information at the mean. Zero, as in the
+        released code, requires a proper cavity.
     batch_size
-        Rows per step, the same for all its positions; all of the client's by default, as in the
-        paper.
-    clip
-        As for `laplace`, of each step's information, averaged over its positions.
-    scale
-        As for `laplace`.
+        Number of rows per step, shared by its positions; all rows by default, as in the paper.
+    clip, scale
+        The same as in `laplace`. `clip` applies to the mean information of each step.
 
     References
     ----------
@@ -231,7 +223,7 @@ def ngvi(
     expect(mean, Mean, "mean")
     if (num_steps is None) == (num_epochs is None):
         raise ValueError(
-            f"ngvi takes num_steps= or num_epochs=, one of them, got {num_steps!r} and "
+            f"ngvi takes exactly one of num_steps= and num_epochs=, got {num_steps!r} and "
             f"{num_epochs!r}."
         )
     if batch_size is not None:
@@ -241,7 +233,7 @@ def ngvi(
     else:
         num_steps = positive_integer(num_steps, "num_steps")
         length = Length(1, batch_size=batch_size, num_steps=num_steps)
-    start: Any = () if initial is None else schedules.number(initial, "initial", minimum=0.0)
+    start: ArrayTree = () if initial is None else schedules.number(initial, "initial", minimum=0.0)
     return Ngvi(
         mean,
         schedules.number(scale, "scale", minimum=0.0, strict=True),
@@ -254,62 +246,61 @@ def ngvi(
 
 
 class _Keys(NamedTuple):
-    first: Array  # of the information at the mean
-    passes: Array  # of the orders of the rows
+    initial: Array  # for the information at the mean
+    passes: Array  # for the orders of the rows
     steps: Array  # one per step
 
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Ngvi(FisherInference):
-    """Information averaged over the tilted distribution; see `ngvi`."""
+    """Fisher information averaged over the tilted distribution; see `ngvi`."""
 
-    decay: Any
-    initial: Any  # () for the information at the mean
+    decay: ArrayTree
+    initial: ArrayTree  # () for the information at the mean
     length: Length = field(metadata={"static": True})
     num_samples: int = field(metadata={"static": True})
 
     def prepare(self, rng_key: Array, like: ArrayTree, client: Client) -> tuple[ArrayTree, _Keys]:
-        mean_key, first, passes, steps = jax.random.split(rng_key, 4)
-        keys = _Keys(first, passes, jax.random.split(steps, self.length.most(client)))
+        mean_key, initial, passes, steps = jax.random.split(rng_key, 4)
+        keys = _Keys(initial, passes, jax.random.split(steps, self.length.most(client)))
         return self.mean.prepare(mean_key, like, client), keys
 
     def information(self, fit: Fit) -> Array:
         posterior, mean, client = fit.posterior, fit.moments.mean, fit.client
-        structure, keys = fit.cavity.structure, fit.randomness
+        structure, keys = fit.cavity.structure, fit.draws
         dense, before = structure == "dense", flat_precision(fit.target)
         size = client.size.astype(before.dtype)
         decay = trees.cast(schedules.value(self.decay, fit.round), before)
         unravel = ravel_pytree(mean)[1]
 
-        def of_structure(information: Array) -> Array:
+        def as_precision(information: Array) -> Array:
             return in_structure(clipped(information, self.clip), structure)
 
         def step(i: Array, per_row: Array) -> Array:
             rows_key, sample_key = jax.random.split(keys.steps[i])
-            # One minibatch per step, which all samples share.
             offsets = self._offsets(rows_key, keys.passes, i, client)
             q = from_flat(mean, size * per_row + before, structure)
 
             def sample(key: Array) -> Array:
                 draw_key, label_key = jax.random.split(key)
-                at = unravel(ravel_pytree(q.draw(draw_key))[0])
-                return fisher(posterior, label_key, at, client, dense=dense, offsets=offsets)
+                position = unravel(ravel_pytree(q.draw(draw_key))[0])
+                return fisher(posterior, label_key, position, client, dense=dense, offsets=offsets)
 
-            each = jax.lax.map(sample, jax.random.split(sample_key, self.num_samples))
-            return decay * per_row + (1 - decay) * of_structure(jnp.mean(each, axis=0))
+            samples = jax.lax.map(sample, jax.random.split(sample_key, self.num_samples))
+            return decay * per_row + (1 - decay) * as_precision(jnp.mean(samples, axis=0))
 
         if trees.is_empty(self.initial):
-            first = of_structure(fisher(posterior, keys.first, mean, client, dense=dense))
+            start = as_precision(fisher(posterior, keys.initial, mean, client, dense=dense))
         else:
             number = schedules.value(self.initial, fit.round)
-            first = flat_precision(plus_precision(trees.zeros_like(fit.target), number))
+            start = flat_precision(plus_precision(trees.zeros_like(fit.target), number))
         epoch = steps_per_epoch(client.size, self.length.batch_size)
         num_steps = self.length.num_steps or self.length.num_windows * epoch
-        return size * jax.lax.fori_loop(0, num_steps, step, first)
+        return size * jax.lax.fori_loop(0, num_steps, step, start)
 
     def _offsets(self, rows_key: Array, passes: Array, i: Array, client: Client) -> Array | None:
-        """Return which rows step `i` uses, ``[batch_size]``; ``None`` for all."""
+        """Return the rows of step `i`, ``[batch_size]``, or ``None`` for all rows."""
         batch_size = self.length.batch_size
         if batch_size is None:
             return None

@@ -1,4 +1,4 @@
-"""Moments of the tilted distribution by weighted points about its mode."""
+"""Moments of the tilted distribution from weighted points around its mode."""
 
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -17,29 +17,28 @@ from fedmcmc.inference._types import Inference, Tilted
 from fedmcmc.pytrees import in_single_precision, trees
 
 MAX_DIMENSIONS = 64
-_TOGETHER = 64  # points whose log densities are computed at a time
+_POINTS_PER_BATCH = 64
 
 
 def importance(num_points: int = 512, *, num_steps: int = 6) -> Inference:
-    """Find the tilted mode, then mean and covariance from weighted points about it.
+    """Fit the moments of weighted points around the tilted mode.
 
-    Newton steps from the server's mean end at the mode. Points of the Gaussian there, the same in
+    Newton steps from the server's mean find the mode. Points from the Gaussian there, the same in
     all rounds, are weighted by the tilted density over that Gaussian. Nothing is random, so a run
-    of `fedmcmc.fed_ep` comes to rest; for a Gaussian likelihood the fit is exact. It suits up to 64
-    dimensions and log likelihoods with second derivatives; a round takes `num_points` values of the
-    client's log likelihood, and ``num_steps + 1`` Hessians.
+    of `fedmcmc.fed_ep` converges to a fixed point. For a Gaussian likelihood the fit is exact. A
+    round takes `num_points` values of the client's log likelihood and ``num_steps + 1`` Hessians.
 
     Parameters
     ----------
     num_points
-        A power of two, at least four per dimension.
+        Number of points: a power of two, at least four per dimension.
     num_steps
-        Newton steps; later rounds begin where the approximation is, so a few suffice.
+        Number of Newton steps. Later rounds start at the approximation, so a few suffice.
 
     Raises
     ------
     ValueError
-        If a number is out of range, and from `init` for too many dimensions.
+        If a number is out of range; from `init` if there are more than 64 dimensions.
 
     Examples
     --------
@@ -59,7 +58,7 @@ def importance(num_points: int = 512, *, num_steps: int = 6) -> Inference:
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Importance(Inference):
-    """Weighted points about the tilted mode; see `importance`."""
+    """Weighted points around the tilted mode; see `importance`."""
 
     num_points: int = field(metadata={"static": True})
     num_steps: int = field(metadata={"static": True})
@@ -81,15 +80,17 @@ class Importance(Inference):
         root = jnp.linalg.inv(jnp.linalg.cholesky(curvature)).T  # root @ root.T is the inverse
         points = jnp.asarray(standard_points(self.num_points, flat.size), flat.dtype)
         shifts = jnp.matmul(points, root.T, precision="highest")
-        gains = jax.lax.map(lambda shift: density.change(mode, shift), shifts, batch_size=_TOGETHER)
+        gains = jax.lax.map(
+            lambda shift: density.change(mode, shift), shifts, batch_size=_POINTS_PER_BATCH
+        )
         log_weights = gains + jnp.sum(points**2, axis=1) / 2
         weights = jax.nn.softmax(jnp.where(jnp.isfinite(log_weights), log_weights, -jnp.inf))
-        # In units of the points, so that a covariance of ones is well conditioned.
+        # In units of the points, where the covariance is well conditioned.
         center = weights @ points
-        around = points - center[None]
-        covariance = jnp.matmul(weights[None] * around.T, around, precision="highest")
+        centered = points - center[None]
+        covariance = jnp.matmul(weights[None] * centered.T, centered, precision="highest")
         inverse = jnp.linalg.inv(jnp.linalg.cholesky(covariance))
-        # The inverse of root @ covariance @ root.T.
+        # factor.T @ factor is the inverse of root @ covariance @ root.T.
         factor = inverse @ jnp.linalg.cholesky(curvature).T
         mean = unravel(mode + root @ center)
         tilted = from_flat(mean, jnp.matmul(factor.T, factor, precision="highest"), "dense")
@@ -102,17 +103,17 @@ class Importance(Inference):
         size = trees.num_elements(position)
         if size > MAX_DIMENSIONS or self.num_points < 4 * size:
             raise ValueError(
-                f"inference.importance takes up to {MAX_DIMENSIONS} dimensions and four points "
-                f"per dimension, got {size} dimensions and num_points={self.num_points}: give more "
-                f"points, or another inference= (see docs/fed_ep.md)."
+                f"inference.importance takes up to {MAX_DIMENSIONS} dimensions and at least four "
+                f"points per dimension, got {size} dimensions and num_points={self.num_points}: "
+                f"give more points, or another inference= (see docs/fed_ep.md)."
             )
 
 
 @lru_cache
 def standard_points(num: int, dimension: int) -> np.ndarray:
-    """Return points ``[num, dimension]`` with the mean and covariance of standard normals, exactly.
+    """Return points ``[num, dimension]`` with exactly zero mean and unit covariance.
 
-    Normals of a scrambled Sobol sequence and their mirror images, linearly corrected.
+    They are normals from a scrambled Sobol sequence and their mirror images, scaled linearly.
     """
     from scipy.stats import norm, qmc
 

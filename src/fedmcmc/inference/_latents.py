@@ -1,11 +1,10 @@
-"""Inference for clients that keep latents of their groups: a chain on both, a Gaussian for one.
+"""Inference for clients that keep latents of their groups.
 
-A chain moves position and latents in turn, on likelihood times cavity. The site is read off the
-gradients along it: by Stein's identity ``E[(theta - mean) gradient']`` of the client's log density
-is what the tilted covariance has beyond the cavity's, so that the site whose product with the
-cavity has the tilted mean and covariance is the linear regression of gradients on positions. It has
-the noise of what latents leave open alone, where the inverse of a sample covariance has that of the
-whole posterior, once per client.
+A chain moves position and latents in turn, on likelihood times cavity. The gradient of the site's
+logarithm is the linear regression of the client's gradients on the chain's positions. By Stein's
+identity, the product of this site and the cavity has the tilted mean and covariance. For a Gaussian
+likelihood, only the latents add noise to this site. The inverse of a sample covariance would have
+the noise of the whole posterior.
 """
 
 from collections.abc import Callable
@@ -36,30 +35,29 @@ from fedmcmc.inference._tilted import TiltedDensity
 from fedmcmc.inference._types import Inference, LatentInference, Tilted
 from fedmcmc.pytrees import in_single_precision, trees
 
-NEWTON_STEPS = 6
-"""To the tilted mode, from the server's mean."""
-LEAPS, REACH = 3, 1.57
-"""Leapfrog steps per trajectory and its length: a quarter of a period of a normal distribution in
-units of its sds, after which a position has forgotten where it was."""
+NUM_NEWTON_STEPS = 6
+"""Number of Newton steps from the server's mean to the tilted mode."""
+NUM_LEAPFROG_STEPS, TRAJECTORY_LENGTH = 3, 1.57
+"""Number of steps and length of a trajectory. A quarter of the period of a standard normal makes
+the end independent of the start."""
 JITTER = 0.2
-"""Share by which the length varies, so that no period of any direction fits it."""
-PER_DIMENSION = 10
-"""Samples at least."""
+"""Relative variation of the length, so that it is no period of any direction."""
+MIN_SAMPLES_PER_DIMENSION = 10
 
 
-class _Now(NamedTuple):
+class _ChainState(NamedTuple):
     shift: Array  # [d], from the tilted mode, in units of the metric
     values: Array  # [G], log densities of groups
-    slope: Array  # [d], of the groups' log density
+    slope: Array  # [d], gradient of the sum of the values
     latents: Array  # [G, k]
     refresh: ArrayTree
-    accepted: Array  # [G], sums of shares
+    accepted: Array  # [G], sums of acceptance rates
 
 
 @register_dataclass
 @dataclass(frozen=True, eq=False)
 class McmcLocal(LatentInference):
-    """A chain on position and latents; see `mcmc_local`."""
+    """Chain on position and latents; see `mcmc_local`."""
 
     refresh: Refresh
     num_samples: int = field(metadata={"static": True})
@@ -72,9 +70,9 @@ class McmcLocal(LatentInference):
         assert posterior.local is not None
         self.refresh.check(posterior.local, position, federation.rows)
         size = trees.num_elements(position)
-        if self.num_samples < PER_DIMENSION * size:
+        if self.num_samples < MIN_SAMPLES_PER_DIMENSION * size:
             raise ValueError(
-                f"mcmc_local takes {PER_DIMENSION} samples per dimension at least, got "
+                f"mcmc_local needs at least {MIN_SAMPLES_PER_DIMENSION} samples per dimension, got "
                 f"num_samples={self.num_samples} for {size} dimensions."
             )
 
@@ -94,55 +92,55 @@ class McmcLocal(LatentInference):
         cavity: Gaussian,
         client: Client,
         round_: Array,
-        kept: Locals,
+        latents: Locals,
     ) -> tuple[Tilted, Locals]:
         assert posterior.local is not None
         flat, unravel = ravel_pytree(position)
         groups = groups_of(posterior.local, client)
-        without = TiltedDensity.of(marginal(posterior, nodes=1), cavity, client, unravel)
-        mode = without.climb(flat, NEWTON_STEPS)
+        integrated = TiltedDensity.of(marginal(posterior, nodes=1), cavity, client, unravel)
+        mode = integrated.climb(flat, NUM_NEWTON_STEPS)
         modes = find_modes(groups, unravel(mode)).flat
-        curvature = minus_hessian(lambda at: groups.total(unravel(at), modes), mode)
-        metric = _Metric.of(curvature + without.precision)
-        chain = _Chain(self.refresh, groups, without, mode, metric, round_, self.thinning)
-        begin = chain.begin(groups.as_flat(kept.latents), kept.refresh)
+        curvature = minus_hessian(lambda x: groups.total(unravel(x), modes), mode)
+        metric = _RootMetric.of(curvature + integrated.precision)
+        chain = _Chain(self.refresh, groups, integrated, mode, metric, round_, self.thinning)
+        state = chain.start(groups.as_flat(latents.latents), latents.refresh)
         keys: Array = draws
-        begin, _ = jax.lax.scan(chain.sample, begin, keys[: self.num_burnin])
-        end, (shifts, slopes) = jax.lax.scan(chain.sample, begin, keys[self.num_burnin :])
+        state, _ = jax.lax.scan(chain.sample, state, keys[: self.num_burnin])
+        state, (shifts, slopes) = jax.lax.scan(chain.sample, state, keys[self.num_burnin :])
         num_moves = self.thinning * (self.num_burnin + self.num_samples)
-        latents = Locals(
-            groups.as_latents(end.latents),
-            end.refresh,
-            kept.accepted.with_round(end.accepted / num_moves, groups.present),
+        moved = Locals(
+            groups.as_latents(state.latents),
+            state.refresh,
+            latents.accepted.with_round(state.accepted / num_moves, groups.present),
         )
-        site = _site(shifts, slopes, mode, metric, cavity.structure, unravel)
-        ascents = slopes + without.linear - (mode + shifts @ metric.root) @ without.precision
-        return Tilted(cavity * site, jnp.sqrt(jnp.mean(jnp.sum(ascents**2, axis=1)))), latents
+        site = _fit_site(shifts, slopes, mode, metric, cavity.structure, unravel)
+        ascents = slopes + integrated.linear - (mode + shifts @ metric.root) @ integrated.precision
+        return Tilted(cavity * site, jnp.sqrt(jnp.mean(jnp.sum(ascents**2, axis=1)))), moved
 
 
-class _Metric(NamedTuple):
+class _RootMetric(NamedTuple):
     """Symmetric roots of a precision and of its inverse, ``[d, d]``."""
 
     root: Array  # of the inverse
-    inverse: Array
+    inverse: Array  # of the root
 
     @classmethod
-    def of(cls, precision: Array) -> "_Metric":
+    def of(cls, precision: Array) -> "_RootMetric":
         values, vectors = jnp.linalg.eigh((precision + precision.T) / 2)
-        # Any metric is right: where the density is not curved down, as if it were.
+        # The chain is exact for any metric, so negative curvatures may count as positive.
         sizes = jnp.abs(values)
         sizes = jnp.sqrt(jnp.maximum(sizes, 1e-6 * jnp.max(sizes)))
         return cls((vectors / sizes) @ vectors.T, (vectors * sizes) @ vectors.T)
 
 
 class _Chain(NamedTuple):
-    """Trajectories of the position given latents, and moves of the latents given the position."""
+    """Moves of the position given latents, and of the latents given the position."""
 
     refresh: Refresh
     groups: Groups
     tilted: TiltedDensity
     mode: Array
-    metric: _Metric
+    metric: _RootMetric
     round: Array
     thinning: int
 
@@ -152,7 +150,7 @@ class _Chain(NamedTuple):
         return unravel(self.mode + self.metric.root @ shift)
 
     def density(self, shift: Array, latents: Array) -> tuple[Array, Array]:
-        """Return log densities of groups ``[G]``, and the slope of their sum, ``[d]``."""
+        """Return log densities of groups ``[G]``, and the gradient ``[d]`` of their sum."""
 
         def total(flat: Array) -> tuple[Array, Array]:
             position = self.tilted.likelihood.unravel(flat)
@@ -164,87 +162,90 @@ class _Chain(NamedTuple):
         (_, values), slope = jax.value_and_grad(total, has_aux=True)(flat)
         return values, slope
 
-    def begin(self, latents: Array, kept: ArrayTree) -> _Now:
+    def start(self, latents: Array, refresh: ArrayTree) -> _ChainState:
         shift = jnp.zeros_like(self.mode)
         values, slope = self.density(shift, latents)
-        return _Now(shift, values, slope, latents, kept, jnp.zeros_like(latents[:, 0]))
+        return _ChainState(shift, values, slope, latents, refresh, jnp.zeros_like(latents[:, 0]))
 
-    def sample(self, now: _Now, rng_key: Array) -> tuple[_Now, tuple[Array, Array]]:
-        """Return the chain some moves later, and its position and slope there."""
+    def sample(self, state: _ChainState, rng_key: Array) -> tuple[_ChainState, tuple[Array, Array]]:
+        """Return the chain after `thinning` moves, and its shift and slope there."""
         keys = jax.random.split(rng_key, self.thinning)
-        now, _ = jax.lax.scan(lambda at, key: (self.move(at, key), None), now, keys)
-        return now, (now.shift, now.slope)
+        state, _ = jax.lax.scan(lambda x, key: (self.move(x, key), None), state, keys)
+        return state, (state.shift, state.slope)
 
-    def move(self, now: _Now, rng_key: Array) -> _Now:
+    def move(self, state: _ChainState, rng_key: Array) -> _ChainState:
         """Return the chain after a trajectory of the position and a refresh of the latents."""
         path_key, refresh_key = jax.random.split(rng_key)
-        now = self.trajectory(now, path_key)
+        state = self.trajectory(state, path_key)
         groups = self.groups
-        drawn = self.refresh.prepare(refresh_key, groups.num, groups.size)
-        here = Here(self.position(now.shift), now.latents, now.refresh, self.round)
-        moved = self.refresh.move(groups, drawn, here)
-        values, slope = self.density(now.shift, moved.flat)
-        accepted = now.accepted + moved.acceptance
-        return _Now(now.shift, values, slope, moved.flat, moved.kept, accepted)
+        draws = self.refresh.prepare(refresh_key, groups.num, groups.size)
+        here = Here(self.position(state.shift), state.latents, state.refresh, self.round)
+        moved = self.refresh.move(groups, draws, here)
+        values, slope = self.density(state.shift, moved.flat)
+        accepted = state.accepted + moved.acceptance
+        return _ChainState(state.shift, values, slope, moved.flat, moved.kept, accepted)
 
-    def trajectory(self, now: _Now, rng_key: Array) -> _Now:
+    def trajectory(self, state: _ChainState, rng_key: Array) -> _ChainState:
         """Return the chain after a leapfrog trajectory that is accepted or rejected."""
         momentum_key, length_key, uniform_key = jax.random.split(rng_key, 3)
-        dtype, root = now.shift.dtype, self.metric.root
-        momentum = jax.random.normal(momentum_key, now.shift.shape, dtype)
+        dtype, root = state.shift.dtype, self.metric.root
+        momentum = jax.random.normal(momentum_key, state.shift.shape, dtype)
         jitter = jax.random.uniform(length_key, (), dtype, 1 - JITTER, 1 + JITTER)
-        step = REACH / LEAPS * jitter
+        step = TRAJECTORY_LENGTH / NUM_LEAPFROG_STEPS * jitter
 
         def ascent(shift: Array, slope: Array) -> Array:
             flat = self.mode + root @ shift
             return root @ (slope + self.tilted.linear - self.tilted.precision @ flat)
 
-        def leap(state: tuple, _: None) -> tuple[tuple, None]:
-            at, momentum, _, slope = state
-            momentum = momentum + 0.5 * step * ascent(at, slope)
-            at = at + step * momentum
-            values, slope = self.density(at, now.latents)
-            return (at, momentum + 0.5 * step * ascent(at, slope), values, slope), None
+        def leap(path: tuple, _: None) -> tuple[tuple, None]:
+            shift, momentum, _, slope = path
+            momentum = momentum + 0.5 * step * ascent(shift, slope)
+            shift = shift + step * momentum
+            values, slope = self.density(shift, state.latents)
+            return (shift, momentum + 0.5 * step * ascent(shift, slope), values, slope), None
 
-        begin = (now.shift, momentum, now.values, now.slope)
-        (shift, last, values, slope), _ = jax.lax.scan(leap, begin, None, length=LEAPS)
-        moved = root @ (shift - now.shift)
-        middle = self.mode + root @ ((shift + now.shift) / 2)
-        of_cavity = moved @ (self.tilted.linear - self.tilted.precision @ middle)
-        kinetic = 0.5 * jnp.sum(momentum**2 - last**2)
-        # Per group, so that what both ends share leaves no rounding.
-        gain = jnp.sum(values - now.values) + of_cavity + kinetic
+        path = (state.shift, momentum, state.values, state.slope)
+        (shift, end_momentum, values, slope), _ = jax.lax.scan(
+            leap, path, None, length=NUM_LEAPFROG_STEPS
+        )
+        moved = root @ (shift - state.shift)
+        middle = self.mode + root @ ((shift + state.shift) / 2)
+        cavity_gain = moved @ (self.tilted.linear - self.tilted.precision @ middle)
+        kinetic = 0.5 * jnp.sum(momentum**2 - end_momentum**2)
+        # Differences per group: values that both ends share leave no rounding.
+        gain = jnp.sum(values - state.values) + cavity_gain + kinetic
         uniform = jax.random.uniform(uniform_key, (), dtype)
-        taken = jnp.log(uniform) < gain  # false where it is not a number
-        chosen = trees.select(taken, (shift, values, slope), (now.shift, now.values, now.slope))
-        return now._replace(shift=chosen[0], values=chosen[1], slope=chosen[2])
+        accepted = jnp.log(uniform) < gain  # false if the gain is NaN
+        before = (state.shift, state.values, state.slope)
+        shift, values, slope = trees.select(accepted, (shift, values, slope), before)
+        return state._replace(shift=shift, values=values, slope=slope)
 
 
-def _site(
+def _fit_site(
     shifts: Array,
     slopes: Array,
     mode: Array,
-    metric: _Metric,
+    metric: _RootMetric,
     structure: str,
     unravel: Callable[[Array], ArrayTree],
 ) -> Gaussian:
     """Return the Gaussian whose gradient is the regression of slopes on positions."""
     center, slope = jnp.mean(shifts, axis=0), jnp.mean(slopes, axis=0)
     away, change = shifts - center, slopes - slope
-    place = mode + metric.root @ center
+    position = mode + metric.root @ center
     if structure == "dense":
         square = jnp.matmul(away.T, away, precision="highest")
         cross = jnp.matmul(away.T, change @ metric.root, precision="highest")
         scaled = -jnp.linalg.solve(square, cross)
         precision = metric.inverse @ ((scaled + scaled.T) / 2) @ metric.inverse
-        return as_gaussian(slope, precision, place, unravel)
-    # Each coordinate by itself, so that variances are matched; of a scaled identity their sum.
+        return as_gaussian(slope, precision, position, unravel)
+    # One regression per coordinate matches variances; a scaled identity matches their sum.
     away = away @ metric.root
     products, squares = jnp.sum(away * change, axis=0), jnp.sum(away**2, axis=0)
     if structure == "diagonal":
-        return as_gaussian(slope, -products / squares, place, unravel)
+        return as_gaussian(slope, -products / squares, position, unravel)
     number = -jnp.sum(products) / jnp.sum(squares)
-    return Gaussian(unravel(slope + number * place), number, structure)
+    return Gaussian(unravel(slope + number * position), number, structure)
 
 
 def mcmc_local(
@@ -254,17 +255,13 @@ def mcmc_local(
     num_burnin: int = 20,
     thinning: int = 1,
 ) -> Inference:
-    """Sample position and latents of the client's groups together; fit the position's Gaussian.
+    """Sample position and latents of the client's groups together, and fit a Gaussian to positions.
 
-    For posteriors with ``local``, in `fedmcmc.fed_ep`. A client moves the shared position along
-    trajectories given its latents, and these by `refresh` given the position, on its likelihood
-    times its cavity. It keeps its latents for the next round; its message is in terms of the
-    position alone, as ever.
-
-    Mean and covariance of the fit are the tilted distribution's, of variances where sites are
-    diagonal. They come from the gradients along the chain: the site is their linear regression on
-    the positions (Stein's identity). For a Gaussian likelihood all its noise is what latents leave
-    open, so that the noise of the sum of all sites does not grow with the number of clients.
+    This inference is for `fedmcmc.fed_ep` on posteriors with ``local``. On likelihood times cavity,
+    a client moves the shared position along trajectories given its latents, and the latents by
+    `refresh` given the position. It keeps its latents for the next round. The fit has the mean and
+    covariance of the tilted distribution (variances for diagonal sites), from a linear regression
+    of gradients on positions (Stein's identity); see docs/fed_ep.md.
 
     Parameters
     ----------
@@ -273,24 +270,23 @@ def mcmc_local(
         `fedmcmc.hierarchy.with_moments` are those of the tilted distribution. Of `hmc` and `mala`
         ``num_adapt`` counts rounds, of which one has many moves: a few are enough.
     num_samples
-        Per round, at least ten per dimension of the position.
+        Number of samples per round, at least ten per dimension of the position.
     num_burnin
-        Samples at the start of a round that are left out.
+        Number of discarded samples at the start of a round.
     thinning
-        Moves from sample to sample.
+        Number of moves per sample.
 
     Raises
     ------
     ValueError
-        If a number is out of range, and from `init` if the model does not fit the refresh or there
-        are too few samples.
+        If a number is out of range; from `init` if the model does not fit the refresh or there are
+        too few samples.
 
     Notes
     -----
-    Trajectories begin at the tilted mode, which Newton steps find with the latents integrated out
-    by Laplace's approximation; the curvature there, given the latents, is their metric. They are
-    accepted or rejected, so that neither matters for what is sampled. The fit has a bias of one
-    part in `num_samples`, about, as latents of one sample move the position of the next.
+    The chain starts at the tilted mode with latents integrated out by Laplace's approximation; the
+    curvature there is the metric. Trajectories are accepted or rejected, so both only affect the
+    speed. The fit has a relative bias of about one over `num_samples`.
 
     References
     ----------

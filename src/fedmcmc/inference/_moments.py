@@ -1,13 +1,12 @@
-"""Inference whose covariance is given, or is that of samples."""
+"""Inference whose covariance is an argument or comes from samples."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc._checks import expect
-from fedmcmc._types import Number, register_dataclass
+from fedmcmc._types import ArrayTree, Number, register_dataclass
 from fedmcmc.gaussian import flat_precision, plus_precision
 from fedmcmc.inference._types import Fit, Inference, Mean, MeanFirst
 from fedmcmc.pytrees import schedules, trees
@@ -20,20 +19,19 @@ def scaled_identity(
     precision: Number | None = None,
     precision_per_row: Number | None = None,
 ) -> Inference:
-    """Take a scaled identity for the covariance that the likelihood brings (variant I).
+    """Use a scaled identity as covariance (variant I), from exactly one of three numbers.
 
     Parameters
     ----------
     mean
-        How the tilted mean is found: `sgd_mean`, `langevin_mean` or `exact_mean`.
+        Method for the tilted mean: `sgd_mean`, `langevin_mean` or `exact_mean`.
     variance
-        The tilted covariance is this times the identity, whatever the cavity: the paper's
-        ``alpha_cov``.
+        Factor of the identity in the tilted covariance, for any cavity: ``alpha_cov`` of the paper.
     precision
-        The tilted precision is the cavity's plus this: the authors' toy problem, with one.
+        Difference between the tilted precision and the cavity's: one in the authors' toy problem.
     precision_per_row
-        The tilted precision is the cavity's plus this times the client's number of rows: the
-        authors' released code for networks (their ``alpha_cov`` is this number).
+        The same difference, divided by the client's number of rows: ``alpha_cov`` of the authors'
+        released code for networks.
 
     References
     ----------
@@ -45,13 +43,13 @@ def scaled_identity(
         "precision": precision,
         "precision_per_row": precision_per_row,
     }
-    named = {name: number for name, number in arguments.items() if number is not None}
-    if len(named) != 1:
+    numbers = {name: number for name, number in arguments.items() if number is not None}
+    if len(numbers) != 1:
         raise ValueError(
             "scaled_identity takes one of variance=, precision= and precision_per_row=, got "
-            f"{sorted(named) or 'none'}."
+            f"{sorted(numbers) or 'none'}."
         )
-    ((kind, number),) = named.items()
+    ((kind, number),) = numbers.items()
     value = schedules.number(number, kind, minimum=0.0, strict=True)
     return ScaledIdentity(mean, value, kind)
 
@@ -59,11 +57,11 @@ def scaled_identity(
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class ScaledIdentity(MeanFirst):
-    """A mean, and a given covariance; see `scaled_identity`."""
+    """Mean, and a scaled identity for the covariance; see `scaled_identity`."""
 
     mean: Mean
-    number: Any
-    kind: str = field(metadata={"static": True})  # what the number is
+    number: ArrayTree
+    kind: str = field(metadata={"static": True})  # name of the argument of `scaled_identity`
 
     def precision(self, fit: Fit) -> Array:
         cavity, number = fit.cavity, schedules.value(self.number, fit.round)
@@ -81,26 +79,24 @@ def mcmc(
     clip: float | None = None,
     match_precision_per_row: Number | None = None,
 ) -> Inference:
-    """Take mean and covariance of the tilted samples (variant M).
+    """Use mean and covariance of samples from the tilted distribution (variant M).
 
-    The covariance is ``shrinkage * I + (1 - shrinkage) * S`` with the sample variances ``S``
-    (divisor one less than the number of samples), or their covariance matrix where sites are
-    dense, or their mean for a scaled identity.
+    The covariance is ``shrinkage * I + (1 - shrinkage) * S``. For diagonal sites, ``S`` are the
+    sample variances (divisor: number of samples minus one), for dense sites the sample covariance,
+    for a scaled identity the mean variance.
 
     Parameters
     ----------
     mean
-        How the samples are drawn: `sgd_mean` or `langevin_mean`, or `exact_mean` for their exact
-        moments.
+        Method for the samples: `sgd_mean` or `langevin_mean`, or `exact_mean` for exact moments.
     shrinkage
-        Between zero and one.
+        Number between zero and one.
     clip
-        Clip precisions to their mean plus and minus so many standard deviations over coordinates;
-        2 in the released code, no clipping in the paper.
+        Number of standard deviations over coordinates around their mean, to which precisions are
+        clipped: 2 in the released code, no clipping in the paper.
     match_precision_per_row
-        Rescale precisions to the Euclidean norm of those of
-        ``scaled_identity(precision_per_row=...)`` with this number, as the released code does: then
-        samples give the shape of the covariance alone.
+        Number for ``scaled_identity(precision_per_row=...)``, to whose Euclidean norm precisions
+        are rescaled, as in the released code. Samples then determine only the covariance's shape.
 
     References
     ----------
@@ -108,7 +104,7 @@ def mcmc(
     """
     expect(mean, Mean, "mean")
     rate = schedules.number(shrinkage, "shrinkage", minimum=0.0, maximum=1.0)
-    match: Any = ()
+    match: ArrayTree = ()
     if match_precision_per_row is not None:
         match = schedules.number(
             match_precision_per_row, "match_precision_per_row", minimum=0.0, strict=True
@@ -119,11 +115,11 @@ def mcmc(
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Mcmc(MeanFirst):
-    """Moments of samples; see `mcmc`."""
+    """Mean and covariance of samples; see `mcmc`."""
 
     mean: Mean
-    shrinkage: Any
-    match: Any  # () for none
+    shrinkage: ArrayTree
+    match: ArrayTree  # () for none
     clip: float | None = field(metadata={"static": True})
 
     def second(self, structure: str) -> str:
@@ -134,8 +130,8 @@ class Mcmc(MeanFirst):
         variance = variance if structure == "dense" else trees.ravel(variance)
         variance = in_structure(variance, structure)
         rate = trees.cast(schedules.value(self.shrinkage, fit.round), variance)
-        one = jnp.eye(variance.shape[0], dtype=variance.dtype) if variance.ndim == 2 else 1.0
-        variance = rate * one + (1 - rate) * variance
+        identity = jnp.eye(variance.shape[0], dtype=variance.dtype) if variance.ndim == 2 else 1.0
+        variance = rate * identity + (1 - rate) * variance
         precision = jnp.linalg.inv(variance) if variance.ndim == 2 else 1 / variance
         precision = clipped(precision, self.clip)
         if trees.is_empty(self.match):
@@ -147,20 +143,12 @@ class Mcmc(MeanFirst):
 
 
 def in_structure(information: Array, structure: str) -> Array:
-    """Return an information ``[d]`` or ``[d, d]`` as the precision of a structure.
-
-    A scaled identity has the mean of the diagonal.
-    """
-    if structure == "scaled_identity":
-        return jnp.mean(information)
-    return information
+    """Return an information ``[d]`` or ``[d, d]`` as a precision; a scaled identity is its mean."""
+    return jnp.mean(information) if structure == "scaled_identity" else information
 
 
 def clipped(values: Array, num_sds: float | None) -> Array:
-    """Return `values` clipped to their mean plus and minus so many standard deviations.
-
-    Of a matrix ``[d, d]`` the diagonal is clipped. ``None`` leaves everything as it is.
-    """
+    """Return `values`, or the diagonal of a matrix, clipped to `num_sds` sds around their mean."""
     if num_sds is None or values.ndim == 0:
         return values
     diagonal = jnp.diagonal(values) if values.ndim == 2 else values
@@ -172,7 +160,7 @@ def clipped(values: Array, num_sds: float | None) -> Array:
 
 
 def checked_clip(clip: float | None) -> float | None:
-    """Return a number of standard deviations for `clipped`, which must be positive."""
+    """Return the argument `num_sds` of `clipped`, checked."""
     if clip is not None and not (isinstance(clip, int | float) and clip > 0):
         raise ValueError(f"clip must be a positive number of standard deviations, got {clip!r}.")
     return None if clip is None else float(clip)

@@ -1,4 +1,4 @@
-"""The tilted log density of one client, likelihood times cavity, over raveled positions."""
+"""Log density of likelihood times cavity at one client, over raveled positions."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from fedmcmc.pytrees import trees
 
 
 class TiltedDensity(NamedTuple):
-    """A client's log likelihood plus its cavity's log density, at positions ``[d]``.
+    """Log likelihood of a client plus the log density of its cavity, at positions ``[d]``.
 
     `linear` ``[d]`` and `precision` ``[d, d]`` are the cavity's natural parameters.
     """
@@ -32,7 +32,7 @@ class TiltedDensity(NamedTuple):
         client: Client,
         unravel: Callable[[Array], ArrayTree],
     ) -> "TiltedDensity":
-        """Return the density of a client whose cavity this is."""
+        """Return the density of a client with this cavity."""
         dense, target = as_dense(cavity), Target(posterior, None, unravel)
         return cls(target, trees.ravel(dense.precision_mean), dense.precision, client)
 
@@ -42,24 +42,24 @@ class TiltedDensity(NamedTuple):
         return gradient + self.linear - self.precision @ flat, curvature + self.precision
 
     def change(self, flat: Array, shift: Array) -> Array:
-        """Return the log density at ``flat + shift`` minus that at `flat`."""
-        of_cavity = shift @ (self.linear - self.precision @ (flat + shift / 2))
-        return self.likelihood.change(self.client, flat, shift) + of_cavity
+        """Return the change of the log density from `flat` to ``flat + shift``."""
+        cavity_change = shift @ (self.linear - self.precision @ (flat + shift / 2))
+        return self.likelihood.change(self.client, flat, shift) + cavity_change
 
     def climb(self, flat: Array, num_steps: int) -> Array:
-        """Return where Newton steps from `flat` end: at the mode, if they are enough."""
+        """Return the position after Newton steps from `flat`, usually the mode."""
 
         def newton(_: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-            # Levenberg and Marquardt: shorter and steeper steps where a plain one does not ascend.
+            # Levenberg and Marquardt: if a plain step does not ascend, steps get shorter.
             x, damping = carry
             gradient, curvature = self.expand(x)
             diagonal = jnp.diag(jnp.abs(jnp.diagonal(curvature)))
             step = jnp.linalg.solve(curvature + damping * diagonal, gradient)
             gain = self.change(x, step)
             accepted = jnp.isfinite(gain) & (gain >= -1e-3)  # rounding at the mode
-            calmer = jnp.where(damping < 1e-2, 0.0, damping / 10)
+            weaker = jnp.where(damping < 1e-2, 0.0, damping / 10)
             stronger = jnp.maximum(10 * damping, 1e-1)
-            return jnp.where(accepted, x + step, x), jnp.where(accepted, calmer, stronger)
+            return jnp.where(accepted, x + step, x), jnp.where(accepted, weaker, stronger)
 
         start = (flat, jnp.zeros((), flat.dtype))
         return jax.lax.fori_loop(0, num_steps, newton, start)[0]

@@ -1,4 +1,4 @@
-"""What a client's inference is: a Gaussian for its likelihood times its cavity."""
+"""Interfaces of a client's inference: a Gaussian for its likelihood times its cavity."""
 
 from typing import NamedTuple
 
@@ -10,21 +10,21 @@ from fedmcmc.hierarchy import Locals
 
 
 class Tilted(NamedTuple):
-    """A Gaussian for the tilted distribution, and the gradients' root mean square ``[]``."""
+    """Gaussian for the tilted distribution, and root mean square ``[]`` of the gradients."""
 
     gaussian: Gaussian
     gradient_norm: Array
 
 
 class Inference(Described):
-    """A client's approximation of its likelihood times its cavity.
+    """Approximation of a client's likelihood times its cavity.
 
-    A subclass is a frozen dataclass registered as a pytree, whose fields hold numbers (leaves) and
+    A subclass is a frozen dataclass registered as a pytree, whose fields are numbers (leaves) and
     structure (static). Its methods are pure.
     """
 
     def prepare(self, rng_key: Array, like: ArrayTree, client: Client) -> ArrayTree:
-        """Return all that is random in a fit; `like` holds the position's shapes."""
+        """Return all random draws of a fit; `like` has the shapes of a position."""
         return ()
 
     def fit(
@@ -36,20 +36,20 @@ class Inference(Described):
         client: Client,
         round_: Array,
     ) -> Tilted:
-        """Return the fit, of the cavity's structure; `position` is where the server's mean is."""
+        """Return the fit, with the cavity's structure; `position` is the server's mean."""
         raise NotImplementedError
 
     def check(
         self, posterior: Posterior, position: ArrayTree, federation: Federation, structure: str
     ) -> None:
-        """Raise `ValueError` where the inference does not fit model, rows or structure."""
+        """Raise `ValueError` if the inference does not fit model, rows or structure."""
 
 
 class LatentInference(Inference):
-    """An inference that moves latents of groups along, which their client keeps."""
+    """Inference that also samples latents of groups, which their client keeps."""
 
     def first_locals(self, posterior: Posterior, position: ArrayTree, client: Client) -> Locals:
-        """Return where the client's latents begin."""
+        """Return the client's first latents."""
         raise NotImplementedError
 
     def fit_latents(
@@ -60,17 +60,17 @@ class LatentInference(Inference):
         cavity: Gaussian,
         client: Client,
         round_: Array,
-        kept: Locals,
+        latents: Locals,
     ) -> tuple[Tilted, Locals]:
-        """Return the fit of the shared position as `Inference.fit`, and the latents moved."""
+        """Return the fit of the shared position, as in `Inference.fit`, and the new latents."""
         raise NotImplementedError
 
 
-class Moments(NamedTuple):
+class TiltedMoments(NamedTuple):
     """Moments of the tilted distribution.
 
-    `mean` is shaped as a position; `variance` is ``()``, a tree of variances, or a covariance
-    ``[d, d]``, as was asked for; `gradient_norm` ``[]``.
+    `mean` has the shape of a position; `variance` is ``()``, a tree of variances, or a covariance
+    ``[d, d]``, see `Mean.find`; `gradient_norm` is ``[]``.
     """
 
     mean: ArrayTree
@@ -79,13 +79,13 @@ class Moments(NamedTuple):
 
 
 class Mean(Described):
-    """A way to the tilted distribution's mean, and to what it sees of its covariance on that way.
+    """Method for the mean of the tilted distribution, and for its variances if it has samples.
 
-    A subclass is as one of `Inference`.
+    Subclasses follow the same rules as subclasses of `Inference`.
     """
 
     def prepare(self, rng_key: Array, like: ArrayTree, client: Client) -> ArrayTree:
-        """Return all that is random in a search; `like` holds the position's shapes."""
+        """Return all random draws of a search; `like` has the shapes of a position."""
         return ()
 
     def find(
@@ -97,8 +97,8 @@ class Mean(Described):
         client: Client,
         round_: Array,
         second: str | None,
-    ) -> Moments:
-        """Return mean and variance; the latter as `second`, ``"diagonal"``, ``"dense"`` or none.
+    ) -> TiltedMoments:
+        """Return the mean, and variances if `second` is ``"diagonal"`` or ``"dense"``.
 
         The cavity contains the factor of `with_decay`.
         """
@@ -107,23 +107,23 @@ class Mean(Described):
     def check(
         self, posterior: Posterior, position: ArrayTree, federation: Federation, second: str | None
     ) -> None:
-        """Raise `ValueError` where the search does not fit model or rows."""
+        """Raise `ValueError` if the search does not fit model or rows."""
 
     def with_decay(self, cavity: Gaussian, client: Client, round_: Array) -> Gaussian:
-        """Return the cavity times the factor of the client's likelihood that is a weight decay."""
+        """Return the cavity times the weight decay, a factor of the client's likelihood."""
         return cavity
 
 
 class Fit(NamedTuple):
-    """What is known of a client's fit once its mean is found.
+    """State of a client's fit after the search for the mean.
 
-    `randomness` is what the inference prepared besides that of the search for the mean, `target`
-    the cavity with the weight decay of the mean.
+    `draws` are the draws for the precision. `target` is the cavity with the weight decay of the
+    mean.
     """
 
     posterior: Posterior
-    randomness: ArrayTree
-    moments: Moments
+    draws: ArrayTree
+    moments: TiltedMoments
     cavity: Gaussian
     target: Gaussian
     client: Client
@@ -131,22 +131,22 @@ class Fit(NamedTuple):
 
 
 class MeanFirst(Inference):
-    """An inference that first finds the mean, and then a precision, which a subclass computes."""
+    """Inference that first finds the mean and then the precision; a subclass defines the latter."""
 
     mean: Mean  # a field of every subclass
 
     def precision(self, fit: Fit) -> Array:
-        """Return the tilted precision as of `flat_precision`, ``[]``, ``[d]`` or ``[d, d]``."""
+        """Return the tilted precision ``[]``, ``[d]`` or ``[d, d]``, as in `flat_precision`."""
         raise NotImplementedError
 
     def second(self, structure: str) -> str | None:
-        """Return what of the covariance the search for the mean has to return, as `Mean.find`."""
+        """Return the variances that the search for the mean must return, as in `Mean.find`."""
         return None
 
     def prepare(
         self, rng_key: Array, like: ArrayTree, client: Client
     ) -> tuple[ArrayTree, ArrayTree]:
-        """Return what is random in the search for the mean, and in the precision."""
+        """Return the random draws for the mean and for the precision."""
         return self.mean.prepare(rng_key, like, client), ()
 
     def fit(

@@ -60,7 +60,7 @@ class JointLangevin(LatentKernel):
     num_draws: int = field(metadata={"static": True})
     gradient_first: bool = field(metadata={"static": True})
 
-    traits = replace(LatentKernel.traits, check_compressor=_check_memory)
+    traits = replace(LatentKernel.traits, gradients_at_latents=True, check_compressor=_check_memory)
     disclosure = Disclosure(
         "the gradient of the log likelihood of the rows together with the random effects of this "
         "site, which the site draws itself"

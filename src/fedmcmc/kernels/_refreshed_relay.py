@@ -62,7 +62,7 @@ class RefreshedRelay(Relay):
     refresh_every: int = field(default=1, metadata={"static": True})
 
     # A late change of a surrogate would be missing from the product of all surrogates.
-    traits = replace(Relay.traits, accepts_late_messages=False)
+    traits = replace(Relay.traits, accepts_late_messages=False, refits_surrogates=True)
     disclosure = Disclosure(
         "how far the site moved the chain, in rounds in which the chain is at this site, and in "
         "some of these rounds the gradient and the curvature of the log likelihood. A site that "

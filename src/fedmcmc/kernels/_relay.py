@@ -58,6 +58,7 @@ class Relay(LocalLangevin):
 
     traits = replace(
         LocalLangevin.traits,
+        visits_clients=True,
         divergence_hint="The step size is not the only cause: a relay multiplies the gradient of "
         "the visited client by the number of clients, and with it the error of that client's "
         "surrogate (fsgld). Take fewer local steps, or a kernel in whose rounds all clients take "

@@ -1,9 +1,8 @@
-"""What a kernel's settings do, and which to choose: exact bias, step sizes, acceptance.
+"""Settings of a kernel before it runs: predicted bias, step sizes, acceptance rates.
 
-Predictions come from exact laws on Gaussian approximations: one round of a kernel is run and
-differentiated. A kernel without such a law is run on the approximations, the only chains here.
-Smoothness takes products with Hessians of the model. The room imports types, data, Gaussians,
-gradients, compressors' type, relays and rounds.
+Predictions put a Gaussian in place of each client's likelihood. If a round of the kernel is then an
+affine map with normal noise, its stationary distribution is a linear equation. Any other kernel is
+simulated on the Gaussian clients.
 """
 
 from fedmcmc.dynamics import gaussian_mh_acceptance as gaussian_mh_acceptance

@@ -1,15 +1,17 @@
-"""Constants of two papers' bounds, for a model and its clients: how much a round's noise is.
+"""Constants in the error bounds of FSGLD and QLSD, for a model and its clients.
 
-FSGLD: El Mekkaoui et al. (2021), Theorems 1 and 2. QLSD: Vono et al. (2022), the noise of gradients
-at the mode, which their Table 2 is about; its entries were derived anew from assumptions H2 to H4.
+FSGLD: El Mekkaoui et al. (2021), Theorems 1 and 2. QLSD: Vono et al. (2022), noise of the gradients
+at the mode as in their Table 2, derived here from their assumptions H2 to H4.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 
 from fedmcmc._checks import positive_integer
 from fedmcmc._types import ArrayTree, ClientTerms, Posterior
@@ -19,22 +21,22 @@ from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients import refuse_latents
 from fedmcmc.pytrees import trees
 
-ROWS_AT_A_TIME = 1024
+ROWS_PER_BATCH = 1024
 
 
 class RelayConstants(NamedTuple):
-    """Constants of the bounds of DSGLD and FSGLD; see `relay_constants`.
+    """Constants in the error bounds of DSGLD and FSGLD; see `relay_constants`.
 
     Attributes
     ----------
     gamma_squared
-        ``[num_clients]``, the largest squared gradient of a row's log likelihood.
+        ``[num_clients]``, largest squared gradient of a row's log likelihood.
     eps_squared
-        ``[num_clients]``, the largest average over a client's rows of the squared distance between
-        a row's gradient and the surrogate's, over the rows.
+        ``[num_clients]``, largest mean over a client's rows of the squared distance between the
+        row's gradient and the surrogate's gradient divided by the number of rows.
     dsgld, fsgld
-        ``sum_s N_s^2 gamma_s^2 / f_s`` and ``sum_s N_s^2 eps_s^2 / f_s``: over ``m T``, the first
-        terms of the bounds.
+        ``sum_s N_s^2 gamma_s^2 / f_s`` and ``sum_s N_s^2 eps_s^2 / f_s``. Divided by ``m T``, they
+        are the first terms of the bounds.
     """
 
     gamma_squared: Array
@@ -49,32 +51,31 @@ def relay_constants(
     surrogates: Gaussian,
     positions: ArrayTree,
     *,
-    probabilities: Any = None,
+    probabilities: ArrayLike | Sequence[float] | None = None,
 ) -> RelayConstants:
-    """Return the constants of the bounds of DSGLD and FSGLD, as largest values over positions.
+    """Return constants in the error bounds of DSGLD and FSGLD: largest values over positions.
 
     The theorems take suprema over all positions, which are infinite for most models; here they are
-    those over `positions`: draws of the posterior, say, or a grid. Surrogates with a smaller
-    ``eps_squared`` make FSGLD's gradients less noisy. Where each surrogate has the slope of its
-    client's log likelihood, ``fsgld / m`` is the variance of FSGLD's gradient at the position (at
-    most, over several); elsewhere the differences of slopes add what no minibatch reduces.
+    maxima over `positions`, for example draws from the posterior. At a position where each
+    surrogate has the slope of its client's log likelihood, ``fsgld / m`` is the variance of FSGLD's
+    gradient. Elsewhere, differences of the slopes add variance.
 
     Parameters
     ----------
     posterior, data
-        The model and every client's rows.
+        Model, and rows of all clients.
     surrogates
-        One Gaussian per client, as for `fedmcmc.fsgld`.
+        One Gaussian per client, as in `fedmcmc.fsgld`.
     positions
         Leaves ``[num_positions, *event]``.
     probabilities
-        ``[num_clients]``, with which clients are visited; equal ones by default.
+        ``[num_clients]``, probability of visiting each client; equal by default.
 
     Raises
     ------
     ValueError
-        If probabilities are not one positive number per client, summing to one, or the model has
-        terms of other things than rows.
+        If probabilities are not one positive number per client that sum to one, or if the model has
+        terms other than one per row.
 
     References
     ----------
@@ -87,49 +88,52 @@ def relay_constants(
     >>> posterior = fedmcmc.Posterior(lambda t: 0.0, lambda t, x: -0.5 * (x - t) ** 2)
     >>> data = fedmcmc.FederatedData.from_clients([jnp.array([1.0, 3.0]), jnp.array([-2.0])])
     >>> exact = fedmcmc.surrogates.taylor(posterior, data, 0.0)
-    >>> found = fedmcmc.tuning.relay_constants(posterior, data, exact, jnp.array([0.0, 1.0]))
-    >>> found.gamma_squared.tolist(), found.eps_squared.tolist()
+    >>> constants = fedmcmc.tuning.relay_constants(posterior, data, exact, jnp.array([0.0, 1.0]))
+    >>> constants.gamma_squared.tolist(), constants.eps_squared.tolist()
     ([9.0, 9.0], [1.0, 0.0])
-    >>> found.dsgld, found.fsgld
+    >>> constants.dsgld, constants.fsgld
     (90.0, 8.0)
     """
-    owner, index = _rows_of(posterior, data)
+    client_of_row, index = _rows_of(posterior, data)
     sizes = np.asarray(data.sizes)
-    shares = _probabilities(probabilities, data.num_clients)
+    shares = _check_probabilities(probabilities, data.num_clients)
 
-    def at(position: ArrayTree) -> tuple[Array, Array]:
-        slopes = jax.vmap(lambda own: trees.ravel(own.grad_log(position)))(surrogates)
+    def constants_at(position: ArrayTree) -> tuple[Array, Array]:
+        slopes = jax.vmap(lambda surrogate: trees.ravel(surrogate.grad_log(position)))(surrogates)
         per_row = slopes / jnp.asarray(sizes)[:, None]
 
-        def of_row(which: tuple[Array, Array]) -> tuple[Array, Array]:
-            gradient = _row_gradient(posterior, data, position, which[1])
-            return jnp.sum(gradient**2), jnp.sum((gradient - per_row[which[0]]) ** 2)
+        def squared_lengths(row: tuple[Array, Array]) -> tuple[Array, Array]:
+            gradient = _row_gradient(posterior, data, position, row[1])
+            return jnp.sum(gradient**2), jnp.sum((gradient - per_row[row[0]]) ** 2)
 
-        squares, distances = jax.lax.map(of_row, (owner, index), batch_size=ROWS_AT_A_TIME)
+        squares, distances = jax.lax.map(
+            squared_lengths, (client_of_row, index), batch_size=ROWS_PER_BATCH
+        )
         num = data.num_clients
         return (
-            jax.ops.segment_max(squares, owner, num),
-            jax.ops.segment_sum(distances, owner, num) / jnp.asarray(sizes),
+            jax.ops.segment_max(squares, client_of_row, num),
+            jax.ops.segment_sum(distances, client_of_row, num) / jnp.asarray(sizes),
         )
 
-    gamma, eps = (leaf.max(axis=0) for leaf in jax.jit(lambda x: jax.lax.map(at, x))(positions))
+    constants = jax.jit(lambda x: jax.lax.map(constants_at, x))(positions)
+    gamma, eps = (leaf.max(axis=0) for leaf in constants)
     dsgld, fsgld = (float((sizes**2.0 / shares * np.asarray(x)).sum()) for x in (gamma, eps))
     return RelayConstants(gamma, eps, dsgld, fsgld)
 
 
 class NoiseAtMode(NamedTuple):
-    """The variance of the gradient that a round of QLSD adds up; see `noise_at_mode`.
+    """Variance of the sum of gradients in a round of QLSD; see `noise_at_mode`.
 
     Attributes
     ----------
     heterogeneity
-        ``sum_i |grad U_i|^2`` of the clients' log likelihoods, zero where all agree on the mode.
+        ``sum_i |grad U_i|^2`` over the clients' log likelihoods; zero if they share their mode.
     minibatch
-        ``sum_i E |H_i - grad U_i|^2`` of minibatches.
+        ``sum_i E |H_i - grad U_i|^2``, from minibatches.
     qlsd
-        The bound on the variance of QLSD's gradient, which compression and absent clients widen.
+        Bound on the variance of QLSD's gradient, with compression and absent clients.
     star
-        That of `qlsd_star` and `lsd_star` at their center: zero.
+        Zero, the variance for `qlsd_star` and `lsd_star` at their center.
     """
 
     heterogeneity: float
@@ -147,30 +151,29 @@ def noise_at_mode(
     batch_size: int | None = None,
     probability: float = 1.0,
 ) -> NoiseAtMode:
-    """Return how noisy the gradient of a round is at a position, best the mode.
+    """Return the variance of a round's gradient at a position, usually the mode.
 
-    What does not vanish there biases a chain however many rows there are. The bound is
-    ``sum_i ((omega_i + 1) / p) (|grad U_i|^2 + E |H_i - grad U_i|^2) - |grad U_i|^2``, with
-    equality for `sparsify` and without compression. Variance reduction with memory (`qlsd_pp`)
-    comes to zero, too, as chain and snapshot come to the mode.
+    Noise that remains at the mode biases a chain, however many rows there are. The bound
+    ``sum_i ((omega_i + 1) / p) (|grad U_i|^2 + E |H_i - grad U_i|^2) - |grad U_i|^2`` is exact for
+    `sparsify` and without compression. The noise of `qlsd_pp` vanishes at the mode.
 
     Parameters
     ----------
     posterior, data
-        The model and every client's rows; a gradient of each row is held.
+        Model, and rows of all clients. The gradient of every row is kept in memory.
     position
-        Where, `fedmcmc.surrogates.mode` for the mode.
+        Position, such as the result of `fedmcmc.surrogates.mode`.
     compressor
-        Whose ``omega`` counts; none by default.
+        Compressor of messages, which enters through its ``omega``; none by default.
     batch_size
-        Rows per minibatch, drawn with replacement; all rows by default.
+        Number of rows per minibatch, drawn with replacement; all rows by default.
     probability
-        ``p``, with which each client takes part.
+        Probability ``p`` that a client takes part.
 
     Raises
     ------
     ValueError
-        On numbers out of range, and for models with terms of other things than rows.
+        If a number is out of range, or if the model has terms other than one per row.
 
     References
     ----------
@@ -185,26 +188,27 @@ def noise_at_mode(
     >>> fedmcmc.tuning.noise_at_mode(posterior, data, 0.0, batch_size=1, probability=0.5)
     NoiseAtMode(heterogeneity=32.0, minibatch=4.0, qlsd=40.0, star=0.0)
     """
-    owner, index = _rows_of(posterior, data)
-    if batch_size is not None:
-        batch_size = positive_integer(batch_size, "batch_size")
+    client_of_row, index = _rows_of(posterior, data)
+    batch_size = None if batch_size is None else positive_integer(batch_size, "batch_size")
     if not 0 < probability <= 1:
         raise ValueError(f"probability must lie in (0, 1], got {probability}.")
     sizes = np.asarray(data.sizes, float)
 
     @jax.jit
-    def moments(at: ArrayTree) -> tuple[Array, Array]:
+    def row_moments(position: ArrayTree) -> tuple[Array, Array]:
         gradients = jax.lax.map(
-            lambda row: _row_gradient(posterior, data, at, row), index, batch_size=ROWS_AT_A_TIME
+            lambda row: _row_gradient(posterior, data, position, row),
+            index,
+            batch_size=ROWS_PER_BATCH,
         )
-        totals = jax.ops.segment_sum(gradients, owner, data.num_clients)
+        totals = jax.ops.segment_sum(gradients, client_of_row, data.num_clients)
         means = totals / jnp.asarray(sizes)[:, None]
-        # About the means, so that nothing cancels.
-        apart = jnp.sum((gradients - means[owner]) ** 2, axis=1)
-        scatter = jax.ops.segment_sum(apart, owner, data.num_clients) / jnp.asarray(sizes)
-        return jnp.sum(means**2, axis=1), scatter
+        # Centered first: a difference of two large squares would lose its digits.
+        squares = jnp.sum((gradients - means[client_of_row]) ** 2, axis=1)
+        scatter = jax.ops.segment_sum(squares, client_of_row, data.num_clients)
+        return jnp.sum(means**2, axis=1), scatter / jnp.asarray(sizes)
 
-    means, scatter = (np.asarray(leaf, float) for leaf in moments(position))
+    means, scatter = (np.asarray(leaf, float) for leaf in row_moments(position))
     slopes = sizes**2 * means
     noise = np.zeros_like(slopes) if batch_size is None else sizes**2 / batch_size * scatter
     omega = 0.0 if compressor is None else np.asarray(compressor.omega(position), float)
@@ -213,20 +217,21 @@ def noise_at_mode(
 
 
 def _rows_of(posterior: Posterior, data: FederatedData) -> tuple[Array, Array]:
-    """Return for each row its client and its place in `data.rows`, ``[num_rows]``."""
+    """Return the client of each row and the row's index in `data.rows`, ``[num_rows]``."""
     if not isinstance(data, FederatedData):
         raise TypeError(
-            f"data must be FederatedData, whose rows lie in one place, got {type(data).__name__}."
+            f"data must be a FederatedData, with all rows in one place, got {type(data).__name__}."
         )
     refuse_latents(posterior)
     if isinstance(posterior.loglikelihood_fn, ClientTerms):
         raise ValueError(
-            "These constants are of rows: the log likelihood must have a term per row."
+            "These constants are maxima and means over rows, so the log likelihood must have one "
+            "term per row."
         )
     sizes, start = np.asarray(data.sizes), np.asarray(data.start)
-    owner = np.repeat(np.arange(len(sizes)), sizes)
-    within = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    return jnp.asarray(owner), jnp.asarray(start[owner] + within)
+    client_of_row = np.repeat(np.arange(len(sizes)), sizes)
+    offset = np.arange(len(client_of_row)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return jnp.asarray(client_of_row), jnp.asarray(start[client_of_row] + offset)
 
 
 def _row_gradient(
@@ -234,10 +239,12 @@ def _row_gradient(
 ) -> Array:
     """Return the gradient of a row's log likelihood, ``[d]``."""
     row = jax.tree.map(lambda leaf: leaf[index][None], data.rows)
-    return trees.ravel(jax.grad(lambda at: posterior.loglikelihood_fn(at, row)[0])(position))
+    return trees.ravel(jax.grad(lambda x: posterior.loglikelihood_fn(x, row)[0])(position))
 
 
-def _probabilities(probabilities: Any, num_clients: int) -> np.ndarray:
+def _check_probabilities(
+    probabilities: ArrayLike | Sequence[float] | None, num_clients: int
+) -> np.ndarray:
     if probabilities is None:
         return np.full(num_clients, 1 / num_clients)
     shares = np.asarray(probabilities, float)

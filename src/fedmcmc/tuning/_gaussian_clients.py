@@ -1,13 +1,15 @@
-"""Gaussian clients: a kernel, finished as it is, on surrogates in place of the model and its rows.
+"""Gaussian clients: a kernel whose model and rows are replaced by surrogates.
 
-A client has one row, its number, and the log likelihood of that row is the client's surrogate.
-Minibatches, which one row cannot have, become normal noise of the covariance that they have at the
-mode. All latents of a client become one, of the position's size, which takes as much information
-about the position with it.
+Each client has one row, its number, and the log likelihood of this row is the client's surrogate.
+Minibatches become normal noise with the covariance of their gradients at the mode. One latent of
+the position's size replaces all latents of a client and hides as much information about the
+position.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from types import UnionType
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +36,7 @@ from fedmcmc._types import (
 )
 from fedmcmc.data import FederatedData
 from fedmcmc.dynamics import Training
-from fedmcmc.gaussian import Gaussian
+from fedmcmc.gaussian import Gaussian, as_dense
 from fedmcmc.gradients import (
     Epochs,
     FixedPoint,
@@ -47,59 +49,39 @@ from fedmcmc.gradients import (
     has_augmented_data,
 )
 from fedmcmc.hierarchy import Refresh, conjugate, missing_information, refuse_two_levels
-from fedmcmc.kernels import JointLangevin
 from fedmcmc.pytrees import trees
 from fedmcmc.random import normals, realize_normals
 
-MAX_DIMENSION = 512
-NEWTON_STEPS = 20
+MAX_DIMENSIONS = 512
+NUM_NEWTON_STEPS = 20
+
+T = TypeVar("T")
 
 
 class GaussianClients(NamedTuple):
-    """A kernel on Gaussian clients, and what it is meant to sample.
-
-    Attributes
-    ----------
-    kernel, data
-        On one row per client.
-    mode
-        A position.
-    target_mean, target_covariance
-        ``[d]`` and ``[d, d]`` float64, of the product of surrogates and prior.
-    gradients
-        In words, what is taken for the clients' gradients.
-    """
+    """Kernel on Gaussian clients, and its target: the product of surrogates and prior."""
 
     kernel: FederatedKernel
-    data: FederatedData
-    mode: ArrayTree
-    target_mean: np.ndarray
-    target_covariance: np.ndarray
-    gradients: str
+    data: FederatedData  # one row per client
+    mode: ArrayTree  # of the target, a position
+    target_mean: np.ndarray  # [d] float64
+    target_covariance: np.ndarray  # [d, d] float64
+    gradients: str  # description of the clients' gradients, in words
 
 
-def on_gaussian_clients(
-    kernel: FederatedKernel,
-    data: Any,
-    surrogates: Gaussian,
-    scores: Array | None,
+def build_gaussian_clients(
+    kernel: FederatedKernel, data: Any, surrogates: Gaussian, scores: Array | None
 ) -> GaussianClients:
-    """Put surrogates in place of the model within `kernel`, and noise in place of minibatches.
+    """Replace the model in `kernel` by surrogates, and its minibatches by noise.
 
-    `data` are the clients' rows, of which those of kernels that move latents are read, or a
-    consortium.
-
-    Raises
-    ------
-    ValueError
-        If surrogates, scores, kernel and federation do not fit together.
+    `data` is a `FederatedData` or a consortium. Rows are read only if the kernel moves latents.
     """
     surrogates, federation = as_surrogates(surrogates), data.federation
     position = jax.tree.map(lambda leaf: leaf[0], surrogates.precision_mean)
     size = trees.num_elements(position)
-    if size > MAX_DIMENSION:
+    if size > MAX_DIMENSIONS:
         raise ValueError(
-            f"A prediction needs dense matrices: at most {MAX_DIMENSION} dimensions, got {size}."
+            f"predict_bias uses dense matrices, of at most {MAX_DIMENSIONS} dimensions, got {size}."
         )
     surrogates.check_clients(position, federation.num_clients)
     kernel = as_functions(kernel)
@@ -107,68 +89,65 @@ def on_gaussian_clients(
         raise ValueError("predict_bias needs a federated kernel, not one on pooled rows.")
     if kernel.traits.approximates or nodes_of(kernel, Training):
         raise ValueError(
-            "predict_bias is for chains: this kernel refines an approximation, or trains models."
+            "predict_bias is for chains, but this kernel refines an approximation or trains models."
         )
     if has_augmented_data(kernel):
         raise ValueError(
-            "predict_bias knows rows as they are, and this kernel transforms those of its "
-            "minibatches at random (augment), which changes the posterior: predict it without."
+            "predict_bias supports no augmentation: this kernel transforms the rows of its "
+            "minibatches at random (augment), which changes the posterior. Predict the kernel "
+            "without augment."
         )
     posteriors = nodes_of(kernel, Posterior)
     if not posteriors:
-        raise ValueError("This kernel holds no posterior whose clients could be approximated.")
-    eta, precision = dense(surrogates)
-    mode, prior = _mode(posteriors[0], eta.sum(0), precision.sum(0), position)
-    model = Posterior(
-        Partial(_log_quadratic, prior[0], prior[1]), Partial(_log_surrogate, eta, precision)
-    )
+        raise ValueError(
+            "This kernel has no Posterior whose likelihoods predict_bias could replace."
+        )
+    eta, precision = as_natural_parameters(surrogates)
+    mode, prior = _find_mode(posteriors[0], eta.sum(0), precision.sum(0), position)
+    model = Posterior(Partial(_log_quadratic, *prior), Partial(_log_surrogate, eta, precision))
     latents = ""
     local = local_model(kernel)
     if local is not None:
         refuse_two_levels(local)
-        model = _with_latents(model, _missing(kernel, data, mode), mode)
-        latents = ", latents drawn anew in every move"
+        model = _add_latents(model, _missing_factors(kernel, local, data, mode), mode)
+        latents = ", new latents in every move"
         if not all(node.exact for node in nodes_of(kernel, Refresh)):
-            latents = ", latents that are normal given the rest"
-        kernel = with_nodes(kernel, Refresh, lambda node: conjugate() if node.exact else node)
-    kernel = with_nodes(kernel, Posterior, lambda _: model)
-    kernel, gradients = without_minibatches(kernel, federation, scores, size)
-    gradients += latents
+            latents = ", latents that are normal given the position"
+        kernel = replace_nodes(kernel, Refresh, lambda node: conjugate() if node.exact else node)
+    kernel = replace_nodes(kernel, Posterior, lambda _: model)
+    kernel, gradients = replace_minibatches(kernel, federation, scores, size)
     total = np.asarray(prior[1] + precision.sum(0), np.float64)
     target_mean = np.linalg.solve(total, np.asarray(prior[0] + eta.sum(0), np.float64))
     return GaussianClients(
-        kernel, _one_row_each(federation), mode, target_mean, np.linalg.inv(total), gradients
+        kernel,
+        _numbers_as_rows(federation),
+        mode,
+        target_mean,
+        np.linalg.inv(total),
+        gradients + latents,
     )
 
 
-def _missing(kernel: FederatedKernel, data: Any, mode: ArrayTree) -> Array:
-    """Return what latents take of each client's information, as factors ``[num_clients, d, d]``.
-
-    Raises
-    ------
-    ValueError
-        Where that cannot be told, or need not.
-    """
-    local = local_model(kernel)
-    assert local is not None
-    if not nodes_of(kernel, JointLangevin):
+def _missing_factors(kernel: FederatedKernel, local: Local, data: Any, mode: ArrayTree) -> Array:
+    """Return factors ``[num_clients, d, d]`` of each client's information hidden by latents."""
+    if not any(bare.traits.gradients_at_latents for bare in bare_kernels(kernel)):
         raise ValueError("There is no bias to predict: fed_gibbs is exact at every setting.")
     if not isinstance(data, FederatedData):
         raise ValueError(
-            "predict_bias of a kernel that moves latents looks at the rows that they belong to, "
+            "For a kernel that moves latents, predict_bias reads the rows of the latents' groups "
             "and needs them in one place: give it a FederatedData."
         )
-    found = data.map_clients(lambda client: missing_information(local, client, mode))
-    values, vectors = jnp.linalg.eigh(found)
+    missing = data.map_clients(lambda client: missing_information(local, client, mode))
+    values, vectors = jnp.linalg.eigh(missing)
     return jnp.sqrt(jnp.maximum(values, 0))[:, None, :] * vectors
 
 
-def _with_latents(model: Posterior, factors: Array, mode: ArrayTree) -> Posterior:
-    """Return Gaussian clients with a latent each, which gradients are taken at.
+def _add_latents(model: Posterior, factors: Array, mode: ArrayTree) -> Posterior:
+    """Return Gaussian clients with one latent each.
 
-    It is normal given the position, of unit precision, and such that without it a client has its
-    surrogate. A move relative to the curvature (`hierarchy.ula`) does to it what it does to all
-    latents in whose place it is.
+    The latent is normal with unit precision given the position. Integrating the latent out gives
+    the client's surrogate. A move in units of the curvature (`hierarchy.ula`) changes this latent
+    as it changes the latents of the model.
     """
     size = factors.shape[-1]
     like = Shapes(jax.ShapeDtypeStruct((size,), factors.dtype))
@@ -182,53 +161,61 @@ def _no_log_density(position: ArrayTree, latent: Array) -> Array:
 
 
 def _log_with_latent(
-    surrogate_fn: Any,
+    surrogate_fn: LogDensity,
     factors: Array,
     mode: ArrayTree,
     position: ArrayTree,
     latents: Array,
     rows: Array,
 ) -> Array:
-    away = trees.ravel(trees.subtract(position, mode))
+    shift = trees.ravel(trees.subtract(position, mode))
 
-    def of_latent(c: Array, latent: Array) -> Array:
-        return -0.5 * jnp.sum((latent + factors[c].T @ away) ** 2)
+    def log_latent(client: Array, latent: Array) -> Array:
+        return -0.5 * jnp.sum((latent + factors[client].T @ shift) ** 2)
 
-    terms: Array = surrogate_fn(position, rows) + jax.vmap(of_latent)(rows, latents)
-    return terms
+    return surrogate_fn(position, rows) + jax.vmap(log_latent)(rows, latents)
 
 
 def largest_curvature(posterior: Posterior, surrogates: Gaussian) -> float:
-    """Return the largest eigenvalue of the precision that surrogates and prior have together."""
+    """Return the largest eigenvalue of the precision of surrogates times prior."""
     surrogates = as_surrogates(surrogates)
     position = jax.tree.map(lambda leaf: leaf[0], surrogates.precision_mean)
-    eta, precision = dense(surrogates)
-    _, prior = _mode(as_functions(posterior), eta.sum(0), precision.sum(0), position)
+    eta, precision = as_natural_parameters(surrogates)
+    _, prior = _find_mode(as_functions(posterior), eta.sum(0), precision.sum(0), position)
     return float(np.linalg.eigvalsh(np.asarray(precision.sum(0) + prior[1], np.float64))[-1])
 
 
-def nodes_of(tree: ArrayTree, kind: Any) -> list[Any]:
-    """Return the nodes of a kind, the outermost."""
-    leaves = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, kind))
-    return [node for node in leaves if isinstance(node, kind)]
+def nodes_of(tree: ArrayTree, kind: type | UnionType) -> list[Any]:
+    """Return the outermost nodes of a class (or union of classes) in a tree."""
+    nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, kind))
+    return [node for node in nodes if isinstance(node, kind)]
 
 
-def with_nodes(kernel: FederatedKernel, kind: Any, other: Any) -> FederatedKernel:
-    """Return `kernel` with ``other(node)`` in place of every node of a kind."""
-    changed: FederatedKernel = jax.tree.map(
-        lambda node: other(node) if isinstance(node, kind) else node,
-        kernel,
+def replace_nodes(tree: T, kind: type | UnionType, fn: Callable[[Any], Any]) -> T:
+    """Return a tree with ``fn(node)`` for each outermost node of a class (or union of classes)."""
+    changed: T = jax.tree.map(
+        lambda node: fn(node) if isinstance(node, kind) else node,
+        tree,
         is_leaf=lambda node: isinstance(node, kind),
     )
     return changed
 
 
+def bare_kernels(kernel: FederatedKernel) -> list[FederatedKernel]:
+    """Return the kernels inside all transforms: one, or several for a sequence."""
+    nodes = jax.tree.leaves(
+        kernel, is_leaf=lambda node: node is not kernel and isinstance(node, FederatedKernel)
+    )
+    inner = [node for node in nodes if isinstance(node, FederatedKernel)]
+    return [bare for node in inner for bare in bare_kernels(node)] or [kernel]
+
+
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
-class _NoisyAsMinibatches(GradientEstimator):
-    """The gradient of all rows, plus normal noise with the covariance of a minibatch's."""
+class _NormalMinibatches(GradientEstimator):
+    """Gradient of all rows, plus normal noise with the covariance of a minibatch's gradient."""
 
-    roots: PerClient  # [num_clients, d, d], whose outer squares are the covariances
+    roots: PerClient  # [num_clients, d, d], root @ root.T is the covariance
 
     def prepare(self, rng_key: Array, like: ArrayTree, client: Client, num_calls: int) -> ArrayTree:
         return normals(rng_key, like, num_calls)
@@ -247,91 +234,85 @@ class _NoisyAsMinibatches(GradientEstimator):
         return trees.add(gradient, trees.cast_like(trees.unravel(noise, position), position))
 
 
-def without_minibatches(
+def replace_minibatches(
     kernel: FederatedKernel, federation: Federation, scores: Array | None, size: int
 ) -> tuple[FederatedKernel, str]:
-    """Return the kernel with other estimates for minibatches, and what they are in words."""
+    """Return the kernel with gradients of all rows plus noise, and a description in words."""
     if scores is not None and jnp.shape(scores) != (federation.num_clients, size, size):
         raise ValueError(
-            f"scores must be what surrogates.score_covariance returns, of shape "
+            f"scores must be the result of surrogates.score_covariance, of shape "
             f"({federation.num_clients}, {size}, {size}), got {jnp.shape(scores)}."
         )
     epochs = bool(nodes_of(kernel, Epochs))
-    kernel = with_nodes(kernel, Epochs, lambda _: full_gradient())
+    kernel = replace_nodes(kernel, Epochs, lambda _: full_gradient())
     if not nodes_of(kernel, Minibatch):
         return kernel, "gradients without the noise of epochs" if epochs else "exact gradients"
     if scores is None:
-        left_out = "gradients without the noise of minibatches (give scores=)"
-        return with_nodes(kernel, Minibatch, lambda _: full_gradient()), left_out
+        description = "gradients without the noise of minibatches (give scores=)"
+        return replace_nodes(kernel, Minibatch, lambda _: full_gradient()), description
     sizes = np.asarray(federation.sizes)
-    # By eigenvalues, since covariances of few rows are singular.
+    # Covariances of few rows are singular, so they have no Cholesky factor.
     values, vectors = np.linalg.eigh(np.asarray(scores, np.float64))
     roots = np.sqrt(np.maximum(values, 0))[:, None, :] * vectors
 
-    def noisy(node: Minibatch) -> GradientEstimator:
+    def add_noise(node: Minibatch) -> GradientEstimator:
         factor = np.sqrt(np.asarray(node.variance_factor(sizes), np.float64))
         scaled = factor[:, None, None] * roots
-        return _NoisyAsMinibatches(PerClient(jnp.asarray(scaled, jnp.result_type(float))))
+        return _NormalMinibatches(PerClient(jnp.asarray(scaled, jnp.result_type(float))))
 
-    words = "minibatch noise as at the mode"
-    if nodes_of(kernel, (Svrg, FixedPoint, Scaffold)):
-        words += " (none in differences of gradients)"
-    return with_nodes(kernel, Minibatch, noisy), words
+    description = "minibatch noise as at the mode"
+    if nodes_of(kernel, Svrg | FixedPoint | Scaffold):
+        description += " (none in differences of gradients)"
+    return replace_nodes(kernel, Minibatch, add_noise), description
 
 
 @jax.jit
-def dense(surrogates: Gaussian) -> tuple[Array, Array]:
-    """Return natural parameters ``[num_clients, d]`` and ``[num_clients, d, d]``."""
-
-    def one(q: Gaussian) -> tuple[Array, Array]:
-        eta, unravel = ravel_pytree(q.precision_mean)
-        precision = jax.vmap(lambda e: ravel_pytree(q.apply_precision(unravel(e)))[0])
-        return eta, precision(jnp.eye(eta.size, dtype=eta.dtype))
-
-    return jax.vmap(one)(surrogates)
+def as_natural_parameters(surrogates: Gaussian) -> tuple[Array, Array]:
+    """Return dense natural parameters ``[num_clients, d]`` and ``[num_clients, d, d]``."""
+    return jax.vmap(lambda q: (trees.ravel(q.precision_mean), as_dense(q).precision))(surrogates)
 
 
-def _mode(
+def _find_mode(
     posterior: Posterior, eta: Array, precision: Array, like: ArrayTree
 ) -> tuple[ArrayTree, tuple[Array, Array]]:
-    """Return the mode with the prior, and the prior's natural parameters around it."""
+    """Return the mode of Gaussian times prior, and the prior's natural parameters there."""
     flat, unravel = ravel_pytree(like)
     x = jnp.zeros_like(flat)
-    for _ in range(NEWTON_STEPS):
-        prior = _expand(posterior, like, x)
+    for _ in range(NUM_NEWTON_STEPS):
+        prior = _expand_prior(posterior, like, x)
         x = jnp.linalg.solve(precision + prior[1], eta + prior[0])
-    prior = _expand(posterior, like, x)
+    prior = _expand_prior(posterior, like, x)
     total = np.asarray(precision + prior[1], np.float64)
     if not np.isfinite(total).all() or np.linalg.eigvalsh(total).min() <= 0:
         raise ValueError(
-            "The surrogates and the prior together make no proper Gaussian: the sum of their "
+            "The product of surrogates and prior is no proper Gaussian, because the sum of their "
             "precisions is not positive definite."
         )
     return unravel(x), prior
 
 
 @compiled
-def _expand(posterior: Posterior, like: ArrayTree, x: Array) -> tuple[Array, Array]:
-    """Return the natural parameters of the prior's expansion to second order at `x`."""
+def _expand_prior(posterior: Posterior, like: ArrayTree, x: Array) -> tuple[Array, Array]:
+    """Return the natural parameters of the prior's second-order expansion at `x`."""
 
-    def logprior(place: Array) -> Array:
-        return posterior.logprior_fn(trees.cast_like(trees.unravel(place, like), like))
+    def logprior(flat: Array) -> Array:
+        return posterior.logprior_fn(trees.cast_like(trees.unravel(flat, like), like))
 
     curvature = -jax.hessian(logprior)(x)
     return jax.grad(logprior)(x) + curvature @ x, curvature
 
 
 def _log_quadratic(eta: Array, precision: Array, position: ArrayTree) -> Array:
-    x, _ = ravel_pytree(position)
+    x = trees.ravel(position)
     return x @ eta - x @ (precision @ x) / 2
 
 
 def _log_surrogate(eta: Array, precision: Array, position: ArrayTree, rows: Array) -> Array:
-    return jax.vmap(lambda c: _log_quadratic(eta[c], precision[c], position))(rows)
+    return jax.vmap(lambda client: _log_quadratic(eta[client], precision[client], position))(rows)
 
 
-def _one_row_each(federation: Federation) -> FederatedData:
-    """Return clients of one row, their number, with the shares of the federation's."""
+def _numbers_as_rows(federation: Federation) -> FederatedData:
+    """Return data with one row per client, its number, and the shares of the federation."""
     ids, sizes = np.arange(federation.num_clients, dtype=np.int32), np.asarray(federation.sizes)
     share = jnp.asarray(sizes / sizes.sum(), jnp.result_type(float))
     return replace(FederatedData.from_arrays(ids, ids), share=share)

@@ -1,9 +1,8 @@
-"""What a kernel does to Gaussian clients: its stationary law, before any run.
+"""Predicted stationary distribution of a kernel, from Gaussian approximations of its clients.
 
-With Gaussian surrogates in place of the clients' likelihoods a round is, for many kernels, an
-affine map of the position and of the normals that it draws. The map is read off the kernel's own
-round, by differentiating it, so whatever the kernel is made of is part of the prediction. Other
-kernels are simulated on the surrogates.
+With Gaussian clients, a round of many kernels is an affine map of the position and of its normals.
+The map comes from differentiating the kernel's own round, so the prediction covers all parts of the
+kernel. All other kernels are simulated on the Gaussian clients.
 """
 
 from collections.abc import Callable
@@ -18,50 +17,50 @@ from fedmcmc._types import ArrayTree, FederatedKernel, Federation, user_position
 from fedmcmc.diagnostics import MAX_BIAS, MAX_SPREAD
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.pytrees import trees
-from fedmcmc.tuning._gaussian_clients import GaussianClients, on_gaussian_clients
-from fedmcmc.tuning._laws import RandomMap, rounds_along, rounds_per_draw
+from fedmcmc.tuning._gaussian_clients import build_gaussian_clients
 from fedmcmc.tuning._linearized import affine_map
-from fedmcmc.tuning._twin import simulated
+from fedmcmc.tuning._random_maps import RandomMap, rounds_along, rounds_per_draw
+from fedmcmc.tuning._simulation import simulate_chains
 
-SURE = 2
-"""Standard errors by which a simulated error must lie above what is accepted."""
+NUM_STANDARD_ERRORS = 2
+"""Number of standard errors by which a simulated error must exceed its limit."""
 
 
 class Prediction(NamedTuple):
-    """The law of a kernel on Gaussian approximations of the clients, beside its target.
+    """Predicted stationary distribution of a kernel on Gaussian clients, and its target.
 
     Attributes
     ----------
     mean, covariance
-        ``[d]`` and ``[d, d]`` over the raveled position, the stationary law of the position after a
-        round; NaN where there is none.
+        ``[d]`` and ``[d, d]``, stationary moments of the raveled position after a round; NaN if the
+        kernel diverges.
     target_mean, target_covariance
-        Of the posterior that the approximations make with the prior.
+        Moments of the product of the Gaussian approximations and the prior.
     spectral_radius
-        Of the map of a round: what is left of a distance from the stationary mean after a round. At
-        one or above, the kernel diverges.
+        Factor by which a round shrinks the distance between the mean of a chain and its stationary
+        mean. The kernel diverges if it is one or more.
     names
-        What the coordinates of the raveled position are called.
+        Names of the coordinates of the raveled position.
     on_position
-        ``[d, d]``, what a round does to the position in the mean; of a simulated kernel the
-        regression of a position on the one before.
+        ``[d, d]``, mean linear map of a round; for a simulated kernel, the regression of a position
+        on the previous position.
     bits
-        Sent up and down in a round on average, by and to all clients.
+        Mean number of bits per round, up and down, over all clients.
     rounds_per_draw
         Rounds per effective draw of each coordinate, ``[d]``: autocorrelation times.
     slowest
         Rounds per effective draw of the slowest direction.
     gradients
-        In words, what is taken for the clients' gradients.
+        Description of the clients' gradients, in words.
     mean_error, sd_error
-        ``[d]``, standard errors of ``mean`` and of the standard deviations: zero where the law is
-        exact.
+        ``[d]``, standard errors of the mean and of the standard deviations: zero if the prediction
+        is exact.
     simulated
-        Why the kernel was simulated on Gaussian clients, empty where the law is exact.
+        Reason why the kernel was simulated; empty if the prediction is exact.
     num_simulated
-        Rounds of all simulated chains together.
-    of_functional
-        Rounds per effective draw of the functional that was asked for; NaN without one.
+        Number of rounds of all simulated chains.
+    functional_rounds
+        Rounds per effective draw of `functional`; NaN without a functional.
     """
 
     mean: np.ndarray
@@ -79,7 +78,7 @@ class Prediction(NamedTuple):
     sd_error: np.ndarray
     simulated: str = ""
     num_simulated: int = 0
-    of_functional: float = float("nan")
+    functional_rounds: float = float("nan")
 
     @property
     def bias(self) -> np.ndarray:
@@ -93,7 +92,7 @@ class Prediction(NamedTuple):
 
     @property
     def spread(self) -> np.ndarray:
-        """Standard deviations over those of the posterior, ``[d]``."""
+        """Standard deviations divided by the posterior's, ``[d]``."""
         return np.sqrt(np.diag(self.covariance) / np.diag(self.target_covariance))
 
     @property
@@ -103,44 +102,45 @@ class Prediction(NamedTuple):
 
     @property
     def is_biased(self) -> bool:
-        """Whether the kernel diverges, or a mean is off by 0.1 sd, or an sd by a tenth.
+        """True if the kernel diverges, if a mean is off by 0.1 sd, or if an sd is off by a tenth.
 
-        Of a simulated kernel, beyond two standard errors.
+        The errors of a simulated kernel must exceed these limits by two standard errors.
         """
         if not self.spectral_radius < 1:
             return True
-        bias = np.abs(self.bias) - SURE * self.bias_error
+        bias = np.abs(self.bias) - NUM_STANDARD_ERRORS * self.bias_error
         with np.errstate(divide="ignore", invalid="ignore"):  # of a chain that stands still
-            stretch = np.abs(np.log(self.spread)) - SURE * self.spread_error / self.spread
+            log_error = NUM_STANDARD_ERRORS * self.spread_error / self.spread
+            stretch = np.abs(np.log(self.spread)) - log_error
         return bool(bias.max() > MAX_BIAS or not stretch.max() <= np.log(MAX_SPREAD))
 
     def __str__(self) -> str:
-        """Return the largest errors in a sentence."""
+        """Return a summary with the largest errors."""
         source = f"Predicted from Gaussian approximations and {self.gradients}"
         if not self.spectral_radius < 1:
-            how = f"spectral radius {self.spectral_radius:.4g} per round"
+            reason = f"spectral radius {self.spectral_radius:.4g} per round"
             if self.simulated:
-                how = "its simulated chains run away"
-            return f"{source}: the kernel diverges ({how}); take a smaller step size."
+                reason = "its simulated chains run away"
+            return f"{source}: the kernel diverges ({reason}); take a smaller step size."
         worst = np.abs(self.bias).argmax()
-        told = (
+        text = (
             f"{source}: means off by up to {abs(self.bias[worst]):.3g} posterior sd "
             f"({self.names[worst]}), sds {self.spread.min():.3g} to {self.spread.max():.3g} of the "
             f"posterior's; a distance from the stationary mean shrinks to "
             f"{self.spectral_radius:.3g} of it per round."
         )
         if self.simulated and not np.isfinite(self.mean_error).all():
-            told += (
-                f" Simulated, since {self.simulated}, and not for long enough: chains that forget "
-                f"this slowly are not predicted. Take a larger step size."
+            text += (
+                f" The kernel was simulated because {self.simulated}, but its chains forget their "
+                f"start too slowly for a prediction. Take a larger step size."
             )
         elif self.simulated:
-            told += (
-                f" Simulated over {self.num_simulated:,} rounds, since {self.simulated}: standard "
+            text += (
+                f" Simulated over {self.num_simulated:,} rounds because {self.simulated}; standard "
                 f"errors are {self.bias_error.max():.2g} sd for means and "
                 f"{self.spread_error.max():.2g} for ratios of sds."
             )
-        return told
+        return text
 
 
 def predict_bias(
@@ -152,46 +152,40 @@ def predict_bias(
     round_: int = 0,
     functional: Callable[[ArrayTree], Array] | None = None,
 ) -> Prediction:
-    """Predict the stationary law of `kernel` from Gaussian approximations of its clients.
+    """Predict the stationary distribution of a kernel from Gaussian approximations of its clients.
 
-    Exact where the clients' likelihoods and the prior are Gaussian and a round is an affine map of
-    the position and of normals, whoever takes part. Kernels that compress messages, reject steps
-    or keep more than the position between rounds (memories, snapshots, late messages) are simulated
-    on the approximations, on the server and without a round of communication, until means are
-    known to about 0.01 posterior sd and sds to one percent.
-
-    Of ``lsd(refresh=...)`` with a refresh that is exact each move is taken for an independent draw;
-    the law is exact then, with `fedmcmc.hierarchy.ula` simulated.
+    The prediction is exact if likelihoods and prior are Gaussian and a round is an affine map of
+    the position and of normals, for any participation rule. Kernels that compress messages, reject
+    steps or store more than the position between rounds (memories, snapshots, late messages) are
+    simulated on the approximations, at the server and without communication. The simulation ends
+    when standard errors are about 0.01 posterior sd for means and one percent for sds.
 
     Parameters
     ----------
     kernel
-        A federated kernel that samples.
+        Federated kernel that samples.
     data
-        A `FederatedData`, or a consortium of clients elsewhere: of it the numbers of rows are read,
-        and nobody is asked. Kernels that move latents need the rows, which say how much latents
-        vary with the shared parameters.
+        `FederatedData`, or a consortium of remote clients, of which only numbers of rows are read.
+        Kernels that move latents need the rows. An exact refresh of latents counts as an
+        independent draw.
     surrogates
-        One `Gaussian` per client for its likelihood, as from `fedmcmc.surrogates.laplace`; with
-        latents for that of `fedmcmc.marginal`. The prior is expanded to second order at the mode of
-        its product with them.
+        One `Gaussian` per client for its likelihood, such as from `fedmcmc.surrogates.laplace`; for
+        a model with latents, for the likelihood of `fedmcmc.marginal`.
     scores
-        ``[num_clients, d, d]``, as from `fedmcmc.surrogates.score_covariance` at the mode: the
-        noise of minibatches is part of the prediction then, and left out without. It is taken
-        as normal noise that does not depend on the position. Hence there is none in differences of
-        gradients at two places (`fedmcmc.svrg`, `fedmcmc.fixed_point`, `fedmcmc.scaffold`), as if
-        all rows of a client had one curvature.
+        ``[num_clients, d, d]``, from `fedmcmc.surrogates.score_covariance` at the mode: covariance
+        of minibatch noise, which counts as normal and independent of the position, so that it
+        cancels in differences of gradients. By default minibatches have no noise.
     round_
-        The round whose step sizes are meant, where these are schedules.
+        Round at which schedules of step sizes are evaluated.
     functional
-        A number as a function of the position, unconstrained and in the user's coordinates, whose
-        rounds per effective draw are wanted. It is taken as linear, by its gradient at the mode.
+        Function that maps an unconstrained position, in the user's coordinates, to a number. Its
+        rounds per effective draw are computed from its gradient at the mode.
 
     Raises
     ------
     ValueError
-        If the kernel is one on pooled rows or does not sample, what is given does not fit, or the
-        dimension is above 512.
+        If the kernel uses pooled rows or does not sample, if arguments do not fit together, or if
+        the dimension is above 512.
 
     Examples
     --------
@@ -216,12 +210,20 @@ def predict_bias(
             "surrogates, got "
             f"{type(kernel).__name__}, {type(data).__name__} and {type(surrogates).__name__}."
         )
-    clients = on_gaussian_clients(kernel, data, surrogates, scores)
+    clients = build_gaussian_clients(kernel, data, surrogates, scores)
     direction = None if functional is None else _gradient(functional, kernel, clients.mode)
-    law = affine_map(clients.kernel, clients.data, clients.mode, round_)
-    if isinstance(law, str):
-        return _by_simulation(clients, law, round_, direction)
-    return _by_law(clients, *law, direction)
+    linearized = affine_map(clients.kernel, clients.data, clients.mode, round_)
+    if isinstance(linearized, str):
+        moments = simulate_chains(clients, round_, direction)._asdict() | {"simulated": linearized}
+    else:
+        moments = _exact_moments(*linearized, direction)
+    return Prediction(
+        target_mean=clients.target_mean,
+        target_covariance=clients.target_covariance,
+        names=tuple(trees.element_names(clients.mode)),
+        gradients=clients.gradients,
+        **moments,
+    )
 
 
 def _gradient(
@@ -237,67 +239,40 @@ def _gradient(
         raise ValueError(f"functional must return a number, got an array of shape {shape}.")
     gradient = np.asarray(trees.ravel(jax.grad(value)(mode)), np.float64)
     if not np.isfinite(gradient).all() or not gradient.any():
-        raise ValueError(f"The gradient of functional at the mode must not vanish: {gradient}.")
+        raise ValueError(
+            f"The gradient of functional at the mode must be finite and not zero, got {gradient}."
+        )
     return gradient
 
 
 def is_simulated(
     kernel: FederatedKernel, data: Any, surrogates: Gaussian, scores: Array | None
 ) -> bool:
-    """Return whether `predict_bias` simulates `kernel`."""
-    clients = on_gaussian_clients(kernel, data, surrogates, scores)
+    """Return true if `predict_bias` simulates `kernel`."""
+    clients = build_gaussian_clients(kernel, data, surrogates, scores)
     return isinstance(affine_map(clients.kernel, clients.data, clients.mode, 0), str)
 
 
-def _by_law(
-    clients: GaussianClients, law: RandomMap, bits: float, direction: np.ndarray | None
-) -> Prediction:
-    """Return the prediction that follows from the map of a round."""
-    mean, covariance, radius = law.stationary()
+def _exact_moments(
+    random_map: RandomMap, bits: float, direction: np.ndarray | None
+) -> dict[str, Any]:
+    """Return the fields of a `Prediction` that follow from the map of a round."""
+    mean, covariance, radius = random_map.stationary()
     times, slowest = np.full(len(mean), np.nan), float("nan")
-    of_functional = float("nan")
+    functional_rounds = float("nan")
     if radius < 1:
-        times, slowest, _ = rounds_per_draw(law.on_position, covariance)
+        times, slowest, _ = rounds_per_draw(random_map.on_position, covariance)
         if direction is not None:
-            of_functional = rounds_along(direction, law.on_position, covariance)
-    return Prediction(
-        mean,
-        covariance,
-        clients.target_mean,
-        clients.target_covariance,
-        radius,
-        tuple(trees.element_names(clients.mode)),
-        law.on_position,
-        bits,
-        times,
-        slowest,
-        clients.gradients,
-        np.zeros(len(mean)),
-        np.zeros(len(mean)),
-        of_functional=of_functional,
-    )
-
-
-def _by_simulation(
-    clients: GaussianClients, reason: str, round_: int, direction: np.ndarray | None
-) -> Prediction:
-    """Return what chains on Gaussian clients say."""
-    told = simulated(clients, round_, direction)
-    return Prediction(
-        told.mean,
-        told.covariance,
-        clients.target_mean,
-        clients.target_covariance,
-        told.spectral_radius,
-        tuple(trees.element_names(clients.mode)),
-        told.on_position,
-        told.bits,
-        told.rounds_per_draw,
-        told.slowest,
-        clients.gradients,
-        told.mean_error,
-        told.sd_error,
-        reason,
-        told.num_rounds,
-        told.of_functional,
+            functional_rounds = rounds_along(direction, random_map.on_position, covariance)
+    return dict(
+        mean=mean,
+        covariance=covariance,
+        spectral_radius=radius,
+        on_position=random_map.on_position,
+        bits=bits,
+        rounds_per_draw=times,
+        slowest=slowest,
+        mean_error=np.zeros(len(mean)),
+        sd_error=np.zeros(len(mean)),
+        functional_rounds=functional_rounds,
     )

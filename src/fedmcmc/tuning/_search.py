@@ -1,4 +1,4 @@
-"""The search for a step size: what each costs, and which are accepted."""
+"""Search for the step size with the cheapest effective draw within limits on the bias."""
 
 import math
 from collections.abc import Callable
@@ -11,27 +11,25 @@ from jax import Array
 from fedmcmc._types import ArrayTree, FederatedKernel
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.tuning._predictions import Prediction, is_simulated, predict_bias
-from fedmcmc.tuning._visits import Visits, worst_visit
-from fedmcmc.tuning._work import rows_per_round
+from fedmcmc.tuning._row_counts import count_rows_per_round
+from fedmcmc.tuning._visits import WorstVisits, find_worst_visits
 
-FACTOR = 1.5
-"""Between two steps that are tried."""
-MAX_STEPS = 80
-BISECTIONS = 8
-COARSE_FACTOR, COARSE_STEPS, COARSE_BISECTIONS = 2.0, 14, 3
-"""The same of kernels that are simulated, from the longest step downwards: short ones are slow."""
-GOLDEN = (math.sqrt(5) - 1) / 2
-BURNED_IN = math.log(100)
-"""Distances from the stationary mean have shrunk to a hundredth after burn-in."""
+FACTOR, MAX_STEPS, NUM_BISECTIONS = 1.5, 80, 8
+"""Ratio of consecutive step sizes, their number, and bisections at the edge of the limits."""
+COARSE_FACTOR, MAX_COARSE_STEPS, NUM_COARSE_BISECTIONS = 2.0, 14, 3
+"""The same for simulated kernels, from long to short steps, because short steps take longer."""
+GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
+BURN_IN_LOG_FACTOR = math.log(100)
+"""After burn-in, distances from the stationary mean have shrunk by a factor of 100."""
 
 Entry = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What is to be small, and what is accepted; see `tune`."""
+class TuningObjective:
+    """Cost to minimize and limits on the error; see `tune`."""
 
-    objective: str
+    unit: str
     latency: float
     bandwidth: float
     seconds_per_gradient: float
@@ -41,131 +39,120 @@ class Wanted:
 
 
 @dataclass
-class Search:
-    """The steps of a kernel whose other settings are fixed.
-
-    Attributes
-    ----------
-    kernel_fn
-        ``step_size -> kernel``.
-    settings
-        The other settings, for the entries.
-    data, surrogates, scores
-        As `tune` takes them.
-    wanted
-        What is to be small, and what is accepted.
-    entries
-        Step to its entry in the table and its prediction, in the order in which they were tried.
-    unsafe
-        Entries that the law accepts and a client's visit does not, with that visit.
-    """
+class StepSizeSearch:
+    """Search over the step sizes of a kernel whose other settings are fixed."""
 
     kernel_fn: Callable[[float], FederatedKernel]
-    settings: dict[str, Any]
+    settings: dict[str, Any]  # other settings, for the table
     data: Any
     surrogates: Gaussian
     scores: Array | None
-    wanted: Wanted
-    entries: dict[float, tuple[Entry, Prediction]] = field(default_factory=dict)
-    unsafe: list[tuple[Entry, Visits]] = field(default_factory=list)
-    computing: float = 0.0
+    objective: TuningObjective
+    entries: dict[float, tuple[Entry, Prediction]] = field(default_factory=dict)  # by step size
+    unsafe: list[tuple[Entry, WorstVisits]] = field(default_factory=list)  # with small errors
+    seconds_computing: float = 0.0  # per round, at the slowest client
 
     def run(self, curvature: float, step_size: tuple[float, float] | None) -> None:
-        """Try steps from the first to the last of `step_size`, or all that there are."""
-        # Far below what any kernel takes: a thousandth of the stiffest direction's.
-        first, last = step_size or (1e-3 / curvature, math.inf)
-        kernel = self.kernel_fn(first)
-        if self.wanted.objective == "seconds" and self.wanted.seconds_per_gradient:
-            rows = rows_per_round(kernel, self.data.federation, self.surrogates)
-            self.computing = self.wanted.seconds_per_gradient * rows
+        """Try step sizes in the range `step_size`; by default, in a range from the curvature."""
+        # A thousandth of the step size for the stiffest direction is short for every kernel.
+        low, high = step_size or (1e-3 / curvature, math.inf)
+        kernel = self.kernel_fn(low)
+        if self.objective.unit == "seconds" and self.objective.seconds_per_gradient:
+            rows = count_rows_per_round(kernel, self.data.federation, self.surrogates)
+            self.seconds_computing = self.objective.seconds_per_gradient * rows
         if is_simulated(kernel, self.data, self.surrogates, self.scores):
-            # Far above: where Langevin and leapfrog steps diverge.
+            # Langevin and leapfrog steps of this length diverge.
             longest = 2 / min(curvature, math.sqrt(curvature))
-            self._downwards(min(longest, last), first if step_size else 0.0)
-            self._refine(COARSE_BISECTIONS)
+            self._decrease(min(longest, high), low if step_size else 0.0)
+            self._refine(NUM_COARSE_BISECTIONS)
             return
-        self._upwards(first, last)
+        self._increase(low, high)
         if self.best is None and step_size is None:
-            self._downwards(first, 0.0)  # the noise of minibatches may allow no step as long
-        self._refine(BISECTIONS)
+            self._decrease(low, 0.0)  # the noise of minibatches may require shorter steps
+        self._refine(NUM_BISECTIONS)
 
     @property
     def best(self) -> tuple[Entry, Prediction] | None:
-        """The cheapest step that is accepted."""
-        accepted = [pair for pair in self.entries.values() if pair[0]["feasible"]]
-        return min(accepted, key=lambda pair: pair[0]["cost"]) if accepted else None
+        """Cheapest step size within the limits."""
+        feasible = [pair for pair in self.entries.values() if pair[0]["feasible"]]
+        return min(feasible, key=lambda pair: pair[0]["cost"]) if feasible else None
 
     def _try(self, step: float) -> tuple[Entry, Prediction]:
-        kernel, wanted = self.kernel_fn(step), self.wanted
-        told = predict_bias(
-            kernel, self.data, self.surrogates, scores=self.scores, functional=wanted.functional
+        kernel, objective = self.kernel_fn(step), self.objective
+        prediction = predict_bias(
+            kernel, self.data, self.surrogates, scores=self.scores, functional=objective.functional
         )
         entry: Entry = {"step_size": step, **self.settings}
         entry.update(dict.fromkeys(("bias", "spread", "rounds", "cost", "burn_in"), math.inf))
         entry.update(growth=0.0, drift=0.0, feasible=False, why="it diverges")
-        if told.spectral_radius < 1:
-            rounds = told.slowest if wanted.functional is None else told.of_functional
-            bias = float(np.abs(told.bias).max())
-            spread = float(np.abs(told.spread - 1).max())
-            why, visit = self._objection(kernel, told, bias, spread)
-            if visit is not None:
-                entry["growth"], entry["drift"] = visit.growth, visit.drift
+        if prediction.spectral_radius < 1:
+            rounds = prediction.slowest
+            if objective.functional is not None:
+                rounds = prediction.functional_rounds
+            bias = float(np.abs(prediction.bias).max())
+            spread = float(np.abs(prediction.spread - 1).max())
+            why, visits = self._find_objection(kernel, prediction, bias, spread)
+            if visits is not None:
+                entry["growth"], entry["drift"] = visits.growth, visits.drift
                 if why:
-                    self.unsafe.append((entry, visit))
+                    self.unsafe.append((entry, visits))
             entry.update(bias=bias, spread=spread, rounds=rounds, feasible=not why, why=why)
-            entry["cost"] = rounds * self._cost_of_round(kernel, told)
-            entry["burn_in"] = BURNED_IN / -math.log(max(told.spectral_radius, 1e-300))
-        self.entries[step] = entry, told
-        return entry, told
+            entry["cost"] = rounds * self._cost_per_round(kernel, prediction)
+            entry["burn_in"] = BURN_IN_LOG_FACTOR / -math.log(
+                max(prediction.spectral_radius, 1e-300)
+            )
+        self.entries[step] = entry, prediction
+        return entry, prediction
 
-    def _objection(
-        self, kernel: FederatedKernel, told: Prediction, bias: float, spread: float
-    ) -> tuple[str, Visits | None]:
-        """Return what speaks against a kernel, and its worst visit if that is looked at."""
-        if not np.isfinite(told.mean_error).all():
+    def _find_objection(
+        self, kernel: FederatedKernel, prediction: Prediction, bias: float, spread: float
+    ) -> tuple[str, WorstVisits | None]:
+        """Return the reason against a kernel, if any, and its worst visits, if computed."""
+        if not np.isfinite(prediction.mean_error).all():
             return "too slow to be simulated", None
-        if not bias <= self.wanted.max_bias:
+        if not bias <= self.objective.max_bias:
             return "bias", None
-        if not spread <= self.wanted.max_spread:
+        if not spread <= self.objective.max_spread:
             return "spread", None
-        visit = worst_visit(kernel, self.data, self.surrogates)
-        return "" if visit is None or visit.safe else "a visit goes far", visit
+        visits = find_worst_visits(kernel, self.data, self.surrogates)
+        return "" if visits is None or visits.are_safe else "a visit goes far", visits
 
-    def _cost_of_round(self, kernel: FederatedKernel, told: Prediction) -> float:
-        wanted = self.wanted
-        if wanted.objective == "rounds":
+    def _cost_per_round(self, kernel: FederatedKernel, prediction: Prediction) -> float:
+        objective = self.objective
+        if objective.unit == "rounds":
             return 1.0
-        if wanted.objective == "bits":
-            return told.bits
-        sending = len(kernel.phases) * wanted.latency + told.bits / 8 / wanted.bandwidth
-        return sending + self.computing
+        if objective.unit == "bits":
+            return prediction.bits
+        latency = len(kernel.phases) * objective.latency
+        sending = latency + prediction.bits / 8 / objective.bandwidth
+        return sending + self.seconds_computing
 
-    def _upwards(self, first: float, last: float) -> None:
-        """Try longer and longer steps, to where the kernel diverges."""
-        step = first
+    def _increase(self, low: float, high: float) -> None:
+        """Try longer and longer steps until the kernel diverges."""
+        step = low
         for _ in range(MAX_STEPS):
-            _, told = self._try(min(step, last))
-            if not told.spectral_radius < 1 or step >= last:
+            _, prediction = self._try(min(step, high))
+            if not prediction.spectral_radius < 1 or step >= high:
                 break
             step *= FACTOR
 
-    def _downwards(self, first: float, last: float) -> None:
-        """Try shorter and shorter steps, to one that is accepted."""
-        step = first
-        for _ in range(COARSE_STEPS):
-            entry, told = self._try(max(step, last))
-            if entry["feasible"] or step <= last:
+    def _decrease(self, high: float, low: float) -> None:
+        """Try shorter and shorter steps until one is within the limits."""
+        step = high
+        for _ in range(MAX_COARSE_STEPS):
+            entry, prediction = self._try(max(step, low))
+            if entry["feasible"] or step <= low:
                 break
-            if told.spectral_radius < 1 and not np.isfinite(told.mean_error).all():
+            if prediction.spectral_radius < 1 and not np.isfinite(prediction.mean_error).all():
                 break  # too slow to be simulated, and shorter steps are slower
             step /= COARSE_FACTOR
 
     def _refine(self, times: int) -> None:
-        """Look around the best step: at the edge of what is accepted, then for a minimum."""
+        """Search next to the best step: for the edge of the limits, then for a minimum."""
         if self.best is None:
             return
         best = self.best[0]["step_size"]
-        for outside in self._neighbors(best, accepted=False):
+        for outside in self._neighbors(best, feasible=False):
             inside = best
             for _ in range(times):
                 middle = math.sqrt(inside * outside)
@@ -173,32 +160,32 @@ class Search:
                     inside = middle
                 else:
                     outside = middle
-        around = self._neighbors(self.best[0]["step_size"], accepted=True)
+        around = self._neighbors(self.best[0]["step_size"], feasible=True)
         if len(around) == 2:
-            self._narrow(around[0], around[1], times)
+            self._minimize(around[0], around[1], times)
 
-    def _neighbors(self, step: float, *, accepted: bool) -> list[float]:
-        """Return those of the steps next to one that are accepted, or that are not."""
+    def _neighbors(self, step: float, *, feasible: bool) -> list[float]:
+        """Return the steps next to a step that are within the limits, or that are not."""
         steps = sorted(self.entries)
-        place = steps.index(step)
-        around = [steps[i] for i in (place - 1, place + 1) if 0 <= i < len(steps)]
-        return [each for each in around if self.entries[each][0]["feasible"] == accepted]
+        index = steps.index(step)
+        around = [steps[i] for i in (index - 1, index + 1) if 0 <= i < len(steps)]
+        return [each for each in around if self.entries[each][0]["feasible"] == feasible]
 
-    def _narrow(self, low: float, high: float, times: int) -> None:
-        """Look for the cheapest step between two by golden section, on their logarithms."""
+    def _minimize(self, low: float, high: float, times: int) -> None:
+        """Search for the cheapest step between two by golden section, on their logarithms."""
 
-        def cost_at(step: float) -> float:
+        def cost_of(step: float) -> float:
             entry, _ = self._try(step)
             return float(entry["cost"]) if entry["feasible"] else math.inf
 
-        left, right = high * (low / high) ** GOLDEN, low * (high / low) ** GOLDEN
-        at_left, at_right = cost_at(left), cost_at(right)
+        left, right = high * (low / high) ** GOLDEN_RATIO, low * (high / low) ** GOLDEN_RATIO
+        left_cost, right_cost = cost_of(left), cost_of(right)
         for _ in range(times):
-            if at_left <= at_right:
-                high, right, at_right = right, left, at_left
-                left = high * (low / high) ** GOLDEN
-                at_left = cost_at(left)
+            if left_cost <= right_cost:
+                high, right, right_cost = right, left, left_cost
+                left = high * (low / high) ** GOLDEN_RATIO
+                left_cost = cost_of(left)
             else:
-                low, left, at_left = left, right, at_right
-                right = low * (high / low) ** GOLDEN
-                at_right = cost_at(right)
+                low, left, left_cost = left, right, right_cost
+                right = low * (high / low) ** GOLDEN_RATIO
+                right_cost = cost_of(right)

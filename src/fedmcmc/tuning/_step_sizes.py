@@ -18,15 +18,15 @@ from fedmcmc.pytrees import trees
 
 
 class Smoothness(NamedTuple):
-    """Curvatures of minus the log posterior, and of the clients' weighted losses.
+    """Curvatures of minus the log posterior and of the clients' weighted losses.
 
     Attributes
     ----------
     largest
-        The largest eigenvalue of the Hessian of any client's weighted loss: the smoothness constant
+        Largest eigenvalue of the Hessian of any client's weighted loss, the smoothness constant
         ``L`` of the papers.
     smallest
-        The smallest eigenvalue of the Hessian of minus the log posterior, ``mu``.
+        Smallest eigenvalue ``mu`` of the Hessian of minus the log posterior.
     """
 
     largest: float
@@ -44,22 +44,24 @@ def estimate_smoothness(
 ) -> Smoothness:
     """Estimate curvatures at a position, by power iteration on products with the Hessians.
 
-    Each client finds the largest eigenvalue of its own Hessian by itself; the smallest one of their
-    sum takes the exchange of one vector per step.
+    Each client can compute the largest eigenvalue of its Hessian alone. The smallest eigenvalue of
+    the posterior needs one exchange of a vector per step.
 
     Parameters
     ----------
     rng_key
-        Of the vectors to start from.
+        Key for the initial vectors.
     posterior, data
-        The model and every client's rows.
+        Model, and rows of all clients.
     position
-        Where; best the mode (`fedmcmc.surrogates.mode`). Elsewhere curvatures may be larger.
+        Position, preferably the mode (`fedmcmc.surrogates.mode`). Curvatures may be larger
+        elsewhere.
     weights
-        ``[num_clients]``, those of the average, by default shares of rows.
+        ``[num_clients]``, weights of the clients' losses in their average; shares of rows by
+        default.
     num_steps
-        Products with a Hessian. The largest eigenvalue is approached from below, the smallest from
-        above, at a rate of the gap to the next.
+        Number of products with a Hessian. The largest eigenvalue is approached from below, the
+        smallest from above, at a rate of the gap to the next eigenvalue.
 
     Examples
     --------
@@ -69,15 +71,15 @@ def estimate_smoothness(
     ...     lambda t: -0.5 * t**2, lambda t, x: -0.5 * (x - t) ** 2
     ... )
     >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(5)])
-    >>> found = estimate_smoothness(jax.random.key(0), posterior, data, 0.0)
-    >>> round(found.largest, 4), round(found.smallest, 4)
+    >>> smoothness = estimate_smoothness(jax.random.key(0), posterior, data, 0.0)
+    >>> round(smoothness.largest, 4), round(smoothness.smallest, 4)
     (9.0, 9.0)
     """
     num_steps = positive_integer(num_steps, "num_steps")
     if not isinstance(data, FederatedData):
         raise TypeError(
-            f"estimate_smoothness needs a FederatedData, got {type(data).__name__}. Of clients who "
-            "keep their rows, surrogates.taylor(posterior, data, position) gives the curvatures."
+            f"estimate_smoothness needs a FederatedData, got {type(data).__name__}. For remote "
+            "clients, surrogates.taylor(posterior, data, position) returns curvatures."
         )
     position = trees.as_floats(position, "position")
     shares = data.share if weights is None else jnp.asarray(weights, jnp.result_type(float))
@@ -101,29 +103,28 @@ def _curvatures(
     *,
     num_steps: int,
 ) -> tuple[Array, Array]:
+    """Return each client's largest eigenvalue and the posterior's smallest eigenvalue."""
     flat, unravel = ravel_pytree(position)
     clients = data.everyone()
     axes = (0, data.client_axes())
 
     def loss_gradient(x: Array, weight: Array, client: Client) -> Array:
-        place = unravel(x)
-        client_part = over_weight(
-            weight, client_gradient(posterior.loglikelihood_fn, place, client)
-        )
-        total = trees.add(client_part, jax.grad(posterior.logprior_fn)(place))
+        theta = unravel(x)
+        gradient = client_gradient(posterior.loglikelihood_fn, theta, client)
+        total = trees.add(over_weight(weight, gradient), jax.grad(posterior.logprior_fn)(theta))
         return -ravel_pytree(total)[0]
 
-    def product(vector: Array, weight: Array, client: Client) -> Array:
+    def hessian_product(vector: Array, weight: Array, client: Client) -> Array:
         return jax.jvp(lambda x: loss_gradient(x, weight, client), (flat,), (vector,))[1]
 
-    def of_all(vector: Array) -> Array:
-        each = jax.vmap(lambda w, c: product(vector, w, c), in_axes=axes)(weights, clients)
-        return weights @ each
+    def posterior_product(vector: Array) -> Array:
+        products = jax.vmap(lambda w, c: hessian_product(vector, w, c), in_axes=axes)
+        return weights @ products(weights, clients)
 
     start = jax.random.normal(rng_key, flat.shape, flat.dtype)
 
     def dominant(apply: Callable[[Array], Array]) -> Array:
-        """Return the eigenvalue that is largest in modulus."""
+        """Return the eigenvalue with the largest absolute value."""
 
         def step(_: Array, pair: tuple[Array, Array]) -> tuple[Array, Array]:
             norm = jnp.linalg.norm(pair[0])
@@ -135,14 +136,12 @@ def _curvatures(
 
     def extreme(apply: Callable[[Array], Array], sign: float) -> Array:
         """Return the largest eigenvalue, or the smallest one for ``sign=-1``."""
-        # Shifted beyond all others on the other side, it is the largest in modulus.
+        # The shift makes its absolute value the largest.
         shift = 1.05 * jnp.abs(dominant(apply))
         return sign * (dominant(lambda v: shift * v + sign * apply(v)) - shift)
 
-    largest = jax.vmap(lambda w, c: extreme(lambda v: product(v, w, c), 1.0), in_axes=axes)(
-        weights, clients
-    )
-    return largest, extreme(of_all, -1.0)
+    largest = jax.vmap(lambda w, c: extreme(lambda v: hessian_product(v, w, c), 1.0), in_axes=axes)
+    return largest(weights, clients), extreme(posterior_product, -1.0)
 
 
 def proposition_step_size(
@@ -153,24 +152,25 @@ def proposition_step_size(
     num_local_steps: int,
     tolerance: float = 0.1,
 ) -> float:
-    """Return the leapfrog step of a proposition on `fedmcmc.fa_hmc` with exact gradients.
+    """Return a leapfrog step size for `fedmcmc.fa_hmc` with exact gradients, from a proposition.
 
-    ``(L eta)^2 = 4 tolerance / (T smoothness sqrt(d))``, at most ``1 / smoothness``. It is made
-    for the conclusion of Proposition 4.3: the number of rounds to a given accuracy grows with the
-    root of the dimension ``d`` and hardly depends on the number of local steps ``T``.
+    The step size ``eta`` of ``L`` integration steps and ``T`` local steps satisfies ``(L eta)^2 = 4
+    tolerance / (T smoothness sqrt(d))``, at most ``1 / smoothness``. By Proposition 4.3, the number
+    of rounds to a given accuracy then grows with the root of the dimension ``d`` and hardly depends
+    on ``T``.
 
     Parameters
     ----------
     smoothness
-        The largest curvature of any client's weighted loss: stated, or what `estimate_smoothness`
-        returns.
+        Largest curvature of any client's weighted loss: a number, or the result of
+        `estimate_smoothness`.
     dimension
-        Numbers in a position.
+        Number of elements of a position.
     num_integration_steps, num_local_steps
-        As in `fedmcmc.fa_hmc`.
+        The same as in `fedmcmc.fa_hmc`.
     tolerance
-        Distance from the posterior (2-Wasserstein) that is accepted, in units of the narrowest
-        scale, ``1 / sqrt(smoothness)``.
+        Limit on the 2-Wasserstein distance from the posterior, in units of the narrowest scale,
+        ``1 / sqrt(smoothness)``.
 
     Raises
     ------
@@ -179,13 +179,10 @@ def proposition_step_size(
 
     Notes
     -----
-    The proposition's own step, formula (2), is lost in the copy of the paper that this is written
-    from. The powers of ``d`` and ``T`` are derived from its conclusion; the constant is ours. The
-    four is that of the leading bias on Gaussian clients,
-    ``(L eta)^2 T / 4`` times the covariance of their curvatures and gradients at the mode, over the
-    posterior's curvature (``docs/laws.md``), with gradients taken as ``sqrt(smoothness d)`` long.
-    Clients that pull harder, or a small strong convexity, need a smaller step; it may also be far
-    too small. `fedmcmc.tune` finds a step by the law of the clients at hand.
+    The available copy of the paper lacks formula (2), the step size. The powers of ``d`` and ``T``
+    follow from the conclusion of the proposition; the constant 4 follows from the leading bias on
+    Gaussian clients (``docs/laws.md``) with gradients of length ``sqrt(smoothness d)``. The result
+    is too large if gradients are longer, and may be far too small: prefer `fedmcmc.tune`.
 
     References
     ----------
@@ -218,22 +215,21 @@ def _check_positive(**numbers: float) -> None:
 
 
 def inverse_sqrt_schedule(step_size: float, decay_rounds: float) -> Callable[[Array], Array]:
-    """Return a leapfrog step that falls with the root of the round.
+    """Return a schedule of leapfrog step sizes, ``step_size / sqrt(1 + round / decay_rounds)``.
 
-    ``step_size / sqrt(1 + round / decay_rounds)``. Its square, the step of Langevin dynamics, falls
-    as one over the round, so that the bias of a constant step size vanishes while the sum of
-    squares, the time simulated, still diverges.
+    Its square, the step size of Langevin dynamics, falls as one over the round. So the bias of a
+    constant step size vanishes, while the simulated time, the sum of squares, still diverges.
 
     Parameters
     ----------
     step_size
-        In round zero.
+        Step size in round zero.
     decay_rounds
-        After how many rounds the square has halved.
+        Number of rounds until the square has halved.
 
     References
     ----------
-    Liang et al. (2024), Proposition 4.5, whose own constants are in its supplement.
+    Liang et al. (2024), Proposition 4.5; its constants are in the supplement.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Settings from exact laws, before any round is run."""
+"""Choice of settings from predictions, before any round is run."""
 
 import itertools
 import math
@@ -16,36 +16,36 @@ from fedmcmc.gaussian import Gaussian
 from fedmcmc.tuning._gaussian_clients import largest_curvature
 from fedmcmc.tuning._metropolis import mala_rounds_per_draw
 from fedmcmc.tuning._predictions import Prediction
-from fedmcmc.tuning._search import Search, Wanted
-from fedmcmc.tuning._visits import Visits, not_looked_at
+from fedmcmc.tuning._search import Entry, StepSizeSearch, TuningObjective
+from fedmcmc.tuning._visits import WorstVisits, has_unchecked_visits
 
-TIE = 1.05
-"""Settings whose costs differ by less than that factor tie: the smaller step is taken."""
-ENOUGH = 400
-"""Effective draws that a run is to have."""
+TIE_RATIO = 1.05
+"""Ratio of costs below which settings tie; the smallest step among them is chosen."""
+NUM_DRAWS = 400
+"""Number of effective draws in the advice on rounds."""
 OBJECTIVES = ("rounds", "bits", "seconds")
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """The best settings, and all that were tried.
+    """Best settings, and a table of all settings that were tried.
 
     Attributes
     ----------
     kernel
-        With the best settings.
+        Kernel with the best settings.
     settings
-        Keyword arguments of `kernel_fn`, the step size among them.
+        Keyword arguments of `kernel_fn`, including the step size.
     prediction
-        Its law on Gaussian approximations.
+        Prediction for the kernel on Gaussian clients.
     table
-        One entry per step that was tried: settings, ``bias``, ``spread`` (largest errors),
-        ``rounds`` per effective draw, ``cost`` per effective draw, ``burn_in`` (rounds until a
-        distance has shrunk to a hundredth), ``growth`` (of a relay whose law is accepted: where the
-        worst visit from 4 sds away ends, over these; else zero), ``drift`` (its root mean square
-        over who is visited, also from farther away), ``feasible``, ``why`` not.
+        One entry per trial: settings, ``bias`` and ``spread`` (largest errors), ``rounds`` and
+        ``cost`` per effective draw, ``burn_in`` (rounds until a distance has shrunk to a
+        hundredth), ``feasible``, and ``why`` not. For a relay within the limits, ``growth`` is the
+        distance after the worst visit from 4 sds, divided by 4, and ``drift`` its root mean square
+        over the visited client, also from farther away; otherwise both are zero.
     note
-        A line on what kept steps shorter than the law allows; often nothing.
+        Line on the reason for shorter steps than the limits allow; often empty.
     """
 
     kernel: FederatedKernel
@@ -55,24 +55,25 @@ class Tuned:
     note: str = ""
 
     def __str__(self) -> str:
-        """Say what was chosen, what it costs, and what it gets wrong."""
+        """Return the chosen settings with their cost, their errors and an exact alternative."""
         chosen = ", ".join(
             f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in self.settings.items()
         )
-        told, size = self.prediction, len(self.prediction.mean)
-        rounds, of_what = told.rounds_per_draw.max(), ""
-        if not math.isnan(told.of_functional):
-            rounds, of_what = told.of_functional, " of the functional"
-        each = math.ceil(ENOUGH * rounds / 4)
+        prediction, size = self.prediction, len(self.prediction.mean)
+        rounds, quantity = prediction.rounds_per_draw.max(), ""
+        if not math.isnan(prediction.functional_rounds):
+            rounds, quantity = prediction.functional_rounds, " of the functional"
+        rounds_per_chain = math.ceil(NUM_DRAWS * rounds / 4)
         return (
-            f"{chosen}: {rounds:.3g} rounds per effective draw{of_what} ({len(self.table)} "
-            f"settings tried); 4 chains have {ENOUGH} after {each:,} rounds each, with which a "
-            f"mean is known to {ENOUGH**-0.5:.2g} sd.\n{told}\n{self.note}"
-            f"Exact instead: fedmcmc.mala in whitened coordinates takes about "
+            f"{chosen}: {rounds:.3g} rounds per effective draw{quantity} ({len(self.table)} "
+            f"settings tried); 4 chains have {NUM_DRAWS} effective draws after "
+            f"{rounds_per_chain:,} rounds each, and the standard error of a mean is then "
+            f"{NUM_DRAWS**-0.5:.2g} sd.\n{prediction}\n{self.note}"
+            f"Methods without bias: fedmcmc.mala in whitened coordinates takes about "
             f"{mala_rounds_per_draw(size):.2g} rounds per effective draw of a Gaussian in "
-            f"{size} dimensions, all clients in each, and has no bias; fedmcmc.correct weights "
-            f"draws of a Gaussian approximation in one round more than that took, and says whether "
-            f"it is good enough; fedmcmc.fit chooses."
+            f"{size} dimensions, with all clients in each round; fedmcmc.correct weights draws "
+            f"from a Gaussian approximation, in one round more than the approximation takes, and "
+            f"reports whether the approximation is good enough; fedmcmc.fit chooses a method."
         )
 
 
@@ -93,50 +94,39 @@ def tune(
     max_spread: float = 0.02,
     functional: Callable[[ArrayTree], Array] | None = None,
 ) -> Tuned:
-    """Choose a step size, and settings from a grid, by the law of kernels on Gaussian clients.
+    """Choose a step size, and settings from a grid, from predictions on Gaussian clients.
 
-    Of all settings whose means are off by at most `max_bias` posterior sds and whose sds by at most
-    `max_spread`, in every coordinate, those whose effective draw of the slowest direction (or of
-    `functional`) costs least; within five percent of that, those of the grid with the smallest
-    step. No round is run: `predict_bias` gives the law of each. Kernels that it simulates take
-    seconds per setting, and of these fewer step sizes are tried.
-
-    Of relays (`fedmcmc.fsgld`, `fedmcmc.dsgld`) that law is not enough, as they multiply what a
-    surrogate gets wrong away from the mode by the number of clients. So no client's visit that
-    begins 4 posterior sds from the mean may end more than 6 away from it, which is looked at with
-    the model and the clients' rows.
+    Among settings within `max_bias` and `max_spread` in every coordinate, minimize the cost per
+    effective draw of the slowest direction (or of `functional`). Within five percent of the lowest
+    cost, choose the point of the grid with the smallest step. Predictions need no round. For relays
+    (`fedmcmc.fsgld`, `fedmcmc.dsgld`), settings whose visits throw a chain far out are excluded
+    too; see docs/choosing.md.
 
     Parameters
     ----------
     kernel_fn
-        ``(step_size=..., **point) -> kernel``, for every point of the grid.
+        ``(step_size=..., **point) -> kernel``, for each point of the grid.
     posterior, data, surrogates
-        What the kernels are for, a `FederatedData` or a consortium of clients elsewhere, and a
-        Gaussian per client for its likelihood: on whitened coordinates ``white.posterior`` and
-        ``white.surrogates`` of `fedmcmc.whiten`.
+        Model; `FederatedData` or consortium of remote clients; one Gaussian per client for its
+        likelihood. In whitened coordinates use ``white.posterior`` and ``white.surrogates`` of
+        `fedmcmc.whiten`.
     scores
-        ``[num_clients, d, d]``, the noise of minibatches, as of `predict_bias`: on whitened
-        coordinates ``fedmcmc.surrogates.score_covariance(white.posterior, data, white.position)``.
-        Without them minibatches count as whole batches.
+        Covariance of minibatch noise, see `predict_bias`. In whitened coordinates use
+        ``fedmcmc.surrogates.score_covariance(white.posterior, data, white.position)``.
     grid
-        What else to try: names of `kernel_fn`'s arguments, and values of each.
+        Names of other arguments of `kernel_fn`, each with the values to try.
     step_size
-        The smallest and the largest to try. By default from a thousandth of what the stiffest
-        direction allows to where the kernel diverges.
+        Smallest and largest step size to try. By default from a thousandth of the limit for the
+        stiffest direction to the step size at which the kernel diverges.
     objective
-        ``"rounds"``, ``"bits"`` (sent up and down, all clients), or ``"seconds"``: exchanges times
-        `latency`, bytes over `bandwidth`, and rows times `seconds_per_gradient`.
+        Unit of the cost: ``"rounds"``, ``"bits"`` (up and down, all clients), or ``"seconds"``.
     latency, bandwidth, seconds_per_gradient
-        Seconds per exchange, bytes per second of the server, and seconds that a client takes for
-        the gradient of one row's log likelihood; for ``"seconds"``. In a round all wait for the
-        client with most rows. How many rows it passes over is counted in rounds of the kernel with
-        a model that counts.
+        Prices for ``"seconds"``: seconds per exchange, bytes per second of the server, and seconds
+        per gradient of a row's log likelihood, at the client that evaluates most rows.
     max_bias, max_spread
-        What is accepted.
+        Limits on errors of means, in posterior sds, and on relative errors of sds.
     functional
-        What draws are wanted of: a number as a function of the position, unconstrained and in the
-        user's coordinates (not the whitened ones). It is taken as linear, by its gradient at the
-        posterior's mode. By default the slowest direction counts.
+        Function of the position whose draws should be cheap, see `predict_bias`.
 
     Returns
     -------
@@ -145,12 +135,8 @@ def tune(
     Raises
     ------
     ValueError
-        If nothing is accepted, with what comes closest; and what `predict_bias` raises.
-
-    Notes
-    -----
-    The law is that of the surrogates. Where the posterior is far from a Gaussian, believe what the
-    run says of its draws (``samples.diagnosis``).
+        If no settings are within the limits (the error lists the closest), and in all cases of
+        `predict_bias`.
 
     Examples
     --------
@@ -163,8 +149,8 @@ def tune(
     >>> white = fedmcmc.whiten(posterior, data, jnp.zeros(()))
     >>> def kernel_fn(step_size):
     ...     return fedmcmc.lsd(white.posterior, step_size=step_size)
-    >>> found = tune(kernel_fn, white.posterior, data, white.surrogates)
-    >>> round(found.settings["step_size"], 3)  # 2 * (1 - 1 / 1.02**2): sds two percent too wide
+    >>> best = tune(kernel_fn, white.posterior, data, white.surrogates)
+    >>> round(best.settings["step_size"], 3)  # 2 * (1 - 1 / 1.02**2): sds two percent too wide
     0.078
     """
     if isinstance(kernel_fn, FederatedKernel) or not callable(kernel_fn):
@@ -188,44 +174,45 @@ def tune(
         raise ValueError(f"bandwidth must be a number of bytes per second, got {bandwidth!r}.")
     if objective == "seconds" and not (latency or seconds_per_gradient or bandwidth < math.inf):
         raise ValueError(
-            'objective="seconds" needs latency=, bandwidth= or seconds_per_gradient=: what takes '
-            "time."
+            'objective="seconds" needs latency=, bandwidth= or seconds_per_gradient=, the time of '
+            "exchanges, bytes or gradients."
         )
     if step_size is not None and not 0 < step_size[0] <= step_size[-1] < math.inf:
         raise ValueError(
             f"step_size must be the smallest and the largest to try, got {step_size!r}."
         )
     names, values = zip(*grid.items(), strict=True) if grid else ((), ())
-    wanted = Wanted(
+    cost = TuningObjective(
         objective, latency, bandwidth, seconds_per_gradient, max_bias, max_spread, functional
     )
     curvature = largest_curvature(posterior, surrogates)
     searches = []
     for combination in itertools.product(*values):
         point = dict(zip(names, combination, strict=True))
-        search = Search(partial(_built, kernel_fn, point), point, data, surrogates, scores, wanted)
+        build = partial(_build, kernel_fn, point)
+        search = StepSizeSearch(build, point, data, surrogates, scores, cost)
         search.run(curvature, step_size)
         searches.append(search)
     table = [entry for search in searches for entry, _ in search.entries.values()]
     unsafe = [pair for search in searches for pair in search.unsafe]
-    found = [search.best for search in searches if search.best is not None]
-    if not found:
-        raise ValueError(_nothing(table, unsafe, max_bias, max_spread))
-    least = min(entry["cost"] for entry, _ in found)
-    ties = [pair for pair in found if pair[0]["cost"] <= TIE * least]
-    entry, told = min(ties, key=lambda pair: pair[0]["step_size"])
+    candidates = [search.best for search in searches if search.best is not None]
+    if not candidates:
+        raise ValueError(_no_settings(table, unsafe, max_bias, max_spread))
+    lowest = min(entry["cost"] for entry, _ in candidates)
+    ties = [pair for pair in candidates if pair[0]["cost"] <= TIE_RATIO * lowest]
+    entry, prediction = min(ties, key=lambda pair: pair[0]["step_size"])
     settings = {name: entry[name] for name in ("step_size", *names)}
     longer = [pair for pair in unsafe if all(pair[0][name] == settings[name] for name in names)]
-    kernel, note = kernel_fn(**settings), _shortened(longer)
-    if not_looked_at(kernel, data):
+    kernel, note = kernel_fn(**settings), _note_on(longer)
+    if has_unchecked_visits(kernel, data):
         note = (
-            "Clients at real sites were not asked how far their visits throw a chain where "
-            "surrogates err, away from the mode: take fewer local steps than the law allows.\n"
+            "Visits to clients at real sites were not checked. Away from the mode, errors of "
+            "surrogates may throw a chain far out: take fewer local steps than predictions allow.\n"
         )
-    return Tuned(kernel, settings, told, table, note)
+    return Tuned(kernel, settings, prediction, table, note)
 
 
-def _built(
+def _build(
     kernel_fn: Callable[..., FederatedKernel], point: dict[str, Any], step_size: float
 ) -> FederatedKernel:
     kernel = kernel_fn(step_size=step_size, **point)
@@ -234,39 +221,43 @@ def _built(
     return kernel
 
 
-def _shortened(unsafe: list[tuple[dict[str, Any], Visits]]) -> str:
-    """Return what is said of steps that are accepted by law and unsafe, a line or nothing."""
+def _note_on(unsafe: list[tuple[Entry, WorstVisits]]) -> str:
+    """Return a line on steps that are within the limits and unsafe, or an empty string."""
     if not unsafe:
         return ""
-    longest, visit = max(unsafe, key=lambda pair: pair[0]["step_size"])
+    longest, visits = max(unsafe, key=lambda pair: pair[0]["step_size"])
     return (
-        f"Longer steps that the law accepts are unsafe, as of {longest['step_size']:.3g}: "
-        f"{_thrown(visit)}\n"
+        f"Longer steps are within the limits on Gaussian clients but unsafe, such as "
+        f"{longest['step_size']:.3g}: {_explain(visits)}\n"
     )
 
 
-def _thrown(visit: Visits) -> str:
+def _explain(visits: WorstVisits) -> str:
     return (
-        f"{visit}, as surrogates differ from likelihoods there. Fewer local steps help, or a "
+        f"{visits}, because surrogates differ from likelihoods there. Take fewer local steps, or a "
         f"kernel in whose rounds all clients take part."
     )
 
 
-def _nothing(
-    table: list[dict[str, Any]],
-    unsafe: list[tuple[dict[str, Any], Visits]],
+def _no_settings(
+    table: list[Entry],
+    unsafe: list[tuple[Entry, WorstVisits]],
     max_bias: float,
     max_spread: float,
 ) -> str:
+    """Return the error message if no settings are within the limits."""
     if unsafe:
-        settings, visit = min(unsafe, key=lambda pair: pair[1].drift)
-        return f"All settings that the law accepts are unsafe; of {settings}: {_thrown(visit)}"
+        settings, visits = min(unsafe, key=lambda pair: pair[1].drift)
+        return (
+            f"All settings within the limits on Gaussian clients are unsafe. With {settings}, "
+            f"{_explain(visits)}"
+        )
     stable = [entry for entry in table if math.isfinite(entry["bias"])]
     if not stable:
         return "All settings that were tried diverge on these surrogates: see predict_bias."
     closest = min(stable, key=lambda e: max(e["bias"] / max_bias, e["spread"] / max_spread))
-    left_out = ("rounds", "cost", "burn_in", "growth", "drift", "feasible", "why")
-    settings = {k: v for k, v in closest.items() if k not in left_out}
+    outcomes = ("rounds", "cost", "burn_in", "growth", "drift", "feasible", "why")
+    settings = {k: v for k, v in closest.items() if k not in outcomes}
     return (
         f"No settings keep means within {max_bias:g} sd and sds within {max_spread:.0%}; closest "
         f"are {settings}. Fewer local steps, control_variate=True or better surrogates help."

@@ -1,12 +1,11 @@
-"""How far a visit throws a chain: what a relay's surrogates leave out away from the mode.
+"""Displacement of a chain by one visit of a relay that starts far from the posterior's mean.
 
-A relay multiplies the visited client's gradient by one over its probability, and thus what its
-surrogate gets wrong. At the mode that is nothing, and the law on Gaussian clients knows of nothing
-else; some sds away a visit of many steps may throw the chain far out, where it is worse.
+A relay divides the visited client's gradient by the probability of the visit, and with it the error
+of the client's surrogate. Gaussian clients have no such error. A few sds away from the mode, a
+visit of many steps may throw the chain farther out, where the error is larger.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -19,109 +18,104 @@ from fedmcmc._types import Cohort, FederatedKernel, as_functions, compiled
 from fedmcmc.data import FederatedData
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients import as_surrogates
-from fedmcmc.kernels import Relay
 from fedmcmc.pytrees import trees
 from fedmcmc.tuning._gaussian_clients import (
-    dense,
-    nodes_of,
-    on_gaussian_clients,
-    without_minibatches,
+    as_natural_parameters,
+    bare_kernels,
+    build_gaussian_clients,
+    replace_minibatches,
 )
-from fedmcmc.tuning._linearized import Alone, Begun, begin, normals_of, run_from
+from fedmcmc.tuning._linearized import (
+    PreparedRound,
+    normals_of,
+    prepare,
+    run_from,
+    with_single_client,
+)
 
 RADII = (4.0, 8.0, 12.0)
-"""Posterior sds from the mean where visits begin: a chain gets to the first about once in ten
-thousand rounds, and to the others where a visit has thrown it."""
+"""Distances from the mean at which visits start, in posterior sds. A chain reaches the first about
+once in ten thousand rounds, and the others after a visit that threw it out."""
 MAX_GROWTH = 1.5
-"""Times the first of these distances, beyond which no visit is to end."""
-MAX_AXES, MAX_STIFF, MAX_NUMBERS = 32, 16, 2**23
+"""Limit on the distance after a visit, in units of the distance before it."""
+MAX_AXES, MAX_STIFF_CLIENTS, MAX_ELEMENTS = 32, 16, 2**23
 
 
-class Visits(NamedTuple):
-    """Where visits end that begin far from the posterior's mean.
+class WorstVisits(NamedTuple):
+    """Visits that throw a chain farthest; see `find_worst_visits`.
 
-    Attributes
-    ----------
-    growth
-        Of the visit that throws a chain farthest from `RADII`'s first: its distance from the mean
-        over that of where it began, both in posterior sds.
-    client
-        Whose visit it is.
-    drift
-        The root mean square of that ratio over who is visited, at the worst place of all `RADII`.
-        Above one, chains that are out there go out farther on average.
-    radius, thrower
-        How far that place is away, and which client has most part in it.
-    labels
-        Labels of the clients.
+    `growth` is the largest ratio of the distance after a visit to the distance before it, for
+    visits that start at the first of `RADII`. `drift` is the root mean square of the ratio over the
+    random choice of the client, at the starting point where it is largest. If `drift` exceeds
+    one, a chain at this point moves farther out on average.
     """
 
     growth: float
-    client: int
+    client: int  # index of the client with the largest growth
     drift: float
-    radius: float
-    thrower: int
+    radius: float  # distance of the starting point of `drift` from the mean, in posterior sds
+    drift_client: int  # index of the client that contributes most to `drift`
     labels: Sequence[Any]
 
     @property
-    def safe(self) -> bool:
-        """Whether no visit ends too far, and chains come back from everywhere on average."""
+    def are_safe(self) -> bool:
+        """True if no visit ends too far out, and chains return on average."""
         return self.growth <= MAX_GROWTH and self.drift <= 1
 
     def __str__(self) -> str:
-        """Say how far a chain is thrown."""
-        far = RADII[0]
+        """Return the displacement that is too large, as a clause."""
+        start = RADII[0]
         if self.growth > MAX_GROWTH:
             return (
-                f"a visit to client {in_quotes(self.labels[self.client])} takes a chain that is "
-                f"{far:g} posterior sds away to {far * self.growth:.3g} sds (at most "
-                f"{far * MAX_GROWTH:g} are accepted)"
+                f"a visit to client {in_quotes(self.labels[self.client])} takes a chain from "
+                f"{start:g} posterior sds to {start * self.growth:.3g} sds (the limit is "
+                f"{start * MAX_GROWTH:g})"
             )
         return (
-            f"a round takes a chain that is {self.radius:g} posterior sds away to "
-            f"{self.radius * self.drift:.3g} sds (root mean square over who is visited, most of it "
-            f"by client {in_quotes(self.labels[self.thrower])}), where it has to come nearer"
+            f"a round takes a chain from {self.radius:g} posterior sds to "
+            f"{self.radius * self.drift:.3g} sds (root mean square over the visited client, most "
+            f"of it by client {in_quotes(self.labels[self.drift_client])}) instead of nearer to "
+            f"the mean"
         )
 
 
-def worst_visit(kernel: FederatedKernel, data: Any, surrogates: Gaussian) -> Visits | None:
-    """Return how visits end that begin 4, 8 and 12 posterior sds from the mean, at their worst.
+def find_worst_visits(
+    kernel: FederatedKernel, data: Any, surrogates: Gaussian
+) -> WorstVisits | None:
+    """Return the visits that throw a chain farthest, from 4, 8 and 12 posterior sds off the mean.
 
-    Visits are of the model and its rows, all of them, and without noise: where chains are on
-    average. They begin on both sides along the axes of the whitened posterior (up to 32), and along
-    the directions in which clients' surrogates are stiffest (those of 16 clients, and the visited
-    one's own). In a real federation that is three visits to each client, with some dozen positions.
+    Visits use the model, all rows, and no noise, so they move a chain by its mean displacement.
+    They start in both directions along up to 32 axes of the whitened posterior, and along the
+    stiffest directions of 16 surrogates and of the visited client's surrogate. In a real federation
+    they would be three visits to each client, with a few dozen positions each.
+
+    If the mean square distance shrinks from every point far out, the chain satisfies the drift
+    condition of Foster and Lyapunov and has a stationary distribution with finite variances.
 
     Returns
     -------
-    Visits or None
-        ``None`` for a kernel that is no relay, where no law of who is visited is known, or where
-        `data` are not here but at clients elsewhere, which are not asked.
-
-    Notes
-    -----
-    That the mean square distance shrinks from everywhere far out is the drift condition of Foster
-    and Lyapunov, by which a chain has a stationary law with finite variances.
+    WorstVisits or None
+        ``None`` if the kernel is no relay, if the distribution of visits is unknown, or if the rows
+        are not in `data`.
     """
-    relays = nodes_of(as_functions(kernel), Relay)
-    if not relays or not isinstance(data, FederatedData):
+    relay = _relay_in(kernel)
+    if relay is None or not isinstance(data, FederatedData):
         return None
-    counts = relays[0].participation.counts(data.num_clients)
+    counts = relay.participation.counts(data.num_clients)
     if counts is None:
         return None
-    target = on_gaussian_clients(relays[0], data, surrogates, None)
+    target = build_gaussian_clients(relay, data, surrogates, None)
     size, num = len(target.target_mean), data.num_clients
-    whole: Any = without_minibatches(relays[0], data.federation, None, size)[0]
-    alone = replace(whole, participation=Alone(weighted=whole.participation.weighted))
+    alone = with_single_client(replace_minibatches(relay, data.federation, None, size)[0])
     root = np.linalg.cholesky(target.target_covariance)
     weight = np.asarray(counts.weight, np.float64)
-    lines = _lines(root, surrogates, weight)
-    begun = begin(alone, data, target.mode, 0)
-    ratios = []  # [radius, client, place]
+    directions = _directions(root, surrogates, weight)
+    prepared = prepare(alone, data, target.mode, 0)
+    ratios = []  # [radius, client, point]
     for radius in RADII:
-        away = radius * lines @ root.T
+        away = radius * directions @ root.T
         ends = _ends(
-            begun,
+            prepared,
             jnp.arange(num),
             jnp.asarray(weight, jnp.result_type(float)),
             jnp.asarray(target.target_mean + away, jnp.result_type(float)),
@@ -130,51 +124,59 @@ def worst_visit(kernel: FederatedKernel, data: Any, surrogates: Gaussian) -> Vis
         distances = np.linalg.norm(gaps @ np.linalg.inv(root).T, axis=-1)
         ratios.append(np.where(np.isfinite(distances), distances, np.inf) / radius)
     nearest = ratios[0].max(1)
-    # The last two places are along each client's own direction: no mean over clients is there.
+    # The last two points differ between clients, so they have no mean over clients.
     shares = (1 / weight / (1 / weight).sum())[:, None] * np.square(ratios)[..., :-2]
     squares = shares.sum(1)
-    radius, place = np.unravel_index(squares.argmax(), squares.shape)
-    return Visits(
+    radius, point = np.unravel_index(squares.argmax(), squares.shape)
+    return WorstVisits(
         float(nearest.max()),
         int(nearest.argmax()),
-        float(np.sqrt(squares[radius, place])),
+        float(np.sqrt(squares[radius, point])),
         RADII[radius],
-        int(shares[radius, :, place].argmax()),
+        int(shares[radius, :, point].argmax()),
         data.labels,
     )
 
 
-def _lines(root: np.ndarray, surrogates: Gaussian, weight: np.ndarray) -> np.ndarray:
-    """Return unit vectors of the whitened posterior, both ways, ``[num_clients, places, d]``.
+def _relay_in(kernel: FederatedKernel) -> FederatedKernel | None:
+    """Return the first kernel inside all transforms that visits clients, if there is one."""
+    bare = bare_kernels(as_functions(kernel))
+    return next((node for node in bare if node.traits.visits_clients), None)
 
-    They are the same for all clients but for the last two, along each client's own direction.
+
+def has_unchecked_visits(kernel: FederatedKernel, data: Any) -> bool:
+    """Return true if the kernel is a relay whose visits are not simulated, for lack of rows."""
+    return _relay_in(kernel) is not None and not isinstance(data, FederatedData)
+
+
+def _directions(root: np.ndarray, surrogates: Gaussian, weight: np.ndarray) -> np.ndarray:
+    """Return unit vectors of the whitened posterior, both ways, ``[num_clients, points, d]``.
+
+    All clients share them except for the last two, which are the client's stiffest direction.
     """
     size, num = len(root), len(weight)
-    _, precision = dense(as_surrogates(surrogates))
+    _, precision = as_natural_parameters(as_surrogates(surrogates))
     curvatures, vectors = np.linalg.eigh(root.T @ np.asarray(precision, np.float64) @ root)
-    own, affordable = vectors[..., -1], MAX_NUMBERS // (num * size)
+    stiffest, affordable = vectors[..., -1], MAX_ELEMENTS // (num * size)
     num_axes = min(size, MAX_AXES, affordable)
     axes = np.eye(size)[np.linspace(0, size - 1, num_axes).astype(int)]
-    stiffest = np.argsort(-curvatures[:, -1] * weight, kind="stable")[:MAX_STIFF]
-    common = np.concatenate([axes, own[stiffest]])
-    every = np.broadcast_to(np.concatenate([common, -common]), (num, 2 * len(common), size))
-    return np.concatenate([every, own[:, None], -own[:, None]], 1)
-
-
-def not_looked_at(kernel: FederatedKernel, data: Any) -> bool:
-    """Return whether a relay's visits are those of clients elsewhere."""
-    return bool(nodes_of(kernel, Relay)) and not isinstance(data, FederatedData)
+    order = np.argsort(-curvatures[:, -1] * weight, kind="stable")
+    common = np.concatenate([axes, stiffest[order[:MAX_STIFF_CLIENTS]]])
+    both_ways = np.concatenate([common, -common])
+    shared = np.broadcast_to(both_ways, (num, *both_ways.shape))
+    return np.concatenate([shared, stiffest[:, None], -stiffest[:, None]], 1)
 
 
 @compiled
-def _ends(begun: Begun, clients: Array, weights: Array, points: Array) -> Array:
-    """Return where visits of each client that begin at its points end, ``[num, points, d]``."""
-    still = trees.zeros_like(normals_of(begun.draws))
+def _ends(prepared: PreparedRound, clients: Array, weights: Array, points: Array) -> Array:
+    """Return the ends of each client's visits from its points, ``[num_clients, points, d]``."""
+    zero = trees.zeros_like(normals_of(prepared.draws))
 
-    def visits(args: tuple[Array, Array, Array]) -> Array:
-        client, weight, own = args
+    def visit(args: tuple[Array, Array, Array]) -> Array:
+        client, weight, starts = args
         cohort = Cohort(client[None], weight[None], jnp.ones(1, bool))
-        return jax.vmap(lambda x: run_from(x, still, *begun._replace(cohort=cohort))[0])(own)
+        visited = prepared._replace(cohort=cohort)
+        return jax.vmap(lambda x: run_from(x, zero, *visited)[0])(starts)
 
-    ends: Array = jax.lax.map(visits, (clients, weights, points))
+    ends: Array = jax.lax.map(visit, (clients, weights, points))
     return ends

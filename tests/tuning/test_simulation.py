@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import fedmcmc
-from fedmcmc.tuning._gaussian_clients import on_gaussian_clients
+from fedmcmc.tuning._gaussian_clients import build_gaussian_clients
 from tests.oracles import laws, laws_faults, laws_qlsd
 from tests.oracles.federations import LIMIT, Federation, worst_z
 from tests.oracles.federations_qlsd import Curved
@@ -137,7 +137,7 @@ def test_minibatch_noise_is_part_of_what_is_simulated():
 def test_messages_that_come_late():
     kernel = fedmcmc.faults(fedmcmc.lsd(FEDERATION.posterior, step_size=STEP_SIZE), late=0.5)
     told = fedmcmc.predict_bias(kernel, FEDERATION.data, exact(FEDERATION))
-    assert told.simulated == "no law of who takes part is known"
+    assert told.simulated == "the distribution of its cohorts is unknown"
     law = laws_faults.rounds(
         FEDERATION.precisions,
         FEDERATION.means,
@@ -163,7 +163,7 @@ def test_gaussian_clients_have_the_law_of_two_quantised_rounds(rates):
         temperature=lambda round_: jnp.where(round_ == 0, 0.0, 0.5),
         participation=fedmcmc.bernoulli(P),
     )
-    clients = on_gaussian_clients(kernel, FEDERATION.data, exact(FEDERATION), None)
+    clients = build_gaussian_clients(kernel, FEDERATION.data, exact(FEDERATION), None)
     init, step = fedmcmc.simulate(clients.kernel, clients.data)
     keys = jax.random.split(jax.random.key(1), 16384)
     start = init(jnp.asarray(FEDERATION.start))
@@ -219,7 +219,7 @@ def test_chains_that_are_too_slow_to_be_simulated_say_so():
     kernel = fedmcmc.qlsd(FEDERATION.posterior, step_size=1e-6, compressor=fedmcmc.quantize(2))
     told = fedmcmc.predict_bias(kernel, FEDERATION.data, exact(FEDERATION))
     assert np.isinf(told.mean_error).all() and not told.is_biased
-    assert "chains that forget this slowly are not predicted" in str(told)
+    assert "too slowly for a prediction" in str(told)
 
 
 def test_errors_that_may_be_chance_are_no_errors():

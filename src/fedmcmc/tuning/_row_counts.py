@@ -1,12 +1,10 @@
-"""How many rows a client passes over in a round: counted, by a model that counts.
+"""Number of rows that a client evaluates per round, counted by a log likelihood with a callback.
 
-A kernel's gradients are not listed anywhere: local steps, leapfrog steps, snapshots and control
-variates each ask for some. So rounds are run with a log likelihood that notes of how many rows it
-was asked, as often as it is asked.
+Local steps, leapfrog steps, snapshots and control variates all evaluate gradients, and no list of
+them exists. So a kernel is run with a log likelihood that counts its rows whenever it is evaluated.
 """
 
 from collections import Counter
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +15,7 @@ from fedmcmc._types import (
     ArrayTree,
     ClientTerms,
     FederatedKernel,
+    FederatedState,
     Federation,
     Posterior,
     as_functions,
@@ -26,35 +25,37 @@ from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients import as_surrogates
 from fedmcmc.pytrees import trees
 from fedmcmc.rounds import SINGLE_DEVICE, prepare_round, run_round
-from fedmcmc.tuning._gaussian_clients import nodes_of, with_nodes
+from fedmcmc.tuning._gaussian_clients import nodes_of, replace_nodes
 
-FEW_ROUNDS, MANY_ROUNDS = 3, 60
-"""Counts of the former many that are equal are those of all rounds; else the mean of the latter."""
+MIN_ROUNDS, MAX_ROUNDS = 3, 60
+"""Numbers of rounds that are counted: `MIN_ROUNDS` if their counts are equal, else `MAX_ROUNDS`."""
 
 
-def rows_per_round(kernel: FederatedKernel, federation: Federation, surrogates: Gaussian) -> float:
-    """Return over how many rows the client with most of them passes in a round, on average.
+def count_rows_per_round(
+    kernel: FederatedKernel, federation: Federation, surrogates: Gaussian
+) -> float:
+    """Return the mean over rounds of the largest number of rows that a client evaluates.
 
-    A pass is a log likelihood or its gradient. All clients that take part wait for that client.
+    An evaluation is a log likelihood or its gradient. All participants wait for the slowest client.
     """
     passes = max(
         node.loglikelihood_fn.passes if isinstance(node.loglikelihood_fn, ClientTerms) else 1
         for node in nodes_of(as_functions(kernel), Posterior)
     )
-    seen: Counter[int] = Counter()
+    row_counts: Counter[int] = Counter()
 
-    def note(client: Any, num: Any, place: Any) -> None:
-        del place
-        seen[int(client)] += int(num)
+    def count(client: Array, num: Array, value: Array) -> None:
+        del value
+        row_counts[int(client)] += int(num)
 
     def loglikelihood_fn(position: ArrayTree, rows: Array) -> Array:
         value = _minus_square(position)
-        # With a number of the position, since positions may be many where rows are the same.
-        jax.debug.callback(note, rows[0], rows.shape[0], value)
+        # `value` depends on the position: under vmap, JAX then calls once for each position.
+        jax.debug.callback(count, rows[0], rows.shape[0], value)
         return jnp.full(rows.shape, value)
 
     counting = as_functions(Posterior(_minus_square, loglikelihood_fn))
-    counted = with_nodes(as_functions(kernel), Posterior, lambda _: counting)
+    counted = replace_nodes(as_functions(kernel), Posterior, lambda _: counting)
     ids = np.repeat(np.arange(federation.num_clients, dtype=np.int32), np.asarray(federation.sizes))
     data = FederatedData.from_arrays(ids, ids)
     key = jax.random.key(0)
@@ -62,17 +63,17 @@ def rows_per_round(kernel: FederatedKernel, federation: Federation, surrogates: 
     state = counted.init(key, jax.tree.map(lambda leaf: leaf[0], means), data)
 
     @jax.jit
-    def after(state: Any, round_: Array) -> Any:
+    def advance(state: FederatedState, round_: Array) -> FederatedState:
         cohort, draws = prepare_round(counted, data, SINGLE_DEVICE, key, state.broadcast, round_)
         return run_round(counted, data, SINGLE_DEVICE, state, cohort, draws)[0]
 
     counts: list[int] = []
-    while len(counts) < FEW_ROUNDS or (len(set(counts)) > 1 and len(counts) < MANY_ROUNDS):
+    while len(counts) < MIN_ROUNDS or (len(set(counts)) > 1 and len(counts) < MAX_ROUNDS):
         jax.effects_barrier()
-        seen.clear()
-        state = jax.block_until_ready(after(state, jnp.int32(len(counts))))
+        row_counts.clear()
+        state = jax.block_until_ready(advance(state, jnp.int32(len(counts))))
         jax.effects_barrier()
-        counts.append(max(seen.values(), default=0))
+        counts.append(max(row_counts.values(), default=0))
     return passes * float(np.mean(counts))
 
 
