@@ -46,7 +46,7 @@ from fedmcmc.gradients import (
     full_gradient,
     has_augmented_data,
 )
-from fedmcmc.hierarchy import Refresh, conjugate, missing_information, refuse_two_levels
+from fedmcmc.hierarchy import Refresh, conjugate, missing_information
 from fedmcmc.kernels import JointLangevin
 from fedmcmc.pytrees import trees
 from fedmcmc.random import normals, realize_normals
@@ -125,7 +125,6 @@ def on_gaussian_clients(
     latents = ""
     local = local_model(kernel)
     if local is not None:
-        refuse_two_levels(local)
         model = _with_latents(model, _missing(kernel, data, mode), mode)
         latents = ", latents drawn anew in every move"
         if not all(node.exact for node in nodes_of(kernel, Refresh)):
