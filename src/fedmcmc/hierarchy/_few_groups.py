@@ -16,9 +16,8 @@ NUM_DRAWS = 1000
 def few_groups_warning(posterior: Posterior, num_groups: int, draws: ArrayTree) -> str | None:
     """Return a message on the spread between groups if there are fewer than five of them.
 
-    If the model declares the shared parameters that determine the spread, the message holds the
-    name and the prior and posterior sd of the one whose sd the data reduce least; there is no
-    message if the spread depends on none.
+    The message names the parameter of the spread whose sd the data reduce least, with its sd before
+    and after the data. There is no message if the spread does not depend on parameters.
 
     Parameters
     ----------
@@ -49,10 +48,10 @@ def few_groups_warning(posterior: Posterior, num_groups: int, draws: ArrayTree) 
     after = {site: values[site] for site in before}
     names = trees.element_names(jax.tree.map(lambda leaf: np.zeros(leaf.shape[1:]), before))
     sds = zip(names, _sds(before), _sds(after), strict=True)
-    name, prior, left = max(sds, key=lambda item: item[2] / item[1])
+    name, prior_sd, posterior_sd = max(sds, key=lambda item: item[2] / item[1])
     return (
-        f"{problem}: the prior of {name} matters (its sd is {prior:.3g} before the data and "
-        f"{left:.3g} after). {advice}"
+        f"{problem}: the prior of {name} matters (its sd is {prior_sd:.3g} before the data and "
+        f"{posterior_sd:.3g} after). {advice}"
     )
 
 

@@ -31,9 +31,9 @@ from fedmcmc.hierarchy._latents import (
 from fedmcmc.pytrees import in_single_precision, trees
 
 MAX_DIMENSIONS = 3
-"""Maximum number of elements of a latent for quadrature, which takes ``nodes**3`` points then."""
+"""Maximum number of elements of a latent for quadrature, with ``nodes**3`` points per group."""
 MORE_NODES = 4
-"""Number of nodes per dimension that a finer quadrature has in addition."""
+"""Number of additional nodes per dimension in the finer quadrature of `quadrature_error`."""
 MAX_GAIN = 1e-3
 """Nats that the next Newton step may promise at a point that counts as a mode."""
 

@@ -97,8 +97,8 @@ class _Flat:
     def __call__(self, position: ArrayTree, latent: ArrayTree) -> Array:
         return jnp.zeros((), jnp.result_type(float))
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Flat)
+    def __eq__(self, value: object) -> bool:
+        return isinstance(value, _Flat)
 
     def __hash__(self) -> int:
         return hash(_Flat)

@@ -73,8 +73,8 @@ class SumsMessage(NamedTuple):
     """Message of a client."""
 
     changes: Changes
-    gradient: Any = ()  # [l], of the log likelihood by the row parameters, if there are any
-    num_answers: Any = ()  # one, if there are row parameters
+    gradient: ArrayTree = ()  # [l], of the log likelihood by the row parameters, if there are any
+    num_answers: ArrayTree = ()  # one, if there are row parameters
 
 
 class _BroadcastExtra(NamedTuple):
@@ -99,7 +99,7 @@ class _ClientExtra(NamedTuple):
 
 class _SetupSums(NamedTuple):
     sums: ArrayTree
-    num_groups: Any
+    num_groups: ArrayTree
     row_information: ArrayTree  # [l, l], or ()
     recentering_information: ArrayTree  # [d, d], or ()
 
@@ -112,13 +112,12 @@ def _setup_sums(kernel: Any, position: ArrayTree, client: Client) -> _SetupSums:
     population, latents = kernel.population, kernel.first_locals(groups, position).latents
     sums = sum_statistics(population, groups, latents, compute_origin(population, position))
     num = jnp.sum(groups.present).astype(jnp.result_type(float))
-    row_information: ArrayTree = ()
-    if kernel.has_row_parameters:
-        row_information = kernel.row_information(groups, position, latents)
-    recentering_information: ArrayTree = ()
-    if kernel.recenter:
-        recentering_information = compute_information(kernel, groups, position, latents)
-    return _SetupSums(sums, num, row_information, recentering_information)
+    return _SetupSums(
+        sums,
+        num,
+        kernel.row_information(groups, position, latents) if kernel.has_row_parameters else (),
+        compute_information(kernel, groups, position, latents) if kernel.recenter else (),
+    )
 
 
 @register_dataclass
@@ -143,11 +142,12 @@ class _SumsPhase(SetupPhase):
         def information(size: int) -> ArrayTree:
             return jax.ShapeDtypeStruct((size, size), scalar.dtype) if size else ()
 
-        num_row, num_all = self.kernel.row_indices(like.position).size, 0
-        if self.kernel.recenter:
-            num_all = trees.num_elements(like.position)
-        sums = self.kernel.sums_like(like)
-        return _SetupSums(sums, scalar, information(num_row), information(num_all))
+        kernel = self.kernel
+        num_rows = kernel.row_indices(like.position).size
+        num_all = trees.num_elements(like.position) if kernel.recenter else 0
+        return _SetupSums(
+            kernel.sums_like(like), scalar, information(num_rows), information(num_all)
+        )
 
 
 def _refuse_compression(kernel: Any, compressor: Any) -> None:
@@ -468,8 +468,8 @@ def fed_gibbs(
         afterwards: pass `sample` a ``num_burnin`` of at least this size.
     recenter
         If true, an additional exchange of all clients moves row parameters and population means
-        together, with latents that compensate such that predictions stay. Use it for slopes of
-        covariates that vary between groups, which otherwise move slowly.
+        together, with latents that compensate so that predictions do not change. Use it for slopes
+        of covariates that vary between groups, which otherwise move slowly.
     participation
         Full participation by default, which row parameters require. Messages are never weighted.
 

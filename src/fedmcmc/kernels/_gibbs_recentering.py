@@ -1,9 +1,9 @@
 """Recentering: joint moves of shared parameters in which latents compensate for slopes.
 
-A move of the row parameters changes each latent such that predictions do not change. This helps
-slopes of covariates that vary between groups, which the latents otherwise hold back (Gelfand, Sahu
-and Carlin 1995). The clients evaluate the candidates in a separate exchange, and move their latents
-in the round's last exchange, so no client may be lost in between.
+When the row parameters move, each latent moves in the opposite direction, so that predictions do
+not change. This helps slopes of covariates that vary between groups, which the latents otherwise
+hold back (Gelfand, Sahu and Carlin 1995). The clients evaluate the candidates in a separate
+exchange, and move their latents in the round's last exchange, so no client may be lost in between.
 
 One exchange is as expensive for many candidates as for one. The server therefore proposes many,
 around a center that is as far from the chain's position as the candidates are from the center: each
@@ -45,7 +45,7 @@ SCALE = 2.4
 TARGET_MOVES = 0.6
 """Share of rounds that choose a candidate, to which the step size adapts (2 to 8 dimensions)."""
 RIDGE = 1e-3
-"""Share of the rows' information about a latent that is added to it in the regression."""
+"""Ridge of the regression, relative to the rows' information about a latent."""
 
 
 class Walk(NamedTuple):
@@ -67,8 +67,8 @@ class Candidates(NamedTuple):
 class CandidateEvaluations(NamedTuple):
     """Differences of log densities, ``[num]``, and the number of answers."""
 
-    differences: Any
-    num_answers: Any
+    differences: ArrayTree
+    num_answers: ArrayTree
 
     def to_range(self, limit: float) -> "CandidateEvaluations":
         """Return the message for a secure sum of numbers up to `limit`; see `Ranged`."""
@@ -230,10 +230,10 @@ def transport_latents(kernel: Any, client_state: Locals, broadcast: Broadcast) -
 
 
 def compute_slopes(kernel: Any, groups: Groups, position: ArrayTree, latents: ArrayTree) -> Array:
-    """Return the change of the latents that makes up for each row parameter, ``[G, k, l]``.
+    """Return the weighted regression of row covariates on latent covariates, ``[G, k, l]``.
 
-    It is the weighted regression, over a group's rows, of the row parameters' covariates on the
-    latent's covariates: for an intercept the group's mean of a covariate.
+    If the row parameters change, the latents change by minus this matrix times the change. For an
+    intercept the matrix holds the group's means of the covariates.
     """
     curvature, mixed = _row_curvatures(kernel, groups, position, groups.as_flat(latents))
     diagonal = jnp.diagonal(curvature, axis1=-2, axis2=-1)

@@ -132,9 +132,9 @@ def judge(
 class RowEvaluation(NamedTuple):
     """Difference of log likelihoods, its gradient at the proposal, and the number of answers."""
 
-    difference: Any
-    gradient: Any
-    num_answers: Any
+    difference: ArrayTree
+    gradient: ArrayTree
+    num_answers: ArrayTree
 
     def to_range(self, limit: float) -> "RowEvaluation":
         """Return the message for a secure sum of numbers up to `limit`; see `Ranged`."""

@@ -1,11 +1,11 @@
 """Sums of the latents' statistics, stored by the server and updated by the clients' changes.
 
 Sums of squares keep their digits only if the origin is near the latents, and running sums collect
-rounding errors. The clients therefore count again and again: in addition to the changes of the
-current sums they send sums around a newer origin. A client's first message in a recount holds these
-sums, its later messages hold their changes. When every client has been counted, the new sums
-replace the current ones, and the next recount starts around the origin that is expected then. If
-all clients take part, every round is a recount.
+rounding errors. In addition to the changes of the current sums, the clients therefore report sums
+around a newer origin: the sums themselves in their first message of a recount, changes in later
+messages. When all clients have been counted, the new sums replace the current ones, and the next
+recount starts, around the origin that is then expected. If all clients take part, every round is a
+recount.
 """
 
 from typing import Any, NamedTuple
@@ -38,7 +38,7 @@ class Changes(NamedTuple):
 
     now: ArrayTree
     next: ArrayTree  # in the recount; a client's first message there holds the sums
-    counted: Any  # [], one in this first message, otherwise zero
+    counted: ArrayTree  # [], one in this first message, otherwise zero
 
 
 class RunningSum(NamedTuple):
