@@ -195,8 +195,8 @@ MUTATIONS = {
     ),
     "parameters are recentered as if their prior were flat": (
         RECENTERING,
-        "answer.differences + priors, -jnp.inf)",
-        "answer.differences, -jnp.inf)",
+        "answer.difference + priors, -jnp.inf)",
+        "answer.difference, -jnp.inf)",
         RECENTERED,
     ),
     "latents make up for slopes as if their population had no say": (

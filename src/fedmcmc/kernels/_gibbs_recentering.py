@@ -29,12 +29,10 @@ from fedmcmc._types import (
     register_dataclass,
 )
 from fedmcmc.hierarchy import Groups, Locals, groups_of
-from fedmcmc.kernels._gibbs_rows import ADAPTATION_EXPONENT, NUM_STEP_SIZES
+from fedmcmc.kernels._gibbs_rows import ADAPTATION_EXPONENT, NUM_STEP_SIZES, ProposalEvaluation
 from fedmcmc.kernels._questions import (
     IMPOSSIBLE,
     LOG_ZERO_THRESHOLD,
-    below_range,
-    impossible_in_sum,
 )
 from fedmcmc.kernels._shared import report
 from fedmcmc.pytrees import in_single_precision, trees
@@ -62,25 +60,6 @@ class Candidates(NamedTuple):
 
     shifts: Array  # [num, d], from the chain's position to the candidates
     previous_position: ArrayTree  # before the choice of a candidate
-
-
-class CandidateEvaluations(NamedTuple):
-    """Differences of log densities, ``[num]``, and the number of answers."""
-
-    differences: ArrayTree
-    num_answers: ArrayTree
-
-    def to_range(self, limit: float) -> "CandidateEvaluations":
-        """Return the message for a secure sum of numbers up to `limit`; see `Ranged`."""
-        lowest = -trees.cast(limit, self.differences)
-        impossible = below_range(self.differences, limit)
-        return self._replace(differences=jnp.where(impossible, lowest, self.differences))
-
-    def from_range(self, limit: float) -> "CandidateEvaluations":
-        """Return a sum of such messages as the server uses it."""
-        impossible = impossible_in_sum(self.differences, limit)
-        lowest = trees.cast(IMPOSSIBLE, self.differences)
-        return self._replace(differences=jnp.where(impossible, lowest, self.differences))
 
 
 def init_walk(information: Array, position: ArrayTree) -> tuple[Walk, Candidates]:
@@ -163,7 +142,7 @@ class RecenteringPhase(Phase):
 
         dtype, values = jnp.result_type(float), difference(shifts)
         values = jnp.where(jnp.isfinite(values), values, IMPOSSIBLE).astype(dtype)
-        message = CandidateEvaluations(values, jnp.ones((), dtype))
+        message = ProposalEvaluation(values, (), jnp.ones((), dtype))
         down = trees.num_bits(position) + trees.num_bits(shifts)
         info = report(message, jnp.zeros(()), bits_down=jnp.asarray(down, jnp.int32))
         return Uncompressed(message), client_state, info
@@ -171,7 +150,7 @@ class RecenteringPhase(Phase):
     def message_like(self, like: Broadcast) -> Uncompressed:
         dtype = jnp.result_type(float)
         values = jax.ShapeDtypeStruct((NUM_CANDIDATES,), dtype)
-        return Uncompressed(CandidateEvaluations(values, jax.ShapeDtypeStruct((), dtype)))
+        return Uncompressed(ProposalEvaluation(values, (), jax.ShapeDtypeStruct((), dtype)))
 
     def prepare_server(self, rng_key: Array, like: Broadcast) -> Array:
         return jax.random.uniform(rng_key, (), jnp.result_type(float))
@@ -190,10 +169,10 @@ class RecenteringPhase(Phase):
             return prior_fn(_shifted(position, shift)) - prior_fn(position)
 
         priors = prior_difference(candidates.shifts)
-        possible = (answer.differences > LOG_ZERO_THRESHOLD) & jnp.isfinite(priors)
+        possible = (answer.difference > LOG_ZERO_THRESHOLD) & jnp.isfinite(priors)
         index, moved, walk = choose(
             server_state.walk,
-            jnp.where(possible, answer.differences + priors, -jnp.inf),
+            jnp.where(possible, answer.difference + priors, -jnp.inf),
             answer.num_answers == server_state.num_clients,
             uniform,
             broadcast.round < kernel.num_adapt,

@@ -129,24 +129,25 @@ def judge(
     )
 
 
-class RowEvaluation(NamedTuple):
-    """Difference of log likelihoods, its gradient at the proposal, and the number of answers."""
+class ProposalEvaluation(NamedTuple):
+    """Message of a client about proposals."""
 
-    difference: ArrayTree
-    gradient: ArrayTree
-    num_answers: ArrayTree
+    difference: ArrayTree  # [] or [num], of log densities at the proposal and the position
+    gradient: ArrayTree  # [l], at the proposal, or ()
+    num_answers: ArrayTree  # one
 
-    def to_range(self, limit: float) -> "RowEvaluation":
+    def to_range(self, limit: float) -> "ProposalEvaluation":
         """Return the message for a secure sum of numbers up to `limit`; see `Ranged`."""
-        is_steep = jnp.any(jnp.abs(self.gradient) > trees.cast(limit, self.gradient))
-        impossible = below_range(self.difference, limit) | is_steep
+        impossible, gradient = below_range(self.difference, limit), self.gradient
+        if not trees.is_empty(gradient):
+            is_steep = jnp.any(jnp.abs(gradient) > trees.cast(limit, gradient))
+            impossible = impossible | is_steep
+            gradient = jnp.where(impossible, 0, gradient)
         lowest = -trees.cast(limit, self.difference)
-        return self._replace(
-            difference=jnp.where(impossible, lowest, self.difference),
-            gradient=jnp.where(impossible, 0, self.gradient),
-        )
+        difference = jnp.where(impossible, lowest, self.difference)
+        return self._replace(difference=difference, gradient=gradient)
 
-    def from_range(self, limit: float) -> "RowEvaluation":
+    def from_range(self, limit: float) -> "ProposalEvaluation":
         """Return a sum of such messages as the server uses it."""
         impossible = impossible_in_sum(self.difference, limit)
         lowest = trees.cast(IMPOSSIBLE, self.difference)
@@ -175,7 +176,7 @@ class RowPhase(Phase):
         value, gradient = jax.value_and_grad(difference)(broadcast.extra.proposal)
         possible = jnp.isfinite(value) & jnp.all(jnp.isfinite(gradient))
         dtype = jnp.result_type(float)
-        message = RowEvaluation(
+        message = ProposalEvaluation(
             jnp.where(possible, value, IMPOSSIBLE).astype(dtype),
             jnp.where(possible, gradient, 0).astype(dtype),
             jnp.ones((), dtype),
@@ -188,7 +189,7 @@ class RowPhase(Phase):
     def message_like(self, like: Broadcast) -> Uncompressed:
         scalar = jax.ShapeDtypeStruct((), jnp.result_type(float))
         gradient = jax.ShapeDtypeStruct(like.extra.proposal.shape, scalar.dtype)
-        return Uncompressed(RowEvaluation(scalar, gradient, scalar))
+        return Uncompressed(ProposalEvaluation(scalar, gradient, scalar))
 
     def prepare_server(self, rng_key: Array, like: Broadcast) -> Array:
         return jax.random.uniform(rng_key, (), jnp.result_type(float))
