@@ -10,7 +10,7 @@ from jax.flatten_util import ravel_pytree
 
 import fedmcmc
 from fedmcmc import inference, preconditioners
-from fedmcmc._types import ClientLatent, Local, Shapes, Static
+from fedmcmc._types import Local, Shapes, Static
 from fedmcmc.pytrees import trees
 from tests.contracts.model import LEVELS, RATES, P, jittered, surrogates
 
@@ -360,9 +360,7 @@ def build_fed_ep_at_rest(position, given):
 
 def build_fed_ep_of_latents(position, given):
     del position
-    refresh = fedmcmc.hierarchy.with_moments(
-        fedmcmc.hierarchy.independence(5 * given.scale), num_burnin=given.scale
-    )
+    refresh = fedmcmc.hierarchy.independence(5 * given.scale)
     return fedmcmc.fed_ep(
         with_latents(given.posterior),
         inference=inference.mcmc_local(refresh, num_samples=40, num_burnin=2, thinning=2),
@@ -490,15 +488,11 @@ def with_latents(posterior, of_rows=None):
 
     flags = () if of_rows is None else of_rows
 
-    def transport_fn(latent, position, other):
-        return latent - origin_fn(position) + origin_fn(other)
-
     population = fedmcmc.Population(
         statistics_fn,
         logdensity_fn,
         origin_fn=origin_fn,
         of_rows=Static(flags),
-        transport_fn=transport_fn,
     )
     like = Shapes(jax.ShapeDtypeStruct((), jnp.result_type(float)))
     local = Local(logprior_fn, loglikelihood_fn, like, population=population)
@@ -516,47 +510,11 @@ def build_joint(position, given):
     )
 
 
-@cache
-def with_two_levels(posterior):
-    """Return the same with a number per client, too, around which those of its groups lie."""
-    posterior = with_latents(posterior)
-    local = posterior.local
-
-    def logprior_fn(place, latent):
-        position, own = place
-        return local.logprior_fn(position, latent - own)
-
-    def loglikelihood_fn(place, latents, rows):
-        return local.loglikelihood_fn(place[0], latents, rows)
-
-    def of_client(position, own):
-        # One that is a constant is folded at sites and not in simulations, with other rounding.
-        precision = jnp.exp(0.1 * jnp.sum(ravel_pytree(position)[0]))
-        return precision * local.logprior_fn(position, own)
-
-    client = ClientLatent(of_client, local.like)
-    two = Local(logprior_fn, loglikelihood_fn, local.like, client=client)
-    return posterior._replace(local=two)
-
-
-def build_two_levels(position, given):
-    del position
-    block = fedmcmc.hierarchy.ula(0.2 * given.scale)
-    return fedmcmc.lsd(
-        with_two_levels(given.posterior),
-        step_size=given.step_size,
-        refresh=fedmcmc.hierarchy.two_levels(block, block),
-        participation=fedmcmc.bernoulli(given.table(P)),
-    )
-
-
 def build_gibbs(position, given):
     none = (False,) * len(jax.tree.leaves(position))
     return fedmcmc.fed_gibbs(
         with_latents(given.posterior, none),
-        refresh=fedmcmc.hierarchy.with_moments(
-            fedmcmc.hierarchy.independence(5 * given.scale, num_tries=2), num_burnin=given.scale
-        ),
+        refresh=fedmcmc.hierarchy.independence(5 * given.scale, num_tries=2),
         server_moves=1,
         participation=fedmcmc.bernoulli(given.table(P)),
     )
@@ -569,7 +527,6 @@ def build_gibbs_of_rows(position, given):
         refresh=fedmcmc.hierarchy.independence(num_tries=2),
         server_moves=1,
         num_adapt=4 * given.scale,
-        interweave=not all(first),
         recenter=True,
     )
 
@@ -595,7 +552,6 @@ PLAIN = {
     "augment: fed_avg": build_augmented_training,
     "lsd": build_lsd,
     "lsd: latents": build_joint,
-    "lsd: two levels": build_two_levels,
     "qlsd": build_qlsd,
     "lsd_star": build_lsd_star,
     "qlsd_star": build_qlsd_star,

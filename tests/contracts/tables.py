@@ -64,7 +64,6 @@ COMPRESSED = (
     ("underdamped", "memory"),
     ("lsd", "memory"),
     ("lsd: latents", "quantize"),
-    ("lsd: two levels", "identity"),
     ("qlsd", "top_k: no feedback"),
     ("lsd_star", "quantize: per client"),
     ("qlsd_star", "chain"),

@@ -9,6 +9,7 @@ import fedmcmc.site
 from fedmcmc import deploy
 from fedmcmc.__main__ import main
 from fedmcmc.deploy._account import files_told, messages_told
+from fedmcmc.deploy._risks import inner_class_names
 from fedmcmc.deploy._words import disclosures
 from tests.contracts.model import POSITIONS, SIZES, Given
 from tests.contracts.tables import KERNELS

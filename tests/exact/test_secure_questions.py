@@ -11,8 +11,7 @@ import pytest
 import fedmcmc
 from fedmcmc.criticism._wrapped import LeaveOneOutConsortium
 from fedmcmc.kernels import LOG_ZERO_THRESHOLD, Points, evaluations, expansions
-from fedmcmc.kernels._gibbs_interweaving import Compared
-from fedmcmc.kernels._gibbs_judging import Judged
+from fedmcmc.kernels._gibbs_rows import ProposalEvaluation
 from fedmcmc.kernels._questions import IMPOSSIBLE
 from fedmcmc.runs import SimulatedConsortium
 from tests.contracts.model import DATA, KEY, POSTERIOR
@@ -114,7 +113,7 @@ def test_a_move_of_rows_that_is_impossible_for_one_client_is_for_all():
     most = 2.0**20
     for value, steep in ((-jnp.inf, 1.0), (IMPOSSIBLE, 1.0), (-3.0, 2.0**21)):
         answers = [
-            Judged(jnp.float32(difference), jnp.array([slope, 1.0]), jnp.float32(1))
+            ProposalEvaluation(jnp.float32(difference), jnp.array([slope, 1.0]), jnp.float32(1))
             for difference, slope in ((2.5, 1.0), (value, steep), (70.0, -2.0))
         ]
         sent = [x.to_range(most) for x in answers]
@@ -129,14 +128,14 @@ def test_a_move_of_rows_that_is_impossible_for_one_client_is_for_all():
 def test_a_candidate_that_is_impossible_for_one_client_is_for_all_and_the_others_are_not():
     most = 2.0**20
     answers = [
-        Compared(jnp.array([2.5, x]), jnp.float32(1)) for x in (1.0, -jnp.inf, IMPOSSIBLE, -3.0)
+        ProposalEvaluation(jnp.array([2.5, x]), (), jnp.float32(1))
+        for x in (1.0, -jnp.inf, IMPOSSIBLE, -3.0)
     ]
     sent = [x.to_range(most) for x in answers]
     assert all(np.abs(leaf).max() <= most for leaf in jax.tree.leaves(sent))
     total = jax.tree.map(lambda *x: sum(x), *sent).from_range(most)
-    assert (
-        total.differences[0] == 10 and total.differences[1] < LOG_ZERO_THRESHOLD and total.one == 4
-    )
+    assert total.difference[0] == 10 and total.difference[1] < LOG_ZERO_THRESHOLD
+    assert total.num_answers == 4
 
 
 @pytest.mark.slow

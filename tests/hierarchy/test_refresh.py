@@ -7,7 +7,7 @@ import pytest
 
 import fedmcmc
 from fedmcmc import FederatedData
-from fedmcmc.hierarchy import Here, conjugate, groups_of, hmc, independence, mala, ula
+from fedmcmc.hierarchy import Here, conjugate, groups_of, hmc, independence, ula
 from tests.hierarchy.models import SD, SIZES, SPREAD, clients, gaussian, in_two_clients, logistic
 from tests.support.lanes import fast_and_slow
 
@@ -18,7 +18,7 @@ LIMIT = 1.63
 """Of Kolmogorov and Smirnov, passed by one in a hundred; the seed is fixed."""
 
 
-@pytest.mark.parametrize("refresh", [conjugate(), hmc(3), independence(), mala(), ula()], ids=str)
+@pytest.mark.parametrize("refresh", [conjugate(), hmc(3), independence(), ula()], ids=str)
 def test_what_a_group_draws_does_not_depend_on_others(refresh):
     few, many = (refresh.prepare(jax.random.key(1), num, 2) for num in (3, 7))
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[:3]), few, many)
@@ -117,7 +117,7 @@ def test_models_without_effects_are_refused():
 
 TRAJECTORIES = {
     "hmc": hmc(3, num_steps=2, num_adapt=0),
-    "mala": mala(num_steps=2, num_adapt=0),
+    "one step": hmc(1, num_steps=2, num_adapt=0),
 }
 
 
@@ -157,7 +157,7 @@ def test_step_sizes_adapt_per_group_and_then_stay():
         [{k: np.concatenate([c[k] for c in own]) for k in ("x", "y")}], groups=[[0] + [1] * 900]
     )
     local = fedmcmc.from_numpyro(gaussian, example=data).local
-    refresh = mala(num_steps=4, num_adapt=100)
+    refresh = hmc(1, num_steps=4, num_adapt=100, target_accept=0.57)
 
     @jax.jit
     def run(key):

@@ -299,49 +299,24 @@ def nested(marks, plates=False):
 GROUPED = fedmcmc.FederatedData.from_clients([ROWS, ROWS], groups=[[0, 0, 1], [0, 1, 1]])
 
 
-@pytest.mark.parametrize("example", [ROWS, GROUPED], ids=["rows", "groups"])
-@pytest.mark.parametrize("plates", [False, True])
-def test_marks_in_words_are_those_of_two_levels(example, plates):
-    if plates and example is ROWS:
-        pytest.skip("without groups a client is the only group")
-    by_words = from_numpyro(nested(("client", "group"), plates), example=example, centered=1.0)
-    levels = {"client": ["ward"], "group": ["u"]}
-    by_names = from_numpyro(nested((False, False)), example=example, centered=1.0, local=levels)
-    assert str(by_words).startswith("Posterior(shared by all clients: mu; one per client: ward")
-    assert "; one per group: u" in str(by_words)
-    shared, ward, u = {"mu": 0.3}, {"ward": 0.7}, {"u": -0.2}
-    if plates:
-        ward, u = {"ward": jnp.array([0.7])}, {"u": jnp.array([-0.2])}
-    prior = by_words.local.client.logprior_fn(shared, ward)
-    np.testing.assert_allclose(prior, dist.Normal(0.3, 1).log_prob(0.7), rtol=1e-6)
-    np.testing.assert_allclose(
-        by_words.local.logprior_fn((shared, ward), u),
-        by_names.local.logprior_fn((shared, {"ward": 0.7}), {"u": -0.2}),
-        rtol=1e-6,
-    )
-
-
-@pytest.mark.parametrize("marks", [(False, "group"), (None, True)])
-def test_the_mark_of_a_group_alone_is_that_of_one_level(marks):
-    posterior = from_numpyro(nested(marks), example=GROUPED, centered=1.0)
-    assert posterior.local.client is None
+def test_only_the_marked_site_is_local():
+    posterior = from_numpyro(nested((None, True)), example=GROUPED, centered=1.0)
     assert list(posterior.local.like.tree) == ["u"]
+    assert str(posterior).startswith("Posterior(shared by all clients: mu, ward; one per group: u")
 
 
-def test_the_mark_of_a_client_alone_needs_data_without_groups():
-    def model(x, y):
-        u = numpyro.sample("u", dist.Normal(0, 1), infer={"local": "client"})
-        observe(numpyro.sample("mu", dist.Normal()) + u + x, y)
-
-    for example in (GROUPED, ROWS):  # of rows alone it is not known whether they have groups
-        with pytest.raises(ValueError, match=r"'u' has infer=.*'client'.*write infer={'local': T"):
-            from_numpyro(model, example=example)
-    data = fedmcmc.FederatedData.from_clients([ROWS, ROWS])
-    posterior = from_numpyro(model, example=data, centered=1.0)
-    assert list(posterior.local.like.tree) == ["u"] and posterior.local.client is None
+def test_two_levels_of_local_sites_are_refused():
+    remedy = "write effects of clients that have groups as shared parameters"
+    with pytest.raises(ValueError, match=f"'ward' lies in a plate of clients.*{remedy}"):
+        from_numpyro(nested((), plates=True), example=GROUPED)
+    levels = {"client": ["ward"], "group": ["u"]}
+    with pytest.raises(ValueError, match="local must be a list of names"):
+        from_numpyro(nested((False, False)), example=GROUPED, local=levels)
+    single_groups = from_numpyro(nested((), plates=True), example=ROWS)
+    assert sorted(single_groups.local.like.tree) == ["u_decentered", "ward_decentered"]
 
 
-@pytest.mark.parametrize("mark", ["patient", "Client", 2, ["client"]])
+@pytest.mark.parametrize("mark", ["client", "group", "patient", 2, ["client"]])
 def test_other_marks_are_refused_with_their_value(mark):
     with pytest.raises(ValueError, match=rf"'u' has infer={{'local': {re.escape(repr(mark))}}}"):
         from_numpyro(nested((False, mark)), example=ROWS)

@@ -68,7 +68,6 @@ def test_questions():
     "build",
     [
         kernels.build_joint,
-        kernels.build_two_levels,
         pytest.param(kernels.build_fed_ep_of_latents, marks=pytest.mark.slow),
     ],
     ids=lambda build: build.__name__.removeprefix("build_"),

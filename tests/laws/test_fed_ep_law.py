@@ -7,7 +7,7 @@ import pytest
 
 import fedmcmc
 from fedmcmc import inference
-from fedmcmc.hierarchy import conjugate, with_moments
+from fedmcmc.hierarchy import conjugate
 from tests.oracles import federations_joint as joint
 from tests.oracles import laws_natural
 from tests.oracles.federations import LIMIT, Federation, loglikelihood
@@ -392,8 +392,7 @@ def test_one_round_of_clients_whose_latents_are_integrated_out():
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_one_round_of_clients_that_sample_latents_along(structure):
     """Over many chains, as a chain's sites are without bias up to one part in the samples."""
-    refresh, num = with_moments(conjugate(), num_burnin=0), 32
-    block = inference.mcmc_local(refresh, num_samples=400)
+    num, block = 32, inference.mcmc_local(conjugate(), num_samples=400)
     kernel, law = with_latents(structure, block, joint.POSTERIOR)
     settings = dict(num_rounds=1, num_chains=num, progress=False)
     samples = fedmcmc.sample(jax.random.key(2), kernel, joint.DATA, joint.START, **settings)
@@ -401,9 +400,9 @@ def test_one_round_of_clients_that_sample_latents_along(structure):
     every = [as_matrix(jax.tree.map(lambda x, i=i: x[i], found)) for i in range(num)]
     # Latents of the second client's one group, given its rows and its cavity, the prior.
     own = joint.Model([g for g in joint.MODEL.groups if g.client == 1], 2 * np.eye(2), CENTER)
-    means = samples.state.clients.locals.refresh.moments.mean[:, 1, 0]
+    latents = samples.state.clients.locals.latents[:, 1, 0]
     pairs = [([eta for eta, _ in every], law.eta[1]), ([p for _, p in every], law.precision[1])]
-    for some, exact in [*pairs, (means, own.posterior.mean[2:])]:
+    for some, exact in [*pairs, (latents, own.posterior.mean[2:])]:
         error = np.maximum(np.std(some, axis=0) / num**0.5, 1e-3)  # none where it is always zero
         z = np.abs(np.mean(some, axis=0) - exact) / error
         assert z.max() < LIMIT

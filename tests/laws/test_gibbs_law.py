@@ -192,26 +192,3 @@ def z_of_quantiles(samples, laws):
         error = np.sqrt(levels * (1 - levels) / len(samples.draws[name]))
         found[name] = np.abs((below - levels) / error).max()
     return found
-
-
-@pytest.mark.slow
-def test_parameters_that_take_latents_along_have_the_posterior():
-    """Of effects whose spread is near zero, where draws given latents hardly move it."""
-    groups = rows_of(0.0, 0.1)
-    data = fedmcmc.FederatedData.from_clients([{"y": y} for y in groups])
-    posterior = fedmcmc.from_numpyro(effects_of(0.0), example=data, centered=1.0)
-    # Of proposals this wide four in ten are rejected, so that it matters where latents were.
-    refresh = independence(1.0)
-    kernel = fedmcmc.fed_gibbs(posterior, refresh=refresh, server_moves=1, interweave=True)
-    samples = fedmcmc.sample(
-        jax.random.key(2),
-        kernel,
-        data,
-        {"mu": 0.5, "tau": -1.0},
-        num_rounds=150,
-        num_burnin=149,
-        num_chains=4096,
-        progress=False,
-    )
-    for name, z in z_of_quantiles(samples, law_of_effects(0.0, groups)).items():
-        assert z < LIMIT, name

@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 
 import fedmcmc
-from fedmcmc import hierarchy
 from fedmcmc.hierarchy import conjugate, independence, ula
-from tests.oracles import federations_two_levels as two
-from tests.oracles import laws, laws_joint
+from tests.oracles import laws_joint
 from tests.oracles.federations import LIMIT, worst_z
 from tests.oracles.federations_joint import (
     DATA,
@@ -76,58 +74,4 @@ def test_law_of_every_round(case):
     )
     for round_ in ROUNDS:
         z = worst_z(samples.draws[:, round_ - 1], expected(case)[round_])
-        assert z < LIMIT, f"after {round_} rounds"
-
-
-LEVELS = hierarchy.two_levels(conjugate(), conjugate())
-
-
-def two_level_round():
-    """Return a round: groups are drawn given their client, then that given them, then phi moves."""
-    size, n = two.D, two.D + len(two.SIZES) + two.NUM_GROUPS
-    joint = laws_joint.quadratic(list(two.factors()))
-    own = np.arange(size, size + len(two.SIZES))
-    blocks = [np.arange(own[-1] + 1, n), own]
-    return own, laws_joint.langevin_round_of_blocks(joint, blocks, size, STEP)
-
-
-@pytest.mark.slow
-def test_law_of_two_levels():
-    kernel = fedmcmc.lsd(two.POSTERIOR, step_size=STEP, refresh=LEVELS)
-    init, step = fedmcmc.simulate(kernel, two.DATA)
-    state = jax.jit(init)(two.START)
-    states, one = jax.tree.map(lambda leaf: np.stack([leaf] * 4096), state), jax.jit(jax.vmap(step))
-    start, (_, affine) = np.asarray(two.joint_vector(state)), two_level_round()
-    law = laws.Moments(start, np.zeros((len(start),) * 2))
-    for round_ in range(3):
-        states, _ = one(jax.random.split(jax.random.key(round_), 4096), states)
-        law = laws_joint.after([(1.0, affine)], law)
-        z = worst_z(np.asarray(jax.vmap(two.joint_vector)(states)), law)
-        assert z < LIMIT, f"after {round_ + 1} rounds"
-
-
-@pytest.mark.slow
-def test_law_of_latents_of_clients_and_their_groups():
-    """The same after many rounds, of the runner's own loop."""
-    own, affine = two_level_round()
-    kernel = fedmcmc.lsd(two.POSTERIOR, step_size=STEP, refresh=LEVELS)
-    samples = fedmcmc.sample(
-        jax.random.key(6),
-        kernel,
-        two.DATA,
-        two.START,
-        num_rounds=max(ROUNDS),
-        num_chains=NUM_CHAINS,
-        collect=two.joint_vector,
-        progress=False,
-    )
-    # What latents begin at is forgotten in the first round but for the clients' own.
-    first = np.zeros(len(affine.shift))
-    first[: two.D] = two.START
-    first[own] = np.asarray(
-        kernel.init(jax.random.key(0), two.START, two.DATA).clients.latents["client"]
-    )
-    wanted = laws_joint.laws_of([(1.0, affine)], first, max(ROUNDS))
-    for round_ in ROUNDS:
-        z = worst_z(samples.draws[:, round_ - 1], wanted[round_])
         assert z < LIMIT, f"after {round_} rounds"

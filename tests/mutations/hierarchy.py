@@ -17,14 +17,14 @@ SOME = f"{JOINT}[some clients]"
 METRIC = f"{JOINT}[exact, a metric]"
 GIBBS = "laws/test_gibbs_law.py::test_law_of_every_round[some clients]"
 SLICES = "laws/test_gibbs_law.py::test_in_the_long_run_it_is_the_posterior[slices]"
-LEVELS = "laws/test_joint_law.py::test_law_of_two_levels"
-TWO = "hierarchy/_two_levels.py"
 SWEPT = "laws/test_gibbs_law.py::test_slices_draw_what_is_shared_given_latents"
 PREDICTED = "tuning/test_latents.py::test_of_draws_the_law_is_exact[draws]"
-ALONG = "laws/test_gibbs_along_law.py::test_draws_of_the_posterior_stay_such[recentering]"
-RESCALED = "laws/test_gibbs_law.py::test_parameters_that_take_latents_along_have_the_posterior"
+RECENTERED = "laws/test_gibbs_recentering_law.py::test_draws_of_the_posterior_stay_such"
+SCHOOLS = (
+    "laws/test_gibbs_recentering_law.py::"
+    "test_slopes_of_what_varies_between_groups_get_to_the_posterior"
+)
 QUADRATURE = "hierarchy/test_marginal.py::test_a_quadrature_that_is_off_is_told"
-MOMENTS = "hierarchy/test_kept.py::test_moments_are_those_of_the_draws"
 FAR = "laws/test_gibbs_law.py::test_effects_far_from_zero_have_a_spread[1.0]"
 NEGATIVE = (
     "hierarchy/test_gibbs.py::test_a_spread_is_not_below_what_rounding_leaves_of_it[multivariate]"
@@ -33,15 +33,13 @@ ROWS = (
     "hierarchy/test_gibbs.py::test_parameters_of_rows_move_by_an_exchange_of_their_own[conjugate]"
 )
 PATHS = "hierarchy/test_refresh.py::test_trajectories_keep_a_conditional[hmc]"
-SWITCHED = "transforms/test_switching.py::test_the_law_goes_on[to gibbs]"
-BEGUN = "transforms/test_switching.py::test_where_there_were_no_latents_clients_draw_theirs"
 SEARCHES = "hierarchy/test_marginal.py::test_searches_that_fail_are_counted"
 SADDLES = "hierarchy/test_marginal.py::test_searches_that_end_at_a_saddle_have_failed"
 LATENTS, MARGINAL = "hierarchy/_latents.py", "hierarchy/_marginal.py"
 REFRESH, NORMAL = "hierarchy/_refresh.py", "hierarchy/_gaussian_moves.py"
 KERNEL, SERVER = "kernels/_joint.py", "kernels/_gibbs.py"
 RUNNING = "kernels/_gibbs_sums.py"
-PATH, GOES_ON = "hierarchy/_trajectories.py", "hierarchy/_going_on.py"
+PATH, RECENTERING = "hierarchy/_trajectories.py", "kernels/_gibbs_recentering.py"
 SLICED, JUDGED = "dynamics/_slices.py", "kernels/_gibbs_rows.py"
 
 MUTATIONS = {
@@ -53,7 +51,7 @@ MUTATIONS = {
     ),
     "every proposal is accepted": (
         REFRESH,
-        "(jnp.log(uniform) < its_weight - weight)",
+        "(jnp.log(uniform) < new_weight - weight)",
         "(jnp.log(uniform) < jnp.inf)",
         MOVES,
     ),
@@ -71,8 +69,8 @@ MUTATIONS = {
     ),
     "a new group has a row of its own": (
         "hierarchy/_new_group.py",
-        "Client(rows, zero, zero, zero, one, one, 1)",
-        "Client(rows, zero, zero + 1, zero, one, one, 1)",
+        "Client(rows, zero, zero, zero, weight, weight, 1)",
+        "Client(rows, zero, zero + 1, zero, weight, weight, 1)",
         NEW,
     ),
     "sites are centered as if groups differed by one": (
@@ -101,8 +99,8 @@ MUTATIONS = {
     ),
     "the mode is not differentiated": (
         MARGINAL,
-        "center = at_mode + solve(cholesky(curvature), slope)",
-        "center = at_mode",
+        "center = mode + solve(cholesky(curvature), slope)",
+        "center = mode",
         SLOPES,
     ),
     "what draws share counts as an error of a quadrature": (
@@ -161,8 +159,8 @@ MUTATIONS = {
     ),
     "latents shrink between rounds": (
         "kernels/_joint.py",
-        "return message, Locals(groups.as_latents(flat), kept, lately), info",
-        "return message, Locals(groups.as_latents(0.8 * flat), kept, lately), info",
+        "Locals(groups.as_latents(flat), refresh_state, acceptance)",
+        "Locals(groups.as_latents(0.8 * flat), refresh_state, acceptance)",
         STEPS,
     ),
     "the server forgets the sums of absent clients": (
@@ -173,27 +171,15 @@ MUTATIONS = {
     ),
     "a recount begins with changes of sums": (
         RUNNING,
-        "trees.select(jnp.asarray(anew), trees.zeros_like(old), old)",
+        "trees.select(jnp.asarray(starts), trees.zeros_like(old), old)",
         "old",
         GIBBS,
     ),
     "the origin of sums of squares stays where it was at the start": (
         SERVER,
-        "trees.select(ends, here, origins.next)",
+        "trees.select(ends, next_origin, origins.next)",
         "origins.next",
         FAR,
-    ),
-    "moments of latents count the burn-in": (
-        "hierarchy/_moments.py",
-        "(jnp.asarray(here.round) >= self.num_burnin)",
-        "(jnp.asarray(here.round) >= 0)",
-        MOMENTS,
-    ),
-    "squares of latents around the mean of before": (
-        "hierarchy/_moments.py",
-        "(x - old) * (x - new)",
-        "(x - old) * (x - old)",
-        MOMENTS,
     ),
     "a prediction in which latents take no information": (
         LATENTS,
@@ -201,29 +187,29 @@ MUTATIONS = {
         'return 0 * jnp.einsum("gki,gkj->ij", whitened, whitened)',
         PREDICTED,
     ),
-    "parameters are rescaled and latents stay": (
+    "parameters are recentered and latents stay": (
         SERVER,
-        "begin = groups.as_flat(gone_along(self, client_state, broadcast))",
+        "begin = groups.as_flat(transport_latents(self, client_state, broadcast))",
         "begin = groups.as_flat(before)",
-        RESCALED,
+        SCHOOLS,
     ),
-    "parameters are rescaled as if their prior were flat": (
-        "kernels/_gibbs_interweaving.py",
-        "said.differences + priors, -jnp.inf)",
-        "said.differences, -jnp.inf)",
-        ALONG,
+    "parameters are recentered as if their prior were flat": (
+        RECENTERING,
+        "answer.difference + priors, -jnp.inf)",
+        "answer.difference, -jnp.inf)",
+        RECENTERED,
     ),
     "latents make up for slopes as if their population had no say": (
-        "kernels/_gibbs_interweaving.py",
-        "return jnp.sum(jnp.where(groups.present, change, 0))",
-        "return 0 * jnp.sum(jnp.where(groups.present, change, 0))",
-        ALONG,
+        RECENTERING,
+        "return rows + jnp.sum(jnp.where(groups.present, change, 0))",
+        "return rows",
+        RECENTERED,
     ),
     "candidates lie around where the chain is": (
-        "kernels/_gibbs_walks.py",
+        RECENTERING,
         "step * (normals[0] + normals[1:])",
         "step * 2**0.5 * normals[1:]",
-        ALONG,
+        RECENTERED,
     ),
     "a spread of rounded sums may be negative": (
         "interop/_numpyro_population.py",
@@ -239,14 +225,14 @@ MUTATIONS = {
     ),
     "searches that fail are not counted": (
         MARGINAL,
-        "groups.present & ~there",
-        "groups.present & ~there & (jnp.arange(groups.num) < 0)",
+        "groups.present & ~is_mode",
+        "groups.present & ~is_mode & (jnp.arange(groups.num) < 0)",
         SEARCHES,
     ),
     "a saddle counts as a mode": (
         MARGINAL,
-        "(mode.gain < UNSETTLED) & peaked",
-        "mode.gain < UNSETTLED",
+        "(mode.gain < MAX_GAIN) & peaked",
+        "mode.gain < MAX_GAIN",
         SADDLES,
     ),
     "a level under the density from the wrong distribution": (
@@ -269,14 +255,14 @@ MUTATIONS = {
     ),
     "every proposal of parameters of rows is accepted": (
         JUDGED,
-        "judged & (uniform < chance)",
-        "judged",
+        "is_judged & (uniform < chance)",
+        "is_judged",
         ROWS,
     ),
     "the way back of a proposal is ignored": (
         JUDGED,
-        "(there - back) / (4 * step)",
-        "0 * (there - back)",
+        "(forward - backward) / (4 * step)",
+        "0 * (forward - backward)",
         ROWS,
     ),
     "proposals with half the noise": (
@@ -285,29 +271,10 @@ MUTATIONS = {
         "jnp.sqrt(step) * normals",
         ROWS,
     ),
-    "latents begin anew when another kernel goes on": (
-        GOES_ON,
-        "return groups.as_flat(jax.tree.map(lambda leaf: leaf[index], self.latents))",
-        "return self.refresh.begin(groups, position)",
-        SWITCHED,
-    ),
-    "the server begins with sums of other latents than the clients": (
-        SERVER,
-        "sums = sums_of(population, groups, first.latents, origin_of(population, position))",
-        "sums = sums_of(population, groups, trees.zeros_like(first.latents), "
-        "origin_of(population, position))",
-        SWITCHED,
-    ),
-    "all clients draw their first latents from one key": (
-        GOES_ON,
-        "jax.random.fold_in(self.rng_key, groups.client.index)",
-        "jax.random.fold_in(self.rng_key, 0 * groups.client.index)",
-        BEGUN,
-    ),
     "every trajectory of a latent is accepted": (
         PATH,
-        "taken = (drawn.uniforms < chance) & groups.present",
-        "taken = (drawn.uniforms < 2) & groups.present",
+        "accepted = (draw.uniforms < chance) & groups.present",
+        "accepted = (draw.uniforms < 2) & groups.present",
         PATHS,
     ),
     "momenta of trajectories are off by the root of two": (
@@ -321,23 +288,5 @@ MUTATIONS = {
         "jnp.sum(begin[1] ** 2 - momentum**2, -1)",
         "jnp.sum(begin[1] ** 2 - begin[1] ** 2, -1)",
         PATHS,
-    ),
-    "a client's latent moves as if its groups said nothing": (
-        TWO,
-        "return upper.logprior_fn(position, own) + of_groups",
-        "return upper.logprior_fn(position, own)",
-        LEVELS,
-    ),
-    "groups move as if their client's latent were zero": (
-        TWO,
-        'pair = (here.position, groups.own(flat["client"]))',
-        'pair = (here.position, groups.own(0 * flat["client"]))',
-        LEVELS,
-    ),
-    "a gradient without the prior of the client's latent": (
-        TWO,
-        "return self.upper.logprior_fn(position, own) + of_groups",
-        "return of_groups",
-        LEVELS,
     ),
 }

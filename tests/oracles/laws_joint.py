@@ -205,38 +205,3 @@ def stationary(rounds, start):
             return moved
         law = moved
     raise ValueError("no stationary law")
-
-
-def quadratic(factors):
-    """Return the joint precision and linear term of normal factors ``(row, value, precision)``.
-
-    A factor says that ``row . x`` is normal around `value`.
-    """
-    H = sum(precision * np.outer(row, row) for row, _, precision in factors)
-    return H, sum(precision * value * row for row, value, precision in factors)
-
-
-def langevin_round_of_blocks(joint, blocks, size, step_size):
-    """Return a round in which blocks are drawn given the rest in turn, and phi takes a step.
-
-    `joint` are precision and linear term, `blocks` indices, phi the first `size` numbers.
-    """
-    H, linear = joint
-    n, nz = len(H), sum(len(block) for block in blocks) + size
-    total, used = Affine(np.eye(n), np.zeros(n), np.zeros((n, nz))), 0
-    for block in blocks:
-        covariance = np.linalg.inv(H[np.ix_(block, block)])
-        matrix, shift, noise = np.eye(n), np.zeros(n), np.zeros((n, nz))
-        others = H[block].copy()
-        others[:, block] = 0
-        matrix[block], shift[block] = -covariance @ others, covariance @ linear[block]
-        noise[block, used : used + len(block)] = np.linalg.cholesky(covariance)
-        used += len(block)
-        moved = total.times(matrix)
-        total = Affine(moved.matrix, moved.shift + shift, moved.noise + noise)
-    step, shift, noise = np.eye(n), np.zeros(n), np.zeros((n, nz))
-    step[:size] -= step_size * H[:size]
-    shift[:size] = step_size * linear[:size]
-    noise[:size, used:] = np.sqrt(2 * step_size) * np.eye(size)
-    moved = total.times(step)
-    return Affine(moved.matrix, moved.shift + shift, moved.noise + noise)

@@ -37,7 +37,6 @@ from fedmcmc._types._values import ArrayTree as ArrayTree
 from fedmcmc._types._values import Arrivals as Arrivals
 from fedmcmc._types._values import Broadcast as Broadcast
 from fedmcmc._types._values import Client as Client
-from fedmcmc._types._values import ClientLatent as ClientLatent
 from fedmcmc._types._values import ClientTerms as ClientTerms
 from fedmcmc._types._values import Cohort as Cohort
 from fedmcmc._types._values import FederatedState as FederatedState

@@ -168,10 +168,6 @@ class Population(NamedTuple):
     of_rows
         For each leaf of a position, true if rows also depend on it given the latents (a slope, a
         residual sd); empty if rows depend on no leaf.
-    transport_fn
-        ``(latent, position, new_position) -> latent``. The returned latent is as far from its mean
-        at `new_position`, in units of the spread, as the argument is at `position`. It serves
-        ``fed_gibbs(interweave=True)``.
     """
 
     statistics_fn: Callable[[ArrayTree, ArrayTree], ArrayTree]
@@ -179,28 +175,6 @@ class Population(NamedTuple):
     draw_fn: Callable[[Array, ArrayTree, LatentSums], ArrayTree] | None = None
     origin_fn: Callable[[ArrayTree], ArrayTree] | None = None
     of_rows: Static[tuple[bool, ...]] | tuple[bool, ...] = Static(())
-    transport_fn: Callable[[ArrayTree, ArrayTree, ArrayTree], ArrayTree] | None = None
-
-
-class ClientLatent(NamedTuple):
-    """Latent of a client itself, in a model that also has latents of groups.
-
-    Attributes
-    ----------
-    logprior_fn
-        ``(position, latent) -> []``, log density of a client's latent given the shared position.
-    like
-        Shapes of one client's latent, unconstrained.
-    constrain_fn
-        ``(position, latent)`` to the user's parameters of one client.
-    prior_spread_fn
-        See `Local`, for the spread of the clients' latents.
-    """
-
-    logprior_fn: Callable[[ArrayTree, ArrayTree], Array]
-    like: Shapes
-    constrain_fn: Callable[[ArrayTree, ArrayTree], ArrayTree] | None = None
-    prior_spread_fn: Callable[[Array], dict[str, Array]] | None = None
 
 
 class Local(NamedTuple):
@@ -221,9 +195,6 @@ class Local(NamedTuple):
         ``(position, latent)`` to the user's parameters of one group.
     population
         `Population` for `fedmcmc.fed_gibbs`; ``None`` if latents have no sufficient statistic.
-    client
-        Latent of the client itself, or ``None``. With it, all functions above take a pair of the
-        shared position and this latent as the position.
     prior_spread_fn
         ``rng_key -> dict``, a prior draw of the shared parameters that determine the spread of the
         latents, in the user's space; ``None`` if these parameters are unknown.
@@ -234,7 +205,6 @@ class Local(NamedTuple):
     like: Shapes
     constrain_fn: Callable[[ArrayTree, ArrayTree], ArrayTree] | None = None
     population: Population | None = None
-    client: ClientLatent | None = None
     prior_spread_fn: Callable[[Array], dict[str, Array]] | None = None
 
 
@@ -371,7 +341,6 @@ class Posterior(NamedTuple):
         """Return descriptions of shared and local sites, if the model's sites have names."""
         functions = {
             "shared by all clients": self.logprior_fn,
-            "one per client": self.local and self.local.client and self.local.client.logprior_fn,
             "one per group": self.local and self.local.logprior_fn,
         }
         # `from_numpyro` sets the attribute.

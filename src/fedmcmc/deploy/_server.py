@@ -197,7 +197,7 @@ class Sites:
             faults(kernel, drop=0.5, rescale=False)
             if not kernel.traits.phases_independent:
                 raise ValueError(
-                    "With this kernel (interweave=True) one exchange of a round completes another, "
+                    "With this kernel (recenter=True) one exchange of a round completes another, "
                     "and a site that is lost in between would have an outdated state: on_missing "
                     "must be 'wait'."
                 )

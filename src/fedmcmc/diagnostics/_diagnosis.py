@@ -17,7 +17,6 @@ from fedmcmc.hierarchy import (
     MarginalTerms,
     failed_searches,
     few_groups_warning,
-    of_few_clients,
     quadrature_error,
 )
 from fedmcmc.pytrees import trees
@@ -192,11 +191,8 @@ def diagnose(
             findings += _judge_quadrature(error, terms)
     if posterior is not None and data is not None:
         findings += _judge_searches(posterior, data, draws, integrates, proposes)
-        few_units = (
-            of_few_clients(posterior, data.num_clients, draws),
-            few_groups_warning(posterior, int(data.group_mask.sum()), draws),
-        )
-        findings += [finding for finding in few_units if finding is not None]
+        few_groups = few_groups_warning(posterior, int(data.group_mask.sum()), draws)
+        findings += [] if few_groups is None else [few_groups]
     return Diagnosis(chains, moments, names, tuple(findings), error, not_compared)
 
 
@@ -231,7 +227,7 @@ def _judge_searches(
     terms = posterior.loglikelihood_fn
     marginal = isinstance(terms, MarginalTerms)
     local = terms.local if isinstance(terms, MarginalTerms) else posterior.local
-    if local is None or local.client is not None or not (proposes or (integrates and marginal)):
+    if local is None or not (proposes or (integrates and marginal)):
         return []
     failed, total = failed_searches(local, data, draws)
     if not failed:

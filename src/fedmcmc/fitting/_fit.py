@@ -17,7 +17,7 @@ from fedmcmc.fitting._fitted import Fitted, describe
 from fedmcmc.fitting._gibbs import check_gibbs, fit_by_gibbs
 from fedmcmc.fitting._results import make_fitted
 from fedmcmc.fitting._stages import SEARCH, Problem, run_step
-from fedmcmc.hierarchy import MAX_DIMENSIONS, marginal, refuse_two_levels
+from fedmcmc.hierarchy import MAX_DIMENSIONS, marginal
 from fedmcmc.pytrees import in_single_precision, trees
 from fedmcmc.random import as_key
 from fedmcmc.runs import Consortium, as_consortium
@@ -142,7 +142,6 @@ def _as_posterior(
 def _without_effects(posterior: Posterior) -> Posterior:
     """Integrate random effects out if there are few per group."""
     local: Any = posterior.local
-    refuse_two_levels(local)
     if local is None or trees.num_elements(local.like.tree) > MAX_DIMENSIONS:
         return posterior
     return marginal(posterior)

@@ -1,7 +1,7 @@
-"""Refreshes by the normal distribution: exact draws where a latent is normal, Langevin steps else.
+"""Refreshes with normal distributions: exact draws of normal latents, and Langevin steps.
 
-Both take the curvature of a group's log density for their unit, so that one number suits groups of
-one row and of a thousand.
+Both are relative to the curvature of a group's log density, so one setting suits groups of one row
+and of a thousand.
 """
 
 from dataclasses import dataclass, field
@@ -23,11 +23,11 @@ from fedmcmc.hierarchy._latents import (
     solve,
     solve_upper,
 )
-from fedmcmc.hierarchy._refresh import Here, Moved, Refresh, per_group
+from fedmcmc.hierarchy._refresh import Here, Moved, Refresh, draw_normals
 from fedmcmc.pytrees import schedules, trees
 
-_MADE_UP = 8
-"""Rows that a server makes up to look at a model."""
+NUM_PROBE_ROWS = 8
+"""Number of made-up rows with which a server checks a model."""
 
 
 @register_dataclass
@@ -43,39 +43,35 @@ class Ula(Refresh):
         return False
 
     def prepare(self, rng_key: Array, num_groups: int, size: int) -> Array:
-        shape, dtype = (self.num_steps, size), jnp.result_type(float)
-        return jnp.asarray(
-            per_group(rng_key, num_groups, lambda key: jax.random.normal(key, shape, dtype))
-        )
+        return draw_normals(rng_key, num_groups, (self.num_steps, size))
 
-    def move(self, groups: Groups, draws: ArrayTree, here: Here) -> Moved:
-        _, factor = modes_and_factors(groups, here.position)
-        step = trees.cast(self.step_size, here.flat)
+    def move(self, groups: Groups, draws: ArrayTree, inputs: Here) -> Moved:
+        _, factor = modes_and_factors(groups, inputs.position)
+        step = trees.cast(self.step_size, inputs.flat)
 
-        def one(now: Array, normals: Array) -> tuple[Array, None]:
-            drift = solve(factor, groups.slope(here.position, now))
-            noise = solve_upper(factor, normals.astype(now.dtype))
-            return now + step * drift + jnp.sqrt(2 * step) * noise, None
+        def langevin(flat: Array, normals: Array) -> tuple[Array, None]:
+            drift = solve(factor, groups.slope(inputs.position, flat))
+            noise = solve_upper(factor, normals.astype(flat.dtype))
+            return flat + step * drift + jnp.sqrt(2 * step) * noise, None
 
-        moved, _ = jax.lax.scan(one, here.flat, jnp.swapaxes(draws, 0, 1))
-        return Moved(moved, groups.present.astype(moved.dtype), here.kept)
+        moved, _ = jax.lax.scan(langevin, inputs.flat, jnp.swapaxes(draws, 0, 1))
+        return Moved(moved, groups.present.astype(moved.dtype), inputs.state)
 
 
 def ula(step_size: float = 0.2, *, num_steps: int = 1) -> Refresh:
-    """Take Langevin steps that are never rejected: biased, whose law is known exactly.
+    """Take Langevin steps without a Metropolis test, whose biased distribution is known exactly.
 
     A step is ``latent + step_size * inverse(C) gradient + sqrt(2 * step_size) * inverse(C)**0.5
-    normal``, ``C`` the curvature at the group's mode given position and rows. Of a latent that is
-    normal given these it leaves the variance ``1 / (1 - step_size / 2)`` times too large, which the
-    shared scales of effects inherit: take it for tests and comparisons, and `independence` to
-    sample.
+    normal``, with the curvature ``C`` at the group's mode given position and rows. The variance of
+    a normal latent becomes ``1 / (1 - step_size / 2)`` times too large, and the population's spread
+    with it. Use it for tests and comparisons, and `independence` to sample.
 
     Parameters
     ----------
     step_size
-        Relative to the curvature, in (0, 2).
+        Step size relative to the curvature, in (0, 2).
     num_steps
-        Steps per round.
+        Number of steps per round.
 
     Raises
     ------
@@ -91,70 +87,70 @@ def ula(step_size: float = 0.2, *, num_steps: int = 1) -> Refresh:
 @register_dataclass
 @dataclass(frozen=True, eq=False)
 class Conjugate(Refresh):
-    """A draw of a normal distribution; see `conjugate`."""
+    """Draw from a normal distribution; see `conjugate`."""
 
     def check(self, local: Local, position: ArrayTree, rows: ArrayTree) -> None:
         _check_quadratic(local, position, rows)
 
     def prepare(self, rng_key: Array, num_groups: int, size: int) -> Array:
-        dtype = jnp.result_type(float)
-        return jnp.asarray(
-            per_group(rng_key, num_groups, lambda key: jax.random.normal(key, (size,), dtype))
-        )
+        return draw_normals(rng_key, num_groups, (size,))
 
-    def move(self, groups: Groups, draws: ArrayTree, here: Here) -> Moved:
-        # Newton's step from anywhere ends in the mean.
-        flat = here.flat
-        slope, curvature = groups.slope_and_curvature(here.position, jnp.zeros_like(flat))
+    def move(self, groups: Groups, draws: ArrayTree, inputs: Here) -> Moved:
+        # Newton's step from any point ends at the mean.
+        flat = inputs.flat
+        slope, curvature = groups.slope_and_curvature(inputs.position, jnp.zeros_like(flat))
         factor = cholesky(curvature)
         moved = solve(factor, slope) + solve_upper(factor, draws.astype(flat.dtype))
         moved = jnp.where(groups.present[:, None], moved, flat)
-        return Moved(moved, groups.present.astype(flat.dtype), here.kept)
+        return Moved(moved, groups.present.astype(flat.dtype), inputs.state)
 
 
 def conjugate() -> Refresh:
     """Draw latents that are normal given position and rows, exactly and independently.
 
-    For normal effects of normal outcomes. Its kernel refuses a model whose log density is not
-    quadratic in the latents, from two places and made-up rows.
+    It serves normal effects of normal outcomes. `init` of the kernel raises if the log density is
+    not quadratic in the latents, which it checks at two points with made-up rows.
     """
     return Conjugate()
 
 
 def _check_quadratic(local: Local, position: ArrayTree, rows: ArrayTree) -> None:
-    """Raise `ValueError` unless a group's log density has constant second derivatives.
+    """Raise `ValueError` if second derivatives of a group's log density differ between two points.
 
-    Where these are not finite, as of rows that no data could hold, they tell nothing.
+    Derivatives that are not finite, as for impossible rows, are skipped.
     """
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(local)):
         return
     rng = np.random.default_rng(0)
 
-    def at(leaf: Any) -> Array:
-        # `sample` maps `init` over chains: of a position that is traced the shape suffices.
+    def concrete(leaf: Any) -> Array:
+        # `sample` maps `init` over chains; a traced position contributes its shape.
         if isinstance(leaf, jax.core.Tracer):
             return jnp.zeros(leaf.shape, leaf.dtype)
         return jnp.asarray(leaf)
 
     with jax.ensure_compile_time_eval():
-        some, place = made_up_rows(rows, _MADE_UP, rng), jax.tree.map(at, position)
+        probe_rows = made_up_rows(rows, NUM_PROBE_ROWS, rng)
+        place = jax.tree.map(concrete, position)
     dtype = jax.eval_shape(trees.ravel, local.like.tree).dtype
     latents = rng.normal(size=(2, 1, trees.num_elements(local.like.tree))).astype(dtype)
-    first, other = _curvatures.now(local, place, some, latents)
-    if not (np.isfinite(first).all() and np.isfinite(other).all()):
+    curvatures = np.asarray(_curvatures.now(local, place, probe_rows, latents))
+    if not np.isfinite(curvatures).all():
         return
-    unit = np.maximum(np.abs(first), np.abs(other)).max()
-    if (gap := np.abs(first - other).max()) > 1e-3 * unit:
+    scale = np.abs(curvatures).max()
+    if (gap := np.abs(curvatures[0] - curvatures[1]).max()) > 1e-3 * scale:
         raise ValueError(
-            f"The latents of this model are not normal given the rest: a second derivative differs "
-            f"by {gap:.3g} between two places, where it is up to {unit:.3g} (of made-up rows). "
-            f"conjugate() is for normal effects of normal outcomes: use independence()."
+            f"The latents of this model are not normal given position and rows: a second "
+            f"derivative of their log density differs by {gap:.3g} between two points, where it "
+            f"is up to {scale:.3g} (with made-up rows). conjugate() is for normal effects of "
+            f"normal outcomes: use independence()."
         )
 
 
 @compiled
-def _curvatures(local: Local, position: ArrayTree, rows: ArrayTree, latents: Any) -> Any:
-    """Return the curvature of a group that has all `rows`, at each of the `latents`."""
-    zero, one = jnp.zeros((), jnp.int32), jnp.ones(())
-    groups = groups_of(local, Client(rows, zero, zero + _MADE_UP, zero, one, one, _MADE_UP))
+def _curvatures(local: Local, position: ArrayTree, rows: ArrayTree, latents: Any) -> Array:
+    """Return the curvature of a group with all `rows` at each of the `latents`."""
+    zero, weight = jnp.zeros((), jnp.int32), jnp.ones(())
+    client = Client(rows, zero, zero + NUM_PROBE_ROWS, zero, weight, weight, NUM_PROBE_ROWS)
+    groups = groups_of(local, client)
     return jnp.stack([groups.slope_and_curvature(position, latent)[1][0] for latent in latents])

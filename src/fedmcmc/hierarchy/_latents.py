@@ -1,7 +1,7 @@
 """Latents of a client's groups, raveled: log densities, and modes by Newton's method.
 
-A latent is ``[k]`` numbers per group, all groups of a client are treated at once, ``[G, k]``.
-Groups are independent given the shared position, so that second derivatives are those of one group.
+A latent has ``k`` numbers per group. All groups of a client are computed at once, ``[G, k]``. They
+are independent given the shared position, so second derivatives are per group.
 """
 
 from collections.abc import Callable
@@ -17,46 +17,48 @@ from fedmcmc.data import CHUNK_ROWS, max_groups, own_rows_in_groups, single_chun
 from fedmcmc.pytrees import trees
 
 MAX_STEPS = 50
-"""Of the search for modes."""
-LATELY = 100
-"""Rounds over which acceptance is averaged, about."""
-SETTLED = 1e-6
-"""A Newton step that promises fewer nats than this in every group ends the search."""
+"""Maximum number of steps of the search for modes."""
+AVERAGED_ROUNDS = 100
+"""Approximate number of rounds over which the acceptance is averaged."""
+CONVERGED_GAIN = 1e-6
+"""The search ends when the next Newton step promises fewer nats than this in each group."""
 
 
 class Groups(NamedTuple):
-    """One client's groups, and its rows where they are few.
+    """Groups of one client.
 
     Attributes
     ----------
     local
-        The groups' part of the model.
+        Part of the model that belongs to a group.
     client
-        Whose groups.
-    kept
-        Rows, mask and groups of rows, read once, where one chunk holds them; else ``()``.
+        Owner of the groups.
+    rows
+        Rows, mask and groups of the rows, read once, if one chunk holds them; otherwise ``()``.
     present
-        ``[G]`` bool, which groups the client has.
-    together
-        Whether all rows are those of one latent, the client's; rows are then pairs of rows and
-        their groups.
+        ``[G]`` bool, mask of the groups that the client has.
     """
 
     local: Local
     client: Client
-    kept: ArrayTree
+    rows: ArrayTree
     present: Array
-    together: bool = False
 
     @property
     def num(self) -> int:
-        """Number of groups of the client with most of them (static)."""
+        """Number of groups of the client with the most groups (static)."""
         return self.present.shape[0]
 
     @property
     def size(self) -> int:
-        """Numbers per latent (static)."""
+        """Number of elements of a latent (static)."""
         return trees.num_elements(self.local.like.tree)
+
+    @property
+    def zeros(self) -> Array:
+        """Latents of zero, ``[G, k]``."""
+        like = jax.eval_shape(trees.ravel, self.local.like.tree)
+        return jnp.zeros((self.num, self.size), like.dtype)
 
     def unravel(self, flat: Array) -> ArrayTree:
         """Return the latent of one group, from ``[k]``."""
@@ -67,19 +69,19 @@ class Groups(NamedTuple):
         return jax.vmap(trees.ravel)(latents)
 
     def as_latents(self, flat: Array) -> ArrayTree:
-        """Return latents of all groups, leaves ``[G, *event]``; zeros of those that are absent."""
+        """Return latents of all groups, leaves ``[G, *event]``, with zeros for absent groups."""
         return jax.vmap(self.unravel)(jnp.where(self.present[:, None], flat, 0))
 
     def fold(self, fn: Callable[[ArrayTree, Array, Array], Array]) -> Array:
         """Return the sum of ``fn(rows, mask, groups)`` over chunks of the client's rows."""
-        if self.kept:
-            return fn(*self._read(*self.kept))
-        # Of static length, so that it can be differentiated.
+        if self.rows:
+            return fn(*self.rows)
+        # The length is static, so that the sum can be differentiated.
         num = -(-self.client.max_size // CHUNK_ROWS)
 
         @jax.checkpoint
         def chunk(i: Array) -> Array:
-            return fn(*self._read(*own_rows_in_groups(self.client, i * CHUNK_ROWS)))
+            return fn(*own_rows_in_groups(self.client, i * CHUNK_ROWS))
 
         def body(total: Array, i: Array) -> tuple[Array, None]:
             return total + chunk(i), None
@@ -87,11 +89,6 @@ class Groups(NamedTuple):
         shape = jax.eval_shape(chunk, jax.ShapeDtypeStruct((), jnp.int32))
         zero = jnp.zeros(shape.shape, shape.dtype)
         return jax.lax.scan(body, zero, jnp.arange(num, dtype=jnp.int32))[0]
-
-    def _read(self, rows: ArrayTree, mask: Array, group: Array) -> tuple[ArrayTree, Array, Array]:
-        return (
-            ((rows, group), mask, jnp.zeros_like(group)) if self.together else (rows, mask, group)
-        )
 
     def log_density(self, position: ArrayTree, flat: Array) -> Array:
         """Return the log density of each group's latent and rows, ``[G]``, at ``[G, k]``."""
@@ -102,7 +99,7 @@ class Groups(NamedTuple):
             terms = jnp.where(mask, terms, 0)
             return jax.ops.segment_sum(terms, group, self.num)
 
-        prior = jax.vmap(lambda one: self.local.logprior_fn(position, self.unravel(one)))(flat)
+        prior = jax.vmap(lambda x: self.local.logprior_fn(position, self.unravel(x)))(flat)
         return prior + self.fold(of_rows).astype(prior.dtype)
 
     def total(self, position: ArrayTree, flat: Array) -> Array:
@@ -110,54 +107,48 @@ class Groups(NamedTuple):
         return jnp.sum(jnp.where(self.present, self.log_density(position, flat), 0))
 
     def rows_difference(
-        self, position: ArrayTree, other: ArrayTree, flat: Array, other_flat: Array | None = None
+        self,
+        position: ArrayTree,
+        reference: ArrayTree,
+        flat: Array,
+        reference_flat: Array | None = None,
     ) -> Array:
-        """Return the log likelihood of all rows, given the latents, relative to that at `other`.
+        """Return the log likelihood of all rows minus its value at the reference position.
 
-        There latents are the same by default.
+        By default, the latents are the same at both positions.
         """
-        there = flat if other_flat is None else other_flat
+        before = flat if reference_flat is None else reference_flat
 
         def of_rows(rows: ArrayTree, mask: Array, group: Array) -> Array:
-            latents, before = (jax.vmap(self.unravel)(x[group]) for x in (flat, there))
+            latents, old_latents = (jax.vmap(self.unravel)(x[group]) for x in (flat, before))
             terms = self.local.loglikelihood_fn(position, latents, rows)
-            terms = terms - self.local.loglikelihood_fn(other, before, rows)
+            terms = terms - self.local.loglikelihood_fn(reference, old_latents, rows)
             return jnp.sum(jnp.where(mask, terms, 0))
 
         return self.fold(of_rows)
 
     def slope(self, position: ArrayTree, flat: Array) -> Array:
-        """Return gradients of `log_density` with respect to the latents, ``[G, k]``."""
-        return jax.grad(lambda at: jnp.sum(self.log_density(position, at)))(flat)
+        """Return gradients of `log_density` by the latents, ``[G, k]``."""
+        return jax.grad(lambda x: jnp.sum(self.log_density(position, x)))(flat)
 
     def slope_and_curvature(self, position: ArrayTree, flat: Array) -> tuple[Array, Array]:
         """Return gradients ``[G, k]`` and minus Hessians ``[G, k, k]`` of `log_density`."""
-        slope_fn = jax.grad(lambda at: jnp.sum(self.log_density(position, at)))
+        slope_fn = jax.grad(lambda x: jnp.sum(self.log_density(position, x)))
 
         def column(direction: Array) -> tuple[Array, Array]:
             return jax.jvp(slope_fn, (flat,), (jnp.broadcast_to(direction, flat.shape),))
 
-        # One trace for all directions, as a model takes long to trace and to compile.
+        # One trace for all directions, because a model takes long to trace and to compile.
         slopes, columns = jax.vmap(column)(jnp.eye(self.size, dtype=flat.dtype))
         curvature = -jnp.moveaxis(columns, 0, -1)
         return slopes[0], (curvature + jnp.swapaxes(curvature, -1, -2)) / 2
 
 
-def refuse_two_levels(local: Local | None) -> None:
-    """Raise `ValueError` where a client has a latent besides those of its groups."""
-    if local is not None and local.client is not None:
-        raise ValueError(
-            "This model has latents of clients and of their groups, which "
-            "fedmcmc.lsd(posterior, refresh=fedmcmc.hierarchy.two_levels(...)) alone moves."
-        )
-
-
 def groups_of(local: Local, client: Client) -> Groups:
-    """Return the groups of a client, of a model without a latent of the client itself."""
-    refuse_two_levels(local)
+    """Return the groups of a client."""
     num = max_groups(client)
-    kept = own_rows_in_groups(client) if single_chunk(client) else ()
-    groups = Groups(local, client, kept, jnp.ones(num, bool))
+    rows = own_rows_in_groups(client) if single_chunk(client) else ()
+    groups = Groups(local, client, rows, jnp.ones(num, bool))
     if num == 1:
         return groups
     counts = groups.fold(
@@ -167,41 +158,42 @@ def groups_of(local: Local, client: Client) -> Groups:
 
 
 class Accepted(NamedTuple):
-    """Which share of proposals for a client's latents was accepted lately.
+    """Recent acceptance of the proposals for a client's latents.
 
     Attributes
     ----------
     num
-        ``[]`` int32, rounds in which there were some.
+        ``[]`` int32, number of rounds with proposals.
     mean
-        ``[G]``, over about the last hundred of them; one for groups that the client has not.
+        ``[G]``, share of accepted proposals in about the last hundred rounds; one for groups that
+        the client does not have.
     """
 
     num: Array
     mean: Array
 
     def with_round(self, share: Array, present: Array) -> "Accepted":
-        """Return it with a round's `share` ``[G]``, of groups that are `present`."""
+        """Return the average after a round with the shares ``[G]``."""
         num = self.num + 1
-        weight = 1 / jnp.minimum(num, LATELY).astype(share.dtype)
+        weight = 1 / jnp.minimum(num, AVERAGED_ROUNDS).astype(share.dtype)
         mean = self.mean + weight * (share - self.mean)
         return Accepted(num, jnp.where(present, mean, 1))
 
 
 class Locals(NamedTuple):
-    """What a client keeps of its groups' latents between rounds.
+    """State of a client's latents between rounds.
 
     Attributes
     ----------
     latents
-        Unconstrained, leaves ``[max_groups, *event]``; zeros of groups that the client has not. Of
-        two levels ``{"client": ..., "group": ...}``, the client's ``[*event]``.
+        Unconstrained, leaves ``[max_groups, *event]``; zeros for groups that the client does not
+        have.
     refresh
-        What their refresh keeps.
+        State of the refresh.
     accepted
-        How their moves fared lately.
+        Recent acceptance of the moves.
     kernel
-        What the kernel keeps besides.
+        Other state of the kernel.
     """
 
     latents: ArrayTree
@@ -211,18 +203,19 @@ class Locals(NamedTuple):
 
 
 def made_up_rows(rows: ArrayTree, num: int, rng: np.random.Generator) -> ArrayTree:
-    """Return rows that a server makes up to look at a model, leaves ``[num, ...]``.
+    """Return rows with which a server can check a model, leaves ``[num, ...]``.
 
-    Of numbers between zero and one, which most models take for outcomes, sizes and chances.
+    Their numbers are between zero and one, which most models accept as outcomes, sizes and
+    probabilities.
     """
 
-    def made_up(leaf: Any) -> Array:
+    def draw(leaf: Any) -> Array:
         shape = (num, *leaf.shape[1:])
         is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
         values = rng.uniform(size=shape) if is_float else rng.integers(0, 2, shape)
         return jnp.asarray(values, leaf.dtype)
 
-    return jax.tree.map(made_up, rows)
+    return jax.tree.map(draw, rows)
 
 
 def locals_in(states: ArrayTree) -> Locals | None:
@@ -231,86 +224,80 @@ def locals_in(states: ArrayTree) -> Locals | None:
     return next((node for node in nodes if isinstance(node, Locals)), None)
 
 
-class Mode(NamedTuple):
-    """Where the search for the groups' modes ended.
-
-    `flat` is ``[G, k]``, `gain` ``[G]`` how many nats the next step promises.
-    """
+class LatentModes(NamedTuple):
+    """Result of a search for modes: ``[G, k]``, and nats that the next step promises, ``[G]``."""
 
     flat: Array
     gain: Array
 
 
-def find_modes(groups: Groups, position: ArrayTree) -> Mode:
-    """Climb from zero to the mode of every group's latent, given the shared position.
+class _Climb(NamedTuple):
+    flat: Array
+    value: Array
+    step: Array
+    gain: Array
+    fraction: Array
+    num_steps: Array
 
-    Newton's method; a step that leads down is taken back and halved, in its group alone. It depends
-    on position and rows alone, as proposals have to that are accepted or rejected.
+
+def find_modes(groups: Groups, position: ArrayTree) -> LatentModes:
+    """Search for the mode of each group's latent, given the shared position.
+
+    Newton's method starts at zero. A step that leads down is undone and shortened, in its group
+    alone. The result depends only on position and rows, as proposals of Metropolis-Hastings must.
     """
-    like = jax.eval_shape(trees.ravel, groups.local.like.tree)
-    begin = jnp.zeros((groups.num, groups.size), like.dtype)
+    start = groups.zeros
 
-    class Climb(NamedTuple):
-        flat: Array
-        value: Array
-        step: Array
-        gain: Array
-        fraction: Array
-        tries: Array
-
-    def direction(flat: Array) -> tuple[Array, Array]:
+    def newton_step(flat: Array) -> tuple[Array, Array]:
         slope, curvature = groups.slope_and_curvature(position, flat)
         step = solve(cholesky(curvature, guarded=True), slope)
         return step, jnp.sum(step * slope, -1) / 2
 
-    def unfinished(now: Climb) -> Array:
-        moving = groups.present & ~(now.gain < SETTLED) & (now.fraction > 1e-4)
-        return (now.tries < MAX_STEPS) & jnp.any(moving)
+    def continues(climb: _Climb) -> Array:
+        moving = groups.present & ~(climb.gain < CONVERGED_GAIN) & (climb.fraction > 1e-4)
+        return (climb.num_steps < MAX_STEPS) & jnp.any(moving)
 
-    def body(now: Climb) -> Climb:
-        flat = now.flat + now.fraction[:, None] * now.step
+    def body(climb: _Climb) -> _Climb:
+        flat = climb.flat + climb.fraction[:, None] * climb.step
         value = groups.log_density(position, flat)
-        noise = 8 * jnp.finfo(value.dtype).eps * jnp.abs(now.value)
-        better = value >= now.value - noise
-        kept = jnp.where(better[:, None], flat, now.flat)
-        step, gain = direction(kept)
-        return Climb(
-            kept,
-            jnp.where(better, value, now.value),
+        noise = 8 * jnp.finfo(value.dtype).eps * jnp.abs(climb.value)
+        better = value >= climb.value - noise
+        flat = jnp.where(better[:, None], flat, climb.flat)
+        step, gain = newton_step(flat)
+        return _Climb(
+            flat,
+            jnp.where(better, value, climb.value),
             step,
             gain,
-            jnp.where(better, jnp.minimum(2 * now.fraction, 1), now.fraction / 4),
-            now.tries + 1,
+            jnp.where(better, jnp.minimum(2 * climb.fraction, 1), climb.fraction / 4),
+            climb.num_steps + 1,
         )
 
-    value = groups.log_density(position, begin)
-    start = Climb(begin, value, *direction(begin), jnp.ones_like(value), jnp.zeros((), jnp.int32))
-    end = jax.lax.while_loop(unfinished, body, start)
-    return Mode(end.flat, end.gain)
+    value = groups.log_density(position, start)
+    zero = jnp.zeros((), jnp.int32)
+    climb = _Climb(start, value, *newton_step(start), jnp.ones_like(value), zero)
+    climb = jax.lax.while_loop(continues, body, climb)
+    return LatentModes(climb.flat, climb.gain)
 
 
 def modes_and_factors(groups: Groups, position: ArrayTree) -> tuple[Array, Array]:
-    """Return the groups' modes, ``[G, k]``, and lower factors of the curvature there.
-
-    Both follow from position and rows alone, never from where latents are: a proposal that looked
-    at these would need its density in the other direction, too.
-    """
+    """Return the modes of the groups, ``[G, k]``, and lower factors of the curvature there."""
     mode = find_modes(groups, position).flat
     return mode, cholesky(groups.slope_and_curvature(position, mode)[1], guarded=True)
 
 
 def missing_information(local: Local, client: Client, position: ArrayTree) -> Array:
-    """Return the precision of the raveled position that not knowing the latents takes, ``[d, d]``.
+    """Return the precision of the raveled position that is lost with unknown latents, ``[d, d]``.
 
-    It is ``sum B inverse(D) B'`` over the client's groups, of minus second derivatives ``B`` with
-    respect to position and latent and ``D`` with respect to the latent, at the latents' modes.
+    It is the sum of ``B inverse(D) B'`` over the client's groups, with minus second derivatives
+    ``B`` by position and latent and ``D`` by the latent, at the latents' modes.
     """
     groups, place = groups_of(local, client), trees.ravel(position)
     flat = find_modes(groups, position).flat
 
-    def slope(at: Array) -> Array:
-        there = trees.cast_like(trees.unravel(at, position), position)
-        return groups.slope(there, flat)
+    def slope(values: Array) -> Array:
+        new_position = trees.cast_like(trees.unravel(values, position), position)
+        return groups.slope(new_position, flat)
 
     mixed = jax.jacfwd(slope)(place)  # [G, k, d]
     factor = cholesky(groups.slope_and_curvature(position, flat)[1], guarded=True)
@@ -320,9 +307,9 @@ def missing_information(local: Local, client: Client, position: ArrayTree) -> Ar
 
 
 def conditional_variances(local: Local, client: Client, position: ArrayTree) -> tuple[Array, Array]:
-    """Return the sum over the client's groups of variances of their latents, and their number.
+    """Return the sum of the latents' variances over a client's groups, ``[k]``, and their number.
 
-    ``[k]`` and ``[]``; given position and rows, by the curvature at the latents' modes.
+    The variances, given position and rows, are inverse curvatures at the modes.
     """
     groups = groups_of(local, client)
     _, factor = modes_and_factors(groups, position)
@@ -334,11 +321,11 @@ def conditional_variances(local: Local, client: Client, position: ArrayTree) -> 
 
 
 def cholesky(matrix: Array, *, guarded: bool = False) -> Array:
-    """Return the lower factor of small matrices, ``[..., k, k]``.
+    """Return the lower factors of small matrices, ``[..., k, k]``.
 
-    Written out, as a library's routine takes longer for thousands of matrices of one to three rows.
-    If `guarded`, directions that are not curved get a curvature, so that steps still lead up;
-    else factors are NaN there.
+    The loops are unrolled: for thousands of matrices with one to three rows, LAPACK takes longer.
+    If `guarded`, directions without curvature get one, so that steps still lead up; otherwise the
+    factors are NaN there.
     """
     size = matrix.shape[-1]
     rows: list[list[Array]] = []
@@ -363,25 +350,25 @@ def cholesky(matrix: Array, *, guarded: bool = False) -> Array:
 
 def solve_lower(factor: Array, vector: Array) -> Array:
     """Return ``x`` with ``factor x = vector``, ``[..., k]``."""
-    found: list[Array] = []
+    solution: list[Array] = []
     for i in range(factor.shape[-1]):
-        rest = vector[..., i]
-        for j, x in enumerate(found):
-            rest = rest - factor[..., i, j] * x
-        found.append(rest / factor[..., i, i])
-    return jnp.stack(found, -1)
+        residual = vector[..., i]
+        for j, x in enumerate(solution):
+            residual = residual - factor[..., i, j] * x
+        solution.append(residual / factor[..., i, i])
+    return jnp.stack(solution, -1)
 
 
 def solve_upper(factor: Array, vector: Array) -> Array:
-    """Return ``x`` with ``factor' x = vector``, ``[..., k]``, of a lower factor."""
+    """Return ``x`` with ``factor' x = vector``, ``[..., k]``, for a lower factor."""
     size = factor.shape[-1]
-    found: dict[int, Array] = {}
+    solution: dict[int, Array] = {}
     for i in reversed(range(size)):
-        rest = vector[..., i]
+        residual = vector[..., i]
         for j in range(i + 1, size):
-            rest = rest - factor[..., j, i] * found[j]
-        found[i] = rest / factor[..., i, i]
-    return jnp.stack([found[i] for i in range(size)], -1)
+            residual = residual - factor[..., j, i] * solution[j]
+        solution[i] = residual / factor[..., i, i]
+    return jnp.stack([solution[i] for i in range(size)], -1)
 
 
 def solve(factor: Array, vector: Array) -> Array:
@@ -390,5 +377,5 @@ def solve(factor: Array, vector: Array) -> Array:
 
 
 def log_diagonal(factor: Array) -> Array:
-    """Return the log determinant of lower factors, ``[...]``."""
+    """Return the log determinants of lower factors, ``[...]``."""
     return jnp.sum(jnp.log(jnp.diagonal(factor, axis1=-2, axis2=-1)), -1)

@@ -1,4 +1,4 @@
-"""Latents of a group that nobody has seen, given draws of the shared parameters."""
+"""Latents of a new group, given draws of the shared parameters."""
 
 from typing import Any
 
@@ -10,12 +10,13 @@ from jax import Array
 from fedmcmc._types import ArrayTree, Client, Posterior, as_functions, compiled
 from fedmcmc.hierarchy._latents import groups_of, made_up_rows
 from fedmcmc.hierarchy._local_draws import (
-    TOGETHER,
-    TRIES,
+    BATCH_SIZE,
+    NUM_TRIES,
     check_latents,
-    in_chains,
-    in_one_row,
-    late_round,
+    constrain,
+    merge_chains,
+    move_from_zero,
+    split_chains,
 )
 from fedmcmc.hierarchy._refresh import Refresh, independence
 from fedmcmc.pytrees import in_single_precision, trees
@@ -30,32 +31,24 @@ def new_group(
     rng_key: Array,
     refresh: Refresh | None = None,
 ) -> ArrayTree:
-    """Draw the latent of a new group given each draw of the shared parameters.
+    """Draw the latent of a new group, such as a new hospital, given each draw of the parameters.
 
-    It says what a new hospital may be like. Nobody is asked: a group without rows has its latent
-    from the population alone. Averages of predictions over these draws are those for a new group; a
-    prediction at the mean latent is another number where the link is not linear.
+    No client takes part: the latent of a group without rows has the distribution of the population.
+    To predict for a new group, average predictions over these draws. The prediction at their mean
+    differs from this average if the link is not linear.
 
     Parameters
     ----------
-    posterior
-        With ``local``, as for `fedmcmc.local_draws`.
+    posterior, draws, rng_key, refresh
+        See `fedmcmc.local_draws`.
     data
-        A `FederatedData`, or a consortium of clients elsewhere, of which shapes of rows are read
-        alone.
-    draws
-        Of the shared parameters, unconstrained, leaves ``[chains, draws, *event]``: ``.draws`` of a
-        run's samples.
-    rng_key
-        Of all that is random.
-    refresh
-        How a latent is moved from zero, by default 20 tries of `independence`.
+        A `FederatedData` or a consortium; only the shapes of its rows are used.
 
     Returns
     -------
     ArrayTree
-        Site to values in the user's space, ``[chains, draws, *event]``; the latent as it is where
-        the model has no names.
+        Site to values in the user's space, ``[chains, draws, *event]``; unconstrained latents if
+        the model has no site names.
 
     Raises
     ------
@@ -73,36 +66,33 @@ def new_group(
     ...         numpyro.sample("y", dist.Normal(effect, 1.0), obs=y)
     >>> data = fedmcmc.FederatedData.from_clients([{"y": np.array([1.0, 2.0, 1.5])}])
     >>> posterior = fedmcmc.from_numpyro(model, example=data)
-    >>> shared = {"mu": np.full((1, 2000), 3.0)}
-    >>> new = new_group(posterior, data, shared, rng_key=jax.random.key(0))
+    >>> draws = {"mu": np.full((1, 2000), 3.0)}
+    >>> new = new_group(posterior, data, draws, rng_key=jax.random.key(0))
     >>> new["effect"].shape, bool(abs(new["effect"].mean() - 3) < 0.1)
     ((1, 2000), True)
     """
     check_latents(posterior)
-    refresh = independence(num_tries=TRIES) if refresh is None else refresh
+    refresh = independence(num_tries=NUM_TRIES) if refresh is None else refresh
     rows = made_up_rows(data.federation.rows, 1, np.random.default_rng(0))
-    lead, flat = in_one_row(draws)
-    return in_chains(_drawn(as_functions(posterior), rows, flat, as_key(rng_key), refresh), lead)
+    shape, flat = merge_chains(draws)
+    return split_chains(_draw(as_functions(posterior), rows, flat, as_key(rng_key), refresh), shape)
 
 
 @compiled
 @in_single_precision
-def _drawn(
+def _draw(
     posterior: Posterior, rows: ArrayTree, draws: ArrayTree, rng_key: Array, refresh: Refresh
 ) -> ArrayTree:
     local: Any = posterior.local
-    # Its one row is none of its own: without any, the latent is that of the population.
-    zero, one = jnp.zeros((), jnp.int32), jnp.ones(())
-    nobody = groups_of(local, Client(rows, zero, zero, zero, one, one, 1))
+    # The client's size is zero, so the one made-up row is not part of the client.
+    zero, weight = jnp.zeros((), jnp.int32), jnp.ones(())
+    groups = groups_of(local, Client(rows, zero, zero, zero, weight, weight, 1))
 
-    def drawn(item: tuple[ArrayTree, Array]) -> ArrayTree:
+    def of_draw(item: tuple[ArrayTree, Array]) -> ArrayTree:
         position, number = item
         key = jax.random.fold_in(rng_key, number)
-        begin = jnp.zeros((1, nobody.size), jax.eval_shape(trees.ravel, local.like.tree).dtype)
-        randomness = refresh.prepare(key, 1, nobody.size)
-        moved = refresh.move(nobody, randomness, late_round(nobody, refresh, position, begin))
-        latent = nobody.unravel(moved.flat[0])
-        return latent if local.constrain_fn is None else local.constrain_fn(position, latent)
+        moved = move_from_zero(refresh, groups, position, key)
+        return constrain(local, position, groups.unravel(moved.flat[0]))
 
     numbers = jnp.arange(jax.tree.leaves(draws)[0].shape[0])
-    return trees.map_in_lots(drawn, (draws, numbers), TOGETHER)
+    return trees.map_in_lots(of_draw, (draws, numbers), BATCH_SIZE)

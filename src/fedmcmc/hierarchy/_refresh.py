@@ -1,7 +1,7 @@
-"""Refreshes: how a client moves the latents of its groups while the shared position stands still.
+"""Refreshes: moves of the latents of a client's groups at a fixed shared position.
 
-Each group is accepted or rejected by itself, as groups are independent given the position. What is
-random belongs to a group by its number, so that it does not depend on how many others there are.
+Groups are independent given the position, so each group is accepted or rejected by itself. Random
+numbers belong to a group by its number and do not depend on how many groups there are.
 """
 
 from collections.abc import Callable
@@ -22,83 +22,81 @@ from fedmcmc.hierarchy._latents import (
     modes_and_factors,
     solve_upper,
 )
-from fedmcmc.pytrees import trees
 
 
 class Here(NamedTuple):
-    """Where a refresh begins.
-
-    `position` is the shared one, `flat` are latents, ``[G, k]``, `kept` what the refresh has kept,
-    and `round` counts from zero.
-    """
+    """Input of a refresh."""
 
     position: ArrayTree
-    flat: Array
-    kept: ArrayTree = ()
+    flat: Array  # latents, [G, k]
+    state: ArrayTree = ()  # of the refresh
     round: Array | int = 0
 
 
 class Moved(NamedTuple):
-    """Latents after a refresh.
+    """Result of a refresh."""
 
-    `flat` is ``[G, k]``, `acceptance` ``[G]`` the share of proposals that were accepted, zero of
-    groups that the client does not have; `kept` what the refresh keeps for the next round.
-    """
-
-    flat: Array
-    acceptance: Array
-    kept: ArrayTree = ()
+    flat: Array  # latents, [G, k]
+    acceptance: Array  # [G], share of accepted proposals; zero for absent groups
+    kept: ArrayTree = ()  # state of the refresh for the next round
 
 
 class Refresh(Described):
-    """A transition of the groups' latents at a fixed position.
+    """Move of the groups' latents at a fixed position.
 
     A subclass is a frozen dataclass registered as a pytree; its methods are pure.
     """
 
     @property
     def exact(self) -> bool:
-        """Whether it leaves the latents' distribution given position and rows as it is."""
+        """True if the latents' distribution given position and rows is stationary."""
         return True
 
     def check(self, local: Local, position: ArrayTree, rows: ArrayTree) -> None:
-        """Raise `ValueError` where the model is none for this refresh.
+        """Raise `ValueError` if the model does not suit the refresh.
 
-        `rows` are shapes of rows, leaves ``[anything, ...]``: a server, which checks, has no row.
+        `rows` holds shapes, leaves ``[anything, ...]``: the server, which checks, has no rows.
         """
 
     def begin(self, groups: Groups, position: ArrayTree) -> Array:
-        """Return where latents begin, ``[G, k]``: by default at their modes given the position."""
+        """Return the initial latents, ``[G, k]``: by default their modes given the position."""
         return find_modes(groups, position).flat
 
     def init(self, groups: Groups, position: ArrayTree) -> ArrayTree:
-        """Return what a client keeps for it between rounds, leaves ``[num_groups, ...]``."""
+        """Return the initial state of the refresh, leaves ``[num_groups, ...]``."""
         return ()
 
     def prepare(self, rng_key: Array, num_groups: int, size: int) -> ArrayTree:
-        """Return all that is random in a move, leaves ``[num_groups, ...]``."""
+        """Return the random numbers of a move, leaves ``[num_groups, ...]``."""
         raise NotImplementedError
 
-    def randomness(self, rng_key: Array, local: Local, num_groups: int) -> ArrayTree:
-        """Return all that is random in a move of a model's latents."""
-        return self.prepare(rng_key, num_groups, trees.num_elements(local.like.tree))
-
-    def move(self, groups: Groups, draws: ArrayTree, here: Here) -> Moved:
-        """Return latents moved; deterministic."""
+    def move(self, groups: Groups, draws: ArrayTree, inputs: Here) -> Moved:
+        """Return the moved latents; deterministic given the random numbers."""
         raise NotImplementedError
 
 
 def first_locals(groups: Groups, refresh: Refresh, position: ArrayTree) -> Locals:
-    """Return where latents begin that a refresh is to move, given the first position."""
+    """Return a client's initial state, given the initial position."""
     flat = refresh.begin(groups, position)
-    latents, kept = groups.as_latents(flat), refresh.init(groups, position)
-    all_ = jnp.ones(groups.present.shape, jnp.result_type(float))
-    return Locals(latents, kept, Accepted(jnp.zeros((), jnp.int32), all_))
+    latents, state = groups.as_latents(flat), refresh.init(groups, position)
+    ones = jnp.ones(groups.present.shape, jnp.result_type(float))
+    return Locals(latents, state, Accepted(jnp.zeros((), jnp.int32), ones))
 
 
-def per_group(rng_key: Array, num_groups: int, draw: Callable[[Array], ArrayTree]) -> ArrayTree:
-    """Return what each group draws with a key of its own, leaves ``[num_groups, ...]``."""
+def draw_per_group(
+    rng_key: Array, num_groups: int, draw: Callable[[Array], ArrayTree]
+) -> ArrayTree:
+    """Return ``draw(key)`` for each group with its own key, leaves ``[num_groups, ...]``."""
     return jax.vmap(lambda group: draw(jax.random.fold_in(rng_key, group)))(jnp.arange(num_groups))
+
+
+def draw_normals(rng_key: Array, num_groups: int, shape: tuple[int, ...]) -> Array:
+    """Return standard normal numbers, ``[num_groups, *shape]``."""
+    dtype = jnp.result_type(float)
+    normals: Array = draw_per_group(
+        rng_key, num_groups, lambda key: jax.random.normal(key, shape, dtype)
+    )
+    return normals
 
 
 class _Proposals(NamedTuple):
@@ -110,7 +108,7 @@ class _Proposals(NamedTuple):
 @register_dataclass
 @dataclass(frozen=True, eq=False)
 class Independence(Refresh):
-    """Proposals of a Student t at the mode; see `independence`."""
+    """Metropolis-Hastings with Student t proposals around the mode; see `independence`."""
 
     df: Array
     num_tries: int = field(metadata={"static": True})
@@ -126,53 +124,53 @@ class Independence(Refresh):
                 jax.random.uniform(uniform, (self.num_tries,), dtype),
             )
 
-        return per_group(rng_key, num_groups, of_group)
+        return draw_per_group(rng_key, num_groups, of_group)
 
-    def move(self, groups: Groups, draws: ArrayTree, here: Here) -> Moved:
-        flat, (mode, factor) = here.flat, modes_and_factors(groups, here.position)
+    def move(self, groups: Groups, draws: ArrayTree, inputs: Here) -> Moved:
+        flat, (mode, factor) = inputs.flat, modes_and_factors(groups, inputs.position)
         proposals: _Proposals = draws
         scaled = proposals.normals / jnp.sqrt(proposals.squares)[..., None]
         places = mode[:, None] + jax.vmap(solve_upper, (None, 1), 1)(factor, scaled)
         places = places.astype(flat.dtype)
 
-        def log_weight(at: Array) -> Array:
-            """Return target over proposal at ``[G, k]``, in logarithms."""
-            away = jnp.einsum("gji,gj->gi", factor, at - mode)  # factor' (at - mode)
-            square = jnp.sum(away**2, -1)
+        def log_weight(place: Array) -> Array:
+            """Return log target minus log proposal at ``[G, k]``."""
+            distance = jnp.einsum("gji,gj->gi", factor, place - mode)  # factor' (place - mode)
+            square = jnp.sum(distance**2, -1)
             log_proposal = -0.5 * (self.df + groups.size) * jnp.log1p(square / self.df)
-            return groups.log_density(here.position, at) - log_proposal
+            return groups.log_density(inputs.position, place) - log_proposal
 
-        def one(carry: tuple[Array, Array, Array], proposal: tuple[Array, Array, Array]) -> tuple:
-            now, weight, accepted = carry
-            place, its_weight, uniform = proposal
-            better = (jnp.log(uniform) < its_weight - weight) & groups.present
-            moved = jnp.where(better[:, None], place, now)
-            weight = jnp.where(better, its_weight, weight)
-            return (moved, weight, accepted + better), None
+        def step(carry: tuple[Array, Array, Array], proposal: tuple[Array, Array, Array]) -> tuple:
+            latents, weight, num_accepted = carry
+            place, new_weight, uniform = proposal
+            accepted = (jnp.log(uniform) < new_weight - weight) & groups.present
+            latents = jnp.where(accepted[:, None], place, latents)
+            weight = jnp.where(accepted, new_weight, weight)
+            return (latents, weight, num_accepted + accepted), None
 
         tries = (
             jnp.swapaxes(places, 0, 1),
             jax.lax.map(log_weight, jnp.swapaxes(places, 0, 1)),
             proposals.uniforms.T,
         )
-        begin = (flat, log_weight(flat), jnp.zeros(groups.num, jnp.int32))
-        (moved, _, accepted), _ = jax.lax.scan(one, begin, tries)
-        return Moved(moved, accepted.astype(flat.dtype) / self.num_tries, here.kept)
+        start = (flat, log_weight(flat), jnp.zeros(groups.num, jnp.int32))
+        (latents, _, num_accepted), _ = jax.lax.scan(step, start, tries)
+        return Moved(latents, num_accepted.astype(flat.dtype) / self.num_tries, inputs.state)
 
 
 def independence(df: float = 5.0, *, num_tries: int = 1) -> Refresh:
-    """Propose latents from a Student t around their mode, whatever they are now.
+    """Propose latents from a Student t around their mode, independently of their current values.
 
     The proposal has the mode of the latent given position and rows, and the curvature there, which
-    Newton's method finds anew in every round; Metropolis-Hastings corrects it per group. It needs
-    no tuning, and suits up to about eight numbers per group.
+    Newton's method computes in each round. Metropolis-Hastings corrects it per group. It needs no
+    tuning, and suits up to about eight numbers per group.
 
     Parameters
     ----------
     df
         Degrees of freedom of the Student t, above zero.
     num_tries
-        Proposals per round.
+        Number of proposals per round.
 
     Raises
     ------

@@ -1,6 +1,6 @@
-"""Refreshes by leapfrog trajectories with a Metropolis test per group: latents of many numbers.
+"""Refresh by leapfrog trajectories with a Metropolis test per group, for latents of many numbers.
 
-They take gradients alone, no matrix, and each group has a step size of its own.
+Trajectories need gradients but no matrices, and each group has its own step size.
 """
 
 from dataclasses import dataclass, field
@@ -13,26 +13,36 @@ from jax import Array
 from fedmcmc._checks import positive_integer
 from fedmcmc._types import ArrayTree, register_dataclass
 from fedmcmc.hierarchy._latents import Groups
-from fedmcmc.hierarchy._refresh import Here, Moved, Refresh, per_group
+from fedmcmc.hierarchy._refresh import Here, Moved, Refresh, draw_per_group
 from fedmcmc.pytrees import trees
 
 POWER_STEPS = 8
-"""Of the search for a group's largest curvature, which its first step size follows from."""
-CHANGE, FORGETTING = 0.6, 0.75
-"""After ``n`` trajectories a step size changes by about ``n ** -0.6``; it then stays at a mean."""
+"""Number of power iterations for a group's largest curvature, which sets its first step size."""
+ADAPTATION_EXPONENT = 0.6
+"""The ``n``-th adaptation of a step size has the rate ``n ** -0.6``."""
+AVERAGING_EXPONENT = 0.75
+"""The ``n``-th step size enters the average, which later rounds use, with ``n ** -0.75``."""
 
 
-class Steps(NamedTuple):
-    """What a client keeps of its groups' trajectories, ``[G]`` each."""
+class StepSizes(NamedTuple):
+    """Step sizes of a client's groups, ``[G]`` each."""
 
-    log_step: Array  # while it adapts
-    log_mean: Array  # from then on
-    num: Array  # trajectories from which the step size has learned, int32
+    log_step: Array  # in rounds that adapt
+    log_mean: Array  # in later rounds
+    num: Array  # number of trajectories that adapted it, int32
 
 
-class _Draws(NamedTuple):
+class _PathDraws(NamedTuple):
     momenta: Array  # [G, num, k]
     uniforms: Array  # [G, num]
+
+
+class _PathState(NamedTuple):
+    flat: Array
+    value: Array
+    slope: Array
+    steps: StepSizes
+    num_accepted: Array
 
 
 @register_dataclass
@@ -46,94 +56,85 @@ class Trajectories(Refresh):
     num_integration_steps: int = field(metadata={"static": True})
 
     def begin(self, groups: Groups, position: ArrayTree) -> Array:
-        # Where there are many numbers, Newton's steps to the mode would be dear.
-        like = jax.eval_shape(trees.ravel, groups.local.like.tree)
-        return jnp.zeros((groups.num, groups.size), like.dtype)
+        return groups.zeros  # Newton's steps to the mode are expensive for many numbers
 
-    def init(self, groups: Groups, position: ArrayTree) -> Steps:
+    def init(self, groups: Groups, position: ArrayTree) -> StepSizes:
         flat = self.begin(groups, position)
 
-        def sharper(direction: Array, _: None) -> tuple[Array, Array]:
-            slope = lambda at: groups.slope(position, at)  # noqa: E731
-            curved = -jax.jvp(slope, (flat,), (direction,))[1]
+        def power_step(direction: Array, _: None) -> tuple[Array, Array]:
+            curved = -jax.jvp(lambda x: groups.slope(position, x), (flat,), (direction,))[1]
             size = jnp.linalg.norm(curved, axis=-1, keepdims=True)
             return curved / jnp.maximum(size, 1e-6), size[:, 0]
 
-        first = jnp.full_like(flat, groups.size**-0.5)
-        _, sizes = jax.lax.scan(sharper, first, None, length=POWER_STEPS)
-        # In units of the smallest scale a trajectory's step is stable below two.
+        start = jnp.full_like(flat, groups.size**-0.5)
+        _, sizes = jax.lax.scan(power_step, start, None, length=POWER_STEPS)
+        # Leapfrog steps are stable below twice the smallest scale.
         log_step = -0.5 * jnp.log(jnp.maximum(sizes[-1], 1e-6))
-        return Steps(log_step, log_step, jnp.zeros(groups.num, jnp.int32))
+        return StepSizes(log_step, log_step, jnp.zeros(groups.num, jnp.int32))
 
-    def prepare(self, rng_key: Array, num_groups: int, size: int) -> _Draws:
+    def prepare(self, rng_key: Array, num_groups: int, size: int) -> _PathDraws:
         dtype, num = jnp.result_type(float), self.num_steps
 
-        def of_group(key: Array) -> _Draws:
+        def of_group(key: Array) -> _PathDraws:
             momentum, uniform = jax.random.split(key)
-            return _Draws(
+            return _PathDraws(
                 jax.random.normal(momentum, (num, size), dtype),
                 jax.random.uniform(uniform, (num,), dtype),
             )
 
-        drawn: _Draws = per_group(rng_key, num_groups, of_group)
-        return drawn
+        draws: _PathDraws = draw_per_group(rng_key, num_groups, of_group)
+        return draws
 
-    def move(self, groups: Groups, draws: ArrayTree, here: Here) -> Moved:
-        adapts, flat = jnp.asarray(here.round) < self.num_adapt, here.flat
+    def move(self, groups: Groups, draws: ArrayTree, inputs: Here) -> Moved:
+        adapts, flat = jnp.asarray(inputs.round) < self.num_adapt, inputs.flat
 
-        def density(at: Array) -> tuple[Array, Array]:
+        def density(flat: Array) -> tuple[Array, Array]:
             """Return log densities ``[G]`` and their gradients ``[G, k]``."""
 
-            def total(place: Array) -> tuple[Array, Array]:
-                values = groups.log_density(here.position, place)
+            def total(flat: Array) -> tuple[Array, Array]:
+                values = groups.log_density(inputs.position, flat)
                 return jnp.sum(values), values
 
-            (_, values), slope = jax.value_and_grad(total, has_aux=True)(at)
+            (_, values), slope = jax.value_and_grad(total, has_aux=True)(flat)
             return values, slope
 
-        class Now(NamedTuple):
-            flat: Array
-            value: Array
-            slope: Array
-            steps: Steps
-            accepted: Array
-
-        def one(now: Now, drawn: _Draws) -> tuple[Now, None]:
-            old = now.steps
+        def trajectory(state: _PathState, draw: _PathDraws) -> tuple[_PathState, None]:
+            old = state.steps
             step = jnp.exp(jnp.where(adapts, old.log_step, old.log_mean))[:, None]
 
-            def leap(state: tuple, _: None) -> tuple[tuple, None]:
-                at, momentum, _, slope = state
+            def leap(point: tuple, _: None) -> tuple[tuple, None]:
+                place, momentum, _, slope = point
                 momentum = momentum + 0.5 * step * slope
-                at = at + step * momentum
-                value, slope = density(at)
-                return (at, momentum + 0.5 * step * slope, value, slope), None
+                place = place + step * momentum
+                value, slope = density(place)
+                return (place, momentum + 0.5 * step * slope, value, slope), None
 
-            begin = (now.flat, drawn.momenta.astype(flat.dtype), now.value, now.slope)
+            begin = (state.flat, draw.momenta.astype(flat.dtype), state.value, state.slope)
             end, _ = jax.lax.scan(leap, begin, None, length=self.num_integration_steps)
-            at, momentum, value, slope = end
+            place, momentum, value, slope = end
             kinetic = 0.5 * jnp.sum(begin[1] ** 2 - momentum**2, -1)
-            log_ratio = value - now.value + kinetic
+            log_ratio = value - state.value + kinetic
             chance = jnp.where(jnp.isnan(log_ratio), 0, jnp.exp(jnp.minimum(log_ratio, 0)))
-            taken = (drawn.uniforms < chance) & groups.present
+            accepted = (draw.uniforms < chance) & groups.present
             num = old.num + 1
-            rate, weight = (num.astype(step.dtype) ** -power for power in (CHANGE, FORGETTING))
+            rate = num.astype(step.dtype) ** -ADAPTATION_EXPONENT
+            weight = num.astype(step.dtype) ** -AVERAGING_EXPONENT
             log_step = old.log_step + rate * (chance - self.target_accept).astype(step.dtype)
             log_mean = weight * log_step + (1 - weight) * old.log_mean
-            steps = trees.select(adapts, Steps(log_step, log_mean, num), old)
-            row = taken[:, None]
-            return Now(
-                jnp.where(row, at, now.flat),
-                jnp.where(taken, value, now.value),
-                jnp.where(row, slope, now.slope),
+            steps = trees.select(adapts, StepSizes(log_step, log_mean, num), old)
+            row = accepted[:, None]
+            return _PathState(
+                jnp.where(row, place, state.flat),
+                jnp.where(accepted, value, state.value),
+                jnp.where(row, slope, state.slope),
                 steps,
-                now.accepted + taken,
+                state.num_accepted + accepted,
             ), None
 
-        start = Now(flat, *density(flat), here.kept, jnp.zeros(groups.num, jnp.int32))
-        drawn = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), draws)
-        end, _ = jax.lax.scan(one, start, drawn)
-        return Moved(end.flat, end.accepted.astype(flat.dtype) / self.num_steps, end.steps)
+        start = _PathState(flat, *density(flat), inputs.state, jnp.zeros(groups.num, jnp.int32))
+        by_step = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), draws)
+        end, _ = jax.lax.scan(trajectory, start, by_step)
+        return Moved(end.flat, end.num_accepted.astype(flat.dtype) / self.num_steps, end.steps)
 
 
 def hmc(
@@ -145,20 +146,20 @@ def hmc(
 ) -> Refresh:
     """Move latents along leapfrog trajectories, accepted or rejected per group.
 
-    For latents of more numbers than `independence` suits. A group's step size begins at the scale
-    of its largest curvature and adapts in the first rounds to an acceptance; then it stays.
+    It serves latents with more numbers than `independence` suits. Each group's step size starts at
+    the scale of its largest curvature, adapts in the first rounds to an acceptance, and then stays.
 
     Parameters
     ----------
     num_integration_steps
-        Leapfrog steps per trajectory.
+        Number of leapfrog steps per trajectory; 1 gives Metropolis-adjusted Langevin steps.
     num_steps
-        Trajectories per round.
+        Number of trajectories per round.
     num_adapt
-        In rounds before this one step sizes adapt. Moves are exact from then on: give `sample` a
-        ``num_burnin`` that is as large at least.
+        Number of initial rounds that adapt the step sizes. Moves are exact afterwards: pass
+        `sample` a ``num_burnin`` of at least this size.
     target_accept
-        In (0, 1).
+        Acceptance to which the step sizes adapt, in (0, 1).
 
     Raises
     ------
@@ -175,14 +176,3 @@ def hmc(
         positive_integer(num_steps, "num_steps"),
         positive_integer(num_integration_steps, "num_integration_steps"),
     )
-
-
-def mala(*, num_steps: int = 5, num_adapt: int = 200, target_accept: float = 0.57) -> Refresh:
-    """Take Langevin steps with a Metropolis test per group: `hmc` with trajectories of one step.
-
-    Parameters
-    ----------
-    num_steps, num_adapt, target_accept
-        As those of `hmc`.
-    """
-    return hmc(1, num_steps=num_steps, num_adapt=num_adapt, target_accept=target_accept)

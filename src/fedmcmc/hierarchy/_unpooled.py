@@ -1,4 +1,4 @@
-"""What each group's own rows say of its latent, without the other groups, and how that shrinks."""
+"""Latents of each group given its own rows alone, and a figure of the shrinkage."""
 
 from typing import Any
 
@@ -12,18 +12,17 @@ from fedmcmc._types import ArrayTree, Client, Local, Posterior, as_functions, co
 from fedmcmc.data import FederatedData
 from fedmcmc.hierarchy._latents import Groups, groups_of, modes_and_factors, solve_upper
 from fedmcmc.hierarchy._local_draws import (
-    LocalDraws,
+    LatentDraws,
     check_latents,
-    drawn_of_all,
-    in_one_row,
+    draw_latents,
+    fill_with_nan,
+    merge_chains,
     warn_of_few_accepted,
-    with_nan,
 )
 from fedmcmc.hierarchy._refresh import Refresh
 
 MIN_FALL, MAX_FALL = 0.1, 2.5
-"""Nats by which a log likelihood with a peak falls one standard deviation from it; a normal one
-falls by a half."""
+"""Nats by which a peaked log likelihood falls within one sd; a normal one falls by a half."""
 
 
 def unpooled(
@@ -33,23 +32,23 @@ def unpooled(
     *,
     rng_key: Array,
     refresh: Refresh | None = None,
-) -> LocalDraws:
-    """Draw every group's latent from the likelihood of its own rows alone, without a population.
+) -> LatentDraws:
+    """Draw the latent of each group from its rows alone, without the population.
 
-    Beside `fedmcmc.local_draws` they show how far each group is drawn to the others: little where
-    it has many rows. See `forest` for a figure of both. Other parameters of rows (a slope, a
-    residual sd) are those of the given draws.
+    Compared with `fedmcmc.local_draws`, the result shows the shrinkage of each group toward the
+    other groups; `forest` draws both. The latent's prior is flat over its unconstrained numbers.
+    Other parameters of the rows, such as a slope, have the values of the draws.
 
     Parameters
     ----------
     posterior, data, draws, rng_key, refresh
-        As for `fedmcmc.local_draws`.
+        See `fedmcmc.local_draws`.
 
     Returns
     -------
-    LocalDraws
-        NaN of groups whose rows leave a latent open: outcomes that are all alike, of which
-        likelihoods rise without end, or fewer rows than a latent has numbers.
+    LatentDraws
+        Draws; NaN for groups whose rows do not determine a latent, such as outcomes that are all
+        equal with an unbounded likelihood, or fewer rows than a latent has numbers.
 
     Raises
     ------
@@ -59,11 +58,7 @@ def unpooled(
     Warns
     -----
     UserWarning
-        If in some group fewer than a fifth of the proposals were accepted.
-
-    Notes
-    -----
-    The latent's prior is flat over its unconstrained numbers, given the shared parameters.
+        If fewer than a fifth of the proposals of a group were accepted.
 
     Examples
     --------
@@ -77,32 +72,33 @@ def unpooled(
     >>> clinics = [{"y": np.array([1.0, 2.0, 1.5])}, {"y": np.array([4.0, 5.0])}]
     >>> data = fedmcmc.FederatedData.from_clients(clinics)
     >>> posterior = fedmcmc.from_numpyro(model, example=data)
-    >>> found = unpooled(posterior, data, {"mu": np.zeros((1, 500))}, rng_key=jax.random.key(0))
+    >>> draws = {"mu": np.zeros((1, 500))}
+    >>> latents = unpooled(posterior, data, draws, rng_key=jax.random.key(0))
 
-    Means of the rows, whatever ``mu`` is:
+    The means are the means of the rows for any ``mu``:
 
-    >>> found.draws["effect"].mean((0, 1)).ravel().round(1)
+    >>> latents.draws["effect"].mean((0, 1)).ravel().round(1)
     array([1.5, 4.5], dtype=float32)
     """
     check_latents(posterior)
     local: Any = posterior.local
-    alone = posterior._replace(local=local._replace(logprior_fn=_Flat()))
-    found = drawn_of_all(alone, data, draws, rng_key, refresh)
-    _, flat = in_one_row(draws)
+    flat_prior = posterior._replace(local=local._replace(logprior_fn=_Flat()))
+    latents = draw_latents(flat_prior, data, draws, rng_key, refresh)
+    _, flat = merge_chains(draws)
     center = jax.tree.map(lambda leaf: jnp.mean(leaf, 0), flat)
-    peaked = np.asarray(_peaked(as_functions(alone.local), data, center)) & found.mask
-    warn_of_few_accepted(found, peaked, data)
-    return found._replace(draws=with_nan(found.draws, peaked))
+    peaked = np.asarray(_peaked(as_functions(flat_prior.local), data, center)) & latents.mask
+    warn_of_few_accepted(latents, peaked, data)
+    return latents._replace(draws=fill_with_nan(latents.draws, peaked))
 
 
 class _Flat:
-    """A log density that is zero everywhere; equal to every other, so that programs are shared."""
+    """Log density that is zero everywhere; all instances are equal, so that programs are shared."""
 
     def __call__(self, position: ArrayTree, latent: ArrayTree) -> Array:
         return jnp.zeros((), jnp.result_type(float))
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Flat)
+    def __eq__(self, value: object) -> bool:
+        return isinstance(value, _Flat)
 
     def __hash__(self) -> int:
         return hash(_Flat)
@@ -110,7 +106,7 @@ class _Flat:
 
 @compiled
 def _peaked(local: Local, data: FederatedData, position: ArrayTree) -> Array:
-    """Return for which groups the rows' log likelihood has a peak, ``[num_clients, G]`` bool."""
+    """Return a mask of groups whose log likelihood has a peak, ``[num_clients, G]`` bool."""
 
     def of_client(client: Client) -> Array:
         groups: Groups = groups_of(local, client)
@@ -118,42 +114,38 @@ def _peaked(local: Local, data: FederatedData, position: ArrayTree) -> Array:
         highest = groups.log_density(position, mode)
         falls = []
         for axis in np.eye(groups.size):
-            away = solve_upper(factor, jnp.broadcast_to(jnp.asarray(axis, mode.dtype), mode.shape))
-            falls += [highest - groups.log_density(position, mode + x) for x in (away, -away)]
+            sd = solve_upper(factor, jnp.broadcast_to(jnp.asarray(axis, mode.dtype), mode.shape))
+            falls += [highest - groups.log_density(position, mode + x) for x in (sd, -sd)]
         fall = jnp.stack(falls)
         return jnp.all((fall > MIN_FALL) & (fall < MAX_FALL), 0)
 
     return jax.vmap(of_client, in_axes=(data.client_axes(),))(data.everyone())
 
 
-def forest(own: LocalDraws, alone: LocalDraws | None = None, **kwargs: Any) -> Any:
-    """Draw the intervals of every group's latent, and beside them those of its own rows alone.
+def forest(own: LatentDraws, alone: LatentDraws | None = None, **kwargs: Any) -> Any:
+    """Plot the intervals of each group's latent, with and without the other groups.
 
-    ArviZ's forest plot: how far an interval lies from the one of the group's rows alone, toward the
-    others, is the shrinkage.
+    The distance between the two intervals of a group in ArviZ's forest plot is its shrinkage:
+    ``forest(local_draws(...), unpooled(...)).savefig("effects.png")``.
 
     Parameters
     ----------
     own
-        From `fedmcmc.local_draws`.
+        Draws from `fedmcmc.local_draws`.
     alone
-        From `unpooled`; groups that it leaves open have one interval.
+        Draws from `unpooled`; a group without such draws has one interval.
     **kwargs
-        Passed to ``arviz_plots.plot_forest``, as `var_names` or `ci_probs`.
+        Arguments of ``arviz_plots.plot_forest``, such as `var_names` or `ci_probs`.
 
     Returns
     -------
     arviz_plots.PlotCollection
-        ``.savefig(path)`` writes it.
+        Plot, with a method ``savefig(path)``.
 
     Raises
     ------
     ImportError
         If arviz-plots is not installed (the extra ``plots``).
-
-    Examples
-    --------
-    ``forest(local_draws(...), unpooled(...)).savefig("effects.png")``
     """
     try:
         from arviz_plots import plot_forest
@@ -162,7 +154,7 @@ def forest(own: LocalDraws, alone: LocalDraws | None = None, **kwargs: Any) -> A
     settings = {"backend": "matplotlib", "combined": True, **kwargs}
     if alone is None:
         return plot_forest(own.to_datatree(), **settings)
-    both = {"its rows alone": alone.to_datatree(), "with all groups": own.to_datatree()}
-    figure = plot_forest(both, **settings)
+    trees_by_model = {"its rows alone": alone.to_datatree(), "with all groups": own.to_datatree()}
+    figure = plot_forest(trees_by_model, **settings)
     figure.add_legend("model")
     return figure

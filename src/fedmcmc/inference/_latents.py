@@ -266,9 +266,8 @@ def mcmc_local(
     Parameters
     ----------
     refresh
-        How latents move, by default `fedmcmc.hierarchy.independence`. Moments of
-        `fedmcmc.hierarchy.with_moments` are those of the tilted distribution. Of `hmc` and `mala`
-        ``num_adapt`` counts rounds, of which one has many moves: a few are enough.
+        How latents move, by default `fedmcmc.hierarchy.independence`. ``num_adapt`` of `hmc` counts
+        rounds, which have many moves each: a few are enough.
     num_samples
         Number of samples per round, at least ten per dimension of the position.
     num_burnin

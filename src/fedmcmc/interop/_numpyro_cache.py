@@ -111,7 +111,6 @@ def cached_build(
     recipe: Recipe,
     model: Callable[..., Any],
     structure: Structure,
-    inner: Structure | None,
     rows: ArrayTree,
     build: Callable[[], Built],
 ) -> Built:
@@ -120,7 +119,7 @@ def cached_build(
     `model` has its local sites reparametrized, unlike ``recipe.model``.
     """
     owner = _function_of(recipe.model)
-    key = None if owner is None else _program_key(recipe, model, structure, inner, rows)
+    key = None if owner is None else _program_key(recipe, model, structure, rows)
     if owner is None or key is None:
         return _with_origin(build(), recipe)
     programs: OrderedDict[Hashable, Built] = owner.__dict__.setdefault(_ATTRIBUTE, OrderedDict())
@@ -188,7 +187,6 @@ def _program_key(
     recipe: Recipe,
     model: Callable[..., Any],
     structure: Structure,
-    inner: Structure | None,
     rows: ArrayTree,
 ) -> Hashable:
     """Return a key of the traced model: a digest, and the classes of its distributions.
@@ -224,7 +222,7 @@ def _program_key(
         return None
     treedef = jax.tree.structure(rows)
     digest = hashlib.sha256()
-    for part in (recipe.options, structure, inner, treedef, outputs, *tracer.computations):
+    for part in (recipe.options, structure, treedef, outputs, *tracer.computations):
         digest.update(repr(part).encode() + b"\0")
     return digest.hexdigest(), tuple(classes)
 

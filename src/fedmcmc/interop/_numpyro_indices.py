@@ -447,7 +447,6 @@ def check_indices(
                 return
             position = jax.eval_shape(posterior.init_fn, jax.random.key(0))
         if local is not None:
-            position = position if local.client is None else (position, local.client.like.tree)
             latent = local.like.tree
         bad = find_bad_index(terms_fn, (position, latent), rows)
     except (AttributeError, KeyError, NotImplementedError, TypeError) as error:

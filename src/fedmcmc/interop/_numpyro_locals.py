@@ -20,81 +20,58 @@ LOCAL_PLATES = ("client", "clients", "group")
 """Names of plates of size one whose latent sites have one value per group."""
 DECENTERED = "_decentered"
 """Suffix that NumPyro adds to a reparametrized site's name for the latent site that it samples."""
-LEVELS = ("client", "group")
-"""Levels of a model with two levels, outer before inner."""
+ONE_LEVEL = (
+    "A model has one level of local sites: write effects of clients that have groups as shared "
+    "parameters, indexed by a column with the client's number."
+)
 
 
 def local_sites(
-    facts: Facts,
-    names: Sequence[str] | Mapping[str, Sequence[str]] | None,
-    has_groups: bool | None = None,
-) -> tuple[tuple[str, ...], int]:
-    """Return the local sites, clients' sites first, and the number of clients' sites.
+    facts: Facts, names: Sequence[str] | None, has_groups: bool | None = None
+) -> tuple[str, ...]:
+    """Return the local sites.
 
     `names` is the argument `local` of `from_numpyro`. `has_groups` is true if the data have groups
     of rows within clients, ``None`` if this is unknown.
     """
-    if names is None:
-        levels = _marked_sites(facts, has_groups)
-        if levels["client"] and not levels["group"]:
-            if has_groups is False:  # each client is a single group
-                return tuple(levels["client"]), 0
-            raise ValueError(
-                f"Site {levels['client'][0]!r} has infer={{'local': 'client'}}, which needs a site "
-                f"of the groups within a client, infer={{'local': 'group'}}. If clients are the "
-                f"only groups of rows, write infer={{'local': True}}."
-            )
-        names = levels if levels["client"] else levels["group"]
-    if not isinstance(names, Mapping):
-        return _latent_names(facts, names), 0
-    if set(names) != set(LEVELS) or not all(names.values()):
-        raise ValueError(
-            f"For two levels, local must have sites for {LEVELS[0]!r} and for {LEVELS[1]!r}; for "
-            f"one level give a list. Got {dict(names)!r}."
-        )
-    client_sites, group_sites = (_latent_names(facts, names[level]) for level in LEVELS)
-    if both := [name for name in client_sites if name in group_sites]:
-        raise ValueError(
-            f"local names {both[0]!r} for clients and for groups: a site has only one level."
-        )
-    return (*client_sites, *group_sites), len(client_sites)
+    return _latent_names(facts, _marked_sites(facts, has_groups) if names is None else names)
 
 
-def _marked_sites(facts: Facts, has_groups: bool | None) -> dict[str, list[str]]:
-    """Return the latent sites that the model marks as local, by level.
+def _marked_sites(facts: Facts, has_groups: bool | None) -> list[str]:
+    """Return the latent sites that the model marks as local.
 
-    ``infer={"local": True}`` and ``"group"`` mark a site of a group of rows, and so does a plate of
-    size one with a name in `LOCAL_PLATES`. ``infer={"local": "client"}`` marks a site of a client
-    with groups. If the data have groups and the model has a plate `group`, the plates `client` and
-    `clients` also mark sites of a client.
+    The marks are ``infer={"local": True}`` and a plate of size one with a name in `LOCAL_PLATES`.
     """
-    levels: dict[str, list[str]] = {level: [] for level in LEVELS}
     latent = {name: site for name, site in facts.items() if site["latent"]}
-    outside_groups = [
-        name
-        for name, site in latent.items()
-        if site["plates"].get("group") != 1 and not site["local"]
-    ]
-    has_levels = has_groups and any(site["plates"].get("group") == 1 for site in latent.values())
+    marked = []
     for name, site in latent.items():
         mark = site["local"]
-        if not (mark is None or isinstance(mark, bool | np.bool_) or mark in LEVELS):
+        if not (mark is None or isinstance(mark, bool | np.bool_)):
             raise ValueError(
                 f"Site {name!r} has infer={{'local': {mark!r}}}; expected True, for an effect with "
-                f"one value per group of rows (a client, or a group of the data's groups=), or, "
-                f"for two levels, 'client' and 'group'."
+                f"one value per group of rows (a client, or a group of the data's groups=). "
+                f"{ONE_LEVEL}"
             )
-        in_plate = any(site["plates"].get(plate) == 1 for plate in LOCAL_PLATES)
-        if mark or in_plate:
-            is_client = mark == "client" or (has_levels and name in outside_groups)
-            levels["client" if is_client else "group"].append(name)
-    return levels
+        if mark or any(site["plates"].get(plate) == 1 for plate in LOCAL_PLATES):
+            marked.append(name)
+    if has_groups and any(site["plates"].get("group") == 1 for site in latent.values()):
+        of_clients = [
+            name
+            for name in marked
+            if latent[name]["plates"].get("group") != 1 and not latent[name]["local"]
+        ]
+        if of_clients:
+            raise ValueError(
+                f"Site {of_clients[0]!r} lies in a plate of clients, and the model has a plate of "
+                f"groups within them. {ONE_LEVEL}"
+            )
+    return marked
 
 
 def _latent_names(facts: Facts, names: Sequence[str]) -> tuple[str, ...]:
     """Return the named latent sites; a reparametrized site has the name of its latent site."""
     latent = [name for name, site in facts.items() if site["latent"]]
-    if isinstance(names, str):
+    if isinstance(names, str | Mapping):
         raise ValueError(f"local must be a list of names of sites, got {names!r}.")
     latent_names = []
     for name in names:

@@ -11,7 +11,7 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 from numpyro.distributions import biject_to
 
-from fedmcmc._types import ArrayTree, ClientLatent, Local, Posterior, Shapes
+from fedmcmc._types import ArrayTree, Local, Posterior, Shapes
 from fedmcmc.data import FederatedData, row_values
 from fedmcmc.interop import _numpyro_trace as tracing
 from fedmcmc.interop._numpyro_cache import Built, cached_build, recipe_of, with_starts
@@ -33,7 +33,7 @@ from fedmcmc.interop._numpyro_locals import (
 from fedmcmc.interop._numpyro_outcomes import as_recorded, draw_site
 from fedmcmc.interop._numpyro_population import population_of
 from fedmcmc.interop._numpyro_probe import check_terms
-from fedmcmc.interop._numpyro_structure import Facts, Structure, facts_of, find_structure
+from fedmcmc.interop._numpyro_structure import Structure, facts_of, find_structure
 from fedmcmc.interop._rows import checked_rows, client_rows, describe_row, is_shapes
 from fedmcmc.interop._traced import traced_once
 from fedmcmc.pytrees import trees
@@ -50,7 +50,7 @@ def from_numpyro(
     model: Callable[..., Any],
     *,
     example: ArrayTree | FederatedData,
-    local: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
+    local: Sequence[str] | None = None,
     centered: float | Mapping[str, float] = 0.0,
     init_radius: float = 2.0,
     check_rows: bool = True,
@@ -69,14 +69,14 @@ def from_numpyro(
         Rows of one client, leaves ``[n, ...]``, or their shapes; or a `FederatedData`.
     local
         Latent sites with one value per group of rows (docs/hierarchies.md), by default the sites
-        that the model marks. ``{"client": [...], "group": [...]}`` gives two levels.
+        that the model marks.
     centered
         Parametrization of local location-scale sites, a number or numbers by site: 0 for a standard
         variable that is shifted and scaled, 1 for the site as written.
     init_radius
         Half width of the interval from which `init_fn` draws unconstrained starts.
     check_rows
-        If true, compile checks that rows are independent and values lie in their support.
+        If true, check that rows are independent and that values lie in their support.
 
     Raises
     ------
@@ -105,14 +105,15 @@ def from_numpyro(
     absent = check_arguments(model, rows)
     try:
         facts = facts_of(model, rows)
-        sites, num_client_sites = local_sites(facts, local, has_groups)
+        sites = local_sites(facts, local, has_groups)
         # Check the model before it is reparametrized, so that errors name the user's sites.
-        structure, inner = _structures(model, rows, facts, sites, num_client_sites)
-        spread_fns = _spreads(model, structure, inner, jax.tree.map(lambda leaf: leaf[:1], rows))
+        structure = find_structure(model, rows, facts, sites)
+        row = jax.tree.map(lambda leaf: leaf[:1], rows)
+        spread_fn = prior_spread(model, structure, row, structure.local_shapes)
         shifted, sites = reparametrized(model, facts, sites, centered)
         if shifted is not model:
             model, facts = shifted, facts_of(shifted, rows)
-            structure, inner = _structures(model, rows, facts, sites, num_client_sites)
+            structure = find_structure(model, rows, facts, sites)
     except (TypeError, jax.errors.JAXTypeError) as error:
         error.add_note(f"from_numpyro called the model with {_describe_call(rows)}, traced by JAX.")
         raise
@@ -123,10 +124,10 @@ def from_numpyro(
         raise
 
     def build() -> Built:
-        posterior, start_fn = _build(model, structure, inner, rows, float(init_radius), spread_fns)
+        posterior, start_fn = _build(model, structure, rows, float(init_radius), spread_fn)
         return Built(posterior, start_fn, {})
 
-    built = cached_build(recipe, model, structure, inner, rows, build)
+    built = cached_build(recipe, model, structure, rows, build)
     posterior = with_starts(built, jax.tree.map(lambda leaf: leaf[:MAX_START_ROWS], rows))
     if data is not None:
         warn_of_unordered_outcomes(model, structure, data)
@@ -146,23 +147,6 @@ def from_numpyro(
     return posterior
 
 
-def _structures(
-    model: Callable[..., Any],
-    rows: ArrayTree,
-    facts: Facts,
-    sites: tuple[str, ...],
-    num_client_sites: int,
-) -> tuple[Structure, Structure | None]:
-    """Return the structure, and for two levels also the structure within a client.
-
-    Within a client, the client's sites count as shared.
-    """
-    structure = find_structure(model, rows, facts, sites)
-    if not num_client_sites:
-        return structure, None
-    return structure, find_structure(model, rows, facts, sites[num_client_sites:])
-
-
 def _describe_call(rows: ArrayTree) -> str:
     if isinstance(rows, dict):
         return f"keyword arguments {list(rows)}"
@@ -171,28 +155,14 @@ def _describe_call(rows: ArrayTree) -> str:
     return "one positional argument"
 
 
-def _spreads(
-    model: Callable[..., Any], structure: Structure, inner: Structure | None, row: ArrayTree
-) -> tuple[SpreadFn, SpreadFn]:
-    """Return the `prior_spread` of clients' sites and of groups' sites."""
-    group_sites = structure.local_shapes if inner is None else inner.local_shapes
-    client_sites = [name for name in structure.local_shapes if name not in group_sites]
-    client_spread_fn = prior_spread(model, structure, row, client_sites)
-    return client_spread_fn, prior_spread(model, structure, row, group_sites)
-
-
 def _build(
     model: Callable[..., Any],
     structure: Structure,
-    inner: Structure | None,
     rows: ArrayTree,
     radius: float,
-    spread_fns: tuple[SpreadFn, SpreadFn],
+    spread_fn: SpreadFn,
 ) -> tuple[Posterior, Callable[..., Position]]:
-    """Return the posterior without `init_fn`, and the function that draws starts.
-
-    For a model with two levels, `inner` is the structure within a client.
-    """
+    """Return the posterior without `init_fn`, and the function that draws starts."""
     # The prior and the transformations do not depend on rows, but the model needs at least one.
     any_row = jax.tree.map(lambda leaf: leaf[:1], rows)
     treedef: Any = jax.tree.structure(rows)
@@ -276,86 +246,44 @@ def _build(
     def log_density(position: Position, start_rows: ArrayTree) -> Array:
         return logprior_fn(position) + jnp.sum(row_terms(position, zeros, start_rows))
 
-    def latent_fns(
-        trace_fn: Callable[[Any, Position], tracing.Trace],
-        shapes: dict[str, tuple[int, ...]],
-        prior: tuple[str, ...],
-        names: tuple[str, ...],
-    ) -> tuple[Callable[..., Array], Callable[..., dict[str, Any]]]:
-        """Return the log prior of latents, and the map to their values under `names`."""
-
-        @traced_once
-        def latent_logprior_fn(position: ArrayTree, latent: Position) -> Array:
-            return total(trace_fn(position, latent), prior)
-
-        @traced_once
-        def latent_constrain_fn(position: ArrayTree, latent: Position) -> dict[str, Any]:
-            sites = trace_fn(position, latent)
-            return {name: sites[name]["value"] for name in names}
-
-        vars(latent_logprior_fn)["sites"] = _listed(shapes)
-        return latent_logprior_fn, latent_constrain_fn
-
-    def local_of(
-        level: Structure, split: Callable[[ArrayTree], tuple[Position, Position]]
-    ) -> Local:
-        """Return the functions of a group; `split` separates shared sites and client's sites."""
+    def local_of(structure: Structure) -> Local:
+        """Return the functions of a group."""
 
         def local_trace(position: ArrayTree, latent: Position) -> tracing.Trace:
-            shared, client_latent = split(position)
-            return trace(shared, any_row, {**client_latent, **latent})
+            return trace(position, any_row, latent)
 
-        shapes = level.local_shapes
-        names = _constrained_names(level)
-        local_logprior_fn, local_constrain_fn = latent_fns(
-            local_trace, shapes, level.local_prior, names
-        )
-        vars(local_logprior_fn)["distributions"] = level.distributions
+        @traced_once
+        def local_logprior_fn(position: ArrayTree, latent: Position) -> Array:
+            return total(local_trace(position, latent), structure.local_prior)
+
+        @traced_once
+        def local_constrain_fn(position: ArrayTree, latent: Position) -> dict[str, Any]:
+            sites = local_trace(position, latent)
+            return {name: sites[name]["value"] for name in _constrained_names(structure)}
 
         def local_loglikelihood_fn(
             position: ArrayTree, latents: Position, batch: ArrayTree
         ) -> Array:
-            shared, client_latent = split(position)
-
             def term(latent: Position, row: ArrayTree) -> Array:
                 single = jax.tree.map(lambda leaf: leaf[None], row)
-                return row_terms(shared, {**client_latent, **latent}, single)[0]
+                return row_terms(position, latent, single)[0]
 
             return jax.vmap(term)(latents, batch)
 
+        vars(local_logprior_fn).update(
+            sites=_listed(structure.local_shapes), distributions=structure.distributions
+        )
         vars(local_loglikelihood_fn)["weighted_fn"] = weighted_fn
         return Local(
             local_logprior_fn,
             local_loglikelihood_fn,
-            Shapes(tracing.position_shapes(shapes)),
+            Shapes(tracing.position_shapes(structure.local_shapes)),
             local_constrain_fn,
-            prior_spread_fn=spread_fns[1],
+            population=population_of(local_trace, row_terms, any_row, structure),
+            prior_spread_fn=spread_fn,
         )
 
-    def client_of(inner: Structure) -> ClientLatent:
-        """Return the functions of the sites with one value per client."""
-        group_zeros = {name: zeros[name] for name in inner.local_shapes}
-
-        def client_trace(position: Position, latent: Position) -> tracing.Trace:
-            return trace(position, any_row, {**group_zeros, **latent})
-
-        local_shapes, group_names = structure.local_shapes, _constrained_names(inner)
-        shapes = {name: x for name, x in local_shapes.items() if name not in inner.local_shapes}
-        prior = tuple(x for x in structure.local_prior if x not in inner.local_prior)
-        names = tuple(x for x in _constrained_names(structure) if x not in group_names)
-        logprior_fn, constrain_fn = latent_fns(client_trace, shapes, prior, names)
-        like = Shapes(tracing.position_shapes(shapes))
-        return ClientLatent(logprior_fn, like, constrain_fn, prior_spread_fn=spread_fns[0])
-
-    local = None
-    if inner is not None:
-        local = local_of(inner, lambda pair: pair)._replace(client=client_of(inner))
-    elif structure.local_shapes:
-        population = population_of(
-            lambda position, latent: trace(position, any_row, latent), row_terms, any_row, structure
-        )
-        local = local_of(structure, lambda position: (position, {}))
-        local = local._replace(population=population)
+    local = local_of(structure) if structure.local_shapes else None
     posterior = Posterior(
         logprior_fn,
         loglikelihood_fn if local is None else None,

@@ -76,18 +76,6 @@ def population_of(
             terms.append(-num * jnp.sum(log_scale) - square / 2)
         return sum(terms[1:], terms[0])
 
-    def transport_fn(latent: Position, position: Position, new_position: Position) -> Position:
-        before, after = parameters(position, zeros), parameters(new_position, zeros)
-        moved = {}
-        for name, x in latent.items():
-            (loc, scale), (new_loc, new_scale) = before[name], after[name]
-            if multivariate[name]:
-                away = jax.scipy.linalg.solve_triangular(scale, x - loc, lower=True)
-                moved[name] = new_loc + new_scale @ away
-            else:
-                moved[name] = new_loc + (x - loc) / scale * new_scale
-        return moved
-
     shapes = jax.eval_shape(parameters, shared, local)
     multivariate = {name: loc.shape != scale.shape for name, (loc, scale) in shapes.items()}
     index_flags = {name: frozenset({i}) for i, name in enumerate(sorted(shared))}
@@ -97,7 +85,6 @@ def population_of(
         logdensity_fn,
         origin_fn=origin_fn,
         of_rows=Static(tuple(i in reached for i in range(len(shared)))),
-        transport_fn=transport_fn,
     )
 
 

@@ -1,11 +1,10 @@
-"""Gibbs sampling with latents: clients draw their own, the server what they share.
+"""Gibbs sampling with latents: clients draw their latents, the server draws shared parameters.
 
-Given all latents, population parameters (the mean and the spread of effects, say) depend on sums of
-the latents' sufficient statistics alone. The server keeps these sums, and clients send by how much
-their own have changed (`_gibbs_sums`).
+Given all latents, population parameters (such as the mean and the spread of effects) depend only on
+sums of the latents' sufficient statistics. The server stores these sums, and clients send changes
+of their sums (`_gibbs_sums`).
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -42,143 +41,131 @@ from fedmcmc._types import (
 from fedmcmc.compression import Identity
 from fedmcmc.data import max_groups
 from fedmcmc.dynamics import slice_sweeps
-from fedmcmc.hierarchy import Groups, Locals, Refresh, groups_of, refuse_two_levels
-from fedmcmc.kernels._gibbs_interweaving import (
-    GoingAlong,
-    Recentering,
-    Rescaling,
-    gone_along,
-    nothing_proposed,
-    proposed,
-    slopes_of,
+from fedmcmc.hierarchy import Groups, Locals, Refresh, groups_of
+from fedmcmc.kernels._gibbs_recentering import (
+    Candidates,
+    RecenteringPhase,
+    Walk,
+    compute_information,
+    compute_slopes,
+    draw_candidates,
+    init_walk,
+    transport_latents,
 )
-from fedmcmc.kernels._gibbs_judging import Judgement
-from fedmcmc.kernels._gibbs_rows import first_moves, propose
+from fedmcmc.kernels._gibbs_rows import RowMoves, RowPhase, init_moves, propose
 from fedmcmc.kernels._gibbs_sums import (
     Changes,
     Origins,
     Sums,
-    changes_of,
     check_population,
-    first_sums,
-    origin_of,
-    sums_like,
-    sums_of,
+    compute_changes,
+    compute_origin,
+    init_sums,
+    sum_statistics,
 )
-from fedmcmc.kernels._gibbs_walks import first_walk
 from fedmcmc.kernels._latents import LatentKernel, expect_latents
-from fedmcmc.kernels._shared import report
+from fedmcmc.kernels._shared import as_constant, report
 from fedmcmc.participation import full
-from fedmcmc.pytrees import in_single_precision, schedules, trees
+from fedmcmc.pytrees import in_single_precision, trees
 
 
-class Statistics(NamedTuple):
-    """A client's message.
-
-    Attributes
-    ----------
-    changes
-        By how much the sums of its latents' statistics have changed.
-    gradient
-        ``[l]``, of the log likelihood with respect to the parameters of rows, or ``()``.
-    one
-        ``[]``, one: the sum says how many clients there are; ``()`` without parameters of rows.
-    """
+class SumsMessage(NamedTuple):
+    """Message of a client."""
 
     changes: Changes
-    gradient: Any = ()
-    one: Any = ()
+    gradient: ArrayTree = ()  # [l], of the log likelihood by the row parameters, if there are any
+    num_answers: ArrayTree = ()  # one, if there are row parameters
 
 
-class _Extra(NamedTuple):
+class _BroadcastExtra(NamedTuple):
     origins: Origins
-    proposal: ArrayTree  # of the parameters of rows, [l], or ()
-    walks: ArrayTree = ()  # `Proposed` by the kind of walk that takes latents along, or ()
+    proposal: ArrayTree  # of the row parameters, [l], or ()
+    candidates: Candidates | tuple[()] = ()
 
 
-class _Server(NamedTuple):
+class _ServerState(NamedTuple):
     sums: Sums
     num_clients: Array
-    moves: ArrayTree  # `RowMoves`, or () where no shared parameter is one of rows
-    walks: ArrayTree  # `Walk` by its kind, or ()
+    moves: RowMoves | tuple[()]
+    walk: Walk | tuple[()]
 
 
-class _Own(NamedTuple):
-    """What a client keeps beside its latents."""
+class _ClientExtra(NamedTuple):
+    """State of a client in addition to its latents."""
 
-    recount: Array  # [] int32, in which its sums were counted last
-    slopes: ArrayTree = ()  # [G, k, l], how latents make up for the parameters of rows, or ()
+    recount: Array  # [] int32, last recount that the client took part in
+    slopes: ArrayTree = ()  # [G, k, l], compensation for the row parameters, or ()
 
 
-class _First(NamedTuple):
+class _SetupSums(NamedTuple):
     sums: ArrayTree
-    num_groups: Any
-    information: ArrayTree  # of rows about their parameters, [l, l], or ()
-    along: ArrayTree  # what is known of parameters that latents go along with, by kind of walk
+    num_groups: ArrayTree
+    row_information: ArrayTree  # [l, l], or ()
+    recentering_information: ArrayTree  # [d, d], or ()
 
 
-@compiled  # a start computes it outside of any program, which takes longer operation by operation
-def _first_sums(kernel: Any, position: ArrayTree, client: Client) -> _First:
-    """Return what a client says of its groups' first latents."""
+@compiled  # outside of a program, a start would run it operation by operation, which is slower
+def _setup_sums(kernel: Any, position: ArrayTree, client: Client) -> _SetupSums:
+    """Return sums over the initial latents of a client's groups."""
     groups = groups_of(kernel.local, client)
     position = trees.as_floats(position, "position")
-    first, population = kernel.first_locals(groups, position), kernel.population
-    sums = sums_of(population, groups, first.latents, origin_of(population, position))
+    population, latents = kernel.population, kernel.first_locals(groups, position).latents
+    sums = sum_statistics(population, groups, latents, compute_origin(population, position))
     num = jnp.sum(groups.present).astype(jnp.result_type(float))
-    information: ArrayTree = ()
-    if kernel.moves_rows:
-        information = kernel.information_of_rows(groups, position, first.latents)
-    along = {
-        way.kind: way.information(groups, position, first.latents) for way in kernel.ways_along
-    }
-    return _First(sums, num, information, along)
+    return _SetupSums(
+        sums,
+        num,
+        kernel.row_information(groups, position, latents) if kernel.has_row_parameters else (),
+        compute_information(kernel, groups, position, latents) if kernel.recenter else (),
+    )
 
 
 @register_dataclass
 @dataclass(frozen=True, eq=False)
-class _FirstSums(SetupPhase):
-    """Sums the statistics of all groups' first latents, and counts the groups."""
+class _SumsPhase(SetupPhase):
+    """Exchange that sums the initial latents' statistics and counts the groups."""
 
-    kernel: Any  # the `FederatedGibbs` that asks
+    kernel: Any  # the `FederatedGibbs` of the phase
 
     sums_rows = False
 
     @in_single_precision
     def step(
         self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
-    ) -> tuple[_First, ArrayTree, StepInfo]:
-        message = _first_sums(self.kernel, broadcast.position, client)
+    ) -> tuple[_SetupSums, ArrayTree, StepInfo]:
+        message = _setup_sums(self.kernel, broadcast.position, client)
         return message, (), report(message, trees.squared_norm(message.sums))
 
-    def message_like(self, like: Broadcast) -> _First:
-        dtype = jnp.result_type(float)
-        size = self.kernel.row_places(like.position).size
-        information = jax.ShapeDtypeStruct((size, size), dtype) if size else ()
-        sums = self.kernel.sums_like(like)
-        along = {
-            way.kind: jax.ShapeDtypeStruct((way.places(like.position).size,) * 2, dtype)
-            for way in self.kernel.ways_along
-        }
-        return _First(sums, jax.ShapeDtypeStruct((), dtype), information, along)
+    def message_like(self, like: Broadcast) -> _SetupSums:
+        scalar = jax.ShapeDtypeStruct((), jnp.result_type(float))
+
+        def information(size: int) -> ArrayTree:
+            return jax.ShapeDtypeStruct((size, size), scalar.dtype) if size else ()
+
+        kernel = self.kernel
+        num_rows = kernel.row_indices(like.position).size
+        num_all = trees.num_elements(like.position) if kernel.recenter else 0
+        return _SetupSums(
+            kernel.sums_like(like), scalar, information(num_rows), information(num_all)
+        )
 
 
 def _refuse_compression(kernel: Any, compressor: Any) -> None:
     if not isinstance(compressor, Identity):
         raise ValueError(
-            "The server of this kernel draws given sums of statistics, on which its draws do "
-            "not depend linearly: they must be exact, and cannot be compressed."
+            "The messages of fed_gibbs cannot be compressed: the server draws parameters given "
+            "sums of statistics, which must be exact because the draws are not linear in them."
         )
 
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class FederatedGibbs(LatentKernel):
-    """Clients draw latents, the server population parameters; see `fed_gibbs`."""
+    """Gibbs sampler whose clients draw latents and whose server draws the rest; see `fed_gibbs`."""
 
     server_moves: int = field(metadata={"static": True})
-    step_size: ArrayTree  # of the parameters of rows, or () for that of an acceptance
+    step_size: ArrayTree  # of the row parameters, or () for the default
     num_adapt: Array
-    interweave: bool = field(metadata={"static": True})
     recenter: bool = field(metadata={"static": True})
 
     disclosure = Disclosure(
@@ -190,7 +177,7 @@ class FederatedGibbs(LatentKernel):
     def traits(self) -> Traits:  # type: ignore[override]  # an attribute elsewhere
         return Traits(
             keeps_latents=True,
-            phases_independent=not self.ways_along,
+            phases_independent=not self.recenter,
             accepts_late_messages=False,  # totals and latents would be from different rounds
             check_compressor=_refuse_compression,
         )
@@ -201,99 +188,85 @@ class FederatedGibbs(LatentKernel):
 
     @property
     def population(self) -> Population:
-        """What the server needs to know of latents."""
+        """Distribution of the latents given sums of statistics."""
         population = self.local.population
         assert population is not None
         return population
 
     @property
-    def moves_rows(self) -> bool:
-        """Whether some shared parameters are those of rows (static)."""
-        return any(self._of_rows)
+    def has_row_parameters(self) -> bool:
+        """True if rows depend on some shared parameters given their latents (static)."""
+        return any(self._row_flags)
 
     @property
-    def _of_rows(self) -> tuple[bool, ...]:
+    def _row_flags(self) -> tuple[bool, ...]:
         flags = self.population.of_rows
-        assert isinstance(flags, Static)  # `fed_gibbs` has made it one
+        assert isinstance(flags, Static)  # `fed_gibbs` converts them
         return flags.value
 
-    def row_places(self, position: ArrayTree) -> np.ndarray:
-        """Return where the parameters of rows lie in a raveled position (static)."""
+    def row_indices(self, position: ArrayTree) -> np.ndarray:
+        """Return the indices of the row parameters in a raveled position (static)."""
         leaves = jax.tree.leaves(position)
-        flags = self._of_rows or (False,) * len(leaves)
+        flags = self._row_flags or (False,) * len(leaves)
         if len(flags) != len(leaves):
             raise ValueError(
                 f"The population's of_rows must have one entry per leaf of the position, "
                 f"{len(leaves)}, got {len(flags)}."
             )
-        whose = [np.full(leaf.size, flag) for leaf, flag in zip(leaves, flags, strict=True)]
-        return np.flatnonzero(np.concatenate(whose))
+        masks = [np.full(leaf.size, flag) for leaf, flag in zip(leaves, flags, strict=True)]
+        return np.flatnonzero(np.concatenate(masks))
 
-    def placed(self, position: ArrayTree, place: Array) -> ArrayTree:
-        """Return a position with other parameters of rows, ``[l]``."""
-        flat = trees.ravel(position)
-        flat = flat.at[self.row_places(position)].set(place.astype(flat.dtype))
-        return trees.cast_like(trees.unravel(flat, position), position)
+    def with_row_parameters(self, position: ArrayTree, values: Array) -> ArrayTree:
+        """Return the position with other values of the row parameters, ``[l]``."""
+        return _with_values(position, self.row_indices(position), values)
 
-    def other_places(self, position: ArrayTree) -> np.ndarray:
-        """Return where the other parameters lie, those of the population alone (static)."""
-        every = np.arange(trees.num_elements(position))
-        return np.setdiff1d(every, self.row_places(position))
-
-    def server_density(self, position: ArrayTree, known: LatentSums) -> Array:
-        """Return the log density of the shared parameters given the latents, without rows."""
+    def server_density(self, position: ArrayTree, sums: LatentSums) -> Array:
+        """Return the log density of the shared parameters given the latents, without the rows."""
         prior = self.posterior.logprior_fn(position)
-        return prior + self.population.logdensity_fn(position, known)
+        return prior + self.population.logdensity_fn(position, sums)
 
-    def information_of_rows(self, groups: Groups, position: ArrayTree, latents: ArrayTree) -> Array:
+    def row_information(self, groups: Groups, position: ArrayTree, latents: ArrayTree) -> Array:
         """Return the sum over rows of outer products of gradients, ``[l, l]``."""
-        place = trees.ravel(position)[self.row_places(position)]
-
-        def terms_fn(at: Array, own: ArrayTree, rows: ArrayTree) -> Array:
-            return self.local.loglikelihood_fn(self.placed(position, at), own, rows)
-
-        return self.information(groups, latents, place, terms_fn)
-
-    def information(
-        self, groups: Groups, latents: ArrayTree, place: Array, terms_fn: Callable[..., Array]
-    ) -> Array:
-        """Return the same of other terms ``(place, latents, rows) -> [num]``."""
-        flat = groups.as_flat(latents)
+        flat, values = groups.as_flat(latents), trees.ravel(position)[self.row_indices(position)]
 
         def of_rows(rows: ArrayTree, mask: Array, group: Array) -> Array:
-            own = jax.vmap(groups.unravel)(flat[group])
-            gradients = jax.jacfwd(lambda at: terms_fn(at, own, rows))(place)
+            row_latents = jax.vmap(groups.unravel)(flat[group])
+            gradients = jax.jacfwd(
+                lambda x: self.local.loglikelihood_fn(
+                    self.with_row_parameters(position, x), row_latents, rows
+                )
+            )(values)
             gradients = jnp.where(mask[:, None] & jnp.isfinite(gradients), gradients, 0)
             return gradients.T @ gradients
 
         return groups.fold(of_rows).astype(jnp.result_type(float))
 
-    @property
-    def ways_along(self) -> tuple[GoingAlong, ...]:
-        """Walks that take latents along, in a round's order (static)."""
-        # Recentering first: what comes after it does not ask for sums, which it outdates.
-        ways = (Recentering(self),) if self.recenter else ()
-        return (*ways, Rescaling(self)) if self.interweave else ways
-
     @cached_property
     def phases(self) -> tuple[Phase, ...]:
-        of_rows = (Judgement(self),) if self.moves_rows else ()
-        return (*of_rows, *self.ways_along, self)
+        phases: tuple[Phase, ...] = (RowPhase(self),) if self.has_row_parameters else ()
+        # Recentering changes the latents, and so the sums, which the row moves need.
+        return (*phases, RecenteringPhase(self), self) if self.recenter else (*phases, self)
 
     @cached_property
     def setup(self) -> tuple[SetupPhase, ...]:
-        return (_FirstSums(self),)
+        return (_SumsPhase(self),)
 
     def sums_like(self, like: Broadcast) -> ArrayTree:
         """Return the shapes of sums of statistics."""
-        return sums_like(self.population, self.local.like.tree, like.position)
+
+        def statistics(latent: ArrayTree, position: ArrayTree) -> ArrayTree:
+            population = self.population
+            return population.statistics_fn(latent, compute_origin(population, position))
+
+        return jax.eval_shape(statistics, self.local.like.tree, like.position)
 
     def first_locals(self, groups: Groups, position: ArrayTree) -> Locals:
-        first = super().first_locals(groups, position)
-        own = _Own(jnp.full((), -1, jnp.int32))  # counted in no recount yet
+        first_state = super().first_locals(groups, position)
+        extra = _ClientExtra(jnp.full((), -1, jnp.int32))  # in no recount yet
         if self.recenter:
-            own = own._replace(slopes=slopes_of(self, groups, position, first.latents))
-        return first._replace(kernel=own)
+            slopes = compute_slopes(self, groups, position, first_state.latents)
+            extra = extra._replace(slopes=slopes)
+        return first_state._replace(kernel=extra)
 
     def server_init(
         self,
@@ -301,22 +274,25 @@ class FederatedGibbs(LatentKernel):
         position: ArrayTree,
         federation: Federation,
         totals: tuple[ArrayTree, ...],
-    ) -> tuple[Broadcast, _Server]:
+    ) -> tuple[Broadcast, _ServerState]:
         position = self.checked_start(position, federation)
-        check_population(self.posterior, position, federation, self.row_places(position))
-        (first,) = totals
-        num = jnp.asarray(federation.num_clients, first.num_groups.dtype)
+        indices = self.row_indices(position)
+        check_population(self.posterior, position, federation, indices)
+        (total,) = totals
+        num = jnp.asarray(federation.num_clients, total.num_groups.dtype)
         proposal: ArrayTree = ()
-        moves: ArrayTree = ()
-        if self.moves_rows:
-            moves = first_moves(first.information, self.step_size)
-            proposal = trees.ravel(position)[self.row_places(position)].astype(num.dtype)
-        zero, origin = jnp.zeros((), jnp.int32), origin_of(self.population, position)
-        extra = _Extra(Origins(origin, origin, zero), proposal)
-        walks = {kind: first_walk(known) for kind, known in first.along.items()}
-        extra = extra._replace(walks=nothing_proposed(walks, position))
-        server = _Server(first_sums(first.sums, first.num_groups), num, moves, walks)
-        return Broadcast(zero, position, extra), server
+        moves: RowMoves | tuple[()] = ()
+        if self.has_row_parameters:
+            moves = init_moves(total.row_information, self.step_size)
+            proposal = trees.ravel(position)[indices].astype(num.dtype)
+        zero, origin = jnp.zeros((), jnp.int32), compute_origin(self.population, position)
+        extra = _BroadcastExtra(Origins(origin, origin, zero), proposal)
+        walk: Walk | tuple[()] = ()
+        if self.recenter:
+            walk, candidates = init_walk(total.recentering_information, position)
+            extra = extra._replace(candidates=candidates)
+        state = _ServerState(init_sums(total.sums, total.num_groups), num, moves, walk)
+        return Broadcast(zero, position, extra), state
 
     def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> ArrayTree:
         size = trees.num_elements(self.local.like.tree)
@@ -328,127 +304,131 @@ class FederatedGibbs(LatentKernel):
     ) -> tuple[Uncompressed, Locals, StepInfo]:
         groups, before = groups_of(self.local, client), client_state.latents
         begin = groups.as_flat(before)
-        if self.ways_along:
-            begin = groups.as_flat(gone_along(self, client_state, broadcast))
+        if self.recenter:
+            begin = groups.as_flat(transport_latents(self, client_state, broadcast))
         moved = self.moved(groups, draws, broadcast, begin, client_state.refresh)
         latents, origins = groups.as_latents(moved.flat), broadcast.extra.origins
-        own: _Own = client_state.kernel
-        changes = changes_of(self.population, groups, before, latents, origins, own.recount)
+        extra: _ClientExtra = client_state.kernel
+        changes = compute_changes(self.population, groups, before, latents, origins, extra.recount)
+        message = SumsMessage(changes)
+        if self.has_row_parameters:
+            position, flat = broadcast.position, groups.as_flat(latents)
+            values = trees.ravel(position)[self.row_indices(position)]
+            gradient = jax.grad(
+                lambda x: groups.rows_difference(
+                    self.with_row_parameters(position, x), position, flat
+                )
+            )(values)
+            dtype = jnp.result_type(float)
+            message = SumsMessage(changes, gradient.astype(dtype), jnp.ones((), dtype))
         down = trees.num_bits(broadcast.position) + trees.num_bits(origins)
         info = report(
-            changes,
+            message,
             trees.squared_norm(changes.now),
             bits_down=jnp.asarray(down, jnp.int32),
             extra=moved.acceptance,
         )
-        message = Statistics(changes)
-        if self.moves_rows:
-            position, flat = broadcast.position, groups.as_flat(latents)
-            place = trees.ravel(position)[self.row_places(position)]
-            gradient = jax.grad(
-                lambda at: groups.rows_difference(self.placed(position, at), position, flat)
-            )(place)
-            dtype = jnp.result_type(float)
-            message = Statistics(changes, gradient.astype(dtype), jnp.ones((), dtype))
         accepted = client_state.accepted.with_round(moved.acceptance, groups.present)
-        own = own._replace(recount=origins.recount)
-        state = Locals(latents, moved.kept, accepted, own)
-        return Uncompressed(message), state, info._replace(bits=_bits(message))
+        extra = extra._replace(recount=origins.recount)
+        return Uncompressed(message), Locals(latents, moved.kept, accepted, extra), info
 
     def message_like(self, like: Broadcast) -> Uncompressed:
-        sums, number = self.sums_like(like), jax.ShapeDtypeStruct((), jnp.result_type(float))
-        changes = Changes(sums, sums, number)
-        size = self.row_places(like.position).size
+        sums, scalar = self.sums_like(like), jax.ShapeDtypeStruct((), jnp.result_type(float))
+        changes = Changes(sums, sums, scalar)
+        size = self.row_indices(like.position).size
         if not size:
-            return Uncompressed(Statistics(changes))
+            return Uncompressed(SumsMessage(changes))
         return Uncompressed(
-            Statistics(changes, jax.ShapeDtypeStruct((size,), number.dtype), number)
+            SumsMessage(changes, jax.ShapeDtypeStruct((size,), scalar.dtype), scalar)
         )
 
     def prepare_server(self, rng_key: Array, like: Broadcast) -> Array:
-        # How many numbers slices take is not known ahead.
+        # The number of random numbers of a slice sampler is not known in advance.
         return rng_key
 
     @in_single_precision
     def aggregate(
-        self, rng_key: ArrayTree, broadcast: Broadcast, server_state: _Server, total: Uncompressed
-    ) -> tuple[Broadcast, _Server, ArrayTree]:
-        said: Statistics = total.value
-        num_clients, extra = server_state.num_clients, broadcast.extra
-        sums, origins, ends = server_state.sums.after(said.changes, extra.origins, num_clients)
-        known, population = sums.known(origins.now), self.population
-        position, rows = broadcast.position, self.row_places(broadcast.position)
+        self,
+        rng_key: ArrayTree,
+        broadcast: Broadcast,
+        server_state: _ServerState,
+        total: Uncompressed,
+    ) -> tuple[Broadcast, _ServerState, ArrayTree]:
+        message: SumsMessage = total.value
+        num_clients, extra, population = server_state.num_clients, broadcast.extra, self.population
+        sums, origins, ends = server_state.sums.updated(message.changes, extra.origins, num_clients)
+        latent_sums = sums.latent_sums(origins.now)
         draw_key, rows_key = jax.random.split(rng_key)
-        if population.draw_fn is not None:
-            position = trees.cast_like(
-                population.draw_fn(draw_key, position, known), broadcast.position
-            )
-        elif rows.size < trees.num_elements(position):
-            every = trees.ravel(position)
-            own = np.setdiff1d(np.arange(every.size), rows)
-
-            def at(some: Array) -> ArrayTree:
-                flat = every.at[own].set(some)
-                return trees.cast_like(trees.unravel(flat, position), position)
-
-            drawn = slice_sweeps(
-                draw_key,
-                lambda some: self.server_density(at(some), known),
-                every[own],
-                self.server_moves,
-            )
-            position = at(drawn)
-        here = trees.cast_like(origin_of(population, position), origins.next)
-        origins = origins._replace(next=trees.select(ends, here, origins.next))
-        server, extra = server_state._replace(sums=sums), extra._replace(origins=origins)
-        if self.ways_along:
-            key = jax.random.fold_in(rng_key, 2)  # beside the two that it was split into
-            server, extra = proposed(self, key, position, server, extra)
+        position = self._draw_population(draw_key, broadcast.position, latent_sums)
+        next_origin = trees.cast_like(compute_origin(population, position), origins.next)
+        origins = origins._replace(next=trees.select(ends, next_origin, origins.next))
+        state, extra = server_state._replace(sums=sums), extra._replace(origins=origins)
+        if isinstance(state.walk, Walk):
+            walk_key = jax.random.fold_in(jax.random.fold_in(rng_key, 2), 0)
+            walk, candidates = draw_candidates(state.walk, walk_key, position)
+            state, extra = state._replace(walk=walk), extra._replace(candidates=candidates)
         moved = Broadcast(broadcast.round + 1, position, extra)
-        if not self.moves_rows:
-            return moved, server, ()
-        whole = said.one == num_clients
-        slope = trees.ravel(jax.grad(self.server_density)(position, known))[rows]
-        place = trees.ravel(position)[rows].astype(slope.dtype)
+        if not isinstance(state.moves, RowMoves):
+            return moved, state, ()
+        is_complete = message.num_answers == num_clients
+        indices = self.row_indices(position)
+        gradient = trees.ravel(jax.grad(self.server_density)(position, latent_sums))[indices]
+        values = trees.ravel(position)[indices].astype(gradient.dtype)
         normal_key, step_key = jax.random.split(rows_key)
-        normals = jax.random.normal(normal_key, place.shape, place.dtype)
-        uniform = jax.random.uniform(step_key, (), place.dtype)
-        moves = propose(server.moves, said.gradient + slope, whole, normals, uniform)
-        proposal = (place + moves.factor @ moves.shift).astype(extra.proposal.dtype)
-        info = MetropolisReport(moves.acceptance, moves.whole, broadcast.round < self.num_adapt)
+        normals = jax.random.normal(normal_key, values.shape, values.dtype)
+        uniform = jax.random.uniform(step_key, (), values.dtype)
+        moves = propose(state.moves, message.gradient + gradient, is_complete, normals, uniform)
+        proposal = (values + moves.factor @ moves.shift).astype(extra.proposal.dtype)
+        info = MetropolisReport(moves.acceptance, moves.is_judged, broadcast.round < self.num_adapt)
         moved = moved._replace(extra=extra._replace(proposal=proposal))
-        return moved, server._replace(moves=moves), info
+        return moved, state._replace(moves=moves), info
+
+    def _draw_population(
+        self, rng_key: Array, position: ArrayTree, latent_sums: LatentSums
+    ) -> ArrayTree:
+        """Return the position with the population parameters drawn given all latents."""
+        if self.population.draw_fn is not None:
+            drawn = self.population.draw_fn(rng_key, position, latent_sums)
+            return trees.cast_like(drawn, position)
+        flat = trees.ravel(position)
+        indices = np.setdiff1d(np.arange(flat.size), self.row_indices(position))
+        if not indices.size:
+            return position
+        values = slice_sweeps(
+            rng_key,
+            lambda x: self.server_density(_with_values(position, indices, x), latent_sums),
+            flat[indices],
+            self.server_moves,
+        )
+        return _with_values(position, indices, values)
 
 
-def _number(step_size: Any) -> Array:
-    number: Array = schedules.number(step_size, "step_size", minimum=0.0, strict=True)
-    if isinstance(number, schedules.Scheduled):
-        raise TypeError("step_size must be a number: draws are exact at any.")
-    return number
+def _with_values(position: ArrayTree, indices: np.ndarray, values: Array) -> ArrayTree:
+    """Return the position with other values at `indices` of the raveled position."""
+    flat = trees.ravel(position)
+    flat = flat.at[indices].set(values.astype(flat.dtype))
+    return trees.cast_like(trees.unravel(flat, position), position)
 
 
-def _bits(message: ArrayTree) -> Array:
-    return jnp.asarray(trees.num_bits(message), jnp.int32)
-
-
-def _no_population(local: Local) -> str:
-    """Return what is wrong where latents have no sums of statistics that the server can draw by."""
+def _describe_missing_population(local: Local) -> str:
+    """Return the error for latents without sums of statistics that the server can draw from."""
     sites = list(local.like.tree) if isinstance(local.like.tree, dict) else []
     shifted = [name for name in sites if name.endswith("_decentered")]
     if shifted:
         return (
-            f"fed_gibbs draws given sums of statistics of the latents, and site "
-            f"{shifted[0].removesuffix('_decentered')!r} is written as a standard variable that is "
-            f"shifted and scaled, of which shared parameters have none: give it the posterior of "
+            f"fed_gibbs draws shared parameters given sums of statistics of the latents. Site "
+            f"{shifted[0].removesuffix('_decentered')!r} is written as a standard variable that "
+            f"is shifted and scaled, which has no such sums: pass the posterior of "
             f"from_numpyro(model, centered=1.0)."
         )
     kinds = getattr(local.logprior_fn, "distributions", {})
-    listed = [f"{name!r} ({kinds[name]})" if name in kinds else repr(name) for name in sites]
-    named = f" {', '.join(listed)}" if sites else ""
+    labels = [f"{name!r} ({kinds[name]})" if name in kinds else repr(name) for name in sites]
+    names = f" {', '.join(labels)}" if sites else ""
     return (
-        f"fed_gibbs needs the population of the latents{named}, their distribution given shared "
-        f"parameters by sums of statistics: local sites that are Normal or MultivariateNormal "
-        f"given shared sites, in from_numpyro(model, centered=1.0), or fedmcmc.Population by hand."
+        f"fed_gibbs needs the population of the latents{names}, their distribution given shared "
+        f"parameters as a function of sums of statistics. Use local sites that are Normal or "
+        f"MultivariateNormal given shared sites in from_numpyro(model, centered=1.0), or define a "
+        f"fedmcmc.Population."
     )
 
 
@@ -459,95 +439,54 @@ def fed_gibbs(
     server_moves: int = 4,
     step_size: float | Array | None = None,
     num_adapt: int = 0,
-    interweave: bool = False,
     recenter: bool = False,
     participation: Participation | None = None,
 ) -> FederatedKernel:
-    """Build a Gibbs sampler: clients draw their latents, the server population parameters; exact.
+    """Build a Gibbs sampler: clients draw their latents, the server the population parameters.
 
-    In each round clients move the latents of their groups at the population parameters that were
-    broadcast, and send by how much the sums of their statistics have changed (of normal effects the
-    sums of distances from an origin and of their squares). The server adds these to its totals, and
-    draws the population parameters given them by itself: any prior of these will do.
-
-    Draws are exact at every setting, also where only some clients take part, as long as who does
-    depends on no draw: the latents of those that do not are where they were, and the totals still
-    hold them.
-
-    Shared parameters of rows (a slope, a residual sd) have a second exchange per round: all
-    clients are asked for the log likelihood of their rows at a proposal, given their latents, and
-    the server accepts or rejects (Metropolis-adjusted Langevin). If a client's answer is missing,
-    these parameters stay where they are.
+    The draws are exact at every setting, also if only some clients take part, provided that the
+    participation does not depend on draws. docs/hierarchies.md describes the messages.
 
     Parameters
     ----------
     posterior
-        With ``local`` and its ``population``, as `fedmcmc.from_numpyro` makes it with
-        ``centered=1.0`` of a model whose local sites are normal given the shared ones.
+        Posterior with ``local`` and its ``population``, such as `fedmcmc.from_numpyro` with
+        ``centered=1.0`` of a model whose local sites are normal given the shared sites.
     refresh
-        How latents move, as `fedmcmc.hierarchy.independence`; only such that are exact.
+        Uncompressed move of the latents, such as `fedmcmc.hierarchy.independence`.
     server_moves
-        Sweeps of slice sampling over the shared parameters per round, where the population has no
-        ``draw_fn``.
+        Number of sweeps of slice sampling over the population parameters per round, if the
+        population has no ``draw_fn``.
     step_size
-        Of the parameters of rows, as that of `fedmcmc.mala`; its metric is the inverse of the rows'
-        information about them at the start. Half of the proposals have it, the others a fourth, a
-        sixteenth or a 64th. By default that of an acceptance of 0.57 where the metric is the
-        parameters' covariance.
+        Largest step size of the row parameters (a slope, a residual sd), which move by
+        Metropolis-adjusted Langevin in an exchange of all clients. Half of the proposals use it,
+        the other proposals a fourth, a sixteenth or a 64th of it. The metric is the inverse of the
+        rows' information at the start; the default is the step size of acceptance 0.57 if the
+        metric is the parameters' covariance.
     num_adapt
-        In the first rounds of a chain, so many, that step size adapts to this acceptance; draws are
-        exact from then on: give `sample` a ``num_burnin`` that is as large at least.
-    interweave
-        Whether a further exchange per round moves the population's parameters and takes all latents
-        along, each as far from the population's mean, in units of its spread, as it was (Yu and
-        Meng 2011): for groups of which rows say little, where `tau` else moves slowly. It asks
-        everyone, how likely rows are at sixteen candidates around where the chain is, of which one
-        is taken (Tjelmeland 2004); their scale is that which rows know at the start.
+        Number of initial rounds that adapt the step size to this acceptance. Draws are exact
+        afterwards: pass `sample` a ``num_burnin`` of at least this size.
     recenter
-        Whether a further exchange per round moves the parameters of rows and the population's means
-        together, with latents that make up for the former, so that predictions stay (Gelfand, Sahu
-        and Carlin 1995): for slopes of what varies between groups, which latents else hold back.
-        Candidates as for `interweave`. By how much latents make up is regressed on each client's
-        own rows at the start, and draws are exact whatever it is.
+        If true, an additional exchange of all clients moves row parameters and population means
+        together, with latents that compensate so that predictions do not change. Use it for slopes
+        of covariates that vary between groups, which otherwise move slowly.
     participation
-        Everyone by default, as is needed where shared parameters are those of rows. Messages are
-        never weighted.
-
-    Returns
-    -------
-    FederatedKernel
-        Messages are of the size of the statistics. One client's message is the change of one draw,
-        if it has one group: see `docs/hierarchies.md` on what that tells.
+        Full participation by default, which row parameters require. Messages are never weighted.
 
     Raises
     ------
     TypeError, ValueError
-        If the posterior has no latents or no population, the refresh is not exact, on settings out
-        of range, and where shared parameters are those of rows and not all clients take part; from
-        `init` where the population's functions do not fit.
-
-    Notes
-    -----
-    Where rows say little about a group's latent, the population's spread moves slowly without
-    ``interweave=True``. Where a covariate is alike for all rows of a group, its slope and the
-    population's mean do without ``recenter=True``.
-
-    Statistics are taken around an origin that follows the latents' mean, so that sums of squares
-    keep their digits however far from zero an outcome lies. Beside by how much its sums have
-    changed a client therefore sends its sums around the newest origin, in the first round in which
-    it knows that origin, and by how much these have changed thereafter. Once every client has, they
-    take the old sums' place. That happens in every round in which all take part.
+        If the posterior has no latents or no population, the refresh is not exact, a setting is out
+        of range, or there are row parameters and not all clients take part. `init` raises if the
+        population's functions do not fit the model.
 
     References
     ----------
     Gelfand, Sahu and Carlin (1995), Efficient parametrisations for normal linear mixed models,
-    Biometrika 82.
+    Biometrika 82, doi:10.1093/biomet/82.3.479.
 
     Tjelmeland (2004), Using all Metropolis-Hastings proposals to estimate mean values, Technical
     Report 4/2004, Norwegian University of Science and Technology.
-
-    Yu and Meng (2011), To center or not to center: that is not the question, Journal of
-    Computational and Graphical Statistics 20.
 
     Examples
     --------
@@ -564,9 +503,9 @@ def fed_gibbs(
     >>> data = fedmcmc.FederatedData.from_clients(clinics)
     >>> posterior = fedmcmc.from_numpyro(model, example=data, centered=1.0)
     >>> kernel = fed_gibbs(posterior, refresh=fedmcmc.hierarchy.conjugate())
+    >>> position = {"mu": 0.0, "tau": 0.0}
     >>> samples = fedmcmc.sample(
-    ...     jax.random.key(0), kernel, data, {"mu": 0.0, "tau": 0.0}, num_rounds=300,
-    ...     progress=False,
+    ...     jax.random.key(0), kernel, data, position, num_rounds=300, progress=False
     ... )
     >>> samples.draws["tau"].shape
     (1, 300)
@@ -574,44 +513,36 @@ def fed_gibbs(
     participation = full() if participation is None else participation
     expect_latents(posterior, refresh, participation, "fed_gibbs")
     local: Any = posterior.local
-    refuse_two_levels(local)
     if local.population is None:
-        raise ValueError(_no_population(local))
+        raise ValueError(_describe_missing_population(local))
     if not refresh.exact:
         raise ValueError(
-            "fed_gibbs needs a refresh that is exact, as fedmcmc.hierarchy.independence(): the "
-            "error of the latents' spread would be that of the population's."
+            "fed_gibbs needs a refresh that is exact, such as fedmcmc.hierarchy.independence(): an "
+            "error in the latents' spread would become an error in the population's spread."
         )
     flags = local.population.of_rows
     if not isinstance(flags, Static):
         flags = Static(tuple(bool(flag) for flag in flags))
         population = local.population._replace(of_rows=flags)
         posterior = posterior._replace(local=local._replace(population=population))
-    some_answer = participation.may_drop or participation.cohort_size is not None
-    if any(flags.value) and some_answer:
+    has_row_parameters = any(flags.value)
+    if has_row_parameters and (participation.may_drop or participation.cohort_size is not None):
         raise ValueError(
-            "Some shared parameters are those of rows, which move if all clients answer: use full "
-            "participation."
+            "Rows depend on some shared parameters (the population's of_rows), which move only if "
+            "all clients answer: use full participation."
         )
-    if interweave:
-        if local.population.transport_fn is None:
-            raise ValueError("interweave=True needs the population's transport_fn.")
-        if all(flags.value) and flags.value:
-            raise ValueError("All shared parameters are those of rows: nothing to interweave.")
-        if some_answer:
-            raise ValueError("interweave=True asks all clients in a round: use full participation.")
     if recenter:
         if local.population.origin_fn is None:
             raise ValueError("recenter=True needs the population's origin_fn.")
-        if not any(flags.value):
+        if not has_row_parameters:
             raise ValueError(
-                "recenter=True moves parameters of rows (slopes), and this model has none beside "
-                "the population's: interweave=True moves these."
+                "recenter=True moves row parameters (slopes), and this model has only parameters "
+                "of the population."
             )
     if num_adapt != 0:
         num_adapt = positive_integer(num_adapt, "num_adapt")
-    if not (any(flags.value) or interweave or recenter):
-        num_adapt = 0  # nothing adapts: every draw is exact
+    if not has_row_parameters:
+        num_adapt = 0  # nothing adapts, and every draw is exact
     if participation.weighted:
         participation = replace(participation, weighted=False)
     return as_functions(
@@ -620,9 +551,8 @@ def fed_gibbs(
             refresh,
             participation,
             positive_integer(server_moves, "server_moves"),
-            () if step_size is None else _number(step_size),
+            () if step_size is None else as_constant(step_size, "step_size"),
             jnp.asarray(num_adapt, jnp.int32),
-            bool(interweave),
             bool(recenter),
         )
     )

@@ -1,11 +1,11 @@
-"""Sums of latents' statistics that a server keeps while their owners say how these change.
+"""Sums of the latents' statistics, stored by the server and updated by the clients' changes.
 
-Sums of squares keep their digits only around an origin near the latents, and running sums gather
-roundings. So clients count anew all the time: beside the changes of the sums that the server uses
-they send sums around a newer origin, each client its own sums in the first message of a recount and
-their changes from then on. Once everyone has been counted the new sums take the old ones' place,
-and the next recount begins, around where the latents are expected then. If all clients take part,
-every round is a recount.
+Sums of squares keep their digits only if the origin is near the latents, and running sums collect
+rounding errors. In addition to the changes of the current sums, the clients therefore report sums
+around a newer origin: the sums themselves in their first message of a recount, changes in later
+messages. When all clients have been counted, the new sums replace the current ones, and the next
+recount starts, around the origin that is then expected. If all clients take part, every round is a
+recount.
 """
 
 from typing import Any, NamedTuple
@@ -19,96 +19,65 @@ from fedmcmc._types import ArrayTree, Federation, LatentSums, Local, Population,
 from fedmcmc.hierarchy import Groups, made_up_rows
 from fedmcmc.pytrees import trees
 
-ROUNDINGS = 8
-"""By so many roundings of its largest value a running sum may be wrong."""
+MAX_ROUNDINGS = 8
+"""Bound on the error of a running sum, in rounding errors of its largest value."""
+NUM_PROBES = 8
+"""Number of made-up rows and latents with which a population is checked."""
 
 
 class Origins(NamedTuple):
-    """What clients have to know to say how sums have changed; part of a broadcast.
+    """Origins of the sums, part of a broadcast."""
 
-    Attributes
-    ----------
-    now
-        That of the sums in use.
-    next
-        That of the recount.
-    recount
-        ``[]`` int32, which one it is.
-    """
-
-    now: ArrayTree
-    next: ArrayTree
-    recount: Array
+    now: ArrayTree  # of the current sums
+    next: ArrayTree  # of the recount
+    recount: Array  # [] int32, number of the recount
 
 
 class Changes(NamedTuple):
-    """A client's message on sums of its latents' statistics.
-
-    Attributes
-    ----------
-    now
-        By how much those in use have changed.
-    next
-        The same of those of the recount, of which nothing has been said before a client's first
-        message in it.
-    counted
-        ``[]``, one in that first message, else zero.
-    """
+    """Changes of a client's sums."""
 
     now: ArrayTree
-    next: ArrayTree
-    counted: Any
+    next: ArrayTree  # in the recount; a client's first message there holds the sums
+    counted: ArrayTree  # [], one in this first message, otherwise zero
 
 
-class Running(NamedTuple):
-    """A running sum of statistics, and the sizes that its numbers have had at most."""
+class RunningSum(NamedTuple):
+    """Sum of statistics, and the largest absolute values that its numbers have had."""
 
     total: ArrayTree
     largest: ArrayTree
 
-    def plus(self, change: ArrayTree) -> "Running":
+    def plus(self, change: ArrayTree) -> "RunningSum":
         """Return the sum after a change."""
         total = trees.add(self.total, change)
         sizes = jax.tree.map(jnp.abs, total)
-        return Running(total, jax.tree.map(jnp.maximum, self.largest, sizes))
+        return RunningSum(total, jax.tree.map(jnp.maximum, self.largest, sizes))
 
 
 class Sums(NamedTuple):
-    """What a server keeps.
+    """Sums that the server stores."""
 
-    Attributes
-    ----------
-    now
-        Sums in use.
-    next
-        Those of the recount.
-    num_counted
-        ``[]``, clients in it.
-    num_groups
-        ``[]``, of all clients.
-    """
+    now: RunningSum
+    next: RunningSum  # of the recount
+    num_counted: Array  # [], clients in the recount
+    num_groups: Array  # [], groups of all clients
 
-    now: Running
-    next: Running
-    num_counted: Array
-    num_groups: Array
-
-    def known(self, origin: ArrayTree) -> LatentSums:
-        """Return what is known of the latents, from sums around `origin`."""
+    def latent_sums(self, origin: ArrayTree) -> LatentSums:
+        """Return the current sums, which are around `origin`, with their rounding errors."""
         rounding = jax.tree.map(
-            lambda leaf: ROUNDINGS * jnp.finfo(leaf.dtype).eps * leaf, self.now.largest
+            lambda leaf: MAX_ROUNDINGS * jnp.finfo(leaf.dtype).eps * leaf, self.now.largest
         )
         return LatentSums(self.num_groups, self.now.total, origin, rounding)
 
-    def after(
-        self, said: Changes, origins: Origins, num_clients: Array
+    def updated(
+        self, changes: Changes, origins: Origins, num_clients: Array
     ) -> tuple["Sums", Origins, Array]:
-        """Return sums and origins after a round, and whether a recount has ended with it.
+        """Return sums and origins after a round, and a flag for the end of a recount.
 
-        Then the next origin is the last one still: it is of the parameters that are drawn next.
+        At the end of a recount, the caller replaces `Origins.next`.
         """
-        now, next_ = self.now.plus(said.now), self.next.plus(said.next)
-        num_counted = self.num_counted + said.counted
+        now, next_ = self.now.plus(changes.now), self.next.plus(changes.next)
+        num_counted = self.num_counted + changes.counted
         ends = num_counted == num_clients
         sums = Sums(
             trees.select(ends, next_, now),
@@ -120,122 +89,113 @@ class Sums(NamedTuple):
         return sums, Origins(origin, origins.next, origins.recount + ends), ends
 
 
-def first_sums(total: ArrayTree, num_groups: Array) -> Sums:
-    """Return what a server begins with."""
-    nothing = trees.zeros_like(total)
-    empty = Running(nothing, nothing)
+def init_sums(total: ArrayTree, num_groups: Array) -> Sums:
+    """Return the server's initial sums."""
+    zeros = trees.zeros_like(total)
+    empty = RunningSum(zeros, zeros)
     return Sums(empty.plus(total), empty, jnp.zeros_like(num_groups), num_groups)
 
 
-def origin_of(population: Population, position: ArrayTree) -> ArrayTree:
-    """Return where latents are expected, or ``()``."""
+def compute_origin(population: Population, position: ArrayTree) -> ArrayTree:
+    """Return the expected place of the latents, or ``()``."""
     return () if population.origin_fn is None else population.origin_fn(position)
 
 
-def sums_of(
+def sum_statistics(
     population: Population, groups: Groups, latents: ArrayTree, origin: ArrayTree
 ) -> ArrayTree:
     """Return the sums of the statistics over a client's groups."""
-    each = jax.vmap(lambda latent: population.statistics_fn(latent, origin))(latents)
+    terms = jax.vmap(lambda latent: population.statistics_fn(latent, origin))(latents)
 
     def total(leaf: Array) -> Array:
         present = groups.present.reshape(-1, *(1,) * (leaf.ndim - 1))
         return jnp.sum(jnp.where(present, leaf, 0), axis=0)
 
-    return jax.tree.map(total, each)
+    return jax.tree.map(total, terms)
 
 
-def sums_like(population: Population, latent: ArrayTree, position: ArrayTree) -> ArrayTree:
-    """Return the shapes of sums of statistics."""
-
-    def sums(one: ArrayTree, at: ArrayTree) -> ArrayTree:
-        return population.statistics_fn(one, origin_of(population, at))
-
-    return jax.eval_shape(sums, latent, position)
-
-
-def changes_of(
+def compute_changes(
     population: Population,
     groups: Groups,
     before: ArrayTree,
     after: ArrayTree,
     origins: Origins,
-    last: Array,
+    last_recount: Array,
 ) -> Changes:
-    """Return what a client says when its latents have moved; `last` is where it counted last."""
-    first = last != origins.recount
+    """Return a client's changes; `last_recount` is the last recount that it took part in."""
+    is_new = last_recount != origins.recount
 
-    def change(origin: ArrayTree, anew: Array | bool) -> ArrayTree:
-        old = sums_of(population, groups, before, origin)
-        said = trees.select(jnp.asarray(anew), trees.zeros_like(old), old)
-        return trees.subtract(sums_of(population, groups, after, origin), said)
+    def change(origin: ArrayTree, starts: Array | bool) -> ArrayTree:
+        old = sum_statistics(population, groups, before, origin)
+        reported = trees.select(jnp.asarray(starts), trees.zeros_like(old), old)
+        return trees.subtract(sum_statistics(population, groups, after, origin), reported)
 
-    counted = first.astype(jnp.result_type(float))
-    return Changes(change(origins.now, False), change(origins.next, first), counted)
+    counted = is_new.astype(jnp.result_type(float))
+    return Changes(change(origins.now, False), change(origins.next, is_new), counted)
 
 
 def check_population(
-    posterior: Posterior, position: ArrayTree, federation: Federation, rows_at: np.ndarray
+    posterior: Posterior, position: ArrayTree, federation: Federation, row_indices: np.ndarray
 ) -> None:
-    """Raise `ValueError` unless statistics say all that shared parameters do to latents and rows.
+    """Raise `ValueError` if the population's functions or its `of_rows` do not fit the model.
 
-    Looks at made-up latents and rows: a server, which checks, has no others. What is not finite
-    there tells nothing.
+    The check uses made-up latents and rows, and skips values that are not finite there.
     """
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(posterior)):
         return
     local: Any = posterior.local
-    rng, num = np.random.default_rng(0), 8
+    rng = np.random.default_rng(0)
 
     def near(leaf: Any) -> np.ndarray:
         center = 0.0 if isinstance(leaf, jax.core.Tracer) else np.asarray(leaf)
         return np.asarray(center + 0.3 * rng.normal(size=leaf.shape), leaf.dtype)
 
     with jax.ensure_compile_time_eval():
-        made_up = made_up_rows(federation.rows, num, rng)
+        rows = made_up_rows(federation.rows, NUM_PROBES, rng)
     latents = jax.tree.map(
-        lambda leaf: rng.normal(size=(num, *leaf.shape)).astype(leaf.dtype), local.like.tree
+        lambda leaf: rng.normal(size=(NUM_PROBES, *leaf.shape)).astype(leaf.dtype), local.like.tree
     )
-    first, other = (jax.tree.map(near, position) for _ in range(2))
-    slope, priors, densities = _made_up_densities.now(local, first, other, latents, made_up)
-    flat = np.array(slope)
+    place, new_place = (jax.tree.map(near, position) for _ in range(2))
+    gradient, priors, densities = _probe_densities.now(local, place, new_place, latents, rows)
+    flat = np.array(gradient)
+    flat[row_indices] = 0
     names = trees.element_names(position)
-    flat[rows_at] = 0
-    seen = [name for name, x in zip(names, flat, strict=True) if np.isfinite(x) and x != 0]
-    if seen:
+    undeclared = [name for name, x in zip(names, flat, strict=True) if np.isfinite(x) and x != 0]
+    if undeclared:
         raise ValueError(
-            f"The log likelihood of rows depends on {seen[0]}, of which the population's of_rows "
-            f"says that it does not."
+            f"The log likelihood of rows depends on {undeclared[0]}, but the population's of_rows "
+            f"is false for it."
         )
-    wanted, found = np.diff(priors)[0], np.diff(densities)[0]
-    if np.isfinite([wanted, found]).all() and abs(wanted - found) > 1e-2 * (1 + abs(wanted)):
+    expected, actual = np.diff(priors)[0], np.diff(densities)[0]
+    is_finite = np.isfinite([expected, actual]).all()
+    if is_finite and abs(expected - actual) > 1e-2 * (1 + abs(expected)):
         raise ValueError(
             f"The population's logdensity_fn is not the sum of the latents' log priors: between "
-            f"two positions that changes by {wanted:.4g}, and by its statistics by {found:.4g} (of "
-            f"made-up latents)."
+            f"two positions, with made-up latents, the sum changes by {expected:.4g} and "
+            f"logdensity_fn by {actual:.4g}."
         )
 
 
 @compiled
-def _made_up_densities(
-    local: Local, first: ArrayTree, other: ArrayTree, latents: ArrayTree, rows: ArrayTree
+def _probe_densities(
+    local: Local, position: ArrayTree, new_position: ArrayTree, latents: ArrayTree, rows: ArrayTree
 ) -> tuple[Array, Array, Array]:
-    """Return the log likelihood's gradient, the log priors and what statistics say of those.
+    """Return the gradient ``[d]`` of the log likelihood, sums of log priors, and `logdensity_fn`.
 
-    The gradient at the `first` position, ``[d]``, the others at both.
+    The gradient is at `position`, the sums and `logdensity_fn` are at both positions, ``[2]``.
     """
     population: Any = local.population
-    slope = jax.grad(lambda at: jnp.sum(local.loglikelihood_fn(at, latents, rows)))(first)
-    origin = origin_of(population, first)
-    each = jax.vmap(lambda one: population.statistics_fn(one, origin))(latents)
-    total = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), each)
+    gradient = jax.grad(lambda x: jnp.sum(local.loglikelihood_fn(x, latents, rows)))(position)
+    origin = compute_origin(population, position)
+    terms = jax.vmap(lambda latent: population.statistics_fn(latent, origin))(latents)
+    total = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), terms)
     num = jax.tree.leaves(latents)[0].shape[0]
-    sums = first_sums(total, jnp.asarray(float(num))).known(origin)
+    sums = init_sums(total, jnp.asarray(float(num))).latent_sums(origin)
     priors, densities = (
-        jnp.stack([fn(at) for at in (first, other)])
+        jnp.stack([fn(x) for x in (position, new_position)])
         for fn in (
-            lambda at: jnp.sum(jax.vmap(lambda one: local.logprior_fn(at, one))(latents)),
-            lambda at: population.logdensity_fn(at, sums),
+            lambda x: jnp.sum(jax.vmap(lambda latent: local.logprior_fn(x, latent))(latents)),
+            lambda x: population.logdensity_fn(x, sums),
         )
     )
-    return trees.ravel(slope), priors, densities
+    return trees.ravel(gradient), priors, densities

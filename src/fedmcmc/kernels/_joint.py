@@ -1,9 +1,9 @@
-"""Joint Langevin dynamics: clients move latents of their groups, the server what they share.
+"""Joint Langevin dynamics: clients move latents of their groups, the server shared parameters.
 
-A message is the gradient of the log density of a client's groups with respect to the shared
-position, at latents that are drawn given it. Its mean over the latents is the gradient of the
-client's log likelihood with the latents integrated out (Fisher's identity), so that this is
-stochastic gradient Langevin dynamics on the marginal posterior, the latents' draws for a minibatch.
+A message is the gradient of the log density of a client's groups by the shared position, at latents
+that are drawn given the position. Its mean over the latents is the gradient of the client's log
+likelihood with the latents integrated out (Fisher's identity). The kernel is therefore stochastic
+gradient Langevin dynamics on the marginal posterior, with draws of latents instead of minibatches.
 """
 
 from dataclasses import dataclass, field, replace
@@ -31,7 +31,7 @@ from fedmcmc._types import (
 from fedmcmc.compression import Memory
 from fedmcmc.data import max_groups
 from fedmcmc.dynamics import Metric, overdamped_langevin
-from fedmcmc.hierarchy import Locals, Refresh, TwoLevels, latents_of
+from fedmcmc.hierarchy import Locals, Refresh, groups_of
 from fedmcmc.kernels._latents import LatentKernel, expect_latents
 from fedmcmc.kernels._shared import name_of, report
 from fedmcmc.participation import full
@@ -45,15 +45,15 @@ def _check_memory(kernel: Any, compressor: Any) -> None:
     partial = kernel.participation.may_drop or kernel.participation.cohort_size is not None
     if isinstance(compressor, Memory) and compressor.of != "active" and partial:
         raise ValueError(
-            "With latents the server does not add memories of absent clients, whose latents "
-            'stand still: use memory(..., of="active").'
+            "With latents, the server does not add memories of absent clients, because their "
+            'latents do not move: use memory(..., of="active").'
         )
 
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class JointLangevin(LatentKernel):
-    """Clients refresh latents and send gradients, the server moves the chain; see `joint`."""
+    """Langevin dynamics whose clients refresh latents and send gradients; see `joint`."""
 
     step_size: Any
     metric: Metric
@@ -83,25 +83,25 @@ class JointLangevin(LatentKernel):
 
     def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> ArrayTree:
         keys, num = jax.random.split(rng_key, self.num_draws), max_groups(client)
-        return jax.vmap(lambda key: self.refresh.randomness(key, self.local, num))(keys)
+        size = trees.num_elements(self.local.like.tree)
+        return jax.vmap(lambda key: self.refresh.prepare(key, num, size))(keys)
 
     @in_single_precision
     def step(
         self, draws: ArrayTree, broadcast: Broadcast, client_state: Locals, client: Client
     ) -> tuple[ArrayTree, Locals, StepInfo]:
-        groups, position = latents_of(self.local, client), broadcast.position
+        groups, position = groups_of(self.local, client), broadcast.position
         slope_fn = jax.grad(groups.total)
 
-        def one(carry: tuple[Array, ArrayTree, ArrayTree], drawn: ArrayTree) -> Any:
-            flat, kept, total = carry
-            moved = self.moved(groups, drawn, broadcast, flat, kept)
+        def body(carry: tuple[Array, ArrayTree, ArrayTree], draw: ArrayTree) -> Any:
+            flat, refresh_state, total = carry
+            moved = self.moved(groups, draw, broadcast, flat, refresh_state)
             slope = slope_fn(position, flat if self.gradient_first else moved.flat)
             return (moved.flat, moved.kept, trees.add(total, slope)), moved.acceptance
 
-        begin = (groups.as_flat(client_state.latents), client_state.refresh)
-        (flat, kept, total), accepted = jax.lax.scan(
-            one, (*begin, trees.zeros_like(position)), draws
-        )
+        flat = groups.as_flat(client_state.latents)
+        start = (flat, client_state.refresh, trees.zeros_like(position))
+        (flat, refresh_state, total), accepted = jax.lax.scan(body, start, draws)
         message = trees.scale(1 / self.num_draws, total)
         share = jnp.mean(accepted, axis=0)
         info = report(
@@ -110,8 +110,8 @@ class JointLangevin(LatentKernel):
             bits_down=jnp.asarray(trees.num_bits(position), jnp.int32),
             extra=share,
         )
-        lately = client_state.accepted.with_round(share, groups.present)
-        return message, Locals(groups.as_latents(flat), kept, lately), info
+        acceptance = client_state.accepted.with_round(share, groups.present)
+        return message, Locals(groups.as_latents(flat), refresh_state, acceptance), info
 
     def prepare_server(self, rng_key: Array, like: Broadcast) -> ArrayTree:
         return realize_normals(rng_key, like.position)
@@ -139,40 +139,34 @@ def joint(
 ) -> FederatedKernel:
     """Build Langevin dynamics on shared parameters and latents of groups together.
 
-    Each client moves the latents of its groups by `refresh`, at the position that was broadcast,
-    and sends the gradient of its groups' log density with respect to that position. The server
-    adds the prior's gradient and the noise. Latents stay at their client, in its state; those of a
-    client that is absent stand still.
+    Each client moves the latents of its groups by `refresh` at the broadcast position, and sends
+    the gradient of its groups' log density by this position. The server adds the prior's gradient
+    and the noise. Latents of absent clients do not move.
 
     Parameters
     ----------
     posterior
-        With ``local``, as `fedmcmc.from_numpyro` makes it of a model with local sites.
+        Posterior with ``local``, such as `fedmcmc.from_numpyro` of a model with local sites.
     refresh
-        How latents move, as `fedmcmc.hierarchy.independence`.
+        Move of the latents, such as `fedmcmc.hierarchy.independence`.
     step_size
-        Of the shared parameters, a number or a schedule of the round.
+        Step size of the shared parameters, a number or a schedule of the round.
     order
-        Whether the gradient is taken at the latents after their move or before it.
+        ``"refresh_first"`` for gradients at the latents after their move, ``"gradient_first"`` for
+        gradients at the latents before it.
     num_draws
-        Moves per round, whose gradients are averaged.
+        Number of moves per round, whose gradients are averaged.
     participation, metric
-        As in `fedmcmc.langevin`.
+        See `fedmcmc.langevin`.
 
     Raises
     ------
     TypeError, ValueError
-        If the posterior has no latents, on settings out of range, and from `init` where the model
+        If the posterior has no latents or a setting is out of range. `init` raises if the model
         does not fit the refresh.
     """
     participation = full() if participation is None else participation
     expect_latents(posterior, refresh, participation, "lsd(refresh=...)")
-    local = posterior.local
-    if (local is not None and local.client is not None) != isinstance(refresh, TwoLevels):
-        raise ValueError(
-            "A model with latents of clients and of their groups takes "
-            "refresh=hierarchy.two_levels(client=..., group=...), and no other model does."
-        )
     if order not in ("refresh_first", "gradient_first"):
         raise ValueError(f'order must be "refresh_first" or "gradient_first", got {order!r}.')
     return as_functions(

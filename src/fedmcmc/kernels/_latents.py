@@ -1,4 +1,4 @@
-"""What kernels share whose clients keep latents of their groups: where these begin, and checks."""
+"""Base class and checks of kernels whose clients store latents of their groups."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -26,21 +26,21 @@ from fedmcmc.hierarchy import (
     Moved,
     Refresh,
     first_locals,
-    latents_of,
+    groups_of,
     marginal,
 )
 from fedmcmc.kernels._shared import PROBE_ROWS, shape_of
 from fedmcmc.pytrees import trees
 
-MAX_JUDGED = 2
-"""Numbers per latent up to which draws are judged by the posterior without latents."""
+MAX_JUDGED_SIZE = 2
+"""Number of elements of a latent up to which draws are judged by the marginal posterior."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LatentKernel(FederatedKernel):
-    """A kernel whose clients move latents of their groups, and keep them.
+    """Kernel whose clients move and store latents of their groups.
 
-    A client's state is `Locals`: no broadcast holds a latent, and no message one as such.
+    A client's state is `Locals`. No broadcast contains a latent.
     """
 
     posterior: Posterior
@@ -51,7 +51,7 @@ class LatentKernel(FederatedKernel):
 
     @property
     def local(self) -> Local:
-        """The part of the model that belongs to a group."""
+        """Part of the model that belongs to a group."""
         local = self.posterior.local
         assert local is not None
         return local
@@ -61,7 +61,7 @@ class LatentKernel(FederatedKernel):
         return judged(self.posterior)
 
     def checked_start(self, position: ArrayTree, federation: Federation) -> ArrayTree:
-        """Return where the chain starts, checked.
+        """Return the initial position.
 
         Raises
         ------
@@ -78,26 +78,26 @@ class LatentKernel(FederatedKernel):
         return _first_locals(self, broadcast.position, client)
 
     def first_locals(self, groups: Groups, position: ArrayTree) -> Locals:
-        """Return where latents begin, given the first position."""
+        """Return a client's initial state, given the initial position."""
         return first_locals(groups, self.refresh, position)
 
     def moved(
-        self, groups: Groups, draws: ArrayTree, broadcast: Broadcast, flat: Array, kept: ArrayTree
+        self, groups: Groups, draws: ArrayTree, broadcast: Broadcast, flat: Array, state: ArrayTree
     ) -> Moved:
-        """Return the latents refreshed at the broadcast position."""
-        here = Here(broadcast.position, flat, kept, broadcast.round)
-        return self.refresh.move(groups, draws, here)
+        """Return the latents after a refresh at the broadcast position."""
+        inputs = Here(broadcast.position, flat, state, broadcast.round)
+        return self.refresh.move(groups, draws, inputs)
 
 
-@compiled  # a start computes it outside of any program, which takes longer operation by operation
+@compiled  # outside of a program, a start would run it operation by operation, which is slower
 def _first_locals(kernel: LatentKernel, position: ArrayTree, client: Client) -> Locals:
-    return kernel.first_locals(latents_of(kernel.local, client), position)
+    return kernel.first_locals(groups_of(kernel.local, client), position)
 
 
 def expect_latents(
     posterior: Posterior, refresh: Refresh, participation: Participation, name: str
 ) -> None:
-    """Raise `TypeError` or `ValueError` unless a kernel of latents can be built of these."""
+    """Raise `TypeError` or `ValueError` if a kernel of latents cannot use these arguments."""
     expect(posterior, Posterior, "posterior")
     expect(refresh, Refresh, "refresh")
     expect(participation, Participation, "participation")
@@ -107,49 +107,45 @@ def expect_latents(
             f"with infer={{'local': True}}, or name them in from_numpyro(model, local=[...])."
         )
     if posterior.position_fn is not None:
-        raise ValueError(f"{name} takes a posterior in the model's own coordinates.")
+        raise ValueError(f"{name} needs a posterior in the model's own coordinates.")
     if participation.pooled:
         raise ValueError("Pooled rows have no groups: run a federated kernel on all clients.")
     if participation.may_repeat:
         raise ValueError(
-            "Latents of a client that is drawn twice in a round would be moved once and count "
-            "twice: take full, bernoulli or uniform participation."
+            "A client that is drawn twice in a round would move its latents once, and its message "
+            "would count twice: use full, bernoulli or uniform participation."
         )
 
 
 def judged(posterior: Posterior) -> Posterior:
-    """Return the posterior of the shared parameters, which are what draws are of, if it is cheap.
+    """Return the posterior by which draws of the shared parameters are judged.
 
-    Else the posterior as it is, of which draws without latents are not judged.
+    It is the marginal posterior if its integrals are inexpensive. Otherwise it is the posterior
+    with latents, and the draws are not judged.
     """
     local: Any = posterior.local
-    if local.client is not None or trees.num_elements(local.like.tree) > MAX_JUDGED:
-        return posterior
-    return marginal(posterior)
+    is_expensive = trees.num_elements(local.like.tree) > MAX_JUDGED_SIZE
+    return posterior if is_expensive else marginal(posterior)
 
 
 def check_latent_model(posterior: Posterior, position: ArrayTree, federation: Federation) -> None:
-    """Raise `ValueError` unless the log densities take this position, latents and rows."""
+    """Raise `ValueError` if the log densities do not accept this position, latents and rows."""
     local: Any = posterior.local
     like, latent = trees.shapes_of(position), local.like.tree
-    several = jax.tree.map(
+    latents = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct((PROBE_ROWS, *leaf.shape), leaf.dtype), latent
     )
     rows = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct((PROBE_ROWS, *leaf.shape[1:]), leaf.dtype),
         federation.rows,
     )
-    priors: list[tuple] = [("logprior_fn", posterior.logprior_fn, (like,))]
-    place: ArrayTree = like
-    if local.client is not None:
-        own = local.client.like.tree
-        priors.append(("local.client.logprior_fn", local.client.logprior_fn, (like, own)))
-        place = (like, own)
-    priors.append(("local.logprior_fn", local.logprior_fn, (place, latent)))
-    for name, fn, arguments in priors:
+    for name, fn, arguments in (
+        ("logprior_fn", posterior.logprior_fn, (like,)),
+        ("local.logprior_fn", local.logprior_fn, (like, latent)),
+    ):
         if (shape := shape_of(name, fn, *arguments)) != ():
             raise ValueError(f"{name} must return a scalar, got shape {shape}.")
-    shape = shape_of("local.loglikelihood_fn", local.loglikelihood_fn, place, several, rows)
+    shape = shape_of("local.loglikelihood_fn", local.loglikelihood_fn, like, latents, rows)
     if shape != (PROBE_ROWS,):
         raise ValueError(
             f"local.loglikelihood_fn must return one term per row, shape ({PROBE_ROWS},) for "

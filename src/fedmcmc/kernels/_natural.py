@@ -39,7 +39,7 @@ from fedmcmc.gaussian import (
     symmetric,
     with_mean,
 )
-from fedmcmc.hierarchy import marginal, refuse_two_levels
+from fedmcmc.hierarchy import marginal
 from fedmcmc.inference import Inference, LatentInference
 from fedmcmc.kernels._latents import check_latent_model, judged
 from fedmcmc.kernels._natural_update import NaturalUpdate
@@ -349,7 +349,6 @@ def _check_latents(posterior: Posterior, inference: Inference, cavity: str) -> N
                 "or mcmc(...), or mark sites of the model with infer={'local': True}."
             )
         return
-    refuse_two_levels(posterior.local)
     if not moves_latents:
         raise ValueError(
             f"This posterior has latents of its groups, but {type(inference).__name__} does not "

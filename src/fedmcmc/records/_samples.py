@@ -179,8 +179,6 @@ class Samples(WithFunctions):
         """Return latents that are NaN for groups that do not exist."""
         if self.local_mask is None or self.local_mask.all():
             return local
-        if isinstance(local, dict) and isinstance(local.get("group"), dict):  # two levels
-            return {**local, "group": self._with_nan(local["group"])}
         mask = self.local_mask
 
         def masked(leaf: np.ndarray) -> np.ndarray:

@@ -13,7 +13,6 @@ from tqdm import tqdm
 
 from fedmcmc._types import FederatedState, constrain_fn_of, local_model
 from fedmcmc.diagnostics import StoppingRule
-from fedmcmc.hierarchy import constrain_client
 from fedmcmc.placement import Placement, all_equal, broadcast_from_first, is_first
 from fedmcmc.pytrees import num_bytes, schedules
 from fedmcmc.records import (
@@ -414,5 +413,9 @@ class Run:
             settings=self.settings.description | {"where": str(placement), "seconds": seconds},
             versions=versions(),
             local=record.latents if self.settings.record.local else None,
-            constrain_local_fn=None if local is None else constrain_client(local),
+            constrain_local_fn=(
+                None
+                if local is None or local.constrain_fn is None
+                else jax.vmap(local.constrain_fn, in_axes=(None, 0))
+            ),
         )

@@ -132,7 +132,7 @@ def warn_stuck(samples: Samples, data: FederatedData | ClientLoader | RemoteClie
         f"In recent rounds {rates.min():.0%} of the proposals for the latents of {name} were "
         f"accepted, so they hardly move and slow down the shared parameters. Possible remedies: "
         f"more num_tries= of hierarchy.independence; hierarchy.hmc for more than about eight "
-        f"numbers per group; a longer num_adapt= of hmc and mala.",
+        f"numbers per group; a longer num_adapt= of hmc.",
         depth=5,
     )
 

@@ -249,9 +249,6 @@ def _row_term(
         term: Array = posterior.loglikelihood_fn(position, row)[0]
         return term
     latents = jax.tree.map(lambda leaf: leaf[None], latent)
-    if local.client is not None:
-        own = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), local.client.like.tree)
-        position = (position, own)
     term = local.loglikelihood_fn(position, latents, row)[0]
     return term
 

@@ -48,7 +48,7 @@ from fedmcmc.gradients import (
     full_gradient,
     has_augmented_data,
 )
-from fedmcmc.hierarchy import Refresh, conjugate, missing_information, refuse_two_levels
+from fedmcmc.hierarchy import Refresh, conjugate, missing_information
 from fedmcmc.pytrees import trees
 from fedmcmc.random import normals, realize_normals
 
@@ -108,7 +108,6 @@ def build_gaussian_clients(
     latents = ""
     local = local_model(kernel)
     if local is not None:
-        refuse_two_levels(local)
         model = _add_latents(model, _missing_factors(kernel, local, data, mode), mode)
         latents = ", new latents in every move"
         if not all(node.exact for node in nodes_of(kernel, Refresh)):
