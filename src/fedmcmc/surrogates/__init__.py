@@ -32,10 +32,10 @@ from fedmcmc.surrogates._ascents import NEWTON_DIMENSIONS as NEWTON_DIMENSIONS
 from fedmcmc.surrogates._ascents import Expansion as Expansion
 from fedmcmc.surrogates._ascents import Ledger as Ledger
 from fedmcmc.surrogates._ascents import Objective as Objective
-from fedmcmc.surrogates._ascents import Stopped as Stopped
 from fedmcmc.surrogates._ascents import Structure as Structure
 from fedmcmc.surrogates._ascents import lbfgs as lbfgs
 from fedmcmc.surrogates._ascents import newton as newton
+from fedmcmc.surrogates._ascents import run_ascents as run_ascents
 from fedmcmc.surrogates._expansions import Mode as Mode
 from fedmcmc.surrogates._expansions import laplace as laplace
 from fedmcmc.surrogates._expansions import mode as mode

@@ -17,15 +17,14 @@ from fedmcmc.kernels import PerClientQuestion, check_model
 from fedmcmc.pytrees import trees
 from fedmcmc.surrogates import _checks as checks
 from fedmcmc.surrogates._ascents import (
-    HIGH,
+    IMPOSSIBLE,
     NEWTON_DIMENSIONS,
     ROUNDING,
-    Expansion,
     Ledger,
     Objective,
-    Stopped,
+    lbfgs,
     newton,
-    to_rest,
+    run_ascents,
 )
 from fedmcmc.surrogates._asking import (
     Natural,
@@ -349,19 +348,14 @@ def mode(
         checks.densities(posterior), ledger, position, "dense" if by_newton else "none"
     )
     # A step of Newton's is one evaluation, one of L-BFGS's sometimes two.
-    most = (1 if by_newton else 2) * max_steps + 1
+    max_evaluations = (1 if by_newton else 2) * max_steps + 1
 
-    def objective(place: np.ndarray) -> Expansion:
-        if ledger.rounds >= most:
-            raise Stopped
-        return expand(np.asarray(place, flat.dtype)[None])[0]
-
-    ascend = partial(newton, flat=True) if by_newton else to_rest
-    start = np.asarray(flat, np.float64)
+    ascend = partial(newton, accept_flat=True) if by_newton else lbfgs
+    ascent = ascend(np.asarray(flat, np.float64), min_gain=tolerance)
     with jax.default_matmul_precision("highest"):
-        best = ascend(objective, start, max_steps=max_steps, least_gain=tolerance)
+        (best,) = run_ascents(expand, [ascent], max_evaluations)
     norm = float(np.linalg.norm(best.gradient))
-    if not best.value < HIGH or not np.isfinite(norm):
+    if not best.value < IMPOSSIBLE or not np.isfinite(norm):
         explain_nonfinite(expand.posterior, ledger.consortium, positions_around(position))
         raise ValueError(
             "mode: the log posterior or its gradient turned infinite or not-a-number. Give another "
