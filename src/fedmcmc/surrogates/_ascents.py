@@ -19,7 +19,7 @@ from fedmcmc.gradients import minus_hessian
 from fedmcmc.kernels import Expanded, Points, Question, expansions
 from fedmcmc.pytrees import trees
 from fedmcmc.runs import Consortium
-from fedmcmc.surrogates._asking import symmetric
+from fedmcmc.surrogates._clients import symmetric
 
 NEWTON_DIMENSIONS = 256
 """Number of dimensions up to which the search uses Newton's method, and above it L-BFGS."""
@@ -34,8 +34,7 @@ MEMORY = 10
 ROUNDING = 1e-6
 """Relative rounding error of values."""
 MAX_SLOPE_RATIO, MAX_TRIES = 0.9, 20
-"""Largest ratio of the slopes at the end and the start of a step; number of lengths that are
-tried."""
+"""Largest ratio of the slopes at the end and the start of a step; largest number of trials."""
 INITIAL_RADIUS, MAX_RADIUS, RADIUS_SLACK = 1.0, 1e9, 1.1
 """Initial and largest radius of the trust region; factor by which a Newton step may exceed it."""
 Structure = Literal["dense", "diagonal", "none"]
@@ -208,17 +207,22 @@ class Objective:
         value = -(np.asarray(prior[0], np.float64) + np.asarray(answer.value, np.float64))
         value = value + self.at_centre
         gradient = -(np.asarray(prior[1], np.float64) + np.asarray(answer.gradient, np.float64))
+        points = np.asarray(flat, np.float64)
+        finite = np.isfinite(points).all(1) & np.isfinite(value) & np.isfinite(gradient).all(1)
         num, size = points.shape
-        hessians: list[np.ndarray | None] = [None] * num
+        hessians: Any = [None] * num
         if self.structure != "none":
             curvature = np.asarray(answer.curvature, np.float64)
             if self.structure == "dense":
                 curvature = symmetric(curvature, size)
                 self._find_unidentified(np.asarray(answer.gradient), np.asarray(prior[2]))
-            hessians = list(curvature + np.asarray(prior[2], np.float64))
-        parts = list(zip(np.asarray(flat, np.float64), value, gradient, hessians, strict=True))
-        results = [Expansion(*x) if _all_finite(*x) else _impossible(*x) for x in parts]
-        self.any_finite |= any(_all_finite(*x) for x in parts)
+            hessians = curvature + np.asarray(prior[2], np.float64)
+            finite &= np.isfinite(hessians).reshape(num, -1).all(1)
+            hessians[~finite] = np.eye(size) if self.structure == "dense" else 1.0
+        value[~finite], gradient[~finite] = IMPOSSIBLE, 0.0
+        self.any_finite |= bool(finite.any())
+        parts = zip(points, value, gradient, hessians, strict=True)
+        results = [Expansion(*part) for part in parts]
         best = int(np.argmin([x.value for x in results]))
         if results[best].value < self.at_centre:
             self.at_centre = results[best].value
@@ -231,20 +235,6 @@ class Objective:
         if self.unidentified is not None:
             unidentified &= self.unidentified
         self.unidentified = unidentified
-
-
-def _all_finite(*arrays: Any) -> bool:
-    return all(bool(np.isfinite(x).all()) for x in arrays if x is not None)
-
-
-def _impossible(
-    point: np.ndarray, _: float, gradient: np.ndarray, hessian: np.ndarray | None
-) -> Expansion:
-    """Return an expansion of a point at which no step may end."""
-    unit: np.ndarray | None = None
-    if hessian is not None:
-        unit = np.eye(len(point)) if hessian.ndim == 2 else np.ones(len(point))
-    return Expansion(point, IMPOSSIBLE, np.zeros_like(gradient), unit)
 
 
 Ascent = Generator[np.ndarray, Expansion | None, Expansion]
