@@ -1,4 +1,4 @@
-"""Tests of modes from several starts, and of optimizers in lockstep."""
+"""Tests of modes from several starts."""
 
 import jax
 import jax.numpy as jnp
@@ -6,11 +6,9 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from scipy.optimize import minimize
 
 import fedmcmc
 from fedmcmc.fitting import find_modes
-from fedmcmc.fitting._lockstep import Stopped, lockstep
 from fedmcmc.runs import SimulatedConsortium, as_consortium
 from tests.oracles import laws
 from tests.oracles.federations import Federation
@@ -20,57 +18,6 @@ EXACT = laws.posterior(
     FEDERATION.precisions, FEDERATION.means, FEDERATION.prior_precision, FEDERATION.prior_mean
 )
 KEY = jax.random.key(2)
-
-
-def quartic(point):
-    return float((point**4).sum() + (point**2).sum()), 4 * point**3 + 2 * point
-
-
-def descend(objective, start):
-    return minimize(objective, start, jac=True, method="L-BFGS-B").x
-
-
-def test_optimizers_in_lockstep_equal_separate_optimizers():
-    starts = np.array([[1.0, -2.0], [0.1, 0.0], [5.0, 5.0]])
-    evaluated = []
-
-    def evaluate(points):
-        evaluated.append(points)
-        return [quartic(point) for point in points]
-
-    results, count = lockstep(evaluate, starts, descend, 100)
-    alone = [minimize(quartic, start, jac=True, method="L-BFGS-B") for start in starts]
-    for point, result in zip(results, alone, strict=True):
-        np.testing.assert_array_equal(point, result.x)
-    assert count == len(evaluated) == max(result.nfev for result in alone)
-    assert {points.shape for points in evaluated} == {(3, 2)}  # one program serves all
-
-
-def test_lockstep_stops_and_raises_errors_again():
-    def patient(objective, start):
-        for _ in range(10):
-            try:
-                objective(start)
-            except Stopped:
-                return "stopped"
-        return "ended"
-
-    starts = np.zeros((2, 1))
-    assert lockstep(lambda points: [0.0, 0.0], starts, patient, 3) == (["stopped"] * 2, 3)
-    assert lockstep(lambda points: [0.0, 0.0], starts, patient, 30)[0] == ["ended"] * 2
-
-    def broken(points):
-        raise RuntimeError("the line is dead")
-
-    with pytest.raises(RuntimeError, match="the line is dead"):
-        lockstep(broken, starts, patient, 3)
-
-    def clumsy(objective, start):
-        objective(start)
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        lockstep(lambda points: [0.0, 0.0], starts, clumsy, 3)
 
 
 @pytest.mark.check

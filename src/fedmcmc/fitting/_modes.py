@@ -10,7 +10,6 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._types import ArrayTree, Posterior, as_functions, compiled
-from fedmcmc.fitting._lockstep import lockstep
 from fedmcmc.fitting._symmetries import MAX_IMAGES, Images, list_symmetries
 from fedmcmc.gaussian import Mixture
 from fedmcmc.kernels import LOG_ZERO_THRESHOLD, Points, evaluations
@@ -22,11 +21,11 @@ from fedmcmc.surrogates import (
     Expansion,
     Ledger,
     Objective,
-    Structure,
     explain_failures,
     explain_nonfinite,
     lbfgs,
     newton,
+    run_ascents,
 )
 
 NUM_STARTS = 8
@@ -34,6 +33,8 @@ NUM_CANDIDATES = 32
 """Number of candidates for a start; candidates of finite density are used in order."""
 DENSE_DIMENSIONS = 1000
 """Number of dimensions up to which the curvature at the mode is a matrix, else its diagonal."""
+MAX_HESSIANS = 10
+"""Largest number of dense Hessians above 256 dimensions; one if L-BFGS has reached the mode."""
 MIN_GAIN = 1e-3
 """Smallest predicted gain, in nats, for another Newton step."""
 MIN_DISTANCE = 1.0
@@ -157,7 +158,8 @@ def find_modes(
 
     Candidates for a start are a point near the origin and draws of ``posterior.init_fn``, or
     `position` and normal draws with sd 2 around it; the search uses candidates of finite density.
-    SciPy's trust-region Newton method climbs from each start, or L-BFGS above 256 dimensions.
+    Newton's method with a trust region climbs from each start; above 256 dimensions L-BFGS, and
+    Newton's method from its highest point.
 
     Raises
     ------
@@ -185,23 +187,26 @@ def find_modes(
     starts = _pad(flat[valid[:num_starts]], num_starts)
     size = flat.shape[1]
     by_newton = size <= NEWTON_DIMENSIONS
-    climb = partial(newton, least_gain=MIN_GAIN) if by_newton else lbfgs
+    ascend = partial(newton if by_newton else lbfgs, min_gain=MIN_GAIN)
     # Relative to the best start, log densities near a mode are small and keep their digits.
     best = valid[np.argmax((values + prior)[valid])]
     centre = jax.tree.map(lambda leaf: leaf[best], candidates)
     evaluate = Objective(posterior, ledger, centre, "dense" if by_newton else "none")
-    results, _ = lockstep(
-        explain_failures(evaluate, consortium, candidates), starts, climb, max_evaluations
-    )
+    evaluate_first = explain_failures(evaluate, consortium, candidates)
+    results = run_ascents(evaluate_first, [*map(ascend, starts)], max_evaluations)
     num_used = num_starts
     while by_newton and num_used < len(valid) and _may_miss_modes(results, num_draws):
         starts = flat[valid[num_used : num_used + num_starts]]
         num_used += len(starts)
-        results += lockstep(evaluate, _pad(starts, num_starts), climb, max_evaluations)[0]
-    if not by_newton:  # one curvature only, because it takes d**2 / 2 numbers
-        highest = min(results, key=lambda result: result.value)
-        structure: Structure = "dense" if size <= DENSE_DIMENSIONS else "diagonal"
-        results = Objective(posterior, ledger, centre, structure)(highest.point[None])
+        ascents = [*map(ascend, _pad(starts, num_starts))]
+        results += run_ascents(evaluate, ascents, max_evaluations)
+    if not by_newton:  # one point only, because each Hessian takes d**2 / 2 numbers
+        point = min(results, key=lambda result: result.value).point
+        if size <= DENSE_DIMENSIONS:
+            evaluate_dense = Objective(posterior, ledger, centre, "dense")
+            results = run_ascents(evaluate_dense, [newton(point, min_gain=MIN_GAIN)], MAX_HESSIANS)
+        else:
+            results = Objective(posterior, ledger, centre, "diagonal")(point[None])
     modes = _select_distinct([_as_mode(result) for result in results], num_draws)
     num_symmetric = 1
     caveats: tuple[str, ...] = ()
@@ -210,7 +215,7 @@ def find_modes(
         if len(images):
             starts = _pad(images, num_starts)
             for batch in starts.reshape(-1, num_starts, size):
-                results += lockstep(evaluate, batch, climb, max_evaluations)[0]
+                results += run_ascents(evaluate, [*map(ascend, batch)], max_evaluations)
             modes = _select_distinct([_as_mode(result) for result in results], num_draws)
             gaps = [modes[0].log_density - mode.log_density for mode in modes]
             num_symmetric = sum(gap < MAX_SYMMETRIC_GAP for gap in gaps)

@@ -1,30 +1,30 @@
 """Gaussian surrogates of each client's likelihood, the posterior's mode, and whitening.
 
-A surrogate stands for ``p(x_s | theta)`` as a function of theta, without the prior, up to a factor
-(El Mekkaoui et al. 2021, section 3.1). All functions return one `fedmcmc.Gaussian` per client,
-leaves ``[num_clients, ...]``, made for `fedmcmc.fsgld` and `fedmcmc.conducive`. Rows enter the
-compiled program as arguments: refitting to other rows of the same shapes compiles nothing.
+A surrogate approximates ``p(x_s | theta)`` as a function of theta, without the prior, up to a
+factor (El Mekkaoui et al. 2021, section 3.1). All functions return one `fedmcmc.Gaussian` per
+client, leaves ``[num_clients, ...]``, for `fedmcmc.fsgld` and `fedmcmc.conducive`. Rows are
+arguments of the compiled program, so other rows of the same shapes cause no compilation.
 
-In place of data a consortium may stand, such as `fedmcmc.deploy.Sites`: `taylor`, `laplace`,
-`score_covariance`, `mode` and `whiten` ask it, and never see a row. The room may import every room
-on lower floors.
+`taylor`, `laplace`, `score_covariance`, `mode` and `whiten` also accept a consortium instead of
+data, such as `fedmcmc.deploy.Sites`, and then read no rows.
 
 ========== ================================= ======================================================
-function   where ``grad log q_s`` is exact   a client needs
+function   ``grad log q_s`` is exact         computation per client
 ========== ================================= ======================================================
-`analytic` everywhere, where the model is    one pass over its rows
+`analytic` everywhere, if the model is       one pass over the rows
            Gaussian
-`taylor`   at the common center; everywhere  one Hessian; a proper likelihood is not needed
+`taylor`   at the common center; everywhere  one Hessian; the likelihood may be improper
            for a quadratic log likelihood
-`laplace`  at the client's own maximum       an optimization and one Hessian
+`laplace`  at the client's maximum           an optimization and one Hessian
 `sampled`  nowhere in particular             ``num_burnin + num_samples * thinning`` gradients
 ========== ================================= ======================================================
 
-`score_covariance` says how the rows' scores vary within each client: the noise of minibatches.
+`score_covariance` returns the covariance of the rows' scores within each client: the noise of
+minibatches.
 
-A dense structure holds ``d * d`` numbers per client. A Hessian takes ``d`` products with a vector,
-each about three gradients over the client's rows, dense or diagonal; the diagonal one takes 64 of
-them at a time and builds no ``d`` by ``d`` matrix above 256 dimensions.
+A dense structure has ``d * d`` numbers per client. A Hessian, dense or diagonal, takes ``d``
+products with a vector, each with the cost of about three gradients over the client's rows. A
+diagonal one computes 64 products at a time and needs no ``d`` by ``d`` matrix above 256 dimensions.
 """
 
 from fedmcmc.surrogates._analytic import analytic as analytic
@@ -32,15 +32,15 @@ from fedmcmc.surrogates._ascents import NEWTON_DIMENSIONS as NEWTON_DIMENSIONS
 from fedmcmc.surrogates._ascents import Expansion as Expansion
 from fedmcmc.surrogates._ascents import Ledger as Ledger
 from fedmcmc.surrogates._ascents import Objective as Objective
-from fedmcmc.surrogates._ascents import Stopped as Stopped
 from fedmcmc.surrogates._ascents import Structure as Structure
 from fedmcmc.surrogates._ascents import lbfgs as lbfgs
 from fedmcmc.surrogates._ascents import newton as newton
-from fedmcmc.surrogates._expansions import Mode as Mode
+from fedmcmc.surrogates._ascents import run_ascents as run_ascents
 from fedmcmc.surrogates._expansions import laplace as laplace
-from fedmcmc.surrogates._expansions import mode as mode
 from fedmcmc.surrogates._expansions import setup_bits as setup_bits
 from fedmcmc.surrogates._expansions import taylor as taylor
+from fedmcmc.surrogates._mode import ModeResult as ModeResult
+from fedmcmc.surrogates._mode import mode as mode
 from fedmcmc.surrogates._nonfinite import SITE_LOGS as SITE_LOGS
 from fedmcmc.surrogates._nonfinite import explain_failures as explain_failures
 from fedmcmc.surrogates._nonfinite import explain_nonfinite as explain_nonfinite

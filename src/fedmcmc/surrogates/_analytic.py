@@ -11,10 +11,7 @@ from fedmcmc.data import FederatedData, fold
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.pytrees import trees
 from fedmcmc.surrogates import _checks as checks
-from fedmcmc.surrogates._asking import rows_of, with_labels
-from fedmcmc.surrogates._maxima import client_cost, over_clients
-
-INSTEAD = "surrogates.taylor gives the same for every quadratic log likelihood, and asks them"
+from fedmcmc.surrogates._clients import map_clients, numbers_per_client, require_rows, with_labels
 
 
 def analytic(
@@ -26,28 +23,27 @@ def analytic(
 ) -> Gaussian:
     """Build each client's surrogate from sufficient statistics of its rows.
 
-    For a log likelihood that is quadratic in the position `taylor` gives the same at any center
-    without any algebra.
+    If the log likelihood is quadratic in the position, `taylor` returns the same surrogates for any
+    center.
 
     Parameters
     ----------
     statistics_fn
-        ``(rows, mask) -> statistics``: a pytree of sums over the rows where the mask holds. Rows
-        have leaves ``[chunk, ...]``, the mask is ``[chunk]`` bool; the other rows are copies of the
-        client's own. Statistics of several chunks are added.
+        Function ``(rows, mask) -> statistics`` that returns a pytree of sums over the rows where
+        the mask is true. Rows have leaves ``[chunk, ...]``, the mask is ``[chunk]`` bool; the other
+        rows are copies of rows of this client. Statistics of several chunks are added.
     gaussian_fn
-        ``(statistics, size) -> Gaussian`` of one client, from natural parameters or
-        `Gaussian.from_moments`; `size` is its number of rows, ``[]``, a float.
+        Function ``(statistics, size) -> Gaussian`` for one client, which uses natural parameters or
+        `Gaussian.from_moments`; `size` is the client's number of rows, a float ``[]``.
     data
         Every client's rows.
     check
-        ``"error"``, ``"warn"`` or ``"ignore"``: what to do where a precision is not positive
-        definite.
+        ``"error"``, ``"warn"`` or ``"ignore"``: action if a precision is not positive definite.
 
     Raises
     ------
     ValueError
-        Where a client's likelihood is improper, unless `check` says otherwise.
+        If a client's likelihood is improper and `check` is ``"error"``.
 
     Examples
     --------
@@ -64,8 +60,12 @@ def analytic(
     >>> q.precision_mean.tolist(), q.precision.tolist()
     ([[3.0, 3.0], [0.0, 0.0]], [[3.0, 3.0], [1.0, 1.0]])
     """
-    data = rows_of(data, "surrogates.analytic", INSTEAD)
-    checks.choices(check)
+    data = require_rows(
+        data,
+        "surrogates.analytic",
+        "surrogates.taylor, which returns the same surrogates for quadratic log likelihoods",
+    )
+    checks.check_choices(check)
     with jax.default_matmul_precision("highest"):
         fitted, *measured = _fit(Partial(statistics_fn), Partial(gaussian_fn), data)
 
@@ -74,9 +74,9 @@ def analytic(
         return f"{text} {smallest:.2g}" if singular else None
 
     remedies = (
-        "taylor(posterior, data, centre) needs no proper likelihood, nor does check='ignore'."
+        "Use taylor(posterior, data, centre), which needs no proper likelihood, or check='ignore'."
     )
-    checks.complain(check, "analytic", describe, (*measured,), data, remedies)
+    checks.report_bad_clients(check, "analytic", describe, (*measured,), data, remedies)
     return with_labels(fitted, data)
 
 
@@ -86,9 +86,9 @@ def _fit(
     gaussian_fn: Callable[..., Gaussian],
     data: FederatedData,
 ) -> tuple[Gaussian, Array, Array]:
-    """Return the Gaussians, their smallest scaled eigenvalues and whether these are singular."""
+    """Return the Gaussians, their smallest scaled eigenvalues and flags of singular precisions."""
 
-    def one(index: Array) -> tuple[Gaussian, Array, Array]:
+    def fit_client(index: Array) -> tuple[Gaussian, Array, Array]:
         client = data.client(index)
         fitted = gaussian_fn(fold(statistics_fn, client), client.size.astype(client.share.dtype))
         dense = fitted.structure == "dense"
@@ -97,4 +97,4 @@ def _fit(
         # Not <=, so that a precision that is not a number counts as singular.
         return fitted, values.min(), ~(values.min() > checks.singular_below(values))
 
-    return over_clients(one, data.num_clients, client_cost(data, 1))
+    return map_clients(fit_client, data.num_clients, numbers_per_client(data, 1))

@@ -1,57 +1,66 @@
-"""Maxima of a posterior by Newton's method or L-BFGS, on sums over clients alone."""
+"""Searches for a mode of the posterior that need only sums over clients.
 
-import contextlib
+Each evaluation is an exchange with the clients, who may be elsewhere, so that no search can run
+within one compiled program. Several searches share each exchange.
+"""
+
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from scipy.optimize import LbfgsInvHessProduct, minimize
+from scipy.optimize import LbfgsInvHessProduct
 
 from fedmcmc._types import ArrayTree, Posterior, compiled
 from fedmcmc.gradients import minus_hessian
-from fedmcmc.kernels import Expanded, Points, expansions
+from fedmcmc.kernels import Expanded, Points, Question, expansions
 from fedmcmc.pytrees import trees
 from fedmcmc.runs import Consortium
+from fedmcmc.surrogates._clients import symmetric
 
 NEWTON_DIMENSIONS = 256
-"""Up to here steps are Newton's, with curvatures summed over clients; above L-BFGS's."""
-FLAT = 1e-6
-"""Eigenvalues below this share of the largest count as none."""
-RISING = 1e-3
-"""Negative ones beyond this share are no rounding: the place is no maximum."""
-HIGH = 1e100
+"""Number of dimensions up to which the search uses Newton's method, and above it L-BFGS."""
+MIN_EIGENVALUE_RATIO = 1e-6
+"""Smallest ratio of an eigenvalue to the largest one in a direction that is not flat."""
+MAX_ROUNDING_RATIO = 1e-3
+"""Largest ratio of a negative eigenvalue to the largest one that can be due to rounding."""
+IMPOSSIBLE = 1e100
+"""Value of a point at which the density or a derivative is not finite."""
 MEMORY = 10
-"""Steps that L-BFGS remembers."""
+"""Number of previous steps that L-BFGS uses."""
 ROUNDING = 1e-6
-"""Of values, relative to them."""
-STEEP, MAX_TRIES = 0.9, 20
-"""Of a slope, what may be left at a step's end; and places that are tried along it."""
-MAX_RADIUS = 1e9
-"""Largest step: SciPy's own, 1000, does not reach parameters such as 100,000 in time."""
+"""Relative rounding error of values."""
+MAX_SLOPE_RATIO, MAX_TRIES = 0.9, 20
+"""Largest ratio of the slopes at the end and the start of a step; largest number of trials."""
+INITIAL_RADIUS, MAX_RADIUS, RADIUS_SLACK = 1.0, 1e9, 1.1
+"""Initial and largest radius of the trust region; factor by which a Newton step may exceed it."""
 Structure = Literal["dense", "diagonal", "none"]
-"""What of a curvature is used: all of it, its diagonal, or nothing."""
-
-
-class Stopped(Exception):
-    """No more evaluations are made."""
+"""Part of the Hessian that is evaluated."""
 
 
 class Ledger:
-    """Adds up what exchanges cost."""
+    """Total cost of exchanges with a consortium.
+
+    Attributes
+    ----------
+    rounds, up, down
+        Number of exchanges, and bits that all clients sent and received.
+    """
 
     def __init__(self, consortium: Consortium) -> None:
         self.consortium, self.rounds, self.up, self.down = consortium, 0, 0.0, 0.0
 
-    def ask(self, question: Any, content: Any) -> Any:
-        asked = self.consortium.ask(question, content)
-        self.add(asked.rounds, asked.bits_up, asked.bits_down)
-        return asked.value
+    def ask(self, question: Question, content: Any) -> Any:
+        """Return the sum of the clients' answers, and add its cost."""
+        answer = self.consortium.ask(question, content)
+        self.add(answer.rounds, answer.bits_up, answer.bits_down)
+        return answer.value
 
     def add(self, rounds: int, bits_up: float, bits_down: float) -> None:
+        """Add the cost of other exchanges."""
         self.rounds += rounds
         self.up, self.down = self.up + bits_up, self.down + bits_down
 
@@ -63,10 +72,10 @@ def expanded_prior(
     """Return the log prior relative to the center, gradients and minus Hessians."""
     at_centre = posterior.logprior_fn(centre)
 
-    def one(point: ArrayTree) -> tuple[Array, Array, ArrayTree]:
+    def expand(point: ArrayTree) -> tuple[Array, Array, ArrayTree]:
         def fn(flat: Array) -> Array:
-            place = trees.cast_like(trees.unravel(flat, point), point)
-            return posterior.logprior_fn(place) - at_centre
+            position = trees.cast_like(trees.unravel(flat, point), point)
+            return posterior.logprior_fn(position) - at_centre
 
         flat = trees.ravel(point)
         value, gradient = jax.value_and_grad(fn)(flat)
@@ -74,16 +83,26 @@ def expanded_prior(
             return value, gradient, ()
         return value, gradient, minus_hessian(fn, flat, dense=structure == "dense")
 
-    return jax.lax.map(one, points)
+    return jax.lax.map(expand, points)
 
 
 class Expansion:
-    """Minus the log posterior at a point, its gradient, its Hessian, and Newton's step.
+    """Quadratic expansion of the negative log posterior at a point.
 
-    `hessian` is ``[d, d]``, a diagonal ``[d]`` or ``None``. Directions in which it is flat or falls
-    are counted in `clipped`, and `falls` says whether it does in one by more than rounding; of a
-    dense `hessian` the columns of `flat_along`, ``[d, clipped]``, are these directions. `gain` is
-    what the step promises, in nats.
+    Attributes
+    ----------
+    point, value, gradient
+        Raveled position ``[d]``, negative log posterior and its gradient ``[d]``.
+    hessian
+        ``[d, d]``, a diagonal ``[d]``, or ``None``.
+    step, gain
+        Newton step and the gain that the expansion predicts for it, in nats.
+    covariance
+        Inverse of the Hessian after flat and negative directions get a small curvature.
+    clipped, flat_along
+        Number of these directions; for a dense Hessian the directions, ``[d, clipped]``.
+    falls
+        True if the Hessian is negative in a direction by more than rounding.
     """
 
     def __init__(
@@ -105,26 +124,67 @@ class Expansion:
             self.step = -self.covariance * gradient
         else:
             values, vectors = np.linalg.eigh(hessian * np.outer(scale, scale))
-            least = FLAT * max(values[-1], np.finfo(float).tiny)
-            self.clipped = int((values < least).sum())
-            self.falls = bool(values[0] < -RISING * values[-1])
+            smallest = MIN_EIGENVALUE_RATIO * max(values[-1], np.finfo(float).tiny)
+            self.clipped = int((values < smallest).sum())
+            self.falls = bool(values[0] < -MAX_ROUNDING_RATIO * values[-1])
             vectors = scale[:, None] * vectors
-            self.flat_along = vectors[:, values < least]
+            self.flat_along = vectors[:, values < smallest]
             with np.errstate(over="ignore"):
-                self.covariance = (vectors / np.maximum(values, least)) @ vectors.T
+                self.covariance = (vectors / np.maximum(values, smallest)) @ vectors.T
             self.step = -self.covariance @ gradient
         self.gain = float(-gradient @ self.step / 2)
 
+    def step_within(self, radius: float) -> tuple[np.ndarray, float]:
+        """Return the best step within a trust region and its predicted gain, for a dense Hessian.
+
+        The step is Newton's unless that one is too long or the expansion has no minimum.
+        """
+        assert self.hessian is not None
+        step = self.step
+        if self.clipped or not np.linalg.norm(step) <= RADIUS_SLACK * radius:
+            step = _minimize_within(self.gradient, self.hessian, radius)
+        return step, float(-self.gradient @ step - step @ self.hessian @ step / 2)
+
+
+def _minimize_within(gradient: np.ndarray, hessian: np.ndarray, radius: float) -> np.ndarray:
+    """Minimize a quadratic function in a ball (Nocedal and Wright 2006, section 4.3)."""
+    values, vectors = np.linalg.eigh(hessian)
+    slopes = vectors.T @ gradient
+
+    def shifted(shift: float) -> np.ndarray:
+        with np.errstate(all="ignore"):
+            return np.where(slopes == 0, 0, -slopes / (values + shift))
+
+    low = max(0.0, -values[0])
+    rounding = np.finfo(float).eps * np.abs(values).max() + np.finfo(float).tiny
+    high = low + max(float(np.linalg.norm(slopes)) / radius, rounding)
+    for _ in range(60):
+        middle = (low + high) / 2
+        if np.linalg.norm(shifted(middle)) > radius:
+            low = middle
+        else:
+            high = middle
+    step = shifted(high)
+    if values[0] < 0:
+        # A gradient without a component along the lowest eigenvector does not reach the boundary.
+        length = np.sqrt(max(0.0, step[0] ** 2 + radius**2 - step @ step))
+        step[0] = -np.copysign(length, slopes[0])
+    return np.asarray(vectors @ step)
+
 
 class Objective:
-    """Expansions of minus the log posterior at points, one exchange for all of them.
+    """Function that expands the negative log posterior at points, in one exchange for all.
 
-    Values are relative to the first center. The center of differences, in which float32 keeps
-    digits, is the best place so far: near a mode, where they matter, differences are small.
+    Values are relative to the first center. Differences of log densities keep most digits in
+    float32 if they are small, so the center moves to the best point so far.
 
-    `unidentified` are the coordinates, ``[d]`` bool, of which no row said anything at any point,
-    neither by itself nor through another one by the prior; ``None`` without dense curvatures.
-    `any_finite` is whether value and derivatives were finite at any point.
+    Attributes
+    ----------
+    unidentified
+        Flags of coordinates ``[d]`` on which no row depends at any point, neither directly nor
+        through another coordinate by the prior; ``None`` without dense Hessians.
+    any_finite
+        True if value and derivatives were finite at any point.
     """
 
     def __init__(
@@ -137,178 +197,167 @@ class Objective:
         self.any_finite = False
 
     def __call__(self, points: np.ndarray) -> list[Expansion]:
-        at = jax.vmap(lambda x: trees.cast_like(trees.unravel(x, self.centre), self.centre))(
-            jnp.asarray(points, trees.ravel(self.centre).dtype)
+        """Return one expansion per point ``[num, d]``, rounded to the precision of the center."""
+        flat = jnp.asarray(points, trees.ravel(self.centre).dtype)
+        positions = jax.vmap(lambda x: trees.cast_like(trees.unravel(x, self.centre), self.centre))(
+            flat
         )
-        answer: Expanded = self.ledger.ask(self.question, Points(at, self.centre))
-        prior = expanded_prior(self.posterior, at, self.centre, structure=self.structure)
+        answer: Expanded = self.ledger.ask(self.question, Points(positions, self.centre))
+        prior = expanded_prior(self.posterior, positions, self.centre, structure=self.structure)
         value = -(np.asarray(prior[0], np.float64) + np.asarray(answer.value, np.float64))
         value = value + self.at_centre
         gradient = -(np.asarray(prior[1], np.float64) + np.asarray(answer.gradient, np.float64))
+        points = np.asarray(flat, np.float64)
+        finite = np.isfinite(points).all(1) & np.isfinite(value) & np.isfinite(gradient).all(1)
         num, size = points.shape
-        hessians: list[np.ndarray | None] = [None] * num
+        hessians: Any = [None] * num
         if self.structure != "none":
-            of_rows = np.asarray(answer.curvature, np.float64)
+            curvature = np.asarray(answer.curvature, np.float64)
             if self.structure == "dense":
-                of_rows = np.stack([_symmetric(upper, size) for upper in of_rows])
-                told = np.asarray(answer.gradient) != 0
-                others = np.asarray(prior[2]) * (1 - np.eye(size))
-                unidentified = ~(told | (others != 0).any(axis=-1)).any(axis=0)
-                self.unidentified = (
-                    unidentified if self.unidentified is None else self.unidentified & unidentified
-                )
-            hessians = list(of_rows + np.asarray(prior[2], np.float64))
-        every = list(zip(points, value, gradient, hessians, strict=True))
-        found = [Expansion(*x) if _all_finite(x) else self._impossible(x) for x in every]
-        self.any_finite |= any(map(_all_finite, every))
-        best = int(np.argmin([x.value for x in found]))
-        if found[best].value < self.at_centre:
-            self.at_centre = found[best].value
-            self.centre = jax.tree.map(lambda leaf: leaf[best], at)
-        return found
+                curvature = symmetric(curvature, size)
+                self._find_unidentified(np.asarray(answer.gradient), np.asarray(prior[2]))
+            hessians = curvature + np.asarray(prior[2], np.float64)
+            finite &= np.isfinite(hessians).reshape(num, -1).all(1)
+            hessians[~finite] = np.eye(size) if self.structure == "dense" else 1.0
+        value[~finite], gradient[~finite] = IMPOSSIBLE, 0.0
+        self.any_finite |= bool(finite.any())
+        parts = zip(points, value, gradient, hessians, strict=True)
+        results = [Expansion(*part) for part in parts]
+        best = int(np.argmin([x.value for x in results]))
+        if results[best].value < self.at_centre:
+            self.at_centre = results[best].value
+            self.centre = jax.tree.map(lambda leaf: leaf[best], positions)
+        return results
 
-    def _impossible(self, given: tuple[Any, ...]) -> Expansion:
-        """Return a place at which no step may end."""
-        point, _, gradient, hessian = given
-        unit: np.ndarray | None = None
-        if hessian is not None:
-            unit = np.eye(len(point)) if hessian.ndim == 2 else np.ones(len(point))
-        return Expansion(point, HIGH, np.zeros_like(gradient), unit)
+    def _find_unidentified(self, gradient: np.ndarray, prior_hessian: np.ndarray) -> None:
+        coupled = prior_hessian * (1 - np.eye(prior_hessian.shape[-1])) != 0
+        unidentified = ~((gradient != 0) | coupled.any(axis=-1)).any(axis=0)
+        if self.unidentified is not None:
+            unidentified &= self.unidentified
+        self.unidentified = unidentified
 
 
-def _symmetric(upper: np.ndarray, size: int) -> np.ndarray:
-    whole = np.zeros((size, size))
-    whole[np.triu_indices(size)] = upper
-    symmetric: np.ndarray = whole + np.triu(whole, 1).T
-    return symmetric
+Ascent = Generator[np.ndarray, Expansion | None, Expansion]
+"""Search that yields a point, receives its expansion and so on, and returns the best expansion.
+
+A search that receives ``None`` instead returns the best expansion so far.
+"""
 
 
-def _all_finite(given: tuple[Any, ...]) -> bool:
-    return all(bool(np.isfinite(x).all()) for x in given if x is not None)
+def run_ascents(
+    evaluate: Callable[[np.ndarray], list[Expansion]], ascents: list[Ascent], max_evaluations: int
+) -> list[Expansion]:
+    """Run searches in parallel, with one evaluation for the points of all, and return the results.
 
-
-class Arrived(Exception):
-    """Ends an optimizer of SciPy whose next step would gain nothing."""
-
-
-def newton(
-    objective: Callable[[np.ndarray], Expansion],
-    start: np.ndarray,
-    *,
-    least_gain: float,
-    max_steps: int = 200,
-    flat: bool = False,
-) -> Expansion:
-    """Follow SciPy's trust-region Newton method and return the best place that it saw.
-
-    It ends where a step promises less than `least_gain` nats and the log posterior falls in all
-    directions, or with `flat` rises in none.
+    Each evaluation has one point per search, so that one compiled program serves all: a search that
+    has ended repeats its last point.
     """
-    seen: dict[bytes, Expansion] = {}
-    best: list[Expansion] = []
-
-    def at(x: np.ndarray) -> Expansion:
-        key = x.tobytes()
-        if key not in seen:
-            seen[key] = found = objective(x)
-            if not best or found.value < best[0].value:
-                best[:] = [found]
-            is_maximum = not (found.falls if flat else found.clipped)
-            if found.value < HIGH and is_maximum and found.gain < least_gain:
-                best[:] = [found]
-                raise Arrived
-        return seen[key]
-
-    def follow(method: str, begin: np.ndarray) -> None:
-        with contextlib.suppress(Arrived, Stopped), np.errstate(all="ignore"):
-            minimize(
-                lambda x: at(x).value,
-                begin,
-                jac=lambda x: at(x).gradient,
-                hess=lambda x: at(x).hessian,
-                method=method,
-                options={"gtol": 0.0, "maxiter": max_steps, "max_trust_radius": MAX_RADIUS},
-            )
-
-    try:
-        follow("trust-exact", start)
-    except UnboundLocalError:  # of SciPy: at some saddles it finds no step
-        follow("trust-krylov", best[0].point)
-    return best[0]
+    points = np.stack([next(ascent) for ascent in ascents])
+    running = dict(enumerate(ascents))
+    results: dict[int, Expansion] = {}
+    for count in range(max_evaluations + 1):
+        answers: list[Any] = [None] * len(ascents)
+        if count < max_evaluations:
+            answers = evaluate(points.copy())
+        for index, ascent in list(running.items()):
+            try:
+                points[index] = ascent.send(answers[index])
+            except StopIteration as end:
+                results[index] = end.value
+                del running[index]
+        if not running:
+            break
+    return [results[index] for index in range(len(ascents))]
 
 
-def lbfgs(objective: Callable[[np.ndarray], Expansion], start: np.ndarray) -> Expansion:
-    """Follow SciPy's L-BFGS and return the best place that it saw."""
-    best: list[Expansion] = []
+def newton(start: np.ndarray, *, min_gain: float, accept_flat: bool = False) -> Ascent:
+    """Search by Newton's method with a trust region, of dense expansions.
 
-    def at(x: np.ndarray) -> tuple[float, np.ndarray]:
-        found = objective(x)
-        if not best or found.value < best[0].value:
-            best[:] = [found]
-        return found.value, found.gradient
-
-    with contextlib.suppress(Stopped):
-        minimize(at, start, jac=True, method="L-BFGS-B", options={"ftol": 1e-7, "maxiter": 500})
-    return best[0]
-
-
-def to_rest(
-    objective: Callable[[np.ndarray], Expansion],
-    start: np.ndarray,
-    *,
-    least_gain: float,
-    max_steps: int,
-) -> Expansion:
-    """Follow L-BFGS until a step promises less than `least_gain` nats; return the last place.
-
-    Its `gain` is that promise, by the curvature that the last steps showed. SciPy's L-BFGS gives up
-    where values differ by their rounding alone; here a step is as good as the slope at its end
-    says, if it raises no value by more than that (Hager and Zhang 2005, approximate Wolfe).
+    The search ends where a step gains less than `min_gain` nats and the Hessian is positive in all
+    directions, or with `accept_flat` negative in none.
     """
-    here = objective(start)
-    path = [here]
-    with contextlib.suppress(Stopped):
-        for _ in range(max_steps):
-            step = _step(path)
-            here.gain = float(-here.gradient @ step) / 2
-            if here.gain < least_gain or not here.value < HIGH:
-                break
-            following = _along(objective, here, step)
-            if following is None:
-                break
-            here = following
-            path = [*path[-MEMORY:], here]
-    return here
+
+    def is_mode(expansion: Expansion) -> bool:
+        is_maximum = not (expansion.falls if accept_flat else expansion.clipped)
+        return expansion.value < IMPOSSIBLE and is_maximum and expansion.gain < min_gain
+
+    current = yield start
+    assert current is not None
+    best, radius = current, INITIAL_RADIUS
+    while not is_mode(best):
+        step, gain = current.step_within(radius)
+        if not gain > 0:
+            break
+        proposal = yield current.point + step
+        if proposal is None:
+            break
+        if is_mode(proposal):
+            return proposal
+        ratio = (current.value - proposal.value) / gain
+        if ratio < 0.25:
+            radius *= 0.25
+        elif ratio > 0.75 and np.linalg.norm(step) > 0.9 * radius:
+            radius = min(2 * radius, MAX_RADIUS)
+        if ratio > 0.15:
+            current = proposal
+        if proposal.value < best.value:
+            best = proposal
+    return best
 
 
-def _along(
-    objective: Callable[[np.ndarray], Expansion], here: Expansion, step: np.ndarray
-) -> Expansion | None:
-    """Return a place along a step at which the slope is much less steep; ``None`` if none is."""
-    slope, rounding = here.gradient @ step, ROUNDING * max(1.0, abs(here.value))
+def lbfgs(start: np.ndarray, *, min_gain: float) -> Ascent:
+    """Search by L-BFGS until a step gains less than `min_gain` nats; return the last expansion.
+
+    Its `gain` is that of the last step, by the curvature along previous steps. Near a mode, values
+    in float32 differ by rounding only, so a step ends where its slope has become flat enough and
+    the value does not rise by more than rounding (Hager and Zhang 2005, approximate Wolfe).
+    """
+    current = yield start
+    assert current is not None
+    path = [current]
+    while current.value < IMPOSSIBLE:
+        step = _lbfgs_step(path)
+        current.gain = float(-current.gradient @ step) / 2
+        if current.gain < min_gain:
+            break
+        proposal = yield from _search_line(current, step)
+        if proposal is None:
+            break
+        current = proposal
+        path = [*path[-MEMORY:], current]
+    return current
+
+
+def _search_line(
+    origin: Expansion, step: np.ndarray
+) -> Generator[np.ndarray, Expansion | None, Expansion | None]:
+    """Return the expansion where the slope along a step is flat enough, ``None`` if nowhere."""
+    slope, rounding = origin.gradient @ step, ROUNDING * max(1.0, abs(origin.value))
     low, high, length = 0.0, np.inf, 1.0
     for _ in range(MAX_TRIES):
-        found = objective(here.point + length * step)
-        ahead = found.gradient @ step
-        if not found.value <= here.value + rounding or ahead > -STEEP * slope:
+        proposal = yield origin.point + length * step
+        if proposal is None:
+            return None
+        slope_ahead = proposal.gradient @ step
+        if not proposal.value <= origin.value + rounding or slope_ahead > -MAX_SLOPE_RATIO * slope:
             high = length
-        elif ahead < STEEP * slope:
+        elif slope_ahead < MAX_SLOPE_RATIO * slope:
             low = length
         else:
-            return found
+            return proposal
         length = 2 * length if high == np.inf else (low + high) / 2
     return None
 
 
-def _step(path: list[Expansion]) -> np.ndarray:
-    """Return the step of L-BFGS from the last place of a path, at first one of length one."""
+def _lbfgs_step(path: list[Expansion]) -> np.ndarray:
+    """Return the next step of L-BFGS; without previous steps, of length one downhill."""
     gradient = path[-1].gradient
     pairs = [(b.point - a.point, b.gradient - a.gradient) for a, b in itertools.pairwise(path)]
-    kept = [(step, change) for step, change in pairs if step @ change > 0]
-    if not kept:
+    pairs = [(step, change) for step, change in pairs if step @ change > 0]
+    if not pairs:
         return np.asarray(-gradient / max(float(np.linalg.norm(gradient)), 1e-30))
-    steps, changes = (np.array(x, np.float64) for x in zip(*kept, strict=True))
-    scale = float(steps[-1] @ changes[-1] / (changes[-1] @ changes[-1]))
-    root = np.sqrt(scale)  # the Hessian before any step is that of the last one
+    steps, changes = (np.array(x, np.float64) for x in zip(*pairs, strict=True))
+    # The initial Hessian is the curvature along the last step times the identity.
+    root = np.sqrt(float(steps[-1] @ changes[-1] / (changes[-1] @ changes[-1])))
     inverse = LbfgsInvHessProduct(steps / root, changes * root)
     return np.asarray(-root * inverse.matvec(root * gradient))

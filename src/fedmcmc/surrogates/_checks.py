@@ -1,9 +1,4 @@
-"""Checks of what goes into a fit, and of whether what comes out of it is a proper density.
-
-What is measured beside a fit is free of scale: a curvature is judged against the other curvatures
-after each coordinate is put in units of its own, a change of the log density in nats, a chain in
-relaxation times.
-"""
+"""Checks of the arguments of fits, and of their results in any units of the coordinates."""
 
 import warnings
 from collections.abc import Callable
@@ -20,50 +15,57 @@ from fedmcmc.data import labels_of
 from fedmcmc.gradients import blockwise, refuse_latents
 from fedmcmc.pytrees import trees
 
-_CHOICES = {"check": ("error", "warn", "ignore"), "structure": ("dense", "diagonal")}
+CHOICES = {"check": ("error", "warn", "ignore"), "structure": ("dense", "diagonal")}
 
 REMEDIES = (
     "Pass prior_fraction= (for example 1 / num_clients) to fit the likelihood times that power of "
     "the prior, which is divided out again; or use surrogates.taylor(posterior, data, centre), "
-    "which needs no proper likelihood; or keep the fit as it is with check='ignore' (networks, "
-    "whose likelihoods are flat somewhere, with structure='diagonal')."
+    "which needs no proper likelihood; or accept the fit with check='ignore' (for networks, whose "
+    "likelihoods are flat in some directions, with structure='diagonal')."
 )
 
-_RADIUS = 2.0  # standard deviations of the fit at which the log density is looked at again
-_MIN_DROP = 0.1 * _RADIUS**2 / 2  # nats; a Gaussian loses _RADIUS**2 / 2
-_MAX_DISTANCE = 0.1  # standard deviations between where an optimizer stopped and the maximum
-# In a flat direction a chain shows about 5 whatever its length (Brownian motion: above 20 in one
-# percent of chains), while 3000 samples at the settings of the FSGLD paper's first experiment, a
-# proper Gaussian, last 30 relaxation times.
-_MIN_RELAXATIONS = 20.0
+PROBE_SDS = 2.0
+"""Distance from the maximum, in fitted sds, at which the log density is evaluated again."""
+MIN_DROP = 0.1 * PROBE_SDS**2 / 2
+"""Smallest drop of the log density at that distance, in nats: a tenth of a Gaussian's."""
+MAX_DISTANCE = 0.1
+"""Largest distance of an optimizer's result from the maximum, in fitted sds."""
+MAX_DENSE_CHECK = 256
+"""Number of dimensions up to which checks of a diagonal fit use a dense matrix per client."""
+MIN_RELAXATION_TIMES = 20.0
+"""Smallest length of a chain in relaxation times of its slowest direction.
+
+In a flat direction a chain shows about 5, and above 20 in one percent of chains (Brownian motion);
+the samples of the FSGLD paper's first experiment last 30.
+"""
 
 
-def choices(check: str, structure: str = "dense") -> None:
-    """Raise `ValueError` unless the two arguments are what all fits take."""
+def check_choices(check: str, structure: str = "dense") -> None:
+    """Raise `ValueError` if one of these arguments of all fits is not allowed."""
     for name, value in {"check": check, "structure": structure}.items():
-        if value not in _CHOICES[name]:
-            raise ValueError(f"{name} must be one of {_CHOICES[name]}, got {value!r}.")
+        if value not in CHOICES[name]:
+            raise ValueError(f"{name} must be one of {CHOICES[name]}, got {value!r}.")
 
 
-def densities(posterior: Posterior) -> Posterior:
-    """Return what fits use of a posterior, so that the rest cannot ask for another compilation."""
+def densities_of(posterior: Posterior) -> Posterior:
+    """Return the densities alone, so that other functions of a posterior cause no compilation."""
     refuse_latents(posterior)
     return as_functions(Posterior(posterior.logprior_fn, posterior.loglikelihood_fn))
 
 
 def start_position(rng_key: Array, posterior: Posterior, position: ArrayTree) -> ArrayTree:
-    """Return `position`, or where the posterior says to start."""
+    """Return `position`, or if it is ``None`` a draw of the posterior's `init_fn`."""
     if position is None:
         if posterior.init_fn is None:
             raise ValueError(
-                "This posterior has no init_fn that would say where to start: pass position=."
+                "This posterior has no init_fn to draw a start from: pass position=, a start."
             )
         position = posterior.init_fn(rng_key)
     return trees.as_floats(position, "position")
 
 
-def fraction(prior_fraction: Any) -> Any:
-    """Return a fraction of the prior, ``None`` for zero."""
+def positive_or_none(prior_fraction: Any) -> Any:
+    """Return a fraction of the prior, or ``None`` for zero."""
     if isinstance(prior_fraction, jax.core.Tracer):
         return prior_fraction
     if not np.isfinite(prior_fraction) or prior_fraction < 0:
@@ -71,19 +73,25 @@ def fraction(prior_fraction: Any) -> Any:
     return float(prior_fraction) if prior_fraction else None
 
 
-def integer(name: str, value: Any, least: int) -> int:
-    """Return an integer argument that is at least `least`."""
-    if int(value) != value or value < least:
-        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
+def integer_from(minimum: int, value: Any, name: str) -> int:
+    """Return an argument as an integer of at least `minimum`."""
+    if int(value) != value or value < minimum:
+        raise ValueError(f"{name} must be an integer of at least {minimum}, got {value!r}.")
     return int(value)
 
 
-class Scaled(NamedTuple):
-    """A symmetric matrix in units of its diagonal: ``matrix = S vectors diag(values) vectors' S``.
+class ScaledEigen(NamedTuple):
+    """Eigendecomposition of a matrix scaled to a unit diagonal.
 
-    `scale` ``[d]`` is the root of the diagonal (one where that is not positive), `values` ``[d]``
-    ascend, `vectors` is ``[d, d]``. For a diagonal matrix `values` are the signs and `vectors` is
-    ``None``.
+    ``matrix = S vectors diag(values) vectors' S`` with ``S = diag(scale)``.
+
+    Attributes
+    ----------
+    scale
+        Square root of the diagonal, ``[d]``; one where the diagonal is not positive.
+    values, vectors
+        Eigenvalues in ascending order, ``[d]``, and eigenvectors, ``[d, d]``. For a diagonal
+        matrix, signs of the diagonal and ``None``.
     """
 
     scale: Array
@@ -91,20 +99,23 @@ class Scaled(NamedTuple):
     vectors: Array | None
 
     def direction(self, i: Array) -> Array:
-        """Return where quadratic form ``i`` is one, ``[d]``; zero where that is nowhere."""
+        """Return the step along eigenvector `i` with quadratic form one, ``[d]``.
+
+        It is zero if the eigenvalue is not positive.
+        """
         length = jnp.where(self.values[i] > 0, jax.lax.rsqrt(jnp.abs(self.values[i])), 0)
         if self.vectors is None:
             return jnp.zeros_like(self.scale).at[i].set(length / self.scale[i])
         return length * self.vectors[:, i] / self.scale
 
 
-def scaled_eigen(matrix: Array) -> Scaled:
+def scaled_eigen(matrix: Array) -> ScaledEigen:
     """Decompose ``[d, d]``, or the diagonal ``[d]`` of a diagonal matrix."""
     diagonal = jnp.diagonal(matrix) if matrix.ndim == 2 else matrix
     scale = jnp.sqrt(jnp.where(diagonal > 0, diagonal, 1))
     if matrix.ndim == 1:
-        return Scaled(scale, jnp.sign(diagonal), None)
-    return Scaled(scale, *jnp.linalg.eigh(matrix / jnp.outer(scale, scale)))
+        return ScaledEigen(scale, jnp.sign(diagonal), None)
+    return ScaledEigen(scale, *jnp.linalg.eigh(matrix / jnp.outer(scale, scale)))
 
 
 def singular_below(values: Array) -> Array:
@@ -112,13 +123,20 @@ def singular_below(values: Array) -> Array:
     return 20 * jnp.finfo(values.dtype).eps * jnp.max(values)
 
 
-class AtMaximum(NamedTuple):
-    """Measured at a client's fitted maximum, leaves ``[]``.
+class MaximumCheck(NamedTuple):
+    """Measurements at a client's fitted maximum, leaves ``[]``.
 
-    `smallest` is the smallest eigenvalue of the precision in units of its diagonal, `singular`
-    whether it is zero or less to rounding; `drop` the least that the log density loses two fitted
-    standard deviations away; `distance` how many of these the quadratic expansion puts its maximum
-    away; `finite` whether all numbers are.
+    Attributes
+    ----------
+    smallest, singular
+        Smallest eigenvalue of the precision scaled to a unit diagonal; true if it is zero or
+        negative up to rounding.
+    drop
+        Smallest drop of the log density two fitted sds from the maximum, in nats.
+    distance
+        Distance to the maximum of the quadratic expansion, in fitted sds.
+    finite
+        True if all numbers are finite.
     """
 
     smallest: Array
@@ -128,15 +146,15 @@ class AtMaximum(NamedTuple):
     finite: Array
 
 
-def at_maximum(
-    change: Callable[[Array], Array], gradient: Array, precision: Array, num_at_a_time: int
-) -> AtMaximum:
-    """Measure a fit with `gradient` ``[d]`` and `precision` ``[d, d]`` (or its diagonal) there.
+def check_maximum(
+    change: Callable[[Array], Array], gradient: Array, precision: Array, block: int
+) -> MaximumCheck:
+    """Measure a fit with this gradient ``[d]`` and precision ``[d, d]`` or its diagonal ``[d]``.
 
-    `change` returns what the log density changes by a shift. A likelihood without maximum
-    (separable classes, counts that are all zero) lets the optimizer run until gradient and
-    curvature vanish together; there the fitted standard deviation is so long that on one side
-    nothing is lost.
+    `change` returns the change of the log density for a shift; `block` shifts are computed at a
+    time. On a likelihood without maximum (separable classes, counts that are all zero) an optimizer
+    runs until gradient and curvature vanish together. The fitted sd is then so long that the
+    density does not drop on one side.
     """
     finite = jnp.all(jnp.isfinite(gradient)) & jnp.all(jnp.isfinite(precision))
     eigen = scaled_eigen(jnp.where(finite, precision, 0))
@@ -147,15 +165,15 @@ def at_maximum(
     distance = jnp.where(positive, jnp.square(whitened) / jnp.where(positive, eigen.values, 1), 0)
 
     def drop(i: Array) -> Array:
-        shift = _RADIUS * eigen.direction(i)
+        shift = PROBE_SDS * eigen.direction(i)
         sides = jnp.stack([change(shift), change(-shift)])
-        # A side so steep that it is not a number (an overflow) is not a flat one.
+        # A density that overflows to not-a-number is steep, not flat.
         return jnp.min(jnp.where(jnp.isnan(sides), jnp.inf, -sides))
 
-    return AtMaximum(
+    return MaximumCheck(
         eigen.values.min(),
         eigen.values.min() <= singular_below(eigen.values),
-        blockwise(drop, gradient.shape[0], num_at_a_time).min(),
+        blockwise(drop, gradient.shape[0], block).min(),
         jnp.sqrt(jnp.sum(distance)),
         finite,
     )
@@ -164,7 +182,7 @@ def at_maximum(
 def describe_maximum(
     smallest: float, singular: bool, drop: float, distance: float, finite: bool
 ) -> str | None:
-    """Return what is wrong with a client's fit, ``None`` if nothing is; see `AtMaximum`."""
+    """Return the problem with a client's fit, ``None`` without one; see `MaximumCheck`."""
     if not finite:
         return "the log likelihood, its gradient or curvature is not finite"
     if singular:
@@ -172,79 +190,80 @@ def describe_maximum(
             f"the smallest eigenvalue of the precision, in units of its diagonal, is "
             f"{smallest:.2g} where the optimizer stopped: the likelihood is flat or convex"
         )
-    if distance > _MAX_DISTANCE:
+    if distance > MAX_DISTANCE:
         return (
             f"the optimizer stopped about {distance:.2g} standard deviations from the maximum "
-            f"(not converged: raise max_steps, or bring the coordinates to one scale)"
+            f"(not converged: raise max_steps, or scale the coordinates)"
         )
-    if drop < _MIN_DROP:
+    if drop < MIN_DROP:
         return (
-            f"the log likelihood falls by only {drop:.2g} at {_RADIUS:g} fitted standard "
-            f"deviations on one side (a Gaussian's by {_RADIUS**2 / 2:g}): the optimizer ran "
-            f"off along a likelihood without maximum"
+            f"the log likelihood falls by only {drop:.2g} at {PROBE_SDS:g} fitted standard "
+            f"deviations on one side (a Gaussian's by {PROBE_SDS**2 / 2:g}): the likelihood has no "
+            f"maximum in this direction"
         )
     return None
 
 
 def describe_chain(finite: bool, moved: bool, relaxations: float) -> str | None:
-    """Return what is wrong with a client's samples, ``None`` if nothing is.
+    """Return the problem with a client's samples, ``None`` without one.
 
-    `relaxations` is the simulated time of the samples over their largest variance. A Gaussian
-    likelihood of variance ``v`` forgets in a time of ``v``, so this counts the independent pieces
-    of the chain in its slowest direction; a random walk has about five whatever its length.
+    `relaxations` is the simulated time of the samples divided by their largest variance. The
+    relaxation time of a Gaussian likelihood of variance ``v`` is ``v``, so this ratio counts
+    relaxation times of the slowest direction. A random walk has about five, whatever its length.
     """
     if not finite:
         return "the samples are not finite: lower step_size"
     if not moved:
         return "the samples do not move in some coordinate"
-    if relaxations < _MIN_RELAXATIONS:
+    if relaxations < MIN_RELAXATION_TIMES:
         return (
             f"the samples are not stationary: the chain lasted {relaxations:.2g} relaxation times "
-            f"of its slowest direction (a random walk shows about 5, needed are "
-            f"{_MIN_RELAXATIONS:g}): flat there, or step_size or num_samples is too small"
+            f"of its slowest direction (needed are {MIN_RELAXATION_TIMES:g}, a random walk has "
+            f"about 5): the likelihood is flat in this direction, or step_size or num_samples is "
+            f"too small"
         )
     return None
 
 
-def complain(
+def report_bad_clients(
     check: str,
     name: str,
     describe: Callable[..., str | None],
-    measured: tuple[Array, ...],
+    measurements: tuple[Array, ...],
     data: Any,
     remedies: str = REMEDIES,
 ) -> None:
-    """Raise or warn where `describe` says what is wrong with a client.
+    """Raise or warn if `describe` returns a problem of a client.
 
-    `measured` holds its arguments, each ``[num_clients]``; `data` are the clients.
+    `measurements` holds the arguments of `describe`, each ``[num_clients]``.
     """
     if check == "ignore":
         return
-    complaints = [describe(*numbers) for numbers in zip(*map(np.asarray, measured), strict=True)]
-    bad = [i for i, text in enumerate(complaints) if text is not None]
+    problems = [describe(*x) for x in zip(*map(np.asarray, measurements), strict=True)]
+    bad = [i for i, problem in enumerate(problems) if problem is not None]
     if not bad:
         return
     sizes, labels = np.asarray(data.federation.sizes), labels_of(data)
-    first = "; ".join(
-        f"client {in_quotes(labels[i])} ({sizes[i]} rows): {complaints[i]}" for i in bad[:3]
+    examples = "; ".join(
+        f"client {in_quotes(labels[i])} ({sizes[i]} rows): {problems[i]}" for i in bad[:3]
     )
     more = f"; and {len(bad) - 3} more" if len(bad) > 3 else ""
     message = (
-        f"{name}: no trustworthy Gaussian for the likelihood of {len(bad)} of {len(complaints)} "
-        f"clients. {first}{more}. {remedies}"
+        f"{name}: no trustworthy Gaussian for the likelihood of {len(bad)} of {len(problems)} "
+        f"clients. {examples}{more}. {remedies}"
     )
     if check == "error":
         raise ValueError(message)
     warnings.warn(message, stacklevel=3)
 
 
-def warn_shrinkage(amount: Array, data: Any) -> None:
-    """Warn where a singular sample covariance was regularized."""
+def warn_of_shrinkage(amount: Array, data: Any) -> None:
+    """Warn if a singular sample covariance was shrunk; `amount` is ``[num_clients]``."""
     bad = np.flatnonzero(amount > 0)
     if bad.size:
         warnings.warn(
-            f"sampled: the sample covariance of {bad.size} of {amount.size} clients is singular "
-            f"(first client {in_quotes(labels_of(data)[bad[0]])}); before inversion "
+            f"sampled: the sample covariance of {bad.size} of {amount.size} clients is singular, "
+            f"of client {in_quotes(labels_of(data)[bad[0]])} for example; before inversion "
             f"{amount[bad[0]]:.2g} of it was replaced by its diagonal. Take more samples than "
             f"dimensions, pass shrinkage=, or use structure='diagonal'.",
             stacklevel=3,

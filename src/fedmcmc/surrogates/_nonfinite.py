@@ -1,4 +1,4 @@
-"""Rows whose log likelihood, or its derivatives, are not finite at any place that was tried."""
+"""Rows whose log likelihood or its derivatives are finite at no position of a search."""
 
 import itertools
 from collections.abc import Callable
@@ -15,26 +15,25 @@ from fedmcmc.data import FederatedData, row_values
 from fedmcmc.gradients import row_size
 from fedmcmc.kernels import LOG_ZERO_THRESHOLD, Points
 from fedmcmc.pytrees import trees
-from fedmcmc.surrogates._ascents import NEWTON_DIMENSIONS, Objective
+from fedmcmc.surrogates._ascents import NEWTON_DIMENSIONS, Expansion, Objective
 
-BUDGET = 2**22
-"""Numbers of rows, positions and parameters that are differentiated at a time."""
+MAX_NUMBERS = 2**22
+"""Largest number of array elements (rows, positions, parameters) differentiated at a time."""
 MAX_POSITIONS = 32
+"""Largest number of positions at which rows are evaluated."""
 MAX_COLUMNS = 6
-"""Columns that a message shows."""
-MAX_ROWS = 0.5
-"""Share of rows beyond which the model is at fault, or the scale of its columns, and no row."""
+"""Largest number of columns in a message."""
+MAX_BAD_SHARE = 0.5
+"""Largest share of bad rows; above it the model or the scale of the columns is the problem."""
 DISTANCES = (0.0, 0.01, 0.1, 0.3, 0.5, 1.0, 1.0, 2.0)
-"""Distances of other positions from one, in units of a parameter."""
-SPREAD = 0.5
+"""Standard deviations of the normal steps from a position to those around it."""
+LATENT_SD = 0.5
 """Standard deviation of local latents at which rows are evaluated."""
 
 SITE_LOGS = "At real sites, the log of a site names a row that is not finite at any start."
 """Hint in messages of a server, which sees no rows."""
 FINITE, NO_DERIVATIVE, NO_VALUE = range(3)
-"""Kinds of rows: usable, without a finite derivative, without a finite value."""
-
-Evaluate = Callable[[np.ndarray], list[Any]]
+"""Status of a row: usable, without a finite derivative, without a finite value."""
 
 
 class BadRow(NamedTuple):
@@ -45,9 +44,9 @@ class BadRow(NamedTuple):
     row
         Number of the row.
     columns
-        Values that are at fault, by column; all of the row's if no single column is.
+        Values that cause the problem, by column; all values if no single column causes it.
     problem
-        The function that is not finite.
+        Name of the function that is not finite.
     num_bad, share
         Number of such rows, and their share of all rows.
     """
@@ -60,40 +59,32 @@ class BadRow(NamedTuple):
 
     def describe(self, client: str, num_positions: int) -> str:
         """Return an error message for a row of `client`."""
-        values = [f"{name} = {_as_text(value)}" for name, value in self.columns.items()]
+        to_text = partial(np.array2string, precision=6, threshold=8, separator=", ")
+        values = [f"{name} = {to_text(value)}" for name, value in self.columns.items()]
         shown = ", ".join(values[:MAX_COLUMNS]) + ", ..." * (len(values) > MAX_COLUMNS)
-        if self.share > MAX_ROWS:
+        if self.share > MAX_BAD_SHARE:
             return (
                 f"The log density or its derivatives are finite at none of {num_positions} starts: "
-                f"scale the covariates, or pass position=, a place where they are. The "
-                f"{self.problem} is not finite for {self.num_bad} rows at any start; the first is "
+                f"scale the covariates, or pass position=, a position where they are finite. The "
+                f"{self.problem} is not finite for {self.num_bad} rows at any start, for example "
                 f"row {self.row} of {client} ({shown})."
             )
-        others = f" {self.num_bad} rows are like this." if self.num_bad > 1 else ""
+        count = f" {self.num_bad} rows have this problem." if self.num_bad > 1 else ""
         return (
             f"The {self.problem} of row {self.row} of {client} ({shown}) is not finite at any of "
-            f"{num_positions} starts.{others} Drop such rows, replace the value (a zero by a small "
-            f"positive number, say), or write the density so that value and gradient are finite "
-            f"there, with jnp.where around the argument of the function that is infinite as well "
-            f"as around its result."
+            f"{num_positions} starts.{count} Drop such rows, replace the value (for example zero "
+            f"by a small positive number), or write the density so that value and gradient are "
+            f"finite: use jnp.where around the argument of the infinite function as well as around "
+            f"its result."
         )
 
 
 def explain_nonfinite(posterior: Posterior, consortium: Any, positions: ArrayTree) -> None:
-    """Raise a `ValueError` that names a row which is not finite at any of some positions.
+    """Raise if a row's log likelihood or its derivatives are finite at none of the positions.
 
-    Return if there is no such row, since a row whose log likelihood and derivatives are finite at
-    some position is no obstacle there. Return, too, if clients keep their rows: the log of each
-    site names them (`nonfinite_answer`).
-
-    Parameters
-    ----------
-    posterior
-        The model; also with latents of groups, or with these integrated out.
-    consortium
-        All clients.
-    positions
-        Positions to try, leaves ``[num, *event]``; the first 32 are used.
+    The `ValueError` names client, row and columns. If the rows stay at the clients, this function
+    returns, and the log of each site names such rows (`nonfinite_answer`). The model may have
+    latents of groups, also integrated out; `positions` has leaves ``[num, *event]``.
     """
     data = getattr(consortium, "data", None)
     if not isinstance(data, FederatedData) or not trees.all_finite(positions):
@@ -108,22 +99,24 @@ def explain_nonfinite(posterior: Posterior, consortium: Any, positions: ArrayTre
 
 
 def positions_around(position: ArrayTree) -> ArrayTree:
-    """Return a position and others at random around it, leaves ``[num, *event]``."""
+    """Return a position and random positions around it, leaves ``[num, *event]``."""
     flat, keys = trees.ravel(position), jax.random.split(jax.random.key(0), len(DISTANCES))
     steps = jax.vmap(lambda key: jax.random.normal(key, flat.shape, flat.dtype))(keys)
     points = flat + jnp.asarray(DISTANCES, flat.dtype)[:, None] * steps
     return jax.vmap(lambda x: trees.cast_like(trees.unravel(x, position), position))(points)
 
 
-def explain_failures(evaluate: Objective, consortium: Any, positions: ArrayTree) -> Evaluate:
+def explain_failures(
+    evaluate: Objective, consortium: Any, positions: ArrayTree
+) -> Callable[[np.ndarray], list[Expansion]]:
     """Return an objective that raises a `ValueError` if no start has finite derivatives.
 
-    The message names a row if one is not finite at any of the `positions`.
+    The message names a row that is finite at none of the `positions`, if there is one.
     """
     calls = itertools.count()
 
-    def evaluate_and_check(points: np.ndarray) -> list[Any]:
-        found = evaluate(points)
+    def evaluate_and_check(points: np.ndarray) -> list[Expansion]:
+        expansions = evaluate(points)
         if next(calls) == 0 and not evaluate.any_finite:
             explain_nonfinite(evaluate.posterior, consortium, positions)
             if not isinstance(getattr(consortium, "data", None), FederatedData):
@@ -131,22 +124,15 @@ def explain_failures(evaluate: Objective, consortium: Any, positions: ArrayTree)
                     f"The log density or its derivatives are finite at none of {len(points)} "
                     f"starts. {SITE_LOGS}"
                 )
-        return found
+        return expansions
 
     return evaluate_and_check
 
 
 def nonfinite_answer(posterior: Posterior, content: Any, answer: ArrayTree, client: Client) -> str:
-    """Return what a site's log should have of an answer that is finite at no point, else nothing.
+    """Return a message for a site's log if its answer, before masks, is finite at no point.
 
-    Parameters
-    ----------
-    posterior, content
-        Model of the question that was asked, and what was asked about.
-    answer
-        The client's answer, before it is masked.
-    client
-        Its rows.
+    Otherwise the message is empty. `posterior` and `content` belong to the question.
     """
     if not isinstance(content, Points):
         return ""
@@ -162,32 +148,33 @@ def nonfinite_answer(posterior: Posterior, content: Any, answer: ArrayTree, clie
 
 
 def find_bad_row(posterior: Posterior, rows: ArrayTree, positions: ArrayTree) -> BadRow | None:
-    """Return the first row that is not finite at any of some positions, ``None`` without one."""
+    """Return the row of lowest number that is finite at none of the positions, ``None`` without."""
     posterior = as_functions(posterior)
-    some = jax.tree.map(lambda leaf: jnp.asarray(leaf)[: _num_used(positions)], positions)
+    positions = jax.tree.map(lambda leaf: jnp.asarray(leaf)[: _num_used(positions)], positions)
     rows = jax.tree.map(jnp.asarray, rows)
-    flags = np.asarray(_flags(posterior, some, rows))
-    bad, good = np.flatnonzero(flags), np.flatnonzero(flags == FINITE)
+    status = np.asarray(_status_of_rows(posterior, positions, rows))
+    bad, good = np.flatnonzero(status), np.flatnonzero(status == FINITE)
     if len(bad) == 0:
         return None
-    first = int(bad[0])
-    columns = _named_columns(jax.tree.map(lambda leaf: leaf[first], rows))
+    number = int(bad[0])
+    columns = _named_columns(jax.tree.map(lambda leaf: leaf[number], rows))
     if len(good):
-        # A column is at fault if the row becomes finite with another row's value in its place.
-        treedef: Any = jax.tree.structure(rows)
-        row, other = ([leaf[i] for leaf in jax.tree.leaves(rows)] for i in (first, int(good[0])))
+        # A column causes the problem if a good row's value in its place makes the row finite.
+        leaves, treedef = jax.tree.flatten(rows)
+        pairs = [(leaf[number], leaf[int(good[0])]) for leaf in leaves]
         variants = [
-            jnp.stack([other[i] if i == j else row[i] for j in range(len(row))])
-            for i in range(len(row))
+            jnp.stack([good_value if i == j else value for j in range(len(pairs))])
+            for i, (value, good_value) in enumerate(pairs)
         ]
-        fixed = np.asarray(_flags(posterior, some, jax.tree.unflatten(treedef, variants))) == FINITE
+        replaced = jax.tree.unflatten(treedef, variants)
+        is_fixed = np.asarray(_status_of_rows(posterior, positions, replaced)) == FINITE
         columns = {
             name: value
-            for (name, value), helps in zip(columns.items(), fixed, strict=True)
-            if helps or not fixed.any()
+            for (name, value), helps in zip(columns.items(), is_fixed, strict=True)
+            if helps or not is_fixed.any()
         }
-    problem = "log likelihood" if flags[first] == NO_VALUE else "gradient of the log likelihood"
-    return BadRow(first, columns, problem, len(bad), len(bad) / len(flags))
+    problem = "log likelihood" if status[number] == NO_VALUE else "gradient of the log likelihood"
+    return BadRow(number, columns, problem, len(bad), len(bad) / len(status))
 
 
 def _num_used(positions: ArrayTree) -> int:
@@ -195,39 +182,41 @@ def _num_used(positions: ArrayTree) -> int:
 
 
 @compiled
-def _flags(posterior: Posterior, positions: ArrayTree, rows: ArrayTree) -> Array:
-    """Return for each row whether value, or derivatives, are finite nowhere, ``[num_rows]``."""
-    local = _local_of(posterior)
+def _status_of_rows(posterior: Posterior, positions: ArrayTree, rows: ArrayTree) -> Array:
+    """Return the status of each row over all positions, ``[num_rows]``."""
+    local = posterior.local
+    if local is None:  # or integrated out
+        local = getattr(posterior.loglikelihood_fn, "local", None)
     num = jax.tree.leaves(positions)[0].shape[0]
     latents: ArrayTree = ()
     if local is not None:
         keys = jax.random.split(jax.random.key(0), num)
-        latents = jax.vmap(partial(_latent, local.like.tree))(keys)
+        latents = jax.vmap(partial(_draw_latent, local.like.tree))(keys)
 
-    def of_row(row: ArrayTree) -> Array:
-        alone = jax.tree.map(lambda leaf: leaf[None], row)
-
-        def at(position: ArrayTree, latent: ArrayTree) -> tuple[Array, Array]:
-            return _is_finite(partial(_row_term, posterior, local, alone), (position, latent))
-
-        has_value, has_derivatives = jax.vmap(at)(positions, latents)
+    def status_of_row(row: ArrayTree) -> Array:
+        single = jax.tree.map(lambda leaf: leaf[None], row)
+        term = partial(_row_term, posterior, local, single)
+        has_value, has_derivatives = jax.vmap(partial(_is_finite, term))(positions, latents)
         no_value = ~jnp.any(has_value)
         return jnp.where(
             no_value, NO_VALUE, jnp.where(jnp.any(has_derivatives), FINITE, NO_DERIVATIVE)
         )
 
     size = trees.num_elements(positions) + num
-    return trees.map_in_lots(of_row, rows, max(1, BUDGET // (size * max(row_size(rows), 1))))
+    return trees.map_in_lots(
+        status_of_row, rows, max(1, MAX_NUMBERS // (size * max(row_size(rows), 1)))
+    )
 
 
 def _is_finite(
-    term: Callable[[ArrayTree, ArrayTree], Array], place: tuple[ArrayTree, ArrayTree]
+    term: Callable[[ArrayTree, ArrayTree], Array], position: ArrayTree, latent: ArrayTree
 ) -> tuple[Array, Array]:
-    """Return whether a term is finite at a place, and whether its derivatives are, too."""
-    flat = trees.ravel(place)
+    """Return true if a term is finite, and true if its derivatives are finite, too."""
+    arguments = position, latent
+    flat = trees.ravel(arguments)
 
     def fn(x: Array) -> Array:
-        return term(*trees.cast_like(trees.unravel(x, place), place))
+        return term(*trees.cast_like(trees.unravel(x, arguments), arguments))
 
     value, gradient = jax.value_and_grad(fn)(flat)
     derivatives = jnp.all(jnp.isfinite(gradient))
@@ -253,17 +242,9 @@ def _row_term(
     return term
 
 
-def _local_of(posterior: Posterior) -> Local | None:
-    """Return the latents of groups, also where they are integrated out."""
-    if posterior.local is not None:
-        return posterior.local
-    local: Local | None = getattr(posterior.loglikelihood_fn, "local", None)
-    return local
-
-
-def _latent(like: ArrayTree, rng_key: Array) -> ArrayTree:
+def _draw_latent(like: ArrayTree, rng_key: Array) -> ArrayTree:
     flat = trees.ravel(trees.zeros_like(like))
-    return trees.unravel(SPREAD * jax.random.normal(rng_key, flat.shape, flat.dtype), like)
+    return trees.unravel(LATENT_SD * jax.random.normal(rng_key, flat.shape, flat.dtype), like)
 
 
 def _named_columns(row: ArrayTree) -> dict[str, Any]:
@@ -271,7 +252,3 @@ def _named_columns(row: ArrayTree) -> dict[str, Any]:
         jax.tree_util.keystr(path, simple=True, separator=".") or "row": np.asarray(leaf)
         for path, leaf in jax.tree_util.tree_leaves_with_path(row)
     }
-
-
-def _as_text(value: Any) -> str:
-    return np.array2string(np.asarray(value), precision=6, threshold=8, separator=", ")

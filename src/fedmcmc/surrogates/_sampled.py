@@ -15,10 +15,10 @@ from fedmcmc.gradients import Target, as_gaussian, for_batch_size, row_size
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key, client_key, normals, realize_normals
 from fedmcmc.surrogates import _checks as checks
-from fedmcmc.surrogates._asking import rows_of, with_labels
-from fedmcmc.surrogates._maxima import DENSE_LIMIT, over_clients
+from fedmcmc.surrogates._clients import map_clients, require_rows, with_labels
 
-_CHAIN_NUMBERS = 2**16  # random numbers and rows a client prepares at a time
+BLOCK_NUMBERS = 2**16
+"""Number of random numbers and numbers of rows that a client prepares at a time."""
 
 
 def sampled(
@@ -39,49 +39,48 @@ def sampled(
 ) -> Gaussian:
     """Fit moments of local Langevin (SGLD) samples of each client's likelihood.
 
-    The surrogate of El Mekkaoui et al. (2021), section 3.1. The samples have the law of the chain
-    at its step size: for a Gaussian likelihood of precision ``A`` and full gradients a covariance
-    of ``inv(A @ (I - step_size * A / 2))``, and minibatch noise adds to that.
+    This is the surrogate of El Mekkaoui et al. (2021), section 3.1. The samples have the stationary
+    distribution of the chain at its step size: for a Gaussian likelihood of precision ``A`` and
+    full gradients, the covariance is ``inv(A @ (I - step_size * A / 2))``; minibatches increase it.
 
     Parameters
     ----------
     rng_key
-        Client ``i`` draws from keys folded with ``i``, whoever else is there.
+        Random key; client ``i`` uses keys folded with ``i``.
     posterior, data
-        The model and every client's rows.
+        Model, and every client's rows.
     step_size
-        ``[]`` or ``[num_clients]``; the paper's ``h`` is ``2 * step_size``.
+        Step size, ``[]`` or ``[num_clients]``; the paper's ``h`` is ``2 * step_size``.
     num_samples
-        Samples per client.
+        Number of samples per client.
     structure
         ``"diagonal"`` or ``"dense"``.
     position
-        Where every chain starts; by default ``posterior.init_fn(rng_key)``.
+        Start of all chains; by default ``posterior.init_fn(rng_key)``.
     batch_size
-        Rows of a minibatch (with replacement); ``None`` for full gradients.
+        Number of rows per minibatch (with replacement); ``None`` for full gradients.
     num_burnin, thinning
-        Steps before the first sample, and from sample to sample.
+        Number of steps before the first sample, and from sample to sample.
     prior_fraction
-        Sample ``likelihood * prior**prior_fraction``, then divide the prior's part out again by its
-        second-order expansion at the mean (exact for a Gaussian prior).
+        Power of the prior by which the sampled likelihood is multiplied. The fit divides it out
+        again by its second-order expansion at the mean, exactly for a Gaussian prior.
     shrinkage
-        Replace a sample covariance ``S`` by ``(1 - shrinkage) * S + shrinkage * diag(S)`` before it
-        is inverted (dense only). By default this is done only where ``S`` is singular, as it is
-        where `num_samples` does not exceed the dimension ``d``, then with
-        ``d / (d + num_samples)``, and a warning tells so.
+        Weight of the diagonal: a sample covariance ``S`` becomes
+        ``(1 - shrinkage) * S + shrinkage * diag(S)`` before inversion (dense only). By default only
+        a singular ``S`` is shrunk, with ``d / (d + num_samples)`` and a warning; it is singular if
+        `num_samples` does not exceed the dimension ``d``.
     check
-        ``"error"``, ``"warn"`` or ``"ignore"``: what to do with samples that are not finite or not
-        stationary, as those of an improper likelihood, along which the chain walks off. The chain
-        must have lasted 20 relaxation times in its slowest direction (dimensions above 256: in its
-        slowest coordinate, unless dense), about as many as 10 independent samples; raise
-        `step_size` or `num_samples` where a proper likelihood fails, and for a good fit aim at
-        hundreds. A random walk lasts that long in about one percent of chains. ``"ignore"`` also
-        leaves the warning about shrinkage out.
+        ``"error"``, ``"warn"`` or ``"ignore"``: action if samples are not finite or not stationary,
+        for example because the likelihood is improper. Stationary means a length of 20 relaxation
+        times, about 10 independent samples, in the slowest direction (above 256 dimensions in the
+        slowest coordinate, unless dense). If a proper likelihood fails, raise `step_size` or
+        `num_samples`; a good fit has hundreds. About one percent of random walks pass.
+        ``"ignore"`` also omits the warning about shrinkage.
 
     Raises
     ------
     ValueError
-        On arguments out of range, without a position, and where a client's likelihood is improper.
+        If an argument is out of range, without a position, or if a client's likelihood is improper.
 
     Examples
     --------
@@ -95,33 +94,33 @@ def sampled(
     >>> q.precision.shape
     (2,)
     """
-    data = rows_of(data, "surrogates.sampled", "surrogates.laplace or surrogates.taylor ask them")
-    checks.choices(check, structure)
-    num_samples = checks.integer("num_samples", num_samples, 2)
-    num_burnin = checks.integer("num_burnin", num_burnin, 0)
-    thinning = checks.integer("thinning", thinning, 1)
+    data = require_rows(data, "surrogates.sampled", "surrogates.laplace or surrogates.taylor")
+    checks.check_choices(check, structure)
+    num_samples = checks.integer_from(2, num_samples, "num_samples")
+    num_burnin = checks.integer_from(0, num_burnin, "num_burnin")
+    thinning = checks.integer_from(1, thinning, "thinning")
     steps = _step_sizes(step_size, data.num_clients)
     if shrinkage is not None and not 0 <= shrinkage <= 1:
         raise ValueError(f"shrinkage must lie in [0, 1], got {shrinkage!r}.")
     position = checks.start_position(rng_key, posterior, position)
-    # A walk along no axis shows in the whole covariance only.
-    small = trees.num_elements(position) <= DENSE_LIMIT
+    # A diagonal covariance does not show a random walk along a direction that is no axis.
+    small = trees.num_elements(position) <= checks.MAX_DENSE_CHECK
     dense = structure == "dense" or (check != "ignore" and small)
     fitted, measured, amounts = _fit(
-        checks.densities(posterior),
+        checks.densities_of(posterior),
         for_batch_size(batch_size),
         data,
         position,
         as_key(rng_key),
         steps,
-        checks.fraction(prior_fraction),
+        checks.positive_or_none(prior_fraction),
         shrinkage,
-        chain=Chain(num_samples, num_burnin, thinning, batch_size, dense),
+        lengths=ChainLengths(num_samples, num_burnin, thinning, batch_size, dense),
         structure=structure,
     )
-    checks.complain(check, "sampled", checks.describe_chain, measured, data)
+    checks.report_bad_clients(check, "sampled", checks.describe_chain, measured, data)
     if shrinkage is None and check != "ignore":
-        checks.warn_shrinkage(amounts, data)
+        checks.warn_of_shrinkage(amounts, data)
     return with_labels(fitted, data)
 
 
@@ -137,10 +136,15 @@ def _step_sizes(step_size: Any, num_clients: int) -> Array:
     return jnp.broadcast_to(steps, (num_clients,))
 
 
-class Moments(NamedTuple):
-    """Of a chain: `num` samples ``[]``, `mean` ``[d]``, `second` the sum of squares about the mean.
+class SampleMoments(NamedTuple):
+    """Moments of the samples of a chain.
 
-    `second` is ``[d, d]``, or ``[d]`` for its diagonal.
+    Attributes
+    ----------
+    num, mean
+        Number of samples ``[]``, and their mean ``[d]``.
+    second
+        Sum of squares about the mean, ``[d, d]``, or its diagonal ``[d]``.
     """
 
     num: Array
@@ -148,8 +152,8 @@ class Moments(NamedTuple):
     second: Array
 
 
-class Chain(NamedTuple):
-    """Static lengths of a local chain: a sample every `thinning` steps after `num_burnin`."""
+class ChainLengths(NamedTuple):
+    """Static settings of a local chain, see `sampled`; `dense` is that of its moments."""
 
     num_samples: int
     num_burnin: int
@@ -159,76 +163,76 @@ class Chain(NamedTuple):
 
     @property
     def num_steps(self) -> int:
-        """Steps of the whole chain."""
+        """Total number of steps."""
         return self.num_burnin + self.num_samples * self.thinning
 
 
 def _run_chain(
     target: Target,
     estimator: GradientEstimator,
-    chain: Chain,
+    lengths: ChainLengths,
     block: int,
     rng_key: Array,
     position: ArrayTree,
     client: Client,
     step_size: Array,
-) -> Moments:
-    """Run Langevin steps on a client's target, `block` at a time; return its samples' moments."""
+) -> SampleMoments:
+    """Run Langevin steps on a client's target, `block` at a time; return the samples' moments."""
     loglikelihood_fn, like = target.posterior.loglikelihood_fn, trees.shapes_of(position)
-    nothing = Broadcast(jnp.zeros((), jnp.int32), position)
-    context, _ = estimator.start(loglikelihood_fn, nothing, (), client)
+    broadcast = Broadcast(jnp.zeros((), jnp.int32), position)
+    context, _ = estimator.start(loglikelihood_fn, broadcast, (), client)
 
-    def step(at: ArrayTree, draws: tuple[ArrayTree, ArrayTree]) -> tuple[ArrayTree, Array]:
+    def step(current: ArrayTree, draws: tuple[ArrayTree, ArrayTree]) -> tuple[ArrayTree, Array]:
         noise, rows = draws
-        gradient = estimator.estimate(loglikelihood_fn, rows, at, context, client)
+        gradient = estimator.estimate(loglikelihood_fn, rows, current, context, client)
         if target.prior_fraction is not None:
-            prior = jax.grad(target.posterior.logprior_fn)(at)
+            prior = jax.grad(target.posterior.logprior_fn)(current)
             gradient = trees.add_scaled(gradient, target.prior_fraction, prior)
-        at = overdamped_langevin(at, gradient, realize_normals(noise, like), step_size)
-        return at, ravel_pytree(at)[0]
+        noise = realize_normals(noise, like)
+        following = overdamped_langevin(current, gradient, noise, step_size)
+        return following, ravel_pytree(following)[0]
 
     def run_block(
-        carry: tuple[ArrayTree, Moments], number: Array
-    ) -> tuple[tuple[ArrayTree, Moments], None]:
+        carry: tuple[ArrayTree, SampleMoments], number: Array
+    ) -> tuple[tuple[ArrayTree, SampleMoments], None]:
         noise_key, rows_key = jax.random.split(client_key(rng_key, number, client.index))
         noise = normals(noise_key, like, block)
         rows = estimator.prepare(rows_key, like, client, block)
-        at, iterates = jax.lax.scan(step, carry[0], (noise, rows), length=block)
-        done = number * block + jnp.arange(1, block + 1) - chain.num_burnin
-        is_kept = (
-            (done > 0) & (done % chain.thinning == 0) & (done <= chain.num_samples * chain.thinning)
-        )
-        return (at, _add_samples(carry[1], iterates, is_kept)), None
+        end, iterates = jax.lax.scan(step, carry[0], (noise, rows), length=block)
+        age = number * block + jnp.arange(1, block + 1) - lengths.num_burnin
+        max_age = lengths.num_samples * lengths.thinning
+        is_sample = (age > 0) & (age % lengths.thinning == 0) & (age <= max_age)
+        return (end, _add_samples(carry[1], iterates, is_sample)), None
 
     zeros = jnp.zeros_like(ravel_pytree(position)[0])
-    second = jnp.outer(zeros, zeros) if chain.dense else zeros
-    empty = Moments(jnp.zeros((), zeros.dtype), zeros, second)
-    blocks = jnp.arange(-(-chain.num_steps // block))
+    second = jnp.outer(zeros, zeros) if lengths.dense else zeros
+    empty = SampleMoments(jnp.zeros((), zeros.dtype), zeros, second)
+    blocks = jnp.arange(-(-lengths.num_steps // block))
     return jax.lax.scan(run_block, (position, empty), blocks)[0][1]
 
 
-def _add_samples(moments: Moments, samples: Array, is_kept: Array) -> Moments:
-    """Merge samples ``[num, d]`` where `is_kept` holds (Chan, Golub and LeVeque 1983)."""
-    is_kept = is_kept[:, None]
-    count = jnp.sum(is_kept).astype(samples.dtype)
-    mean = jnp.sum(jnp.where(is_kept, samples, 0), axis=0) / jnp.maximum(count, 1)
-    centered = jnp.where(is_kept, samples - mean[None, :], 0)
-    away = mean - moments.mean
+def _add_samples(moments: SampleMoments, iterates: Array, is_sample: Array) -> SampleMoments:
+    """Add those iterates ``[num, d]`` that are samples (Chan, Golub and LeVeque 1983)."""
+    is_sample = is_sample[:, None]
+    count = jnp.sum(is_sample).astype(iterates.dtype)
+    mean = jnp.sum(jnp.where(is_sample, iterates, 0), axis=0) / jnp.maximum(count, 1)
+    centered = jnp.where(is_sample, iterates - mean[None, :], 0)
+    difference = mean - moments.mean
     total = moments.num + count
     weight = count / jnp.maximum(total, 1)
     if moments.second.ndim == 1:
-        second, between = jnp.sum(jnp.square(centered), axis=0), jnp.square(away)
+        second, between = jnp.sum(jnp.square(centered), axis=0), jnp.square(difference)
     else:
         second = jnp.matmul(centered.T, centered, precision=jax.lax.Precision.HIGHEST)
-        between = jnp.outer(away, away)
-    return Moments(
+        between = jnp.outer(difference, difference)
+    return SampleMoments(
         total,
-        moments.mean + weight * away,
+        moments.mean + weight * difference,
         moments.second + second + moments.num * weight * between,
     )
 
 
-@compiled(static_argnames=("chain", "structure"))
+@compiled(static_argnames=("lengths", "structure"))
 def _fit(
     posterior: Posterior,
     estimator: GradientEstimator,
@@ -239,7 +243,7 @@ def _fit(
     prior_fraction: Array | None,
     shrinkage: float | Array | None,
     *,
-    chain: Chain,
+    lengths: ChainLengths,
     structure: str,
 ) -> tuple[Gaussian, tuple[Array, Array, Array], Array]:
     """Return Gaussians of the clients' samples, arguments of `describe_chain`, and shrinkages."""
@@ -247,15 +251,15 @@ def _fit(
     size, dense = flat.shape[0], structure == "dense"
     tilted = Target(posterior, prior_fraction, unravel)
     row = row_size(data.rows)
-    numbers = size + (chain.batch_size or 0) * row
-    # Depends on nothing that another client could change.
-    block = max(1, min(chain.num_steps, _CHAIN_NUMBERS // max(numbers, 1)))
+    step_numbers = size + (lengths.batch_size or 0) * row
+    # The block does not depend on the data of other clients, so that no draw does.
+    block = max(1, min(lengths.num_steps, BLOCK_NUMBERS // max(step_numbers, 1)))
 
-    def one(index: Array) -> tuple[Gaussian, tuple[Array, Array, Array], Array]:
+    def fit_client(index: Array) -> tuple[Gaussian, tuple[Array, Array, Array], Array]:
         moments = _run_chain(
             tilted,
             estimator,
-            chain,
+            lengths,
             block,
             rng_key,
             position,
@@ -263,7 +267,7 @@ def _fit(
             step_size[index],
         )
         mean, covariance = moments.mean, moments.second / (moments.num - 1)
-        variance = jnp.diagonal(covariance) if chain.dense else covariance
+        variance = jnp.diagonal(covariance) if lengths.dense else covariance
         amount = jnp.zeros_like(moments.num)
         if dense:
             precision, amount = _regularized_inverse(covariance, moments.num, shrinkage)
@@ -275,13 +279,13 @@ def _fit(
             gradient, precision = gradient - prior_gradient, precision - prior_precision
         fitted = as_gaussian(gradient, precision, mean, unravel)
         finite = jnp.all(jnp.isfinite(mean)) & jnp.all(jnp.isfinite(covariance))
-        largest = jnp.linalg.eigvalsh(covariance)[-1] if chain.dense else variance.max()
-        time = step_size[index] * (chain.num_samples * chain.thinning)
+        largest = jnp.linalg.eigvalsh(covariance)[-1] if lengths.dense else variance.max()
+        time = step_size[index] * (lengths.num_samples * lengths.thinning)
         return fitted, (finite, jnp.all(variance > 0), time / largest), amount
 
-    moment_numbers = size * size if chain.dense else size
-    cost = block * (numbers + size) + min(data.max_size, CHUNK_ROWS) * row + moment_numbers
-    return over_clients(one, data.num_clients, cost)
+    moment_numbers = size * size if lengths.dense else size
+    numbers = block * (step_numbers + size) + min(data.max_size, CHUNK_ROWS) * row + moment_numbers
+    return map_clients(fit_client, data.num_clients, numbers)
 
 
 def _regularized_inverse(
@@ -296,7 +300,7 @@ def _regularized_inverse(
         amount = jnp.where(singular, size / (size + num), 0)
     else:
         amount = trees.cast(shrinkage, values)
-    # In units of its diagonal, the diagonal of a covariance is the identity.
+    # The scaled covariance has a unit diagonal.
     values = (1 - amount) * values + amount
     inverse = jnp.matmul(vectors / values[None, :], vectors.T, precision=jax.lax.Precision.HIGHEST)
     return inverse / jnp.outer(scale, scale), amount

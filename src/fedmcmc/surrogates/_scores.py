@@ -1,4 +1,4 @@
-"""How scores of single rows vary within a client: what the noise of its minibatches is made of."""
+"""Covariance of the scores of rows within a client, from which minibatches get their noise."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,32 +13,34 @@ from fedmcmc.data import fold
 from fedmcmc.gradients import Target
 from fedmcmc.kernels import PerClientQuestion, check_model
 from fedmcmc.pytrees import trees
+from fedmcmc.runs import as_consortium
 from fedmcmc.surrogates import _checks as checks
-from fedmcmc.surrogates._asking import answers, federation_of, natural_like, symmetric, upper
+from fedmcmc.surrogates._clients import answer_per_client, natural_parameters_like, symmetric, upper
 
 
 def score_covariance(posterior: Posterior, data: Any, position: ArrayTree) -> Array:
     """Return each client's covariance of its rows' scores, ``[num_clients, d, d]``.
 
     A score is the gradient of a row's log likelihood at `position`, over the raveled position; the
-    covariance is the mean over the client's rows. A gradient that is estimated from ``n`` of a
-    client's ``N`` rows has ``N**2 / n`` times it as its covariance, times ``(N - n) / (N - 1)``
-    without replacement. `fedmcmc.predict_bias` and `fedmcmc.tune` take it as ``scores=``. In a
-    federation it costs one message per client, of ``d * (d + 1) / 2`` numbers.
+    covariance is a mean over the client's rows. A gradient that is estimated from ``n`` of a
+    client's ``N`` rows has this covariance times ``N**2 / n``, and times ``(N - n) / (N - 1)``
+    without replacement. `fedmcmc.predict_bias` and `fedmcmc.tune` use it as ``scores=``. In a
+    federation it costs one message of ``d * (d + 1) / 2`` numbers per client.
 
     Parameters
     ----------
     posterior
         The model.
     data
-        A `FederatedData`, or a consortium of clients elsewhere, who answer in one exchange.
+        A `FederatedData`, or a consortium of clients, who answer in one exchange.
     position
-        Best the mode, as from `mode`; with a posterior of `fedmcmc.whiten`, its ``position``.
+        Position, preferably the mode (`mode`); for a posterior of `fedmcmc.whiten`, its
+        ``position``.
 
     Raises
     ------
     ValueError
-        Where a score is not finite.
+        If a score is not finite.
 
     Examples
     --------
@@ -51,15 +53,15 @@ def score_covariance(posterior: Posterior, data: Any, position: ArrayTree) -> Ar
     """
     position = trees.as_floats(position, "position")
     question = ScoreCovariances(
-        checks.densities(posterior), num_clients=federation_of(data).num_clients
+        checks.densities_of(posterior), num_clients=as_consortium(data).federation.num_clients
     )
     size = trees.num_elements(position)
-    # Scores of all rows of a chunk are in memory together.
-    triangles = answers(question, data, position, rows_cost=size)
+    # The memory holds the scores of all rows of a chunk.
+    triangles = answer_per_client(question, data, position, numbers_per_row=size)
     if not jnp.isfinite(triangles).all():
         raise ValueError(
-            "score_covariance: the gradient of some row's log likelihood is not finite at this "
-            "position. Pass another one, or drop such rows."
+            "score_covariance: the gradient of a row's log likelihood is not finite at this "
+            "position. Pass another position, or drop such rows."
         )
     return symmetric(triangles, size)
 
@@ -67,13 +69,12 @@ def score_covariance(posterior: Posterior, data: Any, position: ArrayTree) -> Ar
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class ScoreCovariances(PerClientQuestion):
-    """Each client's covariance of its rows' scores at a position; see `score_covariance`."""
+    """Question for each client's covariance of its rows' scores; see `score_covariance`."""
 
     disclosure = replace(
         PerClientQuestion.disclosure,
         content="how much the gradients of single rows vary, as a matrix. One answer per site, "
-        "no sum "
-        "over the sites",
+        "no sum over the sites",
     )
 
     def own(self, content: ArrayTree, client: Client) -> Array:
@@ -81,13 +82,13 @@ class ScoreCovariances(PerClientQuestion):
         target = Target(self.posterior, None, unravel)
 
         def scores(rows: ArrayTree, mask: Array) -> Array:
-            """Return the scores of rows, ``[num_rows, d]``, zeros where there is no row."""
+            """Return the scores of rows, ``[num_rows, d]``, zeros where the mask is false."""
 
-            def of_row(row: ArrayTree) -> Array:
-                one = jax.tree.map(lambda leaf: leaf[None], row)
-                return jax.grad(lambda x: target.terms(x, one)[0])(flat)
+            def score(row: ArrayTree) -> Array:
+                single = jax.tree.map(lambda leaf: leaf[None], row)
+                return jax.grad(lambda x: target.terms(x, single)[0])(flat)
 
-            return jnp.where(mask[:, None], jax.vmap(of_row)(rows), 0)
+            return jnp.where(mask[:, None], jax.vmap(score)(rows), 0)
 
         num = client.size.astype(flat.dtype)
         mean = fold(lambda rows, mask: jnp.sum(scores(rows, mask), 0), client) / num
@@ -100,7 +101,7 @@ class ScoreCovariances(PerClientQuestion):
 
     def own_like(self, content: ArrayTree) -> Any:
         flat = jax.eval_shape(trees.ravel, content)
-        return natural_like(flat.shape[0], "dense", flat.dtype)[1]
+        return natural_parameters_like(flat.shape[0], "dense", flat.dtype)[1]
 
     def check_content(self, content: ArrayTree, federation: Federation) -> None:
         check_model(self.posterior, content, federation)

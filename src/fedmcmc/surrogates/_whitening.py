@@ -1,6 +1,7 @@
-"""Whitening: coordinates in which the posterior is about standard normal, for any kernel."""
+"""Whitening: coordinates in which the posterior is approximately standard normal."""
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -9,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.flatten_util import ravel_pytree
 
 from fedmcmc._types import (
     ArrayTree,
@@ -24,35 +24,37 @@ from fedmcmc._types import (
 )
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients import Terms, Through, fold_terms
-from fedmcmc.kernels import Points, Question, check_model, expansions
+from fedmcmc.kernels import Question, check_model
 from fedmcmc.pytrees import trees
 from fedmcmc.runs import Consortium
 from fedmcmc.surrogates import _checks as checks
-from fedmcmc.surrogates._ascents import expanded_prior
-from fedmcmc.surrogates._asking import summing, symmetric
-from fedmcmc.surrogates._expansions import UNSCALED, mode, taylor
+from fedmcmc.surrogates._ascents import IMPOSSIBLE, Ledger, Objective, expanded_prior
+from fedmcmc.surrogates._clients import as_summing_consortium
+from fedmcmc.surrogates._expansions import taylor
+from fedmcmc.surrogates._mode import SCALING_HINT, mode
 
 MAX_DENSE = 256
-"""Dimensions up to which a factor is dense by default."""
-FLAT = 1e-7
-"""Curvature below this share of the largest, each in units of its own diagonal, counts as none."""
-NEAR = 1e-5
-"""Of a draw of `init_fn`: a start near the origin."""
-PROBE = 2.0
-"""How many sds from the mode the log posterior is compared with a Gaussian's."""
+"""Number of dimensions up to which a factor is dense by default."""
+MIN_EIGENVALUE_RATIO = 1e-7
+"""Smallest ratio of the eigenvalues of a scaled precision that has no flat direction."""
+ORIGIN_SCALE = 1e-5
+"""Factor that turns a draw of `init_fn` into a start near the origin."""
+PROBE_SDS = 2.0
+"""Distance from the mode, in sds, at which the log posterior is compared with a Gaussian's."""
 MIN_FALL, MAX_FALL = 1.0, 6.0
-"""Falls between which it is taken for about quadratic; a Gaussian's is ``PROBE**2 / 2 = 2``."""
+"""Smallest and largest fall, in nats, of a log posterior that is approximately quadratic; a
+Gaussian's is ``PROBE_SDS**2 / 2 = 2``."""
 MAX_CURVED, MIN_CURVATURE = 32, 0.2
-"""Up to so many dimensions, the curvature there too, in all directions, in units of the mode's: a
-fall along an axis does not show that another direction widens, as a mean's does with its scale."""
+"""Number of dimensions up to which curvatures are compared, and their smallest ratio to the mode's.
+Falls along axes do not show that the posterior widens in a direction that is no axis."""
 
 
 @register_dataclass
 @dataclass(frozen=True, eq=False)
 class _Affine:
-    """``position = center + factor @ z``, of raveled positions; a diagonal factor is a vector.
+    """Affine map ``position = center + factor @ z`` of raveled positions.
 
-    `like` is a position, of which shapes and types count.
+    A vector `factor` is a diagonal; `like` is a position with the shapes and types of the result.
     """
 
     center: Array
@@ -75,7 +77,8 @@ class _Affine:
         return self.unravel(jax.scipy.linalg.solve_triangular(self.factor, flat))
 
 
-# A posterior's functions in other coordinates: classes, so that real sites can be told of them.
+# The functions of a posterior in other coordinates are classes, so that a server can send them to
+# real sites.
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,18 +120,18 @@ class _Start(_InCoordinates):
 
 
 class Whitened(NamedTuple):
-    """A posterior in whitened coordinates, and what kernels on it start from.
+    """Posterior in whitened coordinates, with a start and surrogates.
 
     Attributes
     ----------
     posterior
-        To build a kernel with. ``samples.draws``, accumulators and ``samples.constrained`` are in
+        Posterior for kernels. ``samples.draws``, accumulators and ``samples.constrained`` are in
         the coordinates of the model; ``samples.state`` is whitened.
     position
-        The mode, whitened: zeros. To start elsewhere: `whitened_position`.
+        Mode in whitened coordinates: zeros. `whitened_position` returns other starts.
     surrogates
-        Each client's expansion at the mode, whitened, for `fedmcmc.fsgld` and
-        `fedmcmc.predict_bias`; ``None`` where nobody was asked for his own.
+        Each client's expansion at the mode in whitened coordinates, for `fedmcmc.fsgld` and
+        `fedmcmc.predict_bias`; ``None`` if `whiten` was called without surrogates.
     """
 
     posterior: Posterior
@@ -136,20 +139,19 @@ class Whitened(NamedTuple):
     surrogates: Gaussian | None
 
     def __repr__(self) -> str:
-        """Say what it holds, without the numbers."""
+        """Return a description without the arrays."""
         fitted = self.surrogates
-        of = "no surrogates"
+        description = "no surrogates"
         if fitted is not None:
             num = jax.tree.leaves(fitted.precision_mean)[0].shape[0]
-            of = f"{fitted.structure} surrogates of {num} clients"
-        return f"Whitened({trees.num_elements(self.position)} coordinates; {of})"
+            description = f"{fitted.structure} surrogates of {num} clients"
+        return f"Whitened({trees.num_elements(self.position)} coordinates; {description})"
 
     @property
     def metric(self) -> ArrayTree:
-        """The posterior's covariance as the mode has it, for ``metric=`` of a kernel on the model.
+        """Covariance at the mode, for ``metric=`` of a kernel in the coordinates of the model.
 
-        The alternative to whitened coordinates, for whom surrogates or a start are in the model's:
-        ``[d, d]`` over the raveled position, or shaped as the position for a diagonal.
+        It has shape ``[d, d]`` over the raveled position; a diagonal is a pytree like the position.
         """
         affine: Any = self.posterior.position_fn
         if affine.factor.ndim == 1:
@@ -170,28 +172,28 @@ def whiten(
     structure: str | None = None,
     surrogates: bool = True,
 ) -> Whitened:
-    """Change to coordinates in which the posterior is about standard normal.
+    """Change to coordinates in which the posterior is approximately standard normal.
 
-    ``position = mode + C z``, where ``C C'`` is the inverse of the precision at the mode: the sum
-    of the clients' (`fedmcmc.surrogates.taylor`) and the prior's. A step size then means the same
-    for every model: in ``z`` the largest curvature is about one. A Langevin kernel on ``z`` is the
-    same kernel on ``position`` with the metric ``C C'``.
+    ``position = mode + C z``, where ``C C'`` is the inverse of the precision at the mode: the
+    clients' precisions (`fedmcmc.surrogates.taylor`) plus the prior's. The largest curvature in
+    ``z`` is about one, so a step size means the same for every model. A Langevin kernel on ``z``
+    equals the same kernel on ``position`` with the metric ``C C'``.
 
     Parameters
     ----------
     posterior
         The model.
     data
-        A `FederatedData`, or a consortium of clients elsewhere. Finding the mode takes some
-        exchanges with all clients, the expansion one, and looking beside the mode one or two.
+        A `FederatedData`, or a consortium of clients. The search for the mode takes some exchanges
+        with all clients, the expansion one, and the comparison with a Gaussian one or two.
     position
-        Where the search for the mode starts; by default what ``posterior.init_fn`` draws, and
-        a place near the origin where no mode is found from there.
+        Start of the search for the mode; by default a draw of ``posterior.init_fn``, and if this
+        search fails, a point near the origin.
     structure
         ``"dense"`` (the default up to 256 dimensions) or ``"diagonal"``.
     surrogates
-        Whether each client is asked for its own expansion. Without, only their sum is asked for,
-        which a secure sum can hide single clients in.
+        If true, each client sends its expansion; otherwise only their sum is needed, which
+        a secure sum can compute.
 
     Returns
     -------
@@ -201,14 +203,14 @@ def whiten(
     Raises
     ------
     ValueError
-        Without a start, where no mode is found, or where the log posterior is flat at the mode.
+        Without a start or a mode, or if the log posterior is flat at the mode.
 
     Warns
     -----
     UserWarning
-        If two sds from the mode the log posterior falls by far more or less than a Gaussian's, or,
-        up to 32 dimensions and whitened densely, is a fifth as curved in some direction or less:
-        the curvature at the mode is then no guide to its scale.
+        If the curvature at the mode does not show the posterior's scale: two sds from the mode the
+        log posterior falls by far more or less than a Gaussian's, or (dense, up to 32 dimensions)
+        the curvature in a direction is less than a fifth of that at the mode.
 
     Examples
     --------
@@ -227,103 +229,77 @@ def whiten(
     >>> samples.draws.std((0, 1)).round(3)
     array([0.004, 0.336], dtype=float32)
     """
-    center = _mode(posterior, data, position)
-    flat, unravel = ravel_pytree(center)
-    size = flat.shape[0]
+    center = _find_mode(posterior, data, position)
+    flat = trees.ravel(center)
     if structure is None:
-        structure = "dense" if size <= MAX_DENSE else "diagonal"
-    densities, consortium = checks.densities(posterior), summing(data)
-    fitted = taylor(posterior, data, center, structure=structure) if surrogates else None
-    of_rows: Any = (
-        _precision_of_rows(densities, consortium, center, structure)
-        if fitted is None
-        else _flat(fitted, structure).sum(0)
-    )
-    prior = _prior_precision(as_functions(posterior.logprior_fn), flat, unravel, structure)
+        structure = "dense" if flat.shape[0] <= MAX_DENSE else "diagonal"
+    densities, consortium = checks.densities_of(posterior), as_summing_consortium(data)
+    fitted: Gaussian | None = None
+    if surrogates:
+        fitted = taylor(posterior, data, center, structure=structure)
+        point = jax.tree.map(lambda leaf: leaf[None], center)
+        prior_precision = expanded_prior(densities, point, center, structure=structure)[2][0]
+        precision = _raveled_precisions(fitted, structure).sum(0) + prior_precision
+    else:
+        expand = Objective(
+            densities, Ledger(consortium), center, "dense" if structure == "dense" else "diagonal"
+        )
+        with jax.default_matmul_precision("highest"):
+            (expansion,) = expand(np.asarray(flat)[None])
+        if not expansion.value < IMPOSSIBLE:
+            raise ValueError("whiten: the log posterior's Hessian at the mode is not finite.")
+        precision = expansion.hessian
     names = trees.element_names(center)
-    precision = np.asarray(of_rows + prior, np.float64)
+    factor = _factor(np.asarray(precision, np.float64), names)
     like = jax.tree.map(jnp.zeros_like, center)
-    affine = _Affine(flat, jnp.asarray(_factor(precision, names), flat.dtype), like)
-    _warn_where_not_quadratic(densities, consortium, affine, names)
+    affine = _Affine(flat, jnp.asarray(factor, flat.dtype), like)
+    _warn_if_not_quadratic(densities, consortium, affine, names)
     return Whitened(
         _in_coordinates(posterior, affine),
         like,
-        None if fitted is None else _whitened(fitted, affine, structure),
+        None if fitted is None else _whiten_surrogates(fitted, affine, structure),
     )
 
 
-def _mode(posterior: Posterior, data: Any, position: ArrayTree | None) -> ArrayTree:
+def _find_mode(posterior: Posterior, data: Any, position: ArrayTree | None) -> ArrayTree:
     if position is not None:
         return mode(posterior, data, position).position
     if posterior.init_fn is None:
         raise ValueError(
-            "whiten needs position= to start from, zeros say: this posterior has no init_fn."
+            "whiten needs position=, a start such as zeros: this posterior has no init_fn."
         )
-    drawn = posterior.init_fn(jax.random.key(0))
+    draw = posterior.init_fn(jax.random.key(0))
     try:
-        return mode(posterior, data, drawn).position
+        return mode(posterior, data, draw).position
     except ValueError:
-        # There a log link of covariates in the hundreds does not overflow, as it does at a draw.
-        # Not at zeros themselves, where NumPyro's Bernoulli(logits=0) has a gradient of 0 or 1 in
-        # place of a half.
-        return mode(posterior, data, jax.tree.map(lambda x: NEAR * x, drawn)).position
+        # Near the origin a log link of covariates in the hundreds does not overflow. At the origin
+        # itself NumPyro's Bernoulli(logits=0) has a gradient of 0 or 1 instead of a half.
+        near_origin = jax.tree.map(lambda x: ORIGIN_SCALE * x, draw)
+        return mode(posterior, data, near_origin).position
 
 
 def _in_coordinates(posterior: Posterior, affine: _Affine) -> Posterior:
     """Return the density of ``z``."""
-    own = as_functions(posterior)
+    original = as_functions(posterior)
     return Posterior(
-        _Prior(own.logprior_fn, affine),
-        (Through if isinstance(own.loglikelihood_fn, ClientTerms) else _Rows)(
-            own.loglikelihood_fn, affine
+        _Prior(original.logprior_fn, affine),
+        (Through if isinstance(original.loglikelihood_fn, ClientTerms) else _Rows)(
+            original.loglikelihood_fn, affine
         ),
-        own.resample_fn and _Outcomes(own.resample_fn, affine),
-        own.constrain_fn,
-        own.init_fn and _Start(own.init_fn, affine),
+        original.resample_fn and _Outcomes(original.resample_fn, affine),
+        original.constrain_fn,
+        original.init_fn and _Start(original.init_fn, affine),
         affine,
     )
 
 
-def _flat(fitted: Gaussian, structure: str) -> Array:
+def _raveled_precisions(fitted: Gaussian, structure: str) -> Array:
     """Return the clients' precisions, ``[num_clients, d, d]`` or ``[num_clients, d]``."""
     return fitted.precision if structure == "dense" else jax.vmap(trees.ravel)(fitted.precision)
 
 
-def _precision_of_rows(
-    posterior: Posterior, consortium: Consortium, center: ArrayTree, structure: str
-) -> np.ndarray:
-    """Return minus the log likelihood's Hessian at a position, ``[d, d]`` or its diagonal."""
-    question = expansions(posterior, curvature="dense" if structure == "dense" else "diagonal")
-    point = jax.tree.map(lambda leaf: leaf[None], center)
-    with jax.default_matmul_precision("highest"):
-        found = consortium.ask(question, Points(point, center)).value
-    curvature = np.asarray(found.curvature, np.float64)[0]
-    if not (np.isfinite(found.value).all() and np.isfinite(curvature).all()):
-        raise ValueError("whiten: the log likelihood's Hessian at the mode is not finite.")
-    if structure == "diagonal":
-        return curvature
-    return np.asarray(symmetric(curvature, trees.num_elements(center)))
-
-
-def _prior_precision(logprior_fn: Any, flat: Array, unravel: Any, structure: str) -> Array:
-    gradient = jax.grad(lambda x: logprior_fn(unravel(x)))
-
-    # Compiled, as operations one by one would each be a program of their own.
-    @jax.jit
-    def of(x: Array) -> Array:
-        if structure == "dense":
-            return -jax.jacfwd(gradient)(x)
-        # One direction at a time: a matrix of all might not fit.
-        unit = jnp.zeros_like(x)
-        return -jax.lax.map(
-            lambda i: jax.jvp(gradient, (x,), (unit.at[i].set(1),))[1][i], jnp.arange(x.shape[0])
-        )
-
-    return of(flat)
-
-
 def _factor(precision: np.ndarray, names: list[str]) -> np.ndarray:
-    """Return an upper triangular ``C`` with ``C C'`` the inverse of `precision`, or its diagonal.
+    """Return an upper triangular ``C`` with ``C C' = inv(precision)``; a diagonal as a vector.
 
     Raises
     ------
@@ -336,20 +312,21 @@ def _factor(precision: np.ndarray, names: list[str]) -> np.ndarray:
         return 1 / np.sqrt(diagonal)
     if diagonal[flat] > 0:
         scale = np.sqrt(diagonal)
-        lowest, vectors = np.linalg.eigh(precision / np.outer(scale, scale))
-        if lowest[0] > FLAT * lowest[-1]:
+        values, vectors = np.linalg.eigh(precision / np.outer(scale, scale))
+        if values[0] > MIN_EIGENVALUE_RATIO * values[-1]:
             return np.linalg.inv(np.linalg.cholesky(precision)).T
         flat = int(np.argmax(np.abs(vectors[:, 0])))
     raise ValueError(
-        f"The log posterior is flat or rises at its mode, in a direction of {names[flat]}: there "
-        f"is no scale to whiten by. Give it a proper prior, or drop what duplicates it."
+        f"The log posterior is flat or rises at its mode, in a direction of {names[flat]}, which "
+        f"therefore has no scale to whiten by. Use a proper prior, or remove one of two parameters "
+        f"or columns that the data cannot distinguish."
     )
 
 
 @partial(jax.jit, static_argnames="structure")
-def _whitened(fitted: Gaussian, affine: _Affine, structure: str) -> Gaussian:
+def _whiten_surrogates(fitted: Gaussian, affine: _Affine, structure: str) -> Gaussian:
     """Return the clients' Gaussians as functions of ``z``."""
-    factor, precision = affine.factor, _flat(fitted, structure)
+    factor, precision = affine.factor, _raveled_precisions(fitted, structure)
     eta = jax.vmap(trees.ravel)(fitted.precision_mean)
     if structure == "dense":
         eta = (eta - precision @ affine.center) @ factor
@@ -361,7 +338,7 @@ def _whitened(fitted: Gaussian, affine: _Affine, structure: str) -> Gaussian:
 
 
 class Losses(NamedTuple):
-    """By how much log likelihoods are lower than at the mode, ``[2, d]``."""
+    """Differences of log likelihoods at the mode and at points around it, ``[2, d]``."""
 
     values: Any
 
@@ -371,16 +348,16 @@ class Losses(NamedTuple):
         return Losses(values)
 
     def from_range(self, limit: float) -> "Losses":
-        """Return a sum of such answers as the server reads it."""
+        """Return the sum of such answers, with infinity for a value that is out of range."""
         return Losses(jnp.where(self.values > limit / 2, jnp.inf, self.values))
 
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Falls(Question):
-    """Losses of log likelihood some sds from the mode, along each axis and back.
+    """Question for falls of the log likelihood two sds from the mode, both ways along each axis.
 
-    The content is the mode, a position, and a factor as of `_Affine`; the answer is `Losses`.
+    The content is the mode, a position, and a factor as in `_Affine`; the answer is `Losses`.
     """
 
     disclosure = Disclosure(
@@ -391,22 +368,19 @@ class Falls(Question):
     def answer(self, content: tuple[ArrayTree, Array], client: Client) -> Losses:
         centre, factor = content
         flat = trees.ravel(centre)
-        affine, size = _Affine(flat, factor, centre), flat.shape[0]
+        affine = _Affine(flat, factor, centre)
 
         def loss(z: Array) -> Array:
             position = affine(affine.unravel(z))
 
-            def of_terms(terms_fn: Terms, mask: Array) -> Array:
+            def sum_changes(terms_fn: Terms, mask: Array) -> Array:
+                # Differences of terms are small, so that their sum loses few digits.
                 change = terms_fn(centre) - terms_fn(position)
-                return jnp.sum(jnp.where(mask, change, 0))  # small: few digits are lost
+                return jnp.sum(jnp.where(mask, change, 0))
 
-            return fold_terms(self.posterior.loglikelihood_fn, of_terms, client)
+            return fold_terms(self.posterior.loglikelihood_fn, sum_changes, client)
 
-        def at(i: Array) -> Array:
-            z = jnp.zeros_like(flat).at[i].set(PROBE)  # a matrix of all might not fit
-            return jnp.stack([loss(-z), loss(z)])
-
-        return Losses(jax.lax.map(at, jnp.arange(size)).T)
+        return Losses(_probe_axes(loss, flat))
 
     def answer_like(self, content: tuple[ArrayTree, Array]) -> Any:
         size = trees.num_elements(content[0])
@@ -416,54 +390,48 @@ class Falls(Question):
         check_model(self.posterior, content[0], federation)
 
 
+def _probe_axes(loss: Callable[[Array], Array], like: Array) -> Array:
+    """Return losses at ``-PROBE_SDS`` and ``PROBE_SDS`` along each axis of ``z``, ``[2, d]``."""
+
+    def probe(i: Array) -> Array:
+        # One axis at a time, because a matrix of all may not fit into the memory.
+        z = jnp.zeros_like(like).at[i].set(PROBE_SDS)
+        return jnp.stack([loss(-z), loss(z)])
+
+    return jax.lax.map(probe, jnp.arange(like.shape[0])).T
+
+
 @compiled
 def _falls_of_prior(posterior: Posterior, affine: _Affine) -> Array:
-    @jax.jit
-    def falls(affine: _Affine) -> Array:
-        at_mode = posterior.logprior_fn(affine.unravel(affine.center))
-        unit = jnp.zeros_like(affine.center)
+    at_mode = posterior.logprior_fn(affine.unravel(affine.center))
 
-        def loss(z: Array) -> Array:
-            return at_mode - posterior.logprior_fn(affine(affine.unravel(z)))
+    def loss(z: Array) -> Array:
+        return at_mode - posterior.logprior_fn(affine(affine.unravel(z)))
 
-        def at(i: Array) -> Array:
-            z = unit.at[i].set(PROBE)
-            return jnp.stack([loss(-z), loss(z)])
-
-        return jax.lax.map(at, jnp.arange(len(unit))).T
-
-    return falls(affine)
+    return _probe_axes(loss, affine.center)
 
 
-@jax.jit
-def _probes(affine: _Affine) -> ArrayTree:
-    """Return the positions `PROBE` sds from the mode, first down and then up each axis."""
-    axes = PROBE * jnp.eye(len(affine.center), dtype=affine.center.dtype)
-    return jax.vmap(lambda z: affine(affine.unravel(z)))(jnp.concatenate([-axes, axes]))
-
-
-def _least_curvatures(
-    posterior: Posterior, consortium: Consortium, affine: _Affine, size: int
+def _smallest_curvatures(
+    posterior: Posterior, consortium: Consortium, affine: _Affine
 ) -> np.ndarray:
-    """Return the least curvature of any direction `PROBE` sds from the mode, ``[2, d]``."""
-    points, centre = _probes(affine), affine.unravel(affine.center)
-    asked = consortium.ask(expansions(posterior), Points(points, centre)).value
-    of_prior = expanded_prior(posterior, points, centre, structure="dense")[2]
-    precision = symmetric(np.asarray(asked.curvature, np.float64), size)
-    factor = np.asarray(affine.factor, np.float64)
-    whitened = factor.T @ (precision + np.asarray(of_prior, np.float64)) @ factor
-    if not np.isfinite(whitened).all():
-        return np.full((2, size), np.nan)
-    return np.asarray(np.linalg.eigvalsh(whitened)[:, 0].reshape(2, size))
+    """Return the smallest curvature of any direction two sds down and up each axis, ``[2, d]``."""
+    center, factor = (np.asarray(x, np.float64) for x in (affine.center, affine.factor))
+    steps = PROBE_SDS * factor.T
+    expand = Objective(posterior, Ledger(consortium), affine.unravel(affine.center), "dense")
+    results = expand(center + np.concatenate([-steps, steps]))
+    if any(result.value >= IMPOSSIBLE for result in results):
+        return np.full((2, len(center)), np.nan)
+    whitened = factor.T @ np.stack([np.asarray(result.hessian) for result in results]) @ factor
+    return np.asarray(np.linalg.eigvalsh(whitened)[:, 0].reshape(2, len(center)))
 
 
-def _warn_where_not_quadratic(
+def _warn_if_not_quadratic(
     posterior: Posterior, consortium: Consortium, affine: _Affine, names: list[str]
 ) -> None:
     content = affine.unravel(affine.center), affine.factor
     with jax.default_matmul_precision("highest"):
-        of_rows = consortium.ask(Falls(posterior), content).value.values
-        falls = np.asarray(of_rows) + np.asarray(_falls_of_prior(posterior, affine))
+        falls = np.asarray(consortium.ask(Falls(posterior), content).value.values)
+        falls = falls + np.asarray(_falls_of_prior(posterior, affine))
     factor = np.asarray(affine.factor)
 
     def name_of(axis: int) -> str:
@@ -471,37 +439,36 @@ def _warn_where_not_quadratic(
             return names[axis]
         return names[int(np.argmax(np.abs(factor[:, axis]) / np.linalg.norm(factor, axis=1)))]
 
-    cure = (
-        "Kernels on these coordinates may be biased or diverge. What helps: a prior that bounds it "
-        "from both sides, another parametrization (non-centered effects, the logarithm of a "
-        "scale), and checking with draws of smaller steps."
+    remedy = (
+        "Kernels in these coordinates may be biased or diverge. Possible remedies: a prior that "
+        "bounds the parameter from both sides, another parametrization (non-centered effects, the "
+        "logarithm of a scale), and a comparison with draws of smaller steps."
     )
     if (falls >= MIN_FALL).all() and (falls <= MAX_FALL).all():
         if factor.ndim == 1 or len(names) > MAX_CURVED:
             return
-        curvatures = _least_curvatures(posterior, consortium, affine, len(names)).min(0)
+        curvatures = _smallest_curvatures(posterior, consortium, affine).min(0)
         if not (curvatures >= MIN_CURVATURE).all():
             axis = int(np.argmin(curvatures))
             warnings.warn(
-                f"The curvature at the mode is no guide {PROBE:g} sds along {name_of(axis)}: in "
-                f"some direction it is {curvatures[axis]:.2g} of the mode's there, as where few "
-                f"rows tell a scale. {cure}",
+                f"The curvature at the mode is no guide {PROBE_SDS:g} sds along {name_of(axis)}: "
+                f"the smallest curvature there is {curvatures[axis]:.2g} times that at the mode, "
+                f"for example because few rows inform a scale. {remedy}",
                 stacklevel=3,
             )
         return
-    away = np.where(np.isfinite(falls), np.abs(np.log(np.maximum(falls, 1e-3) / 2)), np.inf)
-    worst = int((falls.min(0) if falls.min() < 0 else -away.max(0)).argmin())
+    deviations = np.where(np.isfinite(falls), np.abs(np.log(np.maximum(falls, 1e-3) / 2)), np.inf)
+    worst = int((falls.min(0) if falls.min() < 0 else -deviations.max(0)).argmin())
     name = name_of(worst)
     low, high = falls[:, worst]
     if falls.min() < 0:
         raise ValueError(
-            f"No mode was found: {PROBE:g} sds away along {name} the log posterior is higher, by "
-            f"{-min(low, high):.3g} nats. {UNSCALED} Else give "
-            f"another position=."
+            f"No mode was found: {PROBE_SDS:g} sds away along {name} the log posterior is higher "
+            f"by {-min(low, high):.3g} nats. {SCALING_HINT} Otherwise pass another position=."
         )
     warnings.warn(
-        f"The curvature at the mode is no guide to the scale of {name}: {PROBE:g} sds to either "
-        f"side the log posterior falls by {low:.3g} and {high:.3g}, a Gaussian's by "
-        f"{PROBE**2 / 2:g}. {cure}",
+        f"The curvature at the mode is no guide to the scale of {name}: {PROBE_SDS:g} sds to both "
+        f"sides the log posterior falls by {low:.3g} and {high:.3g}, a Gaussian's by "
+        f"{PROBE_SDS**2 / 2:g}. {remedy}",
         stacklevel=3,
     )
