@@ -103,7 +103,9 @@ def arrival(draws: Any, exact: np.ndarray, burnin: int) -> int | None:
     return arrived
 
 
-def chain_kernels(white: fedmcmc.Whitened, data: fedmcmc.FederatedData) -> dict[str, Any]:
+def chain_kernels(
+    white: fedmcmc.surrogates.Whitened, data: fedmcmc.FederatedData
+) -> dict[str, Any]:
     """Return kernels, tuned where a law gives settings, and the numbers of their chains."""
     model = white.posterior
 
@@ -182,7 +184,7 @@ def bench() -> None:
 
 
 def _of_approximation(
-    data: fedmcmc.FederatedData, white: fedmcmc.Whitened, exact: np.ndarray
+    data: fedmcmc.FederatedData, white: fedmcmc.surrogates.Whitened, exact: np.ndarray
 ) -> tuple[str, ...]:
     """Return rounds, megabits and seconds of FedEP, if its errors are small, and the errors."""
     if exact.shape[1] > 64:
@@ -209,7 +211,7 @@ def _of_approximation(
 
 
 def _of_chains(
-    kernel: Any, chains: int, data: Any, white: fedmcmc.Whitened, exact: np.ndarray
+    kernel: Any, chains: int, data: Any, white: fedmcmc.surrogates.Whitened, exact: np.ndarray
 ) -> tuple[str, ...]:
     """Return rounds, megabits and seconds to where the errors are small, and the last errors."""
     most = 2000 if chains == CHAINS else CHECKPOINTS[-1]

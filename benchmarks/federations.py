@@ -161,7 +161,7 @@ FEDERATIONS: dict[str, tuple[Callable[..., None], Callable[[], fedmcmc.Federated
 
 def whitened(
     *names: str,
-) -> Iterator[tuple[str, fedmcmc.FederatedData, fedmcmc.Whitened, np.ndarray]]:
+) -> Iterator[tuple[str, fedmcmc.FederatedData, fedmcmc.surrogates.Whitened, np.ndarray]]:
     """Yield each federation's name, data, whitened model and draws of NUTS ``[num, d]``.
 
     One whose data are not there is named and left out.

@@ -19,7 +19,7 @@ from benchmarks.federations import COUNTS, HEART, RAGGED
 ROUNDS, BURN_IN, CHAINS = 20_000, 1_000, 8
 
 
-def kernels(white: fedmcmc.Whitened) -> dict[str, fedmcmc.FederatedKernel]:
+def kernels(white: fedmcmc.surrogates.Whitened) -> dict[str, fedmcmc.FederatedKernel]:
     """Return kernels of every kind that is predicted, none of them tuned."""
     model, q = white.posterior, white.surrogates
     coarse, half = fedmcmc.quantize(1), fedmcmc.bernoulli(0.5)
@@ -46,7 +46,7 @@ def kernels(white: fedmcmc.Whitened) -> dict[str, fedmcmc.FederatedKernel]:
 
 
 def run(
-    kernel: fedmcmc.FederatedKernel, data: fedmcmc.FederatedData, white: fedmcmc.Whitened
+    kernel: fedmcmc.FederatedKernel, data: fedmcmc.FederatedData, white: fedmcmc.surrogates.Whitened
 ) -> np.ndarray:
     """Return whitened positions of chains after burn-in, ``[CHAINS, ROUNDS, d]``."""
     with warnings.catch_warnings():
@@ -65,7 +65,7 @@ def run(
     return np.asarray(samples.draws, np.float64)
 
 
-def whitened(white: fedmcmc.Whitened, draws: np.ndarray) -> np.ndarray:
+def whitened(white: fedmcmc.surrogates.Whitened, draws: np.ndarray) -> np.ndarray:
     """Return raveled draws ``[num, d]`` of the model in whitened coordinates."""
     unravel = ravel_pytree(white.position)[1]
 

@@ -31,7 +31,7 @@ FOR_FSGLD = (FEW_ROWS, COUNTS_MANY, WIDE, RADON_WHOLE)
 """Where surrogates are what is hard: few rows per client, many clients, many parameters."""
 
 
-def kernels(white: fedmcmc.Whitened) -> dict[str, tuple[Any, dict[str, Any]]]:
+def kernels(white: fedmcmc.surrogates.Whitened) -> dict[str, tuple[Any, dict[str, Any]]]:
     """Return each kernel and the length of its run."""
     model, until = white.posterior, dict(until=fedmcmc.at_rest(), max_rounds=60)
     return {

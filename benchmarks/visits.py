@@ -26,7 +26,9 @@ from benchmarks.federations import (
 ROUNDS = {1: 10_000, 10: 20_000}
 
 
-def relay(white: fedmcmc.Whitened, num_local_steps: int, step_size: float) -> fedmcmc.kernels.Relay:
+def relay(
+    white: fedmcmc.surrogates.Whitened, num_local_steps: int, step_size: float
+) -> fedmcmc.kernels.Relay:
     return fedmcmc.fsgld(
         white.posterior, white.surrogates, step_size=step_size, num_local_steps=num_local_steps
     )

@@ -26,7 +26,7 @@ COMMANDS = ("__main__", "server", "site")
 APART = ("nvflare",)
 """Modules that need an environment of their own, and are read without being imported."""
 GROUPS = {
-    "Models and data": ("interop", "data", "hierarchy", "_types"),
+    "Models and data": ("interop", "data", "hierarchy", "types"),
     "Answers in one call": ("fitting", "exact", "criticism", "reports"),
     "Kernels": ("algorithms", "kernels", "transforms"),
     "Parts of kernels": (

@@ -51,7 +51,7 @@ def local_states(every: int) -> Callable[..., Any]:
     """Return a `collect` that keeps local states a distance `every` apart of a round, in relays."""
 
     def collect(state: Any, info: Any) -> Any:
-        states = fedmcmc.local_positions(state, info)
+        states = fedmcmc.runs.local_positions(state, info)
         return jax.tree.map(lambda leaf: leaf[every - 1 :: every], states)
 
     return collect

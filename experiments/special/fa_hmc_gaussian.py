@@ -222,7 +222,7 @@ def over_local_steps(
         place = {"tolerance": distance}
         constant, _ = fewest(num, distance, noisy, steps)
         table += numbers_of("constant step", place, {"rounds_to_tolerance": constant})
-        # As with `fedmcmc.inverse_sqrt_schedule`.
+        # As with `fedmcmc.tuning.inverse_sqrt_schedule`.
         tried = (first_steps / np.sqrt(1 + index / halvings) for index in count())
         falls = (gaussian.round(step, num, **noisy) for step in tried)
         fewer, _ = gaussian.first(distance, falls, int(min(constant, most_rounds)))

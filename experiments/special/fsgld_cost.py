@@ -49,11 +49,11 @@ def rows(
     return result
 
 
-def _of_step(estimator: fedmcmc.GradientEstimator, data: fedmcmc.FederatedData) -> int:
+def _of_step(estimator: fedmcmc.types.GradientEstimator, data: fedmcmc.FederatedData) -> int:
     """Count the operations of a gradient estimate."""
     client, theta = data.client(0), jnp.zeros(data.rows["x"].shape[-1])
     draws = estimator.prepare(jax.random.key(0), theta, client, 1)
-    broadcast = fedmcmc.Broadcast(jnp.int32(0), theta)
+    broadcast = fedmcmc.types.Broadcast(jnp.int32(0), theta)
     context, _ = estimator.start(_loglikelihood_fn, broadcast, (), client)
 
     # The estimator is an argument: else its surrogates are constants of the program.

@@ -104,7 +104,7 @@ GIBBS = {
     ),
 }
 COMPRESSORS = {
-    "identity": fedmcmc.identity(),
+    "identity": fedmcmc.compression.identity(),
     "quantize": fedmcmc.quantize(8),
     "memory": fedmcmc.memory(fedmcmc.quantize(8)),
 }
@@ -176,11 +176,11 @@ def bare_kernels(name):
 def compressors(name):
     """Return the compressors that the kernel supports."""
     if name in GIBBS:
-        return {"identity": fedmcmc.identity()}
+        return {"identity": fedmcmc.compression.identity()}
     if name not in ACCEPT_REJECT:
         return COMPRESSORS
     of_gradients = OF_GRADIENTS if ACCEPT_REJECT[name].uses_gradients else {}
-    return {"identity": fedmcmc.identity(), **of_gradients}
+    return {"identity": fedmcmc.compression.identity(), **of_gradients}
 
 
 if __name__ == "__main__":

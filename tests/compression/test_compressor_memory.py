@@ -101,7 +101,7 @@ def test_another_compression_comes_before_the_memory_that_the_server_adds():
     inner, outer = fedmcmc.sparsify(0.8), fedmcmc.quantize(5)
     lsd = fedmcmc.lsd(POSTERIOR, step_size=STEP_SIZE, participation=participation)
     twice = fedmcmc.compress(fedmcmc.compress(lsd, fedmcmc.memory(inner, rate)), outer)
-    at_once = fedmcmc.compress(lsd, fedmcmc.memory(fedmcmc.chain(inner, outer), rate))
+    at_once = fedmcmc.compress(lsd, fedmcmc.memory(fedmcmc.compression.chain(inner, outer), rate))
     ends = []
     for kernel in (twice, at_once):
         init, step = fedmcmc.simulate(kernel, DATA)
@@ -145,8 +145,8 @@ def test_a_rate_at_which_memories_diverge_is_refused(rate):
         fedmcmc.quantize,
         fedmcmc.sparsify,
         fedmcmc.top_k,
-        fedmcmc.clip,
-        lambda x: fedmcmc.memory(fedmcmc.identity(), x),
+        fedmcmc.compression.clip,
+        lambda x: fedmcmc.memory(fedmcmc.compression.identity(), x),
         fedmcmc.bernoulli,
     ],
 )
@@ -172,7 +172,7 @@ def test_a_memory_that_knows_the_message_leaves_nothing_to_round():
 
 def words(kernel):
     """Return the compressor's words of client 2's round, and the kernel's draws."""
-    broadcast = fedmcmc.Broadcast(jnp.int32(0), jnp.asarray(START, jnp.float32))
+    broadcast = fedmcmc.types.Broadcast(jnp.int32(0), jnp.asarray(START, jnp.float32))
     return kernel.prepare(KEY, broadcast, DATA.client(2))
 
 
@@ -199,10 +199,10 @@ def test_a_compressor_shares_no_bits_with_its_kernel_nor_with_another():
         fedmcmc.quantize(4),
         fedmcmc.sparsify(0.01),
         fedmcmc.top_k(0.25),
-        fedmcmc.clip(1.0),
-        fedmcmc.chain(fedmcmc.sparsify(0.01), fedmcmc.quantize(4)),
+        fedmcmc.compression.clip(1.0),
+        fedmcmc.compression.chain(fedmcmc.sparsify(0.01), fedmcmc.quantize(4)),
         fedmcmc.memory(fedmcmc.quantize(4)),
-        fedmcmc.per_client([fedmcmc.clip(1.0), fedmcmc.quantize(4)], [1]),
+        fedmcmc.per_client([fedmcmc.compression.clip(1.0), fedmcmc.quantize(4)], [1]),
     ],
     ids=["quantize", "sparsify", "top_k", "clip", "chain", "memory", "per_client"],
 )

@@ -154,8 +154,10 @@ KINDS = (
     fedmcmc.quantize(5),
     fedmcmc.sparsify(0.4),
     fedmcmc.top_k(0.4),
-    fedmcmc.chain(fedmcmc.clip(1.0), fedmcmc.quantize(jnp.array([9, 2, 30]))),
-    fedmcmc.identity(),
+    fedmcmc.compression.chain(
+        fedmcmc.compression.clip(1.0), fedmcmc.quantize(jnp.array([9, 2, 30]))
+    ),
+    fedmcmc.compression.identity(),
 )
 
 
@@ -195,8 +197,8 @@ def test_a_client_says_what_its_compressor_says_alone(which):
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 def test_operators_of_several_types_are_heard_as_one(dtype):
-    kinds = fedmcmc.per_client([fedmcmc.quantize(3), fedmcmc.identity()], [1, 0, 1])
-    for i, kind in enumerate((fedmcmc.identity(), fedmcmc.quantize(3))):
+    kinds = fedmcmc.per_client([fedmcmc.quantize(3), fedmcmc.compression.identity()], [1, 0, 1])
+    for i, kind in enumerate((fedmcmc.compression.identity(), fedmcmc.quantize(3))):
         decoded = send(kinds, VECTOR.astype(dtype), client=DATA.client(i))[1]
         expected = send(kind, VECTOR.astype(dtype), client=DATA.client(i))[1]
         np.testing.assert_array_equal(decoded, expected.astype(decoded.dtype))
@@ -233,7 +235,7 @@ def test_which_client_uses_which_operator_may_change_without_a_new_trace():
         code, _ = compressor.encode(draws, VECTOR, compressor.init(VECTOR), client)
         return compressor.decode(code, client)
 
-    kinds = (fedmcmc.quantize(3), fedmcmc.identity())
+    kinds = (fedmcmc.quantize(3), fedmcmc.compression.identity())
     actual = [decoded(fedmcmc.per_client(kinds, which), CLIENT) for which in ([0, 0, 1], [1, 0, 1])]
     assert len(traces) == 1
     np.testing.assert_array_equal(actual[1], VECTOR)
@@ -262,11 +264,11 @@ def test_sixteen_bits_are_rounded_by_their_true_norm(dtype):
 @pytest.mark.parametrize("size", [1e-30, 1e-18, 1e18, 1e30])
 def test_huge_and_tiny_numbers_stay_what_they_are(size):
     v = size * VECTOR
-    for compressor in (fedmcmc.quantize(7), fedmcmc.clip(1e36), fedmcmc.sparsify(0.5)):
+    for compressor in (fedmcmc.quantize(7), fedmcmc.compression.clip(1e36), fedmcmc.sparsify(0.5)):
         decoded = send(compressor, v)[1]
         expected = np.asarray(send(compressor, VECTOR)[1], float) * size
         np.testing.assert_allclose(np.asarray(decoded, float), expected, rtol=1e-5)
-    clipped = np.asarray(send(fedmcmc.clip(size / 2), v)[1], float)
+    clipped = np.asarray(send(fedmcmc.compression.clip(size / 2), v)[1], float)
     np.testing.assert_allclose(np.linalg.norm(clipped), size / 2, rtol=1e-5)
 
 
@@ -313,14 +315,14 @@ def test_error_feedback_loses_nothing():
 
 def test_clip_bounds_the_norm_and_keeps_the_direction():
     norm = float(jnp.linalg.norm(VECTOR))
-    np.testing.assert_array_equal(send(fedmcmc.clip(norm * 1.01), VECTOR)[1], VECTOR)
-    clipped = send(fedmcmc.clip(0.5), {"a": VECTOR, "b": jnp.zeros(2)})[1]["a"]
+    np.testing.assert_array_equal(send(fedmcmc.compression.clip(norm * 1.01), VECTOR)[1], VECTOR)
+    clipped = send(fedmcmc.compression.clip(0.5), {"a": VECTOR, "b": jnp.zeros(2)})[1]["a"]
     np.testing.assert_allclose(clipped, VECTOR * 0.5 / norm, rtol=1e-6)
 
 
 def test_a_chain_says_the_last_code_of_the_first_message():
     sparse, fine = fedmcmc.sparsify(0.5), fedmcmc.quantize(3)
-    chain = fedmcmc.chain(sparse, fine)
+    chain = fedmcmc.compression.chain(sparse, fine)
     assert float(chain.omega(VECTOR)) == pytest.approx(2 * (1 + 5 / 9) - 1)
     decoded, _ = many(chain, VECTOR, 40000)
     errors = np.asarray(decoded, float) - np.asarray(VECTOR, float)
@@ -334,9 +336,11 @@ def test_a_chain_says_the_last_code_of_the_first_message():
     np.testing.assert_array_equal(decoded, expected)
     assert int(message_bits(chain_code)) == int(message_bits(last))
     assert type(chain_code) is type(last)
-    assert not fedmcmc.chain(fedmcmc.clip(1.0), fine).unbiased
+    assert not fedmcmc.compression.chain(fedmcmc.compression.clip(1.0), fine).unbiased
     # In the other order the norm is clipped after it was rounded up.
-    after = send(fedmcmc.chain(fedmcmc.quantize(1), fedmcmc.clip(0.5)), VECTOR)[1]
+    after = send(
+        fedmcmc.compression.chain(fedmcmc.quantize(1), fedmcmc.compression.clip(0.5)), VECTOR
+    )[1]
     assert np.linalg.norm(after) <= 0.5 * (1 + 1e-6)
 
 
@@ -365,7 +369,11 @@ def test_leaves_without_numbers_take_no_bits(per_leaf):
         fedmcmc.quantize(4),
         *(
             pytest.param(compressor, marks=pytest.mark.slow)
-            for compressor in (fedmcmc.sparsify(0.5), fedmcmc.top_k(0.5), fedmcmc.clip(0.5))
+            for compressor in (
+                fedmcmc.sparsify(0.5),
+                fedmcmc.top_k(0.5),
+                fedmcmc.compression.clip(0.5),
+            )
         ),
     ],
 )

@@ -9,9 +9,10 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 import fedmcmc
-from fedmcmc import inference, preconditioners
-from fedmcmc._types import Local, Shapes, Static
+from fedmcmc import inference
+from fedmcmc.dynamics import preconditioners
 from fedmcmc.pytrees import trees
+from fedmcmc.types import Local, Shapes, Static
 from tests.contracts.model import LEVELS, RATES, P, jittered, surrogates
 
 
@@ -206,7 +207,7 @@ def build_ensemble(position, given):
     return fedmcmc.ensemble(
         given.posterior,
         fedmcmc.svrg(fedmcmc.minibatch(2), 2),
-        fedmcmc.dirichlet_ensemble(0.5 * given.scale, num_models=2),
+        fedmcmc.kernels.dirichlet_ensemble(0.5 * given.scale, num_models=2),
         client_optimizer=OPTIMIZER,
         num_local_steps=2,
         participation=fedmcmc.uniform(2),
@@ -238,14 +239,14 @@ def build_averaging(position, given):
             fedmcmc.noisy(fedmcmc.full_gradient(), 0.1 * given.scale, weighted=True),
             given.table(surrogates(position)),
         ),
-        integrator=fedmcmc.leapfrog(
+        integrator=fedmcmc.dynamics.leapfrog(
             3,
             gradients="reuse",
             inverse_mass_matrix=jax.tree.map(lambda x: jnp.full_like(x, given.scale), position),
         ),
         step_size=given.step_size,
         num_local_steps=2,
-        momentum=fedmcmc.independent_momentum(),
+        momentum=fedmcmc.dynamics.independent_momentum(),
         participation=fedmcmc.categorical(given.table(P), cohort_size=2),
     )
 
@@ -323,8 +324,10 @@ def build_pseudo_gradients(position, given):
     return fedmcmc.pseudo_gradients(
         given.posterior,
         fedmcmc.scaffold(fedmcmc.minibatch(2)),
-        fedmcmc.posterior_delta(0.3),
-        training=fedmcmc.training(OPTIMIZER, fedmcmc.Length(3, num_steps=2), 0.5 * given.scale),
+        fedmcmc.kernels.posterior_delta(0.3),
+        training=fedmcmc.dynamics.training(
+            OPTIMIZER, fedmcmc.dynamics.Length(3, num_steps=2), 0.5 * given.scale
+        ),
     )
 
 
@@ -488,7 +491,7 @@ def with_latents(posterior, of_rows=None):
 
     flags = () if of_rows is None else of_rows
 
-    population = fedmcmc.Population(
+    population = fedmcmc.types.Population(
         statistics_fn,
         logdensity_fn,
         origin_fn=origin_fn,

@@ -11,22 +11,22 @@ import jax.numpy as jnp
 import optax
 
 import fedmcmc
-from fedmcmc import preconditioners
+from fedmcmc.dynamics import preconditioners
 from tests.contracts.kernels import PLAIN
 from tests.contracts.model import LEVELS, POSITIONS, RATES, P, reordered, surrogates
 
 # Compressors: ``build(given)``
 
 COMPRESSORS = {
-    "identity": lambda given: fedmcmc.identity(),
+    "identity": lambda given: fedmcmc.compression.identity(),
     "quantize": lambda given: fedmcmc.quantize(given.levels),
     "quantize: per leaf": lambda given: fedmcmc.quantize(given.levels, per_leaf=True),
     "quantize: per client": lambda given: fedmcmc.quantize(given.table(LEVELS) * given.scale),
     "sparsify": lambda given: fedmcmc.sparsify(0.4 * given.scale),
     "top_k": lambda given: fedmcmc.top_k(0.5),
     "top_k: no feedback": lambda given: fedmcmc.top_k(0.5, error_feedback=False),
-    "clip": lambda given: fedmcmc.clip(0.6 * given.scale),
-    "chain": lambda given: fedmcmc.chain(
+    "clip": lambda given: fedmcmc.compression.clip(0.6 * given.scale),
+    "chain": lambda given: fedmcmc.compression.chain(
         fedmcmc.sparsify(0.4 * given.scale), fedmcmc.quantize(given.levels)
     ),
     "per_client": lambda given: fedmcmc.per_client(
@@ -37,7 +37,7 @@ COMPRESSORS = {
         (
             fedmcmc.top_k(0.5),
             fedmcmc.quantize(given.table(LEVELS)),
-            fedmcmc.clip(0.6 * given.scale),
+            fedmcmc.compression.clip(0.6 * given.scale),
         ),
         given.table(jnp.array([0, 1, 2])),
     ),
@@ -199,8 +199,8 @@ PRECONDITIONERS = {"rms": lambda: preconditioners.rms(0.9, 1e-3, num_noiseless=2
 
 TABLES = {
     fedmcmc.FederatedKernel: (fedmcmc, KERNELS),
-    fedmcmc.GradientEstimator: (fedmcmc, ESTIMATORS),
-    fedmcmc.Participation: (fedmcmc, PARTICIPATIONS),
+    fedmcmc.types.GradientEstimator: (fedmcmc, ESTIMATORS),
+    fedmcmc.types.Participation: (fedmcmc, PARTICIPATIONS),
     fedmcmc.Compressor: (fedmcmc, COMPRESSORS),
     preconditioners.Preconditioner: (preconditioners, PRECONDITIONERS),
 }

@@ -52,7 +52,9 @@ def test_estimates_summed_over_clients_are_the_global_gradient(name):
 def check_sum_over_clients(estimator, exact, data, vector):
     estimator.check(vector, data.federation)
     # In a round of its own, away from the reference of the first.
-    broadcast = fedmcmc.Broadcast(jnp.int32(1), vector, first_reference(estimator, vector - 1.0))
+    broadcast = fedmcmc.types.Broadcast(
+        jnp.int32(1), vector, first_reference(estimator, vector - 1.0)
+    )
     if estimator.needs_sum:
         parts = [
             estimator.summed(loglikelihood, broadcast, data.client(i)) for i in range(NUM_CLIENTS)
@@ -105,7 +107,7 @@ def test_weighted_sums_over_a_cohort_are_unbiased(name):
         jax.random.split(KEY, 20000)
     )
     size = participation.cohort_size or NUM_CLIENTS
-    assert shapes(cohorts) == fedmcmc.Cohort(
+    assert shapes(cohorts) == fedmcmc.types.Cohort(
         ((20000, size), jnp.int32), ((20000, size), jnp.float32), ((20000, size), jnp.bool_)
     )
     assert participation.may_drop or cohorts.active.all()

@@ -14,10 +14,10 @@ from jax.flatten_util import ravel_pytree
 
 import fedmcmc
 from fedmcmc import rounds
-from fedmcmc._types import memory_of
 from fedmcmc.compression import Grid, Limbs
 from fedmcmc.pytrees import trees
 from fedmcmc.rounds._phases import prepare_client, prepare_server, prepare_shared
+from fedmcmc.types import memory_of
 from tests.contracts.model import (
     DATA,
     KEY,
@@ -233,7 +233,7 @@ def test_structure_shapes_and_dtypes_are_kept(name, position):
     assert jax.tree.structure(own) == jax.tree.structure(state.clients)
     assert shapes(moved) == shapes((state.broadcast, state.server))
     assert shapes(message) == shapes(kernel.message_like(state.broadcast))
-    assert isinstance(info, fedmcmc.StepInfo)
+    assert isinstance(info, fedmcmc.types.StepInfo)
     for bits in (info.bits, *jax.tree.leaves(info.bits_down)):
         assert (bits.shape, bits.dtype) == ((), jnp.int32)
     assert shapes(drawn) == shapes(position)

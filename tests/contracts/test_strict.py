@@ -50,7 +50,7 @@ kernels = [
         step_size=0.01,
     ),
 ]
-for kernel, collect in zip(kernels, (None, fedmcmc.local_positions, None, None)):
+for kernel, collect in zip(kernels, (None, fedmcmc.runs.local_positions, None, None)):
     samples = fedmcmc.sample(
         jax.random.key(0), kernel, data, position, num_rounds=4, num_chains=2, thinning=2,
         collect=collect, progress=False,
@@ -66,7 +66,9 @@ assert np.isfinite(samples.draws["mean"]).all()
 compressors = [
     fedmcmc.memory(fedmcmc.quantize(4)),
     fedmcmc.memory(fedmcmc.quantize(jnp.array([2, 3, 4])), jnp.array([0.1, 0.2, 0.3]), of="active"),
-    fedmcmc.chain(fedmcmc.clip(5.0), fedmcmc.sparsify(0.5), fedmcmc.quantize(7, per_leaf=True)),
+    fedmcmc.compression.chain(
+        fedmcmc.compression.clip(5.0), fedmcmc.sparsify(0.5), fedmcmc.quantize(7, per_leaf=True)
+    ),
     fedmcmc.top_k(0.5),
     fedmcmc.per_client((fedmcmc.quantize(4), fedmcmc.sparsify(0.5)), [0, 1, 1]),
 ]
@@ -79,7 +81,7 @@ langevin = [
     fedmcmc.langevin(
         posterior, fedmcmc.noisy(fedmcmc.minibatch(2), 0.1), step_size=0.01,
         participation=fedmcmc.bernoulli(0.5, rescale="realised"),
-        preconditioner=fedmcmc.preconditioners.rms(0.9, num_noiseless=1),
+        preconditioner=fedmcmc.dynamics.preconditioners.rms(0.9, num_noiseless=1),
     ),
     fedmcmc.fsgld(posterior, diagonal, batch_size=2, **relay),
     fedmcmc.lsd(posterior, step_size=0.01),

@@ -6,7 +6,7 @@ import numpy as np
 
 import fedmcmc
 from fedmcmc import rounds
-from fedmcmc._types import Broadcast, as_functions
+from fedmcmc.types import Broadcast, as_functions
 from tests.support.deployed import Site
 
 SIZES = (37, 23, 11, 3)

@@ -123,7 +123,7 @@ def test_draws_that_are_too_narrow_or_wide_fail(spread, shape):
 
 def test_outcomes_are_redrawn_and_covariates_stay():
     data = noise_data()
-    redrawn = _with_outcomes(fedmcmc._types.as_functions(NOISE), data, KEY, jnp.array(2.0))
+    redrawn = _with_outcomes(fedmcmc.types.as_functions(NOISE), data, KEY, jnp.array(2.0))
     np.testing.assert_array_equal(redrawn.rows["x"], data.rows["x"])
     assert redrawn.rows["y"].shape == data.rows["y"].shape
     for i in range(3):  # each client by its own key, wherever its rows lie

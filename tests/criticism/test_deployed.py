@@ -9,9 +9,9 @@ import pytest
 
 import fedmcmc
 from fedmcmc import criticism
-from fedmcmc._types import as_functions
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.runs import Consortium, Sum
+from fedmcmc.types import as_functions
 from tests.criticism.federation import LOGISTIC, clients, draws_near
 from tests.criticism.test_predictive import HISTOGRAM
 from tests.support.deployed import Server

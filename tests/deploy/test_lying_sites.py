@@ -205,7 +205,9 @@ def test_norms_are_those_of_messages():
     code = jax.tree.map(lambda leaf: np.asarray(leaf)[None], code)
     np.testing.assert_allclose(norms_of(code, 1), [4 * np.linalg.norm(decoded)], rtol=1e-5)
     impossible = np.array([[3.0, -1e30], [np.nan, 0.0]], np.float32)
-    norms = norms_of((fedmcmc.Uncompressed(impossible), np.array([[4.0], [0.0]], np.float32)), 2)
+    norms = norms_of(
+        (fedmcmc.types.Uncompressed(impossible), np.array([[4.0], [0.0]], np.float32)), 2
+    )
     np.testing.assert_array_equal(norms, [5.0, np.nan])
     assert norms_of(np.full((1, 2), -1e30, np.float32), 1)[0] > 1e30
     assert norms_of(np.full((1, 2), 7, np.uint32), 1)[0] == 0

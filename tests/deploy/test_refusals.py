@@ -11,11 +11,11 @@ import pytest
 import fedmcmc
 from fedmcmc import deploy
 from fedmcmc.__main__ import main
-from fedmcmc._types import PerClient
 from fedmcmc.deploy._frames import Frame, Tag
 from fedmcmc.deploy._links import Links
 from fedmcmc.deploy._words import to_words
 from fedmcmc.deploy.secure import SiteRules
+from fedmcmc.types import PerClient
 from tests.contracts.model import KEY
 from tests.deploy.test_audit import changed
 from tests.support import studies
@@ -216,7 +216,7 @@ def test_a_site_under_masks_takes_kernels_that_treat_sites_alike():
     found = []
     for step_size in (0.2, [0.2, 0.0], PerClient(jnp.array([1.0, 0.0, 0.0]))):
         changed = dataclasses.replace(kernel, step_size=step_size)
-        told = to_words(fedmcmc._types.as_functions(changed), MASKED.functions)
+        told = to_words(fedmcmc.types.as_functions(changed), MASKED.functions)
         found.append(taken(MASKED.kernel_of, *told))
     np.testing.assert_array_equal(found, [1, 1, 0])
 

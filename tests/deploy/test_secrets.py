@@ -90,7 +90,7 @@ def predicted_counts(study, name, round_):
     draws = (
         study.kernel("main")
         .phases[-1]
-        .prepare(key, fedmcmc.Broadcast(jnp.int32(round_), START), client)
+        .prepare(key, fedmcmc.types.Broadcast(jnp.int32(round_), START), client)
     )
     (rows,) = [leaf for leaf in jax.tree.leaves(draws) if leaf.shape[-2:] == (BATCH_SIZE, 3)]
     return np.bincount(np.asarray(rows)[..., 0].ravel().astype(int), minlength=size)
@@ -103,7 +103,7 @@ def totals_of(positions, chain_key):
     server = kernel.server_init(KEY, START, federation, ())[1]
     totals = []
     for number, (before, after) in enumerate(pairwise(positions)):
-        broadcast = fedmcmc.Broadcast(jnp.int32(number), jnp.asarray(before))
+        broadcast = fedmcmc.types.Broadcast(jnp.int32(number), jnp.asarray(before))
         nothing = rounds.server_step(kernel, 0, chain_key, broadcast, server, jnp.zeros(3))[0]
         totals.append((after - np.asarray(nothing.position)) / STEP_SIZE)
     return np.array(totals)
@@ -161,7 +161,7 @@ def test_a_site_cannot_compute_totals(reproducible, tmp_path):
     pairs, _ = recorded(study_of(reproducible=reproducible), tmp_path, num_rounds=5)
     (begin, _), *_ = frames_of(pairs["bern"], "begin")
     steps = [request for request, _ in frames_of(pairs["bern"], "step")]
-    broadcast = fedmcmc.Broadcast(jnp.int32(0), START)
+    broadcast = fedmcmc.types.Broadcast(jnp.int32(0), START)
     positions = [wire.decode(unpack(step.body, 1)[0], broadcast).position for step in steps]
     exact = np.sum([rows["x"].sum(axis=0) for rows in ROWS.values()], axis=0)
     if reproducible:
@@ -461,7 +461,7 @@ def test_noise_of_clients_has_the_law_of_a_simulation(rho, tmp_path):
     """Local steps: what a client sends is normal, with the moments of many simulated messages."""
     study = study_of("local_kernel", {"rho": rho})
     pairs, _ = recorded(study, tmp_path, num_rounds=1, num_chains=NUM_CHAINS)
-    kernel, broadcast = study.kernel("main"), fedmcmc.Broadcast(jnp.int32(0), START)
+    kernel, broadcast = study.kernel("main"), fedmcmc.types.Broadcast(jnp.int32(0), START)
     sent = [messages_of(pairs[name], NUM_CHAINS)[0] for name in SIZES]
     for index, name in enumerate(SIZES):
         client = study.client(index, ROWS[name])
@@ -505,7 +505,7 @@ def test_reproducible_is_part_of_what_is_agreed_on():
 def test_a_client_that_draws_needs_a_key():
     study = minibatches()
     client = study.client(0, ROWS["bern"])
-    broadcast = fedmcmc.Broadcast(jnp.int32(0), START)
+    broadcast = fedmcmc.types.Broadcast(jnp.int32(0), START)
     nothing = rounds.ClientKeys((), ())
     with pytest.raises(ValueError, match="ClientKeys has no key"):
         rounds.client_step(study.kernel("main"), 0, nothing, broadcast, (), client)

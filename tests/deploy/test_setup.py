@@ -11,12 +11,12 @@ import pytest
 
 import fedmcmc
 from fedmcmc import criticism, deploy, surrogates
-from fedmcmc._types import as_functions
 from fedmcmc.data import labels_of
 from fedmcmc.deploy._frames import Frame, unpack
 from fedmcmc.gaussian import defensive
 from fedmcmc.kernels import Dithered, PointRecipe, evaluations
 from fedmcmc.runs import Consortium, SimulatedConsortium
+from fedmcmc.types import as_functions
 from tests.contracts.model import DATA, KEY, SIZES
 from tests.support import studies
 from tests.support.lanes import fast_and_slow

@@ -30,7 +30,7 @@ def same(a, b):
 
 @pytest.mark.parametrize("row", IN_WORDS)
 def test_kernels_come_back_from_words(row):
-    kernel = fedmcmc._types.as_functions(KERNELS[row](POSITIONS["nested"], Given()))
+    kernel = fedmcmc.types.as_functions(KERNELS[row](POSITIONS["nested"], Given()))
     words, body = to_words(kernel, FUNCTIONS)
     same(from_words(words, body, FUNCTIONS), kernel)
 
@@ -49,7 +49,7 @@ def test_contents_of_questions_come_back_from_words_and_so_do_their_shapes():
 def test_a_kernel_with_functions_of_its_own_is_not_put_into_words():
     kernel = KERNELS["fed_avg"](POSITIONS["vector"], Given())
     with pytest.raises(deploy.Refused, match="Put a kernel with its own functions"):
-        to_words(fedmcmc._types.as_functions(kernel), FUNCTIONS)
+        to_words(fedmcmc.types.as_functions(kernel), FUNCTIONS)
 
 
 @pytest.mark.parametrize(
@@ -57,10 +57,10 @@ def test_a_kernel_with_functions_of_its_own_is_not_put_into_words():
     [
         {"class": "os:PathLike", "fields": {}},
         {"class": "fedmcmc.storage._checkpoints:Checkpoint", "fields": {"directory": {"value": 1}}},
-        {"class": "fedmcmc._types:as_functions", "fields": {}},
+        {"class": "fedmcmc.types:as_functions", "fields": {}},
         {"class": "fedmcmc.kernels._shared:jax", "fields": {}},
         {"class": "fedmcmc.kernels.nothing:Nothing", "fields": {}},
-        {"class": "fedmcmc._types:PerClient", "fields": {"vales": {"value": 1}}},
+        {"class": "fedmcmc.types:PerClient", "fields": {"vales": {"value": 1}}},
         {"function": "__import__"},
         {"array": ["object", [1]]},
         {"array": ["float32", [2**62]]},

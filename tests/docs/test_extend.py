@@ -231,7 +231,7 @@ def test_the_kernel_with_memory_takes_trees():
 
 
 def defined_again(base, added):
-    @fedmcmc.register_dataclass
+    @fedmcmc.types.register_dataclass
     @dataclasses.dataclass(frozen=True, eq=False)
     class Part(base):
         scale: float
@@ -246,11 +246,11 @@ def defined_again(base, added):
     "base",
     [
         fedmcmc.FederatedKernel,
-        fedmcmc.GradientEstimator,
+        fedmcmc.types.GradientEstimator,
         fedmcmc.Compressor,
-        fedmcmc.Participation,
-        fedmcmc.Reference,
-        fedmcmc.Integrator,
+        fedmcmc.types.Participation,
+        fedmcmc.types.Reference,
+        fedmcmc.dynamics.Integrator,
     ],
 )
 def test_a_class_that_is_defined_again_has_another_structure(base):
@@ -278,7 +278,7 @@ def test_classes_whose_fields_have_the_same_names_are_apart():
 
     def named(name, factor):
         body = {"__annotations__": {"scale": float}, "apply": lambda part, x: factor * x}
-        return fedmcmc.register_dataclass(dataclasses.dataclass(type(name, (), body)))
+        return fedmcmc.types.register_dataclass(dataclasses.dataclass(type(name, (), body)))
 
     run = jax.jit(lambda part, x: part.apply(x))
     parts = [named(f"Part{i}", float(i))(2.0) for i in range(300)]
@@ -290,26 +290,30 @@ def test_classes_whose_fields_have_the_same_names_are_apart():
 # Kernels that lack something.
 
 
-@fedmcmc.register_dataclass
+@fedmcmc.types.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Bare(fedmcmc.FederatedKernel):
     """A kernel that forgets what its estimator keeps and draws."""
 
     posterior: fedmcmc.Posterior
-    estimator: fedmcmc.GradientEstimator
+    estimator: fedmcmc.types.GradientEstimator
     participation: fedmcmc.Participation = dataclasses.field(default_factory=fedmcmc.full)
 
     def server_init(self, rng_key, position, federation, totals):
-        return fedmcmc.Broadcast(jnp.int32(0), position), ()
+        return fedmcmc.types.Broadcast(jnp.int32(0), position), ()
 
     def step(self, draws, broadcast, client_state, client):
         likelihood, position = self.posterior.loglikelihood_fn, broadcast.position
         context, client_state = self.estimator.start(likelihood, broadcast, client_state, client)
         message = self.estimator.estimate(likelihood, draws, position, context, client)
-        return message, client_state, fedmcmc.StepInfo(jnp.int32(0), fedmcmc.trees.norm(message))
+        return (
+            message,
+            client_state,
+            fedmcmc.types.StepInfo(jnp.int32(0), fedmcmc.trees.norm(message)),
+        )
 
 
-@fedmcmc.register_dataclass
+@fedmcmc.types.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class WithState(Bare):
     """The same, which remembers the estimator's state."""
@@ -344,12 +348,12 @@ def test_what_a_kernel_lacks_is_named(kernel, message):
 def with_methods(**methods):
     """Return the page's kernel with other methods."""
     cls = type("Other", (PAGE["Plain"],), methods)
-    cls = fedmcmc.register_dataclass(dataclasses.dataclass(frozen=True, eq=False)(cls))
+    cls = fedmcmc.types.register_dataclass(dataclasses.dataclass(frozen=True, eq=False)(cls))
     return cls(ON_TREES, fedmcmc.full_gradient(), fedmcmc.full(), 0.1)
 
 
 def short_message(kernel, draws, broadcast, client_state, client):
-    return jnp.zeros(7), client_state, fedmcmc.StepInfo(jnp.int32(0), jnp.zeros(()))
+    return jnp.zeros(7), client_state, fedmcmc.types.StepInfo(jnp.int32(0), jnp.zeros(()))
 
 
 def new_client_state(kernel, draws, broadcast, client_state, client):
@@ -399,13 +403,13 @@ def test_a_class_that_is_not_registered_is_named(kernel):
 
 def test_only_dataclasses_are_registered():
     with pytest.raises(TypeError, match="needs a dataclass, but Part is not"):
-        fedmcmc.register_dataclass(type("Part", (), {}))
+        fedmcmc.types.register_dataclass(type("Part", (), {}))
 
 
 def test_a_kernel_need_not_define_what_is_random_in_one_call():
     own = plain("tree", fedmcmc.minibatch(2))
-    given = (KEY, fedmcmc.Broadcast(jnp.int32(0), TREE), DATA.client(0))
-    default = fedmcmc.EstimatorKernel.prepare(own, *given)
+    given = (KEY, fedmcmc.types.Broadcast(jnp.int32(0), TREE), DATA.client(0))
+    default = fedmcmc.kernels.EstimatorKernel.prepare(own, *given)
     chex.assert_trees_all_equal(own.prepare(*given), default)
 
 

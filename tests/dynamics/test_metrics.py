@@ -127,5 +127,5 @@ def test_a_metric_and_a_preconditioner_exclude_each_other():
             fedmcmc.full_gradient(),
             step_size=0.1,
             metric=jnp.ones(3),
-            preconditioner=fedmcmc.preconditioners.rms(),
+            preconditioner=fedmcmc.dynamics.preconditioners.rms(),
         )

@@ -73,7 +73,7 @@ def test_preconditioning_composes_with_clients_that_send_gradients():
         POSTERIOR,
         fedmcmc.full_gradient(),
         step_size=0.01,
-        preconditioner=fedmcmc.preconditioners.rms(decay=0.7),
+        preconditioner=fedmcmc.dynamics.preconditioners.rms(decay=0.7),
     )
     pooled = fedmcmc.psgld(POSTERIOR, step_size=0.01, decay=0.7)
     runs = [
@@ -94,4 +94,4 @@ def test_preconditioning_composes_with_clients_that_send_gradients():
 )
 def test_numbers_are_checked(arguments, message):
     with pytest.raises(ValueError, match=message):
-        fedmcmc.preconditioners.rms(**arguments)
+        fedmcmc.dynamics.preconditioners.rms(**arguments)

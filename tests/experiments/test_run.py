@@ -198,7 +198,7 @@ ERRORS = {
     "kernel=lsd data=digits": "labels must be 0 or 1, got 0 to 9; use model=multinomial",
     "kernel=lsd model=trial": "model=trial does not fit data=spherical: The model takes",
     "kernel=fed_gibbs": "kernel=fed_gibbs: fed_gibbs moves latents of groups",
-    "kernel=fedmcmc.identity": "must make a kernel, got Identity",
+    "kernel=fedmcmc.compression.identity": "must make a kernel, got Identity",
     "study=nope": "study=nope does not exist",
 }
 

@@ -97,7 +97,7 @@ def test_every_step_of_every_client_and_round_has_a_key_of_its_own():
     kernel = fedmcmc.augment(
         fedmcmc.dsgld(FEDERATION.posterior, batch_size=2, **SETTINGS), flip_and_jitter
     )
-    broadcast = fedmcmc.Broadcast(jnp.int32(0), jnp.asarray(FEDERATION.start, jnp.float32))
+    broadcast = fedmcmc.types.Broadcast(jnp.int32(0), jnp.asarray(FEDERATION.start, jnp.float32))
     all_keys = []
     for key in jax.random.split(KEY, 3):
         for i in range(4):

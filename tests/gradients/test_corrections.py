@@ -59,7 +59,7 @@ def test_scaffold_around_conducive_moves_all_clients_alike():
     kernel = fedmcmc.averaging(
         FEDERATION.posterior,
         fedmcmc.scaffold(fedmcmc.conducive(FULL, SURROGATES)),
-        integrator=fedmcmc.euler_maruyama(),
+        integrator=fedmcmc.dynamics.euler_maruyama(),
         step_size=STEP_SIZE,
         num_local_steps=4,
         temperature=1e-12,

@@ -58,7 +58,7 @@ def test_sums_of_statistics_say_the_log_prior_of_all_latents(model):
     origin = {"effect": jnp.full(shape, 0.4)}
     each = jax.vmap(lambda latent: local.population.statistics_fn(latent, origin))(latents)
     total = jax.tree.map(lambda leaf: jnp.sum(leaf, 0), each)
-    sums = fedmcmc.LatentSums(jnp.float32(num), total, origin, trees.scale(1e-6, total))
+    sums = fedmcmc.types.LatentSums(jnp.float32(num), total, origin, trees.scale(1e-6, total))
     gaps = []
     for _ in range(3):
         place = {name: jnp.asarray(0.5 * rng.normal(size=shape), jnp.float32) for name in names}
@@ -80,7 +80,7 @@ def test_a_spread_is_not_below_what_rounding_leaves_of_it(model):
         factor = np.array([[1.0, 0.0], [0.6, 0.8]])
     squares = (jnp.outer(first, first).reshape(2 * first.shape) / num) * (1 - 1e-6)
     none = jnp.zeros_like(first)
-    sums = fedmcmc.LatentSums(
+    sums = fedmcmc.types.LatentSums(
         jnp.float32(num),
         {"effect": (first, squares)},
         {"effect": none},

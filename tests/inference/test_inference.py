@@ -10,8 +10,9 @@ import optax
 import pytest
 
 import fedmcmc
-from fedmcmc import inference, register_dataclass
+from fedmcmc import inference
 from fedmcmc.gaussian import plus_precision
+from fedmcmc.types import register_dataclass
 from tests.oracles.federations import LIMIT, Federation, loglikelihood, z_scores
 from tests.support.lanes import fast_and_slow
 

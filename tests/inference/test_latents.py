@@ -7,8 +7,8 @@ import pytest
 
 import fedmcmc
 from fedmcmc import Gaussian
-from fedmcmc._types import Local, Shapes
 from fedmcmc.inference import importance, mcmc_local
+from fedmcmc.types import Local, Shapes
 from tests.oracles.federations import LIMIT
 
 OUTCOMES = np.array([1, 1, 1, 0, 1, 1])

@@ -30,7 +30,7 @@ def fa_hmc(**changed):
 
 def averaging(**changed):
     settings = dict(
-        estimator=fedmcmc.full_gradient(), integrator=fedmcmc.leapfrog(2), step_size=0.1
+        estimator=fedmcmc.full_gradient(), integrator=fedmcmc.dynamics.leapfrog(2), step_size=0.1
     )
     settings |= changed
     return fedmcmc.averaging(POSTERIOR, settings.pop("estimator"), **settings)
@@ -121,9 +121,15 @@ def test_values_say_what_is_expected(call, message):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: averaging(integrator=fedmcmc.leapfrog), "integrator must be a fedmcmc.Integrator"),
-        (lambda: averaging(momentum=0.5), "momentum must be a fedmcmc.Momentum, got float"),
-        (lambda: averaging(estimator=5), "estimator must be a fedmcmc.GradientEstimator"),
+        (
+            lambda: averaging(integrator=fedmcmc.dynamics.leapfrog),
+            "integrator must be a fedmcmc.dynamics.Integrator",
+        ),
+        (
+            lambda: averaging(momentum=0.5),
+            "momentum must be a fedmcmc.dynamics.Momentum, got float",
+        ),
+        (lambda: averaging(estimator=5), "estimator must be a fedmcmc.types.GradientEstimator"),
     ],
 )
 def test_types_say_what_is_expected(call, message):
@@ -212,5 +218,5 @@ def test_a_prediction_names_coordinates_and_what_it_leaves_out():
 
 def test_a_step_size_is_suggested_from_what_was_estimated():
     settings = dict(dimension=4, num_integration_steps=3, num_local_steps=2)
-    estimated = fedmcmc.Smoothness(3.0, 0.5)
+    estimated = fedmcmc.tuning.Smoothness(3.0, 0.5)
     assert proposition_step_size(estimated, **settings) == proposition_step_size(3.0, **settings)

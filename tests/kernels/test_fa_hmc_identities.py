@@ -58,7 +58,7 @@ def key_of(round_, number, chain=0):
 
 def shared_normals(kernel, round_):
     """Return what all clients draw alike in a round, with the documented key."""
-    like = fedmcmc.Broadcast(jnp.int32(0), START)
+    like = fedmcmc.types.Broadcast(jnp.int32(0), START)
     return np.asarray(kernel.prepare_shared(key_of(round_, 2**32 - 4), like), float)
 
 
@@ -79,7 +79,7 @@ def test_i3_one_client_runs_unadjusted_hmc(rho):
     found = run(kernel, num_chains=1).draws[0]
     position = np.asarray(START, float)
     for round_, draw in enumerate(found):
-        like = fedmcmc.Broadcast(jnp.int32(0), START)
+        like = fedmcmc.types.Broadcast(jnp.int32(0), START)
         own = kernel.prepare(key_of(round_, 0), like, DATA.pooled().client(0)).momentum
         shared = shared_normals(kernel, round_)
         noise = np.sqrt(rho) * shared
@@ -148,7 +148,7 @@ def test_i5_one_langevin_step_between_averages_moves_the_mean_by_one_langevin_st
 
 @pytest.mark.parametrize("rho", [0.0, 0.35, 1.0])
 def test_i32_momenta_have_the_stated_covariances(rho):
-    momentum = fedmcmc.shared_momentum(rho)
+    momentum = fedmcmc.dynamics.shared_momentum(rho)
     weights = jnp.array([0.5, 0.2, 0.3])
     num, like = 40000, jnp.zeros(2)
     shared = momentum.prepare_shared(jax.random.fold_in(KEY, 9), like, num)
@@ -188,7 +188,7 @@ MASSES = {"identity": None, "diagonal": np.diag(DENSE), "dense": DENSE}
 
 def flow(inverse_mass, step_size, num_steps):
     """Return the whole map ``(position, momentum) -> (position, momentum)``."""
-    steps = fedmcmc.leapfrog(num_steps, inverse_mass_matrix=inverse_mass)
+    steps = fedmcmc.dynamics.leapfrog(num_steps, inverse_mass_matrix=inverse_mass)
     matrix = np.eye(3) if inverse_mass is None else np.asarray(inverse_mass)
     matrix = np.diag(matrix) if matrix.ndim == 1 else matrix
     root = np.linalg.cholesky(matrix)
@@ -278,7 +278,7 @@ def test_exact_gradients_are_computed_once_between_two_drifts():
 @pytest.mark.slow
 def test_identity_compression_changes_nothing_and_quantised_averages_are_unbiased():
     plain = fa_hmc(rho=0.4, control_variate=True)
-    same = fedmcmc.compress(plain, fedmcmc.identity())
+    same = fedmcmc.compress(plain, fedmcmc.compression.identity())
     np.testing.assert_allclose(run(same).draws, run(plain).draws, **SAME)
 
     init, step = fedmcmc.simulate(fedmcmc.compress(fa_hmc(), fedmcmc.quantize(2)), DATA)
@@ -303,7 +303,7 @@ def test_long_rounds_draw_in_the_loop_what_they_would_draw_ahead(monkeypatch):
     monkeypatch.setattr(minibatches, "MAX_PREPARED_ROWS", 3)
     kernel = fa_hmc(**settings)
     client = DATA.client(2)
-    draws = kernel.prepare(KEY, fedmcmc.Broadcast(jnp.int32(0), START), client)
+    draws = kernel.prepare(KEY, fedmcmc.types.Broadcast(jnp.int32(0), START), client)
     keys = [x for x in jax.tree.leaves(draws) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)]
     assert [key.shape for key in keys] == [(2,), (2, 7)]
     assert len(jax.tree.leaves(draws)) == 2

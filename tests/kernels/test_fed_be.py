@@ -213,7 +213,7 @@ def test_nothing_changes_where_nobody_takes_part(name):
 
 
 def test_a_member_without_weight_stays():
-    family = fedmcmc.dirichlet_ensemble(num_models=2)
+    family = fedmcmc.kernels.dirichlet_ensemble(num_models=2)
     total = family.message(jnp.array([2.0, 0.0]), 0.5, jnp.array([3.0]))
     fitted_ = family.fit(jnp.array([1.0]), total, family.init(jnp.array([-7.0])))
     np.testing.assert_allclose(fitted_.mean, [4.0])

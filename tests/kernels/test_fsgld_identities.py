@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import fedmcmc
-from fedmcmc._types import PerClient
+from fedmcmc.types import PerClient
 from tests.oracles.federations import Federation, loglikelihood
 from tests.support.lanes import fast_and_slow
 
@@ -58,7 +58,7 @@ def prepared(kernel, data, round_, index, position=START):
     """Return the draws of client `index` in round `round_`, with the documented key."""
     key = jax.random.fold_in(jax.random.fold_in(KEY, round_), index)
     client = data.client(index)
-    return kernel.prepare(key, fedmcmc.Broadcast(jnp.int32(round_), position), client), client
+    return kernel.prepare(key, fedmcmc.types.Broadcast(jnp.int32(round_), position), client), client
 
 
 def posterior_gradient(position):
@@ -75,7 +75,7 @@ def test_i1_sgld_is_plain_langevin_with_the_same_noise():
     key = jax.random.fold_in(KEY, 0)
     for round_, draw in enumerate(draws):
         client_key = jax.random.fold_in(jax.random.fold_in(key, round_), 0)
-        like = fedmcmc.Broadcast(jnp.int32(round_), START)
+        like = fedmcmc.types.Broadcast(jnp.int32(round_), START)
         noise = np.asarray(kernel.prepare(client_key, like, pooled.client(0)).noise[0])
         drift = STEP_SIZE * posterior_gradient(position)
         position = position + drift + np.sqrt(2 * STEP_SIZE) * noise
@@ -113,7 +113,7 @@ def test_i16_conducive_gradients_cancel_over_clients(structure):
     estimator = fedmcmc.conducive(fedmcmc.full_gradient(), q, 0.7, shares=F)
     plain = fedmcmc.full_gradient()
     for position in (START, -3 * START):
-        broadcast = fedmcmc.Broadcast(jnp.int32(0), position)
+        broadcast = fedmcmc.types.Broadcast(jnp.int32(0), position)
         terms = [
             gradient_of(estimator, broadcast, DATA.client(i))
             - gradient_of(plain, broadcast, DATA.client(i))
@@ -141,7 +141,7 @@ def test_i17_the_drift_is_unbiased_by_enumeration(replace):
     )
     q, _ = FEDERATION.surrogates("dense")
     kernel = fsgld(q, num_local_steps=1, batch_size=2, replace=replace, alpha=0.6)
-    broadcast = fedmcmc.Broadcast(jnp.int32(0), START)
+    broadcast = fedmcmc.types.Broadcast(jnp.int32(0), START)
     expected = FEDERATION.prior_precision @ (FEDERATION.prior_mean - np.asarray(START))
     drift = np.zeros(3)
     step = jax.jit(lambda draws, client: kernel.step(draws, broadcast, (), client)[0])
@@ -176,7 +176,7 @@ def test_i18_exact_surrogates_follow_the_posterior_for_every_client_sequence(num
         s = int(cohort(round_).ids[0])
         visited.add(s)
         client_key = jax.random.fold_in(jax.random.fold_in(key, round_), s)
-        like = fedmcmc.Broadcast(jnp.int32(round_), START)
+        like = fedmcmc.types.Broadcast(jnp.int32(round_), START)
         for noise in np.asarray(kernel.prepare(client_key, like, DATA.client(s)).noise):
             drift = STEP_SIZE * posterior_gradient(position)
             position = position + drift + np.sqrt(2 * STEP_SIZE) * noise
@@ -195,7 +195,7 @@ def test_i37_relabelled_clients_send_the_same_messages():
     q, _ = FEDERATION.surrogates("dense")
     kernel = fsgld(q)
     other = fsgld(jax.tree.map(lambda leaf: leaf[order], q), probabilities=F[order])
-    broadcast = fedmcmc.Broadcast(jnp.int32(0), START)
+    broadcast = fedmcmc.types.Broadcast(jnp.int32(0), START)
     for new, old in enumerate(order):
         key = jax.random.fold_in(KEY, old)
         messages = [
@@ -218,7 +218,7 @@ def test_i37_splitting_a_client_with_its_probability_keeps_the_mean_drift():
     drifts = []
     for data, p in ((DATA, F), (split, f)):
         kernel = dsgld(num_local_steps=1, batch_size=None, probabilities=p)
-        broadcast, total = fedmcmc.Broadcast(jnp.int32(0), START), 0
+        broadcast, total = fedmcmc.types.Broadcast(jnp.int32(0), START), 0
         for s in range(data.num_clients):
             client = data.client(s, 1 / p[s])
             draws = kernel.prepare(KEY, broadcast, client)

@@ -261,17 +261,19 @@ def test_compressors_under_which_trajectories_cannot_be_undone_are_refused():
         fedmcmc.sparsify(0.5),
         fedmcmc.top_k(0.5),
         fedmcmc.memory(fedmcmc.quantize(8)),
-        fedmcmc.memory(fedmcmc.identity()),
-        fedmcmc.chain(fedmcmc.clip(1.0), fedmcmc.quantize(4)),
+        fedmcmc.memory(fedmcmc.compression.identity()),
+        fedmcmc.compression.chain(fedmcmc.compression.clip(1.0), fedmcmc.quantize(4)),
     ):
         with pytest.raises(ValueError, match=r"top_k\(\.\.\., error_feedback=False\)"):
             fedmcmc.compress(kernel, compressor)
     for compressor in (
-        fedmcmc.identity(),
-        fedmcmc.chain(fedmcmc.clip(1.0), fedmcmc.top_k(0.5, error_feedback=False)),
+        fedmcmc.compression.identity(),
+        fedmcmc.compression.chain(
+            fedmcmc.compression.clip(1.0), fedmcmc.top_k(0.5, error_feedback=False)
+        ),
     ):
         once = fedmcmc.compress(kernel, compressor)
-        assert fedmcmc.compress(once, fedmcmc.clip(2.0)).depth == 1
+        assert fedmcmc.compress(once, fedmcmc.compression.clip(2.0)).depth == 1
 
 
 @pytest.mark.parametrize(

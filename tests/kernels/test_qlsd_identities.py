@@ -76,7 +76,7 @@ def full_gradients():
 def test_i6_qlsd_without_compression_is_lsd():
     kernel = lsd(**MASKED, batch_size=2)
     plain = path(kernel)
-    same(path(fedmcmc.compress(kernel, fedmcmc.identity())), plain)
+    same(path(fedmcmc.compress(kernel, fedmcmc.compression.identity())), plain)
 
     def qlsd(num_levels):
         compressor = fedmcmc.quantize(num_levels)
@@ -90,7 +90,7 @@ def test_i6_qlsd_without_compression_is_lsd():
 
 def test_i6_qlsd_star_without_compression_is_lsd_star():
     star = path(lsd_star(batch_size=2, **MASKED))
-    settings = dict(compressor=fedmcmc.identity(), batch_size=2, **MASKED)
+    settings = dict(compressor=fedmcmc.compression.identity(), batch_size=2, **MASKED)
     same(path(fedmcmc.qlsd_star(FEDERATION.posterior, CENTRE, **settings)), star)
     differ(star, full_gradients()[0])
 
@@ -98,9 +98,11 @@ def test_i6_qlsd_star_without_compression_is_lsd_star():
 def test_i6_qlsd_pp_without_compression_is_lsd_pp_at_every_memory_rate():
     plain = path(lsd_pp(**PLAIN))
     for rate in (0.0, 0.3, 1.0):
-        same(path(qlsd_pp(fedmcmc.identity(), memory_rate=rate, **PLAIN)), plain)
+        same(path(qlsd_pp(fedmcmc.compression.identity(), memory_rate=rate, **PLAIN)), plain)
     # With masks the memories of the silent make a difference.
-    masked = [path(qlsd_pp(fedmcmc.identity(), memory_rate=r, **MASKED)) for r in (0.0, 0.5)]
+    masked = [
+        path(qlsd_pp(fedmcmc.compression.identity(), memory_rate=r, **MASKED)) for r in (0.0, 0.5)
+    ]
     differ(*masked)
 
 
@@ -146,8 +148,8 @@ def test_i10_rows_of_equal_curvature_leave_nothing_to_minibatches():
 def test_i11_without_compression_the_memory_of_the_active_is_no_memory():
     plain = path(lsd_pp(**MASKED))
     settings = dict(memory_rate=0.4, **MASKED)
-    same(path(qlsd_pp(fedmcmc.identity(), memory_of="active", **settings)), plain)
-    differ(path(qlsd_pp(fedmcmc.identity(), memory_of="all", **settings)), plain)
+    same(path(qlsd_pp(fedmcmc.compression.identity(), memory_of="active", **settings)), plain)
+    differ(path(qlsd_pp(fedmcmc.compression.identity(), memory_of="all", **settings)), plain)
 
 
 def test_i12_where_all_take_part_it_does_not_matter_whose_memory_is_added():

@@ -7,9 +7,9 @@ import pytest
 
 import fedmcmc
 from fedmcmc import Mixture
-from fedmcmc._types import as_functions
 from fedmcmc.kernels._evaluations import POINTS_BUDGET
 from fedmcmc.rounds import SINGLE_DEVICE, prepare_round, run_round
+from fedmcmc.types import as_functions
 from tests.contracts.model import DATA, NUM_CLIENTS, POSITIONS, POSTERIOR, surrogates
 from tests.oracles.exact_starts import FEDERATION, exact_draws, run
 from tests.oracles.exact_starts import POSTERIOR as GAUSSIAN

@@ -233,7 +233,7 @@ def test_i20_the_server_averages_and_adds_noise():
         key = jax.random.fold_in(jax.random.key(0), chain)
         for round_, draw in zip((5, 11), draws[chain], strict=True):
             server = jax.random.fold_in(jax.random.fold_in(key, round_), np.uint32(2**32 - 1))
-            like = fedmcmc.Broadcast(jnp.int32(round_), jnp.asarray(START))
+            like = fedmcmc.types.Broadcast(jnp.int32(round_), jnp.asarray(START))
             noise = np.asarray(kernel.prepare_server(server, like))
             expected = draw[3:].reshape(4, 3).mean(0) + np.sqrt(LOCAL["tolerance"] / 4) * noise
             np.testing.assert_allclose(draw[:3], expected, rtol=2e-5, atol=2e-5)

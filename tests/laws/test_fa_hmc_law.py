@@ -134,10 +134,10 @@ def test_conducive_gradients_within_local_trajectories(where):
     kernel = fedmcmc.averaging(
         FEDERATION.posterior,
         estimator,
-        integrator=fedmcmc.leapfrog(4),
+        integrator=fedmcmc.dynamics.leapfrog(4),
         step_size=ETA,
         num_local_steps=3,
-        momentum=fedmcmc.shared_momentum(0.5),
+        momentum=fedmcmc.dynamics.shared_momentum(0.5),
         weights=W,
     )
     expected = law(
@@ -158,10 +158,10 @@ def test_exact_surrogates_make_the_law_that_of_one_machine_whatever_the_number_o
     kernel = fedmcmc.averaging(
         FEDERATION.posterior,
         fedmcmc.conducive(fedmcmc.full_gradient(), surrogates),
-        integrator=fedmcmc.leapfrog(4),
+        integrator=fedmcmc.dynamics.leapfrog(4),
         step_size=ETA,
         num_local_steps=3,
-        momentum=fedmcmc.independent_momentum(),
+        momentum=fedmcmc.dynamics.independent_momentum(),
     )
     pooled = law(**HMC, step_size=ETA, surrogates=parameters, rho=1.0)
     pooled = pooled._replace(
@@ -182,7 +182,7 @@ def test_the_noise_of_an_oracle_cancels_inside_a_control_variate():
     kernel = fedmcmc.averaging(
         FEDERATION.posterior,
         fedmcmc.scaffold(fedmcmc.noisy(fedmcmc.full_gradient(), 5.0, weighted=True)),
-        integrator=fedmcmc.leapfrog(4),
+        integrator=fedmcmc.dynamics.leapfrog(4),
         step_size=ETA,
         num_local_steps=3,
     )

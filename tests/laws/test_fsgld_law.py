@@ -144,7 +144,7 @@ def test_numbers_of_steps_per_client_that_do_not_fit(steps, message):
 @pytest.mark.slow
 def test_law_of_every_local_iterate():
     kernel, law = build(*CASES["fsgld-dense-half"])
-    draws = run(kernel, collect=fedmcmc.local_positions)[:, -1]
+    draws = run(kernel, collect=fedmcmc.runs.local_positions)[:, -1]
     start = law.rounds(FEDERATION.start, 11)[-1]
     for t, expected in enumerate(law.local(start)):
         assert worst_z(draws[:, t], expected) < LIMIT, t

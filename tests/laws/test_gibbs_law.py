@@ -10,8 +10,8 @@ from numpyro import distributions as dist
 from scipy import stats
 
 import fedmcmc
-from fedmcmc import register_dataclass
 from fedmcmc.hierarchy import Refresh, conjugate, hmc, independence
+from fedmcmc.types import register_dataclass
 from tests.oracles import laws, laws_joint
 from tests.oracles.federations import LIMIT, worst_z
 from tests.oracles.federations_gibbs import DATA, MODEL, POSTERIOR, SLICED

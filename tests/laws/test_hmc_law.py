@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import fedmcmc
-from fedmcmc import register_dataclass
 from fedmcmc.compression import Dense
 from fedmcmc.tuning import hmc_acceptance
+from fedmcmc.types import register_dataclass
 from tests.oracles import laws_adjusted
 from tests.oracles.exact_starts import FEDERATION, POSTERIOR, exact_draws, run
 from tests.oracles.federations import LIMIT, worst_z, z_scores

@@ -108,11 +108,11 @@ def build(federation, settings):
 
 def compressor(keep):
     if keep is OWN_KEEP:
-        twice = fedmcmc.chain(fedmcmc.sparsify(0.6), fedmcmc.sparsify(0.7))
-        kinds = (fedmcmc.sparsify(0.3), fedmcmc.identity(), twice)
+        twice = fedmcmc.compression.chain(fedmcmc.sparsify(0.6), fedmcmc.sparsify(0.7))
+        kinds = (fedmcmc.sparsify(0.3), fedmcmc.compression.identity(), twice)
         return fedmcmc.per_client(kinds, [0, 1, 2, 0])
     if np.ndim(keep):
-        return fedmcmc.chain(*map(fedmcmc.sparsify, keep))
+        return fedmcmc.compression.chain(*map(fedmcmc.sparsify, keep))
     return None if keep == 1 else fedmcmc.sparsify(keep)
 
 

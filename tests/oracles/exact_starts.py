@@ -25,7 +25,7 @@ class Run(NamedTuple):
     """Of every chain and round: where it was, and what the kernel reported."""
 
     draws: np.ndarray  # [num_chains, num_rounds, d]
-    info: fedmcmc.RoundInfo  # leaves [num_chains, num_rounds]
+    info: fedmcmc.rounds.RoundInfo  # leaves [num_chains, num_rounds]
     servers: list  # the server's states before every round, leaves [num_chains, ...]
 
 

@@ -46,7 +46,7 @@ def _draw(key, phi, sums):
     return mean + jax.scipy.linalg.solve_triangular(factor.T, normal)
 
 
-POPULATION = fedmcmc.Population(_statistics, _density, _draw, _origin)
+POPULATION = fedmcmc.types.Population(_statistics, _density, _draw, _origin)
 LOCAL = joint.LOCAL._replace(loglikelihood_fn=_of_rows, population=POPULATION)
 POSTERIOR = joint.POSTERIOR._replace(local=LOCAL)
 SLICED = POSTERIOR._replace(local=LOCAL._replace(population=POPULATION._replace(draw_fn=None)))

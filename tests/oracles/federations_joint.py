@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedmcmc
-from fedmcmc._types import Local, Shapes
+from fedmcmc.types import Local, Shapes
 from tests.oracles.laws_joint import Group, Model
 
 D, K = 2, 2

@@ -79,7 +79,7 @@ def test_buckets_change_rounding_alone(name):
 
 def test_a_clients_minibatch_does_not_depend_on_the_largest_client():
     kernel = KERNELS["local steps"]()
-    like = fedmcmc.Broadcast(jnp.int32(0), jnp.zeros(3))
+    like = fedmcmc.types.Broadcast(jnp.int32(0), jnp.zeros(3))
     small = DATA.client(jnp.int32(4), max_size=41)
     key = jax.random.key(3)
     wide = kernel.prepare(key, like, DATA.client(4)).gradient.rows

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 import fedmcmc
-from fedmcmc import register_dataclass
-from fedmcmc._types import Broadcast, FederatedKernel, StepInfo, as_functions
 from fedmcmc.pytrees._convolutions import canonical, holds_convolution
 from fedmcmc.rounds import _program as _segments
+from fedmcmc.types import Broadcast, FederatedKernel, StepInfo, as_functions, register_dataclass
 
 LAYOUTS = {
     1: [("NCH", "OIH", "NCH")],
@@ -233,7 +232,7 @@ def walk(loglikelihood, participation):
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Walk(FederatedKernel):
-    participation: fedmcmc.Participation
+    participation: fedmcmc.types.Participation
     loglikelihood: Any
 
     def server_init(self, rng_key, position, federation, totals):
@@ -331,7 +330,7 @@ def test_a_non_finite_round_is_told():
 
 
 def traced_segment(loglikelihood, collect=None):
-    kernel = fedmcmc._types.as_functions(walk(loglikelihood, fedmcmc.full()))
+    kernel = fedmcmc.types.as_functions(walk(loglikelihood, fedmcmc.full()))
     data = fedmcmc.FederatedData.from_clients(rows())
     keys = jax.random.split(jax.random.key(0), 2)
     state = jax.vmap(lambda key: kernel.init(key, jnp.zeros((2, 3)), data))(keys)

@@ -78,7 +78,7 @@ def test_constrained_local_positions():
             progress=False,
         )
 
-    samples = run(fedmcmc.local_positions)
+    samples = run(fedmcmc.runs.local_positions)
     assert samples.draws.shape == (1, 5, 4, 2)
     norms = np.linalg.norm(samples.draws, axis=-1)
     np.testing.assert_allclose(samples.constrained["norm"], norms, rtol=1e-5)

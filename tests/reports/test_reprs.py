@@ -10,7 +10,7 @@ import pytest
 from numpyro import distributions as dist
 
 import fedmcmc
-from fedmcmc._types import Described, describe
+from fedmcmc.types import Described, describe
 from tests.contracts.model import POSITIONS, Given
 from tests.contracts.tables import COMPRESSORS, KERNELS
 

@@ -140,9 +140,12 @@ def lsd(**settings):
         (lambda: fedmcmc.sparsify(1.1), r"fraction must be in \(0, 1\], got 1.1"),
         (lambda: fedmcmc.top_k(0.0), "fraction must be a finite number above 0"),
         (lambda: fedmcmc.top_k(1.1), r"fraction must be in \(0, 1\], got 1.1"),
-        (lambda: fedmcmc.clip(0.0), "norm must be a finite number above 0"),
-        (lambda: fedmcmc.chain(), "at least one compressor"),
-        (lambda: fedmcmc.chain(fedmcmc.memory(fedmcmc.quantize(2))), "chain holds a memory"),
+        (lambda: fedmcmc.compression.clip(0.0), "norm must be a finite number above 0"),
+        (lambda: fedmcmc.compression.chain(), "at least one compressor"),
+        (
+            lambda: fedmcmc.compression.chain(fedmcmc.memory(fedmcmc.quantize(2))),
+            "chain holds a memory",
+        ),
         (lambda: fedmcmc.per_client([], [0]), "at least one compressor"),
         (
             lambda: fedmcmc.per_client([fedmcmc.memory(fedmcmc.quantize(2))], [0]),
@@ -219,9 +222,9 @@ def test_settings_of_compression_and_langevin(call, message):
 @pytest.mark.parametrize(
     "build",
     [
-        lambda: fedmcmc.clip(lambda round_: 1.0),
+        lambda: fedmcmc.compression.clip(lambda round_: 1.0),
         lambda: fedmcmc.sparsify(lambda round_: 0.5),
-        lambda: fedmcmc.preconditioners.rms(lambda round_: 0.5),
+        lambda: fedmcmc.dynamics.preconditioners.rms(lambda round_: 0.5),
         lambda: jax.jit(lambda q: fedmcmc.top_k(q).omega(jnp.zeros(3)))(0.5),
     ],
 )

@@ -97,7 +97,7 @@ def test_while_a_rule_is_asked(most, tmp_path):
                 raise KeyboardInterrupt
             return StopDecision(draws.shape[1] >= 30, {"mean": jnp.mean(draws)})
 
-        rule = fedmcmc.StoppingRule(lambda num: num + 15, check, "30 draws")
+        rule = fedmcmc.diagnostics.StoppingRule(lambda num: num + 15, check, "30 draws")
         return run(None, None, max_rounds=most, until=rule, checkpoint=checkpoint)
 
     checkpoint = fedmcmc.Checkpoint(tmp_path, every_rounds=10)

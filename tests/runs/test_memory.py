@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedmcmc
-from fedmcmc._types import _compiled as compiled_functions
+from fedmcmc.types import _compiled as compiled_functions
 
 NUM_MODELS = 4
 

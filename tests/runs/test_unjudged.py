@@ -24,9 +24,9 @@ ENOUGH = np.zeros((4, 1_000, 2), np.float32)
 """Draws that would be judged."""
 
 
-@fedmcmc.register_dataclass
+@fedmcmc.types.register_dataclass
 @dataclass(frozen=True, eq=False)
-class Langevin(fedmcmc.EstimatorKernel):
+class Langevin(fedmcmc.kernels.EstimatorKernel):
     """A user's kernel, which has the name of one of the package's and no target."""
 
     step_size: float
@@ -39,7 +39,7 @@ class Langevin(fedmcmc.EstimatorKernel):
         gradient_fn, client_state, _ = self.begin(broadcast, client_state, client)
         message = gradient_fn(draws, broadcast.position)
         norm = fedmcmc.trees.norm(message)
-        return message, client_state, fedmcmc.StepInfo(jnp.int32(64), norm)
+        return message, client_state, fedmcmc.types.StepInfo(jnp.int32(64), norm)
 
     def prepare_server(self, rng_key, like):
         return fedmcmc.random.normals_like(rng_key, like.position)
@@ -52,7 +52,7 @@ class Langevin(fedmcmc.EstimatorKernel):
         return self.next_broadcast(broadcast, position), server_state, ()
 
 
-@fedmcmc.register_dataclass
+@fedmcmc.types.register_dataclass
 @dataclass(frozen=True, eq=False)
 class Sampler(Langevin):
     """The same with a target."""
@@ -62,20 +62,20 @@ class Sampler(Langevin):
         return self.posterior
 
 
-@fedmcmc.register_dataclass
+@fedmcmc.types.register_dataclass
 @dataclass(frozen=True, eq=False)
 class Optimizer(Langevin):
     """The same, which says that it does not sample."""
 
-    traits = fedmcmc.Traits(no_target_reason="it looks for the mode")
+    traits = fedmcmc.types.Traits(no_target_reason="it looks for the mode")
 
 
-@fedmcmc.register_dataclass
+@fedmcmc.types.register_dataclass
 @dataclass(frozen=True, eq=False)
 class WithNone(Langevin):
     """The same with a target that is ``None`` by intent."""
 
-    traits = fedmcmc.Traits(no_target_reason="its target is None")
+    traits = fedmcmc.types.Traits(no_target_reason="its target is None")
 
 
 def own(kind=Langevin, posterior=POSTERIOR):
@@ -213,7 +213,7 @@ def test_more_than_256_parameters_are_not_compared_with_the_posterior():
 def test_a_judge_that_fails_is_the_reason():
     broken = POSTERIOR._replace(loglikelihood_fn=lambda theta, x: 1 / 0)
 
-    @fedmcmc.register_dataclass
+    @fedmcmc.types.register_dataclass
     @dataclass(frozen=True, eq=False)
     class Broken(Langevin):
         @property

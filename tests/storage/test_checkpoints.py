@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import fedmcmc
-from fedmcmc import register_dataclass, streaming
+from fedmcmc import streaming
 from fedmcmc.diagnostics import StopDecision
+from fedmcmc.types import register_dataclass
 from tests.support import killed_run
 from tests.support.killed_run import assert_same
 from tests.support.kills import kill_until_done
@@ -48,7 +49,7 @@ class Keyed(fedmcmc.FederatedKernel):
     """A kernel with random keys in its states, which the design does not forbid a user."""
 
     kernel: fedmcmc.FederatedKernel
-    participation: fedmcmc.Participation
+    participation: fedmcmc.types.Participation
 
     def server_init(self, rng_key, position, federation, totals):
         broadcast, server = self.kernel.server_init(rng_key, position, federation, totals)
@@ -136,7 +137,9 @@ def test_an_interrupted_run_goes_on(tmp_path):
                 raise KeyboardInterrupt
             return num + 50
 
-        return fedmcmc.StoppingRule(next_check, lambda draws: StopDecision(False, {}), "never")
+        return fedmcmc.diagnostics.StoppingRule(
+            next_check, lambda draws: StopDecision(False, {}), "never"
+        )
 
     given = dict(num_rounds=None, max_rounds=900, checkpoint=fedmcmc.Checkpoint(tmp_path / "c"))
     with pytest.warns(RuntimeWarning) as told:

@@ -4,9 +4,9 @@ import jax.numpy as jnp
 import pytest
 
 import fedmcmc
-from fedmcmc._types import as_functions
 from fedmcmc.pytrees import schedules
 from fedmcmc.storage._identity import describe
+from fedmcmc.types import as_functions
 from tests.storage.small_run import kernel, run
 from tests.support import killed_run
 

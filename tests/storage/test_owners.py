@@ -87,7 +87,7 @@ def test_a_second_call_in_one_process_is_refused(tmp_path):
             run(tmp_path, 30)
         refused.append(True)
 
-    rule = fedmcmc.StoppingRule(lambda n: n + 20, check, "20")
+    rule = fedmcmc.diagnostics.StoppingRule(lambda n: n + 20, check, "20")
     run(tmp_path, None, until=rule, max_rounds=60)
     assert refused == [True]
     run(tmp_path, None, until=rule, max_rounds=60)  # the first call has ended
@@ -179,7 +179,7 @@ def test_two_runs_that_start_at_once_never_mix(tmp_path, monkeypatch):
             then(draws.shape[1])
             return StopDecision(draws.shape[1] >= 60, {})
 
-        rule = fedmcmc.StoppingRule(lambda n: n + 20, check, "60")
+        rule = fedmcmc.diagnostics.StoppingRule(lambda n: n + 20, check, "60")
         checkpoint = fedmcmc.Checkpoint(folder, every_rounds=20)
         return run(None, None, seed=seed, until=rule, max_rounds=100, checkpoint=checkpoint)
 

@@ -34,7 +34,9 @@ def program(folder, stored=False):
     second = call(2e-3, state=first.state, num_rounds=150)
     more = [killed_run.run("store", folder, num_rounds=24)] if stored else []
     on_disk = call(record=fedmcmc.Record(draws_to=folder / "draws.zarr"))
-    rule = fedmcmc.StoppingRule(lambda n: n + 40, lambda d: StopDecision(len(d[0]) > 99, {}), "100")
+    rule = fedmcmc.diagnostics.StoppingRule(
+        lambda n: n + 40, lambda d: StopDecision(len(d[0]) > 99, {}), "100"
+    )
     ruled = call(num_rounds=None, until=rule, max_rounds=900)
     assert ruled.num_draws == 120
     return [first, second, *more, on_disk, ruled]
@@ -92,7 +94,9 @@ def test_another_order_or_other_settings_are_refused(tmp_path):
 
 def test_another_rule_is_refused(tmp_path):
     def ruled(name):
-        rule = fedmcmc.StoppingRule(lambda n: n + 10, lambda d: StopDecision(True, {}), name)
+        rule = fedmcmc.diagnostics.StoppingRule(
+            lambda n: n + 10, lambda d: StopDecision(True, {}), name
+        )
         checkpoint = fedmcmc.Checkpoint(tmp_path)
         return call(num_rounds=None, until=rule, max_rounds=90, checkpoint=checkpoint)
 
@@ -110,7 +114,7 @@ def test_which_calls_are_counted(tmp_path):
         call(num_rounds=5)
         return StopDecision(False, {})
 
-    rule = fedmcmc.StoppingRule(lambda n: n + 10, check, "never")
+    rule = fedmcmc.diagnostics.StoppingRule(lambda n: n + 10, check, "never")
     with fedmcmc.resumable(tmp_path / "c"):
         call(num_rounds=20, checkpoint=fedmcmc.Checkpoint(tmp_path / "own"))
         with pytest.warns(RuntimeWarning, match="without never"):

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedmcmc import FederatedState, Placement, RecomputableState, random, rounds, simulate, wire
-from fedmcmc._types import Broadcast, Client
+from fedmcmc import FederatedState, Placement, random, rounds, simulate, wire
 from fedmcmc.pytrees import trees
+from fedmcmc.types import Broadcast, Client, RecomputableState
 from tests.contracts.model import DATA, KEY, POSITIONS, Given
 from tests.contracts.tables import KERNELS
 

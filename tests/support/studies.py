@@ -69,7 +69,7 @@ def expansions(posterior, settings):
     return KERNELS["fed_ep: expansions"](POSITIONS["nested"], Given(posterior))
 
 
-@fedmcmc.register_dataclass
+@fedmcmc.types.register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Half(type(fedmcmc.full())):
     """Participation of each client with probability 1/2."""

@@ -521,7 +521,7 @@ def test_rounded_messages_are_what_keeps_a_search_from_its_end():
     plain = surrogates.mode(LOGISTIC, data, jnp.zeros(2))
     assert_close(fine.position, plain.position, 1e-3)
     with pytest.raises(ValueError, match="derivatives need an unbiased compressor"):
-        surrogates.mode(LOGISTIC, through(fedmcmc.clip(0.1)), jnp.zeros(2))
+        surrogates.mode(LOGISTIC, through(fedmcmc.compression.clip(0.1)), jnp.zeros(2))
 
 
 def test_the_mode_in_many_dimensions_is_found_by_gradients_alone():

@@ -377,7 +377,7 @@ def test_bad_points_are_named_before_anything_runs(monkeypatch):
     with pytest.raises(ValueError, match=r"At step_size=falling: step_size .* in round 11"):
         run(grid={"step_size": falling})
     with pytest.raises(ValueError, match=r"same shapes: at num_local_steps=4, .*\[4, 2\]"):
-        run(grid={"num_local_steps": [3, 4]}, collect=fedmcmc.local_positions)
+        run(grid={"num_local_steps": [3, 4]}, collect=fedmcmc.runs.local_positions)
     with pytest.raises(ValueError, match="theta names both a coordinate"):
         run(lambda theta: relay(theta), {"theta": STEPS})
     with pytest.raises(TypeError, match="data must be a FederatedData"):

@@ -62,7 +62,7 @@ def build(case):
         participation=None if cohort is None else fedmcmc.uniform(cohort),
     )
     if settings["rate"] is not None:
-        memory = fedmcmc.memory(fedmcmc.identity(), jnp.full(NUM, settings["rate"]))
+        memory = fedmcmc.memory(fedmcmc.compression.identity(), jnp.full(NUM, settings["rate"]))
         kernel = fedmcmc.compress(kernel, memory)
     if settings["twice"]:
         # The kernel before it moves nothing, so the sequence has the second kernel's distribution.
@@ -298,7 +298,7 @@ def test_a_client_that_sends_no_finite_number_is_left_out_and_comes_back():
 
 def test_a_memory_is_not_moved_by_a_message_that_is_left_out():
     kernel = fedmcmc.compress(
-        fedmcmc.lsd(SPOILT, step_size=0.02), fedmcmc.memory(fedmcmc.identity())
+        fedmcmc.lsd(SPOILT, step_size=0.02), fedmcmc.memory(fedmcmc.compression.identity())
     )
     init, step = fedmcmc.simulate(fedmcmc.faults(kernel), spoilt_data())
     step, state = jax.jit(step), init(jnp.zeros(2))
@@ -444,9 +444,9 @@ def test_a_round_that_nobody_is_heard_of_in_keeps_all_clients(name):
     assert (info.num_active == 0).all() and (info.bits_up == 0).all()
     assert trees.all_finite(state)
     client_states = jax.tree.map(
-        lambda leaf: () if isinstance(leaf, fedmcmc.RecomputableState) else leaf,
+        lambda leaf: () if isinstance(leaf, fedmcmc.types.RecomputableState) else leaf,
         (before.clients, state.clients),
-        is_leaf=lambda leaf: isinstance(leaf, fedmcmc.RecomputableState),
+        is_leaf=lambda leaf: isinstance(leaf, fedmcmc.types.RecomputableState),
     )
     chex.assert_trees_all_equal(*client_states)
     if name in ("fsgld", "relay", "fed_avg", "fed_pa", "fa_ld", "averaging", "natural"):
@@ -545,7 +545,9 @@ def lsd(**settings):
             "noise .* has the wrong variance",
         ),
         (
-            lambda: fedmcmc.faults(fedmcmc.compress(lsd(noise="clients"), fedmcmc.identity())),
+            lambda: fedmcmc.faults(
+                fedmcmc.compress(lsd(noise="clients"), fedmcmc.compression.identity())
+            ),
             ValueError,
             "noise .* has the wrong variance",
         ),
@@ -578,7 +580,7 @@ def lsd(**settings):
             "has faults already",
         ),
         (
-            lambda: fedmcmc.compress(fedmcmc.faults(lsd()), fedmcmc.identity()),
+            lambda: fedmcmc.compress(fedmcmc.faults(lsd()), fedmcmc.compression.identity()),
             ValueError,
             "compress the kernel first",
         ),

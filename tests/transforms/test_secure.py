@@ -220,7 +220,7 @@ def test_results_of_no_use_are_counted_and_change_nothing():
 
 
 def memory_of_all(kernel):
-    return fedmcmc.compress(kernel, fedmcmc.memory(fedmcmc.identity(), 0.4))
+    return fedmcmc.compress(kernel, fedmcmc.memory(fedmcmc.compression.identity(), 0.4))
 
 
 @pytest.mark.slow

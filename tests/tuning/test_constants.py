@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedmcmc
-from fedmcmc._types import ClientTerms
+from fedmcmc.types import ClientTerms
 from tests.oracles.federations import LIMIT, Federation, z_scores
 
 FEDERATION = Federation()

@@ -67,7 +67,7 @@ def test_the_stationary_law_of_conducive_and_of_langevin_kernels():
     kernel = fedmcmc.averaging(
         FEDERATION.posterior,
         fedmcmc.conducive(fedmcmc.full_gradient(), surrogates, 0.7),
-        integrator=fedmcmc.leapfrog(4),
+        integrator=fedmcmc.dynamics.leapfrog(4),
         step_size=ETA,
         num_local_steps=3,
     )

@@ -86,7 +86,7 @@ def test_the_law_of_sparsified_messages(case):
 def test_what_is_simulated_has_the_times_and_moments_of_an_exact_law():
     """A kernel that compresses nothing is simulated all the same."""
     bare = fedmcmc.fa_ld(FEDERATION.posterior, step_size=0.003, num_local_steps=2)
-    kernel = fedmcmc.compress(bare, fedmcmc.identity())
+    kernel = fedmcmc.compress(bare, fedmcmc.compression.identity())
     law = fedmcmc.predict_bias(bare, FEDERATION.data, exact(FEDERATION))
     told = fedmcmc.predict_bias(kernel, FEDERATION.data, exact(FEDERATION))
     assert law.simulated == "" and told.simulated and not law.mean_error.any()
@@ -208,7 +208,7 @@ def test_chains_that_run_away_are_told():
 def test_a_chain_without_noise_stands_still_and_is_off(compressed):
     kernel = fedmcmc.lsd(FEDERATION.posterior, step_size=STEP_SIZE, temperature=0.0)
     if compressed:
-        kernel = fedmcmc.compress(kernel, fedmcmc.identity())
+        kernel = fedmcmc.compress(kernel, fedmcmc.compression.identity())
     told = fedmcmc.predict_bias(kernel, FEDERATION.data, exact(FEDERATION))
     assert told.is_biased and not told.spread.max() > 1e-3
     np.testing.assert_allclose(told.mean, told.target_mean, atol=1e-4)

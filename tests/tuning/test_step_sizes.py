@@ -101,7 +101,7 @@ def test_suggested_steps_scale_as_the_proposition_says():
 @pytest.mark.slow
 def test_falling_steps_leave_less_bias_than_a_constant_one():
     """By the exact law: after many rounds, below what the first step size would end at."""
-    schedule = fedmcmc.inverse_sqrt_schedule(0.08, 20)
+    schedule = fedmcmc.tuning.inverse_sqrt_schedule(0.08, 20)
     settings = dict(num_steps=3, num_local_steps=2)
     constant = law(**settings, step_size=0.08).stationary()
     moments = law(**settings, step_size=0.08).rounds(FEDERATION.start, 0)[0]
@@ -118,7 +118,7 @@ def test_falling_steps_leave_less_bias_than_a_constant_one():
 
 @pytest.mark.slow
 def test_a_run_takes_the_falling_steps():
-    schedule = fedmcmc.inverse_sqrt_schedule(0.08, 2)
+    schedule = fedmcmc.tuning.inverse_sqrt_schedule(0.08, 2)
     kernel = fedmcmc.fa_hmc(
         FEDERATION.posterior, step_size=schedule, num_integration_steps=3, num_local_steps=2
     )
@@ -149,7 +149,7 @@ def test_bad_numbers_say_so():
     with pytest.raises(ValueError, match="tolerance must be a positive number"):
         fedmcmc.tuning.proposition_step_size(1, **settings, tolerance=float("nan"))
     with pytest.raises(ValueError, match="decay_rounds must be a positive number"):
-        fedmcmc.inverse_sqrt_schedule(0.1, 0)
+        fedmcmc.tuning.inverse_sqrt_schedule(0.1, 0)
     with pytest.raises(ValueError, match=r"weights must have shape \(4,\)"):
         fedmcmc.estimate_smoothness(
             KEY, FEDERATION.posterior, FEDERATION.data, START, weights=np.ones(3) / 3

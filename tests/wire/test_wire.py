@@ -360,11 +360,11 @@ def test_other_trees_are_not_messages(code, message):
 
 def test_any_other_tree_of_numbers_is_restored():
     gaussian = fedmcmc.Gaussian.from_moments(jnp.ones(3), variance=jnp.full(3, 2.0))
-    broadcast = fedmcmc.Broadcast(jnp.int32(-7), {"a": jnp.ones(()), "b": jnp.zeros((2, 0))})
+    broadcast = fedmcmc.types.Broadcast(jnp.int32(-7), {"a": jnp.ones(()), "b": jnp.zeros((2, 0))})
     for tree in (
         gaussian,
         broadcast,
-        (fedmcmc.Uncompressed(jnp.float32(0.25)), jnp.ones(2, jnp.bfloat16)),
+        (fedmcmc.types.Uncompressed(jnp.float32(0.25)), jnp.ones(2, jnp.bfloat16)),
         np.array([True, False]),
     ):
         num_bytes = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(tree))
@@ -375,7 +375,7 @@ def test_any_other_tree_of_numbers_is_restored():
 
 def test_exact_parts_follow_a_code():
     quantized_code = Quantized(ONE, np.array([0, 3, 0, -1], np.int32))
-    code = compression.WithExact(quantized_code, (fedmcmc.Uncompressed(np.float32(0.1)),))
+    code = compression.WithExact(quantized_code, (fedmcmc.types.Uncompressed(np.float32(0.1)),))
     data = check_round_trip(code, 8 * (len(wire.encode(quantized_code)) + 4))
     assert data[:-4] == wire.encode(quantized_code)
     with pytest.raises(ValueError, match="ends with 4 bytes of exact parts"):

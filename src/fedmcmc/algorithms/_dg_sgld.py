@@ -5,9 +5,9 @@ distributed MCMC algorithm via Langevin Monte Carlo within Gibbs. Their ``gamma_
 ``N_i`` is `num_local_steps`, ``rho_i`` is `tolerance`, and ``A_i`` is the identity.
 """
 
-from fedmcmc._types import FederatedKernel, Number, Posterior
 from fedmcmc.gradients import for_batch_size
 from fedmcmc.kernels import consensus
+from fedmcmc.types import FederatedKernel, Number, Posterior
 
 
 def dg_sgld(

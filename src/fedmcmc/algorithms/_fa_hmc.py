@@ -12,7 +12,11 @@ from typing import Literal
 from jax import Array
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import (
+from fedmcmc.dynamics import euler_maruyama, leapfrog, shared_momentum
+from fedmcmc.gradients import for_batch_size, noisy, scaffold
+from fedmcmc.kernels import averaging
+from fedmcmc.pytrees import schedules
+from fedmcmc.types import (
     ArrayTree,
     FederatedKernel,
     GradientEstimator,
@@ -20,10 +24,6 @@ from fedmcmc._types import (
     Participation,
     Posterior,
 )
-from fedmcmc.dynamics import euler_maruyama, leapfrog, shared_momentum
-from fedmcmc.gradients import for_batch_size, noisy, scaffold
-from fedmcmc.kernels import averaging
-from fedmcmc.pytrees import schedules
 
 
 def fa_ld(
@@ -55,7 +55,7 @@ def fa_ld(
         Number of steps between two communications, ``T``. With more than one, differences in
         curvature between clients bias the mean.
     rho
-        Correlation of the clients' noise, in [0, 1]; see `fedmcmc.shared_momentum`.
+        Correlation of the clients' noise, in [0, 1]; see `fedmcmc.dynamics.shared_momentum`.
     batch_size, replace, metric
         See `fedmcmc.lsd`.
     gradient_noise
@@ -125,7 +125,7 @@ def fa_hmc(
         clients differ in curvature, more than one leapfrog step or trajectory biases the mean;
         `fedmcmc.predict_bias` computes the bias.
     gradients, inverse_mass_matrix
-        See `fedmcmc.leapfrog`.
+        See `fedmcmc.dynamics.leapfrog`.
 
     References
     ----------

@@ -7,10 +7,10 @@ learning via posterior averaging.
 
 from typing import TYPE_CHECKING
 
-from fedmcmc._types import FederatedKernel, Number, Participation, Posterior
 from fedmcmc.dynamics import local_steps, training
 from fedmcmc.kernels import displacement, posterior_delta, pseudo_gradients
 from fedmcmc.participation import cohorts_of
+from fedmcmc.types import FederatedKernel, Number, Participation, Posterior
 
 if TYPE_CHECKING:
     import optax
@@ -107,7 +107,7 @@ def fed_pa(
     client_learning_rate, server_learning_rate
         See `fedmcmc.fed_avg`.
     shrinkage
-        ``rho`` of the paper, see `fedmcmc.posterior_delta`.
+        ``rho`` of the paper, see `fedmcmc.kernels.posterior_delta`.
     num_samples, num_burnin
         Number of samples per round, and number of epochs (or windows) before the first sample.
     num_discarded

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 from jax import Array
 
 from fedmcmc import kernels
-from fedmcmc._types import FederatedKernel, Number, Participation, Posterior
 from fedmcmc.gradients import for_batch_size
+from fedmcmc.types import FederatedKernel, Number, Participation, Posterior
 
 if TYPE_CHECKING:
     import optax

@@ -7,11 +7,11 @@ propagation approach.
 from typing import TYPE_CHECKING, Literal
 
 from fedmcmc._checks import expect
-from fedmcmc._types import FederatedKernel, Number, Participation, Posterior
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.inference import Inference, importance, mcmc_local
 from fedmcmc.kernels import natural
 from fedmcmc.participation import cohorts_of
+from fedmcmc.types import FederatedKernel, Number, Participation, Posterior
 
 if TYPE_CHECKING:
     import optax

@@ -11,11 +11,11 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._checks import integers_per_client
-from fedmcmc._types import ArrayTree, FederatedKernel, Number, Posterior
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients import as_surrogates, conducive, for_batch_size
 from fedmcmc.kernels import refreshed_relay, relay
 from fedmcmc.participation import categorical, pooled
+from fedmcmc.types import ArrayTree, FederatedKernel, Number, Posterior
 
 
 def sgld(

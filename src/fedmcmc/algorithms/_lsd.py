@@ -9,12 +9,12 @@ from typing import Literal
 
 from jax import Array
 
-from fedmcmc._types import ArrayTree, FederatedKernel, Number, Participation, Posterior
 from fedmcmc.dynamics import rms
 from fedmcmc.gradients import fixed_point, for_batch_size, svrg
 from fedmcmc.hierarchy import Refresh
 from fedmcmc.kernels import joint, langevin
 from fedmcmc.participation import pooled
+from fedmcmc.types import ArrayTree, FederatedKernel, Number, Participation, Posterior
 
 Prior = Literal["server", "split"]
 Order = Literal["refresh_first", "gradient_first"]
@@ -216,7 +216,7 @@ def psgld(
         Number or schedule of the round: the authors' learning rate ``lr`` for a gradient that is a
         sum over rows.
     decay, damping, num_noiseless
-        See `fedmcmc.preconditioners.rms`.
+        See `fedmcmc.dynamics.preconditioners.rms`.
     batch_size, temperature, replace
         See `lsd`.
 

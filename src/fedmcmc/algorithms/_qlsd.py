@@ -8,10 +8,10 @@ from typing import Literal
 
 from jax import Array
 
-from fedmcmc._types import ArrayTree, FederatedKernel, Number, Participation, Posterior
 from fedmcmc.algorithms._lsd import Prior, lsd, lsd_pp, lsd_star
 from fedmcmc.compression import Compressor, memory
 from fedmcmc.transforms import compress
+from fedmcmc.types import ArrayTree, FederatedKernel, Number, Participation, Posterior
 
 
 def qlsd(

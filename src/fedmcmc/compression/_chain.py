@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Client, Sender, register_dataclass
 from fedmcmc.compression._memory import Memory
 from fedmcmc.compression._types import Compressor
 from fedmcmc.pytrees import trees
+from fedmcmc.types import ArrayTree, Client, Sender, register_dataclass
 
 
 def chain(*compressors: Compressor) -> Compressor:

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Client, register_dataclass
 from fedmcmc.compression._numbers import as_positive
 from fedmcmc.compression._types import Compressor, Dense
 from fedmcmc.pytrees import trees
+from fedmcmc.types import ArrayTree, Client, register_dataclass
 
 
 def clip(norm: float | Array) -> Compressor:

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from fedmcmc._types import ArrayTree
 from fedmcmc.compression._types import Dense, OneOf, Quantized, Sparse
 from fedmcmc.pytrees import trees
+from fedmcmc.types import ArrayTree
 
 NORM_BITS = 32
 FLAG_BITS = 1

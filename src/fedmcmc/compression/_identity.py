@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Client, register_dataclass
 from fedmcmc.compression._types import Compressor, Dense
+from fedmcmc.types import ArrayTree, Client, register_dataclass
 
 
 def identity() -> Compressor:

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Client, PerClient, Sender, register_dataclass
 from fedmcmc.compression._numbers import as_per_client, check_num_clients, value_for
 from fedmcmc.compression._types import Compressor
 from fedmcmc.pytrees import trees
+from fedmcmc.types import ArrayTree, Client, PerClient, Sender, register_dataclass
 
 
 class _MemoryState(NamedTuple):

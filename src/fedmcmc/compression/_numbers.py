@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import Client, PerClient, Sender
 from fedmcmc.pytrees import schedules
+from fedmcmc.types import Client, PerClient, Sender
 
 
 def value_for(number: Array | PerClient, client: Client | Sender) -> Array:

@@ -10,11 +10,11 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._checks import expect
-from fedmcmc._types import ArrayTree, Client, PerClient, Sender, register_dataclass
 from fedmcmc.compression._memory import Memory
 from fedmcmc.compression._numbers import check_num_clients
 from fedmcmc.compression._types import Compressor, OneOf
 from fedmcmc.pytrees import trees
+from fedmcmc.types import ArrayTree, Client, PerClient, Sender, register_dataclass
 
 
 def per_client(compressors: Sequence[Compressor], which: Sequence[int] | Array) -> Compressor:

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Client, PerClient, Sender, register_dataclass
 from fedmcmc.compression._elias import SMALLEST_NORM
 from fedmcmc.compression._numbers import as_per_client, check_num_clients, value_for
 from fedmcmc.compression._types import Compressor, Dense, Quantized
 from fedmcmc.pytrees import trees, where_any
 from fedmcmc.random import random_words, word_halves
+from fedmcmc.types import ArrayTree, Client, PerClient, Sender, register_dataclass
 
 MAX_LEVELS = 2**23
 """Largest number of levels: a level of a finer grid would need more bits than a float32."""

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Client, register_dataclass
 from fedmcmc.compression._numbers import as_positive
 from fedmcmc.compression._types import Compressor, Sparse
 from fedmcmc.pytrees import trees
 from fedmcmc.random import random_words, realize_words
+from fedmcmc.types import ArrayTree, Client, register_dataclass
 
 
 def sparsify(fraction: float | Array) -> Compressor:

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Client, register_dataclass
 from fedmcmc.compression._sparsify import as_fraction
 from fedmcmc.compression._types import Compressor, Sparse
 from fedmcmc.pytrees import trees
+from fedmcmc.types import ArrayTree, Client, register_dataclass
 
 
 def top_k(fraction: float, *, error_feedback: bool = True) -> Compressor:

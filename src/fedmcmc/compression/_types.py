@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Client, Described, Sender, undefined
+from fedmcmc.types import ArrayTree, Client, Described, Sender, undefined
 
 
 class Compressor(Described):
@@ -110,7 +110,7 @@ class WithExact(NamedTuple):
     code
         A `Dense`, `Quantized`, `Sparse` or `OneOf`.
     exact
-        The message's `fedmcmc.Uncompressed` parts, in order.
+        The message's `fedmcmc.types.Uncompressed` parts, in order.
     """
 
     code: ArrayTree

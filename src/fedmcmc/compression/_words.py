@@ -16,7 +16,7 @@ from jax import Array
 from jax.tree_util import register_static
 from jax.typing import DTypeLike
 
-from fedmcmc._types import ArrayTree
+from fedmcmc.types import ArrayTree
 
 MAX_TERMS = 2**16
 """Largest number of terms: a sum of this many 16-bit limbs fits into 32 bits."""

@@ -16,7 +16,6 @@ from jax import Array
 from scipy.special import gammaincc
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import ArrayTree, Posterior, as_functions, compiled
 from fedmcmc.criticism._draws import equal_draws, position_shapes, refuse_whitened
 from fedmcmc.criticism._rows import check_resample
 from fedmcmc.criticism._wrapped import ReplicatedConsortium, redraw_rows
@@ -26,6 +25,7 @@ from fedmcmc.kernels import check_model
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key
 from fedmcmc.runs import Consortium, as_consortium
+from fedmcmc.types import ArrayTree, Posterior, as_functions, compiled
 
 
 @dataclass(frozen=True)

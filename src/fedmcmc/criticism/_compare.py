@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import Posterior
 from fedmcmc.criticism._draws import MAX_DRAWS, equal_draws
 from fedmcmc.criticism._loo import Loo, collect_sums, make_loo, warn_if_unreliable
 from fedmcmc.criticism._units import UNITS, choose_unit, describe_unjudged, warn_if_weighted
 from fedmcmc.data import FederatedData
 from fedmcmc.runs import Consortium
+from fedmcmc.types import Posterior
 
 SMALL_DIFFERENCE, FEW_ROWS = 4, 100
 """Nats and rows below which the normal approximation of a difference is unreliable."""

@@ -14,7 +14,6 @@ import numpy as np
 from scipy.special import gammaincc
 
 from fedmcmc._checks import expect, in_quotes
-from fedmcmc._types import Posterior
 from fedmcmc.criticism._draws import refuse_whitened, weighted_draws
 from fedmcmc.criticism._priors import expanded_prior
 from fedmcmc.data import FederatedData
@@ -23,6 +22,7 @@ from fedmcmc.gaussian import Gaussian, as_dense
 from fedmcmc.pytrees import trees
 from fedmcmc.runs import Consortium
 from fedmcmc.surrogates import taylor
+from fedmcmc.types import Posterior
 
 SINGULAR = 20
 """Size, in units in the last place of the largest eigenvalue, below which an eigenvalue is zero."""

@@ -9,13 +9,13 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._checks import expect, positive_integer
-from fedmcmc._types import ArrayTree, Posterior
 from fedmcmc.diagnostics import SamplingWarning, VerdictKind, mixing
 from fedmcmc.exact import Corrected
 from fedmcmc.fitting import Fitted
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key
 from fedmcmc.records import Samples
+from fedmcmc.types import ArrayTree, Posterior
 
 PosteriorDraws = Fitted | Corrected | Samples | ArrayTree
 """Results with draws, or pytrees of positions."""
@@ -114,7 +114,7 @@ def equal_draws(
         lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(draws)}
         if len(lengths) != 1 or () in lengths:
             raise ValueError(
-                "draws must be a fit, a fedmcmc.Corrected, a fedmcmc.Samples, or a pytree of "
+                "draws must be a fit, a fedmcmc.exact.Corrected, a fedmcmc.Samples, or a pytree of "
                 f"positions with one leading axis of draws; got leaves of shapes "
                 f"{[np.shape(leaf) for leaf in jax.tree.leaves(draws)]}."
             )

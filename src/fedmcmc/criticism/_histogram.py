@@ -8,7 +8,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from fedmcmc._types import ArrayTree
+from fedmcmc.types import ArrayTree
 
 
 @dataclass(frozen=True, eq=False)

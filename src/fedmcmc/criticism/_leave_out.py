@@ -13,14 +13,6 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._checks import expect, in_quotes
-from fedmcmc._types import (
-    ArrayTree,
-    Client,
-    Federation,
-    Posterior,
-    Uncompressed,
-    register_dataclass,
-)
 from fedmcmc.criticism._draws import (
     MIN_DRAWS,
     PosteriorDraws,
@@ -39,6 +31,14 @@ from fedmcmc.kernels import PerClientQuestion, Question, check_model, difference
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key
 from fedmcmc.runs import Consortium, as_consortium
+from fedmcmc.types import (
+    ArrayTree,
+    Client,
+    Federation,
+    Posterior,
+    Uncompressed,
+    register_dataclass,
+)
 
 UNBOUNDED = 1e30
 """Number that a client sends instead of infinity, since messages must be finite."""

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, ClientTerms, Posterior, as_functions
 from fedmcmc.criticism._draws import MAX_DRAWS, EqualDraws, PosteriorDraws, equal_draws
 from fedmcmc.criticism._loo_question import LeaveGroupsOut, LeaveOneOut, LooSums, WidenedDraws
 from fedmcmc.criticism._pareto import tail_length
@@ -25,6 +24,7 @@ from fedmcmc.gaussian import Mixture
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key
 from fedmcmc.runs import Consortium, as_consortium
+from fedmcmc.types import ArrayTree, ClientTerms, Posterior, as_functions
 
 WIDER = ((0.4, np.inf, 1.0), (0.3, 5.0, 2.0), (0.3, 5.0, 8.0))
 """Components of the weighted points: share, degrees of freedom, factor of the covariance. Without

@@ -13,7 +13,15 @@ import numpy as np
 from jax import Array
 from jax.scipy.special import logsumexp
 
-from fedmcmc._types import (
+from fedmcmc.criticism._draws import position_shapes
+from fedmcmc.criticism._pareto import psis, smooth_tail, tail_length
+from fedmcmc.criticism._rows import exact_sum, sum_over_rows
+from fedmcmc.data import Grouped, max_groups, own_groups, row_values
+from fedmcmc.exact import khat_threshold
+from fedmcmc.gradients import row_terms
+from fedmcmc.kernels import Question, check_model
+from fedmcmc.pytrees import trees
+from fedmcmc.types import (
     ArrayTree,
     Client,
     ClientTerms,
@@ -23,14 +31,6 @@ from fedmcmc._types import (
     Uncompressed,
     register_dataclass,
 )
-from fedmcmc.criticism._draws import position_shapes
-from fedmcmc.criticism._pareto import psis, smooth_tail, tail_length
-from fedmcmc.criticism._rows import exact_sum, sum_over_rows
-from fedmcmc.data import Grouped, max_groups, own_groups, row_values
-from fedmcmc.exact import khat_threshold
-from fedmcmc.gradients import row_terms
-from fedmcmc.kernels import Question, check_model
-from fedmcmc.pytrees import trees
 
 BATCH_SIZE = 16
 """Number of draws per batch when a client's latents are integrated out."""

@@ -12,15 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import (
-    ArrayTree,
-    Client,
-    Disclosure,
-    Federation,
-    Posterior,
-    Uncompressed,
-    register_dataclass,
-)
 from fedmcmc.criticism._draws import PosteriorDraws, equal_draws, position_shapes
 from fedmcmc.criticism._histogram import Histogram, merge_cells, merge_targets
 from fedmcmc.criticism._rows import BUDGET, check_resample, sum_over_rows
@@ -31,6 +22,15 @@ from fedmcmc.kernels import Question, check_model
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key
 from fedmcmc.runs import Consortium, as_consortium
+from fedmcmc.types import (
+    ArrayTree,
+    Client,
+    Disclosure,
+    Federation,
+    Posterior,
+    Uncompressed,
+    register_dataclass,
+)
 
 GROUPED_NOTE = (
     "Sums over rows do not show whether rows of a group are more similar than the model predicts: "

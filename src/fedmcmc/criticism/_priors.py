@@ -3,10 +3,10 @@
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from fedmcmc._types import ArrayTree, Posterior
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients import Target, as_gaussian
 from fedmcmc.pytrees import trees
+from fedmcmc.types import ArrayTree, Posterior
 
 
 def expanded_prior(posterior: Posterior, position: ArrayTree) -> Gaussian:

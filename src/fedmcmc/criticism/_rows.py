@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Client, Federation, Posterior
 from fedmcmc.data import gather
 from fedmcmc.gradients import row_size
 from fedmcmc.kernels import compensated_sum, split_sum
 from fedmcmc.pytrees import trees
+from fedmcmc.types import ArrayTree, Client, Federation, Posterior
 
 BUDGET = 2**19
 """Numbers of rows times draws in one block."""

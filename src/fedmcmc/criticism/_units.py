@@ -4,10 +4,10 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from fedmcmc._types import ClientTerms, Posterior
 from fedmcmc.data import FederatedData
 from fedmcmc.hierarchy import MarginalTerms
 from fedmcmc.runs import Consortium
+from fedmcmc.types import ClientTerms, Posterior
 
 UNITS = {"row": "rows", "group": "groups", "client": "clients"}
 """Names of units as arguments, and their plurals in results."""

@@ -8,7 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import (
+from fedmcmc.data import gather
+from fedmcmc.kernels import Dithered, Question
+from fedmcmc.records import Samples
+from fedmcmc.runs import Consortium, Sum
+from fedmcmc.types import (
     ArrayTree,
     Broadcast,
     Client,
@@ -21,10 +25,6 @@ from fedmcmc._types import (
     as_functions,
     register_dataclass,
 )
-from fedmcmc.data import gather
-from fedmcmc.kernels import Dithered, Question
-from fedmcmc.records import Samples
-from fedmcmc.runs import Consortium, Sum
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -11,7 +11,6 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
-from fedmcmc._types import ArrayTree, Client, Federation, html_table, register_dataclass
 from fedmcmc.data._groups import (
     Grouped,
     GroupLabels,
@@ -36,6 +35,7 @@ from fedmcmc.data._rows import (
     take_rows,
 )
 from fedmcmc.pytrees import trees
+from fedmcmc.types import ArrayTree, Client, Federation, html_table, register_dataclass
 
 CHUNK_ROWS = 4096
 """Maximal number of rows that a full pass over a client reads at once."""

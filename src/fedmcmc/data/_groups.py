@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Client, register_dataclass
 from fedmcmc.data._levels import report_similar
 from fedmcmc.data._rows import is_missing
+from fedmcmc.types import ArrayTree, Client, register_dataclass
 
 GroupLabels = tuple[tuple[Any, ...], ...]
 """Labels of each client's groups; entry ``i`` of a client is the label of its group ``i``."""

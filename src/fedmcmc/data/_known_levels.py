@@ -6,10 +6,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedmcmc._types import ArrayTree
 from fedmcmc.data._inputs import is_table
 from fedmcmc.data._levels import TextPart, is_plain_number, report_similar
 from fedmcmc.data._rows import Levels
+from fedmcmc.types import ArrayTree
 
 
 def check_levels(name: str, levels: Any) -> Levels:

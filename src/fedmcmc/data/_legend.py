@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import jax
 
-from fedmcmc._types import ArrayTree
 from fedmcmc.data._groups import GroupLabels, row_values
 from fedmcmc.data._rows import Levels
+from fedmcmc.types import ArrayTree
 
 MAX_SHOWN = 10
 """Maximal number of clients or of levels of a column that are listed by name."""

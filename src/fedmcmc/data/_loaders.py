@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
-from fedmcmc._types import ArrayTree
 from fedmcmc.data._federated import FederatedData, from_sorted
 from fedmcmc.data._rows import concatenate_clients, count_rows, first_rows
+from fedmcmc.types import ArrayTree
 
 
 @dataclass(frozen=True, repr=False)

@@ -14,7 +14,7 @@ import numpy as np
 from jax.tree_util import KeyPath
 from jax.typing import DTypeLike
 
-from fedmcmc._types import ArrayTree
+from fedmcmc.types import ArrayTree
 
 Levels = tuple[Any, ...]
 """Meanings of the codes ``0, 1, ...``, or labels of clients."""

@@ -6,7 +6,6 @@ import jax
 import numpy as np
 
 from fedmcmc import wire
-from fedmcmc._types import ArrayTree, Disclosure, FederatedKernel
 from fedmcmc.compression import Dense, OneOf, Quantized, Sparse, WithExact
 from fedmcmc.data import Levels
 from fedmcmc.deploy._frames import printable
@@ -24,6 +23,7 @@ from fedmcmc.deploy._study import Study, software
 from fedmcmc.deploy._words import disclosures
 from fedmcmc.pytrees import trees
 from fedmcmc.transforms import is_secured
+from fedmcmc.types import ArrayTree, Disclosure, FederatedKernel
 
 
 def files_told(study: Study, site: str) -> str:

@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedmcmc._types import ArrayTree
 from fedmcmc.data import FederatedData, Levels, check_levels, code_rows, widened_dtype
 from fedmcmc.deploy._settings import hint
 from fedmcmc.pytrees import trees
+from fedmcmc.types import ArrayTree
 
 KEYS = ("dtype", "shape", "levels")
 """Keys of a column in a study's file."""

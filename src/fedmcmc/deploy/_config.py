@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedmcmc._types import ArrayTree
 from fedmcmc.deploy._approval import Approval
 from fedmcmc.deploy._audit import AuditLog
 from fedmcmc.deploy._columns import check_keys
@@ -42,6 +41,7 @@ from fedmcmc.records import Samples
 from fedmcmc.reports import can_draw
 from fedmcmc.runs import NonFiniteError
 from fedmcmc.storage import Checkpoint, lock_checkpoint
+from fedmcmc.types import ArrayTree
 
 LOG = logging.getLogger("fedmcmc.deploy")
 CREDENTIAL_KEYS = ("key", "certificate", "authority")

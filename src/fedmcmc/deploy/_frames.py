@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedmcmc import wire
-from fedmcmc._types import ArrayTree
+from fedmcmc.types import ArrayTree
 
 MAGIC = b"fmc2"
 MAX_HEADER_BYTES = 2**20

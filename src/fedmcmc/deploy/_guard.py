@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedmcmc._types import ArrayTree, Uncompressed
 from fedmcmc.compression import Quantized, WithExact
 from fedmcmc.kernels import LOG_ZERO_THRESHOLD, Answer
+from fedmcmc.types import ArrayTree, Uncompressed
 
 LARGEST = 1e35
 """Largest norm of a message. Sums of larger float32 numbers could overflow. For a log likelihood of

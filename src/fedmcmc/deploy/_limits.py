@@ -9,7 +9,6 @@ from typing import Any
 import jax
 from jax.tree_util import Partial
 
-from fedmcmc._types import ArrayTree, FederatedKernel, GradientEstimator
 from fedmcmc.compression import Word
 from fedmcmc.deploy._audit import AuditLog
 from fedmcmc.deploy._columns import column_names
@@ -21,6 +20,7 @@ from fedmcmc.dynamics import Length
 from fedmcmc.gradients import Epochs
 from fedmcmc.kernels import Points
 from fedmcmc.pytrees import trees
+from fedmcmc.types import ArrayTree, FederatedKernel, GradientEstimator
 
 MIN_ROWS = 20
 """Fewest rows of a site by default."""

@@ -10,12 +10,12 @@ from typing import Any
 
 import jax
 
-from fedmcmc._types import ArrayTree, Disclosure, FederatedKernel
 from fedmcmc.compression import Grid, Word
 from fedmcmc.deploy._columns import check_keys
 from fedmcmc.deploy._frames import Refused
 from fedmcmc.deploy._words import askable_kernels, class_names, disclosures
 from fedmcmc.transforms import MIN_SITES, check_cohorts
+from fedmcmc.types import ArrayTree, Disclosure, FederatedKernel
 
 KEY_DIGITS = 64
 """Hexadecimal digits of a public key."""

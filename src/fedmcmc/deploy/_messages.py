@@ -8,7 +8,6 @@ import numpy as np
 from jax import Array
 
 from fedmcmc import wire
-from fedmcmc._types import ArrayTree, Broadcast, FederatedKernel
 from fedmcmc.deploy._frames import (
     PART_BYTES,
     Frame,
@@ -24,6 +23,7 @@ from fedmcmc.deploy._programs import shared_words, take_chain
 from fedmcmc.deploy._shapes import RunShapes, max_num_bytes
 from fedmcmc.deploy._study import Study
 from fedmcmc.deploy._words import to_words
+from fedmcmc.types import ArrayTree, Broadcast, FederatedKernel
 
 
 class AtServer(NamedTuple):

@@ -13,15 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import (
-    ArrayTree,
-    Broadcast,
-    Client,
-    Cohort,
-    FederatedKernel,
-    FederatedState,
-    user_position,
-)
 from fedmcmc.deploy._shapes import StepReport
 from fedmcmc.deploy._study import Study
 from fedmcmc.pytrees import trees
@@ -35,6 +26,15 @@ from fedmcmc.rounds import (
     initialize_received,
     receive,
     server_step,
+)
+from fedmcmc.types import (
+    ArrayTree,
+    Broadcast,
+    Client,
+    Cohort,
+    FederatedKernel,
+    FederatedState,
+    user_position,
 )
 
 Result = TypeVar("Result")

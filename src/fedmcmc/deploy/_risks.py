@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from fedmcmc._types import ArrayTree, Disclosure, FederatedKernel
 from fedmcmc.deploy._columns import column_names
 from fedmcmc.deploy._layout import item
 from fedmcmc.deploy._limits import Limits, num_parameters, numbers_per_message, smallest_batch
@@ -12,6 +11,7 @@ from fedmcmc.deploy._shapes import RunShapes
 from fedmcmc.deploy._study import Study
 from fedmcmc.deploy._words import disclosures
 from fedmcmc.pytrees import trees
+from fedmcmc.types import ArrayTree, Disclosure, FederatedKernel
 
 
 def messages_to_recover(num_rows: int, numbers_per_row: int, numbers_per_message: int) -> int:

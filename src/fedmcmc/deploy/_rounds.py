@@ -10,15 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import (
-    ApproximationReport,
-    ArrayTree,
-    Broadcast,
-    Cohort,
-    FederatedKernel,
-    FederatedState,
-    MetropolisReport,
-)
 from fedmcmc.compression import WORD_BITS, limbs_of_host
 from fedmcmc.deploy._frames import Tag
 from fedmcmc.deploy._guard import Fault, Guard, count_faults
@@ -39,6 +30,15 @@ from fedmcmc.deploy._shapes import RunShapes
 from fedmcmc.participation import full
 from fedmcmc.pytrees import trees
 from fedmcmc.rounds import Received
+from fedmcmc.types import (
+    ApproximationReport,
+    ArrayTree,
+    Broadcast,
+    Cohort,
+    FederatedKernel,
+    FederatedState,
+    MetropolisReport,
+)
 
 
 class RoundFigures(NamedTuple):

@@ -10,13 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import (
-    ArrayTree,
-    FederatedKernel,
-    FederatedState,
-    Federation,
-    as_functions,
-)
 from fedmcmc.deploy._frames import digest_of
 from fedmcmc.deploy._guard import Guard
 from fedmcmc.deploy._links import Links, SiteError
@@ -33,6 +26,13 @@ from fedmcmc.records import Samples
 from fedmcmc.rounds import Layout, Program, RoundRecord, Segment, update_accumulators
 from fedmcmc.runs import Executor, SegmentWork, Sum, check_fits_sum, sample, start_positions
 from fedmcmc.transforms import faults, is_secured, with_counts
+from fedmcmc.types import (
+    ArrayTree,
+    FederatedKernel,
+    FederatedState,
+    Federation,
+    as_functions,
+)
 
 MAX_TRIES = 20
 """Rounds of a question until all sites have answered."""

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from fedmcmc._types import ArrayTree, Broadcast, FederatedKernel, StepInfo
 from fedmcmc.deploy._frames import Refused
 from fedmcmc.deploy._masks import check_kernel
 from fedmcmc.deploy._study import Study
@@ -21,6 +20,7 @@ from fedmcmc.rounds import (
     initialize_received,
     server_step,
 )
+from fedmcmc.types import ArrayTree, Broadcast, FederatedKernel, StepInfo
 
 
 class StepReport(NamedTuple):

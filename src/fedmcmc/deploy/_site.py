@@ -14,7 +14,6 @@ import numpy as np
 from jax import Array
 
 from fedmcmc import wire
-from fedmcmc._types import ArrayTree, FederatedKernel
 from fedmcmc.compression import host_words
 from fedmcmc.data import row_values
 from fedmcmc.deploy._approval import Approval
@@ -52,6 +51,7 @@ from fedmcmc.pytrees import trees
 from fedmcmc.random import generator_named
 from fedmcmc.rounds import ClientKeys
 from fedmcmc.surrogates import nonfinite_answer
+from fedmcmc.types import ArrayTree, FederatedKernel
 
 LOG = logging.getLogger("fedmcmc.deploy")
 HEADER_BYTES_PER_CHAIN = 64

@@ -11,12 +11,12 @@ import numpy as np
 from jax import Array
 
 from fedmcmc import wire
-from fedmcmc._types import ArrayTree, Client, FederatedKernel
 from fedmcmc.deploy._disk import Disk
 from fedmcmc.deploy._frames import FrameError, Refused, decode, digest_of, unpack
 from fedmcmc.deploy._programs import init_client_states, select_chains, stack_chains
 from fedmcmc.deploy._shapes import RunShapes
 from fedmcmc.pytrees import trees
+from fedmcmc.types import ArrayTree, Client, FederatedKernel
 
 
 @dataclass

@@ -15,7 +15,6 @@ from jax import Array
 from jax.tree_util import Partial, keystr, tree_leaves_with_path
 from jax.typing import ArrayLike
 
-from fedmcmc._types import ArrayTree, Client, FederatedKernel, Federation, Posterior, as_functions
 from fedmcmc.data import FederatedData, Levels
 from fedmcmc.deploy._columns import check_keys, checked_levels, read_columns, wide_shapes
 from fedmcmc.deploy._frames import Refused, digest_of
@@ -35,6 +34,7 @@ from fedmcmc.deploy._words import (
 from fedmcmc.pytrees import schedules
 from fedmcmc.storage import describe, versions
 from fedmcmc.transforms import is_secured, secure_sum, without_secure_sum
+from fedmcmc.types import ArrayTree, Client, FederatedKernel, Federation, Posterior, as_functions
 
 if TYPE_CHECKING:
     from fedmcmc.deploy.secure import MaskGroup

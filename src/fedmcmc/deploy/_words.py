@@ -17,13 +17,13 @@ import numpy as np
 from jax.tree_util import Partial
 
 from fedmcmc import wire
-from fedmcmc._types import ArrayTree, Disclosure, FederatedKernel, GradientEstimator, Shapes
 from fedmcmc.deploy._frames import FrameError, Refused
 from fedmcmc.gradients import FullGradient
 from fedmcmc.pytrees import trees
+from fedmcmc.types import ArrayTree, Disclosure, FederatedKernel, GradientEstimator, Shapes
 
 PACKAGES = (
-    "_types",
+    "types",
     "pytrees",
     "gaussian",
     "gradients",

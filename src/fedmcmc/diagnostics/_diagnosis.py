@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
-from fedmcmc._types import ArrayTree, Posterior
 from fedmcmc.data import FederatedData
 from fedmcmc.diagnostics._mixing import Mixing, mixing
 from fedmcmc.diagnostics._moments import MAX_COORDINATES, MomentErrors, check_moments
@@ -20,6 +19,7 @@ from fedmcmc.hierarchy import (
     quadrature_error,
 )
 from fedmcmc.pytrees import trees
+from fedmcmc.types import ArrayTree, Posterior
 
 MIN_DRAWS = 400
 """Draws below which a run does not judge them."""

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedmcmc._types import ArrayTree
+from fedmcmc.types import ArrayTree
 
 MANY_CHAINS, SUPERCHAINS = 16, 8
 """Smallest number of chains for nested R-hat, and its number of groups. The usual R-hat of many

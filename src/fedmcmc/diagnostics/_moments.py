@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Posterior, as_functions, compiled
 from fedmcmc.data import CHUNK_ROWS, FederatedData
 from fedmcmc.gradients import Terms, fold_terms, row_size
 from fedmcmc.pytrees import trees
+from fedmcmc.types import ArrayTree, Posterior, as_functions, compiled
 
 MAX_COORDINATES = 256
 NUM_GROUPS = 16

@@ -6,8 +6,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import ArrayTree
 from fedmcmc.diagnostics._mixing import worst_mixing
+from fedmcmc.types import ArrayTree
 
 
 class StopDecision(NamedTuple):

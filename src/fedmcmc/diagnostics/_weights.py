@@ -11,13 +11,13 @@ import numpy as np
 from jax import Array
 from scipy.special import logsumexp
 
-from fedmcmc._types import ArrayTree, Posterior, as_functions, compiled
 from fedmcmc.data import FederatedData
 from fedmcmc.diagnostics._moments import NUM_GROUPS, MomentErrors, draws_per_batch, raveled
 from fedmcmc.diagnostics._psis import khat_threshold, psis
 from fedmcmc.gaussian import Mixture
 from fedmcmc.gradients import Terms, fold_terms, row_size
 from fedmcmc.pytrees import trees
+from fedmcmc.types import ArrayTree, Posterior, as_functions, compiled
 
 MAX_COORDINATES = 64
 MAX_POINTS, MIN_POINTS = 2**14, 1_000

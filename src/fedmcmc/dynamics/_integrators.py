@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import ArrayTree, Described, register_dataclass, undefined
 from fedmcmc.dynamics._metrics import IDENTITY, Metric
 from fedmcmc.pytrees import trees
+from fedmcmc.types import ArrayTree, Described, register_dataclass, undefined
 
 GradientFn = Callable[[ArrayTree, ArrayTree], ArrayTree]
 """Function ``(draws, position) -> gradient``."""

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Described, register_dataclass
 from fedmcmc.pytrees import trees
+from fedmcmc.types import ArrayTree, Described, register_dataclass
 
 
 @register_dataclass

@@ -12,9 +12,9 @@ from typing import Literal
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Described, Number, register_dataclass
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import normals, realize_normals
+from fedmcmc.types import ArrayTree, Described, Number, register_dataclass
 
 
 @register_dataclass

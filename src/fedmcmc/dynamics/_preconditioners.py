@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Described, Federation, register_dataclass, undefined
 from fedmcmc.pytrees import schedules, trees
+from fedmcmc.types import ArrayTree, Described, Federation, register_dataclass, undefined
 
 
 class Preconditioner(Described):

@@ -16,7 +16,9 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._checks import expect_optimizer
-from fedmcmc._types import (
+from fedmcmc.gradients import epochs, for_batch_size, full_gradient, steps_per_epoch
+from fedmcmc.pytrees import schedules, trees
+from fedmcmc.types import (
     ArrayTree,
     Client,
     Described,
@@ -25,8 +27,6 @@ from fedmcmc._types import (
     as_functions,
     register_dataclass,
 )
-from fedmcmc.gradients import epochs, for_batch_size, full_gradient, steps_per_epoch
-from fedmcmc.pytrees import schedules, trees
 
 if TYPE_CHECKING:
     import optax

@@ -14,7 +14,6 @@ from jax import Array
 from scipy.special import logsumexp
 
 from fedmcmc._checks import expect, positive_integer
-from fedmcmc._types import ArrayTree, Posterior, as_functions, compiled
 from fedmcmc.data import FederatedData
 from fedmcmc.diagnostics import (
     MonteCarloErrors,
@@ -41,6 +40,7 @@ from fedmcmc.pytrees import in_single_precision, trees
 from fedmcmc.random import as_key
 from fedmcmc.records import Samples
 from fedmcmc.runs import Consortium, as_consortium
+from fedmcmc.types import ArrayTree, Posterior, as_functions, compiled
 
 MIN_DRAWS = 100
 GOOD_KHAT = 0.5

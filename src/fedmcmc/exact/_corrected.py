@@ -10,11 +10,11 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from fedmcmc._checks import missing_extra_error
-from fedmcmc._types import ArrayTree, MissingFunction, WithFunctions, as_functions, vmap_axes
 from fedmcmc.diagnostics import Verdict
 from fedmcmc.gaussian import Mixture
 from fedmcmc.pytrees import named_leaves, variables
 from fedmcmc.random import as_key
+from fedmcmc.types import ArrayTree, MissingFunction, WithFunctions, as_functions, vmap_axes
 
 Fn = Callable[[ArrayTree], ArrayTree]
 

@@ -15,15 +15,6 @@ from jax import Array
 from scipy.special import logsumexp
 
 from fedmcmc._checks import expect, positive_integer
-from fedmcmc._types import (
-    ArrayTree,
-    MissingFunction,
-    Posterior,
-    WithFunctions,
-    as_functions,
-    compiled,
-    vmap_axes,
-)
 from fedmcmc.data import FederatedData
 from fedmcmc.diagnostics import SamplingWarning
 from fedmcmc.exact._correct import CorrectionTarget, make_proposal
@@ -33,6 +24,15 @@ from fedmcmc.pytrees import in_single_precision, trees
 from fedmcmc.random import as_key
 from fedmcmc.records import Samples
 from fedmcmc.runs import Consortium, as_consortium
+from fedmcmc.types import (
+    ArrayTree,
+    MissingFunction,
+    Posterior,
+    WithFunctions,
+    as_functions,
+    compiled,
+    vmap_axes,
+)
 
 EFFECTIVE_SHARE = 0.5
 """Share of states that stay effective after a step of the temperature."""

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, Posterior, compiled
 from fedmcmc.diagnostics import (
     MAX_RHAT,
     MIN_ESS,
@@ -27,6 +26,7 @@ from fedmcmc.kernels import hmc
 from fedmcmc.pytrees import trees
 from fedmcmc.records import Samples
 from fedmcmc.runs import Consortium
+from fedmcmc.types import ArrayTree, FederatedKernel, FederatedState, Posterior, compiled
 
 NUM_CHAINS, NUM_STARTS = 64, 8
 """Number of chains and of starts: eight chains share a start, and nested R-hat compares starts."""

@@ -8,7 +8,6 @@ import jax
 from jax import Array
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import ArrayTree, Posterior, as_functions
 from fedmcmc.data import FederatedData
 from fedmcmc.diagnostics import SamplingWarning
 from fedmcmc.fitting._decisions import decide
@@ -21,6 +20,7 @@ from fedmcmc.hierarchy import MAX_DIMENSIONS, marginal
 from fedmcmc.pytrees import in_single_precision, trees
 from fedmcmc.random import as_key
 from fedmcmc.runs import Consortium, as_consortium
+from fedmcmc.types import ArrayTree, Posterior, as_functions
 
 EFFORTS = ("auto", "exact", "approximate")
 

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedmcmc._types import Federation, Posterior, WithFunctions
 from fedmcmc.data import in_words
 from fedmcmc.diagnostics import Verdict
 from fedmcmc.exact import Corrected
@@ -16,6 +15,7 @@ from fedmcmc.records import Samples
 from fedmcmc.reports import Figure, figures_of, histogram, summarize
 from fedmcmc.runs import Consortium, SimulatedConsortium
 from fedmcmc.storage import versions
+from fedmcmc.types import Federation, Posterior, WithFunctions
 
 
 @dataclass(frozen=True, repr=False)

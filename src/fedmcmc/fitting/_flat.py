@@ -4,11 +4,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedmcmc._types import ArrayTree, Posterior
 from fedmcmc.fitting._modes import ModeSearch, as_positions, log_priors
 from fedmcmc.kernels import LOG_ZERO_THRESHOLD, Points, evaluations
 from fedmcmc.pytrees import named_leaves, trees
 from fedmcmc.surrogates import Ledger
+from fedmcmc.types import ArrayTree, Posterior
 
 MAX_COORDINATES = 32
 """Largest number of coordinates with improper priors that are tried."""

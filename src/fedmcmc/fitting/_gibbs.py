@@ -8,14 +8,6 @@ from typing import Any
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import (
-    ArrayTree,
-    FederatedKernel,
-    Population,
-    Posterior,
-    Static,
-    as_functions,
-)
 from fedmcmc.diagnostics import (
     MAX_RHAT,
     MIN_ESS,
@@ -33,6 +25,14 @@ from fedmcmc.hierarchy import hmc, independence
 from fedmcmc.kernels import fed_gibbs
 from fedmcmc.pytrees import trees
 from fedmcmc.runs import Consortium
+from fedmcmc.types import (
+    ArrayTree,
+    FederatedKernel,
+    Population,
+    Posterior,
+    Static,
+    as_functions,
+)
 
 NUM_CHAINS, NUM_ADAPT = 8, 300
 """Number of chains; number of initial rounds that adapt the step sizes and are excluded."""

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Posterior, as_functions, compiled
 from fedmcmc.fitting._symmetries import MAX_IMAGES, Images, list_symmetries
 from fedmcmc.gaussian import Mixture
 from fedmcmc.kernels import LOG_ZERO_THRESHOLD, Points, evaluations
@@ -27,6 +26,7 @@ from fedmcmc.surrogates import (
     newton,
     run_ascents,
 )
+from fedmcmc.types import ArrayTree, Posterior, as_functions, compiled
 
 NUM_STARTS = 8
 NUM_CANDIDATES = 32

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedmcmc._types import ArrayTree, Posterior, as_functions
 from fedmcmc.kernels import Expanded, Points, evaluations, expansions
 from fedmcmc.pytrees import trees
 from fedmcmc.runs import Consortium
 from fedmcmc.surrogates import NEWTON_DIMENSIONS, Ledger, Structure
+from fedmcmc.types import ArrayTree, Posterior, as_functions
 
 MAX_NOISE = 0.3
 """Largest root mean square of rounding errors, in nats, that does not distort the draws."""

@@ -11,10 +11,10 @@ import jax
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import Posterior, as_functions
 from fedmcmc.fitting._modes import ModeSearch
 from fedmcmc.runs import Consortium
 from fedmcmc.surrogates import Ledger, Objective
+from fedmcmc.types import Posterior, as_functions
 
 MAX_KHAT = 0.9
 """Predicted tail index above which no draws are weighted."""

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedmcmc._types import ArrayTree, Broadcast, FederatedState, Posterior
 from fedmcmc.diagnostics import Verdict, VerdictKind
 from fedmcmc.fitting._fitted import Fitted, make_report
 from fedmcmc.fitting._report import StageReport
@@ -15,6 +14,7 @@ from fedmcmc.gaussian import Gaussian
 from fedmcmc.pytrees import trees
 from fedmcmc.records import Samples
 from fedmcmc.storage import versions
+from fedmcmc.types import ArrayTree, Broadcast, FederatedState, Posterior
 
 MAX_STATES = 2000
 """Largest number of draws per group of tempering that is kept."""

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Posterior
 from fedmcmc.algorithms import fed_ep
 from fedmcmc.diagnostics import MonteCarloErrors, VerdictKind, at_rest, group_errors
 from fedmcmc.exact import (
@@ -35,6 +34,7 @@ from fedmcmc.pytrees import trees
 from fedmcmc.records import Samples
 from fedmcmc.runs import Consortium
 from fedmcmc.surrogates import Ledger
+from fedmcmc.types import ArrayTree, Posterior
 
 EP_MAX_ROUNDS, EP_ROWS_PER_PARAMETER, EP_MAX_DIMENSIONS = 50, 5, 256
 """Limits of FedEP: number of rounds, rows per parameter at most clients, number of parameters."""

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedmcmc._types import ArrayTree, Posterior, as_functions, compiled
 from fedmcmc.pytrees import named_leaves
+from fedmcmc.types import ArrayTree, Posterior, as_functions, compiled
 
 MAX_IMAGES = 24
 """Largest number of images of a mode: the permutations of four exchangeable components."""

@@ -22,9 +22,9 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 
-from fedmcmc._types import ArrayTree, Described, register_dataclass
 from fedmcmc.pytrees import trees
 from fedmcmc.random import normals
+from fedmcmc.types import ArrayTree, Described, register_dataclass
 
 STRUCTURES = ("scaled_identity", "diagonal", "dense")
 """Structures of a precision: one number, one number per coordinate, or a matrix."""

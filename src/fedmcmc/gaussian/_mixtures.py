@@ -13,9 +13,9 @@ from jax.typing import ArrayLike
 from scipy.linalg import solve_triangular
 from scipy.special import gammaln, logsumexp
 
-from fedmcmc._types import Described, register_dataclass
 from fedmcmc.gaussian._gaussian import Gaussian, flat_precision
 from fedmcmc.pytrees import trees
+from fedmcmc.types import Described, register_dataclass
 
 
 class StandardDraws(NamedTuple):

@@ -8,7 +8,11 @@ import jax
 from jax import Array
 from jax.tree_util import Partial
 
-from fedmcmc._types import (
+from fedmcmc.gradients._estimators import Derived, contains
+from fedmcmc.gradients._minibatches import SIZE_WARNING, Epochs, Minibatch
+from fedmcmc.pytrees import trees
+from fedmcmc.random import augmentation_key
+from fedmcmc.types import (
     ArrayTree,
     Client,
     Disclosure,
@@ -16,10 +20,6 @@ from fedmcmc._types import (
     LogDensity,
     register_dataclass,
 )
-from fedmcmc.gradients._estimators import Derived, contains
-from fedmcmc.gradients._minibatches import SIZE_WARNING, Epochs, Minibatch
-from fedmcmc.pytrees import trees
-from fedmcmc.random import augmentation_key
 
 T = TypeVar("T")
 

@@ -21,7 +21,18 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._checks import expect, positive_integer
-from fedmcmc._types import (
+from fedmcmc.gaussian import Gaussian
+from fedmcmc.gradients._augmented import refuse_augmented
+from fedmcmc.gradients._estimators import (
+    Derived,
+    as_weights,
+    check_weights,
+    client_gradient,
+    contains,
+    weight_of,
+)
+from fedmcmc.pytrees import schedules, trees, where_any
+from fedmcmc.types import (
     ArrayTree,
     Broadcast,
     Client,
@@ -36,17 +47,6 @@ from fedmcmc._types import (
     register_dataclass,
     undefined,
 )
-from fedmcmc.gaussian import Gaussian
-from fedmcmc.gradients._augmented import refuse_augmented
-from fedmcmc.gradients._estimators import (
-    Derived,
-    as_weights,
-    check_weights,
-    client_gradient,
-    contains,
-    weight_of,
-)
-from fedmcmc.pytrees import schedules, trees, where_any
 
 
 class Correction(NamedTuple):
@@ -94,7 +94,7 @@ class ZeroSum(Derived):
             raise ValueError(
                 f"{type(self).__name__} received no state: the kernel's client_init must return "
                 f"the result of estimator.init, and its step the new state, as in "
-                f"fedmcmc.EstimatorKernel (docs/extend.md)."
+                f"fedmcmc.kernels.EstimatorKernel (docs/extend.md)."
             )
         memory, estimator_state = state if self.remembers else ((), state)
         inner, estimator_state = self.estimator.start(
@@ -460,8 +460,8 @@ class Svrg(ZeroSum):
         if trees.is_empty(snapshot):
             raise ValueError(
                 "svrg received no snapshot: the kernel's server must put the result of "
-                "estimator.reference.update into Broadcast.extra, as fedmcmc.EstimatorKernel does "
-                "(docs/extend.md)."
+                "estimator.reference.update into Broadcast.extra, as "
+                "fedmcmc.kernels.EstimatorKernel does (docs/extend.md)."
             )
         cached = memory.gradient.value
         latest = self.reference.round_of(broadcast.round)

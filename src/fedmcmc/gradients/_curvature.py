@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc._types import ArrayTree
+from fedmcmc.types import ArrayTree
 
 BLOCK = 64
 """Number of directions per block, for Hessian-vector products and for checks of a maximum."""

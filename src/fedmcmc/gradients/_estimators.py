@@ -7,7 +7,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc._checks import expect
-from fedmcmc._types import (
+from fedmcmc.data import own_rows, single_chunk
+from fedmcmc.gradients._terms import Terms, fold_terms, row_terms
+from fedmcmc.pytrees import schedules, trees
+from fedmcmc.random import normals, realize_normals
+from fedmcmc.types import (
     ArrayTree,
     Broadcast,
     Client,
@@ -21,10 +25,6 @@ from fedmcmc._types import (
     Reference,
     register_dataclass,
 )
-from fedmcmc.data import own_rows, single_chunk
-from fedmcmc.gradients._terms import Terms, fold_terms, row_terms
-from fedmcmc.pytrees import schedules, trees
-from fedmcmc.random import normals, realize_normals
 
 
 def client_gradient(loglikelihood_fn: LogDensity, position: ArrayTree, client: Client) -> ArrayTree:
@@ -56,7 +56,7 @@ def check_prepared(is_prepared: bool, estimator: str) -> None:
     if not is_prepared:
         raise ValueError(
             f"{estimator} received no draws: the kernel's prepare must return the result of "
-            "estimator.prepare, as in fedmcmc.EstimatorKernel (docs/extend.md)."
+            "estimator.prepare, as in fedmcmc.kernels.EstimatorKernel (docs/extend.md)."
         )
 
 

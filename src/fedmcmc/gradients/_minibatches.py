@@ -10,7 +10,12 @@ from jax import Array
 from numpy.typing import ArrayLike
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import (
+from fedmcmc.data import gather
+from fedmcmc.gradients._estimators import check_prepared, full_gradient, sum_gradient
+from fedmcmc.gradients._scaling import rows_over_batch
+from fedmcmc.pytrees import trees
+from fedmcmc.random import distinct_integers, integers_below, shuffle_words, shuffled
+from fedmcmc.types import (
     ArrayTree,
     Client,
     Disclosure,
@@ -18,11 +23,6 @@ from fedmcmc._types import (
     LogDensity,
     register_dataclass,
 )
-from fedmcmc.data import gather
-from fedmcmc.gradients._estimators import check_prepared, full_gradient, sum_gradient
-from fedmcmc.gradients._scaling import rows_over_batch
-from fedmcmc.pytrees import trees
-from fedmcmc.random import distinct_integers, integers_below, shuffle_words, shuffled
 
 MAX_PREPARED_ROWS = 2**22
 """Largest count of prepared numbers per client and round; above it, prepare offsets of rows."""

@@ -9,8 +9,8 @@ for the federation.
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Client, Sender
 from fedmcmc.pytrees import trees
+from fedmcmc.types import ArrayTree, Client, Sender
 
 
 def rows_over_batch(client: Client, batch_size: Array | int, gradient: ArrayTree) -> ArrayTree:

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Client, Posterior
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients._curvature import minus_hessian
 from fedmcmc.gradients._terms import Terms, fold_terms, row_terms
 from fedmcmc.pytrees import in_single_precision, trees
+from fedmcmc.types import ArrayTree, Client, Posterior
 
 
 class Target(NamedTuple):

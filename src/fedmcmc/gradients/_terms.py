@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.tree_util import Partial
 
-from fedmcmc._types import ArrayTree, Client, ClientTerms, LogDensity, Posterior, register_dataclass
 from fedmcmc.data import fold, max_groups
 from fedmcmc.pytrees import trees
+from fedmcmc.types import ArrayTree, Client, ClientTerms, LogDensity, Posterior, register_dataclass
 
 Terms = Callable[[ArrayTree], Array]
 """Function from a position to a chunk of a client's terms, ``[num]``."""

@@ -3,9 +3,9 @@
 import jax
 import numpy as np
 
-from fedmcmc._types import ArrayTree, Local, Posterior
 from fedmcmc.hierarchy._marginal import MarginalTerms, thin_draws
 from fedmcmc.pytrees import trees
+from fedmcmc.types import ArrayTree, Local, Posterior
 
 MIN_GROUPS = 5
 """Number of groups below which the prior of the spread weighs as much as the data."""

@@ -13,7 +13,6 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import ArrayTree, Client, Local, compiled, register_dataclass
 from fedmcmc.hierarchy._latents import (
     Groups,
     cholesky,
@@ -25,6 +24,7 @@ from fedmcmc.hierarchy._latents import (
 )
 from fedmcmc.hierarchy._refresh import Here, Moved, Refresh, draw_normals
 from fedmcmc.pytrees import schedules, trees
+from fedmcmc.types import ArrayTree, Client, Local, compiled, register_dataclass
 
 NUM_PROBE_ROWS = 8
 """Number of made-up rows with which a server checks a model."""

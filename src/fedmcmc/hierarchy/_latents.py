@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Client, Local
 from fedmcmc.data import CHUNK_ROWS, max_groups, own_rows_in_groups, single_chunk
 from fedmcmc.pytrees import trees
+from fedmcmc.types import ArrayTree, Client, Local
 
 MAX_STEPS = 50
 """Maximum number of steps of the search for modes."""

@@ -10,12 +10,12 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._checks import expect, missing_extra_error
-from fedmcmc._types import ArrayTree, Client, Local, Posterior, as_functions, compiled
 from fedmcmc.data import FederatedData, GroupLabels, group_name
 from fedmcmc.hierarchy._latents import Groups, groups_of
 from fedmcmc.hierarchy._refresh import Here, Moved, Refresh, independence
 from fedmcmc.pytrees import in_single_precision, named_leaves, trees, variables
 from fedmcmc.random import as_key
+from fedmcmc.types import ArrayTree, Client, Local, Posterior, as_functions, compiled
 
 NUM_TRIES = 20
 """Default number of proposals per draw, starting from a latent of zero."""

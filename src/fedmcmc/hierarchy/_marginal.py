@@ -9,16 +9,6 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._checks import expect, positive_integer
-from fedmcmc._types import (
-    ArrayTree,
-    Client,
-    ClientTerms,
-    Local,
-    Posterior,
-    as_functions,
-    compiled,
-    register_dataclass,
-)
 from fedmcmc.data import FederatedData
 from fedmcmc.hierarchy._latents import (
     cholesky,
@@ -29,6 +19,16 @@ from fedmcmc.hierarchy._latents import (
     solve_upper,
 )
 from fedmcmc.pytrees import in_single_precision, trees
+from fedmcmc.types import (
+    ArrayTree,
+    Client,
+    ClientTerms,
+    Local,
+    Posterior,
+    as_functions,
+    compiled,
+    register_dataclass,
+)
 
 MAX_DIMENSIONS = 3
 """Maximum number of elements of a latent for quadrature, with ``nodes**3`` points per group."""

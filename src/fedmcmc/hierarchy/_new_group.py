@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Client, Posterior, as_functions, compiled
 from fedmcmc.hierarchy._latents import groups_of, made_up_rows
 from fedmcmc.hierarchy._local_draws import (
     BATCH_SIZE,
@@ -21,6 +20,7 @@ from fedmcmc.hierarchy._local_draws import (
 from fedmcmc.hierarchy._refresh import Refresh, independence
 from fedmcmc.pytrees import in_single_precision, trees
 from fedmcmc.random import as_key
+from fedmcmc.types import ArrayTree, Client, Posterior, as_functions, compiled
 
 
 def new_group(

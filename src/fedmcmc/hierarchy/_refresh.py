@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import ArrayTree, Described, Local, register_dataclass
 from fedmcmc.hierarchy._latents import (
     Accepted,
     Groups,
@@ -22,6 +21,7 @@ from fedmcmc.hierarchy._latents import (
     modes_and_factors,
     solve_upper,
 )
+from fedmcmc.types import ArrayTree, Described, Local, register_dataclass
 
 
 class Here(NamedTuple):

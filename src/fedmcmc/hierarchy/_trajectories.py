@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import ArrayTree, register_dataclass
 from fedmcmc.hierarchy._latents import Groups
 from fedmcmc.hierarchy._refresh import Here, Moved, Refresh, draw_per_group
 from fedmcmc.pytrees import trees
+from fedmcmc.types import ArrayTree, register_dataclass
 
 POWER_STEPS = 8
 """Number of power iterations for a group's largest curvature, which sets its first step size."""

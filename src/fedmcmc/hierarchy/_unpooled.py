@@ -8,7 +8,6 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._checks import missing_extra_error
-from fedmcmc._types import ArrayTree, Client, Local, Posterior, as_functions, compiled
 from fedmcmc.data import FederatedData
 from fedmcmc.hierarchy._latents import Groups, groups_of, modes_and_factors, solve_upper
 from fedmcmc.hierarchy._local_draws import (
@@ -20,6 +19,7 @@ from fedmcmc.hierarchy._local_draws import (
     warn_of_few_accepted,
 )
 from fedmcmc.hierarchy._refresh import Refresh
+from fedmcmc.types import ArrayTree, Client, Local, Posterior, as_functions, compiled
 
 MIN_FALL, MAX_FALL = 0.1, 2.5
 """Nats by which a peaked log likelihood falls within one sd; a normal one falls by a half."""

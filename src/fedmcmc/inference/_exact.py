@@ -8,12 +8,12 @@ import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from fedmcmc._types import ArrayTree, Client, Federation, Posterior, register_dataclass
 from fedmcmc.gaussian import Gaussian, as_dense, project
 from fedmcmc.gradients import Target, as_gaussian
 from fedmcmc.hierarchy import made_up_rows
 from fedmcmc.inference._types import Inference, Mean, Tilted, TiltedMoments
 from fedmcmc.pytrees import trees
+from fedmcmc.types import ArrayTree, Client, Federation, Posterior, register_dataclass
 
 _NUM_ROWS = 8  # artificial rows in the check of second derivatives
 

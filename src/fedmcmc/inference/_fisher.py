@@ -9,7 +9,6 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from fedmcmc._checks import expect, positive_integer
-from fedmcmc._types import ArrayTree, Client, Federation, Number, Posterior, register_dataclass
 from fedmcmc.data import gather
 from fedmcmc.dynamics import Length
 from fedmcmc.gaussian import flat_precision, from_flat, plus_precision
@@ -18,6 +17,7 @@ from fedmcmc.inference._moments import checked_clip, clipped, in_structure
 from fedmcmc.inference._types import Fit, Inference, Mean, MeanFirst
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import integers_below
+from fedmcmc.types import ArrayTree, Client, Federation, Number, Posterior, register_dataclass
 
 _MAX_ELEMENTS = 2**22  # in the gradients of rows that are computed together
 _MAX_ROWS = 256

@@ -10,11 +10,11 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import ArrayTree, Client, Federation, Posterior, register_dataclass
 from fedmcmc.gaussian import Gaussian, from_flat, project
 from fedmcmc.inference._tilted import TiltedDensity
 from fedmcmc.inference._types import Inference, Tilted
 from fedmcmc.pytrees import in_single_precision, trees
+from fedmcmc.types import ArrayTree, Client, Federation, Posterior, register_dataclass
 
 MAX_DIMENSIONS = 64
 _POINTS_PER_BATCH = 64

@@ -17,7 +17,6 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from fedmcmc._checks import expect, positive_integer
-from fedmcmc._types import ArrayTree, Client, Federation, Posterior, register_dataclass
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients import as_gaussian, minus_hessian
 from fedmcmc.hierarchy import (
@@ -34,6 +33,7 @@ from fedmcmc.hierarchy import (
 from fedmcmc.inference._tilted import TiltedDensity
 from fedmcmc.inference._types import Inference, LatentInference, Tilted
 from fedmcmc.pytrees import in_single_precision, trees
+from fedmcmc.types import ArrayTree, Client, Federation, Posterior, register_dataclass
 
 NUM_NEWTON_STEPS = 6
 """Number of Newton steps from the server's mean to the tilted mode."""

@@ -8,7 +8,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc._types import (
+from fedmcmc.dynamics import Training, Visitor, local_steps, plain_steps, train, training
+from fedmcmc.gaussian import Gaussian, plus_precision
+from fedmcmc.inference._types import Mean, TiltedMoments
+from fedmcmc.pytrees import schedules, trees
+from fedmcmc.random import normals, realize_normals
+from fedmcmc.types import (
     ArrayTree,
     Broadcast,
     Client,
@@ -18,11 +23,6 @@ from fedmcmc._types import (
     Posterior,
     register_dataclass,
 )
-from fedmcmc.dynamics import Training, Visitor, local_steps, plain_steps, train, training
-from fedmcmc.gaussian import Gaussian, plus_precision
-from fedmcmc.inference._types import Mean, TiltedMoments
-from fedmcmc.pytrees import schedules, trees
-from fedmcmc.random import normals, realize_normals
 
 if TYPE_CHECKING:
     import optax

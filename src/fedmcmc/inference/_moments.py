@@ -6,10 +6,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc._checks import expect
-from fedmcmc._types import ArrayTree, Number, register_dataclass
 from fedmcmc.gaussian import flat_precision, plus_precision
 from fedmcmc.inference._types import Fit, Inference, Mean, MeanFirst
 from fedmcmc.pytrees import schedules, trees
+from fedmcmc.types import ArrayTree, Number, register_dataclass
 
 
 def scaled_identity(

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Client, Posterior
 from fedmcmc.gaussian import Gaussian, as_dense
 from fedmcmc.gradients import Target
 from fedmcmc.pytrees import trees
+from fedmcmc.types import ArrayTree, Client, Posterior
 
 
 class TiltedDensity(NamedTuple):

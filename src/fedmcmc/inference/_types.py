@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Client, Described, Federation, Posterior
 from fedmcmc.gaussian import Gaussian, from_flat
 from fedmcmc.hierarchy import Locals
+from fedmcmc.types import ArrayTree, Client, Described, Federation, Posterior
 
 
 class Tilted(NamedTuple):

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from fedmcmc._types import ArrayTree
+from fedmcmc.types import ArrayTree
 
 _CALLS = {
     "checkpoint",

@@ -11,8 +11,8 @@ from jax import Array
 from jax.nn import one_hot
 from jax.typing import ArrayLike
 
-from fedmcmc._types import ArrayTree, Posterior
 from fedmcmc.interop._rows import ROW_TOLERANCE
+from fedmcmc.types import ArrayTree, Posterior
 
 NUM_CHECKED_ROWS = 3
 

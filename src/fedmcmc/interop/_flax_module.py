@@ -11,9 +11,9 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._checks import missing_extra_error
-from fedmcmc._types import ArrayTree
 from fedmcmc.data import FederatedData
 from fedmcmc.interop._rows import checked_rows, client_rows
+from fedmcmc.types import ArrayTree
 
 Column = str | int
 Options = tuple[tuple[str, Hashable], ...]

@@ -12,8 +12,8 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from fedmcmc._types import ArrayTree
 from fedmcmc.data import FederatedData
+from fedmcmc.types import ArrayTree
 
 BATCH_SIZE = 16
 MAX_COLUMNS = 8

@@ -19,10 +19,10 @@ import numpy as np
 from jax import Array
 from numpyro.primitives import Messenger
 
-from fedmcmc._types import ArrayTree, Posterior, check_picklable
 from fedmcmc.interop import _numpyro_trace as tracing
 from fedmcmc.interop._dependence import NO_FLAGS, Tracer
 from fedmcmc.interop._numpyro_structure import Structure
+from fedmcmc.types import ArrayTree, Posterior, check_picklable
 
 MAX_PROGRAMS = 8
 """Maximal number of cached programs per model; the least recently used program is evicted."""

@@ -10,7 +10,13 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from fedmcmc._checks import expect
-from fedmcmc._types import (
+from fedmcmc.data import FederatedData
+from fedmcmc.hierarchy import conditional_variances
+from fedmcmc.interop._numpyro_locals import DECENTERED
+from fedmcmc.kernels import Question, check_latent_model
+from fedmcmc.pytrees import trees
+from fedmcmc.runs import Consortium, as_consortium
+from fedmcmc.types import (
     ArrayTree,
     Client,
     Federation,
@@ -18,12 +24,6 @@ from fedmcmc._types import (
     as_functions,
     register_dataclass,
 )
-from fedmcmc.data import FederatedData
-from fedmcmc.hierarchy import conditional_variances
-from fedmcmc.interop._numpyro_locals import DECENTERED
-from fedmcmc.kernels import Question, check_latent_model
-from fedmcmc.pytrees import trees
-from fedmcmc.runs import Consortium, as_consortium
 
 
 def centering(

@@ -10,13 +10,13 @@ import numpy as np
 from jax import Array
 from numpyro import distributions as dist
 
-from fedmcmc._types import ArrayTree
 from fedmcmc.data import FederatedData, row_values, warn_caller
 from fedmcmc.interop import _numpyro_trace as tracing
 from fedmcmc.interop._dependence import NO_FLAGS, output_flags
 from fedmcmc.interop._numpyro_structure import Structure
 from fedmcmc.interop._rows import describe_row
 from fedmcmc.pytrees import trees
+from fedmcmc.types import ArrayTree
 
 ORDINAL = "Ordered"
 """Prefix of the names of ordinal distributions."""

@@ -10,10 +10,10 @@ from numpyro import distributions as dist
 from numpyro.distributions import constraints
 from numpyro.distributions.constraints import Constraint
 
-from fedmcmc._types import ArrayTree
 from fedmcmc.interop import _numpyro_trace as tracing
 from fedmcmc.interop._dependence import output_flags
 from fedmcmc.pytrees import trees
+from fedmcmc.types import ArrayTree
 
 _BOUNDED = tuple(
     type(support)

@@ -17,9 +17,9 @@ import numpy as np
 from jax import Array
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from fedmcmc._types import ArrayTree, Posterior
 from fedmcmc.data import warn_caller
 from fedmcmc.interop._dependence import NO_FLAGS, called_jaxpr, propagate_flags
+from fedmcmc.types import ArrayTree, Posterior
 
 SUBSTITUTES = (0.7391, -1.3173, 2.1137)
 """Numbers that replace an element outside its array; integers are replaced by 0, 1 and 2."""

@@ -12,13 +12,6 @@ import numpyro.infer.util
 from jax import Array
 from numpyro.infer.mcmc import MCMCKernel
 
-from fedmcmc._types import (
-    ArrayTree,
-    FederatedKernel,
-    FederatedState,
-    Posterior,
-    as_functions,
-)
 from fedmcmc.data import FederatedData
 from fedmcmc.diagnostics import Diagnosis, SamplingWarning, diagnose
 from fedmcmc.gaussian import Gaussian
@@ -29,6 +22,13 @@ from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key, as_keys, draw_key
 from fedmcmc.rounds import RoundInfo, simulate
 from fedmcmc.tuning import predict_bias
+from fedmcmc.types import (
+    ArrayTree,
+    FederatedKernel,
+    FederatedState,
+    Posterior,
+    as_functions,
+)
 
 
 class FederatedMCMCState(NamedTuple):
@@ -43,7 +43,7 @@ class FederatedMCMCState(NamedTuple):
     federated
         `FederatedState` of the kernel.
     num_active, bits_up, bits_down, gradient_norm
-        ``[]``, fields of the last round's `fedmcmc.RoundInfo`.
+        ``[]``, fields of the last round's `fedmcmc.rounds.RoundInfo`.
     diverging
         ``[]`` bool, true if the draw is not finite. Later draws are not finite either: the step
         size is too large (`fedmcmc.sample` stops there).

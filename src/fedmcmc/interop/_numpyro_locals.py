@@ -11,10 +11,10 @@ from numpyro import handlers
 from numpyro.infer import init_to_uniform
 from numpyro.infer.reparam import LocScaleReparam
 
-from fedmcmc._types import ArrayTree
 from fedmcmc.interop import _numpyro_trace as tracing
 from fedmcmc.interop._dependence import NO_FLAGS, output_flags
 from fedmcmc.interop._numpyro_structure import Facts, Structure
+from fedmcmc.types import ArrayTree
 
 LOCAL_PLATES = ("client", "clients", "group")
 """Names of plates of size one whose latent sites have one value per group."""

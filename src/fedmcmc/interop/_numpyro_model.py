@@ -11,7 +11,6 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 from numpyro.distributions import biject_to
 
-from fedmcmc._types import ArrayTree, Local, Posterior, Shapes
 from fedmcmc.data import FederatedData, row_values
 from fedmcmc.interop import _numpyro_trace as tracing
 from fedmcmc.interop._numpyro_cache import Built, cached_build, recipe_of, with_starts
@@ -37,6 +36,7 @@ from fedmcmc.interop._numpyro_structure import Structure, facts_of, find_structu
 from fedmcmc.interop._rows import checked_rows, client_rows, describe_row, is_shapes
 from fedmcmc.interop._traced import traced_once
 from fedmcmc.pytrees import trees
+from fedmcmc.types import ArrayTree, Local, Posterior, Shapes
 
 MAX_START_ROWS = 256
 """Number of rows of the example with which a start is checked to be finite."""

@@ -10,10 +10,10 @@ from jax.typing import DTypeLike
 from numpyro import distributions as dist
 from numpyro.distributions import Distribution
 
-from fedmcmc._types import ArrayTree
 from fedmcmc.interop import _numpyro_trace as tracing
 from fedmcmc.interop._dependence import Node, Tracer
 from fedmcmc.interop._numpyro_trace import COUNTS
+from fedmcmc.types import ArrayTree
 
 _CENSORED = (
     dist.LeftCensoredDistribution,

@@ -9,11 +9,11 @@ from jax import Array
 from numpyro import distributions as dist
 from numpyro.distributions import Distribution
 
-from fedmcmc._types import ArrayTree, LatentSums, Population, Static
 from fedmcmc.interop import _numpyro_trace as tracing
 from fedmcmc.interop._dependence import NO_FLAGS, output_flags
 from fedmcmc.interop._numpyro_structure import Structure
 from fedmcmc.pytrees import trees
+from fedmcmc.types import ArrayTree, LatentSums, Population, Static
 
 Position = dict[str, Any]
 TraceFn = Callable[[Position, Position], tracing.Trace]

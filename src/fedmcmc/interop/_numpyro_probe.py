@@ -12,12 +12,12 @@ from jax.typing import ArrayLike
 from numpyro import distributions as dist
 from numpyro import handlers
 
-from fedmcmc._types import ArrayTree
 from fedmcmc.data import FederatedData, warn_caller
 from fedmcmc.interop import _numpyro_trace as tracing
 from fedmcmc.interop._numpyro_batches import BATCH_SIZE, Batch, batches_of
 from fedmcmc.interop._numpyro_structure import SURVIVAL_ADVICE, Structure
 from fedmcmc.interop._rows import ROW_TOLERANCE, describe_row
+from fedmcmc.types import ArrayTree
 
 SCALES = (0.3, 1.0, 0.5)
 """Standard deviations of the positions at which terms are compared."""

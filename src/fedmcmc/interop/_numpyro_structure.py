@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from numpyro import distributions as dist
 from numpyro.distributions import biject_to
 
-from fedmcmc._types import ArrayTree
 from fedmcmc.interop import _numpyro_trace as tracing
 from fedmcmc.interop._dependence import NO_FLAGS, Node, Tracer
 from fedmcmc.interop._numpyro_improper import (
@@ -24,6 +23,7 @@ from fedmcmc.interop._numpyro_improper import (
 )
 from fedmcmc.interop._numpyro_outcomes import find_outcomes, why_not_drawable
 from fedmcmc.interop._numpyro_trace import COUNTS, LOCAL, PARAMS
+from fedmcmc.types import ArrayTree
 
 SURVIVAL_ADVICE = (
     " A Cox partial likelihood is such a factor: its risk sets compare each row with the others. "

@@ -13,7 +13,7 @@ from numpyro import distributions as dist
 from numpyro import handlers
 from numpyro.distributions import Distribution, biject_to
 
-from fedmcmc._types import ArrayTree
+from fedmcmc.types import ArrayTree
 
 COUNTS = (11, 13)
 """Two numbers of rows for traces, chosen so that no model is likely to use them as constants."""

@@ -5,8 +5,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedmcmc._types import ArrayTree
 from fedmcmc.data import FederatedData, constructor_of, is_table, row_dtype
+from fedmcmc.types import ArrayTree
 
 ROW_TOLERANCE = 1e-3
 """Tolerated relative change of a row's log likelihood when other rows join its batch."""

@@ -11,7 +11,6 @@ from jax import Array
 from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
-from fedmcmc._types import ArrayTree, Posterior, Static, as_functions, compiled
 from fedmcmc.data import FederatedData
 from fedmcmc.interop._flax_densities import (
     LIKELIHOODS,
@@ -31,6 +30,7 @@ from fedmcmc.interop._flax_module import (
     check_call,
     read_module,
 )
+from fedmcmc.types import ArrayTree, Posterior, Static, as_functions, compiled
 
 __all__ = ["from_flax", "predictive"]
 

@@ -12,7 +12,17 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc._types import (
+from fedmcmc.kernels._evaluations import POINTS_BUDGET, Points, differences, zero_where
+from fedmcmc.kernels._questions import (
+    EVERYONE,
+    IMPOSSIBLE,
+    LOG_ZERO_THRESHOLD,
+    below_range,
+    impossible_in_sum,
+)
+from fedmcmc.kernels._shared import check_model, report
+from fedmcmc.pytrees import in_single_precision, trees
+from fedmcmc.types import (
     ArrayTree,
     Broadcast,
     Client,
@@ -24,16 +34,6 @@ from fedmcmc._types import (
     Traits,
     Uncompressed,
 )
-from fedmcmc.kernels._evaluations import POINTS_BUDGET, Points, differences, zero_where
-from fedmcmc.kernels._questions import (
-    EVERYONE,
-    IMPOSSIBLE,
-    LOG_ZERO_THRESHOLD,
-    below_range,
-    impossible_in_sum,
-)
-from fedmcmc.kernels._shared import check_model, report
-from fedmcmc.pytrees import in_single_precision, trees
 
 CHAINS = 64
 """Typical number of chains that share `POINTS_BUDGET`."""

@@ -16,7 +16,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc._checks import expect, positive_integer, probability_vector
-from fedmcmc._types import (
+from fedmcmc.dynamics import EulerMaruyama, Integrator, Leapfrog, Momentum, shared_momentum
+from fedmcmc.gradients import Noisy, Scaffold, over_weight
+from fedmcmc.kernels._shared import TemperedKernel, expect_blocks, is_plain, report
+from fedmcmc.participation import full
+from fedmcmc.pytrees import schedules, trees
+from fedmcmc.types import (
     ArrayTree,
     Broadcast,
     Client,
@@ -32,11 +37,6 @@ from fedmcmc._types import (
     as_functions,
     register_dataclass,
 )
-from fedmcmc.dynamics import EulerMaruyama, Integrator, Leapfrog, Momentum, shared_momentum
-from fedmcmc.gradients import Noisy, Scaffold, over_weight
-from fedmcmc.kernels._shared import TemperedKernel, expect_blocks, is_plain, report
-from fedmcmc.participation import full
-from fedmcmc.pytrees import schedules, trees
 
 
 class _AveragingDraws(NamedTuple):
@@ -194,7 +194,7 @@ def averaging(
     --------
     >>> import fedmcmc
     >>> posterior = fedmcmc.Posterior(lambda t: -0.5 * t**2, lambda t, x: -0.5 * (x - t) ** 2)
-    >>> estimator, integrator = fedmcmc.full_gradient(), fedmcmc.leapfrog(10)
+    >>> estimator, integrator = fedmcmc.full_gradient(), fedmcmc.dynamics.leapfrog(10)
     >>> averaging(posterior, estimator, integrator=integrator, step_size=0.1).name
     'fa_hmc'
     """

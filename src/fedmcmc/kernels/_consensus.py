@@ -14,7 +14,13 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import (
+from fedmcmc.dynamics import Momentum, independent_momentum
+from fedmcmc.gradients import Noisy, prior_share
+from fedmcmc.kernels._shared import ClientDraws, LocalLangevin, expect_blocks, report
+from fedmcmc.participation import full
+from fedmcmc.pytrees import schedules, trees
+from fedmcmc.random import realize_normals
+from fedmcmc.types import (
     ArrayTree,
     Broadcast,
     Client,
@@ -29,12 +35,6 @@ from fedmcmc._types import (
     as_functions,
     register_dataclass,
 )
-from fedmcmc.dynamics import Momentum, independent_momentum
-from fedmcmc.gradients import Noisy, prior_share
-from fedmcmc.kernels._shared import ClientDraws, LocalLangevin, expect_blocks, report
-from fedmcmc.participation import full
-from fedmcmc.pytrees import schedules, trees
-from fedmcmc.random import realize_normals
 
 
 class _ConsensusState(NamedTuple):

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc._checks import expect_optimizer, positive_integer
-from fedmcmc._types import ArrayTree, as_functions, register_dataclass
 from fedmcmc.pytrees import trees
 from fedmcmc.random import integers_below
+from fedmcmc.types import ArrayTree, as_functions, register_dataclass
 
 if TYPE_CHECKING:
     import optax

@@ -13,7 +13,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import (
+from fedmcmc.dynamics import Length, Training, training
+from fedmcmc.kernels._shared import LocalTraining, as_constant, expect_blocks, is_plain, report
+from fedmcmc.participation import full
+from fedmcmc.pytrees import trees
+from fedmcmc.random import integers_below, normals, realize_normals
+from fedmcmc.types import (
     ArrayTree,
     Broadcast,
     Client,
@@ -29,11 +34,6 @@ from fedmcmc._types import (
     as_functions,
     register_dataclass,
 )
-from fedmcmc.dynamics import Length, Training, training
-from fedmcmc.kernels._shared import LocalTraining, as_constant, expect_blocks, is_plain, report
-from fedmcmc.participation import full
-from fedmcmc.pytrees import trees
-from fedmcmc.random import integers_below, normals, realize_normals
 
 if TYPE_CHECKING:
     import optax

@@ -7,19 +7,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc._types import (
-    ArrayTree,
-    Broadcast,
-    Client,
-    ClientTerms,
-    Disclosure,
-    Federation,
-    Posterior,
-    Sender,
-    Uncompressed,
-    as_functions,
-    register_dataclass,
-)
 from fedmcmc.compression import Quantized, WithExact, message_bits
 from fedmcmc.data import CHUNK_ROWS
 from fedmcmc.gaussian import Mixture
@@ -35,6 +22,19 @@ from fedmcmc.kernels._questions import (
 )
 from fedmcmc.kernels._shared import check_model
 from fedmcmc.pytrees import trees
+from fedmcmc.types import (
+    ArrayTree,
+    Broadcast,
+    Client,
+    ClientTerms,
+    Disclosure,
+    Federation,
+    Posterior,
+    Sender,
+    Uncompressed,
+    as_functions,
+    register_dataclass,
+)
 
 POINTS_BUDGET = 2**24
 """Numbers (row entries times points) that a client processes at a time."""

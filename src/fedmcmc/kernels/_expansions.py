@@ -7,15 +7,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc._types import (
-    ArrayTree,
-    Client,
-    Disclosure,
-    Federation,
-    Posterior,
-    as_functions,
-    register_dataclass,
-)
 from fedmcmc.gradients import Terms, fold_terms, minus_hessian
 from fedmcmc.kernels._evaluations import Points, zero_where
 from fedmcmc.kernels._questions import (
@@ -26,6 +17,15 @@ from fedmcmc.kernels._questions import (
 )
 from fedmcmc.kernels._shared import check_model
 from fedmcmc.pytrees import trees
+from fedmcmc.types import (
+    ArrayTree,
+    Client,
+    Disclosure,
+    Federation,
+    Posterior,
+    as_functions,
+    register_dataclass,
+)
 
 
 class Expanded(NamedTuple):

@@ -15,29 +15,6 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import (
-    ArrayTree,
-    Broadcast,
-    Client,
-    Disclosure,
-    FederatedKernel,
-    Federation,
-    LatentSums,
-    Local,
-    MetropolisReport,
-    Participation,
-    Phase,
-    Population,
-    Posterior,
-    SetupPhase,
-    Static,
-    StepInfo,
-    Traits,
-    Uncompressed,
-    as_functions,
-    compiled,
-    register_dataclass,
-)
 from fedmcmc.compression import Identity
 from fedmcmc.data import max_groups
 from fedmcmc.dynamics import slice_sweeps
@@ -67,6 +44,29 @@ from fedmcmc.kernels._latents import LatentKernel, expect_latents
 from fedmcmc.kernels._shared import as_constant, report
 from fedmcmc.participation import full
 from fedmcmc.pytrees import in_single_precision, trees
+from fedmcmc.types import (
+    ArrayTree,
+    Broadcast,
+    Client,
+    Disclosure,
+    FederatedKernel,
+    Federation,
+    LatentSums,
+    Local,
+    MetropolisReport,
+    Participation,
+    Phase,
+    Population,
+    Posterior,
+    SetupPhase,
+    Static,
+    StepInfo,
+    Traits,
+    Uncompressed,
+    as_functions,
+    compiled,
+    register_dataclass,
+)
 
 
 class SumsMessage(NamedTuple):
@@ -428,7 +428,7 @@ def _describe_missing_population(local: Local) -> str:
         f"fed_gibbs needs the population of the latents{names}, their distribution given shared "
         f"parameters as a function of sums of statistics. Use local sites that are Normal or "
         f"MultivariateNormal given shared sites in from_numpyro(model, centered=1.0), or define a "
-        f"fedmcmc.Population."
+        f"fedmcmc.types.Population."
     )
 
 

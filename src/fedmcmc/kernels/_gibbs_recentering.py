@@ -19,15 +19,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc._types import (
-    ArrayTree,
-    Broadcast,
-    Client,
-    Phase,
-    StepInfo,
-    Uncompressed,
-    register_dataclass,
-)
 from fedmcmc.hierarchy import Groups, Locals, groups_of
 from fedmcmc.kernels._gibbs_rows import ADAPTATION_EXPONENT, NUM_STEP_SIZES, ProposalEvaluation
 from fedmcmc.kernels._questions import (
@@ -36,6 +27,15 @@ from fedmcmc.kernels._questions import (
 )
 from fedmcmc.kernels._shared import report
 from fedmcmc.pytrees import in_single_precision, trees
+from fedmcmc.types import (
+    ArrayTree,
+    Broadcast,
+    Client,
+    Phase,
+    StepInfo,
+    Uncompressed,
+    register_dataclass,
+)
 
 NUM_CANDIDATES = 16
 SCALE = 2.4

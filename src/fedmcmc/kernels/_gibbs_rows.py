@@ -16,15 +16,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc._types import (
-    ArrayTree,
-    Broadcast,
-    Client,
-    Phase,
-    StepInfo,
-    Uncompressed,
-    register_dataclass,
-)
 from fedmcmc.dynamics import hmc_step_size
 from fedmcmc.hierarchy import Locals, groups_of
 from fedmcmc.kernels._adjusted import probability
@@ -36,6 +27,15 @@ from fedmcmc.kernels._questions import (
 )
 from fedmcmc.kernels._shared import report
 from fedmcmc.pytrees import in_single_precision, trees
+from fedmcmc.types import (
+    ArrayTree,
+    Broadcast,
+    Client,
+    Phase,
+    StepInfo,
+    Uncompressed,
+    register_dataclass,
+)
 
 TARGET_ACCEPTANCE = 0.57
 """Acceptance for which the default step size is computed, and to which it adapts."""

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Federation, LatentSums, Local, Population, Posterior, compiled
 from fedmcmc.hierarchy import Groups, made_up_rows
 from fedmcmc.pytrees import trees
+from fedmcmc.types import ArrayTree, Federation, LatentSums, Local, Population, Posterior, compiled
 
 MAX_ROUNDINGS = 8
 """Bound on the error of a running sum, in rounding errors of its largest value."""

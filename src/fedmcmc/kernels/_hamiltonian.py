@@ -21,20 +21,6 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc._checks import expect, positive_integer
-from fedmcmc._types import (
-    ArrayTree,
-    Broadcast,
-    Client,
-    Disclosure,
-    FederatedKernel,
-    Federation,
-    MetropolisReport,
-    Posterior,
-    StepInfo,
-    Uncompressed,
-    as_functions,
-    register_dataclass,
-)
 from fedmcmc.dynamics import Metric, hmc_step_size
 from fedmcmc.kernels._adjusted import (
     AdjustedKernel,
@@ -48,6 +34,20 @@ from fedmcmc.kernels._questions import LOG_ZERO_THRESHOLD
 from fedmcmc.kernels._shared import as_constant
 from fedmcmc.pytrees import in_single_precision, trees
 from fedmcmc.random import integers_below, realize_normals
+from fedmcmc.types import (
+    ArrayTree,
+    Broadcast,
+    Client,
+    Disclosure,
+    FederatedKernel,
+    Federation,
+    MetropolisReport,
+    Posterior,
+    StepInfo,
+    Uncompressed,
+    as_functions,
+    register_dataclass,
+)
 
 # Dual averaging as in Hoffman and Gelman (2014), section 3.2.
 SHRINKAGE, FIRST_ROUNDS, FORGETTING = 0.05, 10.0, 0.75

@@ -14,7 +14,16 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import (
+from fedmcmc.compression import Memory
+from fedmcmc.data import max_groups
+from fedmcmc.dynamics import Metric, overdamped_langevin
+from fedmcmc.hierarchy import Locals, Refresh, groups_of
+from fedmcmc.kernels._latents import LatentKernel, expect_latents
+from fedmcmc.kernels._shared import name_of, report
+from fedmcmc.participation import full
+from fedmcmc.pytrees import in_single_precision, schedules, trees
+from fedmcmc.random import realize_normals
+from fedmcmc.types import (
     ArrayTree,
     Broadcast,
     Client,
@@ -28,15 +37,6 @@ from fedmcmc._types import (
     as_functions,
     register_dataclass,
 )
-from fedmcmc.compression import Memory
-from fedmcmc.data import max_groups
-from fedmcmc.dynamics import Metric, overdamped_langevin
-from fedmcmc.hierarchy import Locals, Refresh, groups_of
-from fedmcmc.kernels._latents import LatentKernel, expect_latents
-from fedmcmc.kernels._shared import name_of, report
-from fedmcmc.participation import full
-from fedmcmc.pytrees import in_single_precision, schedules, trees
-from fedmcmc.random import realize_normals
 
 Order = Literal["refresh_first", "gradient_first"]
 

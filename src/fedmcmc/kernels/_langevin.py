@@ -12,7 +12,20 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc._types import (
+from fedmcmc.dynamics import (
+    Metric,
+    Momentum,
+    Preconditioner,
+    Rms,
+    independent_momentum,
+    overdamped_langevin,
+)
+from fedmcmc.gradients import FixedPoint, Svrg, client_gradient, prior_share
+from fedmcmc.kernels._shared import TemperedKernel, expect_blocks, is_plain, report
+from fedmcmc.participation import full
+from fedmcmc.pytrees import schedules, trees
+from fedmcmc.random import realize_normals
+from fedmcmc.types import (
     ArrayTree,
     Broadcast,
     Client,
@@ -29,19 +42,6 @@ from fedmcmc._types import (
     as_functions,
     register_dataclass,
 )
-from fedmcmc.dynamics import (
-    Metric,
-    Momentum,
-    Preconditioner,
-    Rms,
-    independent_momentum,
-    overdamped_langevin,
-)
-from fedmcmc.gradients import FixedPoint, Svrg, client_gradient, prior_share
-from fedmcmc.kernels._shared import TemperedKernel, expect_blocks, is_plain, report
-from fedmcmc.participation import full
-from fedmcmc.pytrees import schedules, trees
-from fedmcmc.random import realize_normals
 
 
 @register_dataclass
@@ -250,7 +250,7 @@ def langevin(
         Reference point of centered gradients (`fixed_point` with ``centred=True``). The server adds
         the gradient of the log posterior there, from one pass over all rows.
     preconditioner
-        Diagonal scale of the step, updated in each round (`fedmcmc.preconditioners`).
+        Diagonal scale of the step, updated in each round (`fedmcmc.dynamics.preconditioners`).
     metric
         Matrix ``B = C C'``, constant: leaves shaped as the position for a diagonal, or ``[d, d]``
         over the raveled position; the identity by default. See `fedmcmc.whiten`.

@@ -7,18 +7,6 @@ import jax
 from jax import Array
 
 from fedmcmc._checks import expect
-from fedmcmc._types import (
-    ArrayTree,
-    Broadcast,
-    Client,
-    FederatedKernel,
-    Federation,
-    Local,
-    Participation,
-    Posterior,
-    Traits,
-    compiled,
-)
 from fedmcmc.hierarchy import (
     Groups,
     Here,
@@ -31,6 +19,18 @@ from fedmcmc.hierarchy import (
 )
 from fedmcmc.kernels._shared import PROBE_ROWS, shape_of
 from fedmcmc.pytrees import trees
+from fedmcmc.types import (
+    ArrayTree,
+    Broadcast,
+    Client,
+    FederatedKernel,
+    Federation,
+    Local,
+    Participation,
+    Posterior,
+    Traits,
+    compiled,
+)
 
 MAX_JUDGED_SIZE = 2
 """Number of elements of a latent up to which draws are judged by the marginal posterior."""

@@ -13,24 +13,6 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc._checks import expect, positive_integer
-from fedmcmc._types import (
-    ApproximationReport,
-    ArrayTree,
-    Broadcast,
-    Client,
-    Disclosure,
-    FederatedKernel,
-    FederatedState,
-    Federation,
-    Number,
-    Participation,
-    Posterior,
-    SetupPhase,
-    StepInfo,
-    Traits,
-    as_functions,
-    register_dataclass,
-)
 from fedmcmc.gaussian import (
     STRUCTURES,
     Gaussian,
@@ -48,6 +30,24 @@ from fedmcmc.kernels._shared import check_model, name_of
 from fedmcmc.kernels._sites import FirstSites, first_site
 from fedmcmc.participation import full, mean_share
 from fedmcmc.pytrees import schedules, trees
+from fedmcmc.types import (
+    ApproximationReport,
+    ArrayTree,
+    Broadcast,
+    Client,
+    Disclosure,
+    FederatedKernel,
+    FederatedState,
+    Federation,
+    Number,
+    Participation,
+    Posterior,
+    SetupPhase,
+    StepInfo,
+    Traits,
+    as_functions,
+    register_dataclass,
+)
 
 if TYPE_CHECKING:
     import optax

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc._checks import expect_optimizer
-from fedmcmc._types import ArrayTree, Described, Number, register_dataclass
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.pytrees import schedules, trees
+from fedmcmc.types import ArrayTree, Described, Number, register_dataclass
 
 if TYPE_CHECKING:
     import optax

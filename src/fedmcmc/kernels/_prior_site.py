@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from fedmcmc._types import ArrayTree, Posterior, register_dataclass
 from fedmcmc.gaussian import Gaussian, from_flat
 from fedmcmc.pytrees import trees
+from fedmcmc.types import ArrayTree, Posterior, register_dataclass
 
 
 @register_dataclass

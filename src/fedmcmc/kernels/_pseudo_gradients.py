@@ -13,7 +13,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc._checks import expect, expect_optimizer
-from fedmcmc._types import (
+from fedmcmc.dynamics import Training, Visitor, plain_steps
+from fedmcmc.gradients import Epochs
+from fedmcmc.kernels._shared import LocalTraining, expect_blocks, is_plain, report
+from fedmcmc.participation import full
+from fedmcmc.pytrees import schedules, trees
+from fedmcmc.types import (
     ArrayTree,
     Broadcast,
     Client,
@@ -29,11 +34,6 @@ from fedmcmc._types import (
     as_functions,
     register_dataclass,
 )
-from fedmcmc.dynamics import Training, Visitor, plain_steps
-from fedmcmc.gradients import Epochs
-from fedmcmc.kernels._shared import LocalTraining, expect_blocks, is_plain, report
-from fedmcmc.participation import full
-from fedmcmc.pytrees import schedules, trees
 
 if TYPE_CHECKING:
     import optax
@@ -272,7 +272,7 @@ def pseudo_gradients(
     delta
         `displacement` or `posterior_delta`.
     training
-        Optimizer of the clients and its number of steps, from `fedmcmc.training`.
+        Optimizer of the clients and its number of steps, from `fedmcmc.dynamics.training`.
     server_optimizer
         Optax optimizer, whose state is kept between rounds. By default plain steps of size one;
         with `displacement` this is federated averaging.

@@ -11,7 +11,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc._types import (
+from fedmcmc.compression import Memory
+from fedmcmc.participation import full
+from fedmcmc.pytrees import in_single_precision, trees
+from fedmcmc.types import (
     ArrayTree,
     Broadcast,
     Client,
@@ -24,9 +27,6 @@ from fedmcmc._types import (
     Traits,
     Uncompressed,
 )
-from fedmcmc.compression import Memory
-from fedmcmc.participation import full
-from fedmcmc.pytrees import in_single_precision, trees
 
 IMPOSSIBLE = -1e30
 """Finite number that a client sends for a log likelihood of minus infinity."""

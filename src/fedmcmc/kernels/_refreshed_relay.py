@@ -15,7 +15,12 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import (
+from fedmcmc.gaussian import Gaussian, symmetric
+from fedmcmc.gradients import Target, as_gaussian, as_surrogates, zero_sum_correction
+from fedmcmc.kernels._relay import ONE_CLIENT_PER_ROUND, Relay, relay_settings
+from fedmcmc.kernels._shared import ClientDraws
+from fedmcmc.pytrees import schedules, trees, where_any
+from fedmcmc.types import (
     ArrayTree,
     Broadcast,
     Client,
@@ -31,11 +36,6 @@ from fedmcmc._types import (
     as_functions,
     register_dataclass,
 )
-from fedmcmc.gaussian import Gaussian, symmetric
-from fedmcmc.gradients import Target, as_gaussian, as_surrogates, zero_sum_correction
-from fedmcmc.kernels._relay import ONE_CLIENT_PER_ROUND, Relay, relay_settings
-from fedmcmc.kernels._shared import ClientDraws
-from fedmcmc.pytrees import schedules, trees, where_any
 
 NEVER = 2**31 - 1
 

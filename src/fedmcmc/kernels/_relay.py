@@ -14,7 +14,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedmcmc._checks import integers_per_client, positive_integer
-from fedmcmc._types import (
+from fedmcmc.dynamics import Metric
+from fedmcmc.gaussian import Gaussian
+from fedmcmc.gradients import Conducive, importance
+from fedmcmc.kernels._shared import (
+    ClientDraws,
+    LocalLangevin,
+    expect_blocks,
+    is_plain,
+    report,
+)
+from fedmcmc.pytrees import schedules, trees
+from fedmcmc.types import (
     ArrayTree,
     Broadcast,
     Client,
@@ -29,17 +40,6 @@ from fedmcmc._types import (
     as_functions,
     register_dataclass,
 )
-from fedmcmc.dynamics import Metric
-from fedmcmc.gaussian import Gaussian
-from fedmcmc.gradients import Conducive, importance
-from fedmcmc.kernels._shared import (
-    ClientDraws,
-    LocalLangevin,
-    expect_blocks,
-    is_plain,
-    report,
-)
-from fedmcmc.pytrees import schedules, trees
 
 ONE_CLIENT_PER_ROUND = "in each round only one site sends a message"
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 import jax
 import jax.numpy as jnp
 
-from fedmcmc._types import ArrayTree, Client, Disclosure, Uncompressed
 from fedmcmc.kernels._questions import Question
+from fedmcmc.types import ArrayTree, Client, Disclosure, Uncompressed
 
 
 @dataclass(frozen=True, eq=False, repr=False)

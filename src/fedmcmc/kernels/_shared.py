@@ -10,24 +10,6 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc._checks import expect
-from fedmcmc._types import (
-    ArrayTree,
-    Broadcast,
-    Client,
-    ClientTerms,
-    FederatedKernel,
-    Federation,
-    GradientEstimator,
-    Number,
-    Participation,
-    Phase,
-    Posterior,
-    StepInfo,
-    Traits,
-    as_functions,
-    compiled,
-    register_dataclass,
-)
 from fedmcmc.dynamics import (
     IDENTITY,
     Metric,
@@ -50,6 +32,24 @@ from fedmcmc.gradients import (
 )
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import normals, realize_normals
+from fedmcmc.types import (
+    ArrayTree,
+    Broadcast,
+    Client,
+    ClientTerms,
+    FederatedKernel,
+    Federation,
+    GradientEstimator,
+    Number,
+    Participation,
+    Phase,
+    Posterior,
+    StepInfo,
+    Traits,
+    as_functions,
+    compiled,
+    register_dataclass,
+)
 
 PROBE_ROWS = 11
 """Number of rows in the check of a model's shapes; unlikely to equal an axis of a position."""

@@ -8,7 +8,11 @@ import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from fedmcmc._types import (
+from fedmcmc.gaussian import Gaussian
+from fedmcmc.gradients import Target, as_gaussian
+from fedmcmc.kernels._shared import report
+from fedmcmc.pytrees import trees
+from fedmcmc.types import (
     ArrayTree,
     Broadcast,
     Client,
@@ -18,10 +22,6 @@ from fedmcmc._types import (
     compiled,
     register_dataclass,
 )
-from fedmcmc.gaussian import Gaussian
-from fedmcmc.gradients import Target, as_gaussian
-from fedmcmc.kernels._shared import report
-from fedmcmc.pytrees import trees
 
 
 class Site(NamedTuple):

@@ -19,7 +19,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc._types import (
+from fedmcmc.dynamics import Metric
+from fedmcmc.kernels._shared import TemperedKernel, expect_blocks, report
+from fedmcmc.participation import full
+from fedmcmc.pytrees import schedules, trees
+from fedmcmc.random import realize_normals
+from fedmcmc.types import (
     ArrayTree,
     Broadcast,
     Client,
@@ -34,11 +39,6 @@ from fedmcmc._types import (
     as_functions,
     register_dataclass,
 )
-from fedmcmc.dynamics import Metric
-from fedmcmc.kernels._shared import TemperedKernel, expect_blocks, report
-from fedmcmc.participation import full
-from fedmcmc.pytrees import schedules, trees
-from fedmcmc.random import realize_normals
 
 
 class _UnderdampedServer(NamedTuple):

@@ -13,7 +13,13 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._checks import expect, positive_integer
-from fedmcmc._types import (
+from fedmcmc.compression import Identity
+from fedmcmc.gaussian import WHOLE, Gaussian, Mixture, StandardDraws, defensive, moments_of
+from fedmcmc.kernels._adjusted import AdjustedKernel, Proposed, probability, repeat
+from fedmcmc.kernels._evaluations import Points
+from fedmcmc.kernels._shared import as_constant
+from fedmcmc.pytrees import in_single_precision, trees
+from fedmcmc.types import (
     ArrayTree,
     Broadcast,
     Disclosure,
@@ -24,12 +30,6 @@ from fedmcmc._types import (
     as_functions,
     register_dataclass,
 )
-from fedmcmc.compression import Identity
-from fedmcmc.gaussian import WHOLE, Gaussian, Mixture, StandardDraws, defensive, moments_of
-from fedmcmc.kernels._adjusted import AdjustedKernel, Proposed, probability, repeat
-from fedmcmc.kernels._evaluations import Points
-from fedmcmc.kernels._shared import as_constant
-from fedmcmc.pytrees import in_single_precision, trees
 
 
 class _WeightedDraws(NamedTuple):

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import ArrayTree, as_functions
 from fedmcmc.metrics._arguments import as_wide_float
 from fedmcmc.pytrees import trees
+from fedmcmc.types import ArrayTree, as_functions
 
 
 def predictive(

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import ArrayTree
 from fedmcmc.metrics._arguments import as_finite, promote
 from fedmcmc.pytrees import trees
+from fedmcmc.types import ArrayTree
 
 
 def marginal_error(draws: ArrayTree, reference: ArrayTree, num_bins: int = 50) -> Array:

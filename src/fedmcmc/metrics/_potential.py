@@ -8,7 +8,6 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import ArrayTree, Posterior, as_functions
 from fedmcmc.data import FederatedData
 from fedmcmc.gradients import Terms, fold_terms, refuse_latents
 from fedmcmc.metrics._arguments import (
@@ -20,6 +19,7 @@ from fedmcmc.metrics._arguments import (
 )
 from fedmcmc.metrics._draws import flatten_draws
 from fedmcmc.pytrees import trees
+from fedmcmc.types import ArrayTree, Posterior, as_functions
 
 
 def potential(

@@ -10,8 +10,8 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._checks import positive_integer, probability_vector
-from fedmcmc._types import Cohort, Participation, ParticipationMoments, register_dataclass
 from fedmcmc.random import distinct_integers, integers_below
+from fedmcmc.types import Cohort, Participation, ParticipationMoments, register_dataclass
 
 
 def full() -> Participation:

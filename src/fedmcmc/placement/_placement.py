@@ -9,11 +9,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedmcmc._checks import expect, positive_integer
-from fedmcmc._types import FederatedKernel
 from fedmcmc.data import ClientLoader, FederatedData
 from fedmcmc.placement._layouts import by_size, mesh_of
 from fedmcmc.placement._stores import HostStore
 from fedmcmc.rounds import CHAIN_AXIS, CLIENT_AXIS, Layout
+from fedmcmc.types import FederatedKernel
 
 TOTALS = ("gather", "psum")
 

@@ -14,8 +14,8 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 
-from fedmcmc._types import ArrayTree
 from fedmcmc.pytrees import is_key
+from fedmcmc.types import ArrayTree
 
 
 def has_other_processes() -> bool:

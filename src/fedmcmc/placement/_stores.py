@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from fedmcmc._types import ArrayTree, FederatedState
+from fedmcmc.types import ArrayTree, FederatedState
 
 _CHUNK_BYTES = 2**26
 

@@ -1,7 +1,7 @@
 """Arithmetic on pytrees, schedules over rounds, and branches and convolutions under `jax.vmap`.
 
 Any package may import this one. It computes with arrays only, without models, clients or rounds,
-and imports only `fedmcmc._types`.
+and imports only `fedmcmc.types`.
 """
 
 from fedmcmc.pytrees import _convolutions as convolutions

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.custom_batching import custom_vmap
 
-from fedmcmc._types import ArrayTree, as_functions
+from fedmcmc.types import ArrayTree, as_functions
 
 
 def where_any(

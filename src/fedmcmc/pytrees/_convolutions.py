@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive
 
-from fedmcmc._types import ArrayTree
+from fedmcmc.types import ArrayTree
 
 _CONVOLUTION = "conv_general_dilated"
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Number, describe, register_dataclass
+from fedmcmc.types import ArrayTree, Number, describe, register_dataclass
 
 
 class Range(NamedTuple):

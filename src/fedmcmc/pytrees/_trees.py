@@ -12,7 +12,7 @@ from jax import Array
 from jax.tree_util import KeyPath
 from jax.typing import ArrayLike
 
-from fedmcmc._types import ArrayTree
+from fedmcmc.types import ArrayTree
 
 
 def cast(number: Any, leaf: Array) -> Array:

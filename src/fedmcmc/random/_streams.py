@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc._types import ArrayTree
 from fedmcmc.pytrees import trees
+from fedmcmc.types import ArrayTree
 
 _SERVER = 2**32 - 1
 _COHORT = 2**32 - 2

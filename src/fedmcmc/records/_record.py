@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedmcmc._types import Described
 from fedmcmc.streaming import Accumulator
+from fedmcmc.types import Described
 
 
 @dataclass(frozen=True, repr=False)

@@ -11,10 +11,10 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from fedmcmc._checks import missing_extra_error
-from fedmcmc._types import ArrayTree
 from fedmcmc.placement import broadcast_from_first
 from fedmcmc.pytrees import named_leaves, num_bytes, variables
 from fedmcmc.rounds import RoundRecord
+from fedmcmc.types import ArrayTree
 
 CHUNK_BYTES = 2**22
 """Approximate size of one file of a Zarr store."""

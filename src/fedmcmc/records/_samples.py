@@ -9,7 +9,11 @@ import jax
 import numpy as np
 
 from fedmcmc._checks import missing_extra_error
-from fedmcmc._types import (
+from fedmcmc.diagnostics import Diagnosis
+from fedmcmc.placement import Placement
+from fedmcmc.pytrees import named_leaves, trees, variables
+from fedmcmc.reports import Page, RunFacts, run_page, table_of
+from fedmcmc.types import (
     ArrayTree,
     FederatedState,
     MissingFunction,
@@ -17,10 +21,6 @@ from fedmcmc._types import (
     as_functions,
     vmap_axes,
 )
-from fedmcmc.diagnostics import Diagnosis
-from fedmcmc.placement import Placement
-from fedmcmc.pytrees import named_leaves, trees, variables
-from fedmcmc.reports import Page, RunFacts, run_page, table_of
 
 ONE_DEVICE = Placement()
 NUM_NOTEBOOK_PARAMETERS = 10

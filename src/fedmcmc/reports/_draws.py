@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedmcmc._types import ArrayTree
 from fedmcmc.diagnostics import Mixing, mixing
 from fedmcmc.pytrees import trees
+from fedmcmc.types import ArrayTree
 
 MAX_SHOWN = 40
 """Number of parameters in a page's table and forest plot."""

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fedmcmc._checks import missing_extra_error
-from fedmcmc._types import ArrayTree
 from fedmcmc.diagnostics import Mixing, mixing
 from fedmcmc.pytrees import variables
 from fedmcmc.reports._draws import Shown, compute_mixing, select_parameters
+from fedmcmc.types import ArrayTree
 
 if TYPE_CHECKING:
     import matplotlib.figure

@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from fedmcmc._types import ArrayTree
 from fedmcmc.diagnostics import MAX_RHAT, MIN_ESS, Diagnosis, Mixing
 from fedmcmc.reports._advice import advice
 from fedmcmc.reports._draws import MAX_SHOWN, MOMENTS, Shown, compute_mixing, select_parameters
 from fedmcmc.reports._figures import figures
 from fedmcmc.reports._page import Page
+from fedmcmc.types import ArrayTree
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc._types import (
+from fedmcmc.data import FederatedData
+from fedmcmc.pytrees import largest_of_batch, trees
+from fedmcmc.rounds._layout import CLIENT_AXIS, Layout, MeshLayout, MeshPart
+from fedmcmc.rounds._messages import exclude_non_finite, sum_messages, where_active
+from fedmcmc.rounds._phases import Prepared, client_step, prepare_client
+from fedmcmc.types import (
     ArrayTree,
     Broadcast,
     Client,
@@ -23,11 +28,6 @@ from fedmcmc._types import (
     StepInfo,
     memory_of,
 )
-from fedmcmc.data import FederatedData
-from fedmcmc.pytrees import largest_of_batch, trees
-from fedmcmc.rounds._layout import CLIENT_AXIS, Layout, MeshLayout, MeshPart
-from fedmcmc.rounds._messages import exclude_non_finite, sum_messages, where_active
-from fedmcmc.rounds._phases import Prepared, client_step, prepare_client
 
 
 class Group(NamedTuple):

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
-from fedmcmc._types import FederatedKernel, FederatedState, register_dataclass
 from fedmcmc.data import FederatedData
+from fedmcmc.types import FederatedKernel, FederatedState, register_dataclass
 
 CLIENT_AXIS, CHAIN_AXIS = "clients", "chains"
 """Names of the axes of a mesh."""

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Arrivals, Cohort, Participation, RecomputableState
 from fedmcmc.pytrees import trees
+from fedmcmc.types import ArrayTree, Arrivals, Cohort, Participation, RecomputableState
 
 
 def where_active(active: Array, new: ArrayTree, old: ArrayTree) -> ArrayTree:

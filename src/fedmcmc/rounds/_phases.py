@@ -11,7 +11,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc._types import (
+from fedmcmc.pytrees import trees
+from fedmcmc.random import as_key, client_key, cohort_key, phase_key, server_key, shared_key
+from fedmcmc.rounds._messages import exclude_non_finite, sum_messages
+from fedmcmc.types import (
     ArrayTree,
     Arrivals,
     Broadcast,
@@ -23,9 +26,6 @@ from fedmcmc._types import (
     StepInfo,
     memory_of,
 )
-from fedmcmc.pytrees import trees
-from fedmcmc.random import as_key, client_key, cohort_key, phase_key, server_key, shared_key
-from fedmcmc.rounds._messages import exclude_non_finite, sum_messages
 
 
 class Prepared(NamedTuple):

@@ -16,17 +16,6 @@ from jax import Array
 from jax.sharding import PartitionSpec
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import (
-    ArrayTree,
-    Broadcast,
-    Cohort,
-    FederatedKernel,
-    FederatedState,
-    as_functions,
-    compiled,
-    register_dataclass,
-    user_position,
-)
 from fedmcmc.data import FederatedData
 from fedmcmc.hierarchy import locals_in
 from fedmcmc.pytrees import convolutions, largest_of_batch, schedules, trees
@@ -41,6 +30,17 @@ from fedmcmc.rounds._layout import (
 )
 from fedmcmc.rounds._simulate import RoundDraws, RoundInfo, prepare_round, run_round
 from fedmcmc.streaming import Accumulator
+from fedmcmc.types import (
+    ArrayTree,
+    Broadcast,
+    Cohort,
+    FederatedKernel,
+    FederatedState,
+    as_functions,
+    compiled,
+    register_dataclass,
+    user_position,
+)
 
 PREPARED_BYTES = 2**22
 """Memory for random numbers that are drawn in advance, for all chains together."""

@@ -7,17 +7,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc._types import (
-    ApproximationReport,
-    ArrayTree,
-    Broadcast,
-    Cohort,
-    FederatedKernel,
-    FederatedState,
-    MetropolisReport,
-    StepInfo,
-    as_functions,
-)
 from fedmcmc.data import FederatedData
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key, cohort_key
@@ -38,6 +27,17 @@ from fedmcmc.rounds._phases import (
     server_step,
 )
 from fedmcmc.rounds._starts import initialize
+from fedmcmc.types import (
+    ApproximationReport,
+    ArrayTree,
+    Broadcast,
+    Cohort,
+    FederatedKernel,
+    FederatedState,
+    MetropolisReport,
+    StepInfo,
+    as_functions,
+)
 
 
 class RoundInfo(NamedTuple):

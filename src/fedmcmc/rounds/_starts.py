@@ -8,7 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import (
+from fedmcmc.data import FederatedData
+from fedmcmc.pytrees import trees
+from fedmcmc.rounds._layout import SINGLE_DEVICE, Layout
+from fedmcmc.types import (
     ArrayTree,
     Broadcast,
     Client,
@@ -18,9 +21,6 @@ from fedmcmc._types import (
     initial_state,
     setup_message,
 )
-from fedmcmc.data import FederatedData
-from fedmcmc.pytrees import trees
-from fedmcmc.rounds._layout import SINGLE_DEVICE, Layout
 
 TABLE_BYTES = 2**26
 """Memory for a batch of clients' terms."""

@@ -5,9 +5,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedmcmc._types import ArrayTree
 from fedmcmc.diagnostics import last_passes
 from fedmcmc.records import Samples
+from fedmcmc.types import ArrayTree
 
 MAX_SHIFT = 0.1
 """Largest shift per round, in standard deviations, of an approximation at rest."""

@@ -14,14 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import (
-    ArrayTree,
-    FederatedKernel,
-    FederatedState,
-    Federation,
-    as_functions,
-    compiled,
-)
 from fedmcmc.data import FederatedData, constructor_of
 from fedmcmc.kernels import Question
 from fedmcmc.random import as_key
@@ -30,6 +22,14 @@ from fedmcmc.rounds import Layout, initialize, prepare_round, run_round
 from fedmcmc.runs._sample import sample
 from fedmcmc.storage import StoredAnswer, answers_of_program, digest_of_call, digest_of_rows
 from fedmcmc.transforms import counts_of, with_counts
+from fedmcmc.types import (
+    ArrayTree,
+    FederatedKernel,
+    FederatedState,
+    Federation,
+    as_functions,
+    compiled,
+)
 
 CLIENTS_AT_A_TIME = 16
 """Number of clients that compute answers together. It bounds the memory for many clients."""

@@ -14,7 +14,6 @@ import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
-from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, Participation, compiled
 from fedmcmc.placement import (
     HostStore,
     PlacedData,
@@ -37,6 +36,7 @@ from fedmcmc.rounds import (
     run_segment,
     state_specs,
 )
+from fedmcmc.types import ArrayTree, FederatedKernel, FederatedState, Participation, compiled
 
 
 @dataclass(frozen=True)

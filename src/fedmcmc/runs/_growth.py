@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedmcmc._types import ArrayTree, Broadcast, FederatedKernel, constrain_fn_of, user_position
 from fedmcmc.pytrees import named_leaves
+from fedmcmc.types import ArrayTree, Broadcast, FederatedKernel, constrain_fn_of, user_position
 
 DIVERGENCE_FACTOR = 1e6
 """Factor by which a value grows or shrinks in a run that is reported as divergent."""

@@ -11,7 +11,6 @@ import numpy as np
 from jax import Array
 from tqdm import tqdm
 
-from fedmcmc._types import FederatedState, constrain_fn_of, local_model
 from fedmcmc.diagnostics import StoppingRule
 from fedmcmc.placement import Placement, all_equal, broadcast_from_first, is_first
 from fedmcmc.pytrees import num_bytes, schedules
@@ -39,6 +38,7 @@ from fedmcmc.runs._watch import (
     warn_unreached,
 )
 from fedmcmc.storage import Checkpoint, Progress, Saver, fingerprint, versions
+from fedmcmc.types import FederatedState, constrain_fn_of, local_model
 
 MIN_CAPACITY = 64
 """Minimum number of draws per chain for which a program has memory."""

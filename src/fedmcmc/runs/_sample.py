@@ -11,7 +11,6 @@ from jax.sharding import Mesh
 from tqdm import tqdm
 
 from fedmcmc._checks import expect
-from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, as_functions
 from fedmcmc.data import ClientLoader, FederatedData, in_words
 from fedmcmc.diagnostics import DiagnosisWarning, StoppingRule
 from fedmcmc.gaussian import Gaussian
@@ -32,6 +31,7 @@ from fedmcmc.storage import (
     lock_checkpoint,
     without_resumable,
 )
+from fedmcmc.types import ArrayTree, FederatedKernel, FederatedState, as_functions
 
 
 def local_positions(state: FederatedState, info: RoundInfo) -> ArrayTree:
@@ -84,7 +84,7 @@ def sample(
         Number of chains, by default one, or the number of chains in `state`.
     collect
         Function ``(state, RoundInfo) -> pytree`` whose result is kept instead of the kernel's draw.
-        `fedmcmc.local_positions` keeps all local iterates.
+        `fedmcmc.runs.local_positions` keeps all local iterates.
     state
         ``samples.state`` of an earlier run to continue, with the same key for the same draws.
     until, max_rounds

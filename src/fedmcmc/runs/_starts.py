@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, check_start, compiled
 from fedmcmc.data import ClientLoader, FederatedData, constructor_of
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.placement import Placement, is_first, merge_processes, place
@@ -19,6 +18,7 @@ from fedmcmc.runs._executors import Executor, MeshDevices, RemoteClients, Stored
 from fedmcmc.runs._watch import Messages, warn
 from fedmcmc.storage import digest_of_rows
 from fedmcmc.tuning import predict_bias
+from fedmcmc.types import ArrayTree, FederatedKernel, FederatedState, check_start, compiled
 
 MANY_CLIENTS, COHORT_BYTES = 32, 2**21
 """Clients per round, and bytes of their positions, for which a CPU computes them one by one."""

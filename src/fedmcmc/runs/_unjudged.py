@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import jax
 
-from fedmcmc._types import ArrayTree, FederatedKernel
 from fedmcmc.diagnostics import MIN_DRAWS, MIN_OF_A_CHAIN, DiagnosisWarning, warnings_are_ignored
 from fedmcmc.pytrees import num_bytes
 from fedmcmc.records import Samples
+from fedmcmc.types import ArrayTree, FederatedKernel
 
 MAX_BYTES = 2**31
 """Memory of the largest draws that are judged."""
@@ -59,7 +59,7 @@ def missing_target(draws: ArrayTree, kernel: FederatedKernel) -> str:
         f"The draws were not judged: {_why_no_target(kernel)}. Their errors are unknown. "
         "Add to the class a property `target` that returns the fedmcmc.Posterior (for most "
         "samplers self.posterior), or, if it does not sample, `traits = "
-        "fedmcmc.Traits(no_target_reason=...)` with the reason."
+        "fedmcmc.types.Traits(no_target_reason=...)` with the reason."
     )
 
 

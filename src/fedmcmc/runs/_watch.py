@@ -9,14 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import (
-    ArrayTree,
-    Broadcast,
-    FederatedKernel,
-    FederatedState,
-    compiled,
-    user_position,
-)
 from fedmcmc.data import ClientLoader, FederatedData, group_name, labels_of
 from fedmcmc.diagnostics import (
     Diagnosis,
@@ -36,6 +28,14 @@ from fedmcmc.runs._growth import InitialScale, describe_growth
 from fedmcmc.runs._interrupts import Interrupts
 from fedmcmc.runs._unjudged import why_not_judged
 from fedmcmc.transforms import counts_of
+from fedmcmc.types import (
+    ArrayTree,
+    Broadcast,
+    FederatedKernel,
+    FederatedState,
+    compiled,
+    user_position,
+)
 
 FINAL_DRAWS, FINAL_BYTES = 1_000, 2**26
 """Number of draws per chain from the last approximation, and their maximum size."""

@@ -4,7 +4,6 @@ import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedmcmc._types import ArrayTree
 from fedmcmc.placement import is_first
 from fedmcmc.storage._files import (
     DamagedFileError,
@@ -15,6 +14,7 @@ from fedmcmc.storage._files import (
     write_part,
     write_record,
 )
+from fedmcmc.types import ArrayTree
 
 
 class StoredAnswer(NamedTuple):

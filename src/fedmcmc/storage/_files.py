@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedmcmc._types import ArrayTree
 from fedmcmc.pytrees import is_key
+from fedmcmc.types import ArrayTree
 
 T = TypeVar("T")
 MANIFEST, PREVIOUS_MANIFEST = "run.json", "run-before.json"

@@ -19,13 +19,13 @@ import numpy as np
 from jax import Array
 from jax.extend.core import ClosedJaxpr
 
-from fedmcmc._types import ArrayTree, FederatedState, Static
 from fedmcmc.data import FederatedData
 from fedmcmc.placement import merge_processes
 from fedmcmc.pytrees import is_key, schedules
 from fedmcmc.rounds import Accumulators, Program
 from fedmcmc.storage._files import versions
 from fedmcmc.streaming import Accumulator
+from fedmcmc.types import ArrayTree, FederatedState, Static
 
 SCHEDULED_ROUNDS = 64
 """Number of rounds in which schedules are compared."""

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedmcmc._types import ArrayTree, FederatedState
 from fedmcmc.records import Draws, Recorder
 from fedmcmc.storage._checkpoints import Checkpoint
 from fedmcmc.storage._files import (
@@ -26,6 +25,7 @@ from fedmcmc.storage._files import (
     write_part,
 )
 from fedmcmc.storage._identity import differences, digest_of_identity
+from fedmcmc.types import ArrayTree, FederatedState
 
 DEFAULT_SECONDS = 60.0
 

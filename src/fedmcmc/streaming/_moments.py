@@ -8,9 +8,9 @@ import numpy as np
 from jax import Array
 from jax.tree_util import Partial
 
-from fedmcmc._types import ArrayTree, Static, as_functions
 from fedmcmc.pytrees import trees
 from fedmcmc.streaming._types import Accumulator, Transform, transformed, zero_mean
+from fedmcmc.types import ArrayTree, Static, as_functions
 
 STRUCTURES = ("diagonal", "dense")
 

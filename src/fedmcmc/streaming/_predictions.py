@@ -11,9 +11,9 @@ from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import ArrayTree, Static, as_functions
 from fedmcmc.pytrees import trees
 from fedmcmc.streaming._types import Accumulator, zero_mean
+from fedmcmc.types import ArrayTree, Static, as_functions
 
 Predict = Callable[[ArrayTree, ArrayTree], ArrayTree]
 """``(position, batch) -> predictions``, leaves ``[batch_size, ...]``."""

@@ -10,9 +10,9 @@ from jax import Array
 from jax.tree_util import Partial
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import ArrayTree, Static, as_functions
 from fedmcmc.random import integers_below
 from fedmcmc.streaming._types import Accumulator, Transform, transformed
+from fedmcmc.types import ArrayTree, Static, as_functions
 
 
 class Stored(NamedTuple):

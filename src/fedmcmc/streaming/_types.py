@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedmcmc._types import ArrayTree
 from fedmcmc.pytrees import trees
+from fedmcmc.types import ArrayTree
 
 Transform = Callable[[ArrayTree], ArrayTree]
 """``draw -> pytree``, value that is accumulated."""

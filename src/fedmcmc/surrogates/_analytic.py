@@ -6,12 +6,12 @@ import jax
 from jax import Array
 from jax.tree_util import Partial
 
-from fedmcmc._types import ArrayTree, compiled
 from fedmcmc.data import FederatedData, fold
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.pytrees import trees
 from fedmcmc.surrogates import _checks as checks
 from fedmcmc.surrogates._clients import map_clients, numbers_per_client, require_rows, with_labels
+from fedmcmc.types import ArrayTree, compiled
 
 
 def analytic(

@@ -14,12 +14,12 @@ import numpy as np
 from jax import Array
 from scipy.optimize import LbfgsInvHessProduct
 
-from fedmcmc._types import ArrayTree, Posterior, compiled
 from fedmcmc.gradients import minus_hessian
 from fedmcmc.kernels import Expanded, Points, Question, expansions
 from fedmcmc.pytrees import trees
 from fedmcmc.runs import Consortium
 from fedmcmc.surrogates._clients import symmetric
+from fedmcmc.types import ArrayTree, Posterior, compiled
 
 NEWTON_DIMENSIONS = 256
 """Number of dimensions up to which the search uses Newton's method, and above it L-BFGS."""

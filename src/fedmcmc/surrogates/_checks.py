@@ -10,10 +10,10 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._checks import in_quotes
-from fedmcmc._types import ArrayTree, Posterior, as_functions
 from fedmcmc.data import labels_of
 from fedmcmc.gradients import blockwise, refuse_latents
 from fedmcmc.pytrees import trees
+from fedmcmc.types import ArrayTree, Posterior, as_functions
 
 CHOICES = {"check": ("error", "warn", "ignore"), "structure": ("dense", "diagonal")}
 

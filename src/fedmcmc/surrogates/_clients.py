@@ -10,13 +10,13 @@ import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from fedmcmc._types import ArrayTree, as_functions, compiled
 from fedmcmc.data import CHUNK_ROWS, FederatedData, labels_of
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients import BLOCK, as_gaussian, blockwise, row_size
 from fedmcmc.kernels import PerClientQuestion, Question
 from fedmcmc.pytrees import in_single_precision, trees
 from fedmcmc.runs import Consortium, Sum, as_consortium
+from fedmcmc.types import ArrayTree, as_functions, compiled
 
 NaturalParameters = tuple[Array, Array]
 """Precision times mean ``[d]``, and a precision: its upper triangle row by row or its diagonal."""

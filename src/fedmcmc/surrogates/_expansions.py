@@ -9,7 +9,6 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import ArrayTree, Client, Federation, Posterior, register_dataclass
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients import BLOCK, Target
 from fedmcmc.kernels import PerClientQuestion, check_model
@@ -25,6 +24,7 @@ from fedmcmc.surrogates._clients import (
     with_labels,
 )
 from fedmcmc.surrogates._maxima import maximize
+from fedmcmc.types import ArrayTree, Client, Federation, Posterior, register_dataclass
 
 
 def taylor(

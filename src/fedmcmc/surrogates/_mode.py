@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import ArrayTree, Posterior
 from fedmcmc.pytrees import trees
 from fedmcmc.surrogates._ascents import (
     IMPOSSIBLE,
@@ -23,6 +22,7 @@ from fedmcmc.surrogates._ascents import (
 from fedmcmc.surrogates._checks import densities_of
 from fedmcmc.surrogates._clients import as_summing_consortium
 from fedmcmc.surrogates._nonfinite import explain_nonfinite, positions_around
+from fedmcmc.types import ArrayTree, Posterior
 
 SCALING_HINT = (
     "The usual reason is covariates whose mean is large compared with their sd (a year near 2000): "

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Client, Local, Posterior, as_functions, compiled
 from fedmcmc.data import FederatedData, row_values
 from fedmcmc.gradients import row_size
 from fedmcmc.kernels import LOG_ZERO_THRESHOLD, Points
 from fedmcmc.pytrees import trees
 from fedmcmc.surrogates._ascents import NEWTON_DIMENSIONS, Expansion, Objective
+from fedmcmc.types import ArrayTree, Client, Local, Posterior, as_functions, compiled
 
 MAX_NUMBERS = 2**22
 """Largest number of array elements (rows, positions, parameters) differentiated at a time."""

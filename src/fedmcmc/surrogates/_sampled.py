@@ -7,7 +7,6 @@ import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from fedmcmc._types import ArrayTree, Broadcast, Client, GradientEstimator, Posterior, compiled
 from fedmcmc.data import CHUNK_ROWS, FederatedData
 from fedmcmc.dynamics import overdamped_langevin
 from fedmcmc.gaussian import Gaussian
@@ -16,6 +15,7 @@ from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key, client_key, normals, realize_normals
 from fedmcmc.surrogates import _checks as checks
 from fedmcmc.surrogates._clients import map_clients, require_rows, with_labels
+from fedmcmc.types import ArrayTree, Broadcast, Client, GradientEstimator, Posterior, compiled
 
 BLOCK_NUMBERS = 2**16
 """Number of random numbers and numbers of rows that a client prepares at a time."""

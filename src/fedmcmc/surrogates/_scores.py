@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from fedmcmc._types import ArrayTree, Client, Federation, Posterior, register_dataclass
 from fedmcmc.data import fold
 from fedmcmc.gradients import Target
 from fedmcmc.kernels import PerClientQuestion, check_model
@@ -16,6 +15,7 @@ from fedmcmc.pytrees import trees
 from fedmcmc.runs import as_consortium
 from fedmcmc.surrogates import _checks as checks
 from fedmcmc.surrogates._clients import answer_per_client, natural_parameters_like, symmetric, upper
+from fedmcmc.types import ArrayTree, Client, Federation, Posterior, register_dataclass
 
 
 def score_covariance(posterior: Posterior, data: Any, position: ArrayTree) -> Array:

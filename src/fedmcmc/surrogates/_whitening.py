@@ -11,17 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import (
-    ArrayTree,
-    Client,
-    ClientTerms,
-    Disclosure,
-    Federation,
-    Posterior,
-    as_functions,
-    compiled,
-    register_dataclass,
-)
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients import Terms, Through, fold_terms
 from fedmcmc.kernels import Question, check_model
@@ -32,6 +21,17 @@ from fedmcmc.surrogates._ascents import IMPOSSIBLE, Ledger, Objective, expanded_
 from fedmcmc.surrogates._clients import as_summing_consortium
 from fedmcmc.surrogates._expansions import taylor
 from fedmcmc.surrogates._mode import SCALING_HINT, mode
+from fedmcmc.types import (
+    ArrayTree,
+    Client,
+    ClientTerms,
+    Disclosure,
+    Federation,
+    Posterior,
+    as_functions,
+    compiled,
+    register_dataclass,
+)
 
 MAX_DENSE = 256
 """Number of dimensions up to which a factor is dense by default."""

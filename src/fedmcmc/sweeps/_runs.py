@@ -18,7 +18,6 @@ import numpy as np
 from jax import Array
 from tqdm import tqdm
 
-from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, compiled
 from fedmcmc.data import FederatedData
 from fedmcmc.pytrees import is_key, named_leaves, num_bytes, trees, variables
 from fedmcmc.rounds import (
@@ -32,6 +31,7 @@ from fedmcmc.rounds import (
     run_segment,
 )
 from fedmcmc.runs import BUFFER_BYTES, choose_layout, pace_of, start
+from fedmcmc.types import ArrayTree, FederatedKernel, FederatedState, compiled
 
 if TYPE_CHECKING:
     import xarray

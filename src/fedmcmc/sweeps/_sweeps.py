@@ -15,7 +15,6 @@ from jax import Array
 from tqdm import tqdm
 
 from fedmcmc._checks import missing_extra_error
-from fedmcmc._types import ArrayTree, FederatedKernel, as_functions, constrain_fn_of
 from fedmcmc.data import FederatedData
 from fedmcmc.diagnostics import Diagnosis, DiagnosisWarning
 from fedmcmc.pytrees import schedules, trees
@@ -24,6 +23,7 @@ from fedmcmc.rounds import Collect
 from fedmcmc.runs import check_counts, check_data, judge, missing_target, reason_not_judged
 from fedmcmc.sweeps._runs import SweepGroup, SweepResults, SweepSettings, group_kernels, run_group
 from fedmcmc.sweeps._tables import Statistics, default_statistics, draw_table, tabulate_seeds
+from fedmcmc.types import ArrayTree, FederatedKernel, as_functions, constrain_fn_of
 
 if TYPE_CHECKING:
     import matplotlib.figure

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 
 from fedmcmc._checks import missing_extra_error
-from fedmcmc._types import ArrayTree
 from fedmcmc.diagnostics import worst_mixing
 from fedmcmc.pytrees import named_leaves
+from fedmcmc.types import ArrayTree
 
 if TYPE_CHECKING:
     import matplotlib.figure

@@ -1,7 +1,6 @@
 """Random transformations of the rows of all minibatches of a kernel."""
 
 from fedmcmc._checks import expect
-from fedmcmc._types import FederatedKernel
 from fedmcmc.gradients import (
     Augmentation,
     Epochs,
@@ -14,6 +13,7 @@ from fedmcmc.gradients import (
     refuse_augmented,
 )
 from fedmcmc.transforms._wrapping import nodes_of, replace_nodes
+from fedmcmc.types import FederatedKernel
 
 
 def augment(kernel: FederatedKernel, augment_fn: Augmentation) -> FederatedKernel:

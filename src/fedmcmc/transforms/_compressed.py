@@ -9,7 +9,19 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc._checks import expect
-from fedmcmc._types import (
+from fedmcmc.compression import Compressor, Memory, Quantize, WithExact, chain, message_bits
+from fedmcmc.gradients import importance
+from fedmcmc.kernels import Langevin
+from fedmcmc.pytrees import trees
+from fedmcmc.random import compressor_key
+from fedmcmc.transforms._wrapping import (
+    WrappedKernel,
+    WrappedPhase,
+    nodes_of,
+    replace_item,
+    replace_nodes,
+)
+from fedmcmc.types import (
     ArrayTree,
     Broadcast,
     Client,
@@ -24,18 +36,6 @@ from fedmcmc._types import (
     Uncompressed,
     memory_of,
     register_dataclass,
-)
-from fedmcmc.compression import Compressor, Memory, Quantize, WithExact, chain, message_bits
-from fedmcmc.gradients import importance
-from fedmcmc.kernels import Langevin
-from fedmcmc.pytrees import trees
-from fedmcmc.random import compressor_key
-from fedmcmc.transforms._wrapping import (
-    WrappedKernel,
-    WrappedPhase,
-    nodes_of,
-    replace_item,
-    replace_nodes,
 )
 
 

@@ -12,7 +12,12 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from fedmcmc._checks import expect
-from fedmcmc._types import (
+from fedmcmc.pytrees import trees
+from fedmcmc.random import fault_key
+from fedmcmc.transforms._compressed import arrived_late, holds_pooled_memory
+from fedmcmc.transforms._secure import Words, check_overflow, is_secured, weights_at_clients
+from fedmcmc.transforms._wrapping import WrappedKernel, WrappedPhase
+from fedmcmc.types import (
     ArrayTree,
     Arrivals,
     Broadcast,
@@ -25,11 +30,6 @@ from fedmcmc._types import (
     Phase,
     register_dataclass,
 )
-from fedmcmc.pytrees import trees
-from fedmcmc.random import fault_key
-from fedmcmc.transforms._compressed import arrived_late, holds_pooled_memory
-from fedmcmc.transforms._secure import Words, check_overflow, is_secured, weights_at_clients
-from fedmcmc.transforms._wrapping import WrappedKernel, WrappedPhase
 
 
 class _Rates(NamedTuple):

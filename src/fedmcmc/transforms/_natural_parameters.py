@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING
 
 from fedmcmc._checks import expect
-from fedmcmc._types import FederatedKernel, Number, as_functions
 from fedmcmc.kernels import Natural, NaturalUpdate
 from fedmcmc.transforms._wrapping import nodes_of, replace_nodes
+from fedmcmc.types import FederatedKernel, Number, as_functions
 
 if TYPE_CHECKING:
     import optax

@@ -14,7 +14,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc._checks import expect
-from fedmcmc._types import (
+from fedmcmc.compression import WORD_BITS, Grid, Limbs, Word, carry, limbs
+from fedmcmc.gradients import importance
+from fedmcmc.pytrees import trees
+from fedmcmc.transforms._compressed import Compressed
+from fedmcmc.transforms._wrapping import WrappedKernel, WrappedPhase, nodes_of, replace_nodes
+from fedmcmc.types import (
     ArrayTree,
     Broadcast,
     Client,
@@ -30,11 +35,6 @@ from fedmcmc._types import (
     memory_of,
     register_dataclass,
 )
-from fedmcmc.compression import WORD_BITS, Grid, Limbs, Word, carry, limbs
-from fedmcmc.gradients import importance
-from fedmcmc.pytrees import trees
-from fedmcmc.transforms._compressed import Compressed
-from fedmcmc.transforms._wrapping import WrappedKernel, WrappedPhase, nodes_of, replace_nodes
 
 MIN_SITES = 3
 """Smallest number of sites: each of two sites could compute the other's message from the total."""

@@ -9,7 +9,10 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._checks import expect
-from fedmcmc._types import (
+from fedmcmc.pytrees import trees
+from fedmcmc.random import part_key
+from fedmcmc.transforms._wrapping import WrappedKernel, WrappedPhase, replace_item
+from fedmcmc.types import (
     ArrayTree,
     Broadcast,
     Client,
@@ -26,9 +29,6 @@ from fedmcmc._types import (
     as_functions,
     register_dataclass,
 )
-from fedmcmc.pytrees import trees
-from fedmcmc.random import part_key
-from fedmcmc.transforms._wrapping import WrappedKernel, WrappedPhase, replace_item
 
 PerKernel = tuple[ArrayTree, ...]
 """One entry per kernel of a sequence."""

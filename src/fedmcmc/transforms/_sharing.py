@@ -1,9 +1,9 @@
 """Transform that correlates the momenta or the noise of clients."""
 
 from fedmcmc._checks import expect
-from fedmcmc._types import FederatedKernel, Number, as_functions
 from fedmcmc.dynamics import Momentum, shared_momentum
 from fedmcmc.transforms._wrapping import nodes_of, replace_nodes
+from fedmcmc.types import FederatedKernel, Number, as_functions
 
 
 def share_momentum(kernel: FederatedKernel, rho: Number) -> FederatedKernel:

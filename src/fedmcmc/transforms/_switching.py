@@ -5,9 +5,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc._checks import expect
-from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, as_functions, initial_state
 from fedmcmc.data import FederatedData
 from fedmcmc.random import as_key
+from fedmcmc.types import ArrayTree, FederatedKernel, FederatedState, as_functions, initial_state
 
 
 def switch(

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import jax
 from jax import Array
 
-from fedmcmc._types import (
+from fedmcmc.types import (
     ArrayTree,
     Broadcast,
     Client,

@@ -14,12 +14,12 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import ArrayTree, ClientTerms, Posterior
 from fedmcmc.compression import Compressor
 from fedmcmc.data import FederatedData
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients import refuse_latents
 from fedmcmc.pytrees import trees
+from fedmcmc.types import ArrayTree, ClientTerms, Posterior
 
 ROWS_PER_BATCH = 1024
 

@@ -18,22 +18,6 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 from jax.tree_util import Partial
 
-from fedmcmc._types import (
-    ArrayTree,
-    Client,
-    FederatedKernel,
-    Federation,
-    GradientEstimator,
-    Local,
-    LogDensity,
-    PerClient,
-    Posterior,
-    Shapes,
-    as_functions,
-    compiled,
-    local_model,
-    register_dataclass,
-)
 from fedmcmc.data import FederatedData
 from fedmcmc.dynamics import Training
 from fedmcmc.gaussian import Gaussian, as_dense
@@ -51,6 +35,22 @@ from fedmcmc.gradients import (
 from fedmcmc.hierarchy import Refresh, conjugate, missing_information
 from fedmcmc.pytrees import trees
 from fedmcmc.random import normals, realize_normals
+from fedmcmc.types import (
+    ArrayTree,
+    Client,
+    FederatedKernel,
+    Federation,
+    GradientEstimator,
+    Local,
+    LogDensity,
+    PerClient,
+    Posterior,
+    Shapes,
+    as_functions,
+    compiled,
+    local_model,
+    register_dataclass,
+)
 
 MAX_DIMENSIONS = 512
 NUM_NEWTON_STEPS = 20

@@ -13,7 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import (
+from fedmcmc.compression import Compressor
+from fedmcmc.data import FederatedData
+from fedmcmc.hierarchy import Locals, locals_in
+from fedmcmc.pytrees import trees
+from fedmcmc.rounds import SINGLE_DEVICE, RoundDraws, prepare_round, run_round
+from fedmcmc.transforms import is_secured
+from fedmcmc.tuning._gaussian_clients import bare_kernels, nodes_of, replace_nodes
+from fedmcmc.tuning._random_maps import RandomMap
+from fedmcmc.types import (
     ArrayTree,
     Cohort,
     FederatedKernel,
@@ -23,14 +31,6 @@ from fedmcmc._types import (
     compiled,
     register_dataclass,
 )
-from fedmcmc.compression import Compressor
-from fedmcmc.data import FederatedData
-from fedmcmc.hierarchy import Locals, locals_in
-from fedmcmc.pytrees import trees
-from fedmcmc.rounds import SINGLE_DEVICE, RoundDraws, prepare_round, run_round
-from fedmcmc.transforms import is_secured
-from fedmcmc.tuning._gaussian_clients import bare_kernels, nodes_of, replace_nodes
-from fedmcmc.tuning._random_maps import RandomMap
 
 MAX_ELEMENTS = 2**25
 """Limit on the numbers in the maps of all clients, so that they fit into memory."""

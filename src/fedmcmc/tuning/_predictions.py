@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, FederatedKernel, Federation, user_position
 from fedmcmc.diagnostics import MAX_BIAS, MAX_SPREAD
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.pytrees import trees
@@ -21,6 +20,7 @@ from fedmcmc.tuning._gaussian_clients import build_gaussian_clients
 from fedmcmc.tuning._linearized import affine_map
 from fedmcmc.tuning._random_maps import RandomMap, rounds_along, rounds_per_draw
 from fedmcmc.tuning._simulation import simulate_chains
+from fedmcmc.types import ArrayTree, FederatedKernel, Federation, user_position
 
 NUM_STANDARD_ERRORS = 2
 """Number of standard errors by which a simulated error must exceed its limit."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedmcmc._types import ParticipationMoments
+from fedmcmc.types import ParticipationMoments
 
 MAX_ITERATIONS = 2_000
 """Limit on iterations for the covariance; enough unless cohorts make it fifty times as large."""

@@ -11,7 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import (
+from fedmcmc.data import FederatedData
+from fedmcmc.gaussian import Gaussian
+from fedmcmc.gradients import as_surrogates
+from fedmcmc.pytrees import trees
+from fedmcmc.rounds import SINGLE_DEVICE, prepare_round, run_round
+from fedmcmc.tuning._gaussian_clients import nodes_of, replace_nodes
+from fedmcmc.types import (
     ArrayTree,
     ClientTerms,
     FederatedKernel,
@@ -20,12 +26,6 @@ from fedmcmc._types import (
     Posterior,
     as_functions,
 )
-from fedmcmc.data import FederatedData
-from fedmcmc.gaussian import Gaussian
-from fedmcmc.gradients import as_surrogates
-from fedmcmc.pytrees import trees
-from fedmcmc.rounds import SINGLE_DEVICE, prepare_round, run_round
-from fedmcmc.tuning._gaussian_clients import nodes_of, replace_nodes
 
 MIN_ROUNDS, MAX_ROUNDS = 3, 60
 """Numbers of rounds that are counted: `MIN_ROUNDS` if their counts are equal, else `MAX_ROUNDS`."""

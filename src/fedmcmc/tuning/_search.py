@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, FederatedKernel
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.tuning._predictions import Prediction, is_simulated, predict_bias
 from fedmcmc.tuning._row_counts import count_rows_per_round
 from fedmcmc.tuning._visits import WorstVisits, find_worst_visits
+from fedmcmc.types import ArrayTree, FederatedKernel
 
 FACTOR, MAX_STEPS, NUM_BISECTIONS = 1.5, 80, 8
 """Ratio of consecutive step sizes, their number, and bisections at the edge of the limits."""

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, compiled
 from fedmcmc.data import FederatedData
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.rounds import PREPARED_BYTES, run_rounds
 from fedmcmc.tuning._gaussian_clients import GaussianClients, replace_nodes
 from fedmcmc.tuning._random_maps import rounds_per_draw
+from fedmcmc.types import ArrayTree, FederatedKernel, FederatedState, compiled
 
 MAX_CHAINS, MIN_CHAINS = 256, 32
 STATE_ELEMENTS = 2**20

@@ -11,10 +11,10 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import ArrayTree, Client, Posterior, as_functions, compiled
 from fedmcmc.data import FederatedData
 from fedmcmc.gradients import client_gradient, over_weight
 from fedmcmc.pytrees import trees
+from fedmcmc.types import ArrayTree, Client, Posterior, as_functions, compiled
 
 
 class Smoothness(NamedTuple):

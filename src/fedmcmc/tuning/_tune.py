@@ -10,7 +10,6 @@ from typing import Any, Literal
 from jax import Array
 
 from fedmcmc._checks import expect
-from fedmcmc._types import ArrayTree, FederatedKernel, Posterior
 from fedmcmc.data import constructor_of
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.tuning._gaussian_clients import largest_curvature
@@ -18,6 +17,7 @@ from fedmcmc.tuning._metropolis import mala_rounds_per_draw
 from fedmcmc.tuning._predictions import Prediction
 from fedmcmc.tuning._search import Entry, StepSizeSearch, TuningObjective
 from fedmcmc.tuning._visits import WorstVisits, has_unchecked_visits
+from fedmcmc.types import ArrayTree, FederatedKernel, Posterior
 
 TIE_RATIO = 1.05
 """Ratio of costs below which settings tie; the smallest step among them is chosen."""

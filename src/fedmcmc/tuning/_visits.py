@@ -14,7 +14,6 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._checks import in_quotes
-from fedmcmc._types import Cohort, FederatedKernel, as_functions, compiled
 from fedmcmc.data import FederatedData
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients import as_surrogates
@@ -32,6 +31,7 @@ from fedmcmc.tuning._linearized import (
     run_from,
     with_single_client,
 )
+from fedmcmc.types import Cohort, FederatedKernel, as_functions, compiled
 
 RADII = (4.0, 8.0, 12.0)
 """Distances from the mean at which visits start, in posterior sds. A chain reaches the first about

@@ -2,10 +2,10 @@
 
 A compressor's code (`Dense`, `Quantized` or `Sparse`) becomes exactly as many bits as the
 compressor reports, padded with zeros to whole bytes. The parts that the compressor leaves exact
-(`fedmcmc.Uncompressed`) follow. Any other pytree of numbers, such as a broadcast or a client's
-state, is written number by number. Shapes and types are not sent, because the receiver derives them
-from the model. Numbers are big-endian, trees are in the order of `jax.tree.leaves`, and vectors
-follow each other without gaps.
+(`fedmcmc.types.Uncompressed`) follow. Any other pytree of numbers, such as a broadcast or a
+client's state, is written number by number. Shapes and types are not sent, because the receiver
+derives them from the model. Numbers are big-endian, trees are in the order of `jax.tree.leaves`,
+and vectors follow each other without gaps.
 
 =============  ====================================================================================
 vector         bits

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedmcmc._types import ArrayTree
 from fedmcmc.compression import (
     SMALLEST_NORM,
     Dense,
@@ -21,6 +20,7 @@ from fedmcmc.compression import (
     place_bits,
 )
 from fedmcmc.pytrees import trees
+from fedmcmc.types import ArrayTree
 from fedmcmc.wire._bits import (
     Reader,
     as_words,
@@ -41,8 +41,8 @@ def encode(code: ArrayTree) -> bytes:
     """Return the bytes of one code, message or broadcast.
 
     A compressor's code takes ``ceil(bits / 8)`` bytes for the `bits` that the compressor reports
-    (``StepInfo.bits``), and its exact parts (`fedmcmc.Uncompressed`) follow. Any other pytree of
-    numbers is written number by number, big-endian.
+    (``StepInfo.bits``), and its exact parts (`fedmcmc.types.Uncompressed`) follow. Any other pytree
+    of numbers is written number by number, big-endian.
 
     Parameters
     ----------

@@ -10,10 +10,10 @@ import numpy as np
 
 import fedmcmc
 from fedmcmc import deploy, wire
-from fedmcmc._types import as_functions
 from fedmcmc.deploy import secure
 from fedmcmc.deploy._frames import Frame
 from fedmcmc.deploy._words import to_words
+from fedmcmc.types import as_functions
 from tests.support.studies import identity_of, public_key
 
 HERE = "tests.deploy.attacks.support"

@@ -13,10 +13,10 @@ import pytest
 
 import fedmcmc
 from fedmcmc import deploy
-from fedmcmc._types import as_functions
 from fedmcmc.deploy._frames import Frame
 from fedmcmc.deploy._shapes import shapes_of_run
 from fedmcmc.deploy._words import to_words
+from fedmcmc.types import as_functions
 from tests.deploy.attacks.support import (
     KERNELS,
     NAMES,

@@ -72,7 +72,7 @@ def noise_of_round(study):
     """Return the server's normal numbers of the first round, from the key of the chain."""
     kernel = study.kernel("main")
     key = server_key(jax.random.fold_in(KEY, 0), 0)
-    broadcast = fedmcmc._types.Broadcast(0, POSITION)
+    broadcast = fedmcmc.types.Broadcast(0, POSITION)
     like = fedmcmc.pytrees.trees.shapes_of(broadcast)
     draws = kernel.phases[0].prepare_server(key, like)
     (normals,) = jax.tree.leaves(draws)

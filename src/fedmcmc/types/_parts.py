@@ -5,9 +5,9 @@ from typing import ClassVar
 
 from jax import Array
 
-from fedmcmc._types._describing import Described, undefined
-from fedmcmc._types._traits import Disclosure
-from fedmcmc._types._values import (
+from fedmcmc.types._describing import Described, undefined
+from fedmcmc.types._traits import Disclosure
+from fedmcmc.types._values import (
     ArrayTree,
     Broadcast,
     Client,

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc._types._describing import Described, undefined
-from fedmcmc._types._parts import Participation
-from fedmcmc._types._traits import Disclosure, Traits
-from fedmcmc._types._values import (
+from fedmcmc.types._describing import Described, undefined
+from fedmcmc.types._parts import Participation
+from fedmcmc.types._traits import Disclosure, Traits
+from fedmcmc.types._values import (
     ArrayTree,
     Broadcast,
     Client,
@@ -137,8 +137,9 @@ class FederatedKernel(Phase):
     """Federated sampler: steps of clients and server, and their initial states.
 
     A subclass is a frozen dataclass registered as a pytree (see `Phase`). It is the last phase of
-    its own rounds. If its clients estimate gradients, a subclass of `fedmcmc.EstimatorKernel` is
-    easier to write. A sampler defines `target`, so that runs check its draws.
+    its own rounds. If its clients estimate gradients, a subclass of
+    `fedmcmc.kernels.EstimatorKernel` is easier to write. A sampler defines `target`, so that
+    runs check its draws.
 
     Attributes
     ----------

@@ -36,7 +36,7 @@ def register_dataclass(cls: type[T]) -> type[T]:
     if not is_valid:
         raise TypeError(
             f"register_dataclass needs a dataclass, but {cls.__name__} is not: write "
-            f"@dataclass(frozen=True) between @fedmcmc.register_dataclass and the class."
+            f"@dataclass(frozen=True) between @fedmcmc.types.register_dataclass and the class."
         )
     is_static = {f.name: bool(f.metadata.get("static", False)) for f in fields(cls) if f.init}  # type: ignore[arg-type]
     data = tuple(name for name, static in is_static.items() if not static)

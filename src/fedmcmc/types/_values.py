@@ -8,10 +8,10 @@ import jax
 from jax import Array
 from jax.tree_util import Partial, register_static
 
-from fedmcmc._types._compiled import compiled
-from fedmcmc._types._html import html_table
-from fedmcmc._types._pickling import check_picklable
-from fedmcmc._types._register import register_dataclass
+from fedmcmc.types._compiled import compiled
+from fedmcmc.types._html import html_table
+from fedmcmc.types._pickling import check_picklable
+from fedmcmc.types._register import register_dataclass
 
 ArrayTree = Any
 """Any pytree of arrays."""
@@ -550,7 +550,7 @@ def as_functions(tree: ArrayTree) -> ArrayTree:
         if is_dataclass(leaf):
             raise TypeError(
                 f"The class {type(leaf).__name__} is not registered with JAX: write "
-                f"@fedmcmc.register_dataclass above its @dataclass."
+                f"@fedmcmc.types.register_dataclass above its @dataclass."
             )
         return leaf
 

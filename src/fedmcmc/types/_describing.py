@@ -8,8 +8,8 @@ import jax
 import numpy as np
 from jax.tree_util import Partial
 
-from fedmcmc._types._html import html_table
-from fedmcmc._types._values import PerClient, Posterior, Static
+from fedmcmc.types._html import html_table
+from fedmcmc.types._values import PerClient, Posterior, Static
 
 
 class Described:
