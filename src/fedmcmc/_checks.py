@@ -58,7 +58,8 @@ def in_quotes(label: Any) -> str:
 def expect(value: Any, kind: type, name: str) -> None:
     """Raise `TypeError` unless `value` is a `kind`, before a trace fails with a worse message."""
     if not isinstance(value, kind):
-        package = "inference." if kind.__module__.startswith("fedmcmc.inference") else ""
+        is_at_root = hasattr(sys.modules["fedmcmc"], kind.__name__)
+        package = "" if is_at_root else f"{kind.__module__.split('.')[1]}."
         raise TypeError(
             f"{name} must be a fedmcmc.{package}{kind.__name__}, got {type(value).__name__}."
         )

@@ -201,7 +201,7 @@ TABLES = {
     fedmcmc.FederatedKernel: (fedmcmc, KERNELS),
     fedmcmc.types.GradientEstimator: (fedmcmc, ESTIMATORS),
     fedmcmc.types.Participation: (fedmcmc, PARTICIPATIONS),
-    fedmcmc.Compressor: (fedmcmc, COMPRESSORS),
+    fedmcmc.Compressor: (fedmcmc.compression, COMPRESSORS),
     preconditioners.Preconditioner: (preconditioners, PRECONDITIONERS),
 }
 

@@ -142,7 +142,7 @@ def test_an_owner_leaves_a_study_under_masks_for_good(masked, tmp_path, capsys, 
     assert main(["deploy", "leave", "--yes", *settings]) == 0
     assert "the study is over for all" in capsys.readouterr().out
     with (
-        pytest.raises(deploy.Refused, match=r"bern has left .* for good \(rule 5\)"),
+        pytest.raises(deploy.Refused, match=r"bern has left .* permanently.*\(rule 5\)"),
         open_configured_site(given, base),
     ):
         pass

@@ -250,7 +250,7 @@ def test_the_grid_is_the_studys(sites):
     for wrong, message in (
         ({"resolution": 0.3}, "must be a power of two"),
         ({"most": 2.0**40}, "must be below"),
-        ({"most": "much"}, "most must be a number"),
+        ({"most": "much"}, "most must be a concrete number"),
     ):
         with pytest.raises(ValueError, match=message):
             studies.masked_study("lsd", asks=ASKS, secure=wrong)

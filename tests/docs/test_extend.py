@@ -297,7 +297,7 @@ class Bare(fedmcmc.FederatedKernel):
 
     posterior: fedmcmc.Posterior
     estimator: fedmcmc.types.GradientEstimator
-    participation: fedmcmc.Participation = dataclasses.field(default_factory=fedmcmc.full)
+    participation: fedmcmc.types.Participation = dataclasses.field(default_factory=fedmcmc.full)
 
     def server_init(self, rng_key, position, federation, totals):
         return fedmcmc.types.Broadcast(jnp.int32(0), position), ()

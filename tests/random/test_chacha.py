@@ -156,8 +156,8 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path):
 def test_keys_are_stored_and_gathered_with_their_generator(tmp_path):
     tree = {"keys": jax.random.split(KEY, 2), "x": np.ones(3)}
     leaves = jax.tree.leaves(tree)
-    assert _files._name(0, leaves[0]) == "leaf_0_key_chacha20"
-    again = _files._typed(_files._plain(leaves[0]), leaves[0])
+    assert _files._array_name(0, leaves[0]) == "leaf_0_key_chacha20"
+    again = _files._restore(_files._as_stored(leaves[0]), leaves[0])
     np.testing.assert_array_equal(jax.random.bits(again[1]), jax.random.bits(leaves[0][1]))
     doubled = on_words(lambda words: jnp.concatenate([words, words]))(leaves[0])
     assert doubled.shape == (4,) and doubled.dtype == KEY.dtype

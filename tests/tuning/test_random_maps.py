@@ -306,5 +306,5 @@ def test_scores_that_do_not_fit_say_so(shape):
 def test_scores_that_are_not_finite_say_so():
     posterior = fedmcmc.Posterior(lambda t: 0.0, lambda t, x: jnp.sqrt(t[0]) * x[:, 0])
     data = fedmcmc.FederatedData.from_clients([np.ones((2, 1))])
-    with pytest.raises(ValueError, match="some row's log likelihood is not finite"):
+    with pytest.raises(ValueError, match="gradient of a row's log likelihood is not finite"):
         fedmcmc.surrogates.score_covariance(posterior, data, jnp.zeros(1))
