@@ -1,7 +1,7 @@
 """Rows of all clients: data, loaders and partitions.
 
 A step reads rows only through `fold`, `gather` and `own_rows`. The package imports only
-`fedmcmc.types`, `fedmcmc._checks` and `fedmcmc.pytrees`.
+`fedmcmc.types`, ``_checks`` and `fedmcmc.pytrees`.
 """
 
 from fedmcmc.data import _partition as partition
