@@ -448,7 +448,7 @@ def test_interrupt_returns_what_was_kept(monkeypatch):
     [
         (
             lambda: lsd(participation=0.5),
-            "participation must be a fedmcmc.Part.*, got float",
+            "participation must be a fedmcmc.types.Participation, got float",
         ),
         (
             lambda: fedmcmc.lsd(lambda t: 0.0, step_size=0.1),
