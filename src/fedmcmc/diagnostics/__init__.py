@@ -4,7 +4,6 @@ Convergence (R-hat, effective sample sizes), bias by gradients and weights, Mont
 stopping rules. The package sees draws, a model and rows, but no kernels.
 """
 
-from fedmcmc.diagnostics._diagnosis import DEPTH as DEPTH
 from fedmcmc.diagnostics._diagnosis import MAX_BIAS as MAX_BIAS
 from fedmcmc.diagnostics._diagnosis import MAX_RHAT as MAX_RHAT
 from fedmcmc.diagnostics._diagnosis import MAX_SPREAD as MAX_SPREAD
@@ -16,8 +15,6 @@ from fedmcmc.diagnostics._diagnosis import DiagnosisWarning as DiagnosisWarning
 from fedmcmc.diagnostics._diagnosis import SamplingWarning as SamplingWarning
 from fedmcmc.diagnostics._diagnosis import diagnose as diagnose
 from fedmcmc.diagnostics._diagnosis import warnings_are_ignored as warnings_are_ignored
-from fedmcmc.diagnostics._errors import MEAN_ERROR as MEAN_ERROR
-from fedmcmc.diagnostics._errors import SD_ERROR as SD_ERROR
 from fedmcmc.diagnostics._errors import MonteCarloErrors as MonteCarloErrors
 from fedmcmc.diagnostics._errors import chain_errors as chain_errors
 from fedmcmc.diagnostics._errors import errors_of_weighted as errors_of_weighted

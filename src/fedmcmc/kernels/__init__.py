@@ -29,7 +29,6 @@ from fedmcmc.kernels._expansions import expansions as expansions
 from fedmcmc.kernels._gibbs import fed_gibbs as fed_gibbs
 from fedmcmc.kernels._hamiltonian import hmc as hmc
 from fedmcmc.kernels._hamiltonian import mala as mala
-from fedmcmc.kernels._joint import JointLangevin as JointLangevin
 from fedmcmc.kernels._joint import joint as joint
 from fedmcmc.kernels._langevin import Langevin as Langevin
 from fedmcmc.kernels._langevin import langevin as langevin
@@ -37,15 +36,12 @@ from fedmcmc.kernels._latents import check_latent_model as check_latent_model
 from fedmcmc.kernels._natural import Natural as Natural
 from fedmcmc.kernels._natural import natural as natural
 from fedmcmc.kernels._natural_update import NaturalUpdate as NaturalUpdate
-from fedmcmc.kernels._pseudo_gradients import Delta as Delta
 from fedmcmc.kernels._pseudo_gradients import displacement as displacement
 from fedmcmc.kernels._pseudo_gradients import posterior_delta as posterior_delta
 from fedmcmc.kernels._pseudo_gradients import pseudo_gradients as pseudo_gradients
 from fedmcmc.kernels._questions import LOG_ZERO_THRESHOLD as LOG_ZERO_THRESHOLD
 from fedmcmc.kernels._questions import Answer as Answer
-from fedmcmc.kernels._questions import Answered as Answered
 from fedmcmc.kernels._questions import Question as Question
-from fedmcmc.kernels._refreshed_relay import RefreshedRelay as RefreshedRelay
 from fedmcmc.kernels._refreshed_relay import refreshed_relay as refreshed_relay
 from fedmcmc.kernels._relay import Relay as Relay
 from fedmcmc.kernels._relay import relay as relay

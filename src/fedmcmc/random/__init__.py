@@ -21,7 +21,6 @@ from fedmcmc.random._streams import fault_key as fault_key
 from fedmcmc.random._streams import final_key as final_key
 from fedmcmc.random._streams import init_key as init_key
 from fedmcmc.random._streams import integers_below as integers_below
-from fedmcmc.random._streams import latents_key as latents_key
 from fedmcmc.random._streams import normals as normals
 from fedmcmc.random._streams import normals_like as normals_like
 from fedmcmc.random._streams import part_key as part_key

@@ -24,7 +24,6 @@ _STREAM = 2**32 - 6
 _START = 2**32 - 1
 _INIT = 2**32 - 2
 _FINAL = 2**32 - 3
-_LATENTS = 2**32 - 7
 # Folded into the key of a client's round. `jax.random.split` has the keys of fold_in with 0, 1, 2,
 # ..., so a kernel that splits its key never draws the bits of these streams.
 _COMPRESSOR = 2**32 - 4
@@ -111,11 +110,6 @@ def phase_key(rng_key: Array, index: int) -> Array:
     The kernel's own phase uses the round key itself.
     """
     return jax.random.fold_in(rng_key, jnp.uint32(_PHASE - index))
-
-
-def latents_key(rng_key: Array) -> Array:
-    """Return the key for drawing the clients' initial latents."""
-    return jax.random.fold_in(rng_key, jnp.uint32(_LATENTS))
 
 
 def part_key(rng_key: Array, index: int) -> Array:

@@ -13,7 +13,6 @@ from fedmcmc.rounds._layout import MeshLayout as MeshLayout
 from fedmcmc.rounds._layout import MeshPart as MeshPart
 from fedmcmc.rounds._layout import state_specs as state_specs
 from fedmcmc.rounds._phases import ClientKeys as ClientKeys
-from fedmcmc.rounds._phases import Prepared as Prepared
 from fedmcmc.rounds._phases import Received as Received
 from fedmcmc.rounds._phases import client_draws_like as client_draws_like
 from fedmcmc.rounds._phases import client_step as client_step
@@ -28,7 +27,6 @@ from fedmcmc.rounds._program import Accumulators as Accumulators
 from fedmcmc.rounds._program import Collect as Collect
 from fedmcmc.rounds._program import Plan as Plan
 from fedmcmc.rounds._program import Program as Program
-from fedmcmc.rounds._program import Records as Records
 from fedmcmc.rounds._program import RoundRecord as RoundRecord
 from fedmcmc.rounds._program import Segment as Segment
 from fedmcmc.rounds._program import first_accumulator_states as first_accumulator_states

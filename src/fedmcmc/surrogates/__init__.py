@@ -39,7 +39,6 @@ from fedmcmc.surrogates._ascents import run_ascents as run_ascents
 from fedmcmc.surrogates._expansions import laplace as laplace
 from fedmcmc.surrogates._expansions import setup_bits as setup_bits
 from fedmcmc.surrogates._expansions import taylor as taylor
-from fedmcmc.surrogates._mode import ModeResult as ModeResult
 from fedmcmc.surrogates._mode import mode as mode
 from fedmcmc.surrogates._nonfinite import SITE_LOGS as SITE_LOGS
 from fedmcmc.surrogates._nonfinite import explain_failures as explain_failures

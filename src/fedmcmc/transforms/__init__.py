@@ -9,9 +9,6 @@ from fedmcmc.transforms._compressed import compress as compress
 from fedmcmc.transforms._faulty import faults as faults
 from fedmcmc.transforms._natural_parameters import natural_parameters as natural_parameters
 from fedmcmc.transforms._secure import MIN_SITES as MIN_SITES
-from fedmcmc.transforms._secure import MessageCounts as MessageCounts
-from fedmcmc.transforms._secure import Secured as Secured
-from fedmcmc.transforms._secure import Words as Words
 from fedmcmc.transforms._secure import check_cohorts as check_cohorts
 from fedmcmc.transforms._secure import counts_of as counts_of
 from fedmcmc.transforms._secure import is_secured as is_secured
