@@ -118,8 +118,7 @@ def local_draws(
     Parameters
     ----------
     posterior
-        Posterior with ``local``: the argument of `fedmcmc.marginal`, or `from_numpyro` of the model
-        of `fedmcmc.fit`.
+        Posterior with latents (``local``).
     data
         Rows of the clients.
     draws

@@ -35,9 +35,8 @@ def unpooled(
 ) -> LatentDraws:
     """Draw the latent of each group from its rows alone, without the population.
 
-    Compared with `fedmcmc.local_draws`, the result shows the shrinkage of each group toward the
-    other groups; `forest` draws both. The latent's prior is flat over its unconstrained numbers.
-    Other parameters of the rows, such as a slope, have the values of the draws.
+    The latent's prior is flat over its unconstrained numbers; all other parameters have the values
+    of the draws. `forest` shows the result next to `fedmcmc.local_draws`.
 
     Parameters
     ----------
@@ -48,17 +47,12 @@ def unpooled(
     -------
     LatentDraws
         Draws; NaN for groups whose rows do not determine a latent, such as outcomes that are all
-        equal with an unbounded likelihood, or fewer rows than a latent has numbers.
+        equal.
 
     Raises
     ------
     ValueError
         If the posterior has no latents of groups.
-
-    Warns
-    -----
-    UserWarning
-        If fewer than a fifth of the proposals of a group were accepted.
 
     Examples
     --------

@@ -164,8 +164,7 @@ def resumable(
 
     The sums of clients' answers to the questions of `fedmcmc.fit`, `fedmcmc.correct` and others
     are stored in ``directory/answers``. They are reused only for the same question, model, rows and
-    versions of software. An interrupted fit therefore repeats no finished question or chain.
-    Consortia of real sites do not use this directory.
+    versions of software. Consortia of real sites do not use this directory.
 
     Calls with their own `checkpoint`, calls inside another call (by a rule of `until`) and calls in
     other threads get no checkpoint and are not counted. After an interrupt (Ctrl-C), the call

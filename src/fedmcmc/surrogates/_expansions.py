@@ -129,9 +129,8 @@ def laplace(
 ) -> Gaussian:
     """Expand each client's log likelihood to second order at its maximum.
 
-    The L-BFGS of optax searches for the maximum. The gradient at its final position enters the
-    surrogate's mean (one Newton step), so ``grad log q_s`` is exact at this position even if it is
-    not the maximum, and everywhere for a quadratic log likelihood.
+    The gradient at the search's final position enters the surrogate's mean (one Newton step), so
+    ``grad log q_s`` is exact there, and everywhere for a quadratic log likelihood.
 
     Parameters
     ----------
@@ -140,23 +139,19 @@ def laplace(
     posterior
         The model.
     data
-        A `FederatedData`, or a consortium of clients, who search locally and answer in one
-        exchange.
+        A `FederatedData`, or a consortium of clients, who answer in one exchange.
     position
         Start of all searches; by default ``posterior.init_fn(rng_key)``.
     structure
         ``"dense"``, or ``"diagonal"`` for the diagonal of the Hessian.
     prior_fraction
-        Power of the prior in ``likelihood * prior**prior_fraction``, which is maximized. The
-        surrogate is the expansion of the likelihood alone at this maximum.
+        Power of the prior in the search for the maximum; the expansion is the likelihood's alone.
     max_steps, tolerance
         Largest number of steps, and predicted gain of a step, in nats, below which a search ends.
     check
-        ``"error"``, ``"warn"`` or ``"ignore"``: action if a client's likelihood is improper or a
-        search has not reached its maximum: if the precision is not positive definite, if the log
-        likelihood hardly falls two sds from the maximum in a direction, or if the maximum is more
-        than 0.1 sds away. The check costs about as much as the Hessian. Above 256 dimensions, it is
-        limited to coordinates if the structure is diagonal; networks need ``"ignore"``.
+        ``"error"``, ``"warn"`` or ``"ignore"``: action if the precision is not positive definite,
+        the log likelihood hardly falls two sds from the maximum, or the maximum is more than 0.1
+        sds away. The check costs about as much as the Hessian; networks need ``"ignore"``.
 
     Raises
     ------

@@ -167,10 +167,9 @@ def proposition_step_size(
     dimension
         Number of elements of a position.
     num_integration_steps, num_local_steps
-        The same as in `fedmcmc.fa_hmc`.
+        See `fedmcmc.fa_hmc`.
     tolerance
-        Limit on the 2-Wasserstein distance from the posterior, in units of the narrowest scale,
-        ``1 / sqrt(smoothness)``.
+        Limit on the 2-Wasserstein distance to the posterior, in ``1 / sqrt(smoothness)``.
 
     Raises
     ------
@@ -179,10 +178,9 @@ def proposition_step_size(
 
     Notes
     -----
-    The available copy of the paper lacks formula (2), the step size. The powers of ``d`` and ``T``
-    follow from the conclusion of the proposition; the constant 4 follows from the leading bias on
-    Gaussian clients (``docs/laws.md``) with gradients of length ``sqrt(smoothness d)``. The result
-    is too large if gradients are longer, and may be far too small: prefer `fedmcmc.tune`.
+    The powers of ``d`` and ``T`` follow from the conclusion of the proposition; the constant 4 is
+    ours, from the leading bias on Gaussian clients (``docs/laws.md``). The result is too large if
+    gradients are longer than ``sqrt(smoothness d)``: prefer `fedmcmc.tune`.
 
     References
     ----------

@@ -50,9 +50,8 @@ class Traits:
         If true, answers mark the places of numbers outside the range of a secure sum. All other
         messages with such numbers become random words at a site.
     no_target_reason
-        Reason why `FederatedKernel.target` is ``None``, such as
-        ``"it trains and does not sample"``. If both are empty, a long run warns that its draws were
-        compared with nothing.
+        Reason why `FederatedKernel.target` is ``None``, such as ``"it trains and does not
+        sample"``. Without both, a long run warns that its draws were compared with nothing.
     check_compressor
         ``(kernel, compressor)``; raises `ValueError` if compressed messages would make draws wrong.
     """
