@@ -107,6 +107,19 @@ def positive_integer(x: Any, name: str) -> int:
     return int(x)
 
 
+def check_positive_numbers(**numbers: float) -> None:
+    """Raise if a number is not positive or not finite.
+
+    Raises
+    ------
+    ValueError
+        If so, with the name of the number.
+    """
+    for name, number in numbers.items():
+        if not (np.isfinite(number) and number > 0):
+            raise ValueError(f"{name} must be a positive number, got {number!r}.")
+
+
 def probability_vector(x: Any, name: str) -> Array:
     """Return `x`, ``[num_clients]``, as an array of floats.
 

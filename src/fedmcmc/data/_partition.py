@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedmcmc._checks import positive_integer
+from fedmcmc._checks import check_positive_numbers, positive_integer
 
 
 def iid(rng_key: jax.Array, num_rows: int, num_clients: int) -> np.ndarray:
@@ -78,7 +78,7 @@ def dirichlet(
     ((100,), [0, 1, 2, 3])
     """
     classes, labels = _check_labels(labels, num_clients)
-    _check_positive(concentration=concentration)
+    check_positive_numbers(concentration=concentration)
     if min_rows * num_clients > labels.size or min_rows < 1:
         raise ValueError(
             f"min_rows must be at least 1 and fit {labels.size} rows over {num_clients} clients, "
@@ -216,7 +216,7 @@ def pachinko(
         raise ValueError(
             f"labels and groups must have equal lengths, got {labels.size} and {groups.size}."
         )
-    _check_positive(
+    check_positive_numbers(
         group_concentration=group_concentration, label_concentration=label_concentration
     )
     pairs = np.unique(np.stack([labels, groups]), axis=1)
@@ -273,7 +273,7 @@ def quantity_skew(
     (100, True)
     """
     _check_counts(num_rows, num_clients)
-    _check_positive(concentration=concentration)
+    check_positive_numbers(concentration=concentration)
     rng = _seed_generator(rng_key)
     shares = rng.dirichlet(np.full(num_clients, concentration))
     sizes = 1 + _round_shares(shares, num_rows - num_clients)
@@ -305,12 +305,6 @@ def _check_counts(num_rows: int, num_clients: int) -> None:
     positive_integer(num_clients, "num_clients")
     if num_rows < num_clients:
         raise ValueError(f"{num_rows} rows cannot give each of {num_clients} clients one row.")
-
-
-def _check_positive(**numbers: float) -> None:
-    for name, number in numbers.items():
-        if not number > 0:
-            raise ValueError(f"{name} must be positive, got {number!r}.")
 
 
 def _check_labels(labels: Any, num_clients: int) -> tuple[np.ndarray, np.ndarray]:

@@ -6,11 +6,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from fedmcmc._checks import positive_integer
+from fedmcmc._checks import check_positive_numbers, positive_integer
 from fedmcmc.data import FederatedData
 from fedmcmc.gradients import client_gradient, over_weight
 from fedmcmc.pytrees import trees
@@ -195,7 +194,7 @@ def proposition_step_size(
     """
     if isinstance(smoothness, Smoothness):
         smoothness = smoothness.largest
-    _check_positive(
+    check_positive_numbers(
         smoothness=smoothness,
         dimension=dimension,
         num_integration_steps=num_integration_steps,
@@ -204,12 +203,6 @@ def proposition_step_size(
     )
     squared_length = 4 * tolerance / (num_local_steps * smoothness * math.sqrt(dimension))
     return math.sqrt(min(squared_length, 1 / smoothness)) / num_integration_steps
-
-
-def _check_positive(**numbers: float) -> None:
-    for name, number in numbers.items():
-        if not (np.isfinite(number) and number > 0):
-            raise ValueError(f"{name} must be a positive number, got {number!r}.")
 
 
 def inverse_sqrt_schedule(step_size: float, decay_rounds: float) -> Callable[[Array], Array]:
@@ -235,7 +228,7 @@ def inverse_sqrt_schedule(step_size: float, decay_rounds: float) -> Callable[[Ar
     >>> [round(float(schedule(r)), 3) for r in (0, 300)]
     [0.1, 0.05]
     """
-    _check_positive(step_size=step_size, decay_rounds=decay_rounds)
+    check_positive_numbers(step_size=step_size, decay_rounds=decay_rounds)
 
     def schedule(round_: Array) -> Array:
         return step_size / jnp.sqrt(1 + jnp.asarray(round_, float) / decay_rounds)
