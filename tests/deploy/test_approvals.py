@@ -8,7 +8,7 @@ import pytest
 import fedmcmc.site
 from fedmcmc import deploy
 from fedmcmc.__main__ import main
-from fedmcmc.deploy._account import files_told, messages_told
+from fedmcmc.deploy._account import describe_files, messages_told
 from fedmcmc.deploy._risks import inner_class_names
 from fedmcmc.deploy._words import disclosures
 from tests.contracts.model import POSITIONS, SIZES, Given
@@ -141,7 +141,7 @@ def test_names_cannot_hide_lines_of_the_text():
     study = studies.study_of("lsd")
     settings = {"row": "lsd", "a\x1b[2K\nb\u202e": 1}
     object.__setattr__(study, "settings", settings)  # a study does not take such a name
-    text = files_told(study, "bern")
+    text = describe_files(study, "bern")
     assert all(line.isprintable() for line in text.splitlines())
     assert "    a\\x1b[2K\\nb\\u202e = 1" in text.splitlines()
 

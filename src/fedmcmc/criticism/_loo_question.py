@@ -209,7 +209,7 @@ def _group_terms(model: Posterior, positions: ArrayTree, client: Client) -> Arra
     """Return the terms of a client's groups at each position, ``[max_groups, num]``."""
     loglikelihood_fn = model.loglikelihood_fn
     if isinstance(loglikelihood_fn, ClientTerms):
-        return trees.map_in_lots(
+        return trees.map_in_batches(
             lambda position: loglikelihood_fn.terms(position, client), positions, BATCH_SIZE
         ).T
     grouped = isinstance(client.rows, Grouped)

@@ -26,7 +26,7 @@ from fedmcmc.transforms import is_secured
 from fedmcmc.types import ArrayTree, Disclosure, FederatedKernel
 
 
-def files_told(study: Study, site: str) -> str:
+def describe_files(study: Study, site: str) -> str:
     """Return the first text for an owner, about code and rows, without running the code.
 
     Parameters

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedmcmc.deploy._frames import Refused, printable
 from fedmcmc.deploy._study import Study, software
-from fedmcmc.storage import write_whole
+from fedmcmc.storage import write_atomically
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Approval:
     def save(self, path: str | Path) -> None:
         """Write the approval to a file, completely or not at all."""
         data = (json.dumps(asdict(self), indent=1) + "\n").encode()
-        write_whole(Path(path), lambda file: file.write(data))
+        write_atomically(Path(path), lambda file: file.write(data))
 
     def check(self, study: Study, site: str) -> None:
         """Raise `Refused`, with the differences, if `study` is not the approved one."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedmcmc.deploy._account import files_told, messages_told
+from fedmcmc.deploy._account import describe_files, messages_told
 from fedmcmc.deploy._approval import Approval
 from fedmcmc.deploy._audit import verify_log
 from fedmcmc.deploy._config import leave_study, site_settings
@@ -215,7 +215,7 @@ def _approve(options: argparse.Namespace) -> int:
         differences = previous.differences(study) or ["nothing"]
         _show(f"{name} has approved {previous.digest} at {previous.time}. Changes since then:")
         _show("\n".join(f"  {text}" for text in differences) + "\n")
-    _show(files_told(study, name) + "\n")
+    _show(describe_files(study, name) + "\n")
     # Messages are known only after the files have run, so the owner must agree before that, too.
     if not (options.yes or _agrees("Have you read the files, and may they run here?")):
         return 1

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from fedmcmc.deploy._frames import Refused, digest_of, pack, pieces_of, printable, unpack
 from fedmcmc.deploy._private import private_folder
-from fedmcmc.storage import write_whole
+from fedmcmc.storage import write_atomically
 
 MAX_RUNS = 16
 """Number of runs whose states stay on the disk, so that the server can continue each of them."""
@@ -60,7 +60,7 @@ class Disk:
         """Write the site's name into the folder; raise `Refused` if it belongs to another site."""
         path = self.folder / OWNER
         if not path.exists():
-            write_whole(path, lambda file: file.write(site.encode()), private=True)
+            write_atomically(path, lambda file: file.write(site.encode()), private=True)
         owner = path.read_text(encoding="utf-8")
         if owner != site:
             raise Refused(
@@ -90,7 +90,7 @@ class Disk:
             empty = bytes(slot_bytes)
             slots = [empty, empty]
             slots[version % 2] = b"".join(data).ljust(slot_bytes, b"\0")
-            write_whole(path, lambda file: file.writelines(slots), private=True)
+            write_atomically(path, lambda file: file.writelines(slots), private=True)
         else:
             file = os.open(path, os.O_WRONLY)
             try:
@@ -126,7 +126,7 @@ class Disk:
         for round_ in rounds:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             path = folder / f"mark-{round_:012d}"
-            write_whole(path, lambda file: file.writelines(pieces), private=True)
+            write_atomically(path, lambda file: file.writelines(pieces), private=True)
         for path in folder.glob(MARKED):
             if int(path.name[5:]) not in {*rounds, *keep}:
                 path.unlink(missing_ok=True)

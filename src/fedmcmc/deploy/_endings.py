@@ -12,7 +12,7 @@ import numpy as np
 
 from fedmcmc.pytrees import named_leaves
 from fedmcmc.records import Samples
-from fedmcmc.storage import write_whole
+from fedmcmc.storage import write_atomically
 
 LOG = logging.getLogger("fedmcmc.deploy")
 MIN_COUNTS = {"num_rounds": 1, "num_burnin": 0, "thinning": 1, "num_chains": 1, "every_rounds": 1}
@@ -75,7 +75,7 @@ def write_draws(samples: Samples, path: Path) -> None:
     """Write the draws of a run; log a warning if the file held more draws of another run."""
     held = _num_draws_in(path)
     arrays = {name: np.asarray(leaf) for name, leaf in named_leaves(samples.draws).items()}
-    write_whole(path, lambda file: np.savez(file, allow_pickle=False, **arrays))
+    write_atomically(path, lambda file: np.savez(file, allow_pickle=False, **arrays))
     if held is not None and held > samples.num_draws:
         LOG.warning(
             "%s held %s draws per chain of an earlier run, and holds %s now",

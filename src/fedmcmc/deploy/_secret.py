@@ -15,7 +15,7 @@ import numpy as np
 
 from fedmcmc.deploy._frames import Refused, digest_of
 from fedmcmc.random import secret_words
-from fedmcmc.storage import write_whole
+from fedmcmc.storage import write_atomically
 
 SECRET = "secret"
 """Name of the file in a site's folder."""
@@ -64,7 +64,7 @@ def _read_or_make(path: Path) -> bytes:
         secret = path.read_bytes()
     except FileNotFoundError:
         secret = os.urandom(SECRET_BYTES)
-        write_whole(path, lambda file: file.write(secret), private=True)
+        write_atomically(path, lambda file: file.write(secret), private=True)
     if len(secret) != SECRET_BYTES:
         raise Refused(
             f"The file {path.name!r} in the site's folder has {len(secret)} bytes, a site's secret "

@@ -226,7 +226,7 @@ class Sites:
             if difference:
                 raise ValueError(f"state does not fit this kernel and these sites: {difference}.")
             first_state = state
-        first_state = jax.tree.map(trees.strong, first_state)
+        first_state = jax.tree.map(trees.strip_weak_type, first_state)
         program = Program(kernel, self.study.data_like, Layout(clients_at_a_time=1))
         executor = SitesExecutor(rounds, program, first_state, state is not None)
         return executor, first_state, self.study.digest

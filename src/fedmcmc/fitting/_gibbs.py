@@ -73,7 +73,7 @@ def _build_kernel(posterior: Posterior) -> FederatedKernel:
     refresh = independence(num_tries=2) if is_small else hmc(num_adapt=NUM_ADAPT)
     # A parameter of the rows may be the slope of a covariate that varies between groups.
     population: Population = local.population
-    flags = population.of_rows
+    flags = population.row_parameters
     flags = flags.value if isinstance(flags, Static) else flags
     recenter = any(flags) and population.origin_fn is not None
     return fed_gibbs(posterior, refresh=refresh, num_adapt=NUM_ADAPT, recenter=recenter)

@@ -1,8 +1,8 @@
 """Estimators of the gradient of a client's log likelihood, and all rescalings of gradients.
 
 The package contains minibatches, epochs, control variates, corrections that sum to zero over the
-clients, and the derivatives of a client's log density (`Target`). An estimator reads one client at
-a time.
+clients, and the derivatives of a client's log density (`ClientDensity`). An estimator reads one
+client at a time.
 """
 
 from fedmcmc.gradients._augmented import Augmentation as Augmentation
@@ -41,10 +41,10 @@ from fedmcmc.gradients._minibatches import steps_per_epoch as steps_per_epoch
 from fedmcmc.gradients._scaling import importance as importance
 from fedmcmc.gradients._scaling import over_weight as over_weight
 from fedmcmc.gradients._scaling import prior_share as prior_share
-from fedmcmc.gradients._targets import Target as Target
+from fedmcmc.gradients._targets import ClientDensity as ClientDensity
 from fedmcmc.gradients._targets import as_gaussian as as_gaussian
 from fedmcmc.gradients._terms import Terms as Terms
-from fedmcmc.gradients._terms import Through as Through
+from fedmcmc.gradients._terms import TransformedTerms as TransformedTerms
 from fedmcmc.gradients._terms import fold_terms as fold_terms
 from fedmcmc.gradients._terms import over as over
 from fedmcmc.gradients._terms import refuse_latents as refuse_latents

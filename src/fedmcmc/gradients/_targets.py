@@ -14,7 +14,7 @@ from fedmcmc.pytrees import in_single_precision, trees
 from fedmcmc.types import ArrayTree, Client, Posterior
 
 
-class Target(NamedTuple):
+class ClientDensity(NamedTuple):
     """Log density ``log p(rows | position) + prior_fraction * log prior`` of raveled positions.
 
     A `prior_fraction` of ``None`` omits the prior, so that an infinite or undefined prior cannot

@@ -77,7 +77,7 @@ class WrappedTerms(ClientTerms):
 
 @register_dataclass
 @dataclass(frozen=True, eq=False)
-class Through(WrappedTerms):
+class TransformedTerms(WrappedTerms):
     """Terms in other coordinates."""
 
     inner: ClientTerms

@@ -8,7 +8,7 @@ from fedmcmc.hierarchy._few_groups import few_groups_warning as few_groups_warni
 from fedmcmc.hierarchy._gaussian_moves import conjugate as conjugate
 from fedmcmc.hierarchy._gaussian_moves import ula as ula
 from fedmcmc.hierarchy._latents import Groups as Groups
-from fedmcmc.hierarchy._latents import Locals as Locals
+from fedmcmc.hierarchy._latents import LatentState as LatentState
 from fedmcmc.hierarchy._latents import conditional_variances as conditional_variances
 from fedmcmc.hierarchy._latents import find_modes as find_modes
 from fedmcmc.hierarchy._latents import groups_of as groups_of
@@ -24,10 +24,10 @@ from fedmcmc.hierarchy._marginal import failed_searches as failed_searches
 from fedmcmc.hierarchy._marginal import marginal as marginal
 from fedmcmc.hierarchy._marginal import quadrature_error as quadrature_error
 from fedmcmc.hierarchy._new_group import new_group as new_group
-from fedmcmc.hierarchy._refresh import Here as Here
 from fedmcmc.hierarchy._refresh import Independence as Independence
-from fedmcmc.hierarchy._refresh import Moved as Moved
 from fedmcmc.hierarchy._refresh import Refresh as Refresh
+from fedmcmc.hierarchy._refresh import RefreshInput as RefreshInput
+from fedmcmc.hierarchy._refresh import RefreshResult as RefreshResult
 from fedmcmc.hierarchy._refresh import first_locals as first_locals
 from fedmcmc.hierarchy._refresh import independence as independence
 from fedmcmc.hierarchy._trajectories import hmc as hmc

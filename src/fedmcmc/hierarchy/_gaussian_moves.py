@@ -22,7 +22,7 @@ from fedmcmc.hierarchy._latents import (
     solve,
     solve_upper,
 )
-from fedmcmc.hierarchy._refresh import Here, Moved, Refresh, draw_normals
+from fedmcmc.hierarchy._refresh import Refresh, RefreshInput, RefreshResult, draw_normals
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.types import ArrayTree, Client, Local, compiled, register_dataclass
 
@@ -45,7 +45,7 @@ class Ula(Refresh):
     def prepare(self, rng_key: Array, num_groups: int, size: int) -> Array:
         return draw_normals(rng_key, num_groups, (self.num_steps, size))
 
-    def move(self, groups: Groups, draws: ArrayTree, inputs: Here) -> Moved:
+    def move(self, groups: Groups, draws: ArrayTree, inputs: RefreshInput) -> RefreshResult:
         _, factor = modes_and_factors(groups, inputs.position)
         step = trees.cast(self.step_size, inputs.flat)
 
@@ -55,7 +55,7 @@ class Ula(Refresh):
             return flat + step * drift + jnp.sqrt(2 * step) * noise, None
 
         moved, _ = jax.lax.scan(langevin, inputs.flat, jnp.swapaxes(draws, 0, 1))
-        return Moved(moved, groups.present.astype(moved.dtype), inputs.state)
+        return RefreshResult(moved, groups.present.astype(moved.dtype), inputs.state)
 
 
 def ula(step_size: float = 0.2, *, num_steps: int = 1) -> Refresh:
@@ -95,14 +95,14 @@ class Conjugate(Refresh):
     def prepare(self, rng_key: Array, num_groups: int, size: int) -> Array:
         return draw_normals(rng_key, num_groups, (size,))
 
-    def move(self, groups: Groups, draws: ArrayTree, inputs: Here) -> Moved:
+    def move(self, groups: Groups, draws: ArrayTree, inputs: RefreshInput) -> RefreshResult:
         # Newton's step from any point ends at the mean.
         flat = inputs.flat
         slope, curvature = groups.slope_and_curvature(inputs.position, jnp.zeros_like(flat))
         factor = cholesky(curvature)
         moved = solve(factor, slope) + solve_upper(factor, draws.astype(flat.dtype))
         moved = jnp.where(groups.present[:, None], moved, flat)
-        return Moved(moved, groups.present.astype(flat.dtype), inputs.state)
+        return RefreshResult(moved, groups.present.astype(flat.dtype), inputs.state)
 
 
 def conjugate() -> Refresh:

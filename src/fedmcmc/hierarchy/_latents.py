@@ -180,7 +180,7 @@ class Accepted(NamedTuple):
         return Accepted(num, jnp.where(present, mean, 1))
 
 
-class Locals(NamedTuple):
+class LatentState(NamedTuple):
     """State of a client's latents between rounds.
 
     Attributes
@@ -218,10 +218,10 @@ def made_up_rows(rows: ArrayTree, num: int, rng: np.random.Generator) -> ArrayTr
     return jax.tree.map(draw, rows)
 
 
-def locals_in(states: ArrayTree) -> Locals | None:
-    """Return the `Locals` in clients' states, whatever wraps them."""
-    nodes = jax.tree.leaves(states, is_leaf=lambda node: isinstance(node, Locals))
-    return next((node for node in nodes if isinstance(node, Locals)), None)
+def locals_in(states: ArrayTree) -> LatentState | None:
+    """Return the `LatentState` in clients' states, whatever wraps them."""
+    nodes = jax.tree.leaves(states, is_leaf=lambda node: isinstance(node, LatentState))
+    return next((node for node in nodes if isinstance(node, LatentState)), None)
 
 
 class LatentModes(NamedTuple):

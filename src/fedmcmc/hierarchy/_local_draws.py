@@ -12,7 +12,7 @@ from jax import Array
 from fedmcmc._checks import expect, missing_extra_error
 from fedmcmc.data import FederatedData, GroupLabels, group_name
 from fedmcmc.hierarchy._latents import Groups, groups_of
-from fedmcmc.hierarchy._refresh import Here, Moved, Refresh, independence
+from fedmcmc.hierarchy._refresh import Refresh, RefreshInput, RefreshResult, independence
 from fedmcmc.pytrees import in_single_precision, named_leaves, trees, variables
 from fedmcmc.random import as_key
 from fedmcmc.types import ArrayTree, Client, Local, Posterior, as_functions, compiled
@@ -231,11 +231,13 @@ def split_chains(values: ArrayTree, shape: tuple[int, ...]) -> ArrayTree:
     return jax.tree.map(lambda leaf: np.asarray(leaf).reshape(*shape, *leaf.shape[1:]), values)
 
 
-def move_from_zero(refresh: Refresh, groups: Groups, position: ArrayTree, rng_key: Array) -> Moved:
+def move_from_zero(
+    refresh: Refresh, groups: Groups, position: ArrayTree, rng_key: Array
+) -> RefreshResult:
     """Return latents after a refresh that starts at zero, in a round that adapts no setting."""
     draws = refresh.prepare(rng_key, groups.num, groups.size)
     state = refresh.init(groups, position)
-    inputs = Here(position, groups.zeros, state, jnp.int32(2**31 - 1))
+    inputs = RefreshInput(position, groups.zeros, state, jnp.int32(2**31 - 1))
     return refresh.move(groups, draws, inputs)
 
 
@@ -267,5 +269,5 @@ def _draw(
         return jax.vmap(of_client, in_axes=axes)(clients, position, key)
 
     numbers = jnp.arange(jax.tree.leaves(draws)[0].shape[0])
-    latents, acceptance = trees.map_in_lots(of_draw, (draws, numbers), BATCH_SIZE)
+    latents, acceptance = trees.map_in_batches(of_draw, (draws, numbers), BATCH_SIZE)
     return latents, jnp.mean(acceptance, 0)

@@ -95,4 +95,4 @@ def _draw(
         return constrain(local, position, groups.unravel(moved.flat[0]))
 
     numbers = jnp.arange(jax.tree.leaves(draws)[0].shape[0])
-    return trees.map_in_lots(of_draw, (draws, numbers), BATCH_SIZE)
+    return trees.map_in_batches(of_draw, (draws, numbers), BATCH_SIZE)

@@ -16,7 +16,7 @@ from fedmcmc._checks import positive_integer
 from fedmcmc.hierarchy._latents import (
     Accepted,
     Groups,
-    Locals,
+    LatentState,
     find_modes,
     modes_and_factors,
     solve_upper,
@@ -24,7 +24,7 @@ from fedmcmc.hierarchy._latents import (
 from fedmcmc.types import ArrayTree, Described, Local, register_dataclass
 
 
-class Here(NamedTuple):
+class RefreshInput(NamedTuple):
     """Input of a refresh."""
 
     position: ArrayTree
@@ -33,7 +33,7 @@ class Here(NamedTuple):
     round: Array | int = 0
 
 
-class Moved(NamedTuple):
+class RefreshResult(NamedTuple):
     """Result of a refresh."""
 
     flat: Array  # latents, [G, k]
@@ -70,17 +70,17 @@ class Refresh(Described):
         """Return the random numbers of a move, leaves ``[num_groups, ...]``."""
         raise NotImplementedError
 
-    def move(self, groups: Groups, draws: ArrayTree, inputs: Here) -> Moved:
+    def move(self, groups: Groups, draws: ArrayTree, inputs: RefreshInput) -> RefreshResult:
         """Return the moved latents; deterministic given the random numbers."""
         raise NotImplementedError
 
 
-def first_locals(groups: Groups, refresh: Refresh, position: ArrayTree) -> Locals:
+def first_locals(groups: Groups, refresh: Refresh, position: ArrayTree) -> LatentState:
     """Return a client's initial state, given the initial position."""
     flat = refresh.begin(groups, position)
     latents, state = groups.as_latents(flat), refresh.init(groups, position)
     ones = jnp.ones(groups.present.shape, jnp.result_type(float))
-    return Locals(latents, state, Accepted(jnp.zeros((), jnp.int32), ones))
+    return LatentState(latents, state, Accepted(jnp.zeros((), jnp.int32), ones))
 
 
 def draw_per_group(
@@ -126,7 +126,7 @@ class Independence(Refresh):
 
         return draw_per_group(rng_key, num_groups, of_group)
 
-    def move(self, groups: Groups, draws: ArrayTree, inputs: Here) -> Moved:
+    def move(self, groups: Groups, draws: ArrayTree, inputs: RefreshInput) -> RefreshResult:
         flat, (mode, factor) = inputs.flat, modes_and_factors(groups, inputs.position)
         proposals: _Proposals = draws
         scaled = proposals.normals / jnp.sqrt(proposals.squares)[..., None]
@@ -155,7 +155,9 @@ class Independence(Refresh):
         )
         start = (flat, log_weight(flat), jnp.zeros(groups.num, jnp.int32))
         (latents, _, num_accepted), _ = jax.lax.scan(step, start, tries)
-        return Moved(latents, num_accepted.astype(flat.dtype) / self.num_tries, inputs.state)
+        return RefreshResult(
+            latents, num_accepted.astype(flat.dtype) / self.num_tries, inputs.state
+        )
 
 
 def independence(df: float = 5.0, *, num_tries: int = 1) -> Refresh:

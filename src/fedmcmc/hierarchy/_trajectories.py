@@ -12,7 +12,7 @@ from jax import Array
 
 from fedmcmc._checks import positive_integer
 from fedmcmc.hierarchy._latents import Groups
-from fedmcmc.hierarchy._refresh import Here, Moved, Refresh, draw_per_group
+from fedmcmc.hierarchy._refresh import Refresh, RefreshInput, RefreshResult, draw_per_group
 from fedmcmc.pytrees import trees
 from fedmcmc.types import ArrayTree, register_dataclass
 
@@ -85,7 +85,7 @@ class Trajectories(Refresh):
         draws: _PathDraws = draw_per_group(rng_key, num_groups, of_group)
         return draws
 
-    def move(self, groups: Groups, draws: ArrayTree, inputs: Here) -> Moved:
+    def move(self, groups: Groups, draws: ArrayTree, inputs: RefreshInput) -> RefreshResult:
         adapts, flat = jnp.asarray(inputs.round) < self.num_adapt, inputs.flat
 
         def density(flat: Array) -> tuple[Array, Array]:
@@ -134,7 +134,9 @@ class Trajectories(Refresh):
         start = _PathState(flat, *density(flat), inputs.state, jnp.zeros(groups.num, jnp.int32))
         by_step = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), draws)
         end, _ = jax.lax.scan(trajectory, start, by_step)
-        return Moved(end.flat, end.num_accepted.astype(flat.dtype) / self.num_steps, end.steps)
+        return RefreshResult(
+            end.flat, end.num_accepted.astype(flat.dtype) / self.num_steps, end.steps
+        )
 
 
 def hmc(

@@ -9,7 +9,7 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from fedmcmc.gaussian import Gaussian, as_dense, project
-from fedmcmc.gradients import Target, as_gaussian
+from fedmcmc.gradients import ClientDensity, as_gaussian
 from fedmcmc.hierarchy import made_up_rows
 from fedmcmc.inference._types import Inference, Mean, Tilted, TiltedMoments
 from fedmcmc.pytrees import trees
@@ -98,7 +98,7 @@ def _exact_tilted(
 ) -> tuple[Gaussian, Array]:
     """Return the dense product of a quadratic likelihood and the cavity, and its gradient norm."""
     flat, unravel = ravel_pytree(position)
-    gradient, precision = Target(posterior, None, unravel).expand(client, flat, dense=True)
+    gradient, precision = ClientDensity(posterior, None, unravel).expand(client, flat, dense=True)
     dense = as_dense(cavity)
     tilted = as_gaussian(gradient, precision, flat, unravel) * dense
     total = gradient + trees.ravel(dense.grad_log(position))
@@ -122,7 +122,7 @@ def _check_quadratic(posterior: Posterior, position: ArrayTree, federation: Fede
         rows = made_up_rows(federation.rows, _NUM_ROWS, rng)
         zero, unit_share = jnp.zeros((), jnp.int32), jnp.ones(())
         client = Client(rows, zero, zero + _NUM_ROWS, zero, unit_share, unit_share, _NUM_ROWS)
-        target = Target(posterior, None, unravel)
+        target = ClientDensity(posterior, None, unravel)
         a, b = (np.asarray(target.expand(client, x, dense=True)[1]) for x in points)
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         return

@@ -21,9 +21,9 @@ from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients import as_gaussian, minus_hessian
 from fedmcmc.hierarchy import (
     Groups,
-    Here,
-    Locals,
+    LatentState,
     Refresh,
+    RefreshInput,
     find_modes,
     first_locals,
     groups_of,
@@ -76,7 +76,9 @@ class McmcLocal(LatentInference):
                 f"num_samples={self.num_samples} for {size} dimensions."
             )
 
-    def first_locals(self, posterior: Posterior, position: ArrayTree, client: Client) -> Locals:
+    def first_locals(
+        self, posterior: Posterior, position: ArrayTree, client: Client
+    ) -> LatentState:
         assert posterior.local is not None
         return first_locals(groups_of(posterior.local, client), self.refresh, position)
 
@@ -92,8 +94,8 @@ class McmcLocal(LatentInference):
         cavity: Gaussian,
         client: Client,
         round_: Array,
-        latents: Locals,
-    ) -> tuple[Tilted, Locals]:
+        latents: LatentState,
+    ) -> tuple[Tilted, LatentState]:
         assert posterior.local is not None
         flat, unravel = ravel_pytree(position)
         groups = groups_of(posterior.local, client)
@@ -108,7 +110,7 @@ class McmcLocal(LatentInference):
         state, _ = jax.lax.scan(chain.sample, state, keys[: self.num_burnin])
         state, (shifts, slopes) = jax.lax.scan(chain.sample, state, keys[self.num_burnin :])
         num_moves = self.thinning * (self.num_burnin + self.num_samples)
-        moved = Locals(
+        moved = LatentState(
             groups.as_latents(state.latents),
             state.refresh,
             latents.accepted.with_round(state.accepted / num_moves, groups.present),
@@ -179,7 +181,7 @@ class _Chain(NamedTuple):
         state = self.trajectory(state, path_key)
         groups = self.groups
         draws = self.refresh.prepare(refresh_key, groups.num, groups.size)
-        here = Here(self.position(state.shift), state.latents, state.refresh, self.round)
+        here = RefreshInput(self.position(state.shift), state.latents, state.refresh, self.round)
         moved = self.refresh.move(groups, draws, here)
         values, slope = self.density(state.shift, moved.flat)
         accepted = state.accepted + moved.acceptance

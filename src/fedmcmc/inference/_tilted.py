@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc.gaussian import Gaussian, as_dense
-from fedmcmc.gradients import Target
+from fedmcmc.gradients import ClientDensity
 from fedmcmc.pytrees import trees
 from fedmcmc.types import ArrayTree, Client, Posterior
 
@@ -19,7 +19,7 @@ class TiltedDensity(NamedTuple):
     `linear` ``[d]`` and `precision` ``[d, d]`` are the cavity's natural parameters.
     """
 
-    likelihood: Target
+    likelihood: ClientDensity
     linear: Array
     precision: Array
     client: Client
@@ -33,7 +33,7 @@ class TiltedDensity(NamedTuple):
         unravel: Callable[[Array], ArrayTree],
     ) -> "TiltedDensity":
         """Return the density of a client with this cavity."""
-        dense, target = as_dense(cavity), Target(posterior, None, unravel)
+        dense, target = as_dense(cavity), ClientDensity(posterior, None, unravel)
         return cls(target, trees.ravel(dense.precision_mean), dense.precision, client)
 
     def expand(self, flat: Array) -> tuple[Array, Array]:

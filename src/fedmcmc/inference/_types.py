@@ -5,7 +5,7 @@ from typing import NamedTuple
 from jax import Array
 
 from fedmcmc.gaussian import Gaussian, from_flat
-from fedmcmc.hierarchy import Locals
+from fedmcmc.hierarchy import LatentState
 from fedmcmc.types import ArrayTree, Client, Described, Federation, Posterior
 
 
@@ -48,7 +48,9 @@ class Inference(Described):
 class LatentInference(Inference):
     """Inference that also samples latents of groups, which their client keeps."""
 
-    def first_locals(self, posterior: Posterior, position: ArrayTree, client: Client) -> Locals:
+    def first_locals(
+        self, posterior: Posterior, position: ArrayTree, client: Client
+    ) -> LatentState:
         """Return the client's first latents."""
         raise NotImplementedError
 
@@ -60,8 +62,8 @@ class LatentInference(Inference):
         cavity: Gaussian,
         client: Client,
         round_: Array,
-        latents: Locals,
-    ) -> tuple[Tilted, Locals]:
+        latents: LatentState,
+    ) -> tuple[Tilted, LatentState]:
         """Return the fit of the shared position, as in `Inference.fit`, and the new latents."""
         raise NotImplementedError
 

@@ -84,7 +84,7 @@ def population_of(
         statistics_fn,
         logdensity_fn,
         origin_fn=origin_fn,
-        of_rows=Static(tuple(i in reached for i in range(len(shared)))),
+        row_parameters=Static(tuple(i in reached for i in range(len(shared)))),
     )
 
 

@@ -332,7 +332,7 @@ def differences(
             return jnp.sum(jnp.where(mask, terms_fn(point) - at_centre, 0))
 
         fn = jax.value_and_grad(total) if gradients else total
-        values = trees.map_in_lots(fn, points, points_per_batch)
+        values = trees.map_in_batches(fn, points, points_per_batch)
         return values, split_sum(*compensated_sum(jnp.where(mask, at_centre, 0)))
 
     values, at_centre = fold_terms(loglikelihood_fn, evaluate_terms, client)

@@ -18,7 +18,7 @@ from fedmcmc._checks import positive_integer
 from fedmcmc.compression import Identity
 from fedmcmc.data import max_groups
 from fedmcmc.dynamics import slice_sweeps
-from fedmcmc.hierarchy import Groups, Locals, Refresh, groups_of
+from fedmcmc.hierarchy import Groups, LatentState, Refresh, groups_of
 from fedmcmc.kernels._gibbs_recentering import (
     Candidates,
     RecenteringPhase,
@@ -200,7 +200,7 @@ class FederatedGibbs(LatentKernel):
 
     @property
     def _row_flags(self) -> tuple[bool, ...]:
-        flags = self.population.of_rows
+        flags = self.population.row_parameters
         assert isinstance(flags, Static)  # `fed_gibbs` converts them
         return flags.value
 
@@ -210,7 +210,7 @@ class FederatedGibbs(LatentKernel):
         flags = self._row_flags or (False,) * len(leaves)
         if len(flags) != len(leaves):
             raise ValueError(
-                f"The population's of_rows must have one entry per leaf of the position, "
+                f"The population's row_parameters must have one entry per leaf of the position, "
                 f"{len(leaves)}, got {len(flags)}."
             )
         masks = [np.full(leaf.size, flag) for leaf, flag in zip(leaves, flags, strict=True)]
@@ -260,7 +260,7 @@ class FederatedGibbs(LatentKernel):
 
         return jax.eval_shape(statistics, self.local.like.tree, like.position)
 
-    def first_locals(self, groups: Groups, position: ArrayTree) -> Locals:
+    def first_locals(self, groups: Groups, position: ArrayTree) -> LatentState:
         first_state = super().first_locals(groups, position)
         extra = _ClientExtra(jnp.full((), -1, jnp.int32))  # in no recount yet
         if self.recenter:
@@ -300,8 +300,8 @@ class FederatedGibbs(LatentKernel):
 
     @in_single_precision
     def step(
-        self, draws: ArrayTree, broadcast: Broadcast, client_state: Locals, client: Client
-    ) -> tuple[Uncompressed, Locals, StepInfo]:
+        self, draws: ArrayTree, broadcast: Broadcast, client_state: LatentState, client: Client
+    ) -> tuple[Uncompressed, LatentState, StepInfo]:
         groups, before = groups_of(self.local, client), client_state.latents
         begin = groups.as_flat(before)
         if self.recenter:
@@ -330,7 +330,7 @@ class FederatedGibbs(LatentKernel):
         )
         accepted = client_state.accepted.with_round(moved.acceptance, groups.present)
         extra = extra._replace(recount=origins.recount)
-        return Uncompressed(message), Locals(latents, moved.kept, accepted, extra), info
+        return Uncompressed(message), LatentState(latents, moved.kept, accepted, extra), info
 
     def message_like(self, like: Broadcast) -> Uncompressed:
         sums, scalar = self.sums_like(like), jax.ShapeDtypeStruct((), jnp.result_type(float))
@@ -520,16 +520,16 @@ def fed_gibbs(
             "fed_gibbs needs a refresh that is exact, such as fedmcmc.hierarchy.independence(): an "
             "error in the latents' spread would become an error in the population's spread."
         )
-    flags = local.population.of_rows
+    flags = local.population.row_parameters
     if not isinstance(flags, Static):
         flags = Static(tuple(bool(flag) for flag in flags))
-        population = local.population._replace(of_rows=flags)
+        population = local.population._replace(row_parameters=flags)
         posterior = posterior._replace(local=local._replace(population=population))
     has_row_parameters = any(flags.value)
     if has_row_parameters and (participation.may_drop or participation.cohort_size is not None):
         raise ValueError(
-            "Rows depend on some shared parameters (the population's of_rows), which move only if "
-            "all clients answer: use full participation."
+            "Rows depend on some shared parameters (the population's row_parameters), which move "
+            "only if all clients answer: use full participation."
         )
     if recenter:
         if local.population.origin_fn is None:

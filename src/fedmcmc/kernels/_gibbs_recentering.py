@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc.hierarchy import Groups, Locals, groups_of
+from fedmcmc.hierarchy import Groups, LatentState, groups_of
 from fedmcmc.kernels._gibbs_rows import ADAPTATION_EXPONENT, NUM_STEP_SIZES, ProposalEvaluation
 from fedmcmc.kernels._questions import (
     IMPOSSIBLE,
@@ -125,7 +125,7 @@ class RecenteringPhase(Phase):
 
     @in_single_precision
     def step(
-        self, draws: ArrayTree, broadcast: Broadcast, client_state: Locals, client: Client
+        self, draws: ArrayTree, broadcast: Broadcast, client_state: LatentState, client: Client
     ) -> tuple[Uncompressed, ArrayTree, StepInfo]:
         kernel, position = self.kernel, broadcast.position
         groups, latents = groups_of(kernel.local, client), client_state.latents
@@ -190,7 +190,7 @@ def _shifted(position: ArrayTree, shift: Array) -> ArrayTree:
 
 
 def _compensated(
-    kernel: Any, client_state: Locals, position: ArrayTree, new_position: ArrayTree
+    kernel: Any, client_state: LatentState, position: ArrayTree, new_position: ArrayTree
 ) -> ArrayTree:
     """Return latents ``[G, *event]`` that compensate for the change of the row parameters."""
     rows = kernel.row_indices(position)
@@ -200,7 +200,7 @@ def _compensated(
     return jax.vmap(lambda latent: trees.unravel(latent, kernel.local.like.tree))(moved)
 
 
-def transport_latents(kernel: Any, client_state: Locals, broadcast: Broadcast) -> ArrayTree:
+def transport_latents(kernel: Any, client_state: LatentState, broadcast: Broadcast) -> ArrayTree:
     """Return a client's latents after the choice of a candidate."""
     old, new = broadcast.extra.candidates.previous_position, broadcast.position
     moved = jnp.any(trees.ravel(old) != trees.ravel(new))

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc.dynamics import hmc_step_size
-from fedmcmc.hierarchy import Locals, groups_of
+from fedmcmc.hierarchy import LatentState, groups_of
 from fedmcmc.kernels._adjusted import probability
 from fedmcmc.kernels._questions import (
     IMPOSSIBLE,
@@ -163,7 +163,7 @@ class RowPhase(Phase):
 
     @in_single_precision
     def step(
-        self, draws: ArrayTree, broadcast: Broadcast, client_state: Locals, client: Client
+        self, draws: ArrayTree, broadcast: Broadcast, client_state: LatentState, client: Client
     ) -> tuple[Uncompressed, ArrayTree, StepInfo]:
         kernel, position = self.kernel, broadcast.position
         groups = groups_of(kernel.local, client)

@@ -137,7 +137,7 @@ def compute_changes(
 def check_population(
     posterior: Posterior, position: ArrayTree, federation: Federation, row_indices: np.ndarray
 ) -> None:
-    """Raise `ValueError` if the population's functions or its `of_rows` do not fit the model.
+    """Raise `ValueError` if the population does not fit the model.
 
     The check uses made-up latents and rows, and skips values that are not finite there.
     """
@@ -163,8 +163,8 @@ def check_population(
     undeclared = [name for name, x in zip(names, flat, strict=True) if np.isfinite(x) and x != 0]
     if undeclared:
         raise ValueError(
-            f"The log likelihood of rows depends on {undeclared[0]}, but the population's of_rows "
-            f"is false for it."
+            f"The log likelihood of rows depends on {undeclared[0]}, but the "
+            "population's row_parameters is false for it."
         )
     expected, actual = np.diff(priors)[0], np.diff(densities)[0]
     is_finite = np.isfinite([expected, actual]).all()

@@ -17,7 +17,7 @@ from fedmcmc._checks import positive_integer
 from fedmcmc.compression import Memory
 from fedmcmc.data import max_groups
 from fedmcmc.dynamics import Metric, overdamped_langevin
-from fedmcmc.hierarchy import Locals, Refresh, groups_of
+from fedmcmc.hierarchy import LatentState, Refresh, groups_of
 from fedmcmc.kernels._latents import LatentKernel, expect_latents
 from fedmcmc.kernels._shared import name_of, report
 from fedmcmc.participation import full
@@ -88,8 +88,8 @@ class JointLangevin(LatentKernel):
 
     @in_single_precision
     def step(
-        self, draws: ArrayTree, broadcast: Broadcast, client_state: Locals, client: Client
-    ) -> tuple[ArrayTree, Locals, StepInfo]:
+        self, draws: ArrayTree, broadcast: Broadcast, client_state: LatentState, client: Client
+    ) -> tuple[ArrayTree, LatentState, StepInfo]:
         groups, position = groups_of(self.local, client), broadcast.position
         slope_fn = jax.grad(groups.total)
 
@@ -111,7 +111,7 @@ class JointLangevin(LatentKernel):
             extra=share,
         )
         acceptance = client_state.accepted.with_round(share, groups.present)
-        return message, Locals(groups.as_latents(flat), refresh_state, acceptance), info
+        return message, LatentState(groups.as_latents(flat), refresh_state, acceptance), info
 
     def prepare_server(self, rng_key: Array, like: Broadcast) -> ArrayTree:
         return realize_normals(rng_key, like.position)

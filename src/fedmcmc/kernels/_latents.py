@@ -9,10 +9,10 @@ from jax import Array
 from fedmcmc._checks import expect
 from fedmcmc.hierarchy import (
     Groups,
-    Here,
-    Locals,
-    Moved,
+    LatentState,
     Refresh,
+    RefreshInput,
+    RefreshResult,
     first_locals,
     groups_of,
     marginal,
@@ -40,7 +40,7 @@ MAX_JUDGED_SIZE = 2
 class LatentKernel(FederatedKernel):
     """Kernel whose clients move and store latents of their groups.
 
-    A client's state is `Locals`. No broadcast contains a latent.
+    A client's state is `LatentState`. No broadcast contains a latent.
     """
 
     posterior: Posterior
@@ -74,23 +74,23 @@ class LatentKernel(FederatedKernel):
         self.refresh.check(self.local, position, federation.rows)
         return position
 
-    def client_init(self, broadcast: Broadcast, client: Client) -> Locals:
+    def client_init(self, broadcast: Broadcast, client: Client) -> LatentState:
         return _first_locals(self, broadcast.position, client)
 
-    def first_locals(self, groups: Groups, position: ArrayTree) -> Locals:
+    def first_locals(self, groups: Groups, position: ArrayTree) -> LatentState:
         """Return a client's initial state, given the initial position."""
         return first_locals(groups, self.refresh, position)
 
     def moved(
         self, groups: Groups, draws: ArrayTree, broadcast: Broadcast, flat: Array, state: ArrayTree
-    ) -> Moved:
+    ) -> RefreshResult:
         """Return the latents after a refresh at the broadcast position."""
-        inputs = Here(broadcast.position, flat, state, broadcast.round)
+        inputs = RefreshInput(broadcast.position, flat, state, broadcast.round)
         return self.refresh.move(groups, draws, inputs)
 
 
 @compiled  # outside of a program, a start would run it operation by operation, which is slower
-def _first_locals(kernel: LatentKernel, position: ArrayTree, client: Client) -> Locals:
+def _first_locals(kernel: LatentKernel, position: ArrayTree, client: Client) -> LatentState:
     return kernel.first_locals(groups_of(kernel.local, client), position)
 
 

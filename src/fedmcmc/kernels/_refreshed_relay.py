@@ -16,7 +16,7 @@ from jax.flatten_util import ravel_pytree
 
 from fedmcmc._checks import positive_integer
 from fedmcmc.gaussian import Gaussian, symmetric
-from fedmcmc.gradients import Target, as_gaussian, as_surrogates, zero_sum_correction
+from fedmcmc.gradients import ClientDensity, as_gaussian, as_surrogates, zero_sum_correction
 from fedmcmc.kernels._relay import ONE_CLIENT_PER_ROUND, Relay, relay_settings
 from fedmcmc.kernels._shared import ClientDraws
 from fedmcmc.pytrees import schedules, trees, where_any
@@ -161,7 +161,7 @@ def _change(
 ) -> Gaussian:
     """Return the client's expansion at `position` divided by its surrogate."""
     flat, unravel = ravel_pytree(position)
-    target = Target(posterior, None, unravel)
+    target = ClientDensity(posterior, None, unravel)
     gradient, precision = target.expand(client, flat, surrogate.structure == "dense")
     change = as_gaussian(gradient, precision, flat, unravel) / surrogate
     # If the log likelihood has no curvature, the surrogate does not change.

@@ -9,7 +9,7 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from fedmcmc.gaussian import Gaussian
-from fedmcmc.gradients import Target, as_gaussian
+from fedmcmc.gradients import ClientDensity, as_gaussian
 from fedmcmc.kernels._shared import report
 from fedmcmc.pytrees import trees
 from fedmcmc.types import (
@@ -84,5 +84,5 @@ def _expansion(
     posterior: Posterior, position: ArrayTree, client: Client, *, dense: bool
 ) -> Gaussian:
     flat, unravel = ravel_pytree(position)
-    gradient, precision = Target(posterior, None, unravel).expand(client, flat, dense)
+    gradient, precision = ClientDensity(posterior, None, unravel).expand(client, flat, dense)
     return as_gaussian(gradient, precision, flat, unravel)

@@ -59,7 +59,7 @@ def as_floats(tree: ArrayTree, name: str) -> ArrayTree:
     return jax.tree_util.tree_map_with_path(convert, tree)
 
 
-def strong(leaf: Any) -> Any:
+def strip_weak_type(leaf: Any) -> Any:
     """Return `leaf` as an array whose type is not weak; NumPy arrays are returned unchanged."""
     return leaf if isinstance(leaf, np.ndarray) else jnp.asarray(leaf, jnp.result_type(leaf))
 
@@ -84,7 +84,7 @@ def add_scaled(a: ArrayTree, number: ArrayLike, b: ArrayTree) -> ArrayTree:
     return jax.tree.map(lambda x, y: x + cast(number, x) * y, a, b)
 
 
-def map_in_lots(fn: Callable[[ArrayTree], ArrayTree], items: ArrayTree, size: int) -> ArrayTree:
+def map_in_batches(fn: Callable[[ArrayTree], ArrayTree], items: ArrayTree, size: int) -> ArrayTree:
     """Return ``fn(item)`` of each item, leaves ``[num, ...]``, in batches of `size` items.
 
     The last batch is padded with the last item, because `jax.lax.map` would compile a second copy

@@ -232,7 +232,7 @@ def begin(
     positions, on_many = state.broadcast.position, mesh is not None and mesh.size > 1
     layout = choose_layout(kernel, rows, layout, keys, positions, on_many=on_many)
     program = Program(kernel, rows, layout, collect, keeps_latents)
-    state = jax.tree.map(trees.strong, state)
+    state = jax.tree.map(trees.strip_weak_type, state)
     if mesh is not None:
         mesh_devices = MeshDevices(placed, program, keys, state)
         return mesh_devices, mesh_devices.lay_out(state, ids), digest, messages

@@ -11,13 +11,13 @@ from fedmcmc.storage._answers import StoredAnswer as StoredAnswer
 from fedmcmc.storage._checkpoints import Checkpoint as Checkpoint
 from fedmcmc.storage._checkpoints import answers_of_program as answers_of_program
 from fedmcmc.storage._checkpoints import checkpoint_of_call as checkpoint_of_call
-from fedmcmc.storage._checkpoints import ending_programs as ending_programs
 from fedmcmc.storage._checkpoints import hands_on_interrupts as hands_on_interrupts
+from fedmcmc.storage._checkpoints import reraise_interrupts as reraise_interrupts
 from fedmcmc.storage._checkpoints import resumable as resumable
 from fedmcmc.storage._checkpoints import without_resumable as without_resumable
 from fedmcmc.storage._files import CheckpointError as CheckpointError
 from fedmcmc.storage._files import versions as versions
-from fedmcmc.storage._files import write_whole as write_whole
+from fedmcmc.storage._files import write_atomically as write_atomically
 from fedmcmc.storage._identity import describe as describe
 from fedmcmc.storage._identity import digest_of_call as digest_of_call
 from fedmcmc.storage._identity import digest_of_rows as digest_of_rows

@@ -224,7 +224,7 @@ def without_resumable() -> AbstractContextManager[None]:
     return _set(_PROGRAM, None)
 
 
-def ending_programs() -> AbstractContextManager[None]:
+def reraise_interrupts() -> AbstractContextManager[None]:
     """Let an interrupt (Ctrl-C) end the program in the ``with`` block, not only the current call.
 
     Otherwise a program may use the draws of an interrupted run as if the run were complete.

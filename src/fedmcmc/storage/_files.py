@@ -37,7 +37,7 @@ class DamagedFileError(CheckpointError):
     """File of a checkpoint with other content than was written."""
 
 
-def write_whole(path: Path, write: Callable[[IO[bytes]], T], *, private: bool = False) -> T:
+def write_atomically(path: Path, write: Callable[[IO[bytes]], T], *, private: bool = False) -> T:
     """Return ``write(file)`` of a new file, which gets its name once it is on disk.
 
     Only its owner can read a `private` file, from the first byte on.
@@ -81,7 +81,7 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
     """Write a record as JSON, with the version of the format and a checksum."""
     record = {"format": FORMAT} | record
     text = json.dumps(record | {"checksum": _checksum_of_record(record)}, indent=1)
-    write_whole(path, lambda file: file.write(text.encode()))
+    write_atomically(path, lambda file: file.write(text.encode()))
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def write_part(path: Path, arrays: Mapping[str, np.ndarray], run: str) -> str:
         np.savez(file, allow_pickle=False, **named)
         return _checksum(file)
 
-    return write_whole(path, write)
+    return write_atomically(path, write)
 
 
 def read_part(directory: Path, part: PartFile, run: str, like: ArrayTree) -> ArrayTree:

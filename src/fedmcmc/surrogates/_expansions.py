@@ -10,7 +10,7 @@ from jax.flatten_util import ravel_pytree
 
 from fedmcmc._checks import positive_integer
 from fedmcmc.gaussian import Gaussian
-from fedmcmc.gradients import BLOCK, Target
+from fedmcmc.gradients import BLOCK, ClientDensity
 from fedmcmc.kernels import PerClientQuestion, check_model
 from fedmcmc.pytrees import trees
 from fedmcmc.runs import as_consortium
@@ -103,7 +103,7 @@ class CommonExpansions(PerClientQuestion):
 
     def own(self, content: ArrayTree, client: Client) -> NaturalParameters:
         flat, unravel = ravel_pytree(content)
-        target = Target(self.posterior, None, unravel)
+        target = ClientDensity(self.posterior, None, unravel)
         gradient, precision = target.expand(client, flat, self.structure == "dense")
         return natural_parameters_at(gradient, precision, flat, unravel)
 
@@ -209,8 +209,8 @@ class OwnExpansions(PerClientQuestion):
     ) -> tuple[NaturalParameters, checks.MaximumCheck | tuple[()]]:
         start, unravel = ravel_pytree(content)
         size, structure = start.shape[0], self.structure
-        likelihood = Target(self.posterior, None, unravel)
-        tilted = Target(self.posterior, self.prior_fraction, unravel)
+        likelihood = ClientDensity(self.posterior, None, unravel)
+        tilted = ClientDensity(self.posterior, self.prior_fraction, unravel)
         # A diagonal hides most flat directions, so the check of a small problem uses the Hessian.
         dense = structure == "dense" or (self.measure and size <= checks.MAX_DENSE_CHECK)
         maximum = maximize(

@@ -203,7 +203,7 @@ def _status_of_rows(posterior: Posterior, positions: ArrayTree, rows: ArrayTree)
         )
 
     size = trees.num_elements(positions) + num
-    return trees.map_in_lots(
+    return trees.map_in_batches(
         status_of_row, rows, max(1, MAX_NUMBERS // (size * max(row_size(rows), 1)))
     )
 

@@ -10,7 +10,7 @@ from jax.flatten_util import ravel_pytree
 from fedmcmc.data import CHUNK_ROWS, FederatedData
 from fedmcmc.dynamics import overdamped_langevin
 from fedmcmc.gaussian import Gaussian
-from fedmcmc.gradients import Target, as_gaussian, for_batch_size, row_size
+from fedmcmc.gradients import ClientDensity, as_gaussian, for_batch_size, row_size
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key, client_key, normals, realize_normals
 from fedmcmc.surrogates import _checks as checks
@@ -168,7 +168,7 @@ class ChainLengths(NamedTuple):
 
 
 def _run_chain(
-    target: Target,
+    target: ClientDensity,
     estimator: GradientEstimator,
     lengths: ChainLengths,
     block: int,
@@ -249,7 +249,7 @@ def _fit(
     """Return Gaussians of the clients' samples, arguments of `describe_chain`, and shrinkages."""
     flat, unravel = ravel_pytree(position)
     size, dense = flat.shape[0], structure == "dense"
-    tilted = Target(posterior, prior_fraction, unravel)
+    tilted = ClientDensity(posterior, prior_fraction, unravel)
     row = row_size(data.rows)
     step_numbers = size + (lengths.batch_size or 0) * row
     # The block does not depend on the data of other clients, so that no draw does.

@@ -9,7 +9,7 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from fedmcmc.data import fold
-from fedmcmc.gradients import Target
+from fedmcmc.gradients import ClientDensity
 from fedmcmc.kernels import PerClientQuestion, check_model
 from fedmcmc.pytrees import trees
 from fedmcmc.runs import as_consortium
@@ -79,7 +79,7 @@ class ScoreCovariances(PerClientQuestion):
 
     def own(self, content: ArrayTree, client: Client) -> Array:
         flat, unravel = ravel_pytree(content)
-        target = Target(self.posterior, None, unravel)
+        target = ClientDensity(self.posterior, None, unravel)
 
         def scores(rows: ArrayTree, mask: Array) -> Array:
             """Return the scores of rows, ``[num_rows, d]``, zeros where the mask is false."""

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from fedmcmc.gaussian import Gaussian
-from fedmcmc.gradients import Terms, Through, fold_terms
+from fedmcmc.gradients import Terms, TransformedTerms, fold_terms
 from fedmcmc.kernels import Question, check_model
 from fedmcmc.pytrees import trees
 from fedmcmc.runs import Consortium
@@ -283,7 +283,7 @@ def _in_coordinates(posterior: Posterior, affine: _Affine) -> Posterior:
     original = as_functions(posterior)
     return Posterior(
         _Prior(original.logprior_fn, affine),
-        (Through if isinstance(original.loglikelihood_fn, ClientTerms) else _Rows)(
+        (TransformedTerms if isinstance(original.loglikelihood_fn, ClientTerms) else _Rows)(
             original.loglikelihood_fn, affine
         ),
         original.resample_fn and _Outcomes(original.resample_fn, affine),

@@ -288,7 +288,7 @@ def _run_part(
     if not is_single:
         run, program = partial(_run_points, axes=group.axes), group.stack(kernels)
         state = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
-    state = jax.tree.map(trees.strong, state)
+    state = jax.tree.map(trees.strip_weak_type, state)
     bytes_per_draw = num_bytes(group.shapes) * len(kernels) * len(keys)
     budget = max(min(BUFFER_BYTES, max_bytes) // max(bytes_per_draw, 1), 1)
     # With a power of two, runs with similar numbers of draws share a program.

@@ -15,7 +15,7 @@ from jax import Array
 
 from fedmcmc.compression import Compressor
 from fedmcmc.data import FederatedData
-from fedmcmc.hierarchy import Locals, locals_in
+from fedmcmc.hierarchy import LatentState, locals_in
 from fedmcmc.pytrees import trees
 from fedmcmc.rounds import SINGLE_DEVICE, RoundDraws, prepare_round, run_round
 from fedmcmc.transforms import is_secured
@@ -229,7 +229,7 @@ def _check_map(prepared: PreparedRound, affine: _AffineMap, *, with_normals: boo
     if not error <= TOLERANCE * (1 + np.abs(expected).max()):
         raise _NotAffineError("it does not move the position by an affine map")
     if locals_in(state.clients) is not None:
-        state = state._replace(clients=replace_nodes(state.clients, Locals, _shift_latents))
+        state = state._replace(clients=replace_nodes(state.clients, LatentState, _shift_latents))
         _, (again, _, _) = _run_compiled(x + 1.0, normals, *prepared._replace(state=state))
         if np.abs(np.asarray(again - moved)).max() > 1e-5 * (1 + np.abs(expected).max()):
             raise _NotAffineError("new latents depend on the previous ones")
@@ -238,10 +238,10 @@ def _check_map(prepared: PreparedRound, affine: _AffineMap, *, with_normals: boo
 
 def _without_latents(states: ArrayTree) -> ArrayTree:
     """Return the clients' states without latents and their samplers' states."""
-    return replace_nodes(states, Locals, lambda _: ())
+    return replace_nodes(states, LatentState, lambda _: ())
 
 
-def _shift_latents(node: Locals) -> Locals:
+def _shift_latents(node: LatentState) -> LatentState:
     return node._replace(latents=jax.tree.map(lambda x: x + 1.0, node.latents))
 
 

@@ -165,7 +165,7 @@ class Population(NamedTuple):
     origin_fn
         ``position -> origin``, the expected place of latents given the shared position; ``None`` if
         statistics need no origin, which is then ``()``.
-    of_rows
+    row_parameters
         For each leaf of a position, true if rows also depend on it given the latents (a slope, a
         residual sd); empty if rows depend on no leaf.
     """
@@ -174,7 +174,7 @@ class Population(NamedTuple):
     logdensity_fn: Callable[[ArrayTree, LatentSums], Array]
     draw_fn: Callable[[Array, ArrayTree, LatentSums], ArrayTree] | None = None
     origin_fn: Callable[[ArrayTree], ArrayTree] | None = None
-    of_rows: Static[tuple[bool, ...]] | tuple[bool, ...] = Static(())
+    row_parameters: Static[tuple[bool, ...]] | tuple[bool, ...] = Static(())
 
 
 class Local(NamedTuple):
