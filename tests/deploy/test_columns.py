@@ -159,7 +159,7 @@ def test_unknown_keys_of_a_site_are_refused(tmp_path):
         'name = "A"\nstudy = "study.toml"\nrows = "A.npz"\nfolder = "A"\napproval = "a.json"\n'
         "limits = { most_number = 3 }\n"
     )
-    with pytest.raises(ValueError, match=r"limits.*most_number, which is unknown. Is most_numbers"):
+    with pytest.raises(ValueError, match=r"limits.*most_number, which is unknown. Is max_numbers"):
         deploy._config.site_settings(tmp_path / "site.toml", dials=False)
 
 

@@ -245,8 +245,8 @@ MUTATIONS = {
     ),
     "questions are rounded to a coarser grid": (
         MASKS,
-        "DEFAULT_RESOLUTION, DEFAULT_MOST = 2.0**-22,",
-        "DEFAULT_RESOLUTION, DEFAULT_MOST = 2.0**-12,",
+        "DEFAULT_RESOLUTION, DEFAULT_MAX_ABS = 2.0**-22,",
+        "DEFAULT_RESOLUTION, DEFAULT_MAX_ABS = 2.0**-12,",
         ANSWER,
     ),
     "a client draws the same in all rounds": (

@@ -50,30 +50,30 @@ class Limbs(NamedTuple):
 @register_static
 @dataclass(frozen=True)
 class Grid:
-    """Grid of the multiples of ``2**-digits`` between ``-most`` and `most`.
+    """Grid of the multiples of ``2**-digits`` between ``-max_abs`` and `max_abs`.
 
     Attributes
     ----------
     digits
         Number of binary digits after the point.
-    most
+    max_abs
         Largest number, a float32. Larger numbers are clipped to it.
     """
 
     digits: int
-    most: float
+    max_abs: float
 
     @classmethod
-    def of(cls, resolution: float, most: float) -> "Grid":
+    def of(cls, resolution: float, max_abs: float) -> "Grid":
         """Return the grid with a resolution and a largest number.
 
         Raises
         ------
         ValueError
-            If `resolution` is not a power of two between ``2**-100`` and ``2**100``, or `most` is
-            not positive or at least ``2**54`` steps.
+            If `resolution` is not a power of two between ``2**-100`` and ``2**100``, or if
+            `max_abs` is not positive or at least ``2**54`` steps.
         """
-        step, bound = _positive(resolution, "resolution"), _positive(most, "most")
+        step, bound = _positive(resolution, "resolution"), _positive(max_abs, "max_abs")
         mantissa, exponent = math.frexp(step)
         digits = 1 - exponent
         if mantissa != 0.5 or abs(digits) > MAX_DIGITS:
@@ -84,31 +84,31 @@ class Grid:
         bound = float(np.float32(bound))
         if not bound * 2.0**digits < 2.0**FLOAT_BITS:
             raise ValueError(
-                f"most / resolution must be below 2**{FLOAT_BITS}, got {most:g} / {step:g}: use a "
-                "coarser resolution, or a smaller most."
+                f"max_abs / resolution must be below 2**{FLOAT_BITS}, got {max_abs:g} / {step:g}: "
+                "use a coarser resolution, or a smaller max_abs."
             )
         return cls(digits, bound)
 
     def check(self, num_terms: int) -> None:
         """Raise `ValueError` if a sum of this many numbers may overflow.
 
-        An integer is at most ``most / resolution + 1/2`` in size. A sum modulo 2^64 equals the sum
-        if the sum lies in ``[-2^63, 2^63)``.
+        An integer is at most ``max_abs / resolution + 1/2`` in size. A sum modulo 2^64 equals the
+        sum if the sum lies in ``[-2^63, 2^63)``.
         """
         if num_terms > MAX_TERMS:
             raise ValueError(
                 f"A secure sum adds at most {MAX_TERMS} messages, got {num_terms} clients."
             )
-        largest = math.ceil(self.most * 2.0**self.digits) + 1  # exact Python integers
+        largest = math.ceil(self.max_abs * 2.0**self.digits) + 1  # exact Python integers
         if num_terms * largest >= 2**63:
             raise ValueError(
-                f"The sum of {num_terms} numbers up to most={self.most:g} in steps of "
+                f"The sum of {num_terms} numbers up to max_abs={self.max_abs:g} in steps of "
                 f"2**{-self.digits} may overflow 64 bits: use a coarser resolution, or a smaller "
-                "most."
+                "max_abs."
             )
 
     def encode(self, numbers: Array) -> Word:
-        """Return the nearest integers (ties to even) for numbers between ``-most`` and `most`."""
+        """Return the nearest integers (ties to even) for numbers of size up to `max_abs`."""
         if numbers.dtype == jnp.float64:
             scaled = jnp.round(numbers * 2.0**self.digits)
             top = jnp.floor(scaled * 2.0**-32)

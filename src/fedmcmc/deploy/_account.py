@@ -77,7 +77,7 @@ def messages_told(
     site: str,
     *,
     server: str | None,
-    most_numbers: int | None = None,
+    max_numbers: int | None = None,
     min_batch: int | None = None,
     refused_columns: Sequence[str] = (),
     position: ArrayTree = None,
@@ -92,7 +92,7 @@ def messages_told(
         Study to be approved, and name of the owner's site.
     server
         Address of the server, or ``None`` over NVFlare.
-    most_numbers, min_batch, refused_columns
+    max_numbers, min_batch, refused_columns
         Limits of the owner; see `Limits`.
     position
         Shapes of a chain's position; by default, shapes of the result of the model's `init_fn`.
@@ -105,7 +105,7 @@ def messages_told(
     if position is None and study.model.init_fn is not None:
         position = jax.eval_shape(study.model.init_fn, jax.random.key(0))
     limits = Limits(
-        most_numbers=most_numbers, min_batch=min_batch, refused_columns=tuple(refused_columns)
+        max_numbers=max_numbers, min_batch=min_batch, refused_columns=tuple(refused_columns)
     )
     kernels = {name: study.kernel(name) for name in study.kernels}
     shapes = {
@@ -126,11 +126,11 @@ def messages_told(
         sections.append(
             section(f"Answers of {site} to questions of the server", _describe_answers(study))
         )
-    risks = describe_recovery(study, site, message_sizes, most_numbers, kernels)
+    risks = describe_recovery(study, site, message_sizes, max_numbers, kernels)
     sections += [
         section(
             "How many messages, and what you can limit",
-            _describe_limits(study, message_sizes, most_numbers),
+            _describe_limits(study, message_sizes, max_numbers),
         ),
         section("Can rows be computed from the messages?", risks),
         section("What else leaves", [*item(OTHER_MESSAGES), *item(LOGGED)]),
@@ -268,22 +268,22 @@ def _describe_answers(study: Study) -> list[str]:
 
 
 def _describe_limits(
-    study: Study, message_sizes: Mapping[str, MessageSize], most_numbers: int | None
+    study: Study, message_sizes: Mapping[str, MessageSize], max_numbers: int | None
 ) -> list[str]:
-    if most_numbers is None:
+    if max_numbers is None:
         lines = item(
             "No limit is set: the server may ask for any number of messages. Set "
-            "limits.most_numbers in your settings file to what the planned runs need."
+            "limits.max_numbers in your settings file to what the planned runs need."
         )
     else:
         lines = item(
-            f"At most {most_numbers:,} numbers leave this site, in all runs and answers together "
-            "(limits.most_numbers in your settings file). Then it declines."
+            f"At most {max_numbers:,} numbers leave this site, in all runs and answers together "
+            "(limits.max_numbers in your settings file). Then it declines."
         )
     for name, message_size in message_sizes.items():
         text = f"A message of the kernel {name!r} is {message_size.leaving:,} numbers"
-        if most_numbers is not None:
-            num = most_numbers // message_size.leaving
+        if max_numbers is not None:
+            num = max_numbers // message_size.leaving
             text += (
                 f", so {num:,} messages can leave. With a message in each round, these are "
                 f"{num:,} rounds of one chain, or {num // 4:,} of four chains"
@@ -296,7 +296,7 @@ def _describe_limits(
             f"The study itself allows {study.secure['rounds']:,} rounds per run{more} (secure)."
         )
     return lines + item(
-        "You can set these limits in the table limits of your settings file: most_numbers; "
+        "You can set these limits in the table limits of your settings file: max_numbers; "
         "min_rows, min_batch and min_sites, the fewest rows of this site, rows in a minibatch and "
         "sites in the study; refused_columns, the columns that no study may use. The site declines "
         "whatever is beyond a limit."

@@ -224,7 +224,7 @@ def _approve(options: argparse.Namespace) -> int:
         study,
         name,
         server=settings.get("server"),
-        most_numbers=limits.get("most_numbers"),
+        max_numbers=limits.get("max_numbers"),
         min_batch=limits.get("min_batch"),
         refused_columns=limits.get("refused_columns", ()),
     )

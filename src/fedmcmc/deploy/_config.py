@@ -47,7 +47,7 @@ LOG = logging.getLogger("fedmcmc.deploy")
 CREDENTIAL_KEYS = ("key", "certificate", "authority")
 SERVER_IDENTITY_KEYS = ("server_name", "server_fingerprint")
 """Optional keys of a site's settings that describe the server's certificate."""
-SITES_OPTIONS = ("on_missing", "timeout", "most_norm")
+SITES_OPTIONS = ("on_missing", "timeout", "max_norm")
 """Entries of the table ``run`` that are arguments of `Sites`."""
 SAMPLE_OPTIONS = ("num_rounds", "num_burnin", "thinning", "num_chains", "progress")
 """Entries of the table ``run`` that are arguments of `Sites.sample`."""
@@ -185,7 +185,7 @@ def run_server(path: str | Path) -> Samples:
         ``jax.random.key(seed)``), ``draws`` (``.npz`` file), and ``num_rounds`` for kernels.
         Optional entries: ``position`` (numbers, or ``"file.py:name"``; by default the model's
         ``init_fn``), ``num_burnin``, ``thinning``, ``num_chains``, ``checkpoint`` (folder),
-        ``every_rounds``, ``on_missing``, ``timeout``, ``most_norm``, ``progress`` and ``report``
+        ``every_rounds``, ``on_missing``, ``timeout``, ``max_norm``, ``progress`` and ``report``
         (HTML file).
 
     Returns
@@ -224,7 +224,7 @@ def connect(path: str | Path) -> Sites:
     ----------
     path
         TOML file; see `run_server`. The table ``run`` may be missing; of its entries,
-        ``on_missing``, ``timeout`` and ``most_norm`` are used.
+        ``on_missing``, ``timeout`` and ``max_norm`` are used.
 
     Returns
     -------

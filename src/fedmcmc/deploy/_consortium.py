@@ -196,7 +196,7 @@ authority = "keys/ca.crt"
 server_fingerprint = "{pin}"  # of keys/server.crt; no other server is accepted
 {identity}
 [limits]                          # your own, whatever the server asks
-# most_numbers = 1000000          # that leave this site in all, over all runs
+# max_numbers = 1000000          # that leave this site in all, over all runs
 # min_rows = 20                   # as by default, which also wants 3 rows per parameter
 # min_batch = 20                  # of a minibatch, likewise
 min_sites = 3

@@ -142,7 +142,7 @@ def check_run(path: str | Path, run: Mapping[str, Any], base: Path) -> None:
         if name in run:
             right = type(run[name]) is int and run[name] >= minimum
             expect(name, right, f"a whole number of at least {minimum}")
-    for name in ("timeout", "most_norm"):
+    for name in ("timeout", "max_norm"):
         if name in run:
             right = type(run[name]) in (int, float) and run[name] > 0
             expect(name, right, "a number above 0")

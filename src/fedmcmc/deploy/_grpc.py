@@ -69,10 +69,10 @@ def split_message(data: bytes) -> Iterator[bytes]:
         yield data[start : start + CHUNK_BYTES]
 
 
-def join_parts(parts: Iterable[bytes], most_bytes: Callable[[], int]) -> Iterator[bytes]:
+def join_parts(parts: Iterable[bytes], max_bytes: Callable[[], int]) -> Iterator[bytes]:
     """Yield complete messages from their parts; drop an incomplete message at the end.
 
-    Raise `TransportError` if a message is longer than the result of `most_bytes`, which is called
+    Raise `TransportError` if a message is longer than the result of `max_bytes`, which is called
     once per message, or if bytes are not a part of a message.
     """
     parts = iter(parts)
@@ -81,10 +81,10 @@ def join_parts(parts: Iterable[bytes], most_bytes: Callable[[], int]) -> Iterato
             size = num_bytes_of(part)
         except FrameError as error:
             raise TransportError(str(error)) from None
-        max_bytes = most_bytes()
-        if size > max_bytes:
+        limit = max_bytes()
+        if size > limit:
             raise TransportError(
-                f"a message of {size:,} bytes, where at most {max_bytes:,} are expected"
+                f"a message of {size:,} bytes, where at most {limit:,} are expected"
             )
         pieces, missing = [], size
         while len(part) == min(missing, CHUNK_BYTES):
@@ -156,7 +156,7 @@ class _Connection:
 
     def __init__(self, name: str, context: Any) -> None:
         self.name, self.context = name, context
-        self.most_bytes = JOIN_BYTES
+        self.max_bytes = JOIN_BYTES
         self.outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self.refusal = ""
         self._arrived: deque[bytes | None] = deque()
@@ -168,7 +168,7 @@ class _Connection:
         while not self._free_slots.acquire(timeout=1.0):
             if self._ended:
                 raise ConnectionError
-        return self.most_bytes
+        return self.max_bytes
 
     def put(self, data: bytes) -> None:
         """Add a message that has arrived, unless the connection has ended."""
@@ -335,7 +335,7 @@ class GrpcServer:
         """Accept messages of at most `num_bytes` over a site's current connection."""
         connection = self._connections.get(site)
         if connection is not None:
-            connection.most_bytes = num_bytes
+            connection.max_bytes = num_bytes
 
     def close(self) -> None:
         """End all connections."""
@@ -397,7 +397,7 @@ def serve_site(
             watch = threading.Thread(target=_cancel, args=(stop, call), daemon=True)
             watch.start()
             try:
-                for data in join_parts(call, lambda: site.limits.most_bytes):
+                for data in join_parts(call, lambda: site.limits.max_bytes):
                     wait, is_warned = MIN_WAIT_SECONDS, False
                     answer = site.answer(data)
                     if answer is not None:
@@ -405,7 +405,7 @@ def serve_site(
             except TransportError as error:
                 raise Refused(
                     f"{site.name} has ended its connection: the server at {address} sent {error} "
-                    "(most_bytes in [limits] of site.toml)."
+                    "(max_bytes in [limits] of site.toml)."
                 ) from None
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.PERMISSION_DENIED:

@@ -35,11 +35,11 @@ class Fault(NamedTuple):
 class Guard:
     """Checks of the unmasked messages of one run.
 
-    The largest accepted norm of a message is `most_norm`, or `LARGEST` if this is ``None``.
+    The largest accepted norm of a message is `max_norm`, or `LARGEST` if this is ``None``.
     """
 
-    def __init__(self, names: Sequence[str], most_norm: float | None) -> None:
-        self.names, self.most_norm = names, most_norm
+    def __init__(self, names: Sequence[str], max_norm: float | None) -> None:
+        self.names, self.max_norm = names, max_norm
         self._history: dict[int, _History] = {}
         self._suspected: set[int] = set()
 
@@ -56,7 +56,7 @@ class Guard:
         num_chains]`` of sites that sent a message in a chain.
         """
         norms = np.stack([norms_of(code, sent.shape[1]) for code in codes])
-        limit = LARGEST if self.most_norm is None else min(self.most_norm, LARGEST)
+        limit = LARGEST if self.max_norm is None else min(self.max_norm, LARGEST)
         good = sent & (norms <= limit)
         faults = []
         if not np.array_equal(good, sent):
@@ -69,14 +69,14 @@ class Guard:
         is_shared = (wild.sum(axis=0) > 1) & (wild == sent).all(axis=0)
         wild &= ~is_shared
         above = np.zeros_like(wild)
-        if self.most_norm is not None:
-            above = sent & ~(norms <= self.most_norm)
+        if self.max_norm is not None:
+            above = sent & ~(norms <= self.max_norm)
         faults = []
         for index in np.flatnonzero((wild | above).any(axis=1)):
             chains = wild[index] | above[index]
             chain = int(np.flatnonzero(chains)[0])
             place = f"round {round_} (phase {phase}, chain {chain})"
-            problem = f"has the norm {norms[index, chain]:.3g}, above most_norm = {self.most_norm}."
+            problem = f"has the norm {norms[index, chain]:.3g}, above max_norm = {self.max_norm}."
             if wild[index, chain]:
                 problem = (
                     "holds numbers that are not finite, or too large to be added. The site's rows "
@@ -105,7 +105,7 @@ class Guard:
                 f"{largest[index]:.3g}; the largest of its {history.num[index]} before had "
                 f"{history.largest[index]:.3g}, and no other site's messages grew as much. Ask the "
                 f"site: its rows or software may have changed, and later draws may be wrong. "
-                f"most_norm= sets a limit.",
+                f"max_norm= sets a limit.",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -39,7 +39,7 @@ class Limits:
 
     Parameters
     ----------
-    most_numbers
+    max_numbers
         Most numbers that leave the site over all runs: every number in a message or a report, per
         chain, exchange and question. Under masks every masked word counts. ``None`` for no limit.
     min_rows
@@ -51,7 +51,7 @@ class Limits:
         Fewest sites in the study; by default 3 under masks and 1 without.
     refused_columns
         Names of columns that no study may use; ``"a"`` also refuses ``"a.b"``.
-    most_bytes
+    max_bytes
         Length of the longest message, in bytes, that the site accepts before the shapes of a run
         are known.
 
@@ -62,21 +62,21 @@ class Limits:
 
     Examples
     --------
-    >>> Limits(most_numbers=10_000, refused_columns=["postcode"]).refused_columns
+    >>> Limits(max_numbers=10_000, refused_columns=["postcode"]).refused_columns
     ('postcode',)
     """
 
-    most_numbers: int | None = None
+    max_numbers: int | None = None
     min_rows: int | None = None
     min_batch: int | None = None
     min_sites: int | None = None
     refused_columns: Sequence[str] = ()
-    most_bytes: int = MAX_MESSAGE_BYTES
+    max_bytes: int = MAX_MESSAGE_BYTES
 
     def __post_init__(self) -> None:
-        for name in ("most_numbers", "min_rows", "min_batch", "min_sites", "most_bytes"):
+        for name in ("max_numbers", "min_rows", "min_batch", "min_sites", "max_bytes"):
             value = getattr(self, name)
-            if value is None and name != "most_bytes":
+            if value is None and name != "max_bytes":
                 continue
             if type(value) is not int or value < 1:
                 raise ValueError(
@@ -166,7 +166,7 @@ class Outflow:
     """
 
     def __init__(self, site: str, disk: Disk, log: AuditLog | None, limits: Limits) -> None:
-        self._site, self._disk, self._log, self._limit = site, disk, log, limits.most_numbers
+        self._site, self._disk, self._log, self._limit = site, disk, log, limits.max_numbers
         self._previous_answer: tuple[str, bytes, bytes] | None = None
         self._record(max(disk.num_numbers, 0 if log is None else log.num_numbers))
 
@@ -195,8 +195,8 @@ class Outflow:
         if self._limit is not None and self.total + num > self._limit:
             raise Refused(
                 f"{self._site} has sent {self.total:,} numbers, and {num:,} more would exceed the "
-                f"limit of {self._limit:,} (most_numbers). The owner of {self._site} can raise "
-                f"most_numbers in [limits] of its settings."
+                f"limit of {self._limit:,} (max_numbers). The owner of {self._site} can raise "
+                f"max_numbers in [limits] of its settings."
             )
         self._disk.count_numbers(self.total + num)
         self._record(self.total + num)

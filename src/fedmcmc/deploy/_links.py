@@ -85,13 +85,13 @@ class Links:
         tag: Tag,
         read: Callable[[str, bytes], Any],
         *,
-        most_bytes: int = 0,
+        max_bytes: int = 0,
         may_miss: bool = False,
         masked: bool = False,
     ) -> dict[str, Any]:
         """Send each site its request and return the answers, decoded by `read`.
 
-        An answer's body has at most `most_bytes`. Longer messages are dropped, and not stored in
+        An answer's body has at most `max_bytes`. Longer messages are dropped, and not stored in
         memory if the transport can reject them; late answers to earlier requests may be as long as
         these requests allowed.
 
@@ -109,7 +109,7 @@ class Links:
         answers: dict[str, Any] = {}
         self.problems = {}
         num_lost = self.num_lost
-        self._max_bytes = max(self._max_bytes, JOIN_BYTES + most_bytes)
+        self._max_bytes = max(self._max_bytes, JOIN_BYTES + max_bytes)
         for site in self.joined:
             self.transport.limit(site, self._max_bytes)
         self._read_queued()

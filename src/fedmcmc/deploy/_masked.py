@@ -55,7 +55,7 @@ class MaskedSums:
                     "answer",
                     tag,
                     read,
-                    most_bytes=masked_bytes(num_words),
+                    max_bytes=masked_bytes(num_words),
                     masked=True,
                 )
             except SessionLost:

@@ -21,8 +21,8 @@ KEY_DIGITS = 64
 """Hexadecimal digits of a public key."""
 REQUIRED_KEYS = {"identities", "rounds"}
 COUNT_KEYS = {"answers", "minimum", "colluding"}
-KNOWN_KEYS = REQUIRED_KEYS | COUNT_KEYS | {"operator", "resolution", "most"}
-DEFAULT_RESOLUTION, DEFAULT_MOST = 2.0**-22, 2.0**30
+KNOWN_KEYS = REQUIRED_KEYS | COUNT_KEYS | {"operator", "resolution", "max_abs"}
+DEFAULT_RESOLUTION, DEFAULT_MAX_ABS = 2.0**-22, 2.0**30
 """Grid of questions under masks: log likelihoods up to 1e9, with errors of about 1e-7."""
 SUMS = tuple(name for name, each in askable_kernels().items() if each.hidden_in_sums)
 """Kernels that a server may send under masks, for `Study.asks`."""
@@ -100,7 +100,9 @@ def num_colluding(secure: Mapping[str, Any]) -> int:
 
 def grid_of(secure: Mapping[str, Any]) -> Grid:
     """Return the grid of a study's questions under masks; raise `ValueError` if it is not valid."""
-    return Grid.of(secure.get("resolution", DEFAULT_RESOLUTION), secure.get("most", DEFAULT_MOST))
+    return Grid.of(
+        secure.get("resolution", DEFAULT_RESOLUTION), secure.get("max_abs", DEFAULT_MAX_ABS)
+    )
 
 
 def check_same_for_sites(words: Any) -> None:

@@ -32,7 +32,7 @@ class MessageSize(NamedTuple):
     """Numbers that leave a site per round and chain."""
 
     equations: int  # numbers that depend on rows
-    leaving: int  # all numbers, which count for `Limits.most_numbers`
+    leaving: int  # all numbers, which count for `Limits.max_numbers`
 
 
 def measure_message(study: Study, shapes: RunShapes) -> MessageSize:
@@ -48,7 +48,7 @@ def describe_recovery(
     study: Study,
     site: str,
     message_sizes: Mapping[str, MessageSize],
-    most_numbers: int | None,
+    max_numbers: int | None,
     kernels: Mapping[str, FederatedKernel],
 ) -> list[str]:
     """Return items on the numbers of messages from which rows can be computed."""
@@ -66,15 +66,13 @@ def describe_recovery(
             f"From about {needed:,} messages of the kernel {name!r} on, whoever runs the server "
             f"could compute all {num:,} rows of {owner}"
             f"{', though not whose they are' if study.secure else ''}. "
-            + _describe_allowance(needed, message_size, most_numbers)
+            + _describe_allowance(needed, message_size, max_numbers)
         )
         size = smallest_batch(kernels[name], study.sites[site])
         if size is not None:
-            lines += _describe_batch_recovery(
-                study, name, size, per_row, message_size, most_numbers
-            )
+            lines += _describe_batch_recovery(study, name, size, per_row, message_size, max_numbers)
     if study.asks:
-        is_possible = most_numbers is None or most_numbers >= num * per_row
+        is_possible = max_numbers is None or max_numbers >= num * per_row
         lines += item(
             f"The same holds for answers: {num * per_row:,} numbers in answers could be enough for "
             f"all rows. Your settings allow that many: {'yes' if is_possible else 'no'}."
@@ -94,7 +92,7 @@ def _describe_batch_recovery(
     size: int,
     per_row: int,
     message_size: MessageSize,
-    most_numbers: int | None,
+    max_numbers: int | None,
 ) -> list[str]:
     rows = size * len(study.sites) if study.secure else size  # in one total
     needed = messages_to_recover(rows, per_row, message_size.equations)
@@ -102,7 +100,7 @@ def _describe_batch_recovery(
         return item(
             f"The server can repeat a minibatch at other positions (reproducible), so about "
             f"{needed:,} messages are enough for the {size:,} rows of a minibatch. "
-            + _describe_allowance(needed, message_size, most_numbers)
+            + _describe_allowance(needed, message_size, max_numbers)
         )
     lines = item("Secret minibatches can raise this number, by an unknown factor.")
     if needed == 1:
@@ -113,10 +111,10 @@ def _describe_batch_recovery(
     return lines
 
 
-def _describe_allowance(needed: int, message_size: MessageSize, most_numbers: int | None) -> str:
-    if most_numbers is None:
+def _describe_allowance(needed: int, message_size: MessageSize, max_numbers: int | None) -> str:
+    if max_numbers is None:
         return "Your settings allow any number of messages: yes, this is possible."
-    num = most_numbers // message_size.leaving
+    num = max_numbers // message_size.leaving
     answer = "yes, this is possible" if num >= needed else "no, too few for all of them"
     return f"Your settings allow {num:,} messages: {answer}."
 
@@ -132,8 +130,8 @@ def list_warnings(
     num_rows, classes = study.sites[site], {*study.asks}
     classes.update(name for kernel in kernels.values() for name in inner_class_names(kernel))
     warnings = []
-    if limits.most_numbers is None:
-        warnings.append("limits.most_numbers is not set, so nothing limits how much leaves.")
+    if limits.max_numbers is None:
+        warnings.append("limits.max_numbers is not set, so nothing limits how much leaves.")
     if len(study.sites) == 2:
         warnings.append(
             "The study has two sites: the other site can subtract its messages from the totals "

@@ -127,7 +127,7 @@ class Rounds:
 
             requests = self.messages.encode_setup(tag, broadcast)
             max_bytes = self.messages.max_setup_bytes[number]
-            answers = self.links.exchange(requests, "answer", tag, read, most_bytes=max_bytes)
+            answers = self.links.exchange(requests, "answer", tag, read, max_bytes=max_bytes)
             codes = tuple(stack_chains(answers[site]) for site in self.names)
             self._check_setup(codes, number)
             cohort = _full_cohort(num_sites, num)
@@ -254,7 +254,7 @@ class Rounds:
             "answer",
             tag,
             lambda site, data: self.messages.decode_answer(data, participants[site].on, phase),
-            most_bytes=self.messages.max_bytes[phase],
+            max_bytes=self.messages.max_bytes[phase],
             may_miss=self.may_miss,
         )
         answered = set(answers)

@@ -54,7 +54,7 @@ class SiteRules:
         Group of sites that the site's owner approved.
     num_rounds
         Number of rounds that the owner approved.
-    most_answers
+    max_answers
         Number of answers to different questions, of all phases, that the owner approved. If it is
         ``None``, a server that begins a new session may request earlier rounds again.
 
@@ -64,7 +64,7 @@ class SiteRules:
         If the file belongs to another study, is damaged, or is missing after the first answer: the
         site then has no record of its last answer.
     ValueError
-        If `num_rounds` or `most_answers` is not positive.
+        If `num_rounds` or `max_answers` is not positive.
 
     Notes
     -----
@@ -86,15 +86,15 @@ class SiteRules:
         consortium: MaskGroup,
         *,
         num_rounds: int,
-        most_answers: int | None = None,
+        max_answers: int | None = None,
     ) -> None:
-        if num_rounds < 1 or (most_answers is not None and most_answers < 1):
+        if num_rounds < 1 or (max_answers is not None and max_answers < 1):
             raise ValueError(
                 f"An owner must approve at least one round and one answer, got num_rounds = "
-                f"{num_rounds}, most_answers = {most_answers}."
+                f"{num_rounds}, max_answers = {max_answers}."
             )
         self._path, self._consortium = Path(path), consortium
-        self._num_rounds, self._most_answers = num_rounds, most_answers
+        self._num_rounds, self._max_answers = num_rounds, max_answers
         self._previous = self._read()
 
     @property
@@ -179,9 +179,9 @@ class SiteRules:
             if tag.place != previous.place:
                 self._write(previous._replace(place=tag.place))
         else:
-            if self._most_answers is not None and previous.num_answers >= self._most_answers:
+            if self._max_answers is not None and previous.num_answers >= self._max_answers:
                 raise RuleError(
-                    f"All {self._most_answers} approved answers have been sent (rule 6)."
+                    f"All {self._max_answers} approved answers have been sent (rule 6)."
                 )
             words = np.array(compute(), np.uint64)
             num_answers = previous.num_answers + 1

@@ -62,7 +62,7 @@ class Sites:
         cannot be added, and warns once per site. Before the first round all sites are needed.
     timeout
         Seconds to wait for an answer.
-    most_norm
+    max_norm
         Largest norm of a message, by default no limit. After a larger message a run ends with
         ``"wait"`` and continues without the message with ``"leave_out"``. Messages with numbers
         that are not finite are never added. If the messages of a single site grow by a factor of
@@ -83,19 +83,19 @@ class Sites:
         *,
         on_missing: Literal["wait", "leave_out"] = "wait",
         timeout: float = 60.0,
-        most_norm: float | None = None,
+        max_norm: float | None = None,
     ) -> None:
         if on_missing not in ("wait", "leave_out"):
             raise ValueError(f"on_missing must be 'wait' or 'leave_out', got {on_missing!r}.")
         if not _is_above_zero(timeout):
             raise ValueError(f"timeout must be a number of seconds above 0, got {timeout!r}.")
-        if most_norm is not None and not _is_above_zero(most_norm):
-            raise ValueError(f"most_norm must be a number above 0, got {most_norm!r}.")
+        if max_norm is not None and not _is_above_zero(max_norm):
+            raise ValueError(f"max_norm must be a number above 0, got {max_norm!r}.")
         if study.secure:
-            if most_norm is not None:
+            if max_norm is not None:
                 raise ValueError(
-                    f"most_norm limits the message of a single site, which nobody can read under "
-                    f"masks: remove most_norm = {most_norm!r}."
+                    f"max_norm limits the message of a single site, which nobody can read under "
+                    f"masks: remove max_norm = {max_norm!r}."
                 )
             if on_missing != "wait":
                 raise ValueError(
@@ -103,7 +103,7 @@ class Sites:
                     "sites do not cancel: on_missing must be 'wait'."
                 )
             study.consortium  # noqa: B018  # raises if sums over these sites hide nothing
-        self.study, self.on_missing, self.most_norm = study, on_missing, most_norm
+        self.study, self.on_missing, self.max_norm = study, on_missing, max_norm
         self._links = Links(study, transport, timeout)
         self._num_questions = 0
         self.num_missed: dict[str, int] = {}
@@ -185,10 +185,10 @@ class Sites:
         first round.
         """
         kernel = self.adapt_kernel(kernel)
-        if self.most_norm is not None and is_secured(kernel):
+        if self.max_norm is not None and is_secured(kernel):
             raise ValueError(
-                "most_norm limits numbers, and the messages of a secure sum are words: remove "
-                f"most_norm = {self.most_norm!r}."
+                "max_norm limits numbers, and the messages of a secure sum are words: remove "
+                f"max_norm = {self.max_norm!r}."
             )
         if state is not None:
             state = with_counts(kernel, state)
@@ -257,7 +257,7 @@ class Sites:
             shapes,
             name,
             time.time_ns(),
-            guard=Guard(self.labels, None if is_question else self.most_norm),
+            guard=Guard(self.labels, None if is_question else self.max_norm),
             may_miss=self.on_missing == "leave_out",
             answers_may_be_infinite=is_question,
         )
@@ -404,7 +404,7 @@ def run(
     transport: Transport,
     on_missing: Literal["wait", "leave_out"] = "wait",
     timeout: float = 60.0,
-    most_norm: float | None = None,
+    max_norm: float | None = None,
     **settings: Any,
 ) -> Samples:
     """Run a kernel of a study at its sites, and end their connections.
@@ -420,7 +420,7 @@ def run(
         One of the study's kernels, or its name.
     position
         Start of the chains, see `fedmcmc.sample`.
-    transport, on_missing, timeout, most_norm
+    transport, on_missing, timeout, max_norm
         Arguments of `Sites`.
     **settings
         Arguments of `fedmcmc.sample`: `num_rounds`, `num_burnin`, `thinning`, `num_chains`,
@@ -438,7 +438,7 @@ def run(
     SiteError
         If a site declines or its message cannot be added; `samples` has the draws before it.
     """
-    sites = Sites(study, transport, on_missing=on_missing, timeout=timeout, most_norm=most_norm)
+    sites = Sites(study, transport, on_missing=on_missing, timeout=timeout, max_norm=max_norm)
     try:
         if isinstance(kernel, str):
             kernel = study.kernel(kernel)

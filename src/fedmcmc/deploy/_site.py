@@ -79,7 +79,7 @@ class Site:
     approved
         `Approval` of the site's owner, or the digest of the approved study. Files of a study run
         only if they are the approved ones.
-    most_numbers, min_rows, min_batch, min_sites, refused_columns, most_bytes
+    max_numbers, min_rows, min_batch, min_sites, refused_columns, max_bytes
         Limits of the site's owner, see `Limits`.
     identity
         Ed25519 private key of the site, or its file (`deploy.make_identity`), for a study under
@@ -104,17 +104,17 @@ class Site:
         *,
         folder: str | Path,
         approved: Approval | str | None = None,
-        most_numbers: int | None = None,
+        max_numbers: int | None = None,
         min_rows: int | None = None,
         min_batch: int | None = None,
         min_sites: int | None = None,
         refused_columns: Sequence[str] = (),
-        most_bytes: int = MAX_MESSAGE_BYTES,
+        max_bytes: int = MAX_MESSAGE_BYTES,
         identity: Any = None,
         log: AuditLog | None = None,
     ) -> None:
         self.limits = Limits(
-            most_numbers, min_rows, min_batch, min_sites, refused_columns, most_bytes
+            max_numbers, min_rows, min_batch, min_sites, refused_columns, max_bytes
         )
         if isinstance(approved, Approval):
             approved.check(study, name)
@@ -335,11 +335,11 @@ class Site:
         broadcasts = (shapes.setup_broadcast, *(phase.broadcast for phase in shapes.phases))
         largest = max(map(max_num_bytes, broadcasts))
         num = num_chains * (PART_BYTES + HEADER_BYTES_PER_CHAIN + largest) + JOIN_BYTES
-        limit = self.limits.most_bytes
+        limit = self.limits.max_bytes
         if num > limit:
             raise Refused(
                 f"The messages of this run have up to {num:,} bytes, and {self.name} accepts at "
-                f"most {limit:,}: set most_bytes in [limits] of its site.toml to {num}."
+                f"most {limit:,}: set max_bytes in [limits] of its site.toml to {num}."
             )
 
     def _check_indices(self) -> None:

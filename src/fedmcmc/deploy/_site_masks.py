@@ -28,7 +28,7 @@ def rules_of(study: Study, path: Path) -> "SiteRules":
         path,
         study.consortium,
         num_rounds=study.secure["rounds"],
-        most_answers=study.secure.get("answers"),
+        max_answers=study.secure.get("answers"),
     )
 
 

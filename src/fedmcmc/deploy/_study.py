@@ -84,7 +84,7 @@ class Study:
         the most answers of a site to different questions in all runs; ``minimum``, the fewest
         sites; ``colluding``, the number of sites that may collude with the server; ``operator``,
         the site whose owner runs the server, which counts as one more colluding site; and
-        ``resolution`` and ``most``, the grid of `fedmcmc.secure_sum` for the server's questions.
+        ``resolution`` and ``max_abs``, the grid of `fedmcmc.secure_sum` for the server's questions.
         All kernels must be secure sums over all sites.
     folder
         Folder of the study's files; each party has its own. Symbolic links must not lead out of it.
@@ -345,7 +345,7 @@ class Study:
         if not self.secure or is_secured(kernel):
             return kernel
         grid = grid_of(self.secure)
-        secured = secure_sum(kernel, resolution=2.0**-grid.digits, most=grid.most)
+        secured = secure_sum(kernel, resolution=2.0**-grid.digits, max_abs=grid.max_abs)
         return as_functions(secured)
 
     def words_of(self, kernel: FederatedKernel) -> tuple[Any, bytes]:
@@ -363,8 +363,8 @@ class Study:
             if inner is None:
                 raise Refused(
                     f"Under masks the study {self.name!r} rounds the server's questions to steps "
-                    f"of 2**{-grid.digits} up to {grid.most:g} (secure.resolution, secure.most): "
-                    "pass the kernel without fedmcmc.secure_sum."
+                    f"of 2**{-grid.digits} up to {grid.max_abs:g} (secure.resolution, "
+                    "secure.max_abs): pass the kernel without fedmcmc.secure_sum."
                 )
             kernel = inner
         self._check_class(type(kernel).__qualname__)

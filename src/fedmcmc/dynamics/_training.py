@@ -66,7 +66,7 @@ class Length(NamedTuple):
             return self.num_steps
         return 1 if self.batch_size is None else steps_per_epoch(client.size, self.batch_size)
 
-    def most(self, client: Client) -> int:
+    def max_steps(self, client: Client) -> int:
         """Return a static bound on the client's total number of steps."""
         if self.num_steps is not None:
             return self.num_windows * self.num_steps

@@ -263,7 +263,7 @@ class Ngvi(FisherInference):
 
     def prepare(self, rng_key: Array, like: ArrayTree, client: Client) -> tuple[ArrayTree, _Keys]:
         mean_key, initial, passes, steps = jax.random.split(rng_key, 4)
-        keys = _Keys(initial, passes, jax.random.split(steps, self.length.most(client)))
+        keys = _Keys(initial, passes, jax.random.split(steps, self.length.max_steps(client)))
         return self.mean.prepare(mean_key, like, client), keys
 
     def information(self, fit: Fit) -> Array:

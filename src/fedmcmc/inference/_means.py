@@ -194,7 +194,7 @@ class SgdMean(SampleMean):
         return plus_precision(cavity, client.size.astype(client.share.dtype) * decay)
 
     def prepare(self, rng_key: Array, like: ArrayTree, client: Client) -> _StepDraws:
-        num = self.training.length.most(client)
+        num = self.training.length.max_steps(client)
         return _StepDraws(self.estimator.prepare(rng_key, like, client, num), ())
 
     def descent(self, cavity: Gaussian, client: Client, round_: Array) -> Descent:
@@ -264,7 +264,7 @@ class LangevinMean(SampleMean):
 
     def prepare(self, rng_key: Array, like: ArrayTree, client: Client) -> _StepDraws:
         gradient_key, noise_key = jax.random.split(rng_key)
-        num = self.training.length.most(client)
+        num = self.training.length.max_steps(client)
         rows = self.estimator.prepare(gradient_key, like, client, num)
         return _StepDraws(rows, normals(noise_key, like, num))
 

@@ -310,7 +310,7 @@ class LocalTraining(EstimatorKernel):
     )
 
     def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> ArrayTree:
-        num = self.training.length.most(client)
+        num = self.training.length.max_steps(client)
         return self.estimator.prepare(rng_key, like.position, client, num)
 
     def train(

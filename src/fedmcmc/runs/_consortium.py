@@ -183,10 +183,12 @@ def check_fits_sum(question: Question, server_state: ArrayTree) -> None:
     num = int(np.sum(counts.saturated))
     if not num:
         return
-    text = f"{num} client(s) answered {name} with numbers beyond the range `most` of a secure sum"
+    text = (
+        f"{num} client(s) answered {name} with numbers beyond the range `max_abs` of a secure sum"
+    )
     remedy = (
-        "Increase `most`, with a coarser resolution (secure.most and secure.resolution of a study "
-        "under masks), or scale covariates and start nearer to the mode."
+        "Increase `max_abs`, with a coarser resolution (secure.max_abs and secure.resolution of a "
+        "study under masks), or scale covariates and start nearer to the mode."
     )
     if not question.traits.marks_range_ends:
         raise ValueError(f"{text}, so the sum is wrong. {remedy}")

@@ -327,7 +327,7 @@ def non_finite_error(
         message = (
             f"A message of chain {chains[0]} in round {round_} held a number beyond the range of "
             f"its secure sum, or a number that is not finite ({np.sum(counts.saturated)} messages "
-            f"by the end of the segment). Give secure_sum a larger most=, with a coarser "
+            f"by the end of the segment). Give secure_sum a larger max_abs=, with a coarser "
             f"resolution= if necessary. If the chain diverges, use a smaller step size."
         )
     else:

@@ -104,7 +104,7 @@ class _Summed(WrappedPhase):
     def step(
         self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
     ) -> tuple[Words, ArrayTree, StepInfo]:
-        inner, limit = self.inner, self.grid.most
+        inner, limit = self.inner, self.grid.max_abs
         code, state, info = inner.step(draws, broadcast, client_state, client)
         # A sum of codes has no meaning, so the client decodes its own code and sends the message.
         like = inner.message_like(trees.shapes_of(broadcast))
@@ -159,7 +159,7 @@ class _Summed(WrappedPhase):
         message = jax.tree.map(
             lambda leaf, word: self.grid.decode(word, leaf.dtype), like, total.numbers
         )
-        return replace_nodes(message, Ranged, lambda part: part.from_range(self.grid.most))
+        return replace_nodes(message, Ranged, lambda part: part.from_range(self.grid.max_abs))
 
     def commit(self, message: Words, broadcast: Broadcast, client_state: ArrayTree) -> ArrayTree:
         return self.inner.commit(self.read(message, broadcast), broadcast, client_state)
@@ -262,7 +262,7 @@ def secure_sum(
     kernel: FederatedKernel,
     *,
     resolution: float = 2.0**-32,
-    most: float = 2.0**20,
+    max_abs: float = 2.0**20,
     allow_differencing: bool = False,
 ) -> FederatedKernel:
     """Send messages as integers, so that masks can hide everything except for their sum.
@@ -281,9 +281,9 @@ def secure_sum(
     resolution
         Power of two. The default sends a float32 above 0.002 in size without error, and smaller
         numbers with an error of at most ``1.2e-10``. A coarse grid biases a chain.
-    most
+    max_abs
         Bound on the size of numbers in messages. A message beyond it ends the run with
-        `fedmcmc.NonFiniteError`. `fedmcmc.hmc` and `fedmcmc.mala` need ``most=2.0**30,
+        `fedmcmc.NonFiniteError`. `fedmcmc.hmc` and `fedmcmc.mala` need ``max_abs=2.0**30,
         resolution=2.0**-22``, for instance.
     allow_differencing
         If true, cohorts may change, in simulations only: differences of totals reveal messages.
@@ -292,7 +292,7 @@ def secure_sum(
     ------
     TypeError, ValueError
         If `kernel` is not a `FederatedKernel`, a sum could hide nothing (pooled rows, a relay,
-        cohorts of two), cohorts change, or there are faults or secure sums already; if ``most /
+        cohorts of two), cohorts change, or there are faults or secure sums already; if ``max_abs /
         resolution`` is above ``2**54`` or ``2**63 / num_clients``; from `init`, for fewer than
         three clients or integer messages.
 
@@ -304,7 +304,7 @@ def secure_sum(
     'secure_sum(lsd)'
     """
     expect(kernel, FederatedKernel, "kernel")
-    grid = Grid.of(resolution, most)
+    grid = Grid.of(resolution, max_abs)
     participation = kernel.participation
     if participation.excludes_broken_messages:
         raise ValueError(
