@@ -44,7 +44,7 @@ def missing_extra_error(what: str, extra: str) -> ImportError:
     return ImportError(f"{what}: pip install {packages}")
 
 
-def in_quotes(label: Any) -> str:
+def in_quotes(label: object) -> str:
     """Return the label of a client or group for a message, with text in quotes.
 
     Examples
@@ -55,7 +55,7 @@ def in_quotes(label: Any) -> str:
     return repr(str(label)) if isinstance(label, str) else str(label)
 
 
-def expect(value: Any, kind: type, name: str) -> None:
+def expect(value: object, kind: type, name: str) -> None:
     """Raise `TypeError` unless `value` is a `kind`, before a trace fails with a worse message."""
     if not isinstance(value, kind):
         is_at_root = hasattr(sys.modules["fedmcmc"], kind.__name__)
@@ -65,7 +65,7 @@ def expect(value: Any, kind: type, name: str) -> None:
         )
 
 
-def expect_optimizer(value: Any, name: str, *, or_none: bool = False) -> None:
+def expect_optimizer(value: object, name: str, *, or_none: bool = False) -> None:
     """Raise `TypeError` unless `value` is an optimizer of optax, or ``None`` if that is allowed."""
     if or_none and value is None:
         return
@@ -76,7 +76,7 @@ def expect_optimizer(value: Any, name: str, *, or_none: bool = False) -> None:
         raise TypeError(f"{name} must be {expected}, got {type(value).__name__}.")
 
 
-def integers_per_client(x: Any, name: str) -> np.ndarray:
+def integers_per_client(x: object, name: str) -> np.ndarray:
     """Return positive integers, one per client, as an array ``[num_clients]``.
 
     Raises
@@ -120,7 +120,7 @@ def check_positive_numbers(**numbers: float) -> None:
             raise ValueError(f"{name} must be a positive number, got {number!r}.")
 
 
-def probability_vector(x: Any, name: str) -> Array:
+def probability_vector(x: object, name: str) -> Array:
     """Return `x`, ``[num_clients]``, as an array of floats.
 
     Raises

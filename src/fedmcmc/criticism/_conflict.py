@@ -117,7 +117,9 @@ class Conflict:
 
 
 @overload
-def conflict(posterior: Posterior, data: FederatedData | Consortium, draws: Any, /) -> Conflict: ...
+def conflict(
+    posterior: Posterior, data: FederatedData | Consortium, draws: object, /
+) -> Conflict: ...
 @overload
 def conflict(
     surrogates: Gaussian, prior: Gaussian, *, labels: Sequence[Any] | None = None
@@ -215,7 +217,7 @@ def conflict(
 
 
 def _expansions(
-    posterior: Posterior, data: FederatedData | Consortium, draws: Any
+    posterior: Posterior, data: FederatedData | Consortium, draws: object
 ) -> tuple[Gaussian, Gaussian]:
     """Return the expansions of all clients and of the prior at the center of the draws."""
     refuse_whitened(posterior)

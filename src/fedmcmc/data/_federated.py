@@ -82,7 +82,7 @@ class FederatedData:
     @classmethod
     def from_dataframe(
         cls,
-        df: Any,
+        df: object,
         *,
         client: str,
         columns: Sequence[str] | None = None,
@@ -222,10 +222,10 @@ class FederatedData:
     def from_arrays(
         cls,
         tree: ArrayTree,
-        client_ids: Any,
+        client_ids: object,
         *,
         num_clients: int | None = None,
-        groups: Any = None,
+        groups: object = None,
         allow_nonfinite: bool = False,
     ) -> "FederatedData":
         """Build from rows in any order and one client id per row.

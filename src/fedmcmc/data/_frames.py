@@ -18,7 +18,7 @@ from fedmcmc.data._levels import (
 from fedmcmc.data._rows import Levels, concatenate, is_missing, numbers_of_objects
 
 
-def read_owners(frame: Any, column: str, noun: str = "client") -> tuple[np.ndarray, Levels]:
+def read_owners(frame: object, column: str, noun: str = "client") -> tuple[np.ndarray, Levels]:
     """Return each row's client, ``[num_rows]`` int32, and the clients' sorted labels.
 
     `noun` is the name of the argument in messages, and may be "group". Raise `ValueError` if there
@@ -112,7 +112,7 @@ def read_columns(
     return rows, levels, orders
 
 
-def read_table(frame: Any, title: str) -> nw.DataFrame:
+def read_table(frame: object, title: str) -> nw.DataFrame:
     """Return a table as a narwhals data frame.
 
     Raise `TypeError` if it is not a table or is lazy, and `ValueError` if two columns have the same
@@ -148,7 +148,7 @@ def is_text(column: nw.Series) -> bool:
     return bool(values) and all(isinstance(x, str) for x in values)
 
 
-def read_text(column: nw.Series, owner: Any, where: str) -> TextPart:
+def read_text(column: nw.Series, owner: object, where: str) -> TextPart:
     """Return a text column of one table with the categories that it declares."""
     _refuse_missing(where, column)
     is_coded, ordered = column.dtype in (nw.Categorical, nw.Enum), column.dtype == nw.Enum
@@ -164,7 +164,7 @@ def _as_text(column: nw.Series) -> list[str]:
     return [str(int(x) if isinstance(x, float) and x.is_integer() else x) for x in values]
 
 
-def _label(value: Any) -> Any:
+def _label(value: object) -> Any:
     """Return a value as a label, which is text or a number."""
     plain = value.item() if isinstance(value, np.generic) else value
     return plain if isinstance(plain, str | int | float) else str(plain)

@@ -47,7 +47,7 @@ def max_groups(client: Client) -> int:
     return client.rows.max_groups if isinstance(client.rows, Grouped) else 1
 
 
-def as_labels(labels: Any) -> np.ndarray:
+def as_labels(labels: object) -> np.ndarray:
     """Return labels as an array: dates as text, a mixture of text and numbers as objects."""
     if isinstance(labels, list | tuple) and len({isinstance(x, str) for x in labels}) > 1:
         return np.array(labels, object)

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 
 
-def is_table(rows: Any) -> bool:
+def is_table(rows: object) -> bool:
     """Return whether rows are a table (pandas, Polars, Arrow) rather than arrays."""
     return hasattr(type(rows), "columns")
 
 
-def refuse_groupby(clients: Any) -> None:
+def refuse_groupby(clients: object) -> None:
     """Raise `TypeError` if clients are a grouped table, or its pairs of a label and a table."""
     is_pairs = isinstance(clients, list) and any(
         isinstance(x, tuple) and any(map(is_table, x)) for x in clients
@@ -24,7 +24,7 @@ def refuse_groupby(clients: Any) -> None:
         )
 
 
-def constructor_of(data: Any) -> str:
+def constructor_of(data: object) -> str:
     """Return advice on the constructor that makes a `FederatedData` from `data`."""
     if is_table(data):
         return (

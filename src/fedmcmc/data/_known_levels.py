@@ -60,7 +60,7 @@ def code_rows(rows: Any, levels: Mapping[str, Levels], owner: Any, *, remedy: st
 
 
 def _code_table(
-    table: Any, levels: Mapping[str, Levels], owner: Any, remedy: str
+    table: object, levels: Mapping[str, Levels], owner: object, remedy: str
 ) -> dict[str, np.ndarray]:
     import narwhals.stable.v2 as nw  # slow
 

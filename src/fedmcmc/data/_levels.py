@@ -262,12 +262,12 @@ def warn_of_names(column: str, num_levels: int, num_rows: int) -> None:
         )
 
 
-def name_column(name: str, owner: Any) -> str:
+def name_column(name: str, owner: object) -> str:
     """Return the beginning of a message about a column, with its client unless that is ``None``."""
     return f"Column {name!r}" + ("" if owner is None else f" of client {owner!r}")
 
 
-def _format_client(owner: Any) -> str:
+def _format_client(owner: object) -> str:
     return "" if owner is None else f" (client {owner!r})"
 
 

@@ -8,8 +8,6 @@ split depends only on the arguments: `rng_key`, a JAX key, seeds a NumPy generat
 `labels` are ``[num_rows]`` values that can be compared.
 """
 
-from typing import Any
-
 import jax
 import numpy as np
 
@@ -35,7 +33,7 @@ def iid(rng_key: jax.Array, num_rows: int, num_clients: int) -> np.ndarray:
 
 def dirichlet(
     rng_key: jax.Array,
-    labels: Any,
+    labels: object,
     num_clients: int,
     concentration: float,
     *,
@@ -100,7 +98,7 @@ def dirichlet(
 
 
 def dominant_label(
-    rng_key: jax.Array, labels: Any, num_clients: int, proportion: float
+    rng_key: jax.Array, labels: object, num_clients: int, proportion: float
 ) -> np.ndarray:
     """Give each client one dominant label, in parts whose sizes differ by at most one.
 
@@ -144,7 +142,7 @@ def dominant_label(
     return ids
 
 
-def disjoint_labels(rng_key: jax.Array, labels: Any, num_clients: int) -> np.ndarray:
+def disjoint_labels(rng_key: jax.Array, labels: object, num_clients: int) -> np.ndarray:
     """Assign each label with all its rows to one random client.
 
     Numbers of labels per client differ by at most one, and there must be at least `num_clients`
@@ -172,8 +170,8 @@ def disjoint_labels(rng_key: jax.Array, labels: Any, num_clients: int) -> np.nda
 
 def pachinko(
     rng_key: jax.Array,
-    labels: Any,
-    groups: Any,
+    labels: object,
+    groups: object,
     num_clients: int,
     *,
     group_concentration: float = 0.1,
@@ -307,7 +305,7 @@ def _check_counts(num_rows: int, num_clients: int) -> None:
         raise ValueError(f"{num_rows} rows cannot give each of {num_clients} clients one row.")
 
 
-def _check_labels(labels: Any, num_clients: int) -> tuple[np.ndarray, np.ndarray]:
+def _check_labels(labels: object, num_clients: int) -> tuple[np.ndarray, np.ndarray]:
     labels = np.asarray(labels)
     if labels.ndim != 1:
         raise ValueError(f"labels must be one per row, shape (num_rows,), got {labels.shape}.")

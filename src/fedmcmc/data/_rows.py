@@ -107,7 +107,7 @@ def concatenate_clients(
     return rows, np.asarray(sizes)
 
 
-def as_array(leaf: Any, where: str) -> np.ndarray:
+def as_array(leaf: object, where: str) -> np.ndarray:
     """Return rows as a NumPy array; raise `ValueError` if values are masked."""
     if np.ma.is_masked(leaf):
         raise ValueError(
@@ -117,7 +117,9 @@ def as_array(leaf: Any, where: str) -> np.ndarray:
     return np.asarray(leaf)
 
 
-def _describe_difference(label_a: Any, rows_a: ArrayTree, label_b: Any, rows_b: ArrayTree) -> str:
+def _describe_difference(
+    label_a: object, rows_a: ArrayTree, label_b: object, rows_b: ArrayTree
+) -> str:
     """Describe the different structures of the rows of two clients."""
     if isinstance(rows_a, dict) and isinstance(rows_b, dict):
         for label, rows, expected in ((label_b, rows_b, rows_a), (label_a, rows_a, rows_b)):

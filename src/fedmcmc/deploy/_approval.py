@@ -123,7 +123,7 @@ def _list_parts(study: Study) -> dict[str, Any]:
     return parts | {"order of the sites": list(study.sites)}
 
 
-def _compare(old: Any, new: Any, where: str) -> list[str]:
+def _compare(old: object, new: object, where: str) -> list[str]:
     """Return the differences between two parts of studies, as phrases."""
     if isinstance(old, dict) and isinstance(new, dict):
         phrases = []
@@ -142,6 +142,6 @@ def _compare(old: Any, new: Any, where: str) -> list[str]:
     return [f"{where}: {_shorten(old)} when it was approved, now {_shorten(new)}"]
 
 
-def _shorten(value: Any) -> str:
+def _shorten(value: object) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
     return f"{text[:16]}…" if len(text) == DIGEST_LENGTH else printable(text)

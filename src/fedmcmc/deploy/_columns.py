@@ -22,7 +22,7 @@ DTYPES = (
 
 
 def check_keys(
-    table: Any, required: Collection[str], optional: Collection[str], where: str
+    table: object, required: Collection[str], optional: Collection[str], where: str
 ) -> None:
     """Raise `ValueError` unless a table has all required keys and no unknown ones."""
     if not isinstance(table, Mapping):
@@ -39,14 +39,14 @@ def check_keys(
             raise ValueError(f"{expected}; it holds no {name}, only {', '.join(sorted(table))}.")
 
 
-def read_columns(tree: Any, path: str | Path) -> tuple[ArrayTree, dict[str, Levels]]:
+def read_columns(tree: object, path: str | Path) -> tuple[ArrayTree, dict[str, Levels]]:
     """Return the shapes and types of one row, and the levels of text columns.
 
     Raise `ValueError` if a column has unknown keys, no type, or no valid shape.
     """
     levels: dict[str, Levels] = {}
 
-    def read(part: Any, name: str) -> ArrayTree:
+    def read(part: object, name: str) -> ArrayTree:
         where = f"{path}: column {name!r} of rows" if name else f"{path}: rows"
         if isinstance(part, dict) and part and all(isinstance(x, dict) for x in part.values()):
             return {key: read(x, f"{name}.{key}" if name else key) for key, x in part.items()}
@@ -71,7 +71,7 @@ def read_columns(tree: Any, path: str | Path) -> tuple[ArrayTree, dict[str, Leve
     return read(tree, ""), levels
 
 
-def _is_numeric(dtype: Any) -> bool:
+def _is_numeric(dtype: object) -> bool:
     """Return true if this is the name of a numeric type."""
     if not isinstance(dtype, str):
         return False

@@ -311,7 +311,7 @@ def _run_over(
         opened: Transport | None = None
         samples: Samples | None = None
 
-        def note_signal(number: int, frame: Any) -> None:
+        def note_signal(number: int, frame: object) -> None:
             signals.append(number)
 
         try:
@@ -383,7 +383,7 @@ def _initial_position(study: Study, run: Mapping[str, Any]) -> ArrayTree:
     return position
 
 
-def _as_numbers(tree: Any, name: str = "run.position") -> ArrayTree:
+def _as_numbers(tree: object, name: str = "run.position") -> ArrayTree:
     if isinstance(tree, dict):
         return {key: _as_numbers(part, f"{name}.{key}") for key, part in tree.items()}
     try:

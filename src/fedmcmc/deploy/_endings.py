@@ -62,7 +62,7 @@ def noting_signals() -> Iterator[list[int]]:
     """
     received: list[int] = []
 
-    def interrupt(number: int, frame: Any) -> None:
+    def interrupt(number: int, frame: object) -> None:
         received.append(number)
         if len(received) == 1 or len(received) >= INSISTING:
             raise KeyboardInterrupt

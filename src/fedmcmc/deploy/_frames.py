@@ -125,7 +125,7 @@ class Frame(NamedTuple):
         return Tag(*entry)
 
 
-def printable(text: Any, max_length: int | None = 500) -> str:
+def printable(text: object, max_length: int | None = 500) -> str:
     r"""Return another party's text as one line that is safe in a log or a terminal.
 
     Control characters, line breaks, terminal escapes and invisible characters (`str.isprintable`)
@@ -166,7 +166,7 @@ def check_step(header: dict[str, Any], num_chains: int) -> None:
         raise FrameError("The entry 'last' of a message is not a round and a phase.")
 
 
-def is_deeper(value: Any, max_depth: int) -> bool:
+def is_deeper(value: object, max_depth: int) -> bool:
     """Return true if lists and tables are nested in more than `max_depth` levels."""
     level = [value]
     for _ in range(max_depth + 1):

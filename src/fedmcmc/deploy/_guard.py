@@ -179,7 +179,7 @@ def _is_float(leaf: Any) -> bool:
     return bool(leaf.dtype.kind in "fV")  # V: bfloat16
 
 
-def _square(leaf: Any, num: int) -> np.ndarray:
+def _square(leaf: object, num: int) -> np.ndarray:
     flat = np.asarray(leaf).reshape(num, -1)
     if flat.dtype.kind == "V":  # bfloat16, which NumPy does not add
         flat = flat.astype(np.float32)

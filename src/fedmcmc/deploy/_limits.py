@@ -255,7 +255,7 @@ def smallest_batch(kernel: FederatedKernel | GradientEstimator, num_rows: int) -
     return min([*rows, num_rows]) if rows else None
 
 
-def _parts(tree: Any) -> Iterator[Any]:
+def _parts(tree: object) -> Iterator[Any]:
     """Yield a kernel and all its parts, static fields included."""
     yield tree
     parts: list[Any] = []

@@ -105,7 +105,7 @@ def grid_of(secure: Mapping[str, Any]) -> Grid:
     )
 
 
-def check_same_for_sites(words: Any) -> None:
+def check_same_for_sites(words: object) -> None:
     """Raise `Refused` if a kernel in words can hold different numbers for each site.
 
     With a weight of zero for all other sites, the sum would be a single message.
@@ -119,7 +119,7 @@ def check_same_for_sites(words: Any) -> None:
         )
 
 
-def _is_key(text: Any) -> bool:
+def _is_key(text: object) -> bool:
     try:
         return isinstance(text, str) and len(text) == KEY_DIGITS and bool(bytes.fromhex(text))
     except ValueError:

@@ -96,7 +96,7 @@ def run_client(
     *,
     number: int,
     setup: bool,
-    generator: Any = None,
+    generator: object = None,
 ) -> tuple[ArrayTree, ArrayTree, StepReport]:
     """Return codes, states and reports of all chains; inactive chains keep their state.
 
@@ -123,7 +123,7 @@ def run_client(
     return map_chains(run_chain, keys, broadcasts, states, weights, active)
 
 
-def _wrap_keys(words: ArrayTree, generator: Any) -> ArrayTree:
+def _wrap_keys(words: ArrayTree, generator: object) -> ArrayTree:
     """Return typed keys from words, ``()`` from ``()``."""
     return jax.tree.map(lambda leaf: jax.random.wrap_key_data(leaf, impl=generator), words)
 

@@ -4,7 +4,6 @@ import hashlib
 import logging
 import re
 import secrets
-from typing import Any
 
 import jax
 from jax import Array
@@ -23,7 +22,7 @@ def new_seed() -> str:
     return secrets.token_hex(DIGITS // 2)
 
 
-def key_of_seed(seed: Any) -> Array:
+def key_of_seed(seed: object) -> Array:
     """Return the key of a run from the ``seed`` of a server's settings.
 
     A text of 32 hexadecimal digits becomes a key of the ChaCha20 generator. An integer becomes

@@ -391,7 +391,7 @@ def _accumulate(
     return jax.vmap(accumulate_chain)(keys, record, states)
 
 
-def _is_above_zero(number: Any) -> bool:
+def _is_above_zero(number: object) -> bool:
     return isinstance(number, int | float) and not isinstance(number, bool) and number > 0
 
 

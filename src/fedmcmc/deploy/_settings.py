@@ -34,7 +34,7 @@ def check_texts(table: Mapping[str, Any], names: Iterable[str], where: str) -> N
             raise ValueError(f"{where}: {name} must be a text in quotes, got {table[name]!r}.")
 
 
-def check_names(names: Any, allowed: Collection[str], where: str) -> None:
+def check_names(names: object, allowed: Collection[str], where: str) -> None:
     """Raise `ValueError` unless `names` is a list of names from `allowed`."""
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise ValueError(f"{where} must be a list of names, got {names!r}.")
@@ -46,13 +46,13 @@ def check_names(names: Any, allowed: Collection[str], where: str) -> None:
             )
 
 
-def hint(name: Any, allowed: Collection[str]) -> str:
+def hint(name: object, allowed: Collection[str]) -> str:
     """Return a question that suggests a similar allowed name, or an empty text."""
     similar = difflib.get_close_matches(str(name), allowed, 1)
     return f" Is {similar[0]} meant?" if similar else ""
 
 
-def check_address(address: Any, where: str) -> tuple[str, int]:
+def check_address(address: object, where: str) -> tuple[str, int]:
     """Return the host and the port of ``"host:port"``; raise `ValueError` for anything else."""
     host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
     if not host or not (port.isascii() and port.isdigit()) or int(port) > MAX_PORT:

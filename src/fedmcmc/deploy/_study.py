@@ -372,7 +372,7 @@ class Study:
         self._check_classes(words)
         return words, body
 
-    def kernel_of(self, words: Any, body: bytes) -> FederatedKernel:
+    def kernel_of(self, words: object, body: bytes) -> FederatedKernel:
         """Return the kernel that `words_of` described.
 
         Raise `Refused` if the study does not allow the kernel, and `FrameError` if words and
@@ -389,7 +389,7 @@ class Study:
         masked = self.secure and isinstance(kernel, FederatedKernel)
         return self.adapt_kernel(kernel) if masked else kernel
 
-    def _check_classes(self, words: Any) -> None:
+    def _check_classes(self, words: object) -> None:
         """Raise `Refused` unless the study allows the kernels and estimators in words."""
         self._check_class(name_of_class(words))
         names = class_names(words)
@@ -478,7 +478,7 @@ def _pad_rows(leaf: ArrayLike, size: int) -> Array:
     return jnp.concatenate([leaf, padding])
 
 
-def _keys(table: Any) -> list[Any]:
+def _keys(table: object) -> list[Any]:
     """Return the keys of a table and of all tables in it."""
     if isinstance(table, Mapping):
         return [*table, *(key for part in table.values() for key in _keys(part))]

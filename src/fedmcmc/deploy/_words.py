@@ -129,13 +129,13 @@ def from_words(words: Any, body: bytes | None, functions: Functions) -> ArrayTre
         raise FrameError(f"The words are not valid: {error!r}.") from None
 
 
-def name_of_class(words: Any) -> str:
+def name_of_class(words: object) -> str:
     """Return the name of the outermost class in words, without its module."""
     kind = words.get("class") if isinstance(words, dict) else None
     return kind.rpartition(":")[2] if isinstance(kind, str) else ""
 
 
-def class_names(words: Any) -> set[str]:
+def class_names(words: object) -> set[str]:
     """Return the names of all classes that words name, without their modules."""
     if isinstance(words, list):
         return set().union(*map(class_names, words))
@@ -173,14 +173,14 @@ def _classes_below(base: type[Any]) -> list[type[Any]]:
     return sorted(set(classes), key=lambda cls: cls.__name__)
 
 
-def plain(fn: Any) -> Any:
+def plain(fn: object) -> Any:
     """Return the function of a `Partial` without arguments."""
     while isinstance(fn, Partial) and not fn.args and not fn.keywords:
         fn = fn.func
     return fn
 
 
-def _collect_shapes(node: Any, shapes: list[Any], depth: int) -> None:
+def _collect_shapes(node: object, shapes: list[Any], depth: int) -> None:
     """Append the shapes of all arrays in order; raise `FrameError` if the words are not valid."""
     if depth == 0 or not isinstance(node, dict) or not node:
         raise FrameError("The words are nested too deeply, or are not a table with an entry.")
@@ -216,7 +216,7 @@ def _collect_shapes(node: Any, shapes: list[Any], depth: int) -> None:
         raise FrameError(f"The words are not valid: {error!r}.") from None
 
 
-def _class_of(kind: Any) -> type | None:
+def _class_of(kind: object) -> type | None:
     """Return the class of this name, ``None`` if words may not name it."""
     module, _, name = str(kind).partition(":")
     parts = module.split(".")

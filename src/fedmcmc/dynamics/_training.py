@@ -8,7 +8,7 @@ of each window after the burn-in, so single iterates are not stored.
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -198,7 +198,7 @@ def local_steps(
     return length, full_gradient() if batch_size is None else epochs(batch_size)
 
 
-def _check_count(name: str, x: Any, minimum: int) -> None:
+def _check_count(name: str, x: object, minimum: int) -> None:
     if not isinstance(x, int | np.integer) or isinstance(x, bool) or x < minimum:
         raise ValueError(f"{name} must be an integer of at least {minimum}, got {x!r}.")
 

@@ -123,7 +123,7 @@ def _check_quadratic(local: Local, position: ArrayTree, rows: ArrayTree) -> None
         return
     rng = np.random.default_rng(0)
 
-    def concrete(leaf: Any) -> Array:
+    def concrete(leaf: object) -> Array:
         # `sample` maps `init` over chains; a traced position contributes its shape.
         if isinstance(leaf, jax.core.Tracer):
             return jnp.zeros(leaf.shape, leaf.dtype)

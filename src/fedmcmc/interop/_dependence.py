@@ -76,7 +76,7 @@ class Tracer:
         for var, value in zip(jaxpr.constvars, consts, strict=True):
             nodes[var] = self._node(("constant", _fingerprint(value)), NO_FLAGS)
 
-        def read(atom: Any) -> Node:
+        def read(atom: object) -> Node:
             if hasattr(atom, "val"):  # a literal
                 return self._node(("constant", _fingerprint(atom.val)), NO_FLAGS)
             return nodes[atom]

@@ -64,7 +64,7 @@ class Nnx:
 Network = Linen | Nnx
 
 
-def read_module(module: Any, options: Mapping[str, Hashable] | None) -> Network:
+def read_module(module: object, options: Mapping[str, Hashable] | None) -> Network:
     """Return `module`, a linen module or the constructor of an nnx module, as a `Network`."""
     try:
         from flax import linen, nnx

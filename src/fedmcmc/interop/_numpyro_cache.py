@@ -159,7 +159,7 @@ def with_starts(built: Built, rows: ArrayTree) -> Posterior:
 def _with_origin(built: Built, recipe: Recipe) -> Built:
     origin = Origin(recipe)
 
-    def wrap(value: Any, path: tuple[str, ...]) -> Any:
+    def wrap(value: object, path: tuple[str, ...]) -> Any:
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             parts = {name: wrap(getattr(value, name), (*path, name)) for name in value._fields}
             return type(value)(**parts)

@@ -199,7 +199,7 @@ class _Walk:
 
     def __init__(
         self,
-        substitute: Any = None,
+        substitute: object = None,
         target: LookupId | None = None,
         counted: frozenset[LookupId] = frozenset(),
     ) -> None:
@@ -215,7 +215,7 @@ class _Walk:
         values: dict[Any, _Value] = dict(zip(jaxpr.invars, inputs, strict=True))
         values.update(zip(jaxpr.constvars, map(_Value, consts), strict=True))
 
-        def read(atom: Any) -> _Value:
+        def read(atom: object) -> _Value:
             return _Value(atom.val) if hasattr(atom, "val") else values[atom]
 
         for eqn in jaxpr.eqns:

@@ -87,7 +87,7 @@ def _evaluate(closed: ClosedJaxpr, inputs: Sequence[Any]) -> list[Any]:
     values: dict[Any, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
     values |= zip(closed.jaxpr.invars, inputs, strict=True)
 
-    def read(atom: Any) -> Any:
+    def read(atom: object) -> Any:
         return atom.val if isinstance(atom, Literal) else values[atom]
 
     for eqn in closed.jaxpr.eqns:
@@ -117,7 +117,7 @@ def _apply(eqn: JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
     return outputs if eqn.primitive.multiple_results else [outputs]
 
 
-def _with_arithmetic(value: Any) -> Any:
+def _with_arithmetic(value: object) -> Any:
     """Return a parameter of an operation with arithmetic in the functions that it contains."""
     if isinstance(value, ClosedJaxpr):
         shapes = [

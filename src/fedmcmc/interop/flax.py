@@ -4,7 +4,7 @@ Flax is an optional dependency (the extra ``flax``) that is imported on first us
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 from jax import Array
@@ -38,7 +38,7 @@ Name = Literal["categorical", "bernoulli", "gaussian"]
 
 
 def from_flax(
-    module: Any,
+    module: object,
     *,
     example: ArrayTree | FederatedData,
     prior_scale: ArrayTree,
@@ -123,7 +123,7 @@ def from_flax(
 
 
 def predictive(
-    module: Any,
+    module: object,
     *,
     likelihood: Name | None = None,
     inputs: Column | Sequence[Column] = "x",

@@ -150,7 +150,7 @@ class _SumsPhase(SetupPhase):
         )
 
 
-def _refuse_compression(kernel: Any, compressor: Any) -> None:
+def _refuse_compression(kernel: object, compressor: object) -> None:
     if not isinstance(compressor, Identity):
         raise ValueError(
             "The messages of fed_gibbs cannot be compressed: the server draws parameters given "

@@ -200,7 +200,7 @@ def _compensated(
     return jax.vmap(lambda latent: trees.unravel(latent, kernel.local.like.tree))(moved)
 
 
-def transport_latents(kernel: Any, client_state: LatentState, broadcast: Broadcast) -> ArrayTree:
+def transport_latents(kernel: object, client_state: LatentState, broadcast: Broadcast) -> ArrayTree:
     """Return a client's latents after the choice of a candidate."""
     old, new = broadcast.extra.candidates.previous_position, broadcast.position
     moved = jnp.any(trees.ravel(old) != trees.ravel(new))
@@ -208,7 +208,9 @@ def transport_latents(kernel: Any, client_state: LatentState, broadcast: Broadca
     return trees.select(moved, latents, client_state.latents)
 
 
-def compute_slopes(kernel: Any, groups: Groups, position: ArrayTree, latents: ArrayTree) -> Array:
+def compute_slopes(
+    kernel: object, groups: Groups, position: ArrayTree, latents: ArrayTree
+) -> Array:
     """Return the weighted regression of row covariates on latent covariates, ``[G, k, l]``.
 
     If the row parameters change, the latents change by minus this matrix times the change. For an

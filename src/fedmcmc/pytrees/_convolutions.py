@@ -77,7 +77,7 @@ def _evaluate(jaxpr: ClosedJaxpr | Jaxpr, arguments: Sequence[Any]) -> list[Any]
     values: dict[Any, Any] = dict(zip(opened.constvars, getattr(jaxpr, "consts", ()), strict=True))
     values.update(zip(opened.invars, arguments, strict=True))
 
-    def read(atom: Any) -> Any:
+    def read(atom: object) -> Any:
         return atom.val if isinstance(atom, Literal) else values[atom]
 
     for eqn in opened.eqns:
@@ -94,7 +94,7 @@ def _evaluate(jaxpr: ClosedJaxpr | Jaxpr, arguments: Sequence[Any]) -> list[Any]
     return [read(atom) for atom in opened.outvars]
 
 
-def _rewrite(param: Any) -> Any:
+def _rewrite(param: object) -> Any:
     """Return a parameter of a loop, a condition or a call with rewritten jaxprs."""
     if isinstance(param, (tuple, list)):
         return type(param)(map(_rewrite, param))

@@ -112,7 +112,7 @@ def tabulate(
     """
     rounds = start + jnp.arange(num_rounds)
 
-    def tabulate_leaf(leaf: Any) -> Any:
+    def tabulate_leaf(leaf: object) -> Any:
         if not isinstance(leaf, Scheduled):
             return leaf
         values = jax.vmap(lambda r: jnp.asarray(leaf.fn(r), jnp.result_type(float)))(rounds)

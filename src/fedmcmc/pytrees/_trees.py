@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 from fedmcmc.types import ArrayTree
 
 
-def cast(number: Any, leaf: Array) -> Array:
+def cast(number: object, leaf: Array) -> Array:
     """Return `number` in the dtype of `leaf`."""
     return jnp.asarray(number).astype(leaf.dtype)
 
@@ -59,7 +59,7 @@ def as_floats(tree: ArrayTree, name: str) -> ArrayTree:
     return jax.tree_util.tree_map_with_path(convert, tree)
 
 
-def strip_weak_type(leaf: Any) -> Any:
+def strip_weak_type(leaf: object) -> Any:
     """Return `leaf` as an array whose type is not weak; NumPy arrays are returned unchanged."""
     return leaf if isinstance(leaf, np.ndarray) else jnp.asarray(leaf, jnp.result_type(leaf))
 
@@ -175,7 +175,7 @@ def shapes_of(tree: ArrayTree) -> ArrayTree:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), tree)
 
 
-def is_key(leaf: Any) -> bool:
+def is_key(leaf: object) -> bool:
     """Return whether `leaf` is an array of typed random keys."""
     return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 

@@ -6,7 +6,6 @@ and a deployed run therefore all draw the same numbers.
 """
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +35,7 @@ MAX_PREPARED_NORMALS = 2**22
 """Largest count of prepared numbers per client and round; above it, keys are prepared."""
 
 
-def as_keys(rng_key: Any) -> Array:
+def as_keys(rng_key: object) -> Array:
     """Return a typed key, or an array of typed keys, also from raw words of `jax.random.PRNGKey`.
 
     Raises
@@ -58,7 +57,7 @@ def as_keys(rng_key: Any) -> Array:
     return jax.random.wrap_key_data(rng_key)
 
 
-def as_key(rng_key: Any) -> Array:
+def as_key(rng_key: object) -> Array:
     """Return one typed key, also from the raw words of `jax.random.PRNGKey`.
 
     Raises

@@ -194,7 +194,7 @@ class _Node(NamedTuple):
     children: tuple[tuple[str, "_Node"], ...] = ()
 
 
-def _node(x: Any, static: bool, texts: dict[int, str]) -> _Node:
+def _node(x: object, static: bool, texts: dict[int, str]) -> _Node:
     """Return the node of `x`; `texts` caches descriptions of arrays by identity."""
     if isinstance(x, Static):
         return _node(x.value, True, texts)
@@ -211,7 +211,7 @@ def _node(x: Any, static: bool, texts: dict[int, str]) -> _Node:
     return _Node(_text(type(x) if parts else x), children=parts)
 
 
-def _parts(x: Any, static: bool) -> Iterator[tuple[str, Any, bool]]:
+def _parts(x: object, static: bool) -> Iterator[tuple[str, Any, bool]]:
     """Yield the name and the value of each part of `x`, and true if the part is static."""
     if isinstance(x, partial):
         names = x.func.__code__.co_varnames if isinstance(x.func, FunctionType) else ()
@@ -230,7 +230,7 @@ def _parts(x: Any, static: bool) -> Iterator[tuple[str, Any, bool]]:
             yield str(name), value, static
 
 
-def _text(x: Any) -> str:
+def _text(x: object) -> str:
     if callable(x) and hasattr(x, "__qualname__"):
         return f"{x.__module__}.{x.__qualname__}"
     return _ADDRESS_OF_OBJECT.sub("", repr(x))[:MAX_CHARACTERS]

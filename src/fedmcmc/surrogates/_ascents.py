@@ -53,7 +53,7 @@ class Ledger:
     def __init__(self, consortium: Consortium) -> None:
         self.consortium, self.rounds, self.up, self.down = consortium, 0, 0.0, 0.0
 
-    def ask(self, question: Question, content: Any) -> Any:
+    def ask(self, question: Question, content: object) -> Any:
         """Return the sum of the clients' answers, and add its cost."""
         answer = self.consortium.ask(question, content)
         self.add(answer.rounds, answer.bits_up, answer.bits_down)

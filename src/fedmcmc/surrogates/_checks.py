@@ -257,7 +257,7 @@ def report_bad_clients(
     warnings.warn(message, stacklevel=3)
 
 
-def warn_of_shrinkage(amount: Array, data: Any) -> None:
+def warn_of_shrinkage(amount: Array, data: object) -> None:
     """Warn if a singular sample covariance was shrunk; `amount` is ``[num_clients]``."""
     bad = np.flatnonzero(amount > 0)
     if bad.size:

@@ -24,7 +24,7 @@ MAX_NUMBERS = 2**26
 """Largest number of array elements of all clients that are computed at a time."""
 
 
-def require_rows(data: Any, name: str, alternative: str) -> FederatedData:
+def require_rows(data: object, name: str, alternative: str) -> FederatedData:
     """Return `data`; raise `TypeError` if its rows are not in this program."""
     if isinstance(data, FederatedData):
         return data
@@ -35,7 +35,7 @@ def require_rows(data: Any, name: str, alternative: str) -> FederatedData:
     )
 
 
-def with_labels(surrogates: Gaussian, data: Any) -> Gaussian:
+def with_labels(surrogates: Gaussian, data: object) -> Gaussian:
     """Return one Gaussian per client with the clients' labels; see `Gaussian.labels`."""
     object.__setattr__(surrogates, "labels", labels_of(data))
     return surrogates
@@ -65,7 +65,7 @@ class PooledRows:
         raise NotImplementedError("Pooled rows answer questions but run no kernel.")
 
 
-def as_summing_consortium(data: Any) -> Consortium:
+def as_summing_consortium(data: object) -> Consortium:
     """Return a consortium for questions whose answers are sums over rows."""
     return PooledRows(data) if isinstance(data, FederatedData) else as_consortium(data)
 
@@ -76,7 +76,7 @@ def _sum_over_rows(question: Question, data: FederatedData, content: ArrayTree) 
 
 
 def answer_per_client(
-    question: PerClientQuestion, data: Any, content: ArrayTree, *, numbers_per_row: int = 0
+    question: PerClientQuestion, data: object, content: ArrayTree, *, numbers_per_row: int = 0
 ) -> ArrayTree:
     """Return every client's answer, leaves ``[num_clients, ...]``.
 
@@ -135,7 +135,7 @@ def symmetric(triangles: Any, size: int) -> Any:
     return triangles[..., positions]
 
 
-def natural_parameters_like(size: int, structure: str, dtype: Any) -> Any:
+def natural_parameters_like(size: int, structure: str, dtype: object) -> Any:
     """Return the shapes of `NaturalParameters`."""
     entries = size * (size + 1) // 2 if structure == "dense" else size
     return tuple(jax.ShapeDtypeStruct((n,), dtype) for n in (size, entries))

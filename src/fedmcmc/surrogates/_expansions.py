@@ -29,7 +29,7 @@ from fedmcmc.types import ArrayTree, Client, Federation, Posterior, register_dat
 
 def taylor(
     posterior: Posterior,
-    data: Any,
+    data: object,
     centre: ArrayTree,
     *,
     structure: str = "dense",
@@ -118,7 +118,7 @@ class CommonExpansions(PerClientQuestion):
 def laplace(
     rng_key: Array,
     posterior: Posterior,
-    data: Any,
+    data: object,
     *,
     position: ArrayTree = None,
     structure: str = "dense",

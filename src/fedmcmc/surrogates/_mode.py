@@ -1,7 +1,7 @@
 """Mode of the posterior of all rows."""
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -56,7 +56,7 @@ class ModeResult(NamedTuple):
 
 def mode(
     posterior: Posterior,
-    data: Any,
+    data: object,
     position: ArrayTree,
     *,
     max_steps: int = 200,

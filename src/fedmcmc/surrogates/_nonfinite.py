@@ -79,7 +79,7 @@ class BadRow(NamedTuple):
         )
 
 
-def explain_nonfinite(posterior: Posterior, consortium: Any, positions: ArrayTree) -> None:
+def explain_nonfinite(posterior: Posterior, consortium: object, positions: ArrayTree) -> None:
     """Raise if a row's log likelihood or its derivatives are finite at none of the positions.
 
     The `ValueError` names client, row and columns. If the rows stay at the clients, this function
@@ -107,7 +107,7 @@ def positions_around(position: ArrayTree) -> ArrayTree:
 
 
 def explain_failures(
-    evaluate: Objective, consortium: Any, positions: ArrayTree
+    evaluate: Objective, consortium: object, positions: ArrayTree
 ) -> Callable[[np.ndarray], list[Expansion]]:
     """Return an objective that raises a `ValueError` if no start has finite derivatives.
 
@@ -129,7 +129,9 @@ def explain_failures(
     return evaluate_and_check
 
 
-def nonfinite_answer(posterior: Posterior, content: Any, answer: ArrayTree, client: Client) -> str:
+def nonfinite_answer(
+    posterior: Posterior, content: object, answer: ArrayTree, client: Client
+) -> str:
     """Return a message for a site's log if its answer, before masks, is finite at no point.
 
     Otherwise the message is empty. `posterior` and `content` belong to the question.

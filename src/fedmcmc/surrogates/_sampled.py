@@ -25,7 +25,7 @@ def sampled(
     rng_key: Array,
     posterior: Posterior,
     data: FederatedData,
-    step_size: Any,
+    step_size: object,
     num_samples: int = 3000,
     *,
     structure: str = "diagonal",

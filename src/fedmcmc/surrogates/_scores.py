@@ -18,7 +18,7 @@ from fedmcmc.surrogates._clients import answer_per_client, natural_parameters_li
 from fedmcmc.types import ArrayTree, Client, Federation, Posterior, register_dataclass
 
 
-def score_covariance(posterior: Posterior, data: Any, position: ArrayTree) -> Array:
+def score_covariance(posterior: Posterior, data: object, position: ArrayTree) -> Array:
     """Return each client's covariance of its rows' scores, ``[num_clients, d, d]``.
 
     A score is the gradient of a row's log likelihood at `position`, over the raveled position; the

@@ -166,7 +166,7 @@ class Whitened(NamedTuple):
 
 def whiten(
     posterior: Posterior,
-    data: Any,
+    data: object,
     position: ArrayTree | None = None,
     *,
     structure: str | None = None,
@@ -261,7 +261,7 @@ def whiten(
     )
 
 
-def _find_mode(posterior: Posterior, data: Any, position: ArrayTree | None) -> ArrayTree:
+def _find_mode(posterior: Posterior, data: object, position: ArrayTree | None) -> ArrayTree:
     if position is not None:
         return mode(posterior, data, position).position
     if posterior.init_fn is None:

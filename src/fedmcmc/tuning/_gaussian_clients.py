@@ -127,7 +127,7 @@ def build_gaussian_clients(
     )
 
 
-def _missing_factors(kernel: FederatedKernel, local: Local, data: Any, mode: ArrayTree) -> Array:
+def _missing_factors(kernel: FederatedKernel, local: Local, data: object, mode: ArrayTree) -> Array:
     """Return factors ``[num_clients, d, d]`` of each client's information hidden by latents."""
     if not any(bare.traits.gradients_at_latents for bare in bare_kernels(kernel)):
         raise ValueError("There is no bias to predict: fed_gibbs is exact at every setting.")

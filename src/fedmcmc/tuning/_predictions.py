@@ -145,7 +145,7 @@ class Prediction(NamedTuple):
 
 def predict_bias(
     kernel: FederatedKernel,
-    data: Any,
+    data: object,
     surrogates: Gaussian,
     *,
     scores: Array | None = None,
@@ -246,7 +246,7 @@ def _gradient(
 
 
 def is_simulated(
-    kernel: FederatedKernel, data: Any, surrogates: Gaussian, scores: Array | None
+    kernel: FederatedKernel, data: object, surrogates: Gaussian, scores: Array | None
 ) -> bool:
     """Return true if `predict_bias` simulates `kernel`."""
     clients = build_gaussian_clients(kernel, data, surrogates, scores)

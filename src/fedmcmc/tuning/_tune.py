@@ -80,7 +80,7 @@ class Tuned:
 def tune(
     kernel_fn: Callable[..., FederatedKernel],
     posterior: Posterior,
-    data: Any,
+    data: object,
     surrogates: Gaussian,
     *,
     scores: Array | None = None,

@@ -80,7 +80,7 @@ class WorstVisits(NamedTuple):
 
 
 def find_worst_visits(
-    kernel: FederatedKernel, data: Any, surrogates: Gaussian
+    kernel: FederatedKernel, data: object, surrogates: Gaussian
 ) -> WorstVisits | None:
     """Return the visits that throw a chain farthest, from 4, 8 and 12 posterior sds off the mean.
 
@@ -144,7 +144,7 @@ def _relay_in(kernel: FederatedKernel) -> FederatedKernel | None:
     return next((node for node in bare if node.traits.visits_clients), None)
 
 
-def has_unchecked_visits(kernel: FederatedKernel, data: Any) -> bool:
+def has_unchecked_visits(kernel: FederatedKernel, data: object) -> bool:
     """Return true if the kernel is a relay whose visits are not simulated, for lack of rows."""
     return _relay_in(kernel) is not None and not isinstance(data, FederatedData)
 

@@ -66,7 +66,7 @@ class Compiled(Generic[P, T]):
                 _PROGRAMS.popitem(last=False)
         return program, leaves
 
-    def _build_program(self, structure: Any, static: dict[str, Any]) -> Any:
+    def _build_program(self, structure: object, static: dict[str, Any]) -> Any:
         def program(leaves: list[Any]) -> T:
             args, kwargs = jax.tree.unflatten(structure, leaves)
             return self._fn(*args, **kwargs, **static)

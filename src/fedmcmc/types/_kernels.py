@@ -210,7 +210,7 @@ class FederatedKernel(Phase):
         """Return a client's first state, computed from the first broadcast and its own rows."""
         return ()
 
-    def init(self, rng_key: Array, position: ArrayTree, data: Any) -> FederatedState:
+    def init(self, rng_key: Array, position: ArrayTree, data: object) -> FederatedState:
         """Return the state before the first round, for clients whose rows are all in `data`.
 
         Raises

@@ -42,13 +42,13 @@ def register_dataclass(cls: type[T]) -> type[T]:
     data = tuple(name for name, static in is_static.items() if not static)
     structure = tuple(name for name, static in is_static.items() if static)
 
-    def flatten(value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    def flatten(value: object) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         return (
             tuple([getattr(value, name) for name in data]),
             tuple([getattr(value, name) for name in structure]),
         )
 
-    def flatten_with_keys(value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    def flatten_with_keys(value: object) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         leaves, static = flatten(value)
         return tuple((GetAttrKey(n), x) for n, x in zip(data, leaves, strict=True)), static
 

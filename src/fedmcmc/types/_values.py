@@ -300,7 +300,7 @@ class Posterior(NamedTuple):
         """Names of shared sites that have the prior of a group's effect (`from_numpyro`)."""
         return tuple(self._fact("unmarked_local", ()))
 
-    def _fact(self, name: str, default: Any) -> Any:
+    def _fact(self, name: str, default: object) -> Any:
         """Return an attribute that the model's builder set on the prior, also inside wrappers."""
         fn: Any = self.logprior_fn
         while fn is not None and not hasattr(fn, name):
