@@ -7,7 +7,7 @@ POWER = f"{EP}[power-diagonal]"
 COHORT = "laws/test_fed_ep_law.py::test_cohorts_change_what_they_send[site]"
 STATELESS = "laws/test_fed_ep_law.py::test_cohorts_change_what_they_send[average]"
 ABSENT = "kernels/test_fed_ep.py::test_a_clients_momentum_advances_while_it_is_absent"
-LEFT = "kernels/test_fed_ep.py::test_an_improper_product_is_left_again[None-average]"
+LEFT = "kernels/test_fed_ep.py::test_an_improper_product_is_left_again[2-site]"
 RESTART = "kernels/test_fed_ep.py::test_a_client_whose_fits_are_lost_gets_a_new_site"
 PER_ROW = "laws/test_fed_ep_law.py::test_scaled_identities[per row]"
 FIT = "inference/test_inference.py"
@@ -25,7 +25,10 @@ SAMPLED, OF_EACH = f"{ALONG}[dense]", f"{ALONG}[diagonal]"
 MUTATIONS = {
     "kernels/_natural.py::Natural._cavity": {
         "a cavity that keeps the client's own site": ("q / site -> q", SITE),
-        "an improper product for a cavity": ("~extra.proper -> jnp.zeros_like(extra.proper)", LEFT),
+        "an improper product for a cavity": (
+            "falls_back &= extra.ever_proper -> falls_back = extra.proper & ~extra.proper",
+            LEFT,
+        ),
         "a lost client that keeps its site": (
             "client_state.lost -> client_state.lost & False",
             RESTART,
