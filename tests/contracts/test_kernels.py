@@ -1,4 +1,4 @@
-"""What every kernel promises."""
+"""Contract of every kernel: arguments, shapes, keys, messages, deployed rounds, and traces."""
 
 import platform
 import subprocess
