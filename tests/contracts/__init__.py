@@ -1,1 +1,1 @@
-"""What every public constructor promises: the table of them, and the tests that go through it."""
+"""Contracts of all public constructors: a table of them, and tests that run through it."""

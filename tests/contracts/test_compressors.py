@@ -1,4 +1,4 @@
-"""What every compressor promises."""
+"""Contract of every compressor: arguments, shapes, moments of its errors, and traces."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ def build(name, scale=1):
 
 
 @jax.jit
-def say(compressor, key, message, state, client):
+def transmit(compressor, key, message, state, client):
     draws = compressor.prepare(key, message, client)
     code, state = compressor.encode(draws, message, state, client)
     return code, compressor.decode(code, client), state
@@ -41,13 +41,13 @@ def test_functions_take_the_documented_arguments(name):
 
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("name", COMPRESSORS)
-def test_structure_shapes_and_dtypes_are_kept(name, position):
+def test_structures_shapes_and_dtypes_do_not_change(name, position):
     compressor, message = build(name), POSITIONS[position]
     compressor.check(message, NUM_CLIENTS)
     state = compressor.init(message)
-    code, said, after = jax.eval_shape(say, compressor, KEY, message, state, CLIENT)
+    code, decoded, after = jax.eval_shape(transmit, compressor, KEY, message, state, CLIENT)
     assert isinstance(code, Dense | Quantized | Sparse | OneOf)
-    assert shapes(said) == shapes(message)
+    assert shapes(decoded) == shapes(message)
     assert shapes(after) == shapes(state)
     bits = jax.eval_shape(message_bits, code)
     assert (bits.shape, bits.dtype) == ((), jnp.int32)
@@ -55,14 +55,16 @@ def test_structure_shapes_and_dtypes_are_kept(name, position):
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)
-def test_what_it_declares_of_its_errors_is_so(name):
+def test_errors_have_the_declared_moments(name):
     compressor, message = build(name), jnp.array([0.3, -1.7, 0.9])
     state = compressor.init(message)
     omega = jnp.broadcast_to(compressor.omega(message), (NUM_CLIENTS,))
     keys = jax.random.split(KEY, 20000)
     for i in (0, 2):
-        heard = jax.vmap(say, (None, 0, None, None, None))
-        errors = np.asarray(heard(compressor, keys, message, state, DATA.client(i))[1], float)
+        transmit_many = jax.vmap(transmit, (None, 0, None, None, None))
+        errors = np.asarray(
+            transmit_many(compressor, keys, message, state, DATA.client(i))[1], float
+        )
         errors = errors - np.asarray(message)
         assert (errors**2).sum(1).mean() <= 1.02 * float(omega[i]) * float(message @ message) + 1e-9
         exact = np.abs(errors).max() == 0

@@ -1,4 +1,4 @@
-"""What every kernel promises."""
+"""Contract of every kernel: arguments, shapes, keys, messages, deployed rounds, and traces."""
 
 import platform
 import subprocess
@@ -47,13 +47,15 @@ def rows_of(kernel, data=DATA):
 
 
 @partial(jax.jit, static_argnames=("number",))
-def take_part(kernel, number, data, broadcast, own, key, index, weight):
-    """Return what client `index` computes by itself: its message, its state and its report."""
+def take_part(kernel, number, data, broadcast, client_state, key, index, weight):
+    """Return the message, the new state and the report of client `index`."""
     client, phase = data.client(index, weight), kernel.phases[number]
     draws = rounds.Prepared(phase.prepare(key, between_rounds(broadcast), client))
-    code, kept, info = rounds.client_step(kernel, number, draws, broadcast, own, client)
+    code, new_state, info = rounds.client_step(
+        kernel, number, draws, broadcast, client_state, client
+    )
     like = phase.message_like(trees.shapes_of(broadcast))
-    return phase.decode(code, client, memory_of(phase, own), like), kept, info
+    return phase.decode(code, client, memory_of(phase, client_state), like), new_state, info
 
 
 @jax.jit
@@ -66,12 +68,13 @@ def between_rounds(broadcast):
 
 
 def visit(kernel, data, broadcast, clients, key, index, weight):
-    own = jax.tree.map(lambda leaf: leaf[index], clients)
-    return take_part(kernel, len(kernel.phases) - 1, data, broadcast, own, key, index, weight)
+    client_state = jax.tree.map(lambda leaf: leaf[index], clients)
+    number = len(kernel.phases) - 1
+    return take_part(kernel, number, data, broadcast, client_state, key, index, weight)
 
 
-def ready(kernel, data, state, key):
-    """Return the broadcast as a step sees it, with what is shared and what was summed before."""
+def prepare_broadcast(kernel, data, state, key):
+    """Return the broadcast of the last phase, with shared draws and with sums of earlier phases."""
     shared = kernel.prepare_shared(key, between_rounds(state.broadcast))
     broadcast = state.broadcast._replace(shared=shared)
     for number, phase in enumerate(kernel.phases[:-1]):
@@ -82,7 +85,7 @@ def ready(kernel, data, state, key):
                 data,
                 broadcast,
                 jax.tree.map(lambda leaf, i=i: leaf[i], state.clients),
-                key,  # of no client in particular, so that labels do not matter
+                key,  # the same for all clients, so that labels do not matter
                 i,
                 1.0,
             )[0]
@@ -93,24 +96,24 @@ def ready(kernel, data, state, key):
     return broadcast
 
 
-def first_message(kernel, data, key=KEY, index=2, position=NESTED, others=None):
-    """Return a client's message; `others` is whose data what was summed before comes from."""
+def first_message(kernel, data, key=KEY, index=2, position=NESTED, summed_data=None):
+    """Return a client's message; earlier phases and the set-up sum over `summed_data`."""
     rows = rows_of(kernel, data)
     index = 0 if kernel.participation.pooled else index
     state = first_state(kernel, position, rows)
-    if others is not None:  # what the server sends was summed over them
-        start = first_state(kernel, position, rows_of(kernel, others))
+    if summed_data is not None:
+        start = first_state(kernel, position, rows_of(kernel, summed_data))
         state = state._replace(broadcast=start.broadcast)
     # Away from snapshot and centre, where messages are exact or zero.
     moved = jax.tree.map(lambda x: x + 0.3, position)
     state = state._replace(broadcast=state.broadcast._replace(round=jnp.int32(1), position=moved))
-    whole = rows if others is None else rows_of(kernel, others)
-    broadcast = ready(kernel, whole, state, key)
+    all_rows = rows if summed_data is None else rows_of(kernel, summed_data)
+    broadcast = prepare_broadcast(kernel, all_rows, state, key)
     return visit(kernel, rows, broadcast, state.clients, key, index, 1.5)[0]
 
 
 def flat(tree):
-    """Return all numbers of a tree, those that integers stand for where it holds words."""
+    """Return all numbers of a tree; words of a secure sum are decoded."""
 
     def read(node):
         return GRID.decode(node, jnp.float32) if isinstance(node, Limbs) else node
@@ -144,8 +147,8 @@ FAMILIES = (
     "secure_sum: fa_hmc",
 )
 
-# Messages in the fast lane: those of every family, and of every kind of compressor.
-SPOKEN = (
+# Messages in the fast tests: one kernel of every family, and of every kind of compressor.
+WITH_MESSAGES = (
     *FAMILIES,
     "compress: dsgld, quantize",
     "compress: relay, top_k",
@@ -158,10 +161,11 @@ SPOKEN = (
 )
 
 
-# Whose programs take ten seconds to compile.
+# Programs that take ten seconds to compile.
 LONG = {"fed_ep: latents", "compress: fed_ep: latents, quantize"}
 
-# A nested position holds scalars and vectors; these positions are for each family's own shapes.
+# A nested position holds scalars and vectors, so positions of one leaf are slow, except for a
+# scalar in every family.
 PLACED = [
     pytest.param(
         name,
@@ -171,7 +175,7 @@ PLACED = [
         else pytest.mark.check
         if position == "nested"
         else ()
-        if name in FAMILIES
+        if position == "scalar" and name in FAMILIES
         else pytest.mark.slow,
     )
     for name in KERNELS
@@ -193,7 +197,7 @@ def test_functions_take_the_documented_arguments(name):
         "decode": ["code", "sender", "memory", "like"],
         "commit": ["message", "broadcast", "client_state"],
     }
-    whole = {
+    of_kernel = {
         "init": ["rng_key", "position", "data"],
         "server_init": ["rng_key", "position", "federation", "totals"],
         "client_init": ["broadcast", "client"],
@@ -201,7 +205,7 @@ def test_functions_take_the_documented_arguments(name):
         "draw": ["rng_key", "state"],
     }
     assert kernel.phases[-1] is kernel
-    for part, documented in [(kernel, whole), *((p, phase) for p in kernel.phases)]:
+    for part, documented in [(kernel, of_kernel), *((p, phase) for p in kernel.phases)]:
         for field, expected in documented.items():
             assert arguments(getattr(part, field)) == expected, field
     memory = {
@@ -216,30 +220,31 @@ def test_functions_take_the_documented_arguments(name):
 
 
 @pytest.mark.parametrize(("name", "position"), PLACED)
-def test_structure_shapes_and_dtypes_are_kept(name, position):
+def test_structures_shapes_and_dtypes_do_not_change(name, position):
     kernel, position = kernel_of(name, position), POSITIONS[position]
     rows = rows_of(kernel)
 
     def program(key):
         state = kernel.init(key, position, rows)
-        broadcast = ready(kernel, rows, state, key)
-        message, own, info = visit(kernel, rows, broadcast, state.clients, key, 0, 1.5)
+        broadcast = prepare_broadcast(kernel, rows, state, key)
+        message, client_state, info = visit(kernel, rows, broadcast, state.clients, key, 0, 1.5)
         moved = kernel.aggregate(key, state.broadcast, state.server, message)[:2]
-        return state, message, own, info, moved, kernel.draw(key, state)
+        return state, message, client_state, info, moved, kernel.draw(key, state)
 
-    state, message, own, info, moved, drawn = jax.eval_shape(program, KEY)
-    for leaf, before in zip(jax.tree.leaves(own), jax.tree.leaves(state.clients), strict=True):
-        assert (rows.num_clients, *leaf.shape) == before.shape and leaf.dtype == before.dtype
-    assert jax.tree.structure(own) == jax.tree.structure(state.clients)
+    state, message, client_state, info, moved, draw = jax.eval_shape(program, KEY)
+    per_client = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((rows.num_clients, *leaf.shape), leaf.dtype), client_state
+    )
+    assert shapes(per_client) == shapes(state.clients)
     assert shapes(moved) == shapes((state.broadcast, state.server))
     assert shapes(message) == shapes(kernel.message_like(state.broadcast))
     assert isinstance(info, fedmcmc.types.StepInfo)
     for bits in (info.bits, *jax.tree.leaves(info.bits_down)):
         assert (bits.shape, bits.dtype) == ((), jnp.int32)
-    assert shapes(drawn) == shapes(position)
+    assert shapes(draw) == shapes(position)
 
 
-@pytest.mark.parametrize("name", fast_and_slow(KERNELS, SPOKEN))
+@pytest.mark.parametrize("name", fast_and_slow(KERNELS, WITH_MESSAGES))
 def test_messages_are_finite_and_move_with_the_key(name):
     kernel = kernel_of(name)
     messages = [flat(first_message(kernel, DATA, key)) for key in jax.random.split(KEY, 4)]
@@ -247,14 +252,14 @@ def test_messages_are_finite_and_move_with_the_key(name):
     assert (len(np.unique(messages, axis=0)) > 1) == (name not in FIXED)
 
 
-@pytest.mark.parametrize("name", fast_and_slow(KERNELS, SPOKEN))
-def test_a_message_depends_on_the_clients_own_rows_alone(name):
+@pytest.mark.parametrize("name", fast_and_slow(KERNELS, WITH_MESSAGES))
+def test_a_message_depends_on_rows_of_its_client_only(name):
     kernel = kernel_of(name)
     if kernel.participation.pooled:
         pytest.skip("all rows are one client's")
     message = flat(first_message(kernel, DATA))
     for data in (make_data(spoilt=(0, 1)), make_data(sizes=(1, 5, 4))):
-        again = flat(first_message(kernel, data, others=DATA))
+        again = flat(first_message(kernel, data, summed_data=DATA))
         np.testing.assert_array_equal(again, message)
     changed = flat(first_message(kernel, make_data(shifted=(2,))))
     assert np.abs(changed - message).max() > 1e-3
@@ -267,11 +272,11 @@ def test_relabelled_clients_send_the_same_messages(name):
         pytest.skip("all rows are one client's")
     data = make_data(order=order)
     relabelled = KERNELS[name](NESTED, Given(order=order))
-    # A sum before the first round is rounded in the clients' order: both have that of one.
-    others = DATA if kernel.setup else None
+    # A sum before the first round is rounded in the clients' order, so both get the same sum.
+    summed_data = DATA if kernel.setup else None
     for new, old in enumerate(order):
         messages = [
-            flat(first_message(k, rows, jax.random.fold_in(KEY, old), i, others=others))
+            flat(first_message(k, rows, jax.random.fold_in(KEY, old), i, summed_data=summed_data))
             for k, rows, i in ((relabelled, data, new), (kernel, DATA, old))
         ]
         np.testing.assert_allclose(messages[0], messages[1], rtol=1e-5, atol=1e-6)
@@ -290,15 +295,12 @@ def close(a, b):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=2e-5), a, b)
 
 
-# In the fast lane: a phase to set up, a phase before the last, rounds that may be void, and faults
-# with memories.
-DEPLOYED = ("fa_hmc",)
 OF_CLIENTS = [name for name in KERNELS if not kernel_of(name).participation.pooled]
 
 
-@pytest.mark.parametrize("name", fast_and_slow(OF_CLIENTS, DEPLOYED))
+@pytest.mark.parametrize("name", fast_and_slow(OF_CLIENTS, ["fa_hmc"]))
 def test_a_simulated_round_is_a_deployed_one(name):
-    """Sites that have their own rows only and send bytes, over rounds that refresh and do not."""
+    """Sites have only their own rows and send bytes; snapshots are refreshed in some rounds."""
     hold_against_the_simulation(kernel_of(name), DATA, KEY, NESTED, close)
 
 
@@ -330,20 +332,20 @@ def test_draws_of_a_phase_come_from_documented_keys():
         for number, phase in enumerate(kernel.phases):
             ids = () if number == len(kernel.phases) - 1 else (2**32 - 256 - number,)
             client, between = DATA.client(2), between_rounds(state.broadcast)
-            wanted = phase.prepare(fold(KEY, 3, 2, *ids), between, client)
-            given = (kernel, number, KEY, jnp.int32(3), between)
-            chex.assert_trees_all_equal(prepare_client(*given, client), wanted)
-            wanted = phase.prepare_server(fold(KEY, 3, 2**32 - 1, *ids), between)
-            chex.assert_trees_all_equal(prepare_server(*given), wanted)
-        wanted = kernel.prepare_shared(fold(KEY, 3, 2**32 - 4), between)
-        found = prepare_shared(kernel, KEY, jnp.int32(3), between)
-        chex.assert_trees_all_equal(found, wanted)
+            expected = phase.prepare(fold(KEY, 3, 2, *ids), between, client)
+            inputs = (kernel, number, KEY, jnp.int32(3), between)
+            chex.assert_trees_all_equal(prepare_client(*inputs, client), expected)
+            expected = phase.prepare_server(fold(KEY, 3, 2**32 - 1, *ids), between)
+            chex.assert_trees_all_equal(prepare_server(*inputs), expected)
+        expected = kernel.prepare_shared(fold(KEY, 3, 2**32 - 4), between)
+        draws = prepare_shared(kernel, KEY, jnp.int32(3), between)
+        chex.assert_trees_all_equal(draws, expected)
 
 
 def test_a_phase_of_another_kernel_is_refused():
-    kernel, other = kernel_of("lsd"), kernel_of("fa_hmc")
+    kernel, another = kernel_of("lsd"), kernel_of("fa_hmc")
     state = kernel.init(KEY, NESTED, DATA)
-    for phase in (other.phases[0], 1, -1):
+    for phase in (another.phases[0], 1, -1):
         with pytest.raises(ValueError, match="phase"):
             rounds.client_step(kernel, phase, KEY, state.broadcast, (), DATA.client(0))
     with pytest.raises(ValueError, match="late= needs a sum of late messages"):
@@ -353,7 +355,7 @@ def test_a_phase_of_another_kernel_is_refused():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KERNELS)
-def test_a_run_goes_on_to_the_last_bit_and_chains_are_those_run_alone(name):
+def test_a_run_continues_to_the_last_bit_and_chains_equal_runs_of_one_chain(name):
     kernel = kernel_of(name)
 
     def run(num_rounds, **settings):
@@ -361,18 +363,18 @@ def test_a_run_goes_on_to_the_last_bit_and_chains_are_those_run_alone(name):
             KEY, kernel, DATA, NESTED, num_rounds=num_rounds, progress=False, **settings
         )
 
-    # With the burn-in all three keep as many draws, so that they share a compilation.
-    whole = run(12, num_burnin=4, num_chains=2)
+    # With the burn-in all three record the same number of draws, so that they share a compilation.
+    full = run(12, num_burnin=4, num_chains=2)
     first = run(6, num_chains=2)
     second = run(6, state=jax.tree.map(np.array, first.state))
-    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[:, 2:]), second.draws, whole.draws)
-    chex.assert_trees_all_equal(second.state, whole.state)
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[:, 2:]), second.draws, full.draws)
+    chex.assert_trees_all_equal(second.state, full.state)
 
     if kernel.traits.needs_all_clients:  # its chains stay where they are while nothing is accepted
-        distinct = np.unique(np.concatenate([flat(whole.draws), flat(first.draws)]))
+        distinct = np.unique(np.concatenate([flat(full.draws), flat(first.draws)]))
         assert len(distinct) > 6
         return
-    moves = np.diff(jax.vmap(jax.vmap(lambda x: ravel_pytree(x)[0]))(whole.draws), axis=1)
+    moves = np.diff(jax.vmap(jax.vmap(lambda x: ravel_pytree(x)[0]))(full.draws), axis=1)
     moves = moves.reshape(-1, 3)
     gaps = np.abs(moves[:, None] - moves[None]).max(-1)
     assert gaps[~np.eye(len(moves), dtype=bool)].min() > 0

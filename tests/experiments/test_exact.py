@@ -180,11 +180,11 @@ def test_a_gap_is_that_of_quantiles_of_all_chains():
 
 def test_errors_of_the_draws_so_far_are_marginal_errors():
     reference = RNG.normal(size=(500, 3)).astype(np.float32)
-    draws = (0.3 + 1.2 * RNG.normal(size=(2, 80, 3))).astype(np.float32)
+    draws = (0.3 + 1.2 * RNG.normal(size=(2, 30, 3))).astype(np.float32)
     draws[:, 3, 0], draws[:, 5, 1] = reference[:, 0].max(), 40
-    parts = (draws[:, start : start + 10] for start in range(0, 80, 10))
-    marks, errors = error_curve(parts, Histograms(reference), 75, 0.0)
-    assert marks[0] == 2 and marks[-1] == 75
+    parts = (draws[:, start : start + 10] for start in range(0, 30, 10))
+    marks, errors = error_curve(parts, Histograms(reference), 25, 0.0)
+    assert marks[0] == 2 and marks[-1] == 25
     for mark, found in zip(marks, errors, strict=True):
         chains = draws[:, mark // 2 : mark]
         for part, error in zip((chains, chains[1:], chains[:1]), found, strict=True):

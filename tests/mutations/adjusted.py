@@ -14,188 +14,137 @@ VOID_WEIGHTS = f"{OF_WEIGHTS}::test_faults_make_rounds_void_and_leave_the_law_al
 MIXED = f"{OF_WEIGHTS}::test_mixtures_keep_the_law[mixture]"
 MODES = "exact/test_tempered.py::test_masses_of_two_modes_between_which_no_chain_moves"
 NEAR = "exact/test_tempered.py::test_evidence_and_moments_of_a_gaussian_federation[near]"
-HMC, WEIGHTED = "kernels/_hamiltonian.py", "kernels/_weighted.py"
-TEMPERED = "exact/_tempered.py"
 
 MUTATIONS = {
-    "no kinetic energy": (
-        HMC,
-        "return sum(terms, jnp.zeros((), dtype)) / 2",
-        "return 0 * sum(terms, jnp.zeros((), dtype))",
-        STEPS,
-    ),
-    "no half kick at a trajectory's end": (
-        HMC,
-        "momentum = half_kick(old.momentum, gradient, old.step_size, self.metric)",
-        "momentum = old.momentum",
-        STEPS,
-    ),
-    "every proposal accepted": (
-        HMC,
-        "moves = ends & (is_start | (draws.uniform < acceptance))",
-        "moves = ends",
-        STEPS,
-    ),
-    "a rejection that is not recorded": (
-        HMC,
-        "position=position,",
-        "position=trees.select(ends & densities.is_complete, point, position),",
-        STEPS,
-    ),
-    "the energy of the rejected end": (
-        HMC,
-        "_kinetic(draws.momentum) - at_position[0], old.energy",
-        "_kinetic(draws.momentum) - log_density, old.energy",
-        STEPS,
-    ),
-    "the gradient of the rejected end": (
-        HMC,
-        "origin_gradient = trees.select(ends, at_position[1], gradient)",
-        "origin_gradient = gradient",
-        STEPS,
-    ),
-    "a step size that changes on the way": (
-        HMC,
-        "ends, (position, draws.momentum, new_step), (point, momentum, old.step_size)",
-        "ends, (position, draws.momentum, new_step), (point, momentum, 2 * old.step_size)",
-        STEPS,
-    ),
-    "the transposed root of a metric": (
-        "dynamics/_metrics.py",
-        "return _times(jax.tree.map(jnp.transpose, self.factor), gradient)",
-        "return _times(self.factor, gradient)",
-        STEPS,
-    ),
-    "a prior that is not in the gradient": (
-        "kernels/_adjusted.py",
-        "gradient = trees.add(total.gradient, trees.cast_like(prior_gradient, total.gradient))",
-        "gradient = total.gradient",
-        METRIC,
-    ),
-    "a prior that does not decide": (
-        "kernels/_adjusted.py",
-        "log_density = value + prior.astype(value.dtype)",
-        "log_density = value",
-        METRIC,
-    ),
-    "void rounds that count": (
-        HMC,
-        "densities.is_complete,\n            (server, position, next_points)",
-        "densities.is_complete | True,\n            (server, position, next_points)",
-        VOID,
-    ),
-    "a trajectory that ends where it meets a wall": (
-        HMC,
-        "ends = is_start | (num_points >= old.length)",
-        "ends = is_start | (num_points >= old.length) | jnp.isneginf(log_density)",
-        WALL,
-    ),
-    "noise without a penalty": (
-        HMC,
-        "log_ratio = log_ratio - self.value_noise / 2",
-        "pass",
-        NOISY,
-    ),
-    "a penalty of the whole variance": (
-        HMC,
-        "log_ratio = log_ratio - self.value_noise / 2",
-        "log_ratio = log_ratio - self.value_noise",
-        NOISY,
-    ),
-    "noise of the whole variance from every client": (
-        HMC,
-        "jnp.sqrt(self.value_noise * share)",
-        "jnp.sqrt(self.value_noise)",
-        NOISY,
-    ),
-    "noisy differences to where the trajectory did not begin": (
-        HMC,
-        "position if self._is_noisy else broadcast.extra.centre",
-        "broadcast.extra.centre",
-        NOISY,
-    ),
-    "noise that is kept beside a penalty": (
-        HMC,
-        "point_density = self.posterior.logprior_fn(point).astype(log_density.dtype)",
-        "point_density = log_density",
-        NOISY,
-    ),
-    "the approximation's density left out": (
-        WEIGHTED,
-        "log_weights = jnp.concatenate([log_weight[None], log_density - proposal_density])",
-        "log_weights = jnp.concatenate([log_weight[None], log_density])",
-        ALONE,
-    ),
-    "every weighted proposal accepted": (
-        WEIGHTED,
-        "return (uniforms[0] < accepted).astype(jnp.int32), accepted",
-        "return jnp.int32(1), accepted",
-        ALONE,
-    ),
-    "the weight of what was rejected": (
-        WEIGHTED,
-        "log_weights[chosen],",
-        "log_weights[1],",
-        ALONE,
-    ),
-    "a correlation with another variance": (
-        WEIGHTED,
-        "share = jnp.sqrt(1 - jnp.square(correlation))",
-        "share = jnp.sqrt(1 - correlation)",
-        CORRELATED,
-    ),
-    "a correlated proposal from another point": (
-        WEIGHTED,
-        "correlated_mean = mean + correlation * (position.astype(mean.dtype) - mean)",
-        "correlated_mean = correlation * position.astype(mean.dtype)",
-        CORRELATED,
-    ),
-    "the old position not among the tries": (
-        WEIGHTED,
-        "return jnp.argmax(log_weights + gumbel)",
-        "return 1 + jnp.argmax(log_weights[1:] + gumbel[1:])",
-        TRIES,
-    ),
-    "the best of the tries": (
-        WEIGHTED,
-        "return jnp.argmax(log_weights + gumbel)",
-        "return jnp.argmax(log_weights)",
-        TRIES,
-    ),
-    "void rounds that are weighed": (
-        WEIGHTED,
-        "densities.is_complete,\n            (server, position, next_points)",
-        "densities.is_complete | True,\n            (server, position, next_points)",
-        VOID_WEIGHTS,
-    ),
-    "a density of one part alone": (
-        "gaussian/_mixtures.py",
-        "return jax.nn.logsumexp(jnp.stack(terms))",
-        "return terms[0]",
-        MIXED,
-    ),
-    "states resampled without their weights": (
-        TEMPERED,
-        "start + _resample(np.exp(island - logsumexp(island)), num_seeds, rng)",
-        "start + _resample(np.full(num, 1 / num), num_seeds, rng)",
-        MODES,
-    ),
-    "moves to the posterior at every temperature": (
-        TEMPERED,
-        "log_ratio = proposed.log_density(power) - current.log_density(power)",
-        "log_ratio = proposed.log_density(1.0) - current.log_density(1.0)",
-        MODES,
-    ),
-    "moves that are always made": (
-        TEMPERED,
-        "accept = np.log(rng.random(num)) < log_ratio",
-        "accept = np.isfinite(log_ratio)",
-        NEAR,
-    ),
-    "an evidence of the last temperature alone": (
-        TEMPERED,
-        "log_evidence += logsumexp(log_weights, axis=1) - np.log(num)",
-        "log_evidence = logsumexp(log_weights, axis=1) - np.log(num)",
-        MODES,
-    ),
+    "kernels/_hamiltonian.py::_kinetic": {
+        "no kinetic energy": (
+            "sum(terms, jnp.zeros((), dtype)) / 2 -> 0 * sum(terms, jnp.zeros((), dtype))",
+            STEPS,
+        ),
+    },
+    "kernels/_hamiltonian.py::HamiltonianMonteCarlo.aggregate": {
+        "no half kick at a trajectory's end": (
+            "half_kick(old.momentum, gradient, old.step_size, self.metric) -> old.momentum",
+            STEPS,
+        ),
+        "every proposal accepted": (
+            "ends & (is_start | (draws.uniform < acceptance)) -> ends",
+            STEPS,
+        ),
+        "a rejection that is not recorded": (
+            "(server, position, next_points)"
+            " -> (server, trees.select(ends, point, position), next_points)",
+            STEPS,
+        ),
+        "the energy of the rejected end": (
+            "_kinetic(draws.momentum) - at_position[0] -> _kinetic(draws.momentum) - log_density",
+            STEPS,
+        ),
+        "the gradient of the rejected end": (
+            "trees.select(ends, at_position[1], gradient) -> gradient",
+            STEPS,
+        ),
+        "a step size that changes on the way": (
+            "(point, momentum, old.step_size) -> (point, momentum, 2 * old.step_size)",
+            STEPS,
+        ),
+        "void rounds that count": (
+            "(old, broadcast.position, broadcast.extra.points) -> (server, position, next_points)",
+            VOID,
+        ),
+        "a trajectory that ends where it meets a wall": (
+            "is_start | (num_points >= old.length)"
+            " -> is_start | (num_points >= old.length) | jnp.isneginf(log_density)",
+            WALL,
+        ),
+        "noise without a penalty": ("log_ratio = log_ratio - self.value_noise / 2 -> pass", NOISY),
+        "noisy differences to where the trajectory did not begin": (
+            "position if self._is_noisy else broadcast.extra.centre -> broadcast.extra.centre",
+            NOISY,
+        ),
+        "noise that is kept beside a penalty": (
+            "self.posterior.logprior_fn(point).astype(log_density.dtype) -> log_density",
+            NOISY,
+        ),
+    },
+    "kernels/_hamiltonian.py::HamiltonianMonteCarlo.step": {
+        "noise of the whole variance from every client": (
+            "self.value_noise * share -> self.value_noise",
+            NOISY,
+        ),
+    },
+    "dynamics/_metrics.py::Metric.transposed_root_times": {
+        "the transposed root of a metric": (
+            "jax.tree.map(jnp.transpose, self.factor) -> self.factor",
+            STEPS,
+        ),
+    },
+    "kernels/_adjusted.py::AdjustedKernel.read_sum": {
+        "a prior that is not in the gradient": (
+            "trees.add(total.gradient, trees.cast_like(prior_gradient, total.gradient))"
+            " -> total.gradient",
+            METRIC,
+        ),
+        "a prior that does not decide": ("value + prior.astype(value.dtype) -> value", METRIC),
+    },
+    "kernels/_weighted.py::WeightedKernel.aggregate": {
+        "the approximation's density left out": (
+            "log_density - proposal_density -> log_density",
+            ALONE,
+        ),
+        "the weight of what was rejected": ("log_weights[chosen] -> log_weights[1]", ALONE),
+        "void rounds that are weighed": (
+            "(old, broadcast.position, points) -> (server, position, next_points)",
+            VOID_WEIGHTS,
+        ),
+    },
+    "kernels/_weighted.py::GaussianMetropolis.choose": {
+        "every weighted proposal accepted": (
+            "(uniforms[0] < accepted).astype(jnp.int32) -> jnp.int32(1)",
+            ALONE,
+        ),
+    },
+    "kernels/_weighted.py::GaussianMetropolis.propose": {
+        "a correlation with another variance": (
+            "jnp.square(correlation) -> correlation",
+            CORRELATED,
+        ),
+        "a correlated proposal from another point": (
+            "mean + correlation * (position.astype(mean.dtype) - mean)"
+            " -> correlation * position.astype(mean.dtype)",
+            CORRELATED,
+        ),
+    },
+    "kernels/_weighted.py::MultipleTry.choose": {
+        "the old position not among the tries": (
+            "jnp.argmax(log_weights + gumbel).astype(jnp.int32)"
+            " -> 1 + jnp.argmax(log_weights[1:] + gumbel[1:]).astype(jnp.int32)",
+            TRIES,
+        ),
+    },
+    "gaussian/_mixtures.py::Mixture.log_density_of": {
+        "a density of one part alone": ("jax.nn.logsumexp(jnp.stack(terms)) -> terms[0]", MIXED),
+    },
+    "exact/_tempered.py::tempered": {
+        "states resampled without their weights": (
+            "np.exp(island - logsumexp(island)) -> np.full(num, 1 / num)",
+            MODES,
+        ),
+        "an evidence of the last temperature alone": (
+            "log_evidence += logsumexp(log_weights, axis=1) - np.log(num)"
+            " -> log_evidence = logsumexp(log_weights, axis=1) - np.log(num)",
+            MODES,
+        ),
+    },
+    "exact/_tempered.py::_Path.move": {
+        "moves to the posterior at every temperature": (
+            "proposed.log_density(power) - current.log_density(power)"
+            " -> proposed.log_density(1.0) - current.log_density(1.0)",
+            MODES,
+        ),
+        "moves that are always made": (
+            "np.log(rng.random(num)) < log_ratio -> np.isfinite(log_ratio)",
+            NEAR,
+        ),
+    },
 }

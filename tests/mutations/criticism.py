@@ -12,64 +12,55 @@ OUTCOMES = "criticism/test_calibrate.py::test_outcomes_are_redrawn_and_covariate
 ELSEWHERE = "criticism/test_calibrate.py::test_clients_elsewhere_draw_their_outcomes_themselves"
 
 MUTATIONS = {
-    "a tail that forgets how efficient draws are": (
-        "criticism/_pareto.py",
-        "int(3 * np.sqrt(num / efficiency))",
-        "int(3 * np.sqrt(num))",
-        LOO,
-    ),
-    "rows that are padding are judged too": (
-        "criticism/_loo_question.py",
-        "judged = mask & finite.all(0)",
-        "judged = finite.all(0)",
-        LOO,
-    ),
-    "groups that a client has not are judged too": (
-        "criticism/_loo_question.py",
-        "else _groups_present(client)",
-        "else jnp.ones(max_groups(client), bool)",
-        GROUPS,
-    ),
-    "the standard error of a difference without its mean": (
-        "criticism/_compare.py",
-        "np.maximum(squares - difference**2 / num, 0)",
-        "np.maximum(squares, 0)",
-        COMPARE,
-    ),
-    "small cells of replicated rows are shown": (
-        "criticism/_predictive.py",
-        "merge_cells(sum_gaps, targets)",
-        "sum_gaps",
-        CELLS,
-    ),
-    "clients draw the same outcomes": (
-        "criticism/_predictive.py",
-        "jax.random.fold_in(words, client.index)",
-        "words",
-        CELLS,
-    ),
-    "conflict counts the prior twice": (
-        "criticism/_conflict.py",
-        "full = prior_precision / np.outer(unit, unit)",
-        "full = 2 * prior_precision / np.outer(unit, unit)",
-        CONFLICT,
-    ),
-    "a shift with its sign turned": (
-        "criticism/_leave_out.py",
-        "shift=(mean - means) / sd",
-        "shift=(means - mean) / sd",
-        WITHOUT,
-    ),
-    "clients redraw outcomes by one key": (
-        "criticism/_wrapped.py",
-        "jax.random.fold_in(rng_key, client.index)",
-        "rng_key",
-        OUTCOMES,
-    ),
-    "outcomes that are drawn and not looked at": (
-        "criticism/_wrapped.py",
-        "replace(client, rows=rows, start=jnp.zeros_like(client.start))",
-        "client",
-        ELSEWHERE,
-    ),
+    "criticism/_pareto.py::tail_length": {
+        "a tail that forgets how efficient draws are": ("num / efficiency -> num", LOO),
+    },
+    "criticism/_loo_question.py::LeaveOneOut.sum_terms": {
+        "rows that are padding are judged too": ("mask & finite.all(0) -> finite.all(0)", LOO),
+    },
+    "criticism/_loo_question.py::LeaveGroupsOut.client_sums": {
+        "groups that a client has not are judged too": (
+            "_groups_present(client) -> jnp.ones(max_groups(client), bool)",
+            GROUPS,
+        ),
+    },
+    "criticism/_compare.py::compare": {
+        "the standard error of a difference without its mean": (
+            "squares - difference ** 2 / num -> squares",
+            COMPARE,
+        ),
+    },
+    "criticism/_predictive.py::Replication.merge_small_cells": {
+        "small cells of replicated rows are shown": (
+            "merge_cells(sum_gaps, targets) -> sum_gaps",
+            CELLS,
+        ),
+    },
+    "criticism/_predictive.py::Replication.answer": {
+        "clients draw the same outcomes": (
+            "jax.random.fold_in(words, client.index) -> words",
+            CELLS,
+        ),
+    },
+    "criticism/_conflict.py::conflict": {
+        "conflict counts the prior twice": (
+            "prior_precision / np.outer(unit, unit) -> 2 * prior_precision / np.outer(unit, unit)",
+            CONFLICT,
+        ),
+    },
+    "criticism/_leave_out.py::leave_out": {
+        "a shift with its sign turned": ("mean - means -> means - mean", WITHOUT),
+    },
+    "criticism/_wrapped.py::redraw_rows": {
+        "clients redraw outcomes by one key": (
+            "jax.random.fold_in(rng_key, client.index) -> rng_key",
+            OUTCOMES,
+        ),
+    },
+    "criticism/_wrapped.py::Redrawn.answer": {
+        "outcomes that are drawn and not looked at": (
+            "replace(client, rows=rows, start=jnp.zeros_like(client.start)) -> client",
+            ELSEWHERE,
+        ),
+    },
 }

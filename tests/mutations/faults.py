@@ -3,61 +3,48 @@
 LAW = "transforms/test_faults.py::test_law_of_every_round"
 DROP, LATE, ALL, MEMORY = (f"{LAW}[{case}]" for case in ("drop", "late", "all", "memory"))
 RELAY = "transforms/test_faults.py::test_a_relay_that_drops_out_stays_where_it_is"
-FAULTY = "transforms/_faulty.py"
 
 MUTATIONS = {
-    "all clients drop out together": (
-        "random/_streams.py",
-        "return jax.random.fold_in(fault_stream, index)",
-        "return fault_stream",
-        DROP,
-    ),
-    "what arrives not divided by its probability": (
-        FAULTY,
-        "cohort.weight / arrives",
-        "cohort.weight",
-        DROP,
-    ),
-    "one uniform number for two kinds of faults": (
-        FAULTY,
-        "u[:, 1] <",
-        "u[:, 0] <",
-        ALL,
-    ),
-    "late messages lost": (
-        FAULTY,
-        "trees.add(total.now, _settled(pending))",
-        "total.now",
-        LATE,
-    ),
-    "late messages added in every later round": (
-        FAULTY,
-        "_settled(pending)), total.late",
-        "_settled(pending)), trees.add(pending, total.late)",
-        LATE,
-    ),
-    "what is late taken as relative to memories before it": (
-        "transforms/_compressed.py",
-        "numbers = trees.add(_without_exact(message), total.change)",
-        "numbers = _without_exact(message)",
-        MEMORY,
-    ),
-    "a memory moved by a message that is left out": (
-        "rounds/_clients.py",
-        "new = where_active(members.active, new, old)",
-        "new = where_active(group.cohort.active, new, old)",
-        MEMORY,
-    ),
-    "what is relative to memories not rescaled": (
-        FAULTY,
-        "inner.weighted or holds_pooled_memory(kernel)",
-        "inner.weighted",
-        MEMORY,
-    ),
-    "a relay's gradients rescaled": (
-        FAULTY,
-        "inner.weighted or holds_pooled_memory(kernel)",
-        "True",
-        RELAY,
-    ),
+    "random/_streams.py::fault_key": {
+        "all clients drop out together": (
+            "jax.random.fold_in(fault_stream, index) -> fault_stream",
+            DROP,
+        ),
+    },
+    "transforms/_faulty.py::FaultyParticipation.prepare": {
+        "what arrives not divided by its probability": (
+            "cohort.weight / arrives -> cohort.weight",
+            DROP,
+        ),
+        "one uniform number for two kinds of faults": ("u[:, 1] -> u[:, 0]", ALL),
+    },
+    "transforms/_faulty.py::_Waiting.aggregate": {
+        "late messages lost": ("trees.add(total.now, _settled(pending)) -> total.now", LATE),
+        "late messages added in every later round": (
+            "total.late -> trees.add(pending, total.late)",
+            LATE,
+        ),
+    },
+    "transforms/_faulty.py::faults": {
+        "what is relative to memories not rescaled": (
+            "holds_pooled_memory(kernel) -> False",
+            MEMORY,
+        ),
+        "a relay's gradients rescaled": (
+            "inner.weighted or holds_pooled_memory(kernel) or weights_at_clients(kernel) -> True",
+            RELAY,
+        ),
+    },
+    "transforms/_compressed.py::arrived_late": {
+        "what is late taken as relative to memories before it": (
+            "trees.add(_without_exact(message), total.change) -> _without_exact(message)",
+            MEMORY,
+        ),
+    },
+    "rounds/_clients.py::_run_on_one_device": {
+        "a memory moved by a message that is left out": (
+            "where_active(members.active, new, old) -> where_active(group.cohort.active, new, old)",
+            MEMORY,
+        ),
+    },
 }

@@ -35,258 +35,227 @@ ROWS = (
 PATHS = "hierarchy/test_refresh.py::test_trajectories_keep_a_conditional[hmc]"
 SEARCHES = "hierarchy/test_marginal.py::test_searches_that_fail_are_counted"
 SADDLES = "hierarchy/test_marginal.py::test_searches_that_end_at_a_saddle_have_failed"
-LATENTS, MARGINAL = "hierarchy/_latents.py", "hierarchy/_marginal.py"
-REFRESH, NORMAL = "hierarchy/_refresh.py", "hierarchy/_gaussian_moves.py"
-KERNEL, SERVER = "kernels/_joint.py", "kernels/_gibbs.py"
-RUNNING = "kernels/_gibbs_sums.py"
-PATH, RECENTERING = "hierarchy/_trajectories.py", "kernels/_gibbs_recentering.py"
-SLICED, JUDGED = "dynamics/_slices.py", "kernels/_gibbs_rows.py"
 
 MUTATIONS = {
-    "proposals are wider than their density says by the root of two": (
-        REFRESH,
-        "places = mode[:, None] + jax",
-        "places = mode[:, None] + jnp.sqrt(2.0) * jax",
-        MOVES,
-    ),
-    "every proposal is accepted": (
-        REFRESH,
-        "(jnp.log(uniform) < new_weight - weight)",
-        "(jnp.log(uniform) < jnp.inf)",
-        MOVES,
-    ),
-    "all groups of a client share their draws": (
-        REFRESH,
-        "draw(jax.random.fold_in(rng_key, group))",
-        "draw(jax.random.fold_in(rng_key, 0 * group))",
-        DRAWS,
-    ),
-    "all clients share their draws": (
-        "hierarchy/_local_draws.py",
-        "jax.random.fold_in(key, client.index)",
-        "jax.random.fold_in(key, 0 * client.index)",
-        DRAWS,
-    ),
-    "a new group has a row of its own": (
-        "hierarchy/_new_group.py",
-        "Client(rows, zero, zero, zero, weight, weight, 1)",
-        "Client(rows, zero, zero + 1, zero, weight, weight, 1)",
-        NEW,
-    ),
-    "sites are centered as if groups differed by one": (
-        "interop/_numpyro_centering.py",
-        "share * spread ** (middle - 1) < middle",
-        "share < middle",
-        CENTERED,
-    ),
-    "what rows alone say of a group has the population's prior": (
-        "hierarchy/_unpooled.py",
-        "local._replace(logprior_fn=_Flat())",
-        "local",
-        ALONE,
-    ),
-    "chains that do not agree are called exact": (
-        "fitting/_gibbs.py",
-        "    if chains.agree:\n",
-        "    if True:\n",
-        FITTED,
-    ),
-    "the prior of a latent counts twice": (
-        LATENTS,
-        "return prior + self.fold",
-        "return 2 * prior + self.fold",
-        EXACT,
-    ),
-    "the mode is not differentiated": (
-        MARGINAL,
-        "center = mode + solve(cholesky(curvature), slope)",
-        "center = mode",
-        SLOPES,
-    ),
-    "what draws share counts as an error of a quadrature": (
-        MARGINAL,
-        "differences - differences.mean()",
-        "differences",
-        QUADRATURE,
-    ),
-    "groups that a client does not have count": (
-        MARGINAL,
-        "jnp.where(groups.present, total, 0)",
-        "jnp.where(groups.present, total, 1)",
-        LAYOUTS,
-    ),
-    "Langevin steps of latents with the noise of half the temperature": (
-        NORMAL,
-        "jnp.sqrt(2 * step) * noise",
-        "jnp.sqrt(step) * noise",
-        STEPS,
-    ),
-    "a draw of a latent with twice the variance": (
-        NORMAL,
-        "solve_upper(factor, draws.astype(flat.dtype))",
-        "jnp.sqrt(2.0) * solve_upper(factor, draws.astype(flat.dtype))",
-        METRIC,
-    ),
-    "a metric for the drift and not for the noise": (
-        KERNEL,
-        "position, gradient, noise, step_size, 1.0, self.metric",
-        "position, self.metric.times(gradient), noise, step_size, 1.0",
-        METRIC,
-    ),
-    "the shared prior counts twice": (
-        KERNEL,
-        "trees.add(total, jax.grad(self.posterior.logprior_fn)(position))",
-        "trees.add_scaled(total, 2, jax.grad(self.posterior.logprior_fn)(position))",
-        METRIC,
-    ),
-    "the order is ignored": (
-        KERNEL,
-        "flat if self.gradient_first else moved.flat",
-        "moved.flat",
-        STEPS,
-    ),
-    "the gradient of the client's first latents alone": (
-        LATENTS,
-        "jnp.where(self.present, self.log_density(position, flat), 0)",
-        "self.log_density(position, flat)[:1]",
-        METRIC,
-    ),
-    "latents of absent clients move": (
-        "rounds/_messages.py",
-        "jnp.where(_column(active, a), a, b)",
-        "a",
-        SOME,
-    ),
-    "latents shrink between rounds": (
-        "kernels/_joint.py",
-        "LatentState(groups.as_latents(flat), refresh_state, acceptance)",
-        "LatentState(groups.as_latents(0.8 * flat), refresh_state, acceptance)",
-        STEPS,
-    ),
-    "the server forgets the sums of absent clients": (
-        RUNNING,
-        "total = trees.add(self.total, change)",
-        "total = change",
-        GIBBS,
-    ),
-    "a recount begins with changes of sums": (
-        RUNNING,
-        "trees.select(jnp.asarray(starts), trees.zeros_like(old), old)",
-        "old",
-        GIBBS,
-    ),
-    "the origin of sums of squares stays where it was at the start": (
-        SERVER,
-        "trees.select(ends, next_origin, origins.next)",
-        "origins.next",
-        FAR,
-    ),
-    "a prediction in which latents take no information": (
-        LATENTS,
-        'return jnp.einsum("gki,gkj->ij", whitened, whitened)',
-        'return 0 * jnp.einsum("gki,gkj->ij", whitened, whitened)',
-        PREDICTED,
-    ),
-    "parameters are recentered and latents stay": (
-        SERVER,
-        "begin = groups.as_flat(transport_latents(self, client_state, broadcast))",
-        "begin = groups.as_flat(before)",
-        SCHOOLS,
-    ),
-    "parameters are recentered as if their prior were flat": (
-        RECENTERING,
-        "answer.difference + priors, -jnp.inf)",
-        "answer.difference, -jnp.inf)",
-        RECENTERED,
-    ),
-    "latents make up for slopes as if their population had no say": (
-        RECENTERING,
-        "return rows + jnp.sum(jnp.where(groups.present, change, 0))",
-        "return rows",
-        RECENTERED,
-    ),
-    "candidates lie around where the chain is": (
-        RECENTERING,
-        "step * (normals[0] + normals[1:])",
-        "step * 2**0.5 * normals[1:]",
-        RECENTERED,
-    ),
-    "a spread of rounded sums may be negative": (
-        "interop/_numpyro_population.py",
-        "jnp.maximum(squares - total**2 / num, lowest)",
-        "squares - total**2 / num",
-        NEGATIVE,
-    ),
-    "changes of sums are weighted by one over a probability": (
-        SERVER,
-        "participation = replace(participation, weighted=False)",
-        "participation = replace(participation, weighted=True)",
-        GIBBS,
-    ),
-    "searches that fail are not counted": (
-        MARGINAL,
-        "groups.present & ~is_mode",
-        "groups.present & ~is_mode & (jnp.arange(groups.num) < 0)",
-        SEARCHES,
-    ),
-    "a saddle counts as a mode": (
-        MARGINAL,
-        "(mode.gain < MAX_GAIN) & peaked",
-        "mode.gain < MAX_GAIN",
-        SADDLES,
-    ),
-    "a level under the density from the wrong distribution": (
-        SLICED,
-        "log_density(position) + jnp.log1p(-below)",
-        "log_density(position) + 2 * jnp.log1p(-below)",
-        SLICES,
-    ),
-    "the server leaves the prior out": (
-        SERVER,
-        "return prior + self.population",
-        "return 0 * prior + self.population",
-        SWEPT,
-    ),
-    "the server counts the prior twice": (
-        SERVER,
-        "return prior + self.population",
-        "return 2 * prior + self.population",
-        SWEPT,
-    ),
-    "every proposal of parameters of rows is accepted": (
-        JUDGED,
-        "is_judged & (uniform < chance)",
-        "is_judged",
-        ROWS,
-    ),
-    "the way back of a proposal is ignored": (
-        JUDGED,
-        "(forward - backward) / (4 * step)",
-        "0 * (forward - backward)",
-        ROWS,
-    ),
-    "proposals with half the noise": (
-        JUDGED,
-        "jnp.sqrt(2 * step) * normals",
-        "jnp.sqrt(step) * normals",
-        ROWS,
-    ),
-    "every trajectory of a latent is accepted": (
-        PATH,
-        "accepted = (draw.uniforms < chance) & groups.present",
-        "accepted = (draw.uniforms < 2) & groups.present",
-        PATHS,
-    ),
-    "momenta of trajectories are off by the root of two": (
-        PATH,
-        "jax.random.normal(momentum, (num, size), dtype),",
-        "jnp.sqrt(2.0) * jax.random.normal(momentum, (num, size), dtype),",
-        PATHS,
-    ),
-    "the kinetic energy at the end of a trajectory is forgotten": (
-        PATH,
-        "jnp.sum(begin[1] ** 2 - momentum**2, -1)",
-        "jnp.sum(begin[1] ** 2 - begin[1] ** 2, -1)",
-        PATHS,
-    ),
+    "hierarchy/_refresh.py::Independence.move": {
+        "proposals are wider than their density says by the root of two": (
+            "jax.vmap(solve_upper, (None, 1), 1)(factor, scaled)"
+            " -> jnp.sqrt(2.0) * jax.vmap(solve_upper, (None, 1), 1)(factor, scaled)",
+            MOVES,
+        ),
+        "every proposal is accepted": ("new_weight - weight -> jnp.inf", MOVES),
+    },
+    "hierarchy/_refresh.py::draw_per_group": {
+        "all groups of a client share their draws": (
+            "jax.random.fold_in(rng_key, group) -> jax.random.fold_in(rng_key, 0 * group)",
+            DRAWS,
+        ),
+    },
+    "hierarchy/_local_draws.py::_draw": {
+        "all clients share their draws": ("client.index -> 0 * client.index", DRAWS),
+    },
+    "hierarchy/_new_group.py::_draw": {
+        "a new group has a row of its own": (
+            "Client(rows, zero, zero, zero, weight, weight, 1)"
+            " -> Client(rows, zero, zero + 1, zero, weight, weight, 1)",
+            NEW,
+        ),
+    },
+    "interop/_numpyro_centering.py::_least_dependent": {
+        "sites are centered as if groups differed by one": (
+            "share * spread ** (middle - 1) -> share",
+            CENTERED,
+        ),
+    },
+    "hierarchy/_unpooled.py::unpooled": {
+        "what rows alone say of a group has the population's prior": (
+            "local._replace(logprior_fn=_Flat()) -> local",
+            ALONE,
+        ),
+    },
+    "fitting/_gibbs.py::_judge": {
+        "chains that do not agree are called exact": ("chains.agree -> True", FITTED),
+    },
+    "hierarchy/_latents.py::Groups.log_density": {
+        "the prior of a latent counts twice": (
+            "prior + self.fold(of_rows).astype(prior.dtype)"
+            " -> 2 * prior + self.fold(of_rows).astype(prior.dtype)",
+            EXACT,
+        ),
+    },
+    "hierarchy/_latents.py::Groups.total": {
+        "the gradient of the client's first latents alone": (
+            "jnp.where(self.present, self.log_density(position, flat), 0)"
+            " -> self.log_density(position, flat)[:1]",
+            METRIC,
+        ),
+    },
+    "hierarchy/_latents.py::missing_information": {
+        "a prediction in which latents take no information": (
+            "jnp.einsum('gki,gkj->ij', whitened, whitened)"
+            " -> 0 * jnp.einsum('gki,gkj->ij', whitened, whitened)",
+            PREDICTED,
+        ),
+    },
+    "hierarchy/_marginal.py::MarginalTerms.terms": {
+        "the mode is not differentiated": (
+            "mode + solve(cholesky(curvature), slope) -> mode",
+            SLOPES,
+        ),
+        "groups that a client does not have count": (
+            "jnp.where(groups.present, total, 0) -> jnp.where(groups.present, total, 1)",
+            LAYOUTS,
+        ),
+    },
+    "hierarchy/_marginal.py::quadrature_error": {
+        "what draws share counts as an error of a quadrature": (
+            "differences - differences.mean() -> differences",
+            QUADRATURE,
+        ),
+    },
+    "hierarchy/_marginal.py::_failures": {
+        "searches that fail are not counted": (
+            "groups.present & ~is_mode -> groups.present & False",
+            SEARCHES,
+        ),
+        "a saddle counts as a mode": (
+            "(mode.gain < MAX_GAIN) & peaked -> mode.gain < MAX_GAIN",
+            SADDLES,
+        ),
+    },
+    "hierarchy/_gaussian_moves.py::Ula.move": {
+        "Langevin steps of latents with the noise of half the temperature": (
+            "2 * step -> step",
+            STEPS,
+        ),
+    },
+    "hierarchy/_gaussian_moves.py::Conjugate.move": {
+        "a draw of a latent with twice the variance": (
+            "solve_upper(factor, draws.astype(flat.dtype))"
+            " -> jnp.sqrt(2.0) * solve_upper(factor, draws.astype(flat.dtype))",
+            METRIC,
+        ),
+    },
+    "kernels/_joint.py::JointLangevin.aggregate": {
+        "a metric for the drift and not for the noise": (
+            "overdamped_langevin(position, gradient, noise, step_size, 1.0, self.metric)"
+            " -> overdamped_langevin(position, self.metric.times(gradient), noise, step_size, 1.0)",
+            METRIC,
+        ),
+        "the shared prior counts twice": (
+            "trees.add(total, jax.grad(self.posterior.logprior_fn)(position))"
+            " -> trees.add_scaled(total, 2, jax.grad(self.posterior.logprior_fn)(position))",
+            METRIC,
+        ),
+    },
+    "kernels/_joint.py::JointLangevin.step": {
+        "the order is ignored": (
+            "flat if self.gradient_first else moved.flat -> moved.flat",
+            STEPS,
+        ),
+        "latents shrink between rounds": (
+            "groups.as_latents(flat) -> groups.as_latents(0.8 * flat)",
+            STEPS,
+        ),
+    },
+    "rounds/_messages.py::where_active": {
+        "latents of absent clients move": ("jnp.where(_column(active, a), a, b) -> a", SOME),
+    },
+    "kernels/_gibbs_sums.py::RunningSum.plus": {
+        "the server forgets the sums of absent clients": (
+            "trees.add(self.total, change) -> change",
+            GIBBS,
+        ),
+    },
+    "kernels/_gibbs_sums.py::compute_changes": {
+        "a recount begins with changes of sums": (
+            "trees.select(jnp.asarray(starts), trees.zeros_like(old), old) -> old",
+            GIBBS,
+        ),
+    },
+    "kernels/_gibbs.py::FederatedGibbs.aggregate": {
+        "the origin of sums of squares stays where it was at the start": (
+            "trees.select(ends, next_origin, origins.next) -> origins.next",
+            FAR,
+        ),
+    },
+    "kernels/_gibbs.py::FederatedGibbs.step": {
+        "parameters are recentered and latents stay": (
+            "transport_latents(self, client_state, broadcast) -> before",
+            SCHOOLS,
+        ),
+    },
+    "kernels/_gibbs.py::fed_gibbs": {
+        "changes of sums are weighted by one over a probability": (
+            "replace(participation, weighted=False) -> replace(participation, weighted=True)",
+            GIBBS,
+        ),
+    },
+    "kernels/_gibbs.py::FederatedGibbs.server_density": {
+        "the server counts the prior twice": (
+            "prior + self.population.logdensity_fn(position, sums)"
+            " -> 2 * prior + self.population.logdensity_fn(position, sums)",
+            SWEPT,
+        ),
+    },
+    "kernels/_gibbs_recentering.py::RecenteringPhase.aggregate": {
+        "parameters are recentered as if their prior were flat": (
+            "answer.difference + priors -> answer.difference",
+            RECENTERED,
+        ),
+    },
+    "kernels/_gibbs_recentering.py::RecenteringPhase.step": {
+        "latents make up for slopes as if their population had no say": (
+            "rows + jnp.sum(jnp.where(groups.present, change, 0)) -> rows",
+            RECENTERED,
+        ),
+    },
+    "kernels/_gibbs_recentering.py::draw_candidates": {
+        "candidates lie around where the chain is": (
+            "step * (normals[0] + normals[1:]) -> step * 2 ** 0.5 * normals[1:]",
+            RECENTERED,
+        ),
+    },
+    "interop/_numpyro_population.py::population_of": {
+        "a spread of rounded sums may be negative": (
+            "jnp.maximum(squares - total ** 2 / num, lowest) -> squares - total ** 2 / num",
+            NEGATIVE,
+        ),
+    },
+    "dynamics/_slices.py::slice_sweeps": {
+        "a level under the density from the wrong distribution": (
+            "jnp.log1p(-below) -> 2 * jnp.log1p(-below)",
+            SLICES,
+        ),
+    },
+    "kernels/_gibbs_rows.py::judge": {
+        "every proposal of parameters of rows is accepted": (
+            "is_judged & (uniform < chance) -> is_judged",
+            ROWS,
+        ),
+        "the way back of a proposal is ignored": (
+            "(forward - backward) / (4 * step) -> 0 * (forward - backward)",
+            ROWS,
+        ),
+    },
+    "kernels/_gibbs_rows.py::propose": {
+        "proposals with half the noise": ("2 * step -> step", ROWS),
+    },
+    "hierarchy/_trajectories.py::Trajectories.move": {
+        "every trajectory of a latent is accepted": (
+            "draw.uniforms < chance -> draw.uniforms < 2",
+            PATHS,
+        ),
+        "the kinetic energy at the end of a trajectory is forgotten": (
+            "momentum ** 2 -> begin[1] ** 2",
+            PATHS,
+        ),
+    },
+    "hierarchy/_trajectories.py::Trajectories.prepare": {
+        "momenta of trajectories are off by the root of two": (
+            "jax.random.normal(momentum, (num, size), dtype)"
+            " -> jnp.sqrt(2.0) * jax.random.normal(momentum, (num, size), dtype)",
+            PATHS,
+        ),
+    },
 }

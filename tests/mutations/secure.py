@@ -13,63 +13,56 @@ SITES = "transforms/test_secure.py::test_sites_sum_to_the_global_gaussian_as_the
 MASKS = "deploy/test_sums.py::test_masks_cancel[3]"
 SINGLED_OUT = "deploy/test_masks.py::test_what_would_single_out_a_message_is_not_answered"
 ASKED = "deploy/test_sums.py::test_sites_that_were_asked_different_things_do_not_add_up"
-WORDS, SECURE = "compression/_words.py", "transforms/_secure.py"
 
 MUTATIONS = {
-    "words rounded down": (
-        WORDS,
-        "scaled = jnp.round(numbers.astype(jnp.float32) * 2.0**self.digits)",
-        "scaled = jnp.floor(numbers.astype(jnp.float32) * 2.0**self.digits)",
-        BITS,
-    ),
-    "words split before they are rounded": (
-        WORDS,
-        "low = _bits((scaled - top * 2.0**24).astype(jnp.int32))",
-        "low = _bits((numbers * 2.0**self.digits - top * 2.0**24).astype(jnp.int32))",
-        BITS,
-    ),
-    "a carry lost": (WORDS, "Word(total.high + (middle >> 16)", "Word(total.high", SUM),
-    "sums below zero read as they are": (
-        WORDS,
-        "negative = high >> 31 == 1",
-        "negative = high >> 31 == 2",
-        DECODED,
-    ),
-    "words not weighted": (
-        SECURE,
-        "message = importance(client, message)",
-        "message = importance(client, message) if False else message",
-        WEIGHTS,
-    ),
-    "words weighted by the runner": (
-        SECURE,
-        "return Secured(kernel, replace(participation, weighted=False), grid)",
-        "return Secured(kernel, participation, grid)",
-        WEIGHTS,
-    ),
-    "a site that keeps what it did not send": (
-        SECURE,
-        "self.inner.commit(self.read(message, broadcast), broadcast, client_state)",
-        "self.inner.commit(trees.scale(1.05, self.read(message, broadcast)), broadcast,"
-        " client_state)",
-        SITES,
-    ),
-    "both sites of a pair add their mask": (
-        "deploy/_sums.py",
-        "if peer > session.index:",
-        "if peer != session.index:",
-        MASKS,
-    ),
-    "a site lets its message weigh more": (
-        "deploy/_site.py",
-        "all(active) and all(w == 1 for w in weights)",
-        "all(active)",
-        SINGLED_OUT,
-    ),
-    "masks do not depend on what is asked": (
-        "deploy/_session.py",
-        "return replace(self, pair_keys=keys)",
-        "return replace(self, pair_keys=self.pair_keys)",
-        ASKED,
-    ),
+    "compression/_words.py::Grid.encode": {
+        "words rounded down": (
+            "jnp.round(numbers.astype(jnp.float32) * 2.0 ** self.digits)"
+            " -> jnp.floor(numbers.astype(jnp.float32) * 2.0 ** self.digits)",
+            BITS,
+        ),
+        "words split before they are rounded": (
+            "scaled - top * 2.0 ** 24 -> numbers * 2.0 ** self.digits - top * 2.0 ** 24",
+            BITS,
+        ),
+    },
+    "compression/_words.py::carry": {
+        "a carry lost": ("total.high + (middle >> 16) -> total.high", SUM),
+    },
+    "compression/_words.py::Grid.decode": {
+        "sums below zero read as they are": ("high >> 31 == 1 -> high >> 31 == 2", DECODED),
+    },
+    "transforms/_secure.py::_Summed.step": {
+        "words not weighted": ("importance(client, message) -> message", WEIGHTS),
+    },
+    "transforms/_secure.py::secure_sum": {
+        "words weighted by the runner": (
+            "replace(participation, weighted=False) -> participation",
+            WEIGHTS,
+        ),
+    },
+    "transforms/_secure.py::_Summed.commit": {
+        "a site that keeps what it did not send": (
+            "self.read(message, broadcast) -> trees.scale(1.05, self.read(message, broadcast))",
+            SITES,
+        ),
+    },
+    "deploy/_sums.py::mask": {
+        "both sites of a pair add their mask": (
+            "peer > session.index -> peer != session.index",
+            MASKS,
+        ),
+    },
+    "deploy/_site.py::Site._step": {
+        "a site lets its message weigh more": (
+            "all(active) and all((w == 1 for w in weights)) -> all(active)",
+            SINGLED_OUT,
+        ),
+    },
+    "deploy/_session.py::Session.bound_to": {
+        "masks do not depend on what is asked": (
+            "replace(self, pair_keys=keys) -> replace(self, pair_keys=self.pair_keys)",
+            ASKED,
+        ),
+    },
 }

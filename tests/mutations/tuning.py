@@ -17,122 +17,100 @@ CONSTANTS = "tuning/test_constants.py"
 NOISE = f"{CONSTANTS}::test_noise_at_a_position_is_that_of_rounds[compressor1-2-0.6]"
 BATCHES = f"{CONSTANTS}::test_noise_at_a_position_is_that_of_rounds[None-2-1.0]"
 RELAY = f"{CONSTANTS}::test_noise_of_a_relay_with_exact_surrogates_is_the_constant_of_its_bound"
-LAWS, LINEARIZED = "tuning/_random_maps.py", "tuning/_linearized.py"
-MINIBATCHES, TWIN = "gradients/_minibatches.py", "tuning/_simulation.py"
 
 MUTATIONS = {
-    "noise of minibatches at the mode of size N instead of N^2": (
-        "tuning/_constants.py",
-        "sizes**2 / batch_size * scatter",
-        "sizes / batch_size * scatter",
-        BATCHES,
-    ),
-    "noise at the mode that counts its mean": (
-        "tuning/_constants.py",
-        "(slopes + noise) - slopes",
-        "(slopes + noise)",
-        NOISE,
-    ),
-    "a relay's constant without the probabilities of visits": (
-        "tuning/_constants.py",
-        "(sizes**2.0 / shares * np.asarray(x))",
-        "(sizes**2.0 * len(shares) * np.asarray(x))",
-        RELAY,
-    ),
-    "predicted noise of minibatches off by sqrt 2": (
-        "tuning/_gaussian_clients.py",
-        "factor = np.sqrt(np.asarray(",
-        "factor = np.sqrt(2 * np.asarray(",
-        MINIBATCH,
-    ),
-    "predicted noise of minibatches of size N instead of N^2": (
-        MINIBATCHES,
-        "return size**2 / num_rows * correction",
-        "return size / num_rows * correction",
-        MINIBATCH,
-    ),
-    "predicted noise of minibatches without replacement off": (
-        MINIBATCHES,
-        "(size - num_rows) / jnp.maximum(size - 1, 1)",
-        "(size - num_rows) / size",
-        MINIBATCH,
-    ),
-    "covariance of scores around zero": (
-        "surrogates/_scores.py",
-        "scores(rows, mask) - mean, 0)",
-        "scores(rows, mask), 0)",
-        SCORES,
-    ),
-    "counts of distinct clients taken for independent ones": (
-        "participation/_participation.py",
-        "variance = share * (1 - share) * num_clients / max(num_clients - 1, 1)",
-        "variance = share * (1 - share)",
-        SUM,
-    ),
-    "a client's own noise counted by the variance of its count": (
-        LINEARIZED,
-        "counts.sign * counts.common**2 + counts.mean**2",
-        "counts.sign * counts.common**2",
-        AVERAGE,
-    ),
-    "noise that clients share counted at the mean cohort": (
-        LINEARIZED,
-        "        noise += counts.own[i] * common @ common.T\n",
-        "",
-        AVERAGE,
-    ),
-    "cohorts that pull to different places taken for one": (
-        LAWS,
-        "noise = self.noise + self._over_cohorts(pulls[:, :, None], np.eye(1))",
-        "noise = self.noise",
-        SUM,
-    ),
-    "cohorts that differ in curvature taken for one": (
-        LAWS,
-        "noise + self._over_cohorts(self.client_maps, covariance)",
-        "noise",
-        SUM,
-    ),
-    "faults that add no variance": (
-        "transforms/_faulty.py",
-        "diagonal * arrives**2 + square * arrives * (1 - arrives)",
-        "diagonal * arrives**2",
-        FAULTS,
-    ),
-    "standard errors of fewer chains": (
-        TWIN,
-        "variances.std(0, ddof=1) / root_num / (2 * sds)",
-        "variances.std(0, ddof=1) / root_num / (20 * sds)",
-        SPARSE,
-    ),
-    "a schedule simulated at round zero": (
-        TWIN,
-        "number = jnp.asarray(round_, jnp.int32)",
-        "number = jnp.asarray(0, jnp.int32)",
-        ROUND,
-    ),
-    "autocorrelations of the transposed map": (
-        LAWS,
-        "np.linalg.solve(eye - on_position, (eye + on_position) @ covariance)",
-        "np.linalg.solve(eye - on_position.T, (eye + on_position.T) @ covariance)",
-        TIMES,
-    ),
-    "a functional that does not count": (
-        "tuning/_search.py",
-        "rounds = prediction.functional_rounds",
-        "rounds = prediction.slowest",
-        FUNCTIONAL,
-    ),
-    "a functional of whitened coordinates": (
-        "tuning/_predictions.py",
-        "functional(user_position(kernel, position))",
-        "functional(position)",
-        USERS,
-    ),
-    "rows of the first round taken for those of all": (
-        "tuning/_row_counts.py",
-        "float(np.mean(counts))",
-        "float(counts[0])",
-        ROWS,
-    ),
+    "tuning/_constants.py::noise_at_mode": {
+        "noise of minibatches at the mode of size N instead of N^2": (
+            "sizes ** 2 / batch_size -> sizes / batch_size",
+            BATCHES,
+        ),
+        "noise at the mode that counts its mean": (
+            "(omega + 1) / probability * (slopes + noise) - slopes"
+            " -> (omega + 1) / probability * (slopes + noise)",
+            NOISE,
+        ),
+    },
+    "tuning/_constants.py::relay_constants": {
+        "a relay's constant without the probabilities of visits": (
+            "sizes ** 2.0 / shares -> sizes ** 2.0 * len(shares)",
+            RELAY,
+        ),
+    },
+    "gradients/_minibatches.py::Minibatch.variance_factor": {
+        "predicted noise of minibatches of size N instead of N^2": ("size ** 2 -> size", MINIBATCH),
+        "predicted noise of minibatches without replacement off": (
+            "jnp.maximum(size - 1, 1) -> size",
+            MINIBATCH,
+        ),
+    },
+    "surrogates/_scores.py::ScoreCovariances.own": {
+        "covariance of scores around zero": (
+            "scores(rows, mask) - mean -> scores(rows, mask)",
+            SCORES,
+        ),
+    },
+    "participation/_participation.py::Uniform.counts": {
+        "counts of distinct clients taken for independent ones": (
+            "share * (1 - share) * num_clients / max(num_clients - 1, 1) -> share * (1 - share)",
+            SUM,
+        ),
+    },
+    "tuning/_linearized.py::_linearize_cohorts": {
+        "a client's own noise counted by the variance of its count": (
+            "counts.own + counts.sign * counts.common ** 2 + counts.mean ** 2"
+            " -> counts.own + counts.sign * counts.common ** 2",
+            AVERAGE,
+        ),
+        "noise that clients share counted at the mean cohort": (
+            "noise += counts.own[i] * common @ common.T -> pass",
+            AVERAGE,
+        ),
+    },
+    "tuning/_random_maps.py::RandomMap.stationary": {
+        "cohorts that pull to different places taken for one": (
+            "self.noise + self._over_cohorts(pulls[:, :, None], np.eye(1)) -> self.noise",
+            SUM,
+        ),
+        "cohorts that differ in curvature taken for one": (
+            "noise + self._over_cohorts(self.client_maps, covariance) -> noise",
+            SUM,
+        ),
+    },
+    "tuning/_random_maps.py::_sum_autocovariances": {
+        "autocorrelations of the transposed map": (
+            "np.linalg.solve(eye - on_position, (eye + on_position) @ covariance)"
+            " -> np.linalg.solve(eye - on_position.T, (eye + on_position.T) @ covariance)",
+            TIMES,
+        ),
+    },
+    "transforms/_faulty.py::FaultyParticipation.counts": {
+        "faults that add no variance": (
+            "diagonal * arrives ** 2 + square * arrives * (1 - arrives) -> diagonal * arrives ** 2",
+            FAULTS,
+        ),
+    },
+    "tuning/_simulation.py::_estimate_moments": {
+        "standard errors of fewer chains": ("2 * sds -> 20 * sds", SPARSE),
+    },
+    "tuning/_simulation.py::simulate_chains": {
+        "a schedule simulated at round zero": (
+            "jnp.asarray(round_, jnp.int32) -> jnp.asarray(0, jnp.int32)",
+            ROUND,
+        ),
+    },
+    "tuning/_search.py::StepSizeSearch._try": {
+        "a functional that does not count": (
+            "prediction.functional_rounds -> prediction.slowest",
+            FUNCTIONAL,
+        ),
+    },
+    "tuning/_predictions.py::_gradient": {
+        "a functional of whitened coordinates": (
+            "user_position(kernel, position) -> position",
+            USERS,
+        ),
+    },
+    "tuning/_row_counts.py::count_rows_per_round": {
+        "rows of the first round taken for those of all": ("np.mean(counts) -> counts[0]", ROWS),
+    },
 }

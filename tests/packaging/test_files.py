@@ -33,7 +33,7 @@ def by_name(path):
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=by_name)
-def test_a_workflow_calls_targets_that_exist_and_nothing_else(path):
+def test_a_workflow_calls_only_targets_that_exist(path):
     workflow = yaml.safe_load(path.read_text())
     steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
     lines = [step["run"] for step in steps if "run" in step]
@@ -55,7 +55,7 @@ def test_the_slow_workflow_runs_every_folder_of_tests():
     assert parts == sorted(parts)
 
 
-def test_hooks_and_the_own_run_call_targets_that_exist():
+def test_hooks_and_the_ci_script_call_targets_that_exist():
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
     entries = [hook["entry"] for repo in hooks["repos"] for hook in repo["hooks"]]
     entries += re.findall(r"^make .*$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
@@ -70,19 +70,19 @@ def test_every_target_is_phony_and_listed_by_help():
     assert set(re.findall(r"^([a-z-]+):.*##", text, re.MULTILINE)) == TARGETS
 
 
-def test_every_target_hides_lines_about_cached_programs_and_the_package_does_not():
+def test_targets_hide_lines_about_cached_programs_and_the_package_does_not():
     make = ["make", "--no-print-directory", "--eval", "shown: ; @echo $$TF_CPP_MIN_LOG_LEVEL"]
     unset = {key: value for key, value in os.environ.items() if key != "TF_CPP_MIN_LOG_LEVEL"}
-    for given, shown in (({}, "3"), ({"TF_CPP_MIN_LOG_LEVEL": "0"}, "0")):
+    for variables, level in (({}, "3"), ({"TF_CPP_MIN_LOG_LEVEL": "0"}, "0")):
         done = subprocess.run(
             [*make, "shown"],
             cwd=ROOT,
-            env=unset | given,
+            env=unset | variables,
             capture_output=True,
             text=True,
             check=True,
         )
-        assert done.stdout.strip() == shown
+        assert done.stdout.strip() == level
     # A target may set variables for itself; none sets this one.
     assert (ROOT / "Makefile").read_text().count("TF_CPP_MIN_LOG_LEVEL") == 1
     sources = [*ROOT.glob("src/**/*.py"), *ROOT.glob("hydra_plugins/**/*.py")]
@@ -91,22 +91,22 @@ def test_every_target_hides_lines_about_cached_programs_and_the_package_does_not
         assert "`TF_CPP_MIN_LOG_LEVEL=3`" in (ROOT / page).read_text()
 
 
-@pytest.mark.parametrize("path", PAGES, ids=by_name)
-def test_a_page_names_targets_that_exist(path):
-    assert set(re.findall(r"`make ([a-z-]+)", path.read_text())) <= TARGETS
+def test_pages_name_targets_that_exist():
+    for path in PAGES:
+        assert set(re.findall(r"`make ([a-z-]+)", path.read_text())) <= TARGETS, path
 
 
 @pytest.mark.parametrize("path", FORMS, ids=by_name)
-def test_a_form_for_issues_has_what_the_host_asks_for(path):
+def test_a_form_for_issues_has_the_fields_that_the_host_needs(path):
     form = yaml.safe_load(path.read_text())
     assert form["name"] and form["description"]
-    asked = [field for field in form["body"] if field["type"] != "markdown"]
-    assert all(field["attributes"]["label"] for field in asked)
-    names = [field["id"] for field in asked]
+    fields = [field for field in form["body"] if field["type"] != "markdown"]
+    assert all(field["attributes"]["label"] for field in fields)
+    names = [field["id"] for field in fields]
     assert len(set(names)) == len(names) > 0
 
 
-def test_one_version():
+def test_files_agree_on_version_license_and_repository():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     changes = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert str(citation["version"]) == PROJECT["version"]
@@ -118,27 +118,31 @@ def test_one_version():
 
 def imported(nodes):
     """Return the packages that some lines import, as they are installed."""
-    found = set()
+    packages = set()
     for node in nodes:
         if isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names}
+            packages |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and not node.level:
-            found.add(node.module.partition(".")[0])
+            packages.add(node.module.partition(".")[0])
     names = {
-        INSTALLED.get(name, name.replace("_", "-")) for name in found - sys.stdlib_module_names
+        INSTALLED.get(name, name.replace("_", "-")) for name in packages - sys.stdlib_module_names
     }
     return names - {"fedmcmc"}
 
 
-def asked_for(requirements):
+def required_packages(requirements):
     return {re.split(r"[^\w.-]", requirement)[0] for requirement in requirements}
 
 
-def test_what_is_imported_is_asked_for():
+def test_imported_packages_are_requirements():
     """At once by the package itself, in functions by an extra, and not by chance through others."""
-    always = asked_for(PROJECT["dependencies"])
+    always = required_packages(PROJECT["dependencies"])
     sometimes = always.union(
-        *(asked_for(needed) for extra, needed in EXTRAS.items() if extra not in ("docs", "test"))
+        *(
+            required_packages(needed)
+            for extra, needed in EXTRAS.items()
+            if extra not in ("docs", "test")
+        )
     )
     for path in (ROOT / "src").rglob("*.py"):
         module = path.relative_to(ROOT / "src").as_posix()
@@ -149,19 +153,19 @@ def test_what_is_imported_is_asked_for():
 
 
 @pytest.mark.parametrize("extra", MESSAGES)
-def test_what_errors_say_to_install_is_what_the_extra_holds(extra):
+def test_errors_name_the_packages_of_the_extra(extra):
     def packages(extra):
         for text in EXTRAS[extra]:
-            wanted = Requirement(text)
-            if wanted.name == "fedmcmc":
-                yield from (x for inner in wanted.extras for x in packages(inner))
-            elif wanted.marker is None or wanted.marker.evaluate():
-                wanted.marker = None
-                yield wanted
+            requirement = Requirement(text)
+            if requirement.name == "fedmcmc":
+                yield from (x for inner in requirement.extras for x in packages(inner))
+            elif requirement.marker is None or requirement.marker.evaluate():
+                requirement.marker = None
+                yield requirement
 
     assert [Requirement(text) for text in MESSAGES[extra]] == list(packages(extra))
 
 
-@pytest.mark.parametrize("path", [*ROOT.glob("src/**/*.py"), *PAGES], ids=by_name)
-def test_nobody_is_sent_to_an_index_for_fedmcmc(path):
-    assert not re.search(r"pip install ['\"]?fedmcmc", path.read_text())
+def test_no_text_installs_fedmcmc_from_an_index():
+    for path in [*ROOT.glob("src/**/*.py"), *PAGES]:
+        assert not re.search(r"pip install ['\"]?fedmcmc", path.read_text()), path
