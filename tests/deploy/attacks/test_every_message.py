@@ -68,7 +68,7 @@ ASKED = {
 }
 """What makes a server ask for each class that a study's `asks` may name."""
 QUESTIONS = sorted({*deploy.SUMS, *deploy.FIT, *deploy.SETUP})
-FAST_QUESTIONS = ("Evaluations", "Langevin")
+FAST_QUESTIONS = ("Evaluations",)
 
 
 def opened(study, name, folder, **changes):

@@ -22,7 +22,6 @@ from tests.deploy.attacks.support import (
     ROWS,
     make_study,
     open_site,
-    write_study,
 )
 from tests.support.consortium import credentials, keys
 
@@ -175,15 +174,6 @@ def test_another_server_of_the_same_authority_is_called(keys, tmp_path):
     name, hello = dialed(make_study(), tmp_path / "right", right, party)
     assert name == "bern" and Frame.parse(hello).kind == "hello"
     right.close()
-
-
-def test_a_consortium_pins_its_server(tmp_path):
-    """So that no owner has to think of it."""
-    path = write_study(tmp_path / "study")
-    parties = deploy.make_consortium(path, tmp_path / "consortium", "hub:7443")
-    for name in NAMES:
-        settings = (tmp_path / "consortium" / name / "site.toml").read_text()
-        assert f'server_fingerprint = "{parties["server"].fingerprint}"' in settings
 
 
 def test_somebody_on_the_way_changes_bytes(keys, tmp_path):
