@@ -80,6 +80,7 @@ def test_names_in_a_study_are_printable(changes, message):
     [
         ("ü" * 33, "has 66 bytes"),
         ("a/b", "hold a slash"),
+        ("../bern", "'../bern' becomes that of a folder"),
         ("a\\b", "hold a slash or a backslash"),
         (".bern", "start with a dot"),
         ("..", "start with a dot"),
