@@ -89,7 +89,7 @@ ROWS = SIZES[0]
     ],
 )
 def test_an_owner_reads_whether_its_limit_lets_all_rows_be_computed(most_numbers, answer):
-    """Of the six numbers per message, three are about it: bits, size and use."""
+    """Three of the six numbers per message describe it: bits, size and use."""
     text = text_of(studies.study_of("lsd"), most_numbers=most_numbers)
     assert f"From about {ROWS} messages of the kernel 'main' on" in text
     assert answer in text and "tens of messages for one row" in text, text

@@ -59,13 +59,13 @@ def test_the_first_line_that_was_changed_is_named(how, log, capsys):
 
 
 def test_lines_cut_off_the_end_are_missed_by_who_knows_a_hash(log, capsys):
-    last = deploy.verify_log(log).last
-    assert main(["deploy", "verify-log", str(log), "--holds", last]) == 0
-    assert last in capsys.readouterr().out
+    final_hash = deploy.verify_log(log).last
+    assert main(["deploy", "verify-log", str(log), "--holds", final_hash]) == 0
+    assert final_hash in capsys.readouterr().out
     log.write_bytes(b"".join(log.read_bytes().splitlines(True)[:-2]))
     assert deploy.verify_log(log).num_lines == 4
     with pytest.raises(LogError, match="cut off its end"):
-        deploy.verify_log(log, holds=last)
+        deploy.verify_log(log, holds=final_hash)
 
 
 @pytest.mark.parametrize("size", [1, 37, -1])
@@ -118,9 +118,11 @@ def test_answers_are_in_the_log_before_they_leave(tmp_path):
     rounds = [entry["round"] for entry, *_ in exchanges if entry["what"] == "answer"]
     assert rounds and rounds == sorted(rounds)
     assert deploy.verify_log(path).num_bytes == num_bytes
-    first, second, *_ = map(json.loads, path.read_bytes().splitlines())
-    assert first["what"] == "started" and first["study"] == study.digest
-    assert second["what"] == "hello" and second["bytes"] == len(hello)  # once, as it is the same
+    started, greeting, *_ = map(json.loads, path.read_bytes().splitlines())
+    assert started["what"] == "started" and started["study"] == study.digest
+    assert greeting["what"] == "hello" and greeting["bytes"] == len(
+        hello
+    )  # a repeated hello has no line
 
 
 def test_a_site_sends_nothing_that_it_cannot_log(tmp_path):

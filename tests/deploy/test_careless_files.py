@@ -142,7 +142,7 @@ def test_a_key_of_another_certificate_is_refused(tmp_path):
         make_party(tmp_path, tmp_path, name)
     files = [tmp_path / name for name in ("a.crt", "ca.crt")]
     Credentials(tmp_path / "a.key", *files).read()
-    for other in ("b.key", "ca.crt"):
-        (tmp_path / other).chmod(0o600)
+    for name in ("b.key", "ca.crt"):
+        (tmp_path / name).chmod(0o600)
         with pytest.raises(ValueError, match="is not the private key of the certificate"):
-            Credentials(tmp_path / other, *files).read()
+            Credentials(tmp_path / name, *files).read()

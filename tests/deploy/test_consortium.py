@@ -170,9 +170,9 @@ def test_openssl_reads_all_files(study, tmp_path):
     keys = folder / "bern" / "keys"
 
     def openssl(*arguments):
-        done = subprocess.run(["openssl", *arguments], cwd=keys, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        process = subprocess.run(["openssl", *arguments], cwd=keys, capture_output=True, text=True)
+        assert process.returncode == 0, process.stderr
+        return process.stdout
 
     verified = openssl("verify", "-CAfile", "ca.crt", "-purpose", "sslclient", "bern.crt")
     assert verified == "bern.crt: OK\n"
@@ -187,18 +187,18 @@ def test_openssl_reads_all_files(study, tmp_path):
 
 
 def test_an_owner_makes_its_own_key(study, tmp_path, capsys):
-    inbox, own = tmp_path / "inbox", tmp_path / "own"
-    assert main(["deploy", "request", "bern", "--folder", str(own)]) == 0
+    inbox, private = tmp_path / "inbox", tmp_path / "private"
+    assert main(["deploy", "request", "bern", "--folder", str(private)]) == 0
     inbox.mkdir()
     for name in ("bern.csr", "bern.identity.pub"):  # what is sent
-        shutil.copyfile(own / name, inbox / name)
+        shutil.copyfile(private / name, inbox / name)
     status, folder = make_folders(study, tmp_path, "--requests", str(inbox))
     assert status == 0
     assert not any(b"PRIVATE" in read_bytes(path) for path in (folder / "bern").rglob("*"))
     identities = read(folder / "parties.toml")["identities"]
     assert identities["bern"] in capsys.readouterr().out
     certificate = folder / "bern" / "keys" / "bern.crt"
-    private_key = load_pem_private_key((own / "bern.key").read_bytes(), None)
+    private_key = load_pem_private_key((private / "bern.key").read_bytes(), None)
     certificate = load_pem_x509_certificate(certificate.read_bytes())
     assert private_key.public_key() == certificate.public_key()
 

@@ -183,7 +183,7 @@ def test_sites_with_any_printable_name_run(tmp_path, capsys):
 
 
 class ScriptedNetwork:
-    """Server's end of a network, on which each site answers with the same bytes."""
+    """Server's end of a network; each site answers with the same bytes."""
 
     def __init__(self, answer):
         self.answer, self.news = answer, []

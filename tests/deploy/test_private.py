@@ -73,7 +73,7 @@ def test_a_folder_that_others_could_read_is_closed(tmp_path):
 
 
 def test_words_under_masks_are_closed_to_others(tmp_path):
-    """Also in a folder that others can read, and beside a file that was left half written."""
+    """Also in a folder that others can read, and next to a file that was left half written."""
     study = studies.masked_study("lsd", kernels={}, asks=deploy.SUMS)
     (tmp_path / "masks.new").write_bytes(b"left by a process that was killed")
     SiteRules(tmp_path / "masks", study.consortium, num_rounds=10).leave()
@@ -136,7 +136,7 @@ def test_others_read_nothing_that_a_server_writes(tmp_path):
     (out / "checkpoint").mkdir(parents=True)
     (out / "draws.npz").write_bytes(b"")
     run_over(path, lambda: Network(study, tmp_path / "sites"))
-    assert os.umask(0o022) == 0o022  # as it was
+    assert os.umask(0o022) == 0o022  # unchanged
     out.chmod(0o700)
     assert (out / "checkpoint" / "run.json").exists() and open_to_others(out) == {}
     assert (out / "draws.npz").stat().st_size

@@ -55,7 +55,7 @@ def near(a, b):
 @pytest.mark.slow
 @pytest.mark.parametrize("content", ["recipe", "dithered"])
 def test_clients_draw_and_round_points(content, sites):
-    """Key words cross as they are."""
+    """Key words cross unchanged."""
     words = jax.random.bits(KEY, (2,), jnp.uint32)
     points = PointRecipe(words, defensive(np.zeros(3), np.eye(3)), CENTER, 50)
     if content == "dithered":
@@ -75,7 +75,7 @@ SEPARATE = {
 
 @functools.cache
 def simulate_answers(name):
-    """Return the result of one of `SEPARATE` in a simulation, which is that of the data."""
+    """Return the result of one of `SEPARATE` in a simulation; the data give the same."""
     simulated = SEPARATE[name](SIMULATED)
     near(simulated, SEPARATE[name](DATA))
     return simulated
@@ -221,14 +221,14 @@ def test_functions_that_need_rows_are_refused_by_name(sites, tmp_path):
             call()
     with pytest.raises(TypeError, match="or a consortium"):
         surrogates.taylor(MODEL, [1], CENTER)
-    # A study whose `asks` lacks it.
+    # The study does not allow this question.
     silent = studies.study_of(kernels={})
     with pytest.raises(deploy.Refused, match="does not allow the kernel 'CommonExpansions'"):
         surrogates.taylor(silent.model, deploy.Sites(silent, deploy.LocalTransport()), CENTER)
     # Functions that are in no study.
-    other = fedmcmc.Posterior(lambda x: 0.0 * x["a"], lambda x, rows: rows["x"][:, 0] * x["a"])
+    stranger = fedmcmc.Posterior(lambda x: 0.0 * x["a"], lambda x, rows: rows["x"][:, 0] * x["a"])
     with pytest.raises(deploy.Refused, match="has no name at the sites"):
-        surrogates.taylor(as_functions(other), sites, CENTER)
+        surrogates.taylor(as_functions(stranger), sites, CENTER)
 
 
 @pytest.mark.slow

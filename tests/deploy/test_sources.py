@@ -76,10 +76,10 @@ def source(request, tmp_path, monkeypatch, modules):
 
 def test_bytecode_beside_a_source_does_not_run(source):
     path, make_study = source
-    other = path.with_suffix(".txt")
-    other.write_text(OTHER)
+    hostile = path.with_suffix(".txt")
+    hostile.write_text(OTHER)
     mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
-    py_compile.compile(str(other), cache_from_source(path), str(path), invalidation_mode=mode)
+    py_compile.compile(str(hostile), cache_from_source(path), str(path), invalidation_mode=mode)
     names = {}
     exec(SourceFileLoader("x", str(path)).get_code("x"), names)
     assert names["WHICH"] == "others"  # what an import would run
@@ -121,13 +121,13 @@ def test_a_module_that_changed_after_its_import_does_not_run_again(
     library, tmp_path, monkeypatch, modules
 ):
     monkeypatch.syspath_prepend(library.parent)
-    first = study_of(tmp_path, f"{PACKAGE}:WHICH")
-    assert which(first) == "honest"
+    study = study_of(tmp_path, f"{PACKAGE}:WHICH")
+    assert which(study) == "honest"
     library.write_text(OTHER)
-    second = study_of(tmp_path, f"{PACKAGE}:WHICH")
-    assert second.digest != first.digest
+    changed_study = study_of(tmp_path, f"{PACKAGE}:WHICH")
+    assert changed_study.digest != study.digest
     with pytest.raises(ValueError, match="has changed since this process loaded it"):
-        which(second)
+        which(changed_study)
 
 
 def test_a_module_from_another_file_does_not_run(library, tmp_path, monkeypatch, modules):

@@ -126,7 +126,7 @@ def test_a_study_in_files_has_the_digest_of_all_of_it(tmp_path):
     assert deploy.Study.read(tmp_path / "study.toml").digest == digest
     for old, new in (
         ("step_size = 0.01", "step_size = 0.02"),
-        ("bern = 5\nbasel = 1", "basel = 1\nbern = 5"),  # the order is that of the clients
+        ("bern = 5\nbasel = 1", "basel = 1\nbern = 5"),  # the clients have this order
         ('"float32"', '"float64"'),
         ("three clinics", "four clinics"),
     ):
@@ -215,7 +215,7 @@ def test_a_server_computes_with_the_functions_of_the_study():
     namesake = fedmcmc.Posterior(lambda theta: jnp.zeros(()), POSTERIOR.loglikelihood_fn)
     namesake.logprior_fn.__qualname__ = POSTERIOR.logprior_fn.__qualname__
     namesake.logprior_fn.__module__ = POSTERIOR.logprior_fn.__module__
-    other = KERNELS["lsd"](POSITIONS["nested"], Given(namesake))
-    assert study.adapt_kernel(other) is study.kernel("main")
+    kernel = KERNELS["lsd"](POSITIONS["nested"], Given(namesake))
+    assert study.adapt_kernel(kernel) is study.kernel("main")
     unknown = fedmcmc.lsd(POSTERIOR, step_size=0.5)
     assert study.adapt_kernel(unknown) is unknown

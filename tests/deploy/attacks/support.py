@@ -189,11 +189,11 @@ def run(study, network, kernel="main", **settings):
 
 def parts_of(body):
     """Return the parts of a body, as many as there are."""
-    parts, at = [], 0
-    while at < len(body):
-        (size,) = struct.unpack_from(">Q", body, at)
-        parts.append(body[at + 8 : at + 8 + size])
-        at += 8 + size
+    parts = []
+    while body:
+        (size,) = struct.unpack_from(">Q", body)
+        parts.append(body[8 : 8 + size])
+        body = body[8 + size :]
     return parts
 
 
@@ -218,7 +218,7 @@ def sent(study, network, name):
 def numbers_in(shapes, exchange):
     """Return how many numbers are in the bytes of an answer to a set-up or a round.
 
-    `shapes` are those of the run, as site and server know them.
+    `shapes` are the shapes of the run, which site and server compute.
     """
     request, answer = exchange.request, exchange.answer
     if answer is None or answer.kind != "answer" or request.kind not in ("setup", "step"):

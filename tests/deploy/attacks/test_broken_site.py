@@ -32,7 +32,7 @@ def server(keys):
 
 @contextmanager
 def stream_to(server, folder, name, messages, **settings):
-    """Send raw messages as a registered site with code of its own."""
+    """Send raw messages as a registered site that runs hostile code."""
     key, certificate, authority = credentials(folder, name).read()
     secure = grpc.ssl_channel_credentials(authority, key, certificate)
     options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
@@ -68,7 +68,7 @@ def send_many():
 
 
 def send_lengths():
-    """Yield lengths of messages, for which a server might reserve memory."""
+    """Yield lengths of messages: a server might reserve memory for them."""
     for length in (2**40, 2**31, 2**30):
         yield length.to_bytes(8, "big") + bytes(2**20)
 
@@ -109,7 +109,7 @@ def resident():
 
 
 class HostileServer:
-    """A server with the study's certificate and code of its own."""
+    """A server with the study's certificate that runs hostile code."""
 
     def __init__(self, folder, messages, compression):
         self.messages, self.num_joins = messages, 0

@@ -42,7 +42,7 @@ def test_a_site_of_one_row_takes_no_part_by_default(tmp_path):
 
 
 def test_a_site_of_few_rows_for_its_parameters_takes_no_part_by_default(tmp_path):
-    """As many sums as there are rows tell all rows: 25 rows, and a position of 12 numbers."""
+    """25 rows follow from 25 sums, and a position has 12 numbers."""
     sizes = dict(zip(NAMES, (25, 40, 40), strict=True))
     study = make_study(sites=sizes, rows={"x": jax.ShapeDtypeStruct((12,), jnp.float32)})
     network = deploy.LocalTransport()
@@ -56,7 +56,7 @@ def test_a_site_of_few_rows_for_its_parameters_takes_no_part_by_default(tmp_path
 
 
 def test_two_sites_are_too_few_under_masks_by_default(tmp_path):
-    """Each knows the other's message: the total less its own."""
+    """Each can compute the other's message: the total less its own."""
     study = make_study("masked", masked=True)
     two = dict(list(study.sites.items())[:2])
     secure = study.secure | {"identities": {n: study.secure["identities"][n] for n in two}}
@@ -99,7 +99,7 @@ def test_a_refused_column_that_does_not_exist_is_in_the_log(tmp_path):
 
 
 def test_a_limit_of_an_unknown_name_limits_nothing(tmp_path):
-    """As most_rounds, which an earlier version had."""
+    """An earlier version had `most_rounds`."""
     with pytest.raises((ValueError, TypeError), match="most_rounds"):
         open_site(make_study(), "bern", tmp_path, most_rounds=5)
     path = site_toml(tmp_path, "bern")
@@ -124,7 +124,7 @@ def run_once(study, folder, log_path, place, **limits):
 
 
 def test_a_count_does_not_start_again_with_another_folder(tmp_path):
-    """The server asks as often as before: the log, which lies elsewhere, has the count.
+    """The server could repeat all requests: the log, which lies elsewhere, has the count.
 
     A clean restart uses up no limit: all numbers that the owner allows can leave.
     """
@@ -143,7 +143,7 @@ def test_a_count_does_not_start_again_with_another_folder(tmp_path):
 
 
 def test_a_backup_is_restored_under_masks(tmp_path):
-    """The site no longer knows what it answered last: it could be asked the same round again."""
+    """The site no longer has its last answer, and could answer the same round again."""
     study, folder, path = make_study("masked", masked=True), tmp_path / "sites", tmp_path / "log"
 
     def answer(key):
@@ -263,7 +263,7 @@ def test_an_interrupt_keeps_the_rounds_before_it(tmp_path):
 
 @pytest.mark.slow
 def test_ctrl_c_at_a_server_is_no_success(tmp_path):
-    """Scripts that go on after exit status 0 would take what is there for the draws."""
+    """Scripts that continue after exit status 0 would take what is there for the draws."""
     run = dict(kernel="main", seed=3, draws="draws.npz", position="model.py:start")
     run |= dict(checkpoint="checkpoint", every_rounds=5, progress=False, num_rounds=10**6)
     clinics = Consortium(tmp_path, run=run)

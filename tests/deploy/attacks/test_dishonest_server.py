@@ -1,6 +1,6 @@
 """The server wants rows: it chooses questions, positions, chains and rounds.
 
-It knows the study's files and all that it sends, and may send anything at all.
+It has the study's files and all its messages, and may send anything at all.
 """
 
 import contextlib
@@ -64,7 +64,7 @@ def solved_rows(study, network, name):
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_a_server_asks_for_batches_of_one_row(masked, tmp_path):
-    """If `asks` has `Langevin`, the server chooses the batch size, and a message is a row."""
+    """If the study allows `Langevin`, the server chooses the batch size, and a message is a row."""
     kernel = "masked" if masked else "lsd"
     study = make_study(kernel, asks=("Langevin",), masked=masked, cls=Unscrupulous)
     network = Network(study, tmp_path)
@@ -285,7 +285,7 @@ CODE = (
 
 
 def test_a_site_accepts_the_words_of_a_kernel_that_is_allowed(begins_with):
-    """Otherwise the tests below could not tell why a site refuses other classes."""
+    """Otherwise the tests below could not show why a site refuses other classes."""
     assert begins_with(lambda words: words).kind == "ready"
 
 

@@ -1,4 +1,4 @@
-"""A site wants the other sites' sums, or a posterior of its own choice.
+"""A site wants the other sites' sums, or a posterior that it chooses.
 
 It is registered, has a valid certificate, and answers what it likes.
 """
@@ -186,7 +186,7 @@ def test_draws_before_a_lie_are_written(tmp_path):
 
 
 def test_a_site_calls_itself_by_anothers_name(tmp_path):
-    """Its rows would count as those of another."""
+    """Its rows would count as the rows of another site."""
     study, local = make_study(), deploy.LocalTransport()
     with server_of(study, local) as sites:
         site = open_site(study, "bern", tmp_path)

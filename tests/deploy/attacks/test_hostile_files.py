@@ -29,7 +29,7 @@ def hostile_model(marker):
 
 
 def write_settings(folder):
-    """Write a site's settings beside its rows; return their path."""
+    """Write a site's settings and rows; return their path."""
     np.savez(folder / "rows.npz", **rows_of("bern"))
     path = folder / "site.toml"
     names = ("key", "certificate", "authority", "folder")

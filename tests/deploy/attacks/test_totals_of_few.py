@@ -37,7 +37,7 @@ def snapshots(posterior, settings):
 
 
 def rows_without(name):
-    """Return rows of a site; those of Chur lack what the second column is about."""
+    """Return rows of a site; the second column of Chur is zero."""
     x = rows_of(name)["x"].copy()
     if name == "chur":
         x[:, 1] = 0
