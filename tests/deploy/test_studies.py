@@ -24,6 +24,17 @@ FUNCTIONS = study_of().functions
 IN_WORDS = ("relay", "qlsd_pp", "fa_hmc", "fed_ep: expansions", "hmc", "faults: hmc", "sequence")
 
 
+SINGLE_ANSWERS = (
+    "LeaveOneOutQuestion",
+    "CommonExpansions",
+    "LeaveOneOut",
+    "OwnExpansions",
+    "Relay",
+    "Replication",
+    "ScoreCovariances",
+    "WithoutClient",
+)
+"""Questions and kernels whose sums reveal the answers of single sites, which masks exclude."""
 QUESTION = LeaveOneOut(POSTERIOR, (), 2, jnp.array([0.5]), (30,))
 KERNELS_IN_WORDS = {row: KERNELS[row](POSITIONS["nested"], Given()) for row in IN_WORDS}
 
@@ -173,6 +184,7 @@ def test_the_model_of_a_study_that_was_not_approved_is_not_run(tmp_path):
             dict(secure={"identities": dict.fromkeys(NAMES, public_key("bern"))}),
             "also the identity of another site",
         ),
+        *((dict(secure={}, asks=(name,)), f"may not ask {name}") for name in SINGLE_ANSWERS),
     ],
     ids=str,
 )
