@@ -75,8 +75,8 @@ WRONG = {
     "min_rows": ("5", -1, 2.5, True, [5], float("nan")),
     "min_batch": ("5", -1, 2.5, True, [5]),
     "min_sites": ("3", -1, 2.5, True),
-    "most_numbers": ("5", -1, 2.5, True, float("inf")),
-    "most_bytes": ("5", -1, 2.5, True),
+    "max_numbers": ("5", -1, 2.5, True, float("inf")),
+    "max_bytes": ("5", -1, 2.5, True),
     "refused_columns": ("postcode", "x", [1], {"x": 1}),
 }
 
@@ -132,14 +132,14 @@ def test_a_count_does_not_start_again_with_another_folder(tmp_path):
     num = run_once(study, folder, log, 1)
     assert num > 0
     shutil.copytree(folder, tmp_path / "backup")
-    assert run_once(study, folder, log, 2, most_numbers=2 * num) == num
-    assert run_once(study, folder, log, 3, most_numbers=2 * num) == 0
+    assert run_once(study, folder, log, 2, max_numbers=2 * num) == num
+    assert run_once(study, folder, log, 3, max_numbers=2 * num) == 0
     shutil.rmtree(folder)
-    assert run_once(study, folder, log, 4, most_numbers=2 * num) == 0
+    assert run_once(study, folder, log, 4, max_numbers=2 * num) == 0
     shutil.rmtree(folder)
     shutil.copytree(tmp_path / "backup", folder)
-    assert run_once(study, folder, log, 5, most_numbers=2 * num) == 0
-    assert run_once(study, tmp_path / "moved", log, 6, most_numbers=2 * num) == 0
+    assert run_once(study, folder, log, 5, max_numbers=2 * num) == 0
+    assert run_once(study, tmp_path / "moved", log, 6, max_numbers=2 * num) == 0
 
 
 def test_a_backup_is_restored_under_masks(tmp_path):

@@ -144,8 +144,8 @@ def test_a_server_asks_at_two_positions_to_cancel_the_noise(how, noisy_gradients
 def test_a_server_asks_many_chains_in_one_round(tmp_path):
     """A limit on rounds would let any number of answers leave."""
     study = make_study()
-    network = Network(study, tmp_path, most_numbers=1000)
-    with pytest.raises(deploy.SiteError, match=r"(bern|basel|chur): .*(most_numbers|1,?000)"):
+    network = Network(study, tmp_path, max_numbers=1000)
+    with pytest.raises(deploy.SiteError, match=r"(bern|basel|chur): .*(max_numbers|1,?000)"):
         run(study, network, num_chains=200)
     assert sum(sent(study, network, name) for name in NAMES) <= 3 * 1000
 

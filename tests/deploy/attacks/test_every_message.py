@@ -243,8 +243,8 @@ def test_all_numbers_that_leave_are_counted(name, conversations, tmp_path):
     conversation = conversations(name)
     num = conversation.num_numbers
     assert num > 0
-    site = open_table_site(conversation.study, VICTIM, tmp_path / "enough", most_numbers=num)
+    site = open_table_site(conversation.study, VICTIM, tmp_path / "enough", max_numbers=num)
     assert {answer.kind for _, answer in conversation.again(site)} <= {"ready", "answer"}
-    site = open_table_site(conversation.study, VICTIM, tmp_path / "one less", most_numbers=num - 1)
+    site = open_table_site(conversation.study, VICTIM, tmp_path / "one less", max_numbers=num - 1)
     *_, (_, answer) = conversation.again(site)
-    assert answer.kind == "declined" and "most_numbers" in answer.header["reason"]
+    assert answer.kind == "declined" and "max_numbers" in answer.header["reason"]

@@ -11,7 +11,7 @@ import pytest
 
 from fedmcmc import deploy
 from fedmcmc.__main__ import main
-from fedmcmc.deploy._account import files_told
+from fedmcmc.deploy._account import describe_files
 from tests.deploy.attacks.support import MODEL, PERMISSIVE, make_study, rows_of, write_study
 
 
@@ -92,7 +92,7 @@ def test_a_package_is_not_imported_to_find_it(tmp_path, marker, hostile_model, m
     monkeypatch.syspath_prepend(package.parent)
     study = make_study(posterior="clinic_models.targets:posterior", kernels={})
     digest = study.digest
-    assert files_told(study, "bern").count(digest) == 1
+    assert describe_files(study, "bern").count(digest) == 1
     assert "clinic_models" not in sys.modules
 
 
