@@ -1,4 +1,4 @@
-"""The two commands, as settings files say."""
+"""The commands of a site and of a server do what their settings files specify."""
 
 import re
 
@@ -10,7 +10,6 @@ import fedmcmc.server
 import fedmcmc.site
 from fedmcmc import deploy
 from fedmcmc.deploy._config import _initial_position
-from fedmcmc.deploy._disk import Disk
 from tests.support.commands import NAMES, Consortium, rows_of
 
 FIT = dict(kernel="fit", seed=0, draws="draws.npz", report="fit.html", progress=False)
@@ -35,7 +34,7 @@ RUN = dict(kernel="main", seed=3, draws="draws.npz", position="model.py:start", 
 
 
 @pytest.mark.slow
-def test_a_server_reports_a_run_and_says_early_where_it_cannot(tmp_path, monkeypatch):
+def test_a_server_reports_a_run_or_fails_early(tmp_path, monkeypatch):
     clinics = Consortium(tmp_path, run=RUN | dict(report="run.html", progress=False))
     with clinics.in_threads(NAMES):
         samples = deploy.run_server(tmp_path / "server.toml")
@@ -94,7 +93,7 @@ def test_a_server_may_call_functions_in_place_of_one_run(tmp_path):
     ],
     ids=str,
 )
-def test_a_command_says_what_is_wrong(command, old, new, message, tmp_path, capsys):
+def test_a_command_names_a_wrong_setting(command, old, new, message, tmp_path, capsys):
     Consortium(tmp_path)
     path = tmp_path / ("bern.toml" if command == "site" else "server.toml")
     text = path.read_text().replace('name = "bern"', "name = 'bern'", 1)
@@ -102,68 +101,13 @@ def test_a_command_says_what_is_wrong(command, old, new, message, tmp_path, caps
     path.write_text(text.replace(old, new))
     main = fedmcmc.site.main if command == "site" else fedmcmc.server.main
     assert main([str(path)]) == 1
-    told = capsys.readouterr().err
-    assert re.search(message, told), told
+    errors = capsys.readouterr().err
+    assert re.search(message, errors), errors
 
 
 def test_chains_start_at_numbers_or_where_the_study_says(tmp_path):
     study = Consortium(tmp_path).study
-    found = _initial_position(study, {"position": {"a": [0.1, 2], "b": 3}})
-    assert found["a"].tolist() == [0.1, 2.0] and found["b"].dtype == float
+    position = _initial_position(study, {"position": {"a": [0.1, 2], "b": 3}})
+    assert position["a"].tolist() == [0.1, 2.0] and position["b"].dtype == float
     assert _initial_position(study, {"position": "model.py:start"}).tolist() == [0, 0]
     assert _initial_position(study, {}) is study.model.init_fn
-
-
-def test_what_a_site_keeps_is_checked_when_it_is_read(tmp_path):
-    disk = Disk(tmp_path)
-    disk.write("run", {"a": 1}, b"state", b"pending")
-    assert disk.read("run", 2) == ({"a": 1}, [b"state", b"pending"])
-    assert disk.read("other", 2) is None and disk.marked("run", 3) is None
-    disk.mark("run", [3, 4], b"three", keep=[])
-    disk.mark("run", [7], b"seven", keep=[4])
-    assert disk.marked("run", 7) == b"seven"
-    for path in list(tmp_path.glob("run-*/*")):  # of a process that was killed while it wrote
-        path.with_name(path.name + ".partial").write_bytes(b"")
-    disk.mark("run", [8], b"eight", keep=[4])
-    assert disk.marked("run", 8) == b"eight" and disk.marked("run", 4) == b"three"
-    assert disk.marked("run", 8) is None  # of rounds that are run again
-    assert disk.marked("run", 3) is None and disk.marked("run", 7) is None
-    disk.count_numbers(12)
-    assert Disk(tmp_path).num_numbers == 12
-    (path,) = tmp_path.glob("run-*/state")
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(OSError, match="damaged"):
-        disk.read("run", 2)
-
-
-def test_a_state_that_was_not_written_to_its_end_leaves_the_one_before(tmp_path):
-    """Nothing was answered then, so that the one before is the site's state."""
-    disk = Disk(tmp_path)
-    for number in range(5):
-        disk.write("run", {"a": number}, bytes([number]) * 5000, b"pending")
-        assert Disk(tmp_path).read("run", 2)[0] == {"a": number}
-    (path,) = tmp_path.glob("run-*/state")
-    whole = path.read_bytes()
-    places = [whole.index(bytes([number]) * 5000) for number in (4, 3)]
-    for number, place in zip((3, None), places, strict=True):
-        torn = bytearray(path.read_bytes())
-        torn[place + 4000 : place + 5000] = bytes([2]) * 1000
-        path.write_bytes(torn)
-        if number is not None:
-            found = disk.read("run", 2)
-            assert found == ({"a": number}, [bytes([number]) * 5000, b"pending"])
-    with pytest.raises(OSError, match="damaged"):
-        disk.read("run", 2)
-    path.write_bytes(whole)
-    again = Disk(tmp_path)  # of a site that was started again
-    for number, size in ((5, 5000), (6, 50_000), (7, 10)):  # more than there is room for, and less
-        again.write("run", {"a": number}, bytes([number]) * size, b"")
-        assert Disk(tmp_path).read("run", 2) == ({"a": number}, [bytes([number]) * size, b""])
-
-
-def test_only_some_runs_are_kept(tmp_path):
-    disk = Disk(tmp_path)
-    for number in range(20):
-        disk.begin(str(number))
-        disk.write(str(number), {}, b"")
-    assert disk.read("19", 1) is not None and len(list(tmp_path.glob("run-*"))) <= 17

@@ -1,4 +1,4 @@
-"""Sources of studies: what was hashed is what runs, and nothing of a study runs before."""
+"""Sources of studies: a study runs the bytes that were hashed, and runs nothing before."""
 
 import os
 import py_compile
@@ -37,6 +37,18 @@ def which(study):
     return study.found(study.posterior)
 
 
+def run_installed(tmp_path, *command):
+    """Run Python in the folder `received`, with this package as if it was installed."""
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=tmp_path / "received",
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
 @pytest.fixture
 def modules():
     """Forget what a test imports."""
@@ -46,7 +58,7 @@ def modules():
 
 
 @pytest.fixture(params=["file", "module"])
-def written(request, tmp_path, monkeypatch, modules):
+def source(request, tmp_path, monkeypatch, modules):
     """Return a source in a file or in a package, and a function that makes its study."""
     study, library = tmp_path / "study", tmp_path / "library"
     study.mkdir()
@@ -62,32 +74,32 @@ def written(request, tmp_path, monkeypatch, modules):
     return path, lambda: study_of(study, f"{PACKAGE}.model:WHICH")
 
 
-def test_bytecode_beside_a_source_does_not_run(written):
-    path, study_of_it = written
-    other = path.with_suffix(".txt")
-    other.write_text(OTHER)
+def test_bytecode_beside_a_source_does_not_run(source):
+    path, make_study = source
+    hostile = path.with_suffix(".txt")
+    hostile.write_text(OTHER)
     mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
-    py_compile.compile(str(other), cache_from_source(path), str(path), invalidation_mode=mode)
+    py_compile.compile(str(hostile), cache_from_source(path), str(path), invalidation_mode=mode)
     names = {}
     exec(SourceFileLoader("x", str(path)).get_code("x"), names)
     assert names["WHICH"] == "others"  # what an import would run
-    assert which(study_of_it()) == "honest"
+    assert which(make_study()) == "honest"
 
 
-def test_a_source_replaced_by_one_of_equal_size_and_time_runs_as_it_is_now(written):
-    path, study_of_it = written
+def test_a_source_replaced_by_one_of_equal_size_and_time_runs_as_it_is_now(source):
+    path, make_study = source
     py_compile.compile(str(path), cache_from_source(path))
-    before, times = study_of_it().digest, path.stat()
+    before, times = make_study().digest, path.stat()
     path.write_text(OTHER)
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert path.stat().st_size == times.st_size
-    study = study_of_it()
+    study = make_study()
     assert study.digest != before and which(study) == "others"
 
 
-def test_a_source_swapped_after_it_was_hashed_does_not_run(written):
-    path, study_of_it = written
-    study = study_of_it()
+def test_a_source_swapped_after_it_was_hashed_does_not_run(source):
+    path, make_study = source
+    study = make_study()
     digest = study.digest
     path.write_text(OTHER)
     assert which(study) == "honest"
@@ -96,32 +108,34 @@ def test_a_source_swapped_after_it_was_hashed_does_not_run(written):
     assert study.to_dict()["files"] == study.to_dict()["files"]
 
 
-def test_a_module_that_changed_since_it_was_loaded_is_not_run_again(tmp_path, monkeypatch, modules):
+@pytest.fixture
+def library(tmp_path):
+    """Return the path of an honest module in a folder that Python does not search."""
     path = tmp_path / "library" / f"{PACKAGE}.py"
     path.parent.mkdir()
     path.write_text(HONEST)
-    monkeypatch.syspath_prepend(path.parent)
-    (tmp_path / "study").mkdir()
-    first = study_of(tmp_path / "study", f"{PACKAGE}:WHICH")
-    assert which(first) == "honest"
-    path.write_text(OTHER)
-    second = study_of(tmp_path / "study", f"{PACKAGE}:WHICH")
-    assert second.digest != first.digest
-    with pytest.raises(ValueError, match="has changed since this process loaded it"):
-        which(second)
+    return path
 
 
-def test_a_module_from_another_file_is_not_taken_for_the_one_that_was_hashed(
-    tmp_path, monkeypatch, modules
+def test_a_module_that_changed_after_its_import_does_not_run_again(
+    library, tmp_path, monkeypatch, modules
 ):
-    path = tmp_path / "library" / f"{PACKAGE}.py"
-    path.parent.mkdir()
-    path.write_text(HONEST)
+    monkeypatch.syspath_prepend(library.parent)
+    study = study_of(tmp_path, f"{PACKAGE}:WHICH")
+    assert which(study) == "honest"
+    library.write_text(OTHER)
+    changed_study = study_of(tmp_path, f"{PACKAGE}:WHICH")
+    assert changed_study.digest != study.digest
+    with pytest.raises(ValueError, match="has changed since this process loaded it"):
+        which(changed_study)
+
+
+def test_a_module_from_another_file_does_not_run(library, tmp_path, monkeypatch, modules):
     with monkeypatch.context() as patch:
-        patch.syspath_prepend(path.parent)
+        patch.syspath_prepend(library.parent)
         study = study_of(tmp_path, f"{PACKAGE}:WHICH")
         assert study.digest
-    (tmp_path / path.name).write_text(OTHER)
+    (tmp_path / library.name).write_text(OTHER)
     monkeypatch.syspath_prepend(tmp_path)
     __import__(PACKAGE)
     with pytest.raises(ValueError, match=f"has the module {PACKAGE} from"):
@@ -130,16 +144,16 @@ def test_a_module_from_another_file_is_not_taken_for_the_one_that_was_hashed(
     assert which(study_of(tmp_path, f"{PACKAGE}:WHICH")) == "others"
 
 
-def test_a_digest_has_the_code_of_the_packages_that_a_module_is_in(written):
-    path, study_of_it = written
+def test_a_digest_has_the_code_of_the_packages_that_a_module_is_in(source):
+    path, make_study = source
     if path.parent.name != PACKAGE:
-        assert set(study_of_it().to_dict()["files"]) == {"model.py"}
+        assert set(make_study().to_dict()["files"]) == {"model.py"}
         return
-    study = study_of_it()
+    study = make_study()
     assert set(study.to_dict()["files"]) == {PACKAGE, f"{PACKAGE}.model"}
     assert study.path(PACKAGE).name == "__init__.py"
     (path.parent / "__init__.py").write_text("")
-    assert study_of_it().digest != study.digest
+    assert make_study().digest != study.digest
 
 
 @pytest.mark.parametrize("entry", ["", ".", "absolute"])
@@ -162,11 +176,11 @@ def test_a_package_in_a_received_folder_does_not_run(
     entry = str(tmp_path) if entry == "absolute" else entry
     monkeypatch.setattr(sys, "path", [entry, *sys.path])
     monkeypatch.setattr("builtins.input", lambda question: "no")
-    for _ in range(2):  # also once its folder was seen
+    for _ in range(2):  # also after Python has cached the folder
         assert fedmcmc.__main__.main(["deploy", "approve", "--settings", str(settings)]) == 1
-    told = capsys.readouterr().err
-    assert f"needs {PACKAGE}, which is not installed" in told
-    assert ("not taken from the working directory" in told) or received != "the kit"
+    errors = capsys.readouterr().err
+    assert f"needs {PACKAGE}, which is not installed" in errors
+    assert ("not taken from the working directory" in errors) or received != "the kit"
     assert not marker.exists()
 
 
@@ -176,15 +190,15 @@ def test_a_folder_in_pythonpath_is_searched_wherever_a_program_starts(
     (tmp_path / f"{PACKAGE}.py").write_text(HONEST)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    for named in ("", ".", os.pathsep, f"{tmp_path}-other"):
-        monkeypatch.setenv("PYTHONPATH", named)  # of which Python makes absolute paths
+    for value in ("", ".", os.pathsep, f"{tmp_path}-other"):
+        monkeypatch.setenv("PYTHONPATH", value)  # Python makes absolute paths of it
         assert str(tmp_path) not in search_path()
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/nowhere", str(tmp_path)]))
     assert which(study_of(tmp_path, f"{PACKAGE}:WHICH")) == "honest"
 
 
 @pytest.mark.parametrize(
-    "place", ["subprocess:run", "os.path:join", "sys:exit", "builtins:exec", "__main__:main"]
+    "place", ["subprocess:run", "os:system", "sys:exit", "builtins:exec", "__main__:main"]
 )
 def test_a_part_of_python_is_no_model(place, tmp_path):
     with pytest.raises(ValueError, match="is a part of Python and not a model"):
@@ -273,28 +287,30 @@ def test_a_command_leaves_the_working_directory_out_and_keeps_files_to_itself(
         os.umask(mask)
 
 
-def test_a_site_that_is_started_in_a_received_folder_runs_nothing_from_it(tmp_path):
-    """By its entry point, with a module of the folder for each that the package may import."""
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("script", "is not the one approved"),
+        pytest.param("-P -m", "is not the one approved", marks=pytest.mark.slow),
+        pytest.param("-m", "run fedmcmc-site, or start Python with -P", marks=pytest.mark.slow),
+    ],
+)
+def test_a_site_that_starts_in_a_received_folder_runs_nothing_from_it(how, message, tmp_path):
+    """The folder has a module for each that the package may import first."""
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     module, _, function = scripts["fedmcmc-site"].partition(":")
-    (tmp_path / "received").mkdir()
-    Consortium(tmp_path / "received")
-    script = tmp_path / "bin" / "fedmcmc-site"
-    script.parent.mkdir()
+    received, marker, script = tmp_path / "received", tmp_path / "ran", tmp_path / "fedmcmc-site"
+    received.mkdir()
+    Consortium(received)
     script.write_text(f"import sys\nfrom {module} import {function}\nsys.exit({function}())\n")
-    marker = tmp_path / "ran"
-    for name in ("tomllib", "jax", "grpc", "argparse"):
-        path = tmp_path / "received" / f"{name}.py"
-        path.write_text(f"open({str(marker)!r}, 'a').write({name!r})\n")
-    settings = tmp_path / "received" / "bern.toml"
+    # Without -P, Python itself imports the folder's modules before the package can refuse it.
+    names = () if how == "-m" else ("tomllib", "jax", "grpc", "argparse")
+    for name in names:
+        (received / f"{name}.py").write_text(f"open({str(marker)!r}, 'a').write({name!r})\n")
+    settings = received / "bern.toml"
     settings.write_text(settings.read_text().replace('approved = "', 'approved = "0'))
-    done = subprocess.run(
-        [sys.executable, str(script), "bern.toml"],
-        cwd=tmp_path / "received",
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 1 and "is not the one approved" in done.stderr, done.stderr
+    command = [str(script)] if how == "script" else [*how.split(), "fedmcmc.site"]
+    process = run_installed(tmp_path, *command, settings.name)
+    assert process.returncode == 1 and message in process.stderr, process.stderr
+    assert "Traceback" not in process.stderr
     assert not marker.exists()

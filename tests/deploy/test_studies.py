@@ -1,4 +1,4 @@
-"""What parties share: studies by their digests, kernels by their names or in words."""
+"""Parties share studies by their digests, and kernels by their names or in words."""
 
 import chex
 import jax
@@ -8,6 +8,7 @@ import pytest
 
 import fedmcmc
 from fedmcmc import deploy
+from fedmcmc.criticism._loo_question import LeaveOneOut
 from fedmcmc.deploy._frames import FrameError, pack, unpack
 from fedmcmc.deploy._study import kernel_digest
 from fedmcmc.deploy._words import from_words, to_words
@@ -16,23 +17,33 @@ from fedmcmc.kernels import PointRecipe, Points, evaluations
 from tests.contracts.model import POSITIONS, POSTERIOR, Given
 from tests.contracts.tables import KERNELS
 from tests.support.commands import Consortium
-from tests.support.studies import study_of
+from tests.support.studies import NAMES, masked_study, public_key, study_of
 
 FUNCTIONS = study_of().functions
-# Made of this package's own parts; the others hold functions of optax or of their own.
+# Kernels of this package's parts; further rows hold functions of optax or of the tables.
 IN_WORDS = ("relay", "qlsd_pp", "fa_hmc", "fed_ep: expansions", "hmc", "faults: hmc", "sequence")
 
 
-def same(a, b):
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    chex.assert_trees_all_equal(a, b)
+SINGLE_ANSWERS = (
+    "LeaveOneOutQuestion",
+    "CommonExpansions",
+    "LeaveOneOut",
+    "OwnExpansions",
+    "Relay",
+    "Replication",
+    "ScoreCovariances",
+    "WithoutClient",
+)
+"""Questions and kernels whose sums reveal the answers of single sites, which masks exclude."""
+QUESTION = LeaveOneOut(POSTERIOR, (), 2, jnp.array([0.5]), (30,))
+KERNELS_IN_WORDS = {row: KERNELS[row](POSITIONS["nested"], Given()) for row in IN_WORDS}
 
 
-@pytest.mark.parametrize("row", IN_WORDS)
-def test_kernels_come_back_from_words(row):
-    kernel = fedmcmc.types.as_functions(KERNELS[row](POSITIONS["nested"], Given()))
+@pytest.mark.parametrize("name", [*KERNELS_IN_WORDS, "LeaveOneOut"])
+def test_kernels_come_back_from_words(name):
+    kernel = fedmcmc.types.as_functions(KERNELS_IN_WORDS.get(name, QUESTION))
     words, body = to_words(kernel, FUNCTIONS)
-    same(from_words(words, body, FUNCTIONS), kernel)
+    chex.assert_trees_all_equal(from_words(words, body, FUNCTIONS), kernel)
 
 
 def test_contents_of_questions_come_back_from_words_and_so_do_their_shapes():
@@ -40,7 +51,7 @@ def test_contents_of_questions_come_back_from_words_and_so_do_their_shapes():
     recipe = PointRecipe(key_words, defensive(jnp.zeros(3), jnp.eye(3)), jnp.zeros(3), 100)
     for content in (Points(jnp.ones((4, 3)), jnp.zeros(3)), recipe):
         words, body = to_words(content, FUNCTIONS)
-        same(from_words(words, body, FUNCTIONS), content)
+        chex.assert_trees_all_equal(from_words(words, body, FUNCTIONS), content)
         like = from_words(words, None, FUNCTIONS)
         assert like.centre == jax.ShapeDtypeStruct((3,), jnp.float32)
         assert to_words(like, FUNCTIONS) == (words, b"")
@@ -76,7 +87,7 @@ def test_a_kernel_with_functions_of_its_own_is_not_put_into_words():
     ],
     ids=str,
 )
-def test_words_that_name_anything_else_build_nothing(words):
+def test_words_that_name_other_code_build_nothing(words):
     with pytest.raises(FrameError):
         from_words(words, b"", FUNCTIONS)
 
@@ -89,19 +100,19 @@ def test_words_that_nest_without_end_build_nothing():
         from_words(words, b"", FUNCTIONS)
 
 
-def test_a_kernel_is_told_of_by_its_name_where_the_study_has_it():
+def test_a_server_sends_the_name_of_a_kernel_of_the_study():
     study = study_of("fed_avg")
     words, body = study.words_of(KERNELS["fed_avg"](POSITIONS["nested"], Given()))
     assert (words, body) == ({"named": "main"}, b"")
     assert kernel_digest(study.kernel_of(words, body)) == study.kernel_digests["main"]
 
 
-def test_a_kernel_that_is_none_of_the_study_is_refused_at_both_ends():
-    study, other = study_of("lsd"), fedmcmc.lsd(POSTERIOR, step_size=0.02)
+def test_both_ends_refuse_a_kernel_that_is_not_in_the_study():
+    study, kernel = study_of("lsd"), fedmcmc.lsd(POSTERIOR, step_size=0.02)
     with pytest.raises(deploy.Refused, match="'contract' does not allow the kernel 'Langevin'"):
-        study.words_of(other)
+        study.words_of(kernel)
     allowing = study_of("lsd", asks=("Langevin",))
-    words, body = allowing.words_of(other)
+    words, body = allowing.words_of(kernel)
     assert float(allowing.kernel_of(words, body).step_size) == np.float32(0.02)
     with pytest.raises(deploy.Refused, match="does not allow the kernel"):
         study.kernel_of(words, body)
@@ -126,7 +137,7 @@ def test_a_study_in_files_has_the_digest_of_all_of_it(tmp_path):
     assert deploy.Study.read(tmp_path / "study.toml").digest == digest
     for old, new in (
         ("step_size = 0.01", "step_size = 0.02"),
-        ("bern = 5\nbasel = 1", "basel = 1\nbern = 5"),  # the order is that of the clients
+        ("bern = 5\nbasel = 1", "basel = 1\nbern = 5"),  # the clients have this order
         ('"float32"', '"float64"'),
         ("three clinics", "four clinics"),
     ):
@@ -164,15 +175,26 @@ def test_the_model_of_a_study_that_was_not_approved_is_not_run(tmp_path):
         (dict(rows={"x": jax.ShapeDtypeStruct((-1,), "f4")}), r"'x' of rows has a negative .*-1"),
         (dict(rows={}), "at least one column"),
         (dict(posterior="tests.support.studies"), "must be 'package.module:name'"),
+        (dict(asks=("Langevins",)), "asks"),
+        (dict(asks=("langevin",)), "asks"),
+        (dict(asks=("os.system",)), "asks"),
+        (dict(asks=("",)), "asks"),
+        (dict(secure={"rounds": -5}), "secure.rounds must be at least 0, got -5"),
+        (
+            dict(secure={"identities": dict.fromkeys(NAMES, public_key("bern"))}),
+            "also the identity of another site",
+        ),
+        *((dict(secure={}, asks=(name,)), f"may not ask {name}") for name in SINGLE_ANSWERS),
     ],
     ids=str,
 )
-def test_a_study_that_is_none(changes, message):
+def test_a_study_that_is_none_is_refused(changes, message):
+    make_study = masked_study if "secure" in changes else study_of
     with pytest.raises(ValueError, match=message):
-        study_of(**changes)
+        make_study("lsd", **changes)
 
 
-def test_a_study_names_what_is_missing(tmp_path):
+def test_an_error_names_what_a_study_lacks(tmp_path):
     with pytest.raises(ValueError, match=r"have no tests\.support\.studies:nothing"):
         _ = study_of(posterior="tests.support.studies:nothing").model
     with pytest.raises(ValueError, match="not installed"):
@@ -205,7 +227,7 @@ def test_a_server_computes_with_the_functions_of_the_study():
     namesake = fedmcmc.Posterior(lambda theta: jnp.zeros(()), POSTERIOR.loglikelihood_fn)
     namesake.logprior_fn.__qualname__ = POSTERIOR.logprior_fn.__qualname__
     namesake.logprior_fn.__module__ = POSTERIOR.logprior_fn.__module__
-    other = KERNELS["lsd"](POSITIONS["nested"], Given(namesake))
-    assert study.adapt_kernel(other) is study.kernel("main")
+    kernel = KERNELS["lsd"](POSITIONS["nested"], Given(namesake))
+    assert study.adapt_kernel(kernel) is study.kernel("main")
     unknown = fedmcmc.lsd(POSTERIOR, step_size=0.5)
     assert study.adapt_kernel(unknown) is unknown

@@ -1,1 +1,1 @@
-"""Attacks on a study: each test says who attacks and what they would get, and that they do not."""
+"""Attacks on a study: each test names the attacker and what the attack would yield."""

@@ -1,5 +1,6 @@
 """A small study that attackers work on, and what a dishonest server or site can do in process."""
 
+import functools
 import struct
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import fedmcmc
 from fedmcmc import deploy, wire
 from fedmcmc.deploy import secure
 from fedmcmc.deploy._frames import Frame
+from fedmcmc.deploy._shapes import shapes_of_run
 from fedmcmc.deploy._words import to_words
 from fedmcmc.types import as_functions
 from tests.support.studies import identity_of, public_key
@@ -91,13 +93,13 @@ def open_site(study, name, folder, *, limits=PERMISSIVE, **changes):
 
 
 class Unscrupulous(deploy.Study):
-    """The study at a server that asks for whatever it likes: what refuses it is a site."""
+    """Study at a server that requests any kernel, which only a site refuses."""
 
     def words_of(self, kernel):
-        if any(kernel is own for own in self._built.values()):
+        if any(kernel is built for built in self._built.values()):
             return super().words_of(kernel)
-        asked = kernel.kernel if self.secure else kernel
-        return to_words(as_functions(asked), self.functions)
+        kernel = kernel.kernel if self.secure else kernel
+        return to_words(as_functions(kernel), self.functions)
 
 
 @dataclass
@@ -129,7 +131,7 @@ class Network(deploy.LocalTransport):
     def __init__(self, study, folder, *, request=None, answer=None, opened=open_site, **changes):
         super().__init__()
         self.exchanges = {name: [] for name in study.sites}
-        self.sites, self._request, self._answer = {}, request, answer
+        self.sites, self.change_request, self.change_answer = {}, request, answer
         for name in study.sites:
             self.enter(opened(study, name, folder, **changes))
 
@@ -142,16 +144,16 @@ class Network(deploy.LocalTransport):
             reply = honest(data)
             frame = Frame.parse(reply) if reply else None
             self.exchanges[site.name].append(Exchange(Frame.parse(data), frame, data))
-            if reply and self._answer is not None:
-                reply = self._answer(site.name, Frame.parse(data), frame)
+            if reply and self.change_answer is not None:
+                reply = self.change_answer(site.name, Frame.parse(data), frame)
             return reply
 
         site.answer = answer
         self.join(site)
 
     def send(self, site, data):
-        if self._request is not None:
-            data = self._request(site, Frame.parse(data)).to_bytes()
+        if self.change_request is not None:
+            data = self.change_request(site, Frame.parse(data)).to_bytes()
         super().send(site, data)
 
     def steps(self, name):
@@ -169,21 +171,29 @@ def server_of(study, network):
         sites.close()
 
 
-def run(study, network, kernel="main", *, key=KEY, position=POSITION, **settings):
-    """Run a kernel of the study, or one that the server made, and return the samples."""
+def sample(sites, study, kernel="main", *, key=KEY, position=POSITION, **settings):
+    """Run a kernel of the study, or one that the server made, and return the samples.
+
+    A second run at the same `deploy.Sites` uses the compiled programs of the first one.
+    """
     settings = dict(num_rounds=1, progress=False) | settings
+    chosen = study.kernel(kernel) if isinstance(kernel, str) else kernel
+    return sites.sample(key, chosen, position, **settings)
+
+
+def run(study, network, kernel="main", **settings):
+    """Connect a server to the sites of a network for one run; return the samples."""
     with server_of(study, network) as sites:
-        chosen = study.kernel(kernel) if isinstance(kernel, str) else kernel
-        return sites.sample(key, chosen, position, **settings)
+        return sample(sites, study, kernel, **settings)
 
 
 def parts_of(body):
     """Return the parts of a body, as many as there are."""
-    parts, at = [], 0
-    while at < len(body):
-        (size,) = struct.unpack_from(">Q", body, at)
-        parts.append(body[at + 8 : at + 8 + size])
-        at += 8 + size
+    parts = []
+    while body:
+        (size,) = struct.unpack_from(">Q", body)
+        parts.append(body[8 : 8 + size])
+        body = body[8 + size :]
     return parts
 
 
@@ -192,10 +202,23 @@ def joined(parts):
     return b"".join(struct.pack(">Q", len(part)) + part for part in parts)
 
 
+def at_position(frame, value):
+    """Return a frame whose broadcasts are at another position: round, position, further entries."""
+    position = np.full(3, value, ">f4").tobytes()
+    parts = [part[:4] + position + part[16:] for part in parts_of(frame.body)]
+    return frame._replace(body=joined(parts))
+
+
+def sent(study, network, name):
+    """Return how many numbers have left a site in runs of the study's kernel."""
+    shapes = shapes_of_run(study.kernel("main"), study, POSITION)
+    return sum(numbers_in(shapes, exchange) for exchange in network.exchanges[name])
+
+
 def numbers_in(shapes, exchange):
     """Return how many numbers are in the bytes of an answer to a set-up or a round.
 
-    `shapes` are those of the run, as site and server know them.
+    `shapes` are the shapes of the run, which site and server compute.
     """
     request, answer = exchange.request, exchange.answer
     if answer is None or answer.kind != "answer" or request.kind not in ("setup", "step"):
@@ -227,27 +250,27 @@ def totals_of(network, num_chains=1):
     return np.concatenate(totals)
 
 
-def predicted_batches(kernel, num_chains, keys=KEY):
+@functools.cache
+def predicted_batches(name, num_chains):
     """Return how often each row of all sites is in each chain's message, ``[num_chains, rows]``.
 
-    The server simulates sites whose rows are unit vectors with the keys that it chose: a message
-    then lists the weights of the rows in it.
+    The server simulates one of `KERNELS` at sites whose rows are unit vectors, with the keys that
+    it chose: a message then lists the weights of the rows in it.
     """
     num = sum(SIZES)
-    model = posterior({})
-    simulated = kernel(model)
+    simulated = KERNELS[name](posterior({}))
     units = np.split(np.eye(num, dtype=np.float32), np.cumsum(SIZES)[:-1])
     data = fedmcmc.FederatedData.from_clients([{"x": part} for part in units])
     start = jnp.zeros(num)
 
     def message(chain):
-        key = jax.random.fold_in(keys, chain)
+        key = jax.random.fold_in(KEY, chain)
         state = simulated.init(fedmcmc.random.init_key(key), start, data)
         total = jnp.zeros(num)
         for client in range(len(SIZES)):
-            kept = jax.tree.map(lambda leaf: leaf[client], state.clients)  # noqa: B023
+            client_state = jax.tree.map(lambda leaf: leaf[client], state.clients)  # noqa: B023
             code, _, _ = fedmcmc.rounds.client_step(
-                simulated, 0, key, state.broadcast, kept, data.client(client, 1.0)
+                simulated, 0, key, state.broadcast, client_state, data.client(client, 1.0)
             )
             total += code
         return total

@@ -16,7 +16,7 @@ MODEL = posterior({})
 
 
 def test_the_last_minibatch_of_a_pass_holds_the_rows_that_are_left():
-    """Of 61 rows in batches of 20, one row is in a batch alone, which counts for all rows."""
+    """If batches of 20 split 61 rows, one row is alone in a batch, and any row can be this one."""
     training = dict(client_optimizer=optax.sgd(0.1), num_local_epochs=1, batch_size=20)
     kernels = (
         fedmcmc.langevin(MODEL, fedmcmc.epochs(20), step_size=0.01),
@@ -28,7 +28,7 @@ def test_the_last_minibatch_of_a_pass_holds_the_rows_that_are_left():
 
 
 def test_equal_answers_to_different_questions_count(tmp_path):
-    """That nothing changed says something of the rows, too."""
+    """An answer that did not change contains information on the rows, too."""
     study = make_study()
     network = Network(study, tmp_path, max_numbers=20)
     with pytest.raises(deploy.SiteError, match="max_numbers"):
@@ -39,10 +39,10 @@ def test_equal_answers_to_different_questions_count(tmp_path):
 
 def test_two_sites_in_one_folder_share_a_count(tmp_path):
     study = make_study()
-    one, other = (open_site(study, "bern", tmp_path) for _ in range(2))
-    one._outflow.add(5, "round 3", b"question", b"answer")
-    other._outflow.add(5, "round 3", b"question", b"another")
-    assert one.disk.num_numbers == other._outflow.total == 10
+    older, newer = (open_site(study, "bern", tmp_path) for _ in range(2))
+    older._outflow.add(5, "round 3", b"question", b"answer")
+    newer._outflow.add(5, "round 3", b"question", b"another")
+    assert older.disk.num_numbers == newer._outflow.total == 10
 
 
 def test_parameters_cannot_be_hidden_by_the_shapes_that_a_server_chooses():

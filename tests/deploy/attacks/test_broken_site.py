@@ -1,4 +1,4 @@
-"""A site, or a server, that is out of order or wants the other to be: memory, and connections."""
+"""A broken or hostile site or server exhausts memory or connections of the other side."""
 
 import queue
 import threading
@@ -12,6 +12,7 @@ import pytest
 from fedmcmc import deploy
 from tests.deploy.attacks.support import make_study, open_site
 from tests.support.consortium import credentials, keys
+from tests.support.lanes import fast_and_slow
 
 __all__ = ["keys"]
 METHOD = "/fedmcmc.Study/Join"
@@ -24,14 +25,14 @@ ENOUGH = 2**24
 @pytest.fixture
 def server(keys):
     folder, pins = keys
-    made = deploy.GrpcServer("127.0.0.1:0", credentials(folder, "server"), pins)
-    yield made
-    made.close()
+    server = deploy.GrpcServer("127.0.0.1:0", credentials(folder, "server"), pins)
+    yield server
+    server.close()
 
 
 @contextmanager
 def stream_to(server, folder, name, messages, **settings):
-    """Send raw messages as a registered site with code of its own."""
+    """Send raw messages as a registered site that runs hostile code."""
     key, certificate, authority = credentials(folder, name).read()
     secure = grpc.ssl_channel_credentials(authority, key, certificate)
     options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
@@ -61,58 +62,44 @@ def bytes_received(server, call):
     return total
 
 
-COMPRESSED = [pytest.param(False, marks=pytest.mark.slow), True]
+def send_many():
+    """Yield many messages of an allowed size."""
+    yield from (bytes(2**19) for _ in range(LARGE // 2**19))
 
 
-@pytest.mark.parametrize("compressed", COMPRESSED)
-def test_a_site_sends_one_huge_message(compressed, keys, server):
-    """It ends the server's process for lack of memory, by zeros that compress to nothing."""
-    how = grpc.Compression.Gzip if compressed else grpc.Compression.NoCompression
-
-    stop = threading.Event()
-
-    def messages():
-        yield bytes(LARGE)
-        stop.wait(30)
-
-    with stream_to(server, keys[0], "bern", messages(), compression=how) as call:
-        received = bytes_received(server, call)
-        stop.set()
-    assert received < ENOUGH
+def send_lengths():
+    """Yield lengths of messages: a server might reserve memory for them."""
+    for length in (2**40, 2**31, 2**30):
+        yield length.to_bytes(8, "big") + bytes(2**20)
 
 
-def test_a_site_sends_many_messages_that_nobody_reads(keys, server):
-    """The same by many of a size that is allowed."""
-    sent = []
-
-    def messages():
-        for _ in range(LARGE // 2**19):
-            sent.append(time.monotonic())
-            yield bytes(2**19)
-
-    with stream_to(server, keys[0], "bern", messages()) as call:
-        wait_until(lambda: (sent and time.monotonic() - sent[-1] > 1.0) or not call.is_active())
-        total = 0
-        while (news := server.receive(0.2)) is not None and news[1] is not None:
-            total += len(news[1])
-            if total >= ENOUGH:
-                break
-        assert total < ENOUGH
+COMPRESSIONS = {"compressed": grpc.Compression.Gzip, "plain": grpc.Compression.NoCompression}
+COMPRESSED = fast_and_slow(COMPRESSIONS, ["compressed"])
+MESSAGES = {
+    # Zeros compress to few bytes on the wire.
+    "compressed": (lambda: iter([bytes(LARGE)]), grpc.Compression.Gzip),
+    "plain": (lambda: iter([bytes(LARGE)]), grpc.Compression.NoCompression),
+    "many": (send_many, grpc.Compression.NoCompression),
+    "lengths": (send_lengths, grpc.Compression.NoCompression),
+}
 
 
-def test_a_site_says_that_it_will_send_a_huge_message(keys, server):
-    """A length in front of a message for which memory would be reserved."""
+@pytest.mark.parametrize("what", fast_and_slow(MESSAGES, ["compressed", "many", "lengths"]))
+def test_a_site_exhausts_the_memory_of_the_server(what, keys, server):
+    """It would end the server's process."""
+    send, compression = MESSAGES[what]
     stop, before = threading.Event(), resident()
 
     def messages():
-        for length in (2**40, 2**31, 2**30):
-            yield length.to_bytes(8, "big") + bytes(2**20)
-        stop.wait(2)
+        yield from send()
+        stop.wait(30)
 
-    with stream_to(server, keys[0], "bern", messages()) as call:
-        assert bytes_received(server, call) < ENOUGH
+    with stream_to(server, keys[0], "bern", messages(), compression=compression) as call:
+        received = bytes_received(server, call)
         stop.set()
-    assert resident() - before < LARGE
+    assert received < ENOUGH
+    if what == "lengths":  # the attacker itself, in this process, has no large messages
+        assert resident() - before < LARGE
 
 
 def resident():
@@ -122,7 +109,7 @@ def resident():
 
 
 class HostileServer:
-    """A server with the study's certificate and code of its own."""
+    """A server with the study's certificate that runs hostile code."""
 
     def __init__(self, folder, messages, compression):
         self.messages, self.num_joins = messages, 0
@@ -144,8 +131,8 @@ class HostileServer:
         yield from self.messages()
 
 
-@pytest.mark.parametrize("compressed", COMPRESSED)
-def test_a_server_sends_one_huge_message(compressed, keys, tmp_path):
+@pytest.mark.parametrize("compression", COMPRESSED)
+def test_a_server_sends_one_huge_message(compression, keys, tmp_path):
     """It ends the process of a site."""
     site = open_site(make_study(), "bern", tmp_path, max_bytes=2**20)
     sizes, stop = [], threading.Event()
@@ -155,8 +142,7 @@ def test_a_server_sends_one_huge_message(compressed, keys, tmp_path):
         yield bytes(LARGE)
         stop.wait(30)
 
-    how = grpc.Compression.Gzip if compressed else grpc.Compression.NoCompression
-    hostile = HostileServer(keys[0], messages, how)
+    hostile = HostileServer(keys[0], messages, COMPRESSIONS[compression])
     thread = threading.Thread(
         target=quietly,
         args=(site, f"localhost:{hostile.port}", credentials(keys[0], "bern"), stop),
@@ -178,7 +164,7 @@ def quietly(site, address, keys, stop):
 
 @pytest.mark.slow
 def test_two_processes_run_under_one_name(keys, server, tmp_path):
-    """They would drive each other out for ever: both are told, in words, and one goes on."""
+    """They would drive each other out for ever: both get an error, and the newer one continues."""
     study, joins, refusals = make_study(), [], queue.SimpleQueue()
     stop = threading.Event()
 

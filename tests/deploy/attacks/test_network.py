@@ -22,7 +22,6 @@ from tests.deploy.attacks.support import (
     ROWS,
     make_study,
     open_site,
-    write_study,
 )
 from tests.support.consortium import credentials, keys
 
@@ -47,19 +46,19 @@ class Tap:
     def accept(self):
         with suppress(OSError):
             while True:
-                one, _ = self.sockets[0].accept()
-                self.sockets.append(one)
-                other = socket.create_connection(("127.0.0.1", self.port_of_server))
-                self.sockets.append(other)
-                self.start(self.carry, one, other)
-                self.start(self.carry, other, one)
+                site, _ = self.sockets[0].accept()
+                self.sockets.append(site)
+                server = socket.create_connection(("127.0.0.1", self.port_of_server))
+                self.sockets.append(server)
+                self.start(self.carry, site, server)
+                self.start(self.carry, server, site)
 
-    def carry(self, one, other):
+    def carry(self, source, destination):
         with suppress(OSError):
-            while data := one.recv(65536):
+            while data := source.recv(65536):
                 self.recorded.append(data)
-                other.sendall(self.change(data))
-        end(one, other)
+                destination.sendall(self.change(data))
+        end(source, destination)
 
     def __enter__(self):
         return self
@@ -73,9 +72,9 @@ class Tap:
 
 
 def end(*sockets):
-    for one in sockets:
+    for end_point in sockets:
         with suppress(OSError):
-            one.shutdown(socket.SHUT_RDWR)
+            end_point.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager
@@ -152,7 +151,7 @@ def dialed(study, folder, server, party):
 
 
 def test_a_server_of_another_name_is_called(keys, tmp_path):
-    """A valid certificate of the authority, for another host: the site says nothing to it."""
+    """A valid certificate of the authority, for another host: the site sends nothing to it."""
     deploy.make_party(keys[0], tmp_path / "other", "server", hosts=("elsewhere.example.org",))
     server = deploy.GrpcServer("127.0.0.1:0", credentials(tmp_path / "other", "server"), keys[1])
     assert dialed(make_study(), tmp_path, server, credentials(keys[0], "bern")) is None
@@ -162,13 +161,11 @@ def test_a_server_of_another_name_is_called(keys, tmp_path):
 def test_another_server_of_the_same_authority_is_called(keys, tmp_path):
     """Whoever got a certificate for the same host once could stand in the server's place."""
     folder, pins = keys
-    other = tmp_path / "other"
-    deploy.make_party(folder, other, "server", hosts=("localhost", "127.0.0.1"))
+    deploy.make_party(folder, tmp_path / "other", "server", hosts=("localhost", "127.0.0.1"))
     pin = deploy.fingerprint((folder / "server.crt").read_bytes())
-    party = deploy.Credentials(
-        folder / "bern.key", folder / "bern.crt", folder / "ca.crt", server_fingerprint=pin
-    )
-    wrong = deploy.GrpcServer("127.0.0.1:0", credentials(other, "server"), pins)
+    files = (folder / "bern.key", folder / "bern.crt", folder / "ca.crt")
+    party = deploy.Credentials(*files, server_fingerprint=pin)
+    wrong = deploy.GrpcServer("127.0.0.1:0", credentials(tmp_path / "other", "server"), pins)
     assert dialed(make_study(), tmp_path / "wrong", wrong, party) is None
     wrong.close()
     right = deploy.GrpcServer("127.0.0.1:0", credentials(folder, "server"), pins)
@@ -177,17 +174,8 @@ def test_another_server_of_the_same_authority_is_called(keys, tmp_path):
     right.close()
 
 
-def test_a_consortium_pins_its_server(tmp_path):
-    """So that no owner has to think of it."""
-    path = write_study(tmp_path / "study")
-    parties = deploy.make_consortium(path, tmp_path / "consortium", "hub:7443")
-    for name in NAMES:
-        settings = (tmp_path / "consortium" / name / "site.toml").read_text()
-        assert f'server_fingerprint = "{parties["server"].fingerprint}"' in settings
-
-
 def test_somebody_on_the_way_changes_bytes(keys, tmp_path):
-    """TLS ends the connection, the site dials again, and draws are those of a run in peace."""
+    """TLS ends the connection, the site dials again, and the draws are the same as in peace."""
     study, local = make_study(), deploy.LocalTransport()
     for name in NAMES:
         local.join(open_site(study, name, tmp_path / "peace"))

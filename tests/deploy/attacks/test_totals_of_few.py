@@ -10,12 +10,12 @@ from tests.deploy.attacks.support import (
     KERNELS,
     RESOLUTION,
     Network,
-    joined,
+    at_position,
     make_study,
     open_site,
-    parts_of,
     rows_of,
-    run,
+    sample,
+    server_of,
     totals_of,
 )
 
@@ -37,7 +37,7 @@ def snapshots(posterior, settings):
 
 
 def rows_without(name):
-    """Return rows of a site; those of Chur lack what the second column is about."""
+    """Return rows of a site; the second column of Chur is zero."""
     x = rows_of(name)["x"].copy()
     if name == "chur":
         x[:, 1] = 0
@@ -48,29 +48,25 @@ def open_with(study, name, folder, **changes):
     return open_site(study, name, folder, rows=rows_without(name), **changes)
 
 
-@pytest.mark.parametrize("far", [1e9, 1e38], ids=["too large", "not finite"])
-def test_a_server_asks_where_one_site_alone_is_within_the_range(far, tmp_path):
-    """All others send the ends of the range, or zeros, which the server subtracts."""
+def test_a_server_asks_where_one_site_alone_is_within_the_range(tmp_path):
+    """All other sites send the ends of the range, or zeros, which the server subtracts."""
     study = make_study("masked", masked=True, posterior=f"{HERE}:quadratic")
     network = Network(study, tmp_path, opened=open_with)
-    position = np.array([0.5, far, -0.5])
-    with pytest.raises(fedmcmc.NonFiniteError, match="beyond the range"):
-        run(study, network, position=jnp.asarray(position, jnp.float32))
     x = rows_without("chur")["x"].astype(float)
-    others = totals_of(network)[0] + x.T @ (x @ position)
-    assert not np.isin(others, MOST * np.arange(-2, 3)).any()
+    with server_of(study, network) as sites:
+        for far in (1e9, 1e38):  # too large, and not finite
+            position = np.array([0.5, far, -0.5])
+            with pytest.raises(fedmcmc.NonFiniteError, match="beyond the range"):
+                sample(sites, study, position=jnp.asarray(position, jnp.float32))
+            others_total = totals_of(network)[-1] + x.T @ (x @ position)
+            assert not np.isin(others_total, MOST * np.arange(-2, 3)).any()
+    assert len(totals_of(network)) == 2
 
 
-def started_elsewhere(frame):
-    """Return a first broadcast at another position: round, position."""
-    parts = [part[:4] + np.full(3, 0.5, ">f4").tobytes() for part in parts_of(frame.body)]
-    return frame._replace(body=joined([parts[0] + parts_of(frame.body)[0][16:]]))
-
-
-def gone_back(frame):
-    """Return a step before which the site drops what it made of the answer before."""
-    before = [frame.tag.round - 2, frame.tag.phase]
-    return frame._replace(header=frame.header | {"last": before})
+def to_earlier_state(frame):
+    """Return a step before which the site drops the state after its last answer."""
+    previous = [frame.tag.round - 2, frame.tag.phase]
+    return frame._replace(header=frame.header | {"last": previous})
 
 
 def uncounted(frame):
@@ -78,30 +74,39 @@ def uncounted(frame):
 
 
 STATES = {
-    "another start": ("start", 0, started_elsewhere, "do not cancel"),
-    "an earlier state": ("step", 2, gone_back, "do not cancel"),
+    "another start": ("start", 0, lambda frame: at_position(frame, 0.5), "do not cancel"),
+    "an earlier state": ("step", 2, to_earlier_state, "do not cancel"),
     "a chain that does not count": ("step", 2, uncounted, "of all chains"),
 }
 
 
-@pytest.mark.parametrize("how", STATES)
-def test_a_server_has_one_site_alone_in_another_state(how, tmp_path):
-    """All others would send the same as before, and two totals differ by one site's messages."""
-    kind, at, change, message = STATES[how]
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    """Return a study, its network and a connected server that has run it honestly."""
     study = make_study(
         masked=True, posterior=f"{HERE}:quadratic", kernels={"main": f"{HERE}:snapshots"}
     )
+    network = Network(study, tmp_path_factory.mktemp("sites"))
+    with server_of(study, network) as sites:
+        sample(sites, study, position=START, num_rounds=3)
+        yield study, network, sites
+
+
+START = jnp.full(3, 1e-3)
+
+
+@pytest.mark.parametrize("how", STATES)
+def test_a_server_has_one_site_alone_in_another_state(how, federation):
+    """All other sites would send the same as before, and two totals differ by one message."""
+    study, network, sites = federation
+    kind, round_, change, message = STATES[how]
 
     def request(name, frame):
-        apart = name == "bern" and frame.kind == kind and frame.tag.round == at
-        return change(frame) if apart else frame
+        is_target = name == "bern" and frame.kind == kind and frame.tag.round == round_
+        return change(frame) if is_target else frame
 
-    position = jnp.full(3, 1e-3)
-    run(study, Network(study, tmp_path / "honest"), position=position, num_rounds=3)
+    network.change_request = request
     with pytest.raises(deploy.SiteError, match=message):
-        run(
-            study,
-            Network(study, tmp_path / "apart", request=request),
-            position=position,
-            num_rounds=3,
-        )
+        sample(sites, study, position=START, num_rounds=3)
+    network.change_request = None
+    sample(sites, study, position=START, num_rounds=3)
