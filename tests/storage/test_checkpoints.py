@@ -17,9 +17,10 @@ from tests.storage.small_run import kernel, rule_at, run
 from tests.support import killed_run
 from tests.support.killed_run import assert_same, numbers
 from tests.support.kills import kill_until_done
+from tests.support.lanes import fast_and_slow
 from tests.support.processes import environment
 
-KINDS = ["zarr", pytest.param("store", marks=pytest.mark.slow)]
+KINDS = fast_and_slow(["zarr", "store"], ["zarr"])
 
 
 def run_short(folder, kind="plain", num_rounds=300, **changes):
@@ -35,9 +36,7 @@ def expected(tmp_path_factory):
     return numbers(run_short(tmp_path_factory.mktemp("expected")))
 
 
-@pytest.mark.parametrize(
-    "kind", ["plain", *(pytest.param(k, marks=pytest.mark.slow) for k in ("zarr", "store", "coded"))]
-)
+@pytest.mark.parametrize("kind", fast_and_slow(["plain", "zarr", "store", "coded"], ["plain"]))
 def test_a_run_in_pieces_is_one_run(kind, tmp_path, expected, monkeypatch):
     """The second call continues with functions that were built again, as in another process."""
     if kind != "plain":

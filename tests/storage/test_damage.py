@@ -11,6 +11,7 @@ import fedmcmc
 from fedmcmc.storage._files import read_record, write_record, write_whole
 from tests.storage.small_run import numbers, run
 from tests.support.killed_run import assert_same
+from tests.support.lanes import fast_and_slow
 
 RUN, BEFORE = "run.json", "run-before.json"
 
@@ -82,14 +83,8 @@ def check_falls_back(folder, samples, message):
     assert_same(numbers(run(folder, 90)), numbers(samples))  # without a warning
 
 
-@pytest.mark.parametrize(
-    ("kind", "damage"),
-    [
-        pytest.param(kind, damage, marks=() if damage is flip else pytest.mark.slow)
-        for kind in ("manifest", "state", "draws")
-        for damage in (truncate, empty, flip, remove)
-    ],
-)
+@pytest.mark.parametrize("damage", fast_and_slow([truncate, empty, flip, remove], [flip]))
+@pytest.mark.parametrize("kind", ["manifest", "state", "draws"])
 def test_a_run_continues_from_the_checkpoint_before(kind, damage, folder, samples):
     path = file_of(folder, kind)
     damage(path)
@@ -119,7 +114,7 @@ def test_a_round_that_differs_from_the_round_of_the_state_is_noticed(folder, sam
     check_falls_back(folder, samples, "its round is 59, but the state in .* is of round 60")
 
 
-@pytest.mark.parametrize("kind", ["state", pytest.param("draws", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", fast_and_slow(["state", "draws"], ["state"]))
 def test_a_part_of_another_run_is_noticed(kind, folder, directories, samples):
     """Even if the manifest has its checksum."""
     record, path = read_record(folder / RUN), file_of(folder, kind)
@@ -211,7 +206,7 @@ def test_a_directory_holds_two_checkpoints_and_no_more(folder):
     assert {path.name for path in folder.glob("*.npz")} == named
 
 
-@pytest.mark.parametrize("damage", [remove, pytest.param(truncate, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("damage", fast_and_slow([truncate, remove], [remove]))
 def test_damage_to_early_draws_loses_only_these(damage, tmp_path, samples):
     """Both checkpoints name the part, so neither can be used without a loss."""
     for num_rounds in (30, 50, 60):
@@ -247,7 +242,7 @@ def test_a_checkpoint_of_other_versions_warns(folder, samples):
     now = record["versions"]["jax"]
     record["versions"]["jax"] = "0.4.1"
     write_record(folder / RUN, record)
-    message = f"in {folder} was written with jax 0.4.1, now {now}: draws from round 60 on may differ"
+    message = f"{folder} was written with jax 0.4.1, now {now}: draws from round 60 on may differ"
     with pytest.warns(RuntimeWarning, match=message):
         resumed = run(folder, 90)
     assert "jax 0.4.1" in resumed.warnings[0]
