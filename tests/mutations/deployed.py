@@ -217,7 +217,7 @@ MUTATIONS = {
         "deploy/_site.py",
         "num_numbers = len(chains) * run.num_numbers[number]",
         "num_numbers = run.num_numbers[number]",
-        f"{LIMITS}chains_count_each_by_itself",
+        f"{LIMITS}each_chain_counts",
     ),
     "a folder that was removed begins to count again": (
         "deploy/_limits.py",
@@ -241,7 +241,7 @@ MUTATIONS = {
         "deploy/_study.py",
         "for name in sorted(names & askable_estimators().keys() - {*self.asks}):",
         "for name in ():",
-        f"{LIMITS}a_server_asks_of_all_rows[minibatch-True]",
+        f"{LIMITS}a_server_needs_permission_for_minibatches[minibatch-True]",
     ),
     "questions are rounded to a coarser grid": (
         MASKS,
