@@ -1,16 +1,16 @@
 """Bugs of real sites that tests must notice; see `test_mutations`."""
 
 LEFT_OUT = (
-    "deploy/test_sites.py::test_a_site_that_does_not_answer_is_left_out_as_by_a_fault[dg_sgld]"
+    "deploy/test_sites.py::test_a_site_that_does_not_answer_is_left_out_like_a_fault[dg_sgld]"
 )
-JOINS = "deploy/test_sites.py::test_a_site_joins_again_in_the_middle_and_is_asked_again"
-FAILED = "deploy/test_rounds.py::test_a_run_whose_server_fails_goes_on"
+JOINS = "deploy/test_sites.py::test_a_site_that_joins_again_answers_again"
+FAILED = "deploy/test_rounds.py::test_a_run_whose_server_fails_continues"
 LEAVES_OUT = (
     "deploy/test_lying_sites.py::"
     "test_a_run_goes_on_without_a_site_that_lies_or_declines[not finite]"
 )
 OPERATOR = "deploy/test_endings.py::test_an_operator_counts_as_one_more_that_colludes"
-WRONG = "deploy/test_sites.py::test_what_a_site_sends_wrongly_does_not_change_a_run"
+WRONG = "deploy/test_sites.py::test_wrong_answers_of_a_site_do_not_change_a_run"
 SIMULATED = (
     "deploy/test_rounds.py::test_sites_draw_what_a_simulation_does"
     "[compress: lsd_pp, memory: per client]"
