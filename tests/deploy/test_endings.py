@@ -266,9 +266,9 @@ def test_the_server_checks_settings_before_it_waits_for_sites(tmp_path):
 
         lines = "\n".join(line(name, value) for name, value in given.items())
         (tmp_path / "server.toml").write_text(f"{text}[run]\n{lines}\n")
-        with pytest.raises(ValueError) as found:
+        with pytest.raises(ValueError) as caught:
             run_over(tmp_path / "server.toml", transport)
-        return str(found.value)
+        return str(caught.value)
 
     for name, value, message in WRONG:
         assert message in refused(RUN | {name: value}), (name, value)
