@@ -1,4 +1,4 @@
-"""Processes of a site and of the server are killed, and the draws are those of a run in peace."""
+"""Processes of sites and of the server are killed, and the draws do not change."""
 
 import random
 import time

@@ -210,13 +210,13 @@ def test_a_damaged_count_is_named(tmp_path):
 
 
 def test_a_backup_is_noticed_under_masks(tmp_path):
-    """The folder then knows of fewer answers than the site gave."""
+    """The folder then records fewer answers than the log."""
     study = studies.masked_study("lsd")
     with contextlib.closing(deploy.AuditLog(tmp_path / "bern.log")) as log:
         run_logged(study, tmp_path, log, num_rounds=2)
         shutil.copytree(tmp_path / "bern", tmp_path / "backup")
         run_logged(study, tmp_path, log, num_rounds=3)
-        logged_site(study, tmp_path, log)  # as it is
+        logged_site(study, tmp_path, log)  # the latest folder
         shutil.rmtree(tmp_path / "bern")
         shutil.copytree(tmp_path / "backup", tmp_path / "bern")
         with pytest.raises(deploy.Refused, match=r"By its log bern has answered .* a backup"):

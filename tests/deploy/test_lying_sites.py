@@ -205,7 +205,7 @@ def test_sites_whose_messages_grow_together_are_not_suspected():
 
 
 def test_norms_are_those_of_messages():
-    """Of quantized vectors, of parts that are exact, and of words."""
+    """Norms of quantized vectors, of exact parts, and of words."""
     rng = np.random.default_rng(0)
     compressor = fedmcmc.quantize(4)
     message = {"a": rng.normal(size=3).astype(np.float32), "b": np.float32(rng.normal())}

@@ -54,7 +54,7 @@ def test_an_answer_has_the_bits_of_a_simulated_secure_sum(sites):
     chex.assert_trees_all_equal(deployed, simulated)
     plain = SimulatedConsortium(DATA).ask(QUESTION, CONTENT)
     assert simulated.bits_up == 2 * plain.bits_up + 3 * 2 * 64
-    # Three clients' roundings, and that of a sum of float32.
+    # Three clients and a sum of float32 round.
     np.testing.assert_allclose(
         simulated.value.value, plain.value.value, rtol=3e-7, atol=1.5 * 2.0**-22
     )
@@ -222,7 +222,7 @@ def test_what_does_not_fit_the_sum_is_said_with_the_remedy(tmp_path):
     sites.close()
 
 
-# What is refused
+# Refusals
 
 SINGLES = {
     "LeaveOneOutQuestion": "less the sum with it",

@@ -92,7 +92,7 @@ def test_nothing_but_masked_words_leaves_a_site(study, tmp_path):
 
 
 def rows_in(order):
-    """Return rows of integers for each site, those of site i being the i-th of `order`."""
+    """Return rows of integers for each site, in an order of sites."""
     rng = np.random.default_rng(0)
     rows = [rng.integers(-50, 50, (4, 3)).astype(np.float32) for _ in order]
     return {name: {"x": rows[place]} for name, place in zip(studies.NAMES, order, strict=True)}
@@ -108,7 +108,7 @@ def test_a_transcript_without_uniform_words_depends_only_on_the_sum(tmp_path, mo
         sites=dict.fromkeys(studies.NAMES, 4),
         secure=fixed,
     )
-    monkeypatch.setattr("time.time_ns", lambda: 7)  # as the same server asks at the same time
+    monkeypatch.setattr("time.time_ns", lambda: 7)  # two runs of one server at the same time
     settings = dict(position=jnp.zeros(3), num_rounds=300, num_chains=2)
     transcripts = [
         record_run(study, tmp_path / f"{order[0]}", rows=rows_in(order), **settings)[0]
@@ -245,7 +245,7 @@ def test_a_site_without_the_identity_of_the_study_takes_no_part(tmp_path):
 
 
 class Between(deploy.LocalTransport):
-    """A server that puts its own hello, of keys of its own, in the place of a site's."""
+    """A server that replaces a site's hello by a hello with the server's keys."""
 
     def send(self, site, data):
         frame = Frame.parse(data)
@@ -326,7 +326,7 @@ def test_another_attempt_has_the_same_words_under_another_mask(answered):
 
 
 def test_sites_that_are_asked_different_things_do_not_add_up(tmp_path):
-    """A server shows one site another position; masks are bound to what is asked."""
+    """A server shows one site another position; masks depend on the question."""
     local, study = deploy.LocalTransport(), studies.masked_study("lsd")
     real = local.send
 

@@ -172,7 +172,7 @@ def test_a_site_cannot_compute_totals(reproducible, tmp_path):
         return
     assert len(unpack(begin.body, 1)) == 1
     assert not holds_key(pairs["bern"], KEY) and not holds_key(pairs["bern"], CHAIN_KEY)
-    # Without the noise a total is off by its noise, whose sd is that of the step over its size.
+    # Without its noise a total is wrong by the step's noise over the step size.
     noise = totals_of(positions, jax.random.key(0)) - exact
     assert np.std(noise) > 0.5 * np.sqrt(2 / STEP_SIZE)
 
@@ -258,7 +258,7 @@ def key_words(site, *, round_=1, body="a", weights=(1.0, 1.0), active=(True, Tru
 
 
 def check_differ(words, others):
-    """Check that no word of some keys is that of others."""
+    """Check that two sets of keys share no word."""
     np.testing.assert_array_equal(words != others, True)
 
 

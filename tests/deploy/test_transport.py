@@ -108,7 +108,7 @@ def test_few_messages_of_a_site_wait_at_the_server(keys, server):
 
 @measured
 def test_a_site_that_reads_nothing_has_to_join_again(keys, server):
-    """Where sites may be missing a run would go on, and what waits for it would grow."""
+    """If sites may be missing, a run would continue, and its waiting messages would grow."""
     message = bytes(2 * hostile.MEBI)
     with hostile.growth() as grown, hostile.process("site", keys[0], server.port, "silent"):
         end = time.monotonic() + 30.0
@@ -264,7 +264,7 @@ def test_a_site_accepts_the_pinned_certificate_of_the_server_and_no_other(tmp_pa
     deploy.make_party(tmp_path, other, "server", hosts=("localhost",))  # of the same authority
     certificate = (tmp_path / "server.crt").read_bytes()
     pin = deploy.fingerprint(certificate)
-    # What comes behind the pinned certificate in the file is not trusted.
+    # Certificates after the pinned one in the file are not trusted.
     (tmp_path / "server.crt").write_bytes(certificate + (tmp_path / "ca.crt").read_bytes())
     mine = pinned(tmp_path, "bern", colons(pin))
     caplog.set_level(logging.INFO)

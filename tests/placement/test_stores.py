@@ -78,7 +78,7 @@ def same(a, b):
 @pytest.mark.parametrize("name", fast_and_slow(KERNELS, ["memories of all"]))
 def test_a_store_changes_nothing(name, place, tmp_path):
     kernel = KERNELS[name]()
-    # Room for few rounds, so that states move to and fro.
+    # Memory for few rounds, so that states move in and out.
     store = fedmcmc.HostStore(tmp_path / "states" if place == "files" else None, device_bytes=400)
     plain, stored = run(kernel), run(kernel, store)
     same(stored.draws, plain.draws)

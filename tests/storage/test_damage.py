@@ -36,7 +36,7 @@ def samples():
 
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory):
-    """Directories of two runs with the checkpoint of round 60, and that of round 30 before it."""
+    """Directories of two runs with the checkpoints of rounds 60 and 30."""
     folder = tmp_path_factory.mktemp("two")
     for seed in (0, 1):
         for num_rounds in (30, 60):
