@@ -169,10 +169,10 @@ def test_wrong_answers_of_a_site_do_not_change_a_run(undisturbed, tmp_path):
     def disturb(request, answer):
         tag = list(Frame.parse(request).tag) if answer else []
         wrong = [fuzzed(answer or b"x", rng), Frame("answer", {"tag": [tag]}, b"x").to_bytes()]
-        if answer:
-            run, round_, phase, attempt = tag
-            for other in ([run, round_, phase + 1, attempt], [run, round_ + 1, phase, attempt]):
-                wrong.append(Frame("answer", {"tag": other}, bytes(20)).to_bytes())
+        if answer and earlier and Frame.parse(earlier[-1]).kind == "answer":
+            (run, round_, phase, attempt), body = tag, Frame.parse(earlier[-1]).body
+            for place in ((round_, phase + 1), (round_ + 1, phase)):
+                wrong.append(Frame("answer", {"tag": [run, *place, attempt]}, body).to_bytes())
         for data in (*wrong, *earlier):
             local._inbox.put(("bern", data))
         local._inbox.put(("nobody", Frame("answer", {"tag": tag}, b"x").to_bytes()))
