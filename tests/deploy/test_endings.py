@@ -1,4 +1,4 @@
-"""How the server's command ends: what it leaves, its exit status, and settings that it refuses."""
+"""The server's command: its files and exit status at its end, and settings that it refuses."""
 
 import re
 import shutil
@@ -17,20 +17,21 @@ from tests.deploy.test_lying_sites import meddling
 from tests.support import studies
 from tests.support.commands import NAMES, SETTINGS, Consortium
 
-NUM_ROUNDS, AT = 16, 9
+NUM_ROUNDS, LAST_ROUND = 16, 9
 RUN = dict(kernel="main", seed=3, draws="draws.npz", position="model.py:start", progress=False)
 RUN |= dict(checkpoint="checkpoint", every_rounds=5000, num_rounds=NUM_ROUNDS, num_chains=2)
 
 
-def ends(clinics, then=None):
+def run_server(clinics, then=None):
     """Run the server's command with sites in threads; return its exit status.
 
     In one round `then` maps their answers.
     """
     local = deploy.LocalTransport()
 
-    def change(asked, frame):
-        return then(frame) if asked.kind == "step" and asked.tag.round == AT else frame
+    def change(request, frame):
+        is_due = request.kind == "step" and request.tag.round == LAST_ROUND
+        return then(frame) if is_due else frame
 
     for name in NAMES:
         site = clinics._site(name, clinics.folder / name)
@@ -43,7 +44,7 @@ def stored(path):
         return arrays["theta"]
 
 
-def raises(*numbers):
+def interrupt_by(*numbers):
     def answer(frame):
         for number in numbers:
             signal.raise_signal(number)
@@ -51,7 +52,7 @@ def raises(*numbers):
     return answer
 
 
-def declines(frame):
+def decline(frame):
     header = {**frame.header, "reason": "its owner allows no more"}
     return frame._replace(kind="declined", header=header)
 
@@ -60,12 +61,12 @@ def declines(frame):
     ("then", "status", "text"),
     [
         # The second one must not end what brings the draws to safety.
-        (raises(signal.SIGINT, signal.SIGTERM), 130, "Interrupted. The 9 draws per chain"),
+        (interrupt_by(signal.SIGINT, signal.SIGTERM), 130, "Interrupted. The 9 draws per chain"),
         pytest.param(
-            raises(signal.SIGTERM), 143, "Interrupted. The 9 draws", marks=pytest.mark.slow
+            interrupt_by(signal.SIGTERM), 143, "Interrupted. The 9 draws", marks=pytest.mark.slow
         ),
         pytest.param(
-            declines,
+            decline,
             1,
             r"SiteError: (bern|basel|chur): its owner allows no more \(in round 9\) The 9 draws",
             marks=pytest.mark.slow,
@@ -73,22 +74,20 @@ def declines(frame):
     ],
 )
 @pytest.mark.filterwarnings("ignore:Interrupted in or after:fedmcmc.SamplingWarning")
-def test_a_server_that_is_stopped_keeps_its_rounds_and_goes_on(
-    then, status, text, tmp_path, capsys
-):
+def test_a_stopped_server_keeps_its_rounds_and_continues(then, status, text, tmp_path, capsys):
     clinics, draws = Consortium(tmp_path, run=RUN), tmp_path / "draws.npz"
-    assert ends(clinics, then) == status
-    told = capsys.readouterr().err
-    assert re.search(text, told), told
-    assert f"are in {draws}" in told and "is of round 9: start again" in told
-    first = stored(draws)
-    assert first.shape == (2, AT, 2)
-    assert ends(clinics) == 0
-    whole = stored(draws)
-    np.testing.assert_array_equal(whole[:, :AT], first)
+    assert run_server(clinics, then) == status
+    output = capsys.readouterr().err
+    assert re.search(text, output), output
+    assert f"are in {draws}" in output and "is of round 9: start again" in output
+    partial = stored(draws)
+    assert partial.shape == (2, LAST_ROUND, 2)
+    assert run_server(clinics) == 0
+    resumed = stored(draws)
+    np.testing.assert_array_equal(resumed[:, :LAST_ROUND], partial)
     shutil.rmtree(tmp_path / "checkpoint")
-    assert ends(clinics) == 0  # the same run in peace
-    np.testing.assert_array_equal(whole, stored(draws))
+    assert run_server(clinics) == 0  # the same run without an interrupt
+    np.testing.assert_array_equal(resumed, stored(draws))
 
 
 class Waiting(deploy.LocalTransport):
@@ -166,12 +165,12 @@ def test_draws_of_a_longer_run_stay_where_a_run_ends_early(tmp_path, capsys, cap
     del run["every_rounds"]
     clinics, draws = Consortium(tmp_path, run=run), tmp_path / "draws.npz"
     np.savez(draws, theta=np.ones((2, 50, 2)))
-    assert ends(clinics, declines) == 1
+    assert run_server(clinics, decline) == 1
     partial = tmp_path / "draws.partial.npz"
-    told = capsys.readouterr().err
-    assert f"are in {partial}. {draws} stays as it was, with 50 draws per chain" in told
-    assert stored(draws).shape == (2, 50, 2) and stored(partial).shape == (2, AT, 2)
-    assert ends(clinics) == 0
+    output = capsys.readouterr().err
+    assert f"are in {partial}. {draws} stays as it was, with 50 draws per chain" in output
+    assert stored(draws).shape == (2, 50, 2) and stored(partial).shape == (2, LAST_ROUND, 2)
+    assert run_server(clinics) == 0
     assert "held 50 draws per chain of an earlier run, and holds 16 now" in caplog.text
     assert stored(draws).shape == (2, NUM_ROUNDS, 2)
 
@@ -182,10 +181,10 @@ def test_a_server_whose_chain_is_not_finite_keeps_the_draws_before(tmp_path, cap
     path = tmp_path / "study.toml"
     path.write_text(path.read_text().replace("step_size = 0.01", "step_size = 1e30"))
     clinics.study = deploy.Study.read(path)
-    assert ends(clinics) == 1
-    told = capsys.readouterr().err
-    assert "NonFiniteError: Chain 0 turned non-finite in round" in told
-    num = int(re.search(r"The (\d+) draws per chain that were kept", told)[1])
+    assert run_server(clinics) == 1
+    output = capsys.readouterr().err
+    assert "NonFiniteError: Chain 0 turned non-finite in round" in output
+    num = int(re.search(r"The (\d+) draws per chain that were kept", output)[1])
     assert stored(tmp_path / "draws.npz").shape == (1, num, 2) and num > 0
 
 
@@ -252,7 +251,7 @@ WRONG = [
 ]
 
 
-def test_settings_of_a_run_are_checked_before_sites_are_waited_for(tmp_path):
+def test_the_server_checks_settings_before_it_waits_for_sites(tmp_path):
     clinics = Consortium(tmp_path)
     text = (tmp_path / "server.toml").read_text().partition("[run]")[0]
 
@@ -267,9 +266,9 @@ def test_settings_of_a_run_are_checked_before_sites_are_waited_for(tmp_path):
 
         lines = "\n".join(line(name, value) for name, value in given.items())
         (tmp_path / "server.toml").write_text(f"{text}[run]\n{lines}\n")
-        with pytest.raises(ValueError) as found:
+        with pytest.raises(ValueError) as caught:
             run_over(tmp_path / "server.toml", transport)
-        return str(found.value)
+        return str(caught.value)
 
     for name, value, message in WRONG:
         assert message in refused(RUN | {name: value}), (name, value)
@@ -302,7 +301,7 @@ def test_text_is_no_position():
         deploy.run(study, KEY, "main", "zero", transport=deploy.LocalTransport(), num_rounds=2)
 
 
-def four(**secure):
+def study_of_four(**secure):
     names = (*NAMES, "zug")
     identities = {name: studies.public_key(name) for name in names}
     return studies.masked_study(
@@ -313,9 +312,9 @@ def four(**secure):
 
 
 def test_an_operator_counts_as_one_more_that_colludes():
-    some = ({}, dict(operator="zug"), dict(operator="bern"), dict(colluding=1))
-    found = [four(**secure).consortium.colluding for secure in some]
-    np.testing.assert_array_equal(found, [0, 1, 1, 1])
+    settings = ({}, dict(operator="zug"), dict(operator="bern"), dict(colluding=1))
+    counts = [study_of_four(**secure).consortium.colluding for secure in settings]
+    np.testing.assert_array_equal(counts, [0, 1, 1, 1])
 
 
 def test_a_study_names_an_operator_only_among_enough_sites():
@@ -324,9 +323,13 @@ def test_a_study_names_an_operator_only_among_enough_sites():
         studies.masked_study("lsd", secure=dict(operator="bern"))
     assert studies.masked_study("lsd").consortium.colluding == 0
     with pytest.raises(ValueError, match="of 4 sites 2 are left"):
-        four(operator="bern", colluding=1)
+        study_of_four(operator="bern", colluding=1)
     for wrong in ("genf", 3, ["bern"]):
         with pytest.raises(ValueError, match=r"secure.operator must be the site .*; got "):
-            four(operator=wrong)
-    digests = {four().digest, four(operator="bern").digest, four(operator="zug").digest}
+            study_of_four(operator=wrong)
+    digests = {
+        study_of_four().digest,
+        study_of_four(operator="bern").digest,
+        study_of_four(operator="zug").digest,
+    }
     assert len(digests) == 3

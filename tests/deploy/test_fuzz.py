@@ -19,8 +19,8 @@ from fedmcmc.deploy import _frames
 from fedmcmc.deploy._frames import FrameError
 from fedmcmc.deploy._links import Links
 from fedmcmc.deploy._shapes import shapes_of_run
-from tests.contracts.model import KEY
 from tests.support import hostile, studies
+from tests.support.recorded_sites import record_run
 from tests.support.site_runs import POSITION
 
 STUDY = studies.study_of("compress: lsd_pp, memory: per client")
@@ -82,7 +82,7 @@ def mutated(rng, data, valid=()):
     return framed(header, body)
 
 
-def frames_of(rng, num, frames, target, valid=()):
+def wrong_frames(rng, num, frames, target, valid=()):
     """Yield damaged frames of a run, and mutations of one of them."""
     for _ in range(num):
         yield (
@@ -92,15 +92,10 @@ def frames_of(rng, num, frames, target, valid=()):
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """What the server and bern send each other in a run."""
-    folder, local, pairs = tmp_path_factory.mktemp("run"), deploy.LocalTransport(), []
-    for name in STUDY.sites:
-        site = studies.site_of(STUDY, name, folder)
-        heard = (lambda *pair: pairs.append(pair)) if name == "bern" else None
-        local.join(site, heard=heard)
-    settings = dict(transport=local, num_rounds=4, num_chains=2, progress=False)
-    deploy.run(STUDY, KEY, "main", POSITION, **settings)
-    return pairs, folder
+    """Messages of the server and bern in a run, and the folder of the sites."""
+    folder = tmp_path_factory.mktemp("run")
+    pairs, _ = record_run(STUDY, folder, num_rounds=4, num_chains=2)
+    return pairs["bern"], folder
 
 
 @pytest.fixture
@@ -115,39 +110,39 @@ def memory():
 
 
 @pytest.mark.parametrize("num", NUM_FRAMES)
-def test_frames_that_are_none_change_nothing_at_a_site(num, recorded, tmp_path, quiet):
+def test_wrong_frames_change_nothing_at_a_site(num, recorded, tmp_path, quiet):
     pairs, folder = recorded
     site = studies.site_of(STUDY, "bern", tmp_path)
     for path in (folder / "bern").glob("secret"):  # from which its clients draw
         shutil.copy(path, tmp_path / "bern")
     rng = random.Random(num)
-    asked = [data for data, _ in pairs]
-    steps = [i for i, data in enumerate(asked) if _frames.Frame.parse(data).kind == "step"]
+    requests = [data for data, _ in pairs]
+    steps = [i for i, data in enumerate(requests) if _frames.Frame.parse(data).kind == "step"]
     last = steps[1]
     for data, answer in pairs[: last + 1]:
         assert (site.answer(data) or b"") == answer
 
-    def found():
+    def read_files():
         files = [path for path in sorted(tmp_path.rglob("*")) if path.is_file()]
         return {path: path.read_bytes() for path in files}
 
-    state, files = jax.tree.map(np.array, site.state), found()
-    # What a server may say that repeats a round.
+    state, files = jax.tree.map(np.array, site.state), read_files()
+    # Entries of a server that repeats a round.
     valid = [("last", None), ("marks", []), ("keep", [])]
     with memory() as grown:
-        for data in frames_of(rng, num, asked, asked[last], valid):
+        for data in wrong_frames(rng, num, requests, requests[last], valid):
             answer = site.answer(data)
             kind = _frames.Frame.parse(answer).kind
             assert kind in ("error", "unready", "declined"), _frames.Frame.parse(data)
     assert grown[0] < MAX_GROWTH
     chex.assert_trees_all_equal(site.state, state)
-    assert found() == files
+    assert read_files() == files
     for data, answer in pairs[last:]:
         assert (site.answer(data) or b"") == answer
 
 
 class Feed:
-    """A transport over which what was put into it comes."""
+    """A transport that receives the messages in its list."""
 
     def __init__(self):
         self.news = []
@@ -163,7 +158,7 @@ class Feed:
 
 
 @pytest.mark.parametrize("num", NUM_FRAMES)
-def test_frames_that_are_none_change_nothing_at_the_server(num, recorded, tmp_path, quiet):
+def test_wrong_frames_change_nothing_at_the_server(num, recorded, tmp_path, quiet):
     rng, feed = random.Random(num), Feed()
     links = Links(STUDY, feed, timeout=60.0)
     hellos = {
@@ -189,17 +184,17 @@ def test_frames_that_are_none_change_nothing_at_the_server(num, recorded, tmp_pa
     expected, num_errors = exchange(), 0
     with memory() as grown, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of hellos that are not taken
-        for data in frames_of(rng, num, answers, right):
+        for data in wrong_frames(rng, num, answers, right):
             if rng.random() < 0.05:
                 links._admit("chur", mutated(rng, hellos["chur"]), {})
             feed.news = [("bern", right), ("bern", data)]
             try:
-                found = exchange()
+                answer = exchange()
             except deploy.SiteError as error:
                 assert str(error).startswith("bern")
                 num_errors += 1
                 continue
-            chex.assert_trees_all_equal(found, expected)
+            chex.assert_trees_all_equal(answer, expected)
             assert {"bern", "basel"} <= links.joined
     assert grown[0] < MAX_GROWTH
     assert 0 < num_errors < num / 2  # bodies that were cut
@@ -213,7 +208,7 @@ def bits_changed(rng, data):
 
 
 @pytest.mark.parametrize("num", NUM_FRAMES)
-def test_codes_that_are_none_are_refused_as_such(num, recorded):
+def test_wrong_codes_are_refused(num, recorded):
     """With a right checksum, as a dishonest site would send them."""
     rng = random.Random(num)
     like = shapes_of_run(STUDY.kernel("main"), STUDY, POSITION).phases[0].code

@@ -1,47 +1,37 @@
-"""Sites over gRPC on loopback: same draws, and nobody else gets in."""
+"""Sites over gRPC on loopback draw the same, and the server refuses strangers."""
 
 import chex
 import pytest
 
 from fedmcmc import deploy
-from tests.contracts.model import KEY, POSITIONS
 from tests.support import studies
 from tests.support.consortium import Threads, credentials, keys, make_keys
 from tests.support.lanes import fast_and_slow
+from tests.support.recorded_sites import run_over
+from tests.support.site_runs import MASKED, at_sites
 
 __all__ = ["keys"]
-SETTINGS = dict(num_rounds=6, progress=False)
-POSITION = POSITIONS["nested"]
 
 
 @pytest.fixture
 def server(keys):
     folder, pins = keys
-    made = deploy.GrpcServer("127.0.0.1:0", credentials(folder, "server"), pins)
-    yield made
-    made.close()
+    grpc_server = deploy.GrpcServer("127.0.0.1:0", credentials(folder, "server"), pins)
+    yield grpc_server
+    grpc_server.close()
 
 
 @pytest.fixture
 def threads(server):
-    made = Threads(server.port)
-    yield made
-    made.end()
+    sites = Threads(server.port)
+    yield sites
+    sites.end()
 
 
-def test_a_port_that_is_in_use_is_refused_in_one_sentence(keys, server):
+def test_a_port_in_use_is_refused(keys, server):
     folder, pins = keys
     with pytest.raises(OSError, match=f"cannot wait at 127.0.0.1:{server.port}: another process"):
         deploy.GrpcServer(f"127.0.0.1:{server.port}", credentials(folder, "server"), pins)
-
-
-def local_run(study, folder):
-    local = deploy.LocalTransport()
-    studies.join_all(local, study, folder / "local")
-    return deploy.run(study, KEY, "main", POSITION, transport=local, **SETTINGS)
-
-
-MASKED = "masked: "
 
 
 @pytest.mark.parametrize(
@@ -66,19 +56,21 @@ MASKED = "masked: "
         ("compress: lsd_pp, memory: per client", MASKED + "lsd_pp"),
     ),
 )
-def test_sites_over_the_network_draw_what_those_in_threads_do(row, keys, server, threads, tmp_path):
+def test_sites_over_the_network_draw_the_numbers_of_sites_in_threads(
+    row, keys, server, threads, tmp_path
+):
     masked = row.startswith(MASKED)
     study = (studies.masked_study if masked else studies.study_of)(row.removeprefix(MASKED))
     for name in study.sites:
         threads.join(study, name, tmp_path, credentials(keys[0], name))
-    samples = deploy.run(study, KEY, "main", POSITION, transport=server, **SETTINGS)
-    expected = local_run(study, tmp_path)
+    samples = run_over(server, study, num_rounds=4)
+    expected = at_sites(study, tmp_path / "local", num_rounds=4)
     chex.assert_trees_all_equal(samples.draws, expected.draws)
     chex.assert_trees_all_equal(samples.state.server, expected.state.server)
     assert samples.totals["bits_up"] == expected.totals["bits_up"]
 
 
-def test_a_certificate_that_is_not_registered_is_turned_away(keys, server, threads, tmp_path):
+def test_an_unregistered_certificate_is_refused(keys, server, threads, tmp_path):
     folder, _ = keys
     deploy.make_party(folder, tmp_path / "other", "bern")  # of the same authority
     other = credentials(tmp_path / "other", "bern")
@@ -87,14 +79,14 @@ def test_a_certificate_that_is_not_registered_is_turned_away(keys, server, threa
     assert server.receive(0.2) is None
 
 
-def test_a_site_of_another_authority_does_not_come_through(server, threads, tmp_path):
+def test_a_site_of_another_authority_cannot_join(server, threads, tmp_path):
     make_keys(tmp_path / "rogue", ["bern"])
     threads.join(studies.study_of(), "bern", tmp_path, credentials(tmp_path / "rogue", "bern"))
     assert server.receive(1.0) is None
-    assert threads.errors == {}  # it goes on trying: its certificate may be mended
+    assert threads.errors == {}  # it tries again: its certificate may be replaced
 
 
-def test_a_site_that_calls_itself_another_is_refused(keys, server, threads, tmp_path):
+def test_a_site_under_another_name_is_refused(keys, server, threads, tmp_path):
     study = studies.study_of()
     sites = deploy.Sites(study, server)
     mine = credentials(keys[0], "bern")

@@ -1,4 +1,4 @@
-"""Processes of a site and of the server are killed, and the draws are those of a run in peace."""
+"""Processes of sites and of the server are killed, and the draws do not change."""
 
 import random
 import time
@@ -14,18 +14,18 @@ PATIENCE = 240.0
 
 @pytest.fixture
 def clinics(tmp_path):
-    made = Consortium(tmp_path)
-    with made.in_threads(NAMES[1:]):
-        yield made
-    made.end()
+    consortium = Consortium(tmp_path)
+    with consortium.in_threads(NAMES[1:]):
+        yield consortium
+    consortium.end()
 
 
-def wait_until(true, clinics):
+def wait_until(is_true, clinics):
     end = time.monotonic() + PATIENCE
-    while not true():
+    while not is_true():
         alive = {name: process.poll() for name, process in clinics.processes.items()}
-        told = "\n".join(clinics.log(name)[-2000:] for name in alive)
-        assert time.monotonic() < end and not any(alive.values()), (alive, told)
+        logs = "\n".join(clinics.log(name)[-2000:] for name in alive)
+        assert time.monotonic() < end and not any(alive.values()), (alive, logs)
         time.sleep(0.005)
 
 
@@ -35,9 +35,10 @@ def run_killing(clinics, victims, longest, seed):
     clinics.start("bern")
     clinics.start("server")
     for victim in victims:
-        at = clinics.round
+        round_ = clinics.round
         wait_until(
-            lambda at=at: clinics.round > at or (clinics.folder / "draws.npz").exists(), clinics
+            lambda round_=round_: clinics.round > round_ or (clinics.folder / "draws.npz").exists(),
+            clinics,
         )
         time.sleep(rng.uniform(0, longest))
         if (clinics.folder / "draws.npz").exists():
@@ -90,8 +91,8 @@ def test_all_processes_are_killed_at_once(tmp_path):
         for name in everybody:
             clinics.start(name)
         for _ in range(2):
-            at = clinics.round
-            wait_until(lambda at=at: clinics.round > at, clinics)
+            round_ = clinics.round
+            wait_until(lambda round_=round_: clinics.round > round_, clinics)
             assert not (tmp_path / "draws.npz").exists()
             for name in everybody:
                 assert clinics.kill(name)

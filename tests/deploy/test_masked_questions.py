@@ -50,33 +50,37 @@ def sites(tmp_path_factory, heard):
 
 
 def test_an_answer_has_the_bits_of_a_simulated_secure_sum(sites):
-    there, here = (x.ask(QUESTION, CONTENT) for x in (sites, SIMULATED))
-    chex.assert_trees_all_equal(there, here)
+    deployed, simulated = (x.ask(QUESTION, CONTENT) for x in (sites, SIMULATED))
+    chex.assert_trees_all_equal(deployed, simulated)
     plain = SimulatedConsortium(DATA).ask(QUESTION, CONTENT)
-    assert here.bits_up == 2 * plain.bits_up + 3 * 2 * 64
-    # Three clients' roundings, and that of a sum of float32.
-    np.testing.assert_allclose(here.value.value, plain.value.value, rtol=3e-7, atol=1.5 * 2.0**-22)
+    assert simulated.bits_up == 2 * plain.bits_up + 3 * 2 * 64
+    # Three clients and a sum of float32 round.
+    np.testing.assert_allclose(
+        simulated.value.value, plain.value.value, rtol=3e-7, atol=1.5 * 2.0**-22
+    )
 
 
 @pytest.mark.slow
 def test_a_fit_is_that_of_a_simulated_secure_sum(sites):
     settings = dict(rng_key=jax.random.key(1), position=POSITION, num_draws=400, progress=False)
-    there, here, plain = (fedmcmc.fit(MODEL, x, **settings) for x in (sites, SIMULATED, DATA))
-    assert there.verdict == here.verdict
-    assert there.report.rounds == here.report.rounds == plain.report.rounds
-    jax.tree.map(close, there.samples.draws, here.samples.draws)
-    np.testing.assert_allclose(there.log_evidence, here.log_evidence, atol=1e-5)
-    np.testing.assert_allclose(there.log_evidence, plain.log_evidence, atol=1e-3)
+    deployed, simulated, plain = (
+        fedmcmc.fit(MODEL, x, **settings) for x in (sites, SIMULATED, DATA)
+    )
+    assert deployed.verdict == simulated.verdict
+    assert deployed.report.rounds == simulated.report.rounds == plain.report.rounds
+    jax.tree.map(close, deployed.samples.draws, simulated.samples.draws)
+    np.testing.assert_allclose(deployed.log_evidence, simulated.log_evidence, atol=1e-5)
+    np.testing.assert_allclose(deployed.log_evidence, plain.log_evidence, atol=1e-3)
 
 
 @pytest.mark.slow
 def test_whitening_asks_for_sums_alone(sites):
     """And a kernel on these coordinates runs at the sites, as a secure sum that they make."""
-    there = fedmcmc.whiten(MODEL, sites, POSITION, surrogates=False)
-    assert there.surrogates is None
-    here = fedmcmc.whiten(MODEL, SIMULATED, POSITION, surrogates=False)
-    jax.tree.map(close, there.metric, here.metric)
-    jax.tree.map(close, there.metric, fedmcmc.whiten(MODEL, DATA, POSITION).metric)
+    deployed = fedmcmc.whiten(MODEL, sites, POSITION, surrogates=False)
+    assert deployed.surrogates is None
+    simulated = fedmcmc.whiten(MODEL, SIMULATED, POSITION, surrogates=False)
+    jax.tree.map(close, deployed.metric, simulated.metric)
+    jax.tree.map(close, deployed.metric, fedmcmc.whiten(MODEL, DATA, POSITION).metric)
     runs = [
         data.sample(
             KEY,
@@ -85,7 +89,7 @@ def test_whitening_asks_for_sums_alone(sites):
             num_rounds=4,
             progress=False,
         )
-        for data, white in ((sites, there), (SIMULATED, here))
+        for data, white in ((sites, deployed), (SIMULATED, simulated))
     ]
     jax.tree.map(close, *(run.draws for run in runs))
     assert runs[0].totals["bits_up"] == runs[1].totals["bits_up"] == 4 * 3 * 64 * (3 + 2)
@@ -96,9 +100,9 @@ def test_propagation_and_whole_chains_are_those_of_a_simulation(sites):
     """Each reads its server's own state, which is within the sum's."""
     settings = dict(position=POSITION, num_rounds=3, progress=False)
     kernel = fedmcmc.fed_ep(MODEL)
-    there, here = (x.sample(KEY, kernel, **settings) for x in (sites, SIMULATED))
-    jax.tree.map(close, there.final_draws, here.final_draws)
-    again = sites.sample(KEY, kernel, state=there.state, num_rounds=2, progress=False)
+    deployed, simulated = (x.sample(KEY, kernel, **settings) for x in (sites, SIMULATED))
+    jax.tree.map(close, deployed.final_draws, simulated.final_draws)
+    again = sites.sample(KEY, kernel, state=deployed.state, num_rounds=2, progress=False)
     assert again.state.broadcast.round.tolist() == [5]
 
 
@@ -112,9 +116,11 @@ def test_chains_of_a_fit_start_from_states_of_the_kernel_within_the_sum(sites):
 
     state = jax.vmap(begin)(jax.tree.map(lambda leaf: leaf[:8], POINTS))
     settings = dict(num_rounds=6, num_chains=8, progress=False)
-    there, here = (x.sample(KEY, kernel, state=state, **settings) for x in (sites, SIMULATED))
-    jax.tree.map(close, there.draws, here.draws)
-    assert 0.1 < there.info["acceptance"].mean() < 1
+    deployed, simulated = (
+        x.sample(KEY, kernel, state=state, **settings) for x in (sites, SIMULATED)
+    )
+    jax.tree.map(close, deployed.draws, simulated.draws)
+    assert 0.1 < deployed.info["acceptance"].mean() < 1
 
 
 @pytest.mark.slow
@@ -123,19 +129,19 @@ def test_chains_of_a_fit_are_those_of_a_simulated_secure_sum(sites):
         search = find_modes(KEY, MODEL, consortium, position=POSITION)
         return run_chains(KEY, MODEL, consortium, search, None, max_rounds=20)
 
-    there, here = map(chains, (sites, SIMULATED))
+    deployed, simulated = map(chains, (sites, SIMULATED))
     # A last bit may decide a trajectory in 160 rounds of 64 chains.
     same = [
         np.isclose(a, b, atol=1e-3).all(axis=-1).mean()
         for a, b in zip(
             *(
                 [np.reshape(x, (64, 50, -1)) for x in jax.tree.leaves(c.samples.draws)]
-                for c in (there, here)
+                for c in (deployed, simulated)
             ),
             strict=True,
         )
     ]
-    assert min(same) > 0.9 and abs(there.rhat - here.rhat) < 0.02
+    assert min(same) > 0.9 and abs(deployed.rhat - simulated.rhat) < 0.02
 
 
 def test_nothing_but_masked_words_leaves_a_site(sites, heard):
@@ -145,16 +151,16 @@ def test_nothing_but_masked_words_leaves_a_site(sites, heard):
     sites.ask(QUESTION, CONTENT)
     for index, pairs in enumerate(heard.values()):
         kinds = []
-        for asked, answer in pairs:
-            kind, told = Frame.parse(asked).kind, Frame.parse(answer)
+        for request, answer in pairs:
+            kind, reply = Frame.parse(request).kind, Frame.parse(answer)
             kinds.append(kind)
-            assert set(told.header) == {"tag"} and told.kind in ("answer", "ready")
+            assert set(reply.header) == {"tag"} and reply.kind in ("answer", "ready")
             if kind == "step":
-                _, _, number, words = secure.read_masked(told.body)
+                _, _, number, words = secure.read_masked(reply.body)
                 # Values, three parts at the center, two counts of the question, two of the sum.
                 assert number == index and words.size == 20 + 3 + 1 + 1 + 2
             else:
-                assert len(told.body) in (116, 64, 0)  # a fresh key, a signature, nothing
+                assert len(reply.body) in (116, 64, 0)  # a fresh key, a signature, nothing
         assert kinds == ["begin", "open", "confirm", "seal", "step"]
 
 
@@ -173,14 +179,14 @@ def test_a_question_that_misses_a_site_is_void_and_asked_again(tmp_path):
     """With the sum that it has in peace."""
     local = Lossy(STUDY, tmp_path, "basel", {0})
     sites = deploy.Sites(STUDY, local)
-    there = sites.ask(QUESTION, CONTENT)
+    deployed = sites.ask(QUESTION, CONTENT)
     sites.close()
-    chex.assert_trees_all_equal(there, SIMULATED.ask(QUESTION, CONTENT))
+    chex.assert_trees_all_equal(deployed, SIMULATED.ask(QUESTION, CONTENT))
     frames = [tuple(map(Frame.parse, pair)) for pair in local.heard]
     first, *_, last = (
-        (asked, secure.read_masked(told.body)[3])
-        for asked, told in frames
-        if (asked.kind, told.kind) == ("step", "answer")
+        (request, secure.read_masked(reply.body)[3])
+        for request, reply in frames
+        if (request.kind, reply.kind) == ("step", "answer")
     )
     assert first[0].body == last[0].body and (first[1] != last[1]).all()
     assert first[0].header["masks"]["session"] != last[0].header["masks"]["session"]
@@ -191,11 +197,11 @@ def test_a_fit_in_which_a_site_is_lost_is_the_same(tmp_path):
     settings = dict(rng_key=KEY, position=POSITION, num_draws=400, progress=False)
     local = Lossy(STUDY, tmp_path, "chur", {0})
     sites = deploy.Sites(STUDY, local)
-    there = fedmcmc.fit(MODEL, sites, **settings)
+    deployed = fedmcmc.fit(MODEL, sites, **settings)
     sites.close()
     assert not local.rounds
     jax.tree.map(
-        close, there.samples.draws, fedmcmc.fit(MODEL, SIMULATED, **settings).samples.draws
+        close, deployed.samples.draws, fedmcmc.fit(MODEL, SIMULATED, **settings).samples.draws
     )
 
 
@@ -216,7 +222,7 @@ def test_what_does_not_fit_the_sum_is_said_with_the_remedy(tmp_path):
     sites.close()
 
 
-# What is refused
+# Refusals
 
 SINGLES = {
     "LeaveOneOutQuestion": "less the sum with it",

@@ -1,4 +1,4 @@
-"""Rounds under masks: the draws of a simulated secure sum, and nothing else leaves a site."""
+"""Rounds under masks draw the numbers of a simulated secure sum, and only masked words leave."""
 
 import contextlib
 import platform
@@ -17,10 +17,10 @@ import fedmcmc
 from fedmcmc import deploy
 from fedmcmc.deploy import secure
 from fedmcmc.deploy._frames import Frame
-from tests.contracts.model import KEY
 from tests.support import studies
 from tests.support.processes import environment
-from tests.support.site_runs import ADAPTING, MASKED, POSITION, at_sites, run_both
+from tests.support.recorded_sites import frames_of, record_run, run_over
+from tests.support.site_runs import ADAPTING, MASKED, at_sites, run_both
 
 # One per family.
 ROWS = (
@@ -42,7 +42,7 @@ STATEFUL, SET_UP = studies.masked_study("lsd_pp"), studies.masked_study("lsd_sta
 @pytest.mark.slow
 @ADAPTING
 @pytest.mark.parametrize("row", ROWS)
-def test_sites_under_masks_draw_what_a_simulated_secure_sum_does(row, tmp_path):
+def test_sites_under_masks_draw_the_numbers_of_a_simulated_secure_sum(row, tmp_path):
     run_both(studies.masked_study(row), tmp_path, num_chains=2)
 
 
@@ -63,44 +63,24 @@ def test_sites_under_masks_draw_the_same_to_the_last_bit():
     assert done.returncode == 0 and "same" in done.stdout, done.stdout + done.stderr[-3000:]
 
 
-def captured(study, folder, *, rows=studies.rows_of, position=POSITION, num_rounds=3, **settings):
-    """Return each site's pairs of messages, and the samples."""
-    local, heard = deploy.LocalTransport(), {name: [] for name in study.sites}
-    for name, pairs in heard.items():
-        site = studies.site_of(study, name, folder, rows=rows(name))
-        local.join(site, heard=lambda *pair, pairs=pairs: pairs.append(pair))
-    settings = dict(num_rounds=num_rounds, progress=False) | settings
-    return heard, deploy.run(study, KEY, "main", position, transport=local, **settings)
-
-
-def answers_of(pairs):
-    """Return the site's answers of setup and steps, by their places in the run."""
-    found = {}
-    for asked, answer in pairs:
-        frame = Frame.parse(asked)
-        if frame.kind in ("setup", "step"):
-            found[frame.kind, frame.tag.round, frame.tag.phase] = Frame.parse(answer)
-    return found
-
-
 @pytest.mark.parametrize("study", [SET_UP, STATEFUL], ids=["set-up", "state"])
 def test_nothing_but_masked_words_leaves_a_site(study, tmp_path):
-    heard, samples = captured(study, tmp_path, num_chains=2)
+    pairs, samples = record_run(study, tmp_path, num_rounds=3, num_chains=2)
     counted = 0
-    for index, pairs in enumerate(heard.values()):
-        for asked, answer in pairs:
-            told = Frame.parse(answer) if answer else None
-            match Frame.parse(asked).kind:
+    for index, of_site in enumerate(pairs.values()):
+        for request, answer in of_site:
+            reply = Frame.parse(answer) if answer else None
+            match Frame.parse(request).kind:
                 case "welcome":
-                    assert told is None
+                    assert reply is None
                 case "open" | "confirm" | "seal":
-                    assert told.kind == "answer" and set(told.header) == {"tag"}
-                    assert len(told.body) in (116, 64, 0)  # a fresh key, a signature, nothing
+                    assert reply.kind == "answer" and set(reply.header) == {"tag"}
+                    assert len(reply.body) in (116, 64, 0)  # a fresh key, a signature, nothing
                 case "begin" | "start":
-                    assert told.kind == "ready" and set(told.header) == {"tag"} and not told.body
+                    assert reply.kind == "ready" and set(reply.header) == {"tag"} and not reply.body
                 case "setup" | "step" as kind:
-                    assert told.kind == "answer" and set(told.header) == {"tag"}
-                    _, _, number, words = secure.read_masked(told.body)
+                    assert reply.kind == "answer" and set(reply.header) == {"tag"}
+                    _, _, number, words = secure.read_masked(reply.body)
                     assert number == index
                     # The message, two counts and, in steps, the bits below, of two chains.
                     extra = 2 if kind == "step" else 0
@@ -112,16 +92,14 @@ def test_nothing_but_masked_words_leaves_a_site(study, tmp_path):
 
 
 def rows_in(order):
-    """Return rows of integers for each site, those of site i being the i-th of `order`."""
+    """Return rows of integers for each site, in an order of sites."""
     rng = np.random.default_rng(0)
     rows = [rng.integers(-50, 50, (4, 3)).astype(np.float32) for _ in order]
-    return {
-        name: {"x": rows[place]} for name, place in zip(studies.NAMES, order, strict=True)
-    }.__getitem__
+    return {name: {"x": rows[place]} for name, place in zip(studies.NAMES, order, strict=True)}
 
 
 @pytest.mark.slow
-def test_but_for_uniform_words_a_transcript_tells_the_sum_alone(tmp_path, monkeypatch):
+def test_a_transcript_without_uniform_words_depends_only_on_the_sum(tmp_path, monkeypatch):
     """Sites exchange their rows, so that messages are others and their sums the same."""
     fixed = dict(identities={n: studies.public_key(n) for n in studies.NAMES}, rounds=400)
     study = studies.study_of(
@@ -130,39 +108,42 @@ def test_but_for_uniform_words_a_transcript_tells_the_sum_alone(tmp_path, monkey
         sites=dict.fromkeys(studies.NAMES, 4),
         secure=fixed,
     )
-    monkeypatch.setattr("time.time_ns", lambda: 7)  # as the same server asks at the same time
+    monkeypatch.setattr("time.time_ns", lambda: 7)  # two runs of one server at the same time
     settings = dict(position=jnp.zeros(3), num_rounds=300, num_chains=2)
-    one, other = (
-        captured(study, tmp_path / name, rows=rows_in(order), **settings)[0]
-        for name, order in (("one", (0, 1, 2)), ("other", (2, 0, 1)))
-    )
+    transcripts = [
+        record_run(study, tmp_path / f"{order[0]}", rows=rows_in(order), **settings)[0]
+        for order in ((0, 1, 2), (2, 0, 1))
+    ]
     sums, words = [], []
-    for heard in (one, other):
-        bodies = [secure_words(pairs) for pairs in heard.values()]
+    for pairs in transcripts:
+        bodies = [secure_words(of_site) for of_site in pairs.values()]
         sums.append(np.sum(bodies, axis=0, dtype=np.uint64))
         words += bodies
     np.testing.assert_array_equal(*sums)
     assert not any((a == b).any() for a, b in zip(words[:3], words[3:], strict=True))
-    for found in (*words, words[0] + words[1], words[3] - words[4]):
-        for places in found.view(np.uint8).reshape(-1, 8).T:
+    for numbers in (*words, words[0] + words[1], words[3] - words[4]):
+        for places in numbers.view(np.uint8).reshape(-1, 8).T:
             assert stats.chisquare(np.bincount(places, minlength=256)).pvalue > 1e-7
-    for pairs, others in zip(one.values(), other.values(), strict=True):
-        assert [plain(pair) for pair in pairs] == [plain(pair) for pair in others]
+    for pairs in zip(*(transcript.values() for transcript in transcripts), strict=True):
+        first, second = ([read_plain(pair) for pair in of_site] for of_site in pairs)
+        assert first == second
 
 
 def secure_words(pairs):
     """Return all masked words of a site's steps, one round after another."""
-    return np.concatenate([secure.read_masked(a.body)[3] for a in answers_of(pairs).values()])
+    bodies = [answer.body for _, answer in frames_of(pairs, "setup", "step")]
+    return np.concatenate([secure.read_masked(body)[3] for body in bodies])
 
 
-def plain(pair):
-    """Return what of a request and its answer is neither a masked word nor of the session."""
-    asked, answer = (Frame.parse(data) if data else None for data in pair)
-    header = asked.header | {"masks": None}
-    if asked.kind in ("open", "confirm", "seal"):
-        return asked.kind, header
+def read_plain(pair):
+    """Return the parts of a request and its answer without masked words and the session."""
+    request, answer = (Frame.parse(data) if data else None for data in pair)
+    header = request.header | {"masks": None}
+    if request.kind in ("open", "confirm", "seal"):
+        return request.kind, header
     size = len(answer.body) if answer else None
-    return asked.kind, header, asked.body, answer and answer.kind, answer and answer.header, size
+    kind, answer_header = answer and answer.kind, answer and answer.header
+    return request.kind, header, request.body, kind, answer_header, size
 
 
 class Lossy(deploy.LocalTransport):
@@ -179,10 +160,10 @@ class Lossy(deploy.LocalTransport):
         site = studies.site_of(self.study, name, self.folder)
         self.join(site, heard=self.lose if name == self.victim else None)
 
-    def lose(self, asked, answer):
-        frame = Frame.parse(asked)
+    def lose(self, request, answer):
+        frame = Frame.parse(request)
         if answer:
-            self.heard.append((asked, answer))
+            self.heard.append((request, answer))
         if frame.kind == "step" and frame.tag.round in self.rounds:
             self.rounds.remove(frame.tag.round)
             if len(self.rounds) % 2:
@@ -193,59 +174,50 @@ class Lossy(deploy.LocalTransport):
 
 
 def test_a_site_that_is_lost_sends_the_same_words_under_other_masks(tmp_path):
-    expected = at_sites(STATEFUL, tmp_path / "peace", num_rounds=8)
-    local = Lossy(STATEFUL, tmp_path / "war", "basel", {1, 2, 5})
-    samples = deploy.run(
-        STATEFUL, KEY, "main", POSITION, transport=local, num_rounds=8, progress=False
-    )
+    expected = at_sites(STATEFUL, tmp_path / "undisturbed", num_rounds=7)
+    local = Lossy(STATEFUL, tmp_path / "lossy", "basel", {1, 2, 5})
+    samples = run_over(local, STATEFUL, num_rounds=7)
     chex.assert_trees_all_equal(samples.draws, expected.draws)
-    again = {}
-    for asked, answer in local.heard:
-        frame, told = Frame.parse(asked), Frame.parse(answer)
-        if frame.kind == "step" and told.kind == "answer":
-            again.setdefault(frame.tag.round, []).append((frame, told.body))
-    for pairs in (again[1], again[5]):  # of round 2 the server may have had all answers
+    repeated = {}
+    for frame, reply in frames_of(local.heard, "step"):
+        if reply.kind == "answer":
+            repeated.setdefault(frame.tag.round, []).append((frame, reply.body))
+    for pairs in (repeated[1], repeated[5]):  # of round 2 the server may have had all answers
         assert len({frame.body for frame, _ in pairs}) == 1  # the same question
         sessions = [frame.header["masks"]["session"] for frame, _ in pairs]
         words = [secure.read_masked(body)[3] for _, body in pairs]
         assert sessions[0] != sessions[-1] and (words[0] != words[-1]).all()
 
 
-def test_a_run_under_masks_goes_on_from_its_checkpoint(tmp_path):
-    whole = at_sites(STATEFUL, tmp_path / "whole", num_rounds=9)
+def test_a_run_under_masks_continues_from_its_checkpoint(tmp_path):
+    expected = at_sites(STATEFUL, tmp_path / "expected", num_rounds=5)
     checkpoint = fedmcmc.Checkpoint(tmp_path / "checkpoint", every_rounds=2)
-    for num_rounds in (3, 9):
+    for num_rounds in (3, 5):
         samples = at_sites(
             STATEFUL, tmp_path / "sites", num_rounds=num_rounds, checkpoint=checkpoint
         )
-    chex.assert_trees_all_equal(samples.draws, whole.draws)
+    chex.assert_trees_all_equal(samples.draws, expected.draws)
 
 
-def run_logged(study, folder, log, num_rounds=1):
-    """Run a study whose site bern has an audit log."""
-    local = deploy.LocalTransport()
-    for name in study.sites:
-        local.join(studies.site_of(study, name, folder, log=log if name == "bern" else None))
-    settings = dict(num_rounds=num_rounds, progress=False)
-    deploy.run(study, KEY, "main", POSITION, transport=local, **settings)
+def test_a_site_without_its_folder_does_not_start_again(tmp_path):
+    """Its log, in another place, has its answers."""
 
-
-def test_a_site_whose_folder_is_gone_does_not_begin_anew(tmp_path):
-    """Its log, elsewhere, says that it has answered."""
-
-    def opened(folder, study=STATEFUL):
+    def open_site(folder, study=STATEFUL):
         with contextlib.closing(deploy.AuditLog(tmp_path / "bern.log")) as log:
             return studies.site_of(study, "bern", folder, log=log)
 
-    log = deploy.AuditLog(tmp_path / "bern.log")
-    run_logged(STATEFUL, tmp_path, log)
-    log.close()
-    opened(tmp_path)  # as it was
+    local = deploy.LocalTransport()
+    with contextlib.closing(deploy.AuditLog(tmp_path / "bern.log")) as log:
+        for name in STATEFUL.sites:
+            settings = dict(log=log) if name == "bern" else {}
+            local.join(studies.site_of(STATEFUL, name, tmp_path, **settings))
+        run_over(local, STATEFUL, num_rounds=1)
+    open_site(tmp_path)  # in its folder
     with pytest.raises(
         deploy.Refused, match=r"By its log bern has answered \d+ questions under masks"
     ):
-        opened(tmp_path / "another")
-    opened(tmp_path / "another", studies.masked_study("lsd"))
+        open_site(tmp_path / "another")
+    open_site(tmp_path / "another", studies.masked_study("lsd"))
 
 
 # Who is refused
@@ -273,7 +245,7 @@ def test_a_site_without_the_identity_of_the_study_takes_no_part(tmp_path):
 
 
 class Between(deploy.LocalTransport):
-    """A server that puts its own hello, of keys of its own, in the place of a site's."""
+    """A server that replaces a site's hello by a hello with the server's keys."""
 
     def send(self, site, data):
         frame = Frame.parse(data)
@@ -291,33 +263,33 @@ def test_a_server_in_a_sites_place_is_refused(tmp_path):
     local = Between()
     studies.join_all(local, STATEFUL, tmp_path)
     with pytest.raises(deploy.SiteError, match="hello of site 1 is not signed by its approved"):
-        deploy.run(STATEFUL, KEY, "main", POSITION, transport=local, num_rounds=1, progress=False)
+        run_over(local, STATEFUL, num_rounds=1)
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory):
-    """A site in the middle of a run, with the requests that it has answered."""
-    folder, local, pairs = tmp_path_factory.mktemp("asked"), deploy.LocalTransport(), []
-    sites = studies.join_all(local, STATEFUL, folder)
+def answered(tmp_path_factory):
+    """A site within a run, with its pairs of requests and answers of steps."""
+    local, pairs = deploy.LocalTransport(), []
+    sites = studies.join_all(local, STATEFUL, tmp_path_factory.mktemp("answered"))
     local.leave("bern")
     local.join(sites["bern"], heard=lambda *pair: pairs.append(pair))
-    deploy.run(STATEFUL, KEY, "main", POSITION, transport=local, num_rounds=3, progress=False)
+    run_over(local, STATEFUL, num_rounds=3)
     steps = [pair for pair in pairs if Frame.parse(pair[0]).kind == "step"]
     return sites["bern"], steps
 
 
 def reason(site, frame):
-    told = Frame.parse(site.answer(frame.to_bytes()))
-    assert told.kind == "answer" or not told.body
-    return told.kind, told.header.get("reason", "")
+    reply = Frame.parse(site.answer(frame.to_bytes()))
+    assert reply.kind == "answer" or not reply.body
+    return reply.kind, reply.header.get("reason", "")
 
 
 def changed(frame, **masks):
     return frame._replace(header=frame.header | {"masks": frame.header["masks"] | masks})
 
 
-def test_what_would_single_out_a_message_is_not_answered(asked):
-    site, steps = asked
+def test_a_request_that_singles_out_a_message_is_declined(answered):
+    site, steps = answered
     frames = [Frame.parse(data) for data, _ in steps]
     last, before = frames[-1], frames[-2]
     assert site.answer(steps[-1][0]) == steps[-1][1]  # the same question, the same words
@@ -332,9 +304,9 @@ def test_what_would_single_out_a_message_is_not_answered(asked):
         (heavy, "with one weight"),
         (bare, "uses masks, but its server does not"),
     )
-    told = [reason(site, frame) for frame, _ in wrong]
-    np.testing.assert_array_equal([kind for kind, _ in told], "declined")
-    assert all(words in said for (_, said), (_, words) in zip(told, wrong, strict=True))
+    replies = [reason(site, frame) for frame, _ in wrong]
+    np.testing.assert_array_equal([kind for kind, _ in replies], "declined")
+    assert all(words in text for (_, text), (_, words) in zip(replies, wrong, strict=True))
     absent = last._replace(header=last.header | {"active": [False]})
     for frame in (absent, before._replace(body=before.body[:-1])):
         assert reason(site, frame)[0] == "error"
@@ -343,8 +315,8 @@ def test_what_would_single_out_a_message_is_not_answered(asked):
     assert reason(site, changed(last, session="00" * 32))[0] == "unready"
 
 
-def test_another_attempt_has_the_same_words_under_another_mask(asked):
-    site, steps = asked
+def test_another_attempt_has_the_same_words_under_another_mask(answered):
+    site, steps = answered
     frame = Frame.parse(steps[-1][0])
     (tag, words), (other, again) = (
         secure.read_masked(Frame.parse(data).body)[1::2]
@@ -354,7 +326,7 @@ def test_another_attempt_has_the_same_words_under_another_mask(asked):
 
 
 def test_sites_that_are_asked_different_things_do_not_add_up(tmp_path):
-    """A server shows one site another position; masks are bound to what is asked."""
+    """A server shows one site another position; masks depend on the question."""
     local, study = deploy.LocalTransport(), studies.masked_study("lsd")
     real = local.send
 
@@ -368,7 +340,7 @@ def test_sites_that_are_asked_different_things_do_not_add_up(tmp_path):
     local.send = send
     studies.join_all(local, study, tmp_path)
     with pytest.raises(deploy.SiteError, match="do not cancel"):
-        deploy.run(study, KEY, "main", POSITION, transport=local, num_rounds=2, progress=False)
+        run_over(local, study, num_rounds=2)
 
 
 def test_nothing_is_answered_beyond_the_approved_rounds_and_answers(tmp_path):

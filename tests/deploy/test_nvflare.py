@@ -1,4 +1,4 @@
-"""Sites over NVFlare: ``make test-nvflare``, which has an environment of its own."""
+"""Sites over NVFlare, for ``make test-nvflare``, which has its own environment."""
 
 import json
 import os
@@ -36,7 +36,7 @@ sys.exit(runner.run())
 
 
 def run_job(folder, job, number):
-    """Run a job in NVFlare's simulator: the server in a process of its own, and so is each site."""
+    """Run a job in NVFlare's simulator: a process for the server and for each site."""
     local = folder / f"workspace{number}" / "local"
     local.mkdir(parents=True)
     allowed = {"format_version": 2, "class_allow_list": list(flare.ALLOWED)}
@@ -67,7 +67,7 @@ def settings_without_links(folder):
 
 
 def test_sites_over_nvflare_draw_what_those_in_threads_do(tmp_path, monkeypatch):
-    """Also where a job goes on from what another one saved."""
+    """A second job continues from the states that the first saved."""
     clinics = Consortium(tmp_path)
     text = settings_without_links(tmp_path)
     job = flare.write_job(tmp_path / "jobs", "clinics", len(NAMES))
@@ -98,10 +98,10 @@ BUILDERS = {
 
 
 class Provisioned:
-    """What `nvflare provision` makes for the clinics, and the processes that its kits start.
+    """Kits of `nvflare provision` for the clinics, and the processes that they start.
 
-    Each party allows this package's classes and nothing else in its own ``resources.json``, and all
-    that NVFlare keeps lies below `folder`.
+    Each party allows only this package's classes in its ``resources.json``; all files of NVFlare
+    are below `folder`.
     """
 
     def __init__(self, folder):
@@ -163,7 +163,7 @@ class Provisioned:
 
 @pytest.mark.filterwarnings("ignore:ssl_context is deprecated:DeprecationWarning")
 def test_provisioned_parties_draw_what_sites_in_threads_do(tmp_path, monkeypatch):
-    """Each is a process of its own, started from its kit, with its own certificate and refusals."""
+    """Each party is a process from its kit, with its certificate and its refusals."""
     clinics = Consortium(tmp_path)
     text = settings_without_links(tmp_path)
     (tmp_path / "server.toml").write_text(text.replace("400", "60"))

@@ -1,4 +1,4 @@
-"""How many messages are enough to compute rows: the counts that an owner reads, checked."""
+"""The counts of messages that suffice to compute rows, which an owner reads, are right."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from fedmcmc.deploy._risks import messages_to_recover
 
 NUM_STARTS = 20
 FEW_MESSAGES = 20
-"""What the text calls tens of messages, for one row."""
+"""Largest number of messages for a row that the text calls tens of messages."""
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def site():
 def test_a_server_that_chooses_positions_computes_a_row_from_tens_of_messages(
     is_unusual, most_messages, site
 ):
-    """Nothing prevents it: the text for owners and docs/threats.md say so, with these numbers.
+    """Nothing prevents it: the text for owners and docs/threats.md have these numbers.
 
     At a large multiple of a position the model is certain of each outcome. As the position turns,
     the gradient jumps by a row where the model changes its mind about that row. Rows whose second

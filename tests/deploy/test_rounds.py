@@ -1,4 +1,4 @@
-"""A run at real sites draws what a simulated one does."""
+"""A run at real sites draws the numbers of a simulation."""
 
 import platform
 import subprocess
@@ -19,7 +19,8 @@ from tests.support.lanes import fast_and_slow
 from tests.support.processes import environment
 from tests.support.site_runs import ADAPTING, POSITION, at_sites, run_both
 
-# A memory that the server copies, a set-up, a phase before the last, sites, faults.
+MEMORY = "compress: lsd_pp, memory: per client"
+# A phase before the last.
 FAST = ("fa_hmc",)
 OF_CLIENTS = [
     name for name in KERNELS if not studies.study_of(name).kernel("main").participation.pooled
@@ -52,9 +53,9 @@ def test_sites_draw_the_same_to_the_last_bit(part):
 
 
 @pytest.mark.slow
-def test_chains_burn_in_thinning_and_accumulators_are_those_of_sample(tmp_path):
+def test_chains_burn_in_thinning_and_accumulators_equal_a_simulation(tmp_path):
     samples = run_both(
-        "compress: lsd_pp, memory: per client",
+        MEMORY,
         tmp_path,
         num_rounds=9,
         num_chains=3,
@@ -73,55 +74,47 @@ def test_a_rule_ends_a_run(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_from_its_checkpoint_with_more_rounds(tmp_path):
-    study = studies.study_of("compress: lsd_pp, memory: per client")
-    whole = at_sites(study, tmp_path / "whole", num_rounds=9)
+def test_a_run_continues_from_its_checkpoint_with_more_rounds(tmp_path):
+    study = studies.study_of(MEMORY)
+    expected = at_sites(study, tmp_path / "expected", num_rounds=9)
     checkpoint = fedmcmc.Checkpoint(tmp_path / "checkpoint", every_rounds=2)
     for num_rounds in (3, 9):
         samples = at_sites(study, tmp_path / "sites", num_rounds=num_rounds, checkpoint=checkpoint)
-    chex.assert_trees_all_equal(samples.draws, whole.draws)
-    chex.assert_trees_all_equal(samples.info, whole.info)
-
-
-def test_a_site_without_its_state_does_not_go_on(tmp_path):
-    study = studies.study_of("compress: lsd_pp, memory: per client")
-    checkpoint = fedmcmc.Checkpoint(tmp_path / "checkpoint", every_rounds=2)
-    at_sites(study, tmp_path / "sites", num_rounds=4, checkpoint=checkpoint)
-    with pytest.raises(deploy.SiteError, match="no state of round 4"):
-        at_sites(study, tmp_path / "others", num_rounds=6, checkpoint=checkpoint)
+    chex.assert_trees_all_equal(samples.draws, expected.draws)
+    chex.assert_trees_all_equal(samples.info, expected.info)
 
 
 class Bug(Exception):
     """Something that no part of a run expects."""
 
 
-@pytest.mark.parametrize(
-    ("row", "num_chains"), [("compress: lsd_pp, memory: per client", 1), ("lsd_pp", 2)]
-)
-def test_a_run_whose_server_fails_goes_on(row, num_chains, tmp_path, monkeypatch):
-    """Between two checkpoints, in the middle of a segment, to whose first round sites go back.
+def test_a_run_whose_server_fails_continues(tmp_path, monkeypatch):
+    """Between two checkpoints, within a segment, to whose first round sites return.
 
-    With two chains and cohorts a site's answer counts in one of the chains alone.
+    With two chains and cohorts a site's answer counts in only one of the chains. Sites without
+    their states cannot continue.
     """
-    study = studies.study_of(row)
-    settings = dict(num_rounds=9, num_chains=num_chains)
-    whole = at_sites(study, tmp_path / "whole", **settings)
+    study = studies.study_of(MEMORY)
+    settings = dict(num_rounds=9, num_chains=2)
+    expected = at_sites(study, tmp_path / "expected", **settings)
     settings["checkpoint"] = fedmcmc.Checkpoint(tmp_path / "checkpoint", every_rounds=5)
     real = Rounds.round
 
-    def failing(rounds, state, number):
+    def fail(rounds, state, number):
         if number == 7:
             raise Bug
         return real(rounds, state, number)
 
     with monkeypatch.context() as patched, pytest.raises(Bug):
-        patched.setattr(Rounds, "round", failing)
+        patched.setattr(Rounds, "round", fail)
         at_sites(study, tmp_path / "sites", **settings)
     samples = at_sites(study, tmp_path / "sites", **settings)
-    chex.assert_trees_all_equal(samples.draws, whole.draws)
+    chex.assert_trees_all_equal(samples.draws, expected.draws)
+    with pytest.raises(deploy.SiteError, match="no state of round 9"):
+        at_sites(study, tmp_path / "others", **settings | dict(num_rounds=10))
 
 
-def test_cohorts_of_a_class_that_extends_full_participation_are_drawn_anew(tmp_path):
+def test_cohorts_of_a_subclass_of_full_participation_change(tmp_path):
     study = studies.study_of(kernels={"main": f"{studies.HERE}:half"})
     num_active = at_sites(study, tmp_path, num_rounds=8).info["num_active"]
     assert len(np.unique(num_active)) > 1
@@ -129,9 +122,9 @@ def test_cohorts_of_a_class_that_extends_full_participation_are_drawn_anew(tmp_p
 
 def test_a_chain_that_turns_non_finite_ends_a_run_with_the_draws_before(tmp_path):
     study = studies.study_of("lsd_star", settings={"row": "lsd_star", "step_size": 1e30})
-    with pytest.raises(fedmcmc.NonFiniteError) as found:
+    with pytest.raises(fedmcmc.NonFiniteError) as caught:
         at_sites(study, tmp_path, num_rounds=20)
-    error = found.value
+    error = caught.value
     assert error.samples.num_draws == error.round == error.samples.totals["rounds"][0] > 0
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(error.samples.draws))
     with pytest.raises(fedmcmc.NonFiniteError) as simulated:

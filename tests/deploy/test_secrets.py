@@ -1,7 +1,8 @@
-"""What sites draw is known to them alone, and the server's noise to the server."""
+"""Only a site can compute its draws, and only the server its noise."""
 
 import hashlib
 import stat
+from contextlib import nullcontext
 from itertools import pairwise
 
 import jax
@@ -17,7 +18,8 @@ from fedmcmc.deploy._seeds import key_of_seed
 from tests.contracts.model import KEY
 from tests.support import studies
 from tests.support.lanes import fast_and_slow
-from tests.support.site_runs import ONE_BY_ONE, POSITION, public_keys
+from tests.support.recorded_sites import frames_of, record_run, run_over
+from tests.support.site_runs import ONE_BY_ONE, public_keys
 
 CHAIN_KEY = jax.random.fold_in(KEY, 0)
 """Key of the only chain of a run."""
@@ -31,6 +33,20 @@ START = jnp.zeros(3)
 STEP_SIZE = 2.0**-5
 LIMIT = 5.0
 """Standard errors within which a figure must lie."""
+
+
+MODEL = studies.straight({})
+
+
+@pytest.fixture(autouse=True, scope="module")
+def shared_model():
+    """Give all studies one model, so that their runs share compiled programs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(studies, "straight", lambda settings: MODEL)
+        yield
+
+
+MASKS = dict(identities={name: studies.public_key(name) for name in SIZES}, rounds=1000)
 
 
 def study_of(kernel="plain_kernel", settings=(), **changes):
@@ -48,30 +64,15 @@ def minibatches(kernel="plain_kernel", **changes):
     return study_of(kernel, {"batch_size": BATCH_SIZE}, **changes)
 
 
-def masks():
-    return dict(identities={name: studies.public_key(name) for name in SIZES}, rounds=1000)
-
-
-def recorded(study, folder, *, key=KEY, **settings):
+def record(study, folder, **settings):
     """Return each site's requests and answers, and the samples."""
-    local, pairs = deploy.LocalTransport(), {name: [] for name in SIZES}
-    for name, of_site in pairs.items():
-        site = studies.site_of(study, name, folder, rows=ROWS[name])
-        local.join(site, heard=lambda *pair, of_site=of_site: of_site.append(pair))
-    settings = dict(progress=False) | settings
-    return pairs, deploy.run(study, key, "main", START, transport=local, **settings)
+    return record_run(study, folder, rows=ROWS, **(dict(position=START) | settings))
 
 
-def simulated(study, *, key=KEY, **settings):
+def simulate(study, *, key=KEY, **settings):
     data = fedmcmc.FederatedData.from_clients(list(ROWS.values()))
     settings = dict(progress=False, placement=ONE_BY_ONE) | settings
     return fedmcmc.sample(key, study.kernel("main"), data, START, **settings)
-
-
-def frames_of(pairs, kind):
-    """Return a site's requests of one kind, and its answers."""
-    frames = [tuple(map(Frame.parse, pair)) for pair in pairs if pair[1]]
-    return [pair for pair in frames if pair[0].kind == kind]
 
 
 def messages_of(pairs, num_chains=1):
@@ -81,19 +82,25 @@ def messages_of(pairs, num_chains=1):
     return np.array([[wire.decode(part, like) for part in a[:num_chains]] for a in answers])
 
 
-def predicted_counts(study, name, round_):
-    """Return how often each row is in a site's minibatch, if it is drawn from the chain's key."""
+def predict_counts(study, name, num_rounds):
+    """Return how often each row is in a site's minibatches, if the chain's key draws them.
+
+    The shape is ``[num_rounds, size]``.
+    """
     index, size = list(SIZES).index(name), SIZES[name]
     numbers = np.broadcast_to(np.arange(size, dtype=np.float32)[:, None], (size, 3))
-    client = study.client(index, {"x": numbers})
-    key = random.client_key(CHAIN_KEY, round_, index)
-    draws = (
-        study.kernel("main")
-        .phases[-1]
-        .prepare(key, fedmcmc.types.Broadcast(jnp.int32(round_), START), client)
-    )
-    (rows,) = [leaf for leaf in jax.tree.leaves(draws) if leaf.shape[-2:] == (BATCH_SIZE, 3)]
-    return np.bincount(np.asarray(rows)[..., 0].ravel().astype(int), minlength=size)
+    client, phase = study.client(index, {"x": numbers}), study.kernel("main").phases[-1]
+
+    @jax.jit
+    @jax.vmap
+    def draw(round_):
+        key = random.client_key(CHAIN_KEY, round_, index)
+        return phase.prepare(key, fedmcmc.types.Broadcast(round_, START), client)
+
+    leaves = jax.tree.leaves(draw(jnp.arange(num_rounds)))
+    (rows,) = [leaf for leaf in leaves if leaf.shape[-2:] == (BATCH_SIZE, 3)]
+    indices = np.asarray(rows)[..., 0].reshape(num_rounds, -1).astype(int)
+    return np.array([np.bincount(places, minlength=size) for places in indices])
 
 
 def totals_of(positions, chain_key):
@@ -109,45 +116,39 @@ def totals_of(positions, chain_key):
     return np.array(totals)
 
 
-# A server that knows all that it sent
+# A server that stores all messages
 
 
 @pytest.mark.parametrize("reproducible", [True, False])
 def test_a_server_cannot_tell_which_rows_are_in_a_minibatch(reproducible, tmp_path):
     study = minibatches(reproducible=reproducible)
-    pairs, _ = recorded(study, tmp_path, num_rounds=30)
+    pairs, _ = record(study, tmp_path, num_rounds=30)
     hits = []
     for name, size in SIZES.items():
-        for round_, message in enumerate(messages_of(pairs[name])[:, 0]):
-            counts = predicted_counts(study, name, round_)
-            predicted = size / BATCH_SIZE * counts @ ROWS[name]["x"]
-            hits.append(np.abs(predicted - message).max() < 1e-4)
+        predicted = size / BATCH_SIZE * predict_counts(study, name, 30) @ ROWS[name]["x"]
+        hits += [*(np.abs(predicted - messages_of(pairs[name])[:, 0]).max(axis=1) < 1e-4)]
     assert np.mean(hits) == 1 if reproducible else np.mean(hits) < 0.05
 
 
 @pytest.mark.parametrize("public", [True, False])
 def test_totals_under_masks_are_no_linear_system_of_rows(public, tmp_path):
-    """The server knows its noise, hence totals; with keys that it knows it solves for rows."""
-    study = minibatches("straight_kernel", secure=masks())
-    num_rounds = 60
-    if public:
-        with public_keys(1):
-            samples = recorded(study, tmp_path, num_rounds=num_rounds)[1]
-    else:
-        samples = recorded(study, tmp_path, num_rounds=num_rounds)[1]
+    """The server computes totals without its noise; with the sites' keys it solves for rows."""
+    study, num_rounds = minibatches("straight_kernel", secure=MASKS), 60
+    with public_keys(1) if public else nullcontext():
+        _, samples = record(study, tmp_path, num_rounds=num_rounds)
     totals = totals_of(np.concatenate([START[None], samples.draws[0]]), CHAIN_KEY)
-    counts = [
-        np.concatenate(
-            [n / BATCH_SIZE * predicted_counts(study, name, r) for name, n in SIZES.items()]
-        )
-        for r in range(num_rounds)
-    ]
-    solution = np.linalg.lstsq(np.array(counts), totals, rcond=None)[0]
-    left = np.linalg.norm(totals - counts @ solution) / np.linalg.norm(totals - totals.mean(axis=0))
-    assert left < 1e-3 if public else left > 0.5
+    counts = np.concatenate(
+        [n / BATCH_SIZE * predict_counts(study, name, num_rounds) for name, n in SIZES.items()],
+        axis=1,
+    )
+    solution = np.linalg.lstsq(counts, totals, rcond=None)[0]
+    residual = np.linalg.norm(totals - counts @ solution) / np.linalg.norm(
+        totals - totals.mean(axis=0)
+    )
+    assert residual < 1e-3 if public else residual > 0.5
 
 
-# A site that has all that is sent to it
+# A site that stores all messages
 
 
 def holds_key(pairs, key):
@@ -158,7 +159,7 @@ def holds_key(pairs, key):
 
 @pytest.mark.parametrize("reproducible", [True, False])
 def test_a_site_cannot_compute_totals(reproducible, tmp_path):
-    pairs, _ = recorded(study_of(reproducible=reproducible), tmp_path, num_rounds=5)
+    pairs, _ = record(study_of(reproducible=reproducible), tmp_path, num_rounds=5)
     (begin, _), *_ = frames_of(pairs["bern"], "begin")
     steps = [request for request, _ in frames_of(pairs["bern"], "step")]
     broadcast = fedmcmc.types.Broadcast(jnp.int32(0), START)
@@ -171,7 +172,7 @@ def test_a_site_cannot_compute_totals(reproducible, tmp_path):
         return
     assert len(unpack(begin.body, 1)) == 1
     assert not holds_key(pairs["bern"], KEY) and not holds_key(pairs["bern"], CHAIN_KEY)
-    # Without the noise a total is off by its noise, whose sd is that of the step over its size.
+    # Without its noise a total is wrong by the step's noise over the step size.
     noise = totals_of(positions, jax.random.key(0)) - exact
     assert np.std(noise) > 0.5 * np.sqrt(2 / STEP_SIZE)
 
@@ -179,7 +180,7 @@ def test_a_site_cannot_compute_totals(reproducible, tmp_path):
 def test_of_all_keys_only_those_of_shared_draws_reach_a_site(tmp_path):
     """A key per round and chain, to the sites alone that take part."""
     study = study_of("local_kernel", {"rho": 0.5})
-    pairs, _ = recorded(study, tmp_path, num_rounds=3, num_chains=2)
+    pairs, _ = record(study, tmp_path, num_rounds=3, num_chains=2)
     held = []
     for chain in range(2):
         key = jax.random.fold_in(KEY, chain)
@@ -191,31 +192,31 @@ def test_of_all_keys_only_those_of_shared_draws_reach_a_site(tmp_path):
                 random.shared_key(key, 3),
                 key,
             )
-            held.append([holds_key(pairs["chur"], one) for one in keys])
+            held.append([holds_key(pairs["chur"], each) for each in keys])
     np.testing.assert_array_equal(held, 6 * [[True, False, False, False, False]])
     for kernel, settings in (("local_kernel", {"rho": 0.0}), ("plain_kernel", {})):
-        pairs, _ = recorded(study_of(kernel, settings), tmp_path / kernel, num_rounds=2)
+        pairs, _ = record(study_of(kernel, settings), tmp_path / kernel, num_rounds=2)
         assert not holds_key(pairs["chur"], random.shared_key(CHAIN_KEY, 0))
 
 
 # The same question, the same answer
 
 
-def replayed(site, pairs):
-    """Return a site's answers to requests, each asked once more."""
+def replay(site, pairs):
+    """Return a site's answers to repeated requests."""
     return [site.answer(request) or b"" for request, _ in pairs]
 
 
 def test_a_repeated_question_has_the_same_answer_also_after_a_restart(tmp_path):
     study = minibatches()
-    pairs, _ = recorded(study, tmp_path, num_rounds=4, num_chains=2)
+    pairs, _ = record(study, tmp_path, num_rounds=4, num_chains=2)
     answers = [answer for _, answer in pairs["bern"]]
     rows = dict(rows=ROWS["bern"])
-    assert replayed(studies.site_of(study, "bern", tmp_path, **rows), pairs["bern"]) == answers
+    assert replay(studies.site_of(study, "bern", tmp_path, **rows), pairs["bern"]) == answers
     folder = tmp_path / "another"
     another = studies.site_of(study, "bern", folder, **rows)
     (folder / "bern" / SECRET).write_bytes(bytes(32))
-    others = replayed(another, pairs["bern"])
+    others = replay(another, pairs["bern"])
     (begin, *steps), (same, *different) = (x[-5:] for x in (answers, others))
     assert begin == same and all(a != b for a, b in zip(steps, different, strict=True))
 
@@ -224,7 +225,7 @@ def test_a_run_that_is_repeated_has_the_same_draws_and_one_of_another_key_others
     """Clients alone draw, at one position, so that the key of the run changes nothing else."""
     study = study_of("local_kernel", {"rho": 0.0})
     runs = [
-        recorded(study, tmp_path, key=key, num_rounds=3)[1].draws
+        record(study, tmp_path, key=key, num_rounds=3)[1].draws
         for key in (KEY, KEY, jax.random.key(1))
     ]
     np.testing.assert_array_equal(runs[0], runs[1])
@@ -235,9 +236,9 @@ def test_a_run_that_is_repeated_has_the_same_draws_and_one_of_another_key_others
 def in_a_run(tmp_path_factory):
     """A site within a run of two chains, whose clients keep a state."""
     folder, local = tmp_path_factory.mktemp("run"), deploy.LocalTransport()
-    sites = studies.join_all(local, studies.study_of("lsd_pp"), folder)
-    settings = dict(num_rounds=2, num_chains=2, progress=False)
-    deploy.run(sites["bern"].study, KEY, "main", POSITION, transport=local, **settings)
+    study = studies.study_of("lsd_pp")
+    sites = studies.join_all(local, study, folder)
+    run_over(local, study, num_rounds=2, num_chains=2)
     return sites["bern"], folder
 
 
@@ -257,7 +258,7 @@ def key_words(site, *, round_=1, body="a", weights=(1.0, 1.0), active=(True, Tru
 
 
 def check_differ(words, others):
-    """Check that no word of some keys is that of others."""
+    """Check that two sets of keys share no word."""
     np.testing.assert_array_equal(words != others, True)
 
 
@@ -274,71 +275,64 @@ def test_keys_of_clients_depend_on_all_that_a_step_depends_on(in_a_run):
         np.testing.assert_array_equal(changed[1], first[1])
 
 
-def test_states_that_are_made_in_other_ways_have_other_origins(tmp_path):
-    """Also if a run draws nothing: another run may start from its state, and draw."""
+def test_states_from_different_messages_have_different_origins(tmp_path):
+    """Even if a run draws nothing: another run may start from its state, and draw."""
     study = studies.study_of(
         kernels={"main": f"{studies.HERE}:natural", "other": f"{studies.HERE}:expansions"}
     )
-    frames, origins = {}, {"main": [], "other": []}
-    for kernel, seen in origins.items():
-        local, asked = deploy.LocalTransport(), frames.setdefault(kernel, [])
-        bern, *others = (studies.site_of(study, n, tmp_path / kernel) for n in study.sites)
+    frames, site = {"main": {}, "other": {}}, None
+    for kernel, requests in frames.items():
+        local, origins = deploy.LocalTransport(), []
+        site, *others = (studies.site_of(study, n, tmp_path / kernel) for n in study.sites)
 
-        def note(data, answer, bern=bern, asked=asked, seen=seen):
-            asked.append(Frame.parse(data))
-            if asked[-1].kind in ("start", "step"):
-                seen.append(bern._run.pending_origin)
+        def note(data, answer, site=site, requests=requests, origins=origins):
+            frame = Frame.parse(data)
+            requests.setdefault(frame.kind, frame)
+            if frame.kind in ("start", "step"):
+                origins.append(site._run.pending_origin)
 
-        local.join(bern, heard=note)
-        for site in others:
-            local.join(site)
-        settings = dict(transport=local, num_rounds=3, progress=False)
-        deploy.run(study, KEY, kernel, POSITION, **settings)
-        assert len(seen) == len(set(seen)) == 4
-    site = studies.site_of(study, "bern", tmp_path / "again")
-    bodies = [frame.body for frame in frames["other"] if frame.kind == "start"]
-    both = []
-    for kernel in ("other", "main"):
-        begin, start = (
-            next(frame for frame in frames[kernel] if frame.kind == kind)
-            for kind in ("begin", "start")
-        )
-        for frame in (begin, start._replace(body=bodies[0])):
-            assert Frame.parse(site.answer(frame.to_bytes())).kind == "ready"
-        both.append(site._run.origin)
-    assert both[0] != both[1]
+        local.join(site, heard=note)
+        for other_site in others:
+            local.join(other_site)
+        run_over(local, study, kernel=kernel, num_rounds=3)
+        assert len(origins) == len(set(origins)) == 4
 
-
-def test_origins_depend_on_the_message_also_where_nothing_is_drawn(tmp_path):
-    study = studies.study_of(kernels={"main": f"{studies.HERE}:expansions"})
-    local, asked = deploy.LocalTransport(), []
-    for name in study.sites:
-        site = studies.site_of(study, name, tmp_path)
-        local.join(site, heard=lambda data, answer: asked.append(Frame.parse(data)))
-    deploy.run(study, KEY, "main", POSITION, transport=local, num_rounds=1, progress=False)
-    begin, start, step = (
-        next(frame for frame in asked if frame.kind == kind) for kind in ("begin", "start", "step")
-    )
-    changed = step._replace(body=step.body[:-1] + bytes([step.body[-1] ^ 1]))
-    origins = set()
-    for folder, message in (("first", step), ("again", step), ("changed", changed)):
+    def origin_of(folder, *messages, kind="ready"):
         site = studies.site_of(study, "bern", tmp_path / folder)
-        answers = [site.answer(frame.to_bytes()) for frame in (begin, start, message)]
-        assert Frame.parse(answers[-1]).kind == "answer" and not site._run.has_private_draws
-        origins.add(site._run.pending_origin)
-    assert len(origins) == 2
+        answers = [Frame.parse(site.answer(frame.to_bytes())) for frame in messages]
+        assert answers[-1].kind == kind
+        return site._run
+
+    # The same start of a run of another kernel.
+    draws, drawless = frames["main"], frames["other"]
+    starts = [draws["start"]._replace(body=drawless["start"].body), drawless["start"]]
+    runs = [
+        origin_of(name, requests["begin"], start)
+        for name, requests, start in zip("ab", frames.values(), starts, strict=True)
+    ]
+    assert runs[0].origin != runs[1].origin
+    # Another message in a run that draws nothing.
+    step = drawless["step"]
+    changed = step._replace(body=step.body[:-1] + bytes([step.body[-1] ^ 1]))
+    runs = [
+        origin_of(f"{i}", drawless["begin"], drawless["start"], message, kind="answer")
+        for i, message in enumerate((step, step, changed))
+    ]
+    assert not any(run.has_private_draws for run in runs)
+    origins = [run.pending_origin for run in runs]
+    assert origins[0] == origins[1] != origins[2]
 
 
 def test_keys_of_clients_depend_on_secret_study_site_and_rows(in_a_run):
     site, folder = in_a_run
-    first, own = key_words(site), site._secret
-    context = own._context
+    first, secret = key_words(site), site._secret
+    context = secret._context
     assert len(context) == 3
     for i in range(3):
         changed = [part if i != j else part + b"x" for j, part in enumerate(context)]
         site._secret = SiteSecret(folder / "bern", *changed)
         check_differ(key_words(site), first)
-    site._secret = own
+    site._secret = secret
     again = studies.site_of(site.study, "bern", folder)
     again._run = site._run
     np.testing.assert_array_equal(key_words(again), first)
@@ -356,23 +350,21 @@ def test_a_secret_is_made_once_and_for_its_owner_alone(tmp_path):
     ask = (b"question", [(b"chain",)])
     first = SiteSecret(tmp_path).keys(*ask)
     assert [path.name for path in tmp_path.iterdir()] == [SECRET]
-    made = tmp_path / SECRET
-    assert stat.S_IMODE(made.stat().st_mode) == 0o600 and len(made.read_bytes()) == 32
+    path = tmp_path / SECRET
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and len(path.read_bytes()) == 32
     np.testing.assert_array_equal(SiteSecret(tmp_path).keys(*ask), first)
-    made.unlink()
+    path.unlink()
     check_differ(SiteSecret(tmp_path).keys(*ask), first)
 
 
 def test_a_damaged_secret_ends_a_run(tmp_path):
-    study, local = minibatches(), deploy.LocalTransport()
-    for name in SIZES:
-        local.join(studies.site_of(study, name, tmp_path, rows=ROWS[name]))
+    studies.give_secret(tmp_path / "bern", "bern")
     (tmp_path / "bern" / SECRET).write_bytes(b"short")
     with pytest.raises(deploy.SiteError, match="has 5 bytes, a site's secret has 32"):
-        deploy.run(study, KEY, "main", START, transport=local, num_rounds=1, progress=False)
+        record(minibatches(), tmp_path, num_rounds=1)
 
 
-# Draws are those of a simulation, in bits or in law
+# Draws equal a simulation's, in bits or in distribution
 
 
 @pytest.mark.parametrize(
@@ -380,19 +372,17 @@ def test_a_damaged_secret_ends_a_run(tmp_path):
     [
         pytest.param(study_of(), id="gradients"),
         pytest.param(study_of("local_kernel", {"rho": 1.0}), id="shared draws"),
-        pytest.param(
-            study_of("straight_kernel", secure=masks()), id="masks", marks=pytest.mark.slow
-        ),
+        pytest.param(study_of("straight_kernel", secure=MASKS), id="masks", marks=pytest.mark.slow),
     ],
 )
-def test_clients_who_draw_nothing_alone_need_no_secret(study, tmp_path):
+def test_clients_without_private_draws_need_no_secret(study, tmp_path):
     key, settings = random.secret_key(bytes(32)), dict(num_rounds=6, num_chains=2)
     local = deploy.LocalTransport()
     for name in SIZES:
         local.join(studies.site_of(study, name, tmp_path, rows=ROWS[name]))
         (tmp_path / name / SECRET).unlink()
-    samples = deploy.run(study, key, "main", START, transport=local, progress=False, **settings)
-    np.testing.assert_allclose(samples.draws, simulated(study, key=key, **settings).draws, 2e-5)
+    samples = run_over(local, study, key=key, position=START, **settings)
+    np.testing.assert_allclose(samples.draws, simulate(study, key=key, **settings).draws, 2e-5)
     assert not list(tmp_path.glob(f"*/{SECRET}"))
 
 
@@ -400,8 +390,8 @@ def test_clients_who_draw_nothing_alone_need_no_secret(study, tmp_path):
 def test_a_reproducible_study_draws_what_a_simulation_does(rho, tmp_path):
     study = study_of("local_kernel", {"rho": rho}, reproducible=True)
     key, settings = random.secret_key(bytes(32)), dict(num_rounds=4, num_chains=2)
-    samples = recorded(study, tmp_path, key=key, **settings)[1]
-    np.testing.assert_allclose(samples.draws, simulated(study, key=key, **settings).draws, 2e-5)
+    samples = record(study, tmp_path, key=key, **settings)[1]
+    np.testing.assert_allclose(samples.draws, simulate(study, key=key, **settings).draws, 2e-5)
 
 
 NUM_CHAINS = 400
@@ -430,7 +420,7 @@ def check_independent(one, other):
 @pytest.fixture(scope="module")
 def of_batches(tmp_path_factory):
     """Messages of two rounds of many chains that start at one position, by site."""
-    pairs, _ = recorded(
+    pairs, _ = record(
         minibatches(), tmp_path_factory.mktemp("law"), num_rounds=2, num_chains=NUM_CHAINS
     )
     return {name: messages_of(pairs[name], NUM_CHAINS) for name in SIZES}
@@ -457,10 +447,10 @@ def test_minibatches_of_sites_rounds_and_chains_are_independent(of_batches):
 
 
 @pytest.mark.parametrize("rho", fast_and_slow([0.0, 0.5], [0.5]))
-def test_noise_of_clients_has_the_law_of_a_simulation(rho, tmp_path):
+def test_noise_of_clients_has_the_distribution_of_a_simulation(rho, tmp_path):
     """Local steps: what a client sends is normal, with the moments of many simulated messages."""
     study = study_of("local_kernel", {"rho": rho})
-    pairs, _ = recorded(study, tmp_path, num_rounds=1, num_chains=NUM_CHAINS)
+    pairs, _ = record(study, tmp_path, num_rounds=1, num_chains=NUM_CHAINS)
     kernel, broadcast = study.kernel("main"), fedmcmc.types.Broadcast(jnp.int32(0), START)
     sent = [messages_of(pairs[name], NUM_CHAINS)[0] for name in SIZES]
     for index, name in enumerate(SIZES):
@@ -493,13 +483,13 @@ def test_seeds_of_a_servers_file(caplog):
             key_of_seed(wrong)
 
 
-def test_reproducible_is_part_of_what_is_agreed_on():
+def test_the_digest_of_a_study_includes_reproducible():
     plain, public = study_of(), study_of(reproducible=True)
     assert plain.digest != public.digest and public.to_dict()["reproducible"]
     with pytest.raises(ValueError, match="must be true or false, got 'yes'"):
         study_of(reproducible="yes")
     with pytest.raises(ValueError, match="and reproducible = true"):
-        study_of("straight_kernel", secure=masks(), reproducible=True)
+        study_of("straight_kernel", secure=MASKS, reproducible=True)
 
 
 def test_a_client_that_draws_needs_a_key():
@@ -514,8 +504,8 @@ def test_a_client_that_draws_needs_a_key():
     assert jax.tree.leaves(private) and not jax.tree.leaves(shared)
 
 
-def test_keys_sent_to_a_site_that_expects_none_are_refused(tmp_path):
-    pairs, _ = recorded(minibatches(), tmp_path, num_rounds=1)
+def test_a_site_refuses_keys_that_its_study_excludes(tmp_path):
+    pairs, _ = record(minibatches(), tmp_path, num_rounds=1)
     (begin, _), *_ = frames_of(pairs["bern"], "begin")
     body = pack(*unpack(begin.body, 1), wire.encode(jax.random.key_data(KEY[None])))
     site = studies.site_of(minibatches(), "bern", tmp_path / "again", rows=ROWS["bern"])

@@ -1,4 +1,4 @@
-"""A site answers what it should, and nothing else; a server takes what it should."""
+"""A site answers requests of its study only, and a server accepts answers of its run only."""
 
 import random
 import time
@@ -15,10 +15,26 @@ from fedmcmc.deploy._frames import Frame, Tag, pack, unpack
 from fedmcmc.deploy._links import Links
 from tests.contracts.model import DATA, KEY
 from tests.support import studies
+from tests.support.lanes import fast_and_slow
+from tests.support.recorded_sites import frames_of, record_run, run_over
 from tests.support.site_runs import ADAPTING, ONE_BY_ONE, POSITION, at_sites, close
 
 MEMORY = "compress: lsd_pp, memory: per client"
 STUDY = studies.study_of(MEMORY)
+NUM_ROUNDS = 9
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """Each site's pairs of requests and answers in an undisturbed run, and the samples."""
+    return record_run(STUDY, tmp_path_factory.mktemp("undisturbed"), num_rounds=NUM_ROUNDS)
+
+
+def check_draws(samples, undisturbed):
+    """Compare draws with the draws of the undisturbed run."""
+    num = samples.num_draws
+    expected = jax.tree.map(lambda leaf: leaf[:, :num], undisturbed[1].draws)
+    chex.assert_trees_all_equal(samples.draws, expected)
 
 
 def site_of(folder, name="bern", study=STUDY, **settings):
@@ -26,42 +42,34 @@ def site_of(folder, name="bern", study=STUDY, **settings):
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("settings", "error", "message"),
     [
-        (dict(min_rows=6), "has 5 rows but needs at least 6"),
-        (dict(min_sites=4), "studies of at least 4 "),
-        (dict(refused_columns=["x", "age"]), r"refuses the columns \['x'\]"),
-        (dict(approved="0" * 64), "is not the one approved"),
+        (dict(min_rows=6), deploy.Refused, "has 5 rows but needs at least 6"),
+        (dict(min_sites=4), deploy.Refused, "studies of at least 4 "),
+        (dict(approved="0" * 64), deploy.Refused, "is not the one approved"),
+        (
+            dict(rows={"x": np.ones((4, 3))}),
+            ValueError,
+            "bern has 4 rows, the study 'contract' says 5",
+        ),
+        (dict(rows={"x": np.ones((5, 2))}), ValueError, "rows of bern are not those"),
+        (dict(rows={"y": np.ones((5, 3))}), ValueError, "The rows of bern are not those"),
     ],
-    ids=str,
+    ids=["min_rows", "min_sites", "approved", "number", "shape", "column"],
 )
-def test_a_site_takes_no_part_in_what_its_owner_does_not_allow(settings, message, tmp_path):
-    with pytest.raises(deploy.Refused, match=message):
+def test_a_site_refuses_other_rows_and_studies(settings, error, message, tmp_path):
+    with pytest.raises(error, match=message):
         site_of(tmp_path, **settings)
 
 
-def test_rows_must_be_those_of_the_study(tmp_path):
-    with pytest.raises(ValueError, match="bern has 4 rows, the study 'contract' says 5"):
-        deploy.Site(STUDY, "bern", {"x": np.ones((4, 3))}, folder=tmp_path)
-    with pytest.raises(ValueError, match="The rows of bern are not those"):
-        deploy.Site(STUDY, "bern", {"x": np.ones((5, 2))}, folder=tmp_path)
-    with pytest.raises(ValueError, match="The rows of bern are not those"):
-        deploy.Site(STUDY, "bern", {"y": np.ones((5, 3))}, folder=tmp_path)
+def test_a_study_has_no_other_sites(tmp_path):
     with pytest.raises(deploy.Refused, match="no site 'zug'"):
         deploy.Site(STUDY, "zug", {"x": np.ones((5, 3))}, folder=tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("other", "message"),
-    [
-        (dict(settings={"row": MEMORY, "more": 1}), "its study differs from the server's"),
-        (dict(row="lsd"), "its study differs from the server's"),
-    ],
-    ids=str,
-)
-def test_a_site_with_another_study_is_not_taken(other, message, tmp_path):
-    study = studies.study_of(**({"row": MEMORY} | other))
-    local = deploy.LocalTransport()
+def test_a_server_refuses_a_site_with_another_study(tmp_path):
+    study = studies.study_of(settings={"row": MEMORY, "more": 1})
+    message, local = "its study differs from the server's", deploy.LocalTransport()
     links = Links(STUDY, local, timeout=1.0)
     local.join(site_of(tmp_path, study=study))
     with pytest.warns(RuntimeWarning, match=f"bern was not accepted: {message}"):
@@ -70,36 +78,26 @@ def test_a_site_with_another_study_is_not_taken(other, message, tmp_path):
     assert message in links.refusals["bern"] and message in local.refused["bern"]
 
 
-@pytest.mark.parametrize("name", ["fedmcmc", "jax", "64-bit floats"])
-def test_a_site_with_other_software_is_not_taken(name, tmp_path):
+def test_a_server_refuses_a_site_with_other_software(tmp_path):
     links = Links(STUDY, deploy.LocalTransport(), timeout=1.0)
-    frame = Frame.parse(site_of(tmp_path).hello())
-    assert links._find_objection("bern", frame.header) == ""
-    frame.header["software"][name] = "other"
-    assert links._find_objection("bern", frame.header).startswith(f"{name} is other at the site")
-    frame.header["kernels"] = {}
-    del frame.header["software"]
-    assert "lacks the versions of its software" in links._find_objection("bern", frame.header)
+    header = Frame.parse(site_of(tmp_path).hello()).header
+    assert links._find_objection("bern", header) == ""
+    for name in ("fedmcmc", "jax", "64-bit floats"):
+        changed = header | {"software": header["software"] | {name: "other"}}
+        objection = links._find_objection("bern", changed)
+        assert objection.startswith(f"{name} is other at the site")
+    header["kernels"] = {}
+    del header["software"]
+    assert "lacks the versions of its software" in links._find_objection("bern", header)
 
 
-def recorded(study, folder, num_rounds=3):
-    """Return the messages of a run to each site and its answers, and the samples."""
-    local, heard = deploy.LocalTransport(), {name: [] for name in study.sites}
-    for name, pairs in heard.items():
-        site = studies.site_of(study, name, folder)
-        local.join(site, heard=lambda *pair, pairs=pairs: pairs.append(pair))
-    samples = deploy.run(
-        study, KEY, "main", POSITION, transport=local, num_rounds=num_rounds, progress=False
-    )
-    return heard, samples
-
-
-def test_the_bytes_sent_are_the_bits_counted(tmp_path):
-    heard, samples = recorded(studies.study_of("compress: dsgld, quantize"), tmp_path)
+def test_the_bytes_sent_equal_the_bits_counted(tmp_path):
+    study = studies.study_of("compress: dsgld, quantize")
+    pairs, samples = record_run(study, tmp_path, num_rounds=3)
     counted = 0
-    for asked, answer in (pair for pairs in heard.values() for pair in pairs):
-        if Frame.parse(asked).kind == "step":
-            code, report = unpack(Frame.parse(answer).body, 2)
+    for of_site in pairs.values():
+        for _, answer in frames_of(of_site, "step"):
+            code, report = unpack(answer.body, 2)
             bits = int.from_bytes(report[:4], "big")
             assert len(code) == -(-bits // 8)
             counted += bits
@@ -108,31 +106,30 @@ def test_the_bytes_sent_are_the_bits_counted(tmp_path):
 
 def fuzzed(data, rng):
     """Return bytes that are like `data` and are not `data`."""
-    broken, at = bytearray(data), rng.randrange(len(data))
+    broken, place = bytearray(data), rng.randrange(len(data))
     match rng.randrange(4):
         case 0:
-            broken[at] ^= 1 << rng.randrange(8)
+            broken[place] ^= 1 << rng.randrange(8)
         case 1:
-            del broken[at : at + rng.randrange(1, 20)]
+            del broken[place : place + rng.randrange(1, 20)]
         case 2:
-            broken[at:at] = rng.randbytes(rng.randrange(1, 20))
+            broken[place:place] = rng.randbytes(rng.randrange(1, 20))
         case _:
             broken = bytearray(rng.randbytes(rng.randrange(200)))
     return bytes(broken)
 
 
-def test_damaged_messages_neither_end_a_site_nor_change_what_it_answers(tmp_path):
-    heard, _ = recorded(STUDY, tmp_path / "run")
-    rng, num = random.Random(0), 0
-    for name, pairs in heard.items():
-        site = site_of(tmp_path / "again", name)
-        for data, answer in pairs:
-            for _ in range(10_000 // (3 * len(pairs)) + 1):
-                told = Frame.parse(site.answer(fuzzed(data, rng)))
-                assert told.kind == "error" and told.header["tag"] is None
-                num += 1
-            assert (site.answer(data) or b"") == answer
-    assert num > 10_000
+@pytest.mark.parametrize("num", fast_and_slow([2_000, 10_000], [2_000]))
+def test_damaged_messages_neither_end_a_site_nor_change_its_answers(num, undisturbed, tmp_path):
+    """In each stage of a run; see `test_fuzz` for wrong messages with a right checksum."""
+    rng = random.Random(0)
+    for name, pairs in undisturbed[0].items():
+        site = site_of(tmp_path, name)
+        for request, answer in pairs:
+            for _ in range(num // (3 * len(pairs)) + 1):
+                reply = Frame.parse(site.answer(fuzzed(request, rng)))
+                assert reply.kind == "error" and reply.header["tag"] is None
+            assert (site.answer(request) or b"") == answer
 
 
 JUNK = (None, -1, 2**70, 0.5, "junk", [], {}, [[]], [None, -1], [2**70] * 4, True, ["a"] * 3)
@@ -140,81 +137,77 @@ JUNK = (None, -1, 2**70, 0.5, "junk", [], {}, [[]], [None, -1], [2**70] * 4, Tru
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_messages_that_make_no_sense_end_no_site(masked, tmp_path):
-    """As of a server that is wrong: any field of any message holds anything."""
+    """A wrong server may put anything into any field of any message."""
     study = studies.masked_study("lsd_pp") if masked else STUDY
-    heard, _ = recorded(study, tmp_path / "run", num_rounds=1)
-    name = max(heard, key=lambda name: len(heard[name]))
-    site, kinds, asked = studies.site_of(study, name, tmp_path / "again"), set(), set()
-    for data, _ in heard[name]:
+    pairs, _ = record_run(study, tmp_path / "run", num_rounds=1)
+    name = max(pairs, key=lambda name: len(pairs[name]))
+    site, kinds, requests = studies.site_of(study, name, tmp_path / "again"), set(), set()
+    for data, _ in pairs[name]:
         site.answer(data)
         frame = Frame.parse(data)
         if frame.kind == "welcome":
             continue
-        asked.add(frame.kind)
-        for field in frame.header:
-            for junk in JUNK:
-                wrong = frame._replace(header=frame.header | {field: junk})
-                kinds.add(Frame.parse(site.answer(wrong.to_bytes())).kind)
-        for body in (b"", frame.body[:-1], frame.body + b"x", pack(frame.body)):
-            wrong = frame._replace(body=body).to_bytes()
-            kinds.add(Frame.parse(site.answer(wrong)).kind)
+        requests.add(frame.kind)
+        wrong = [
+            frame._replace(header=frame.header | {field: junk})
+            for field in frame.header
+            for junk in JUNK
+        ]
+        bodies = (b"", frame.body[:-1], frame.body + b"x", pack(frame.body))
+        wrong += [frame._replace(body=body) for body in bodies]
+        kinds |= {Frame.parse(site.answer(each.to_bytes())).kind for each in wrong}
         unknown = Frame.parse(site.answer(frame._replace(kind="rows").to_bytes()))
         assert unknown.kind == "error" and "unknown" in unknown.header["reason"]
     session = {"open", "confirm", "seal"} if masked else set()
-    assert "error" in kinds and asked == {"begin", "start", "step"} | session
+    assert "error" in kinds and requests == {"begin", "start", "step"} | session
 
 
-def test_what_a_site_sends_wrongly_does_not_change_a_run(tmp_path):
-    """Damaged, late and foreign answers arrive between the right ones."""
-    study, local, rng = STUDY, deploy.LocalTransport(), random.Random(1)
-    expected = at_sites(study, tmp_path / "peace", num_rounds=5)
+def test_wrong_answers_of_a_site_do_not_change_a_run(undisturbed, tmp_path):
+    """Damaged, late, repeated and foreign answers arrive between the right ones."""
+    local, rng, earlier = deploy.LocalTransport(), random.Random(1), []
 
-    old = []
-
-    def disturb(asked, answer):
-        tag = list(Frame.parse(asked).tag) if answer else []
-        local._inbox.put(("bern", fuzzed(answer or b"x", rng)))
-        local._inbox.put(("bern", Frame("answer", {"tag": [tag]}, b"x").to_bytes()))
+    def disturb(request, answer):
+        tag = list(Frame.parse(request).tag) if answer else []
+        wrong = [fuzzed(answer or b"x", rng), Frame("answer", {"tag": [tag]}, b"x").to_bytes()]
+        if answer and earlier and Frame.parse(earlier[-1]).kind == "answer":
+            (run, round_, phase, attempt), body = tag, Frame.parse(earlier[-1]).body
+            for place in ((round_, phase + 1), (round_ + 1, phase)):
+                wrong.append(Frame("answer", {"tag": [run, *place, attempt]}, body).to_bytes())
+        for data in (*wrong, *earlier):
+            local._inbox.put(("bern", data))
         local._inbox.put(("nobody", Frame("answer", {"tag": tag}, b"x").to_bytes()))
-        for late in old:
-            local._inbox.put(("bern", late))
         if answer:
-            old.append(answer)
+            earlier.append(answer)
 
-    for name in study.sites:
-        local.join(site_of(tmp_path, name, study), heard=disturb if name == "bern" else None)
-    samples = deploy.run(
-        study, KEY, "main", POSITION, transport=local, num_rounds=5, progress=False
-    )
-    chex.assert_trees_all_equal(samples.draws, expected.draws)
+    for name in STUDY.sites:
+        local.join(site_of(tmp_path, name), heard=disturb if name == "bern" else None)
+    check_draws(run_over(local, STUDY, num_rounds=5), undisturbed)
+    assert len(earlier) > 3
 
 
-def test_a_site_joins_again_in_the_middle_and_is_asked_again(tmp_path):
+def test_a_site_that_joins_again_answers_again(undisturbed, tmp_path):
     """A site is lost, as if killed, before the server has its answer, or right after, in turns."""
-    expected = at_sites(STUDY, tmp_path / "peace", num_rounds=9)
     local, lost = deploy.LocalTransport(), []
 
-    def lose(asked, answer):
-        frame = Frame.parse(asked)
-        answered = bool(answer) and Frame.parse(answer).kind == "answer"
-        if answered and frame.kind == "step" and list(frame.tag)[1:3] not in lost:
+    def lose(request, answer):
+        frame = Frame.parse(request)
+        is_answer = bool(answer) and Frame.parse(answer).kind == "answer"
+        if is_answer and frame.kind == "step" and list(frame.tag)[1:3] not in lost:
             lost.append(list(frame.tag)[1:3])
             if len(lost) % 2:
-                local._outboxes.pop("bern").put(None)  # from here on it hears nothing
+                local._outboxes.pop("bern").put(None)  # no later message reaches it
                 local._inbox.put(("bern", answer))
-            local.join(site_of(tmp_path, "bern"), heard=lose)  # with what is on its disk
+            local.join(site_of(tmp_path, "bern"), heard=lose)  # with the state on its disk
 
     for name in STUDY.sites:
         local.join(site_of(tmp_path, name), heard=lose if name == "bern" else None)
-    samples = deploy.run(
-        STUDY, KEY, "main", POSITION, transport=local, num_rounds=9, progress=False
-    )
+    samples = run_over(local, STUDY, num_rounds=NUM_ROUNDS)
     assert len(lost) > 2
-    chex.assert_trees_all_equal(samples.draws, expected.draws)
+    check_draws(samples, undisturbed)
 
 
 class Silent:
-    """A transport that one site leaves in some rounds before it is heard, and then joins again."""
+    """A transport that a site leaves in these rounds before its answer, and then joins again."""
 
     def __init__(self, local, site, rounds):
         self.local, self.site, self.rounds = local, site, rounds
@@ -233,7 +226,7 @@ class Silent:
 @pytest.mark.slow
 @ADAPTING
 @pytest.mark.parametrize("row", ["dg_sgld", "hmc"])
-def test_a_site_that_does_not_answer_is_left_out_as_by_a_fault(row, tmp_path):
+def test_a_site_that_does_not_answer_is_left_out_like_a_fault(row, tmp_path):
     study, local = studies.study_of(row, reproducible=True), deploy.LocalTransport()
     chur = studies.join_all(local, study, tmp_path)["chur"]
     sites = deploy.Sites(study, Silent(local, chur, {1, 2}), on_missing="leave_out")
@@ -263,22 +256,18 @@ def _without(kernel, client, rounds, num_rounds):
     return state
 
 
-def test_pooled_rows_are_refused(tmp_path):
-    with pytest.raises(deploy.Refused, match="treats all rows as rows of one client"):
-        at_sites(studies.study_of("sgld"), tmp_path, num_rounds=2)
-
-
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("row", "settings", "error", "message"),
     [
-        (dict(collect=lambda state, info: info), "collect= reads clients' states"),
-        (dict(placement=ONE_BY_ONE), "placement= and mesh= are for simulated clients"),
+        ("sgld", {}, deploy.Refused, "treats all rows as rows of one client"),
+        ("lsd", dict(collect=lambda state, info: info), ValueError, "collect= reads clients' sta"),
+        ("lsd", dict(placement=ONE_BY_ONE), ValueError, "placement= and mesh= are for simulated"),
     ],
-    ids=["collect", "placement"],
+    ids=["pooled", "collect", "placement"],
 )
-def test_what_needs_rows_is_refused(settings, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        at_sites(studies.study_of(), tmp_path, num_rounds=2, **settings)
+def test_runs_that_need_rows_are_refused(row, settings, error, message, tmp_path):
+    with pytest.raises(error, match=message):
+        at_sites(studies.study_of(row), tmp_path, num_rounds=2, **settings)
 
 
 @pytest.mark.parametrize(
@@ -289,23 +278,26 @@ def test_what_needs_rows_is_refused(settings, message, tmp_path):
         pytest.param(studies.masked_study("lsd_pp"), id="masked", marks=pytest.mark.slow),
     ],
 )
-def test_a_run_goes_on_from_the_state_of_another(study, tmp_path):
+def test_a_run_continues_from_the_state_of_another(study, tmp_path):
     local = deploy.LocalTransport()
     studies.join_all(local, study, tmp_path)
     sites, kernel = deploy.Sites(study, local), study.kernel("main")
-    whole = sites.sample(KEY, kernel, POSITION, num_rounds=6, progress=False)
-    first = sites.sample(KEY, kernel, POSITION, num_rounds=2, progress=False)
-    for _ in range(2):  # what it goes on from stays
-        second = sites.sample(KEY, kernel, state=first.state, num_rounds=4, progress=False)
-        for all_, a, b in zip(
-            *map(jax.tree.leaves, (whole.draws, first.draws, second.draws)), strict=True
-        ):
-            np.testing.assert_array_equal(all_, np.concatenate([a, b], axis=1))
+
+    def sample(num_rounds, **settings):
+        return sites.sample(KEY, kernel, num_rounds=num_rounds, progress=False, **settings)
+
+    expected, first = (sample(num, position=POSITION) for num in (6, 2))
+    for _ in range(2):  # the state does not change
+        second = sample(4, state=first.state)
+        together = jax.tree.map(
+            lambda *pair: np.concatenate(pair, axis=1), first.draws, second.draws
+        )
+        chex.assert_trees_all_equal(together, expected.draws)
     sites.close()
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_from_a_state_at_its_sites_alone(tmp_path):
+def test_a_run_continues_from_a_state_only_at_its_sites(tmp_path):
     simulated = fedmcmc.sample(
         KEY, STUDY.kernel("main"), DATA, POSITION, num_rounds=2, progress=False
     )
@@ -320,7 +312,7 @@ def test_a_run_goes_on_from_a_state_at_its_sites_alone(tmp_path):
 
 
 @pytest.mark.slow
-def test_questions_and_fits_are_those_of_a_simulation(tmp_path):
+def test_fits_at_sites_equal_fits_of_a_simulation(tmp_path):
     study = studies.study_of(asks=deploy.FIT, kernels={})
     local = deploy.LocalTransport()
     studies.join_all(local, study, tmp_path)
@@ -334,69 +326,69 @@ def test_questions_and_fits_are_those_of_a_simulation(tmp_path):
             max_rounds=20,
             progress=False,
         )
-        found, simulated = (fedmcmc.fit(study.model, x, **settings) for x in (sites, DATA))
-        assert found.verdict.split(":")[0] == simulated.verdict.split(":")[0]
-        np.testing.assert_allclose(found.log_evidence, simulated.log_evidence, atol=1e-3)
+        fitted, simulated = (fedmcmc.fit(study.model, x, **settings) for x in (sites, DATA))
+        assert fitted.verdict.split(":")[0] == simulated.verdict.split(":")[0]
+        np.testing.assert_allclose(fitted.log_evidence, simulated.log_evidence, atol=1e-3)
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a.mean(), b.mean(), atol=1e-3),
-            found.samples.draws,
+            fitted.samples.draws,
             simulated.samples.draws,
         )
-        assert found.report.rounds == simulated.report.rounds
+        assert fitted.report.rounds == simulated.report.rounds
     sites.close()
 
 
-def test_a_site_has_nothing_but_its_own_rows(tmp_path):
+def test_a_site_has_only_its_rows(tmp_path):
     site = site_of(tmp_path, "chur")
     rows = np.asarray(site.client.rows["x"])
     np.testing.assert_array_equal(rows[:4], studies.rows_of("chur")["x"])
     assert len(rows) == DATA.max_size and np.isnan(rows[4:]).all() and int(site.client.start) == 0
 
 
-def test_an_error_at_a_site_is_told_without_what_it_says(tmp_path, monkeypatch, caplog):
-    """It may hold numbers of rows."""
+def test_the_server_receives_no_text_of_an_error_at_a_site(tmp_path, monkeypatch, caplog):
+    """It may contain numbers of rows."""
     study, local = studies.study_of("lsd_star"), deploy.LocalTransport()
     sites = studies.join_all(local, study, tmp_path)
 
-    def fails(frame):
+    def fail(frame):
         raise RuntimeError("row 3.1415")
 
-    monkeypatch.setattr(sites["chur"], "_step", fails)
-    with pytest.raises(deploy.SiteError, match="chur: RuntimeError at a message") as found:
-        deploy.run(study, KEY, "main", POSITION, transport=local, num_rounds=3, progress=False)
-    assert "3.1415" not in str(found.value) and "row 3.1415" in caplog.text
+    monkeypatch.setattr(sites["chur"], "_step", fail)
+    with pytest.raises(deploy.SiteError, match="chur: RuntimeError at a message") as caught:
+        run_over(local, study, num_rounds=3)
+    assert "3.1415" not in str(caught.value) and "row 3.1415" in caplog.text
 
 
-def test_a_site_that_is_asked_before_it_is_told_is_asked_again(tmp_path):
-    """The server may send over a new connection before it has heard of it."""
-    heard, samples = recorded(STUDY, tmp_path / "run", num_rounds=9)
+def test_a_site_that_gets_a_step_before_its_run_gets_it_again(undisturbed, tmp_path):
+    """The server may send over a new connection before it receives the site's hello."""
     site = site_of(tmp_path / "again")
-    steps = [data for data, _ in heard["bern"] if Frame.parse(data).kind == "step"]
+    steps = [data for data, _ in undisturbed[0]["bern"] if Frame.parse(data).kind == "step"]
     assert Frame.parse(site.answer(steps[0])).kind == "unready"
 
     class Early(deploy.LocalTransport):
-        """Sends what comes next to a new connection first, and then how the run began."""
+        """Sends the next message to a new connection first, and then how the run began."""
+
+        is_done = False
 
         def send(self, name, data):
             frame = Frame.parse(data)
-            if frame.kind == "step" and name == "bern" and not self.done:
-                self.done = True
-                local.join(site_of(tmp_path, "bern"))  # the server has not heard of it yet
+            if frame.kind == "step" and name == "bern" and not self.is_done:
+                self.is_done = True
+                local.join(site_of(tmp_path, "bern"))  # its hello still waits
             super().send(name, data)
 
     local = Early()
-    local.done = False
     studies.join_all(local, STUDY, tmp_path)
-    again = deploy.run(STUDY, KEY, "main", POSITION, transport=local, num_rounds=9, progress=False)
-    assert local.done
-    chex.assert_trees_all_equal(again.draws, samples.draws)
+    samples = run_over(local, STUDY, num_rounds=NUM_ROUNDS)
+    assert local.is_done
+    check_draws(samples, undisturbed)
 
 
-def test_nobody_is_waited_for_longer_than_was_said():
+def test_the_server_waits_for_sites_until_the_timeout():
     links = Links(STUDY, deploy.LocalTransport(), timeout=0.3)
     tag = Tag("run", 0, 0, 1)
     request = {"bern": Frame("step", {"tag": list(tag)}).to_bytes()}
-    for joined, least, most in (({"bern"}, 0.3, 20.0), (set(), 0.0, 0.3)):
-        links.joined, begun = joined, time.monotonic()
+    for joined, shortest, longest in (({"bern"}, 0.3, 20.0), (set(), 0.0, 0.3)):
+        links.joined, start = joined, time.monotonic()
         assert links.exchange(request, "answer", tag, lambda *_: None, may_miss=True) == {}
-        assert least <= time.monotonic() - begun < most
+        assert shortest <= time.monotonic() - start < longest

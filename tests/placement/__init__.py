@@ -1,1 +1,1 @@
-"""Where clients, chains and states lie: the numbers of one device, wherever."""
+"""Layouts of clients, chains and states, which draw the numbers of one device."""

@@ -19,14 +19,14 @@ SOME = ("qlsd_pp", pytest.param("fa_hmc", marks=pytest.mark.slow))
 @pytest.mark.parametrize("name", SOME)
 def test_chunks_change_nothing(name, at_a_time):
     kernel = KERNELS[name](NESTED, Given())
-    found = []
+    results = []
     for placement in (None, fedmcmc.Placement(clients_at_a_time=at_a_time)):
         init, step = fedmcmc.simulate(kernel, DATA, placement=placement)
         step, state = jax.jit(step), init(NESTED)
         for _ in range(3):
             state, info = step(KEY, state)
-        found.append((state, info.bits_up, info.bits_down, info.gradient_norm))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *found)
+        results.append((state, info.bits_up, info.bits_down, info.gradient_norm))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *results)
 
 
 def test_a_cpu_walks_many_large_clients_one_by_one(monkeypatch):
@@ -34,11 +34,11 @@ def test_a_cpu_walks_many_large_clients_one_by_one(monkeypatch):
     apart = KERNELS["fa_hmc"](NESTED, Given())
     together = KERNELS["lsd"](NESTED, Given())
     places = jax.tree.map(lambda leaf: leaf[None], NESTED)
-    one = 1 if jax.devices()[0].platform == "cpu" else None
+    one_by_one = 1 if jax.devices()[0].platform == "cpu" else None
 
     def chosen(kernel, clients_at_a_time=None, *, on_many=False):
-        given = fedmcmc.rounds.Layout(clients_at_a_time)
-        layout = starts.choose_layout(kernel, DATA, given, keys, places, on_many=on_many)
+        requested = fedmcmc.rounds.Layout(clients_at_a_time)
+        layout = starts.choose_layout(kernel, DATA, requested, keys, places, on_many=on_many)
         return layout.clients_at_a_time
 
     assert chosen(apart) is None
@@ -48,7 +48,7 @@ def test_a_cpu_walks_many_large_clients_one_by_one(monkeypatch):
     monkeypatch.setattr(starts, "COHORT_BYTES", size + 1)
     assert chosen(apart) is None
     monkeypatch.setattr(starts, "COHORT_BYTES", size)
-    assert chosen(apart) == one
+    assert chosen(apart) == one_by_one
     assert chosen(apart, 2) == 2
     assert chosen(together) is None
     monkeypatch.setattr(starts, "MANY_CLIENTS", 4)
@@ -59,12 +59,12 @@ def test_a_cpu_walks_many_large_clients_one_by_one(monkeypatch):
     monkeypatch.setattr(starts, "CACHE_BYTES", rows + 1)
     assert chosen(apart, on_many=True) is None
     monkeypatch.setattr(starts, "CACHE_BYTES", rows)
-    assert chosen(apart, on_many=True) == one
+    assert chosen(apart, on_many=True) == one_by_one
     assert chosen(apart, 2, on_many=True) == 2
     assert chosen(apart) is chosen(together, on_many=True) is None
 
     for name in ("consensus", "dg_sgld", "ensemble", "fed_be", "fed_avg"):
-        assert chosen(KERNELS[name](NESTED, Given()), on_many=True) == one, name
+        assert chosen(KERNELS[name](NESTED, Given()), on_many=True) == one_by_one, name
 
 
 @pytest.mark.slow
@@ -87,22 +87,22 @@ def test_large_positions_change_nothing_but_the_order(monkeypatch):
     first = run()
     monkeypatch.setattr(starts, "COHORT_BYTES", 1)
     monkeypatch.setattr(starts, "MANY_CLIENTS", 1)
-    for other in (run(), run(placement=fedmcmc.Placement(client_store=fedmcmc.HostStore()))):
-        np.testing.assert_allclose(first, other, rtol=1e-4, atol=1e-5)
+    for draws in (run(), run(placement=fedmcmc.Placement(client_store=fedmcmc.HostStore()))):
+        np.testing.assert_allclose(first, draws, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int8, np.uint16])
 def test_rows_are_nobody_elses(dtype):
     """Memory may be shared with the device, but never with the caller."""
-    given = np.arange(12, dtype=dtype).reshape(6, 2)
-    wanted = given.copy()
+    array = np.arange(12, dtype=dtype).reshape(6, 2)
+    expected = array.copy()
     sets = [
-        fedmcmc.FederatedData.from_arrays(given, np.repeat([0, 1], 3)),
-        fedmcmc.FederatedData.from_clients([given]),
+        fedmcmc.FederatedData.from_arrays(array, np.repeat([0, 1], 3)),
+        fedmcmc.FederatedData.from_clients([array]),
     ]
-    given[:] = 0
+    array[:] = 0
     for data in sets:
-        np.testing.assert_array_equal(data.rows, wanted)
+        np.testing.assert_array_equal(data.rows, expected)
     widened = np.int32 if np.issubdtype(dtype, np.integer) else dtype
     assert sets[0].rows.dtype == jax.dtypes.canonicalize_dtype(widened)
 

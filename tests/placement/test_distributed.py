@@ -1,10 +1,11 @@
-"""Runs over several processes: the draws of one, from rows that no process has all of."""
+"""Runs over several processes draw the numbers of one, from rows that no process has all of."""
 
 import json
 import subprocess
 import sys
 import time
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -17,30 +18,36 @@ from tests.support import process_runs
 from tests.support.processes import environment
 
 
-def launched(folder, *arguments, devices=1, num=2):
-    """Run `process_runs` in several processes; return what each wrote."""
-    script = ["-m", "tests.support.process_runs", str(folder), *arguments]
-    done = subprocess.run(
+def launch_script(*script, devices=1, num=2, timeout=400):
+    """Run a script in several processes to their end."""
+    return subprocess.run(
         [sys.executable, "-m", "experiments.launch", "-n", str(num), *script],
-        env=environment(devices),
+        env={**environment(devices), "JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
-        timeout=1500,
+        timeout=timeout,
         check=False,
     )
+
+
+def launch_runs(folder, *arguments, devices=1, num=2):
+    """Run `process_runs` in several processes, which write files into the folder."""
+    script = ["-m", "tests.support.process_runs", str(folder), *arguments]
+    done = launch_script(*script, devices=devices, num=num, timeout=1500)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
     assert f"[{num - 1}] done {num - 1} {num} {num * devices}" in done.stdout
 
 
-def same(name, alone, together, num=2):
-    """Hold what every process found against a run of one process; return who loaded whom."""
-    one = np.load(alone / f"{name}-0.npz")
-    assert len(one.files) > 10
+def compare(name, alone, together, num=2):
+    """Compare each process with a run of one process; return the clients that each loaded."""
+    expected = np.load(alone / f"{name}-0.npz")
+    assert len(expected.files) > 10
     for process in range(num):
-        other = np.load(together / f"{name}-{process}.npz")
-        assert one.files == other.files
-        for key in one.files:
-            np.testing.assert_array_equal(one[key], other[key], err_msg=f"{name}, {process}: {key}")
+        arrays = np.load(together / f"{name}-{process}.npz")
+        assert arrays.files == expected.files
+        for key in arrays.files:
+            message = f"{name}, {process}: {key}"
+            np.testing.assert_array_equal(arrays[key], expected[key], err_msg=message)
     return [json.loads((together / f"{name}-{i}.json").read_text()) for i in range(num)]
 
 
@@ -50,8 +57,8 @@ def run_both(tmp_path, names, chains, **settings):
     together.mkdir()
     for name in names:
         process_runs.run(name, alone, chains)
-    launched(together, str(chains), *names, **settings)
-    return {name: same(name, alone, together) for name in names}
+    launch_runs(together, str(chains), *names, **settings)
+    return {name: compare(name, alone, together) for name in names}
 
 
 @pytest.mark.slow
@@ -71,17 +78,6 @@ def test_kernels_over_two_processes_of_two_devices(tmp_path, chains):
     assert all(found == expected for found in loaded.values())
 
 
-def test_a_loader_without_a_mesh_loads_all():
-    loader = fedmcmc.ClientLoader(SIZES, DATA.client_rows, allow_nonfinite=True)
-    kernel = KERNELS["lsd"](POSITIONS["nested"], Given())
-    one, other = (
-        fedmcmc.sample(KEY, kernel, data, POSITIONS["nested"], num_rounds=3, progress=False)
-        for data in (DATA, loader)
-    )
-    for a, b in zip(jax.tree.leaves(one.draws), jax.tree.leaves(other.draws), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
 @pytest.mark.slow
 def test_a_mesh_of_one_device_changes_nothing():
     kernel = KERNELS["lsd"](POSITIONS["nested"], Given())
@@ -97,8 +93,7 @@ def test_a_mesh_of_one_device_changes_nothing():
         )
         for mesh in (None, distributed.mesh())
     )
-    for a, b in zip(jax.tree.leaves(alone.draws), jax.tree.leaves(spread.draws), strict=True):
-        np.testing.assert_array_equal(a, b)
+    chex.assert_trees_all_equal(alone.draws, spread.draws)
 
 
 @pytest.mark.parametrize(
@@ -124,10 +119,10 @@ def test_a_loader_names_clients_by_their_numbers():
         loader.load([1, 2])
 
 
-def test_where_a_loader_cannot_go():
+def test_a_loader_cannot_be_used_with_surrogates():
     loader = fedmcmc.ClientLoader(SIZES, DATA.client_rows)
     kernel = KERNELS["lsd"](POSITIONS["nested"], Given())
-    given = dict(num_rounds=2, progress=False)
+    settings = dict(num_rounds=2, progress=False)
     with pytest.raises(ValueError, match="needs all rows in one process"):
         fedmcmc.sample(
             KEY,
@@ -136,7 +131,7 @@ def test_where_a_loader_cannot_go():
             POSITIONS["nested"],
             mesh=distributed.mesh(),
             surrogates=fedmcmc.Gaussian.from_moments(np.zeros((3, 3)), variance=np.ones(3)),
-            **given,
+            **settings,
         )
     with pytest.raises(TypeError, match="load_fn must be a function, got int"):
         fedmcmc.ClientLoader([2], 3)
@@ -191,31 +186,17 @@ distributed.broadcast_from_first(0.0)
 def test_an_error_of_one_process_ends_all_at_once(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(FAILING)
-    begun = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", "experiments.launch", "-n", "2", str(script)],
-        env={**environment(), "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert time.monotonic() - begun < 120  # and not until JAX's barrier at the end times out
+    start = time.monotonic()
+    done = launch_script(str(script))
+    assert time.monotonic() - start < 120  # and not until JAX's barrier at the end times out
     assert done.returncode == 1 and "[1] FileNotFoundError: no such rows" in done.stdout
 
 
 @pytest.mark.slow
-def test_processes_that_differ_all_say_so(tmp_path):
+def test_all_processes_raise_if_their_data_differ(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(UNLIKE)
-    done = subprocess.run(
-        [sys.executable, "-m", "experiments.launch", "-n", "2", str(script)],
-        env={**environment(), "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = launch_script(str(script))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
     for i in range(2):
         assert done.stdout.count(f"[{i}] refused: Process 1 of 2 has no client") == 1, done.stdout
@@ -279,24 +260,24 @@ def test_processes_meet_after_the_checkpoint_of_a_run_that_turned_non_finite(mon
 
 def run_small(**settings):
     kernel = KERNELS["lsd"](POSITIONS["nested"], Given())
-    given = dict(num_rounds=2, progress=False) | settings
-    return fedmcmc.sample(KEY, kernel, DATA, POSITIONS["nested"], **given)
+    settings = dict(num_rounds=2, progress=False) | settings
+    return fedmcmc.sample(KEY, kernel, DATA, POSITIONS["nested"], **settings)
 
 
 @pytest.mark.parametrize("launched_by", [{}, {"COUNT": "2", "INDEX": "0", "ADDRESS": "host0:1"}])
-def test_what_initialize_is_told_goes_first(monkeypatch, launched_by):
+def test_arguments_of_initialize_precede_the_launchers(monkeypatch, launched_by):
     for name in ("COUNT", "INDEX", "ADDRESS"):
         monkeypatch.delenv(getattr(distributed, name), raising=False)
     for name, value in launched_by.items():
         monkeypatch.setenv(getattr(distributed, name), value)
     passed = []
-    monkeypatch.setattr(jax.distributed, "initialize", lambda **given: passed.append(given))
-    told = dict(coordinator_address="host9:1", num_processes=4, process_id=3)
-    distributed.initialize(**told)
-    assert passed == [told]
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **arguments: passed.append(arguments))
+    arguments = dict(coordinator_address="host9:1", num_processes=4, process_id=3)
+    distributed.initialize(**arguments)
+    assert passed == [arguments]
 
 
-def test_what_a_launcher_must_say(monkeypatch):
+def test_a_launcher_must_set_all_variables(monkeypatch):
     monkeypatch.setenv(distributed.COUNT, "2")
     with pytest.raises(ValueError, match="JAX_COORDINATOR_ADDRESS, JAX_PROCESS_ID must be set"):
         distributed.initialize()
@@ -304,33 +285,32 @@ def test_what_a_launcher_must_say(monkeypatch):
         distributed.mesh(2)
 
 
-def test_a_loader_goes_on_where_it_is_alone(tmp_path):
-    loader = fedmcmc.ClientLoader(SIZES, DATA.client_rows)
+def test_a_loader_continues_without_a_mesh(tmp_path):
+    """And draws the numbers of the data that it loads."""
+    loader = fedmcmc.ClientLoader(SIZES, DATA.client_rows, allow_nonfinite=True)
     kernel, position = KERNELS["lsd"](POSITIONS["nested"], Given()), POSITIONS["nested"]
 
-    def run(num_rounds, mesh=None, **settings):
-        checkpoint = fedmcmc.Checkpoint(tmp_path / "c")
+    def run(data, num_rounds, mesh=None, **settings):
         placement = fedmcmc.Placement(mesh=mesh, clients_at_a_time=1)
-        given = dict(checkpoint=checkpoint, progress=False, placement=placement) | settings
-        given |= dict(num_rounds=num_rounds)
-        return fedmcmc.sample(KEY, kernel, loader, position, **given)
+        settings |= dict(num_rounds=num_rounds, placement=placement, progress=False)
+        return fedmcmc.sample(KEY, kernel, data, position, **settings)
 
-    run(3, mesh=distributed.mesh())
-    found, whole = run(6), run(6, checkpoint=None)
-    for a, b in zip(jax.tree.leaves(found.draws), jax.tree.leaves(whole.draws), strict=True):
-        np.testing.assert_array_equal(a, b)
+    checkpoint = fedmcmc.Checkpoint(tmp_path / "c")
+    run(loader, 3, distributed.mesh(), checkpoint=checkpoint)
+    resumed, expected = run(loader, 6, checkpoint=checkpoint), run(DATA, 6)
+    chex.assert_trees_all_equal(resumed.draws, expected.draws)
 
 
 def test_a_script_that_exits_with_an_error_leaves(monkeypatch):
-    left = []
-    monkeypatch.setattr(distributed.os, "_exit", left.append)
+    codes = []
+    monkeypatch.setattr(distributed.os, "_exit", codes.append)
     for code in (None, 0, 1):
         distributed.leave(code)
-    assert left == []
+    assert codes == []
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
     for code in (None, 0, 3, "a message"):
         distributed.leave(code)
-    assert left == [3, 1]
+    assert codes == [3, 1]
 
 
 @pytest.mark.parametrize(

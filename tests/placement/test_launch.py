@@ -22,7 +22,7 @@ def test_a_launcher_ends_the_others_where_one_fails(tmp_path):
         "    print('failing'); sys.exit(3)\n"
         "time.sleep(600)\n"
     )
-    begun = time.monotonic()
+    start = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "experiments.launch", "-n", "2", str(script)],
         env=environment(),
@@ -31,7 +31,7 @@ def test_a_launcher_ends_the_others_where_one_fails(tmp_path):
         timeout=100,
         check=False,
     )
-    assert time.monotonic() - begun < 90
+    assert time.monotonic() - start < 90
     assert done.returncode == 3 and "[1] failing" in done.stdout, done.stdout + done.stderr
 
 
@@ -47,14 +47,14 @@ def test_processes_end_with_a_launcher_that_is_killed(tmp_path):
         command = ["-m", "experiments.launch", "-n", "2", str(script), str(server.getsockname()[1])]
         launcher = subprocess.Popen([sys.executable, *command], env=environment())
         try:
-            held = [server.accept()[0] for _ in range(2)]
+            connections = [server.accept()[0] for _ in range(2)]
         finally:
             launcher.kill()
             launcher.wait()
-        for one in held:
-            with one:
-                one.settimeout(60)
-                assert one.recv(1) == b""  # its process is gone
+        for connection in connections:
+            with connection:
+                connection.settimeout(60)
+                assert connection.recv(1) == b""  # its process has ended
 
 
 def test_a_launcher_tells_which_processes_run(monkeypatch):
@@ -67,8 +67,9 @@ def test_a_launcher_tells_which_processes_run(monkeypatch):
 
 
 @pytest.mark.parametrize("count", [["-n", "2"], ["-n2"], ["--num-processes=2"]])
-def test_arguments_of_the_launcher(monkeypatch, count):
+def test_the_launcher_passes_arguments_on(monkeypatch, count):
     started = []
+    monkeypatch.setattr(launch.signal, "signal", lambda *_: None)  # no handler in this process
     monkeypatch.setattr(launch, "launch", lambda command, num: started.append((command, num)) or 0)
     assert launch.main([*count, "-m", "room", "-n", "3"]) == 0
     assert started == [([sys.executable, "-u", "-m", "room", "-n", "3"], 2)]

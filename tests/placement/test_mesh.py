@@ -4,6 +4,7 @@ import platform
 import subprocess
 import sys
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -58,7 +59,7 @@ def test_clients_are_balanced(num_devices):
     assert max(loads) - min(loads) <= sizes.max()
 
 
-def test_a_layout_says_where_rows_and_states_are():
+def test_a_layout_has_the_places_of_rows_and_states():
     sizes = np.array([3, 1, 4, 1, 5])
     mesh = jax.make_mesh((1,), ("clients",))
     mesh_layout, clients, starts = mesh_layout_of(sizes, mesh, "gather")
@@ -93,14 +94,13 @@ def test_a_single_bucket_keeps_the_order_of_the_clients():
     (part,) = mesh_layout.parts
     np.testing.assert_array_equal(part.members, np.arange(3))
     kernel = KERNELS["lsd_pp"](POSITIONS["nested"], Given())
-    one, other = (
+    states = [
         fedmcmc.sample(
             KEY, kernel, DATA, POSITIONS["nested"], num_rounds=3, progress=False, placement=where
-        )
+        ).state
         for where in (None, fedmcmc.Placement(num_buckets=1))
-    )
-    for a, b in zip(jax.tree.leaves(one.state), jax.tree.leaves(other.state), strict=True):
-        np.testing.assert_array_equal(a, b)
+    ]
+    chex.assert_trees_all_equal(*states)
 
 
 @pytest.mark.parametrize(
@@ -124,11 +124,11 @@ def test_a_single_bucket_keeps_the_order_of_the_clients():
         ),
     ],
 )
-def test_bad_meshes(settings, error, message):
-    given = dict(num_rounds=2, progress=False) | settings
+def test_bad_meshes_are_refused(settings, error, message):
+    settings = dict(num_rounds=2, progress=False) | settings
     kernel = KERNELS["lsd"](POSITIONS["nested"], Given())
     with pytest.raises(error, match=message):
-        fedmcmc.sample(KEY, kernel, DATA, POSITIONS["nested"], **given)
+        fedmcmc.sample(KEY, kernel, DATA, POSITIONS["nested"], **settings)
 
 
 @pytest.mark.parametrize(
@@ -141,11 +141,12 @@ def test_bad_meshes(settings, error, message):
             ValueError,
             "client_store=, not both",
         ),
+        (dict(num_buckets=0), ValueError, "num_buckets must be a positive integer, got 0"),
         (dict(clients_at_a_time=0), ValueError, "clients_at_a_time must be a positive integer"),
         (dict(clients_at_a_time=1.5), ValueError, "clients_at_a_time must be a positive integer"),
     ],
 )
-def test_bad_placements(settings, error, message):
+def test_bad_placements_are_refused(settings, error, message):
     with pytest.raises(error, match=message):
         fedmcmc.Placement(**settings)
 
@@ -162,12 +163,7 @@ def test_rounds_on_one_device_refuse_other_devices_and_stores():
         fedmcmc.simulate(kernel, DATA, placement=1)
 
 
-def test_a_placement_names_what_differs_from_the_default():
-    assert repr(fedmcmc.Placement()) == "Placement()"
-    assert repr(fedmcmc.Placement(num_buckets=3)) == "Placement(num_buckets=3)"
-
-
-def test_a_run_says_where_it_is(capsys):
+def test_a_run_reports_its_placement(capsys):
     kernel, nested = KERNELS["lsd"](POSITIONS["nested"], Given()), POSITIONS["nested"]
     placement = fedmcmc.Placement.over_devices(clients_at_a_time=2, num_buckets=2)
     samples = fedmcmc.sample(KEY, kernel, DATA, nested, num_rounds=3, placement=placement)

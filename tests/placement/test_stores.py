@@ -78,7 +78,7 @@ def same(a, b):
 @pytest.mark.parametrize("name", fast_and_slow(KERNELS, ["memories of all"]))
 def test_a_store_changes_nothing(name, place, tmp_path):
     kernel = KERNELS[name]()
-    # Room for few rounds, so that states move to and fro.
+    # Memory for few rounds, so that states move in and out.
     store = fedmcmc.HostStore(tmp_path / "states" if place == "files" else None, device_bytes=400)
     plain, stored = run(kernel), run(kernel, store)
     same(stored.draws, plain.draws)
@@ -92,14 +92,14 @@ def test_a_store_changes_nothing(name, place, tmp_path):
 @pytest.mark.slow
 def test_only_the_states_of_coming_cohorts_are_on_the_device(monkeypatch):
     sizes = []
-    room = importlib.import_module("fedmcmc.runs._executors")
-    call = room.run_segment
+    executors = importlib.import_module("fedmcmc.runs._executors")
+    call = executors.run_segment
 
     def watched(program, keys, state, *args, **kwargs):
         sizes.append({leaf.shape[1] for leaf in jax.tree.leaves(state.clients)})
         return call(program, keys, state, *args, **kwargs)
 
-    monkeypatch.setattr(room, "run_segment", watched)
+    monkeypatch.setattr(executors, "run_segment", watched)
     kernel = KERNELS["fed_ep"]()
     run(kernel, fedmcmc.HostStore(device_bytes=1), num_chains=1)
     assert len(sizes) == 14 and all(size == {3} for size in sizes)
@@ -111,16 +111,16 @@ def test_only_the_states_of_coming_cohorts_are_on_the_device(monkeypatch):
 @pytest.mark.slow
 def test_a_run_goes_on_with_and_without_a_store():
     kernel = KERNELS["fed_ep"]()
-    whole = run(kernel)
+    expected = run(kernel)
     first = run(kernel, fedmcmc.HostStore(device_bytes=300), 6)
     before = jax.tree.map(np.array, first.state)
-    inside = first.state.clients
+    clients = first.state.clients
     second = run(kernel, fedmcmc.HostStore(), 8, position=None, state=first.state)
-    same(second.state, whole.state)
+    same(second.state, expected.state)
     # In place, as the store's arrays may be larger than memory.
-    assert jax.tree.leaves(second.state.clients)[0] is jax.tree.leaves(inside)[0]
+    assert jax.tree.leaves(second.state.clients)[0] is jax.tree.leaves(clients)[0]
     alone = run(kernel, None, 8, position=None, state=before)
-    same(alone.state, whole.state)
+    same(alone.state, expected.state)
     again = run(kernel, fedmcmc.HostStore(device_bytes=300), 8, position=None, state=before)
     same(again.draws, second.draws)
 

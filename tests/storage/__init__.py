@@ -1,1 +1,1 @@
-"""Checkpoints, and runs that go on from them."""
+"""Checkpoints, and runs that continue from them."""

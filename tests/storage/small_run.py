@@ -1,4 +1,4 @@
-"""A run of a second, for tests of what it leaves in a directory."""
+"""A run of less than a second, for tests of what it leaves in a directory."""
 
 import jax
 import jax.numpy as jnp
@@ -8,12 +8,12 @@ from tests.support import killed_run
 
 
 def kernel(**settings):
-    given = dict(step_size=1e-3, batch_size=2) | settings
-    return fedmcmc.lsd(killed_run.posterior(), **given)
+    settings = dict(step_size=1e-3, batch_size=2) | settings
+    return fedmcmc.lsd(killed_run.posterior(), **settings)
 
 
 def run(folder, num_rounds=60, *, seed=0, chosen=None, draws_to=None, **settings):
-    """Run `num_rounds` in all, with a checkpoint in `folder` if one is given."""
+    """Run until round `num_rounds`, with a checkpoint in `folder` unless it is None."""
     return fedmcmc.sample(
         jax.random.key(seed),
         kernel() if chosen is None else chosen,
@@ -29,3 +29,14 @@ def run(folder, num_rounds=60, *, seed=0, chosen=None, draws_to=None, **settings
 
 def numbers(samples):
     return killed_run.numbers(samples)
+
+
+def rule_at(num_draws, then=lambda num: None, spacing=20, name="enough draws"):
+    """Return a rule that stops a run at `num_draws`; each check first calls `then`."""
+
+    def check(draws):
+        num = len(draws[0])
+        then(num)
+        return fedmcmc.diagnostics.StopDecision(num >= num_draws, {})
+
+    return fedmcmc.diagnostics.StoppingRule(lambda num: num + spacing, check, name)

@@ -29,39 +29,41 @@ def test_a_file_that_does_not_fit_on_the_disk_leaves_nothing_and_is_named(tmp_pa
 
 
 @pytest.fixture(scope="module")
-def whole():
-    return numbers(run(None, 90))
+def samples():
+    """Samples of a run of 90 rounds without interruption."""
+    return run(None, 90)
 
 
 @pytest.fixture(scope="module")
-def directory_of_two(tmp_path_factory):
-    """A directory with the checkpoint of round 60, and that of round 30 before it."""
-    folder = tmp_path_factory.mktemp("two") / "c"
-    run(folder, 30)
-    run(folder, 60)
+def directories(tmp_path_factory):
+    """Directories of two runs with the checkpoints of rounds 60 and 30."""
+    folder = tmp_path_factory.mktemp("two")
+    for seed in (0, 1):
+        for num_rounds in (30, 60):
+            run(folder / str(seed), num_rounds, seed=seed)
     return folder
 
 
 @pytest.fixture
-def folder(directory_of_two, tmp_path):
-    return shutil.copytree(directory_of_two, tmp_path / "c")
+def folder(directories, tmp_path):
+    return shutil.copytree(directories / "0", tmp_path / "c")
 
 
-def truncated(path):
+def truncate(path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def emptied(path):
+def empty(path):
     path.write_bytes(b"")
 
 
-def flipped(path):
+def flip(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
 
-def removed(path):
+def remove(path):
     path.unlink()
 
 
@@ -73,99 +75,129 @@ def file_of(folder, kind, manifest=RUN):
     return folder / (record["state"] if kind == "state" else record["draws"][-1])[0]
 
 
-@pytest.mark.parametrize("damage", fast_and_slow([truncated, emptied, flipped, removed], [flipped]))
+def check_falls_back(folder, samples, message):
+    """Check that a run warns and continues from round 30 to the draws of an undamaged run."""
+    with pytest.warns(RuntimeWarning, match=f"{message}.*continues from the previous.*round 30"):
+        resumed = run(folder, 90)
+    assert_same(numbers(resumed), numbers(samples))
+    assert_same(numbers(run(folder, 90)), numbers(samples))  # without a warning
+
+
+@pytest.mark.parametrize("damage", fast_and_slow([truncate, empty, flip, remove], [flip]))
 @pytest.mark.parametrize("kind", ["manifest", "state", "draws"])
-def test_a_run_goes_on_from_the_checkpoint_before(kind, damage, folder, whole):
+def test_a_run_continues_from_the_checkpoint_before(kind, damage, folder, samples):
     path = file_of(folder, kind)
     damage(path)
-    with pytest.warns(RuntimeWarning, match=f"{path} .*continues from the previous.*round 30"):
-        again = run(folder, 90)
-    assert_same(numbers(again), whole)
-    assert_same(numbers(run(folder, 90)), whole)  # and there is no damage any more
+    check_falls_back(folder, samples, f"{path} ")
 
 
-@pytest.mark.parametrize("kind", ["manifest", "state"])
-def test_damage_to_both_checkpoints_is_an_error(kind, folder):
-    last, before = file_of(folder, kind), file_of(folder, kind, BEFORE)
-    truncated(last)
-    emptied(before)
-    files = f"{last} is damaged .*previous.*{before} is damaged .*delete {folder} to start again"
-    with pytest.raises(fedmcmc.CheckpointError, match=files):
-        run(folder, 90)
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("{}", "it holds no record of fedmcmc"),
+        ("[]", "it holds no record of fedmcmc"),
+        ('"text"', "it holds no record of fedmcmc"),
+        ('{"format": 2}', "it has no checksum"),
+        (dict(round=59), "its content does not match its checksum"),
+    ],
+)
+def test_a_manifest_that_was_edited_is_damaged(content, reason, folder, samples):
+    path = folder / RUN
+    if isinstance(content, dict):
+        content = json.dumps(json.loads(path.read_text()) | content)
+    path.write_text(content)
+    check_falls_back(folder, samples, f"{RUN} is damaged .{reason}")
 
 
-def test_damage_to_the_only_checkpoint_is_an_error(tmp_path):
-    run(tmp_path, 30)
-    truncated(tmp_path / RUN)
-    with pytest.raises(ValueError, match=f"{tmp_path / RUN} is damaged.*{BEFORE} cannot be read"):
-        run(tmp_path, 60)
-
-
-def edit(path, **changes):
-    record = json.loads(path.read_text())
-    path.write_text(json.dumps(record | changes))
-
-
-def test_an_edited_round_is_noticed(folder, whole):
-    edit(folder / RUN, round=59)
-    with pytest.warns(RuntimeWarning, match="its content does not match its checksum"):
-        assert_same(numbers(run(folder, 90)), whole)
-
-
-def test_a_round_that_is_not_that_of_the_state_is_noticed(folder, whole):
+def test_a_round_that_differs_from_the_round_of_the_state_is_noticed(folder, samples):
     write_record(folder / RUN, read_record(folder / RUN) | {"round": 59})
-    with pytest.warns(RuntimeWarning, match=r"its round is 59, but the state in .* is of round 60"):
-        assert_same(numbers(run(folder, 90)), whole)
+    check_falls_back(folder, samples, "its round is 59, but the state in .* is of round 60")
 
 
 @pytest.mark.parametrize("kind", fast_and_slow(["state", "draws"], ["state"]))
-def test_a_part_of_another_run_is_noticed(kind, folder, tmp_path, whole):
-    """Even where the manifest has its checksum."""
-    run(tmp_path / "other", 30, seed=1)
-    run(tmp_path / "other", 60, seed=1)
-    other = json.loads((tmp_path / "other" / RUN).read_text())
+def test_a_part_of_another_run_is_noticed(kind, folder, directories, samples):
+    """Even if the manifest has its checksum."""
     record, path = read_record(folder / RUN), file_of(folder, kind)
-    shutil.copy(file_of(tmp_path / "other", kind), path)
+    foreign = json.loads((directories / "1" / RUN).read_text())
+    shutil.copy(file_of(directories / "1", kind), path)
     if kind == "state":
-        record["state"][1] = other["state"][1]
+        record["state"][1] = foreign["state"][1]
     else:
-        record["draws"][-1][1] = other["draws"][-1][1]
+        record["draws"][-1][1] = foreign["draws"][-1][1]
     write_record(folder / RUN, record)
-    with pytest.warns(RuntimeWarning, match=f"{path} is a part of another run"):
-        assert_same(numbers(run(folder, 90)), whole)
+    check_falls_back(folder, samples, f"{path} is a part of another run")
 
 
-def test_draws_in_a_store_go_back_to_the_checkpoint_before(tmp_path, whole):
-    def stored(folder, num_rounds):
-        return run(folder / "c", num_rounds, draws_to=folder / "draws.zarr")
-
+def test_draws_in_a_store_go_back_to_the_checkpoint_before(tmp_path, samples):
     pytest.importorskip("zarr")
-    stored(tmp_path, 30)
-    stored(tmp_path, 60)
-    truncated(file_of(tmp_path / "c", "state"))
+
+    def run_stored(num_rounds):
+        return run(tmp_path / "c", num_rounds, draws_to=tmp_path / "draws.zarr")
+
+    run_stored(30)
+    run_stored(60)
+    truncate(file_of(tmp_path / "c", "state"))
     with pytest.warns(RuntimeWarning, match="of round 30"):
-        assert_same(numbers(stored(tmp_path, 90)), whole)
+        assert_same(numbers(run_stored(90)), numbers(samples))
 
 
-def test_a_checkpoint_of_an_earlier_format_is_refused(folder):
+def damage_both(kind):
+    def damage(folder):
+        truncate(file_of(folder, kind))
+        empty(file_of(folder, kind, BEFORE))
+
+    return damage
+
+
+def damage_the_only_checkpoint(folder):
+    truncate(folder / RUN)
+    remove(folder / BEFORE)
+
+
+def set_earlier_format(folder):
     record = json.loads((folder / RUN).read_text())
     del record["checksum"]
     (folder / RUN).write_text(json.dumps(record | {"format": "npz"}))
-    with pytest.raises(fedmcmc.CheckpointError, match=r"another version of fedmcmc.*start again"):
+
+
+def remove_entries(folder):
+    for name in (RUN, BEFORE):
+        record = read_record(folder / name)
+        del record["draws"], record["state"]
+        write_record(folder / name, record)
+
+
+BOTH = r"{last} is damaged .*previous.*{before} is damaged .*delete {folder} to start again"
+
+
+@pytest.mark.parametrize(
+    ("damage", "kind", "message"),
+    [
+        (damage_both("manifest"), "manifest", BOTH),
+        (damage_both("state"), "state", BOTH),
+        (damage_the_only_checkpoint, "manifest", "{last} is damaged.*{before} cannot be read"),
+        (set_earlier_format, "manifest", "another version of fedmcmc.*start again"),
+        (remove_entries, "manifest", "lacks draws, state.*copy.*delete {folder} to start again"),
+    ],
+    ids=["both manifests", "both states", "only checkpoint", "earlier format", "no entries"],
+)
+def test_damage_that_leaves_no_checkpoint_is_an_error(damage, kind, message, folder):
+    paths = dict(last=file_of(folder, kind), before=file_of(folder, kind, BEFORE), folder=folder)
+    damage(folder)
+    with pytest.raises(fedmcmc.CheckpointError, match=message.format(**paths)):
         run(folder, 90)
 
 
 def test_a_damaged_record_of_files_is_an_error(tmp_path):
     pytest.importorskip("zarr")
     run(tmp_path / "c", 30, draws_to=tmp_path / "draws.zarr")
-    truncated(tmp_path / "c" / "files.json")
-    with pytest.raises(
-        fedmcmc.CheckpointError, match=rf"files.json is damaged .*delete {tmp_path / 'c'}"
-    ):
+    truncate(tmp_path / "c" / "files.json")
+    message = rf"files.json is damaged .*delete {tmp_path / 'c'}"
+    with pytest.raises(fedmcmc.CheckpointError, match=message):
         run(tmp_path / "c", 60, draws_to=tmp_path / "draws.zarr")
 
 
-def test_two_checkpoints_are_kept_and_no_more(folder):
+def test_a_directory_holds_two_checkpoints_and_no_more(folder):
     for num_rounds in (70, 80, 90):
         run(folder, num_rounds)
     records = [json.loads((folder / name).read_text()) for name in (RUN, BEFORE)]
@@ -174,72 +206,45 @@ def test_two_checkpoints_are_kept_and_no_more(folder):
     assert {path.name for path in folder.glob("*.npz")} == named
 
 
-@pytest.mark.parametrize("damage", fast_and_slow([truncated, removed], [removed]))
-def test_damage_to_early_draws_costs_these_alone(damage, tmp_path):
-    """Both checkpoints name the part, so none can be used whole."""
+@pytest.mark.parametrize("damage", fast_and_slow([truncate, remove], [remove]))
+def test_damage_to_early_draws_loses_only_these(damage, tmp_path, samples):
+    """Both checkpoints name the part, so neither can be used without a loss."""
     for num_rounds in (30, 50, 60):
         run(tmp_path, num_rounds)
-    whole = run(None, 90)
     early = tmp_path / json.loads((tmp_path / RUN).read_text())["draws"][1][0]
     copy = early.read_bytes()
     damage(early)
     lost = f"{early} .*draws of rounds 30 to 49 are lost.*restore a copy.*delete {tmp_path} "
-    for num_rounds in (90, 90, 95):  # resumed, read back, and resumed from its own checkpoint
+    for num_rounds in (80, 80, 90):  # resumed, read back, and resumed from its own checkpoint
         with pytest.warns(RuntimeWarning, match=lost):
-            again = run(tmp_path, num_rounds)
-        kept = [*range(30), *range(50, num_rounds)]
-        np.testing.assert_array_equal(again.info["round"][0], kept)
-        np.testing.assert_array_equal(again.draws[:, :70], np.delete(whole.draws, slice(30, 50), 1))
-        assert "rounds 30 to 49 are lost" in again.warnings[0]
-        np.testing.assert_array_equal(again.totals["rounds"], num_rounds)
+            resumed = run(tmp_path, num_rounds)
+        rounds = np.delete(np.arange(num_rounds), slice(30, 50))
+        np.testing.assert_array_equal(resumed.info["round"][0], rounds)
+        np.testing.assert_array_equal(resumed.draws, np.asarray(samples.draws)[:, rounds])
+        assert "rounds 30 to 49 are lost" in resumed.warnings[0]
+        np.testing.assert_array_equal(resumed.totals["rounds"], num_rounds)
     early.write_bytes(copy)
-    assert_same(numbers(run(tmp_path, 95)), numbers(run(None, 95)))
+    assert_same(numbers(run(tmp_path, 90)), numbers(samples))
 
 
 def test_lost_draws_are_named_by_their_rounds(tmp_path):
     settings = dict(num_burnin=10, thinning=5)
     for num_rounds in (35, 60, 70):
         run(tmp_path, num_rounds, **settings)
-    removed(tmp_path / json.loads((tmp_path / RUN).read_text())["draws"][1][0])
+    remove(tmp_path / json.loads((tmp_path / RUN).read_text())["draws"][1][0])
     with pytest.warns(RuntimeWarning, match="rounds 35 to 59 are lost"):
-        again = run(tmp_path, 80, **settings)
-    np.testing.assert_array_equal(again.info["round"][0], [14, 19, 24, 29, 34, 64, 69, 74, 79])
+        resumed = run(tmp_path, 80, **settings)
+    np.testing.assert_array_equal(resumed.info["round"][0], [14, 19, 24, 29, 34, 64, 69, 74, 79])
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        ("{}", "holds no record of fedmcmc"),
-        ("[]", "holds no record of fedmcmc"),
-        ('"text"', "holds no record of fedmcmc"),
-        ('{"format": 2}', "has no checksum"),
-    ],
-)
-def test_a_manifest_that_holds_something_else_is_damaged(content, reason, folder, whole):
-    (folder / RUN).write_text(content)
-    with pytest.warns(RuntimeWarning, match=f"{RUN} is damaged .it {reason}.*of round 30"):
-        assert_same(numbers(run(folder, 90)), whole)
-
-
-def test_a_manifest_without_some_entries_is_damaged(folder):
-    for name in (RUN, BEFORE):
-        record = read_record(folder / name)
-        del record["draws"], record["state"]
-        write_record(folder / name, record)
-    with pytest.raises(
-        fedmcmc.CheckpointError, match=rf"lacks draws, state.*copy.*delete {folder} to start again"
-    ):
-        run(folder, 90)
-
-
-def test_a_checkpoint_of_other_versions_warns(folder, whole):
+def test_a_checkpoint_of_other_versions_warns(folder, samples):
     record = read_record(folder / RUN)
     now = record["versions"]["jax"]
     record["versions"]["jax"] = "0.4.1"
     write_record(folder / RUN, record)
-    told = f"in {folder} was written with jax 0.4.1, now {now}: draws from round 60 on may differ"
-    with pytest.warns(RuntimeWarning, match=told):
-        again = run(folder, 90)
-    assert "jax 0.4.1" in again.warnings[0]
-    assert_same(numbers(again), whole)
-    run(folder, 90)  # written by this version, and no warning
+    message = f"{folder} was written with jax 0.4.1, now {now}: draws from round 60 on may differ"
+    with pytest.warns(RuntimeWarning, match=message):
+        resumed = run(folder, 90)
+    assert "jax 0.4.1" in resumed.warnings[0]
+    assert_same(numbers(resumed), numbers(samples))
+    run(folder, 90)  # this version wrote it: no warning

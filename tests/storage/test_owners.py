@@ -14,15 +14,14 @@ import numpy as np
 import pytest
 
 import fedmcmc
-from fedmcmc.diagnostics import StopDecision
 from fedmcmc.storage import _owner
 from tests.storage import small_run
-from tests.storage.small_run import numbers, run
+from tests.storage.small_run import numbers, rule_at, run
 from tests.support.killed_run import assert_same
 
 fcntl = pytest.importorskip("fcntl")
 
-OTHER = """
+OWNER_SCRIPT = """
 import sys
 import fedmcmc
 from fedmcmc.storage import lock_checkpoint
@@ -33,10 +32,10 @@ with lock_checkpoint(fedmcmc.Checkpoint(sys.argv[1])):
 
 
 @contextlib.contextmanager
-def other_process(folder):
+def run_owner(folder):
     """Have another process own the directory, as one that samples does."""
     with subprocess.Popen(
-        [sys.executable, "-c", OTHER, str(folder)],
+        [sys.executable, "-c", OWNER_SCRIPT, str(folder)],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -53,58 +52,56 @@ def content(folder):
 
 
 @pytest.mark.slow
-def test_a_second_process_is_named_and_a_killed_one_blocks_nobody(tmp_path):
+def test_a_second_process_is_refused_and_a_killed_one_blocks_nobody(tmp_path):
     pytest.importorskip("zarr")
 
-    def stored(num_rounds):
+    def run_stored(num_rounds):
         return run(tmp_path / "c", num_rounds, draws_to=tmp_path / "draws.zarr")
 
-    stored(30)
-    with other_process(tmp_path / "c") as process:
+    run_stored(30)
+    with run_owner(tmp_path / "c") as process:
         before = content(tmp_path)
-        named = f"in use by process {process.pid} on .*, since .* another directory for this run"
-        with pytest.raises(fedmcmc.CheckpointError, match=named):
-            stored(60)
+        message = f"in use by process {process.pid} on .*, since .* another directory for this run"
+        with pytest.raises(fedmcmc.CheckpointError, match=message):
+            run_stored(60)
         assert content(tmp_path) == before
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-        assert (tmp_path / "c" / _owner.OWNER).read_bytes()  # what it left says that it owns it
-        found = stored(60)
-    assert_same(numbers(found), numbers(run(None, 60)))
+        assert (tmp_path / "c" / _owner.OWNER).read_bytes()  # by which it still owns it
+        samples = run_stored(60)
+    assert_same(numbers(samples), numbers(run(None, 60)))
 
 
 def test_a_second_call_in_one_process_is_refused(tmp_path):
     refused = []
-
-    def check(draws):
-        thread = threading.Thread(target=call)
-        thread.start()
-        thread.join()
-        return StopDecision(True, {})
 
     def call():
         with pytest.raises(fedmcmc.CheckpointError, match="another call of sample in this process"):
             run(tmp_path, 30)
         refused.append(True)
 
-    rule = fedmcmc.diagnostics.StoppingRule(lambda n: n + 20, check, "20")
-    run(tmp_path, None, until=rule, max_rounds=60)
+    def check(num_draws):
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+
+    run(tmp_path, None, until=rule_at(20, check), max_rounds=60)
     assert refused == [True]
-    run(tmp_path, None, until=rule, max_rounds=60)  # the first call has ended
+    run(tmp_path, None, until=rule_at(20), max_rounds=60)  # the first call has ended
 
 
-def test_a_run_that_failed_owns_nothing(tmp_path):
+def fail(*_, **__):
+    raise ValueError("draws_to")
+
+
+def test_a_failed_run_owns_nothing(tmp_path):
     with pytest.raises(ValueError, match="draws_to"), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedmcmc.runs._sample.begin", fails)
+        patch.setattr("fedmcmc.runs._sample.begin", fail)
         run(tmp_path, 30)
     run(tmp_path, 30)
 
 
-def fails(*_, **__):
-    raise ValueError("draws_to")
-
-
-def test_without_locks_processes_of_this_machine_are_asked(tmp_path, monkeypatch):
+def test_without_locks_a_running_process_of_this_machine_owns_the_directory(tmp_path, monkeypatch):
     def lockf(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -122,8 +119,8 @@ def test_without_locks_processes_of_this_machine_are_asked(tmp_path, monkeypatch
     run(tmp_path, 30)
 
 
-def test_a_refusal_is_that_of_all_processes_of_a_run(tmp_path, monkeypatch):
-    """The first one takes the lock, and says so to the others."""
+def test_all_processes_of_a_run_refuse_a_directory_in_use(tmp_path, monkeypatch):
+    """The first process takes the lock, and sends the result to the others."""
     monkeypatch.setattr(_owner, "is_first", lambda: False)
     with _owner.lock_checkpoint(fedmcmc.Checkpoint(tmp_path / "a")):
         assert not (tmp_path / "a").exists()
@@ -135,60 +132,57 @@ def test_a_refusal_is_that_of_all_processes_of_a_run(tmp_path, monkeypatch):
         pass
 
 
-def test_a_directory_that_cannot_be_written_costs_no_draw(tmp_path):
+def test_a_directory_that_cannot_be_written_loses_no_draw(tmp_path):
     (tmp_path / "file").write_text("no directory")
-    with pytest.warns(RuntimeWarning, match="No checkpoint could be written") as said:
-        found = run(tmp_path / "file" / "c", 30)
-    assert [warning.filename for warning in said] == [small_run.__file__]
-    assert_same(numbers(found), numbers(run(None, 30)))
+    with pytest.warns(RuntimeWarning, match="No checkpoint could be written") as warned:
+        samples = run(tmp_path / "file" / "c", 30)
+    assert [warning.filename for warning in warned] == [small_run.__file__]
+    assert_same(numbers(samples), numbers(run(None, 30)))
 
 
 @pytest.mark.slow
 def test_two_runs_that_start_at_once_never_mix(tmp_path, monkeypatch):
-    """Where nothing keeps a second seed out, as on a file system without locks."""
+    """A file system without locks admits a second seed."""
     monkeypatch.setattr(_owner, "_lock", lambda directory: contextlib.nullcontext())
     manifest = tmp_path / "c" / "run.json"
     started, saved_by_first, saved_by_second, ended = (threading.Event() for _ in range(4))
 
-    def written(before=b""):
+    def wait_for_manifest(before=b""):
         deadline = time.monotonic() + 60
         while not manifest.exists() or manifest.read_bytes() == before:
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
-    def first(num_draws):
+    def act_first(num_draws):
         if num_draws == 20:
             started.wait(60)
         elif num_draws == 40:
-            written()
+            wait_for_manifest()
             saved_by_first.set()
             saved_by_second.wait(60)
 
-    def second(num_draws):
+    def act_second(num_draws):
         if num_draws == 20:
             started.set()
             saved_by_first.wait(60)
-            second.before = manifest.read_bytes()
+            act_second.before = manifest.read_bytes()
         elif num_draws == 40:
-            written(second.before)
+            wait_for_manifest(act_second.before)
             saved_by_second.set()
             ended.wait(60)
 
-    def sampled(seed, then=lambda _: None, folder=tmp_path / "c"):
-        def check(draws):
-            then(draws.shape[1])
-            return StopDecision(draws.shape[1] >= 60, {})
-
-        rule = fedmcmc.diagnostics.StoppingRule(lambda n: n + 20, check, "60")
+    def run_seed(seed, then=lambda _: None, folder=tmp_path / "c"):
+        rule = rule_at(60, then)
         checkpoint = fedmcmc.Checkpoint(folder, every_rounds=20)
         return run(None, None, seed=seed, until=rule, max_rounds=100, checkpoint=checkpoint)
 
-    thread = threading.Thread(target=sampled, args=(1, second))
+    thread = threading.Thread(target=run_seed, args=(1, act_second))
     thread.start()
-    sampled(0, first)
+    run_seed(0, act_first)
     shutil.copytree(tmp_path / "c", tmp_path / "copy")
     ended.set()
     thread.join()
     for seed, folder in ((0, tmp_path / "copy"), (1, tmp_path / "c")):
-        again, alone = (sampled(seed, folder=each).draws for each in (folder, tmp_path / str(seed)))
-        np.testing.assert_array_equal(again, alone)
+        folders = (folder, tmp_path / str(seed))
+        resumed, expected = (run_seed(seed, folder=each).draws for each in folders)
+        np.testing.assert_array_equal(resumed, expected)

@@ -1,1 +1,1 @@
-"""What a run accumulates on the device."""
+"""Accumulators of a run on the device."""
