@@ -21,16 +21,14 @@ SCALE = 1.0
 TABLE = np.array([1.0, 2.0])
 
 
-def model(x, y=None, scale=1.0):
-    a = numpyro.sample("a", dist.Normal(0, 2.0))
-    with numpyro.plate("rows", len(x)):
-        numpyro.sample("y", dist.Normal(a * x, scale), obs=y)
-
-
 def with_scale(x, y, scale):
     a = numpyro.sample("a", dist.Normal(0, 2.0))
     with numpyro.plate("rows", len(x)):
         numpyro.sample("y", dist.Normal(a * x, scale), obs=y)
+
+
+def model(x, y=None, scale=1.0):
+    with_scale(x, y, scale)
 
 
 def with_global(x, y=None):

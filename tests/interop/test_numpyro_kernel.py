@@ -2,6 +2,7 @@
 
 import pickle
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -61,7 +62,7 @@ def run(data, kernel):
     return mcmc
 
 
-def test_vectorized_chains_draw_in_the_space_of_the_model(run):
+def test_draws_are_in_the_space_of_the_model_and_fields_have_the_bits(run, capsys):
     samples = run.get_samples(group_by_chain=True)
     shapes = {name: leaf.shape for name, leaf in samples.items()}
     axes = (CHAINS, DRAWS)
@@ -71,10 +72,6 @@ def test_vectorized_chains_draw_in_the_space_of_the_model(run):
     np.testing.assert_allclose(samples["variance"], samples["s"] ** 2, rtol=1e-5)
     assert len(np.unique(samples["s"])) == CHAINS * DRAWS
     assert run.get_samples()["b"].shape == (CHAINS * DRAWS, 2)
-
-
-def test_extra_fields_hold_the_bits_of_each_round(run):
-    fields = run.get_extra_fields(group_by_chain=True)
     rounds = np.tile(np.arange(WARMUP + 1, WARMUP + DRAWS + 1), (CHAINS, 1))
     np.testing.assert_array_equal(fields["i"], rounds)
     np.testing.assert_array_equal(fields["federated.broadcast.round"], rounds)
@@ -82,9 +79,6 @@ def test_extra_fields_hold_the_bits_of_each_round(run):
         np.testing.assert_array_equal(fields[name], BITS)
     np.testing.assert_array_equal(fields["num_active"], 1)
     assert (np.asarray(fields["gradient_norm"]) > 0).all() and not fields["diverging"].any()
-
-
-def test_print_summary_has_the_latent_sites(run, capsys):
     run.print_summary()
     printed = capsys.readouterr().out
     assert "b[1]" in printed and "r_hat" in printed and "Number of divergences: 0" in printed
@@ -136,8 +130,7 @@ def test_a_chain_equals_the_chain_of_sample_with_its_key(reference, data, kernel
     mcmc = build_mcmc(kernel, chains=2, method=method)
     mcmc.run(keys if method == "sequential" else jax.random.key_data(keys), data)
     draws = mcmc.get_samples(group_by_chain=True)
-    for name, leaf in expected.items():
-        np.testing.assert_allclose(draws[name], leaf, rtol=1e-4, atol=1e-5)
+    chex.assert_trees_all_close(draws, dict(expected), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -201,8 +194,7 @@ def test_predictive_takes_the_draws(run, data, kernel):
 
 def test_kernel_and_run_pickle(run, data):
     copy = pickle.loads(pickle.dumps(run))
-    for name, leaf in run.get_samples().items():
-        np.testing.assert_array_equal(copy.get_samples()[name], leaf)
+    chex.assert_trees_all_equal(copy.get_samples(), run.get_samples())
     np.testing.assert_array_equal(copy.last_state.z["b"], run.last_state.z["b"])
     assert copy.sampler._sample_fn is None  # so that the next run builds it again
     state = copy.sampler.init(jax.random.key(3), 0, START, (data,), {})

@@ -106,10 +106,10 @@ def test_a_long_run_without_a_target_warns_with_the_remedy(tmp_path):
         "not judged: compress(Langevin) does not define `target`, the posterior that its draws "
         "are meant to follow"
     )
-    page = samples.report(tmp_path / "page.html").read_text()
+    short, caught = run(kernel, num_rounds=20)
+    assert caught == [] and "does not define `target`" in str(short)
+    page = short.report(tmp_path / "page.html").read_text()
     assert "Not judged: compress(Langevin) does not define" in page
-    samples, caught = run(kernel, num_rounds=20)
-    assert caught == [] and "does not define `target`" in str(samples)
 
 
 def test_a_kernel_with_a_target_is_judged():
