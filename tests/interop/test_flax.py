@@ -203,7 +203,7 @@ def loglikelihood(position, batch):
 
 @pytest.mark.slow
 def test_a_linear_module_has_the_chain_of_the_same_model_in_jax():
-    # In 64 bits: a compiler may fuse, and round, the two programs each its own way.
+    # In 64 bits, because a compiler may round the two programs differently.
     with jax.enable_x64(True):
         clients = [
             {"x": c["x"].astype(np.float64), "y": c["y"]}
@@ -211,9 +211,9 @@ def test_a_linear_module_has_the_chain_of_the_same_model_in_jax():
         ]
         data = fedmcmc.FederatedData.from_clients(clients)
         posterior = build(lambda: nn.Dense(3), data, prior_scale=2.0)
-        by_hand = fedmcmc.Posterior(logprior, loglikelihood)
+        in_jax = fedmcmc.Posterior(logprior, loglikelihood)
         position = jax.tree.map(lambda leaf: leaf.astype(np.float64), draw_start(posterior))
-        density = [jnp.sum(p.loglikelihood_fn(position, clients[0])) for p in (posterior, by_hand)]
+        density = [jnp.sum(p.loglikelihood_fn(position, clients[0])) for p in (posterior, in_jax)]
         np.testing.assert_allclose(*density, rtol=1e-14)
         runs = [
             fedmcmc.sample(
@@ -225,7 +225,7 @@ def test_a_linear_module_has_the_chain_of_the_same_model_in_jax():
                 num_chains=2,
                 progress=False,
             ).draws
-            for p in (posterior, by_hand)
+            for p in (posterior, in_jax)
         ]
     assert np.ptp(runs[0]["kernel"]) > 0.1
     chex.assert_trees_all_close(*runs, rtol=1e-12, atol=1e-14)
@@ -234,6 +234,8 @@ def test_a_linear_module_has_the_chain_of_the_same_model_in_jax():
 
 @BOTH
 def test_equal_modules_share_a_compiled_program(make):
+    chex.clear_trace_counter()
+
     @jax.jit
     @chex.assert_max_traces(1)
     def density(posterior, position, batch):
