@@ -100,8 +100,8 @@ def test_the_page_of_a_run_has_names_numbers_warnings_and_settings(samples, tmp_
     (warned,) = samples.warnings
     assert warned in page.text
     assert "A warning: read below before you use these numbers." in page.text
-    first = samples.constrained["m"][..., 0].astype(float)
-    for number in (first.mean(), first.std()):
+    m0 = samples.constrained["m"][..., 0].astype(float)
+    for number in (m0.mean(), m0.std()):
         assert f"{number:.4g}" in page.text
     assert "300 rounds in each of 3 chains" in page.words and "0.1728 Mbit" in page.words
     for text in ("Langevin(", "step_size=0.02", "2 clients, 5 rows", jax.__version__):
@@ -265,8 +265,14 @@ def test_draws_that_are_not_finite_are_named(samples, tmp_path):
 @pytest.mark.parametrize(("num", "num_chains"), [(0, 3), (1, 3), (2, 3), (9, 1)])
 def test_runs_with_hardly_any_draws_have_a_page(num, num_chains, samples, tmp_path):
     draws, info = jax.tree.map(lambda x: x[:num_chains, :num], (samples.draws, dict(samples.info)))
-    reason = "too few to judge (fewer than 400)"
-    few = replace(samples, draws=draws, info=info, diagnosis=None, reason_not_judged=reason)
+    few = replace(
+        samples,
+        draws=draws,
+        info=info,
+        diagnosis=None,
+        reason_not_judged="too few to judge (fewer than 400)",
+        warnings=(),
+    )
     page = read(few.report(tmp_path / "report.html"))
     assert ("No draws were kept." in page.text) == (num == 0)
     assert "Too few to judge (fewer than 400)." in page.text

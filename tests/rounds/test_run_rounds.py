@@ -22,8 +22,8 @@ def start_kernel(name, key=KEY):
 
 
 def assert_close_to_first_chain(actual, expected):
-    first = jax.tree.map(lambda leaf: leaf[0], expected)
-    chex.assert_trees_all_close(actual, first, rtol=1e-6, atol=1e-7)
+    first_chain = jax.tree.map(lambda leaf: leaf[0], expected)
+    chex.assert_trees_all_close(actual, first_chain, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", [pytest.param("qlsd_pp", marks=pytest.mark.slow), "sgld"])
