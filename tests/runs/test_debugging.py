@@ -1,4 +1,4 @@
-"""Runs without compilation, in which a user can print and stop."""
+"""Runs without compilation, where a user can print and stop."""
 
 import chex
 import jax

@@ -1,4 +1,4 @@
-"""A process that creates new model functions for each run frees those of earlier runs."""
+"""A process that creates new model functions for each run frees the functions of earlier runs."""
 
 import gc
 import weakref
@@ -51,7 +51,7 @@ def run_new_model_twice(run, data):
 
 @pytest.mark.parametrize("run", [sample, fit])
 def test_functions_of_earlier_models_are_freed(run, monkeypatch):
-    """A run has fewer than ten programs, so those of the first of three models are freed."""
+    """A run has fewer than ten programs, so three runs free the functions of the first model."""
     monkeypatch.setattr(compiled_functions, "MAX_PROGRAMS", MAX_PROGRAMS)
     rng = np.random.default_rng(0)
     data = fedmcmc.FederatedData.from_clients([rng.normal(size=(n, 2)) for n in (20, 30)])
