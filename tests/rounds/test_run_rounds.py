@@ -138,7 +138,7 @@ def test_one_program_serves_all_numbers_of_rounds():
     After a burn-in of 2, the last of each 3 rounds is kept: of 12, those with numbers 4, 7, 10.
     """
     kernel, state = start_kernel("lsd_pp")
-    state = jax.tree.map(trees.strong, state)
+    state = jax.tree.map(trees.strip_weak_type, state)
 
     @jax.jit
     @chex.assert_max_traces(1)
