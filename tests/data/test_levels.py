@@ -11,8 +11,16 @@ from fedmcmc import FederatedData
 from fedmcmc.data import code_rows, in_words
 
 
-def categories(values, levels=None, *, ordered=True):
-    return pd.DataFrame({"y": pd.Categorical(values, categories=levels, ordered=ordered)})
+def categories(values, levels):
+    return pd.DataFrame({"y": pd.Categorical(values, categories=levels, ordered=True)})
+
+
+def unordered(values, levels=None):
+    return pd.DataFrame({"y": pd.Categorical(values, categories=levels)})
+
+
+def polars_categories(*values):
+    return polars.DataFrame({"y": polars.Series(values, dtype=polars.Categorical)})
 
 
 def text(*values):
@@ -23,7 +31,7 @@ def enum(values, levels):
     return polars.DataFrame({"y": polars.Series(values, dtype=polars.Enum(levels))})
 
 
-ORDERED = {
+MERGED_ORDERS = {
     "a level between": (
         [categories(["severe"], ["mild", "severe"])],
         categories(["moderate"], ["mild", "moderate", "severe"]),
@@ -39,31 +47,29 @@ ORDERED = {
         categories(["a"], ["a", "b"]),
         ["a", "b", "c", "d"],
     ),
-    "an order against the alphabet": (
-        [categories(["low"], ["low", "high"])],
-        categories(["medium"], ["low", "medium", "high"]),
-        ["low", "medium", "high"],
+    "numbers": ([categories([3], [3, 1])], categories([1], [3, 2, 1]), ["3", "2", "1"]),
+    "an order at one client": (
+        [text("mild")],
+        categories(["mild"], ["severe", "mild"]),
+        ["severe", "mild"],
     ),
-    "numbers in a declared order": ([categories([3], [3, 1])], categories([1], [3, 2, 1]), "321"),
-    "an order at one client": ([text("mild")], categories(["mild"], ["severe", "mild"]), None),
     "enumerations": ([enum(["x"], ["z", "x"])], enum(["y"], ["z", "y", "x"]), ["z", "y", "x"]),
 }
 
 
-@pytest.mark.parametrize("name", ORDERED)
+@pytest.mark.parametrize("name", MERGED_ORDERS)
 def test_orders_of_clients_are_merged(name):
-    first, last, levels = ORDERED[name]
-    levels = tuple(levels or ("severe", "mild"))
-    for clients in ([*first, last], [last, *first]):
+    tables, table, levels = MERGED_ORDERS[name]
+    for clients in ([*tables, table], [table, *tables]):
         data = FederatedData.from_clients(clients)
-        assert data.coding == {"y": levels} and data.orders == {"y": "ordered"}
-        values = [str(value) for table in clients for value in table["y"].to_list()]
-        assert [levels[code] for code in np.asarray(data.rows["y"])] == values
+        assert data.coding == {"y": tuple(levels)} and data.orders == {"y": "ordered"}
+        values = [str(value) for client in clients for value in client["y"].to_list()]
+        assert [levels[code] for code in data.rows["y"]] == values
         assert f"(ordered: 0 {levels[0]!r} < 1 {levels[1]!r}" in repr(data)
 
 
 @pytest.mark.parametrize(
-    "orders, message",
+    ("orders", "message"),
     [
         ({"A": "ab", "B": "ba"}, r"'a' < 'b' \(client 'A'\), 'b' < 'a' \(client 'B'\)"),
         (
@@ -74,7 +80,7 @@ def test_orders_of_clients_are_merged(name):
         ({"A": "a", "B": "b"}, r"whether 'a' or 'b' comes first.*Declare all categories"),
     ],
 )
-def test_orders_that_disagree_or_leave_it_open_are_refused(orders, message):
+def test_orders_that_contradict_or_are_incomplete_raise(orders, message):
     tables = {name: categories(list(levels), list(levels)) for name, levels in orders.items()}
     with pytest.raises(ValueError, match=message):
         FederatedData.from_clients(tables)
@@ -83,31 +89,24 @@ def test_orders_that_disagree_or_leave_it_open_are_refused(orders, message):
         FederatedData.from_clients(polars_tables)
 
 
-def test_text_that_is_none_of_the_ordered_categories_is_refused():
+def test_text_outside_of_the_ordered_categories_raises():
     with pytest.raises(ValueError, match=r"client 1 holds 'z', which is none.*'c' < 'a'"):
         FederatedData.from_clients([categories(["a"], ["c", "a"]), text("z")])
 
 
 @pytest.mark.parametrize(
-    "clients, levels, order",
+    ("clients", "levels", "order"),
     [
         ([text("high", "low"), text("medium")], ["high", "low", "medium"], "alphabetical"),
-        (
-            [categories([10, 2], ordered=False), categories([2, 3, 1], ordered=False)],
-            ["1", "2", "3", "10"],
-            "numerical",
-        ),
-        ([categories(["10", "9"], ordered=False)], ["9", "10"], "numerical"),
-        ([categories([2.5, 10.0], ordered=False)], ["2.5", "10"], "numerical"),
-        ([categories(["b", "a"], ["b", "a"], ordered=False)] * 2, ["b", "a"], "as declared"),
-        (
-            [categories(["b"], ordered=False), categories(["a", "c"], ordered=False)],
-            ["a", "b", "c"],
-            "alphabetical",
-        ),
+        ([unordered([10, 2]), unordered([2, 3, 1])], ["1", "2", "3", "10"], "numerical"),
+        ([unordered(["10", "9"])], ["9", "10"], "numerical"),
+        ([unordered([2.5, 10.0])], ["2.5", "10"], "numerical"),
+        ([unordered(["b", "a"], ["b", "a"])] * 2, ["b", "a"], "as declared"),
+        ([unordered(["b"]), unordered(["a", "c"])], ["a", "b", "c"], "alphabetical"),
+        ([polars_categories("m", "f"), polars_categories("f", "d")], list("dfm"), "alphabetical"),
     ],
 )
-def test_levels_without_an_order(clients, levels, order):
+def test_unordered_levels_are_sorted_or_as_declared(clients, levels, order):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         data = FederatedData.from_clients(clients)
@@ -117,32 +116,19 @@ def test_levels_without_an_order(clients, levels, order):
         for table in clients
         for value in table["y"]
     ]
-    assert [levels[code] for code in np.asarray(data.rows["y"])] == values
+    assert [levels[code] for code in data.rows["y"]] == values
     assert f"y: int32 ({order}: 0 {levels[0]!r}, 1 {levels[1]!r}" in repr(data)
 
 
-def test_polars_categories_are_sorted_whatever_came_first():
-    tables = [
-        polars.DataFrame({"y": polars.Series(values, dtype=polars.Categorical)})
-        for values in (["m", "f"], ["f", "d"])
-    ]
-    data = FederatedData.from_clients(tables)
-    assert data.coding == {"y": ("d", "f", "m")}
-    assert np.asarray(data.rows["y"]).tolist() == [2, 1, 1, 0]
+def test_a_lost_declared_order_warns():
+    clients = [unordered(["drug"], ["placebo", "drug"]), unordered(["placebo"], ["placebo"])]
+    message = "client 0 has the categories 'placebo', 'drug'"
+    with pytest.warns(UserWarning, match=message) as caught:
+        data = FederatedData.from_clients(clients)
+    assert data.coding == {"y": ("drug", "placebo")} and caught[0].filename == __file__
 
 
-def test_a_declared_order_that_is_lost_is_reported():
-    with pytest.warns(UserWarning, match="client 0 has the categories 'placebo', 'drug'") as said:
-        data = FederatedData.from_clients(
-            [
-                categories(["drug"], ["placebo", "drug"], ordered=False),
-                categories(["placebo"], ["placebo"], ordered=False),
-            ]
-        )
-    assert data.coding == {"y": ("drug", "placebo")} and said[0].filename == __file__
-
-
-def test_a_report_states_the_order():
+def test_a_report_names_the_order():
     ordered = categories(["a", "c"], ["c", "b", "a"])
     words = in_words(FederatedData.from_clients([ordered.assign(z=["u", "v"])]))
     assert words["columns"] == (
@@ -158,14 +144,14 @@ SAME = [
 ]
 
 
-@pytest.mark.parametrize("one, other", SAME)
-def test_texts_that_look_the_same_are_refused(one, other):
+@pytest.mark.parametrize(("text_a", "text_b"), SAME)
+def test_texts_that_look_the_same_raise(text_a, text_b):
     message = "differ only in white space or in the encoding of letters"
     with pytest.raises(
         ValueError, match=rf"'y' has the levels .*client 'P'.*client 'Q'.*{message}"
     ):
-        FederatedData.from_clients({"P": text(one, one), "Q": text(other)})
-    table = pd.DataFrame({"x": [1, 2, 3], "y": [one, other, "z"], "c": 1})
+        FederatedData.from_clients({"P": text(text_a, text_a), "Q": text(text_b)})
+    table = pd.DataFrame({"x": [1, 2, 3], "y": [text_a, text_b, "z"], "c": 1})
     with pytest.raises(ValueError, match=rf"'y' has the levels.*{message}"):
         FederatedData.from_dataframe(table, client="c")
     with pytest.raises(ValueError, match=rf"'y' has the clients.*{message}"):
@@ -173,26 +159,26 @@ def test_texts_that_look_the_same_are_refused(one, other):
     with pytest.raises(ValueError, match=rf"'y' has the groups.*{message}"):
         FederatedData.from_dataframe(table, client="c", groups="y")
     with pytest.raises(ValueError, match=message):
-        FederatedData.from_clients({one: text("u"), other: text("v")})
+        FederatedData.from_clients({text_a: text("u"), text_b: text("v")})
     with pytest.raises(ValueError, match=message):
-        FederatedData.from_arrays(np.ones(2), [one, other])
+        FederatedData.from_arrays(np.ones(2), [text_a, text_b])
     with pytest.raises(ValueError, match=rf"Client 0 has the groups.*{message}"):
-        FederatedData.from_clients([np.ones(2)], groups=[[one, other]])
+        FederatedData.from_clients([np.ones(2)], groups=[[text_a, text_b]])
 
 
-@pytest.mark.parametrize("one, other", [("Female", "female"), ("post-op", "post\u2013op")])
-def test_texts_that_differ_in_case_or_dashes_are_reported(one, other):
-    message = rf"'y' has the levels '{one}' \(client 'P'\) and '{other}' \(client 'Q'\)"
-    with pytest.warns(UserWarning, match=message) as said:
-        data = FederatedData.from_clients({"P": text(one), "Q": text(other)})
-    assert len(data.coding["y"]) == 2 and said[0].filename == __file__
+@pytest.mark.parametrize(("text_a", "text_b"), [("Female", "female"), ("post-op", "post\u2013op")])
+def test_texts_that_differ_in_case_or_dashes_warn(text_a, text_b):
+    message = rf"'y' has the levels '{text_a}' \(client 'P'\) and '{text_b}' \(client 'Q'\)"
+    with pytest.warns(UserWarning, match=message) as caught:
+        data = FederatedData.from_clients({"P": text(text_a), "Q": text(text_b)})
+    assert len(data.coding["y"]) == 2 and caught[0].filename == __file__
     with pytest.warns(UserWarning, match="labels"):
-        FederatedData.from_clients({one: text("u"), other: text("v")})
+        FederatedData.from_clients({text_a: text("u"), text_b: text("v")})
     with pytest.warns(UserWarning, match="labels"):
-        FederatedData.from_arrays(np.ones(2), [one, other])
+        FederatedData.from_arrays(np.ones(2), [text_a, text_b])
 
 
-def test_a_marker_of_a_missing_value_among_text_is_reported():
+def test_a_marker_of_a_missing_value_warns():
     with pytest.warns(UserWarning, match="client 'B' holds 'NA', which becomes an ordinary level"):
         FederatedData.from_clients({"A": text("f"), "B": text("m", "NA")})
 
@@ -212,7 +198,7 @@ NUMBERS = [
 
 
 @pytest.mark.parametrize("values", NUMBERS, ids=str)
-def test_numbers_written_as_text_are_refused(values):
+def test_numbers_written_as_text_raise(values):
     message = r"Column 'y'.* holds numbers written as text \('.*pd.to_numeric.*\"category\"\)"
     with pytest.raises(ValueError, match=message):
         FederatedData.from_clients({"A": text("f"), "B": text(*values)})
@@ -225,11 +211,8 @@ def test_numbers_written_as_text_are_refused(values):
 
 
 @pytest.mark.parametrize("values", [["I", "II"], ["1", "2", "3a", "3b"], ["10 mg", "5 mg"]])
-def test_text_with_few_numbers_is_text(values):
+def test_text_with_few_numbers_stays_text(values):
     assert FederatedData.from_clients([text(*values)]).coding["y"] == tuple(sorted(values))
-
-
-# Levels that are known in advance.
 
 
 @pytest.mark.parametrize(
@@ -243,7 +226,7 @@ def test_text_with_few_numbers_is_text(values):
         (("mild", "severe"), [0, 2], "holds 2 in row 1"),
     ],
 )
-def test_numbers_that_can_be_levels_or_codes_are_refused(levels, values, message):
+def test_numbers_that_can_be_levels_or_codes_raise(levels, values, message):
     for rows in (pd.DataFrame({"g": values}), {"g": np.array(values)}):
         with pytest.raises(ValueError, match=message):
             code_rows(rows, {"g": levels}, "site 'Bern'", remedy="")
@@ -259,7 +242,7 @@ def test_numbers_that_can_be_levels_or_codes_are_refused(levels, values, message
         (("False", "True"), [True, False], [1, 0]),
     ],
 )
-def test_levels_and_codes_that_are_clear_are_taken(levels, values, codes):
+def test_clear_levels_and_codes_are_coded(levels, values, codes):
     for rows in (pd.DataFrame({"g": values}), {"g": np.array(values)}):
         coded = code_rows(rows, {"g": levels}, "site 'Bern'", remedy="")
         assert coded["g"].tolist() == codes

@@ -13,14 +13,14 @@ from fedmcmc.interop.numpyro import FederatedMCMCKernel
 
 
 def visits(x, y):
-    """Counts of visits at sites that differ in what they see: not Gaussian."""
+    """Counts of visits, whose posterior is not Gaussian."""
     level = numpyro.sample("level", dist.Normal(0, 1))
     slope = numpyro.sample("slope", dist.Normal(0, 1).expand([2]).to_event(1))
     with numpyro.plate("rows", x.shape[0]):
         numpyro.sample("y", dist.Poisson(jnp.exp(level + x @ slope)), obs=y)
 
 
-def sites():
+def build_clients():
     """Return sites whose covariates differ in scale, and so their curvatures."""
     rng = np.random.default_rng(1)
     trees = []
@@ -30,7 +30,7 @@ def sites():
     return trees
 
 
-def draws_of(mcmc):
+def stack_draws(mcmc):
     samples = mcmc.get_samples(group_by_chain=True)
     return np.concatenate([samples["level"][..., None], samples["slope"]], axis=-1)
 
@@ -45,12 +45,12 @@ def run(kernel, seed, *arguments, **keywords):
         progress_bar=False,
     )
     mcmc.run(jax.random.key(seed), *arguments, **keywords)
-    return draws_of(mcmc)
+    return stack_draws(mcmc)
 
 
 @pytest.mark.slow
-def test_fa_hmc_agrees_with_nuts_where_its_law_says_so_and_is_off_as_predicted_elsewhere():
-    data = fedmcmc.FederatedData.from_clients(sites())
+def test_fa_hmc_differs_from_nuts_by_the_predicted_bias():
+    data = fedmcmc.FederatedData.from_clients(build_clients())
     posterior = fedmcmc.from_numpyro(visits, example=data)
     start = posterior.init_fn(jax.random.key(0))
     mode = fedmcmc.surrogates.mode(posterior, data, start)
@@ -85,7 +85,7 @@ def test_fa_hmc_agrees_with_nuts_where_its_law_says_so_and_is_off_as_predicted_e
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["vectorized", "sequential"])
-def test_lost_chains_are_said_once_per_run_and_predictions_come_first(method):
+def test_diverged_chains_warn_once_per_run_after_the_prediction(method):
     def model(x):
         mean = numpyro.sample("mean", dist.Normal(0, 10))
         with numpyro.plate("rows", x.shape[0]):
@@ -98,8 +98,8 @@ def test_lost_chains_are_said_once_per_run_and_predictions_come_first(method):
     surrogates = fedmcmc.Gaussian.from_moments(
         {"mean": jnp.array([1.0, 0.0])}, variance={"mean": jnp.array([0.01 / 3, 0.002])}
     )
-    kernel = fedmcmc.interop.numpyro.FederatedMCMCKernel(model, kernel_fn, surrogates=surrogates)
-    mcmc = numpyro.infer.MCMC(
+    kernel = FederatedMCMCKernel(model, kernel_fn, surrogates=surrogates)
+    mcmc = MCMC(
         kernel,
         num_warmup=0,
         num_samples=30,

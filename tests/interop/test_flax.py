@@ -4,6 +4,7 @@ import functools
 import subprocess
 import sys
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -52,7 +53,7 @@ def forward(position, x):
     return np.tanh(x @ w + b) @ v + c
 
 
-def rows(num=7, seed=0):
+def draw_rows(num=7, seed=0):
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(num, 4)).astype(np.float32)
     return {"x": x, "y": rng.integers(0, 3, num).astype(np.int32)}
@@ -60,19 +61,19 @@ def rows(num=7, seed=0):
 
 def build(make=linen_mlp, example=None, likelihood="categorical", **kwargs):
     kwargs = dict(prior_scale=0.7, check=False) | kwargs
-    example = rows() if example is None else example
+    example = draw_rows() if example is None else example
     return from_flax(make(), example=example, likelihood=likelihood, **kwargs)
 
 
-def start(posterior):
+def draw_start(posterior):
     return jax.jit(posterior.init_fn)(jax.random.key(1))
 
 
 @BOTH
-def test_categorical_terms_are_those_of_numpys_softmax(make):
-    batch = rows()
+def test_categorical_terms_equal_the_softmax_of_numpy(make):
+    batch = draw_rows()
     posterior = build(make)
-    position = start(posterior)
+    position = draw_start(posterior)
     logits = forward(position, batch["x"])
     terms = (logits - special.logsumexp(logits, axis=1, keepdims=True))[np.arange(7), batch["y"]]
     actual = posterior.loglikelihood_fn(position, batch)
@@ -82,13 +83,13 @@ def test_categorical_terms_are_those_of_numpys_softmax(make):
 
 
 @pytest.mark.parametrize("x64", [False, True])
-def test_gaussian_and_bernoulli_terms_are_scipys(x64):
+def test_gaussian_and_bernoulli_terms_equal_those_of_scipy(x64):
     rng = np.random.default_rng(2)
     with jax.enable_x64(x64):
         batch = {"x": rng.normal(size=(6, 4)), "y": rng.normal(size=6)}
         example = jax.tree.map(lambda leaf: leaf.astype(jnp.result_type(float)), batch)
         posterior = build(lambda: linen_mlp(1), example, "gaussian", noise_scale=0.3)
-        position = start(posterior)
+        position = draw_start(posterior)
         means = forward(position, batch["x"])[:, 0]
         actual = posterior.loglikelihood_fn(position, example)
         assert actual.dtype == jnp.result_type(float)
@@ -101,26 +102,26 @@ def test_gaussian_and_bernoulli_terms_are_scipys(x64):
         np.testing.assert_allclose(actual, exact, rtol=1e-11 if x64 else 1e-5)
 
 
-def test_events_with_axes_of_their_own_have_one_term_a_row():
+def test_events_with_axes_have_one_term_per_row():
     rng = np.random.default_rng(3)
     x, noise = rng.normal(size=(5, 4)).astype(np.float32), np.array([0.5, 1.0, 2.0])
     batch = {"x": x, "y": rng.normal(size=(5, 3)).astype(np.float32)}
     posterior = build(example=batch, likelihood="gaussian", noise_scale=noise)
-    position = start(posterior)
+    position = draw_start(posterior)
     exact = stats.norm(forward(position, x), noise).logpdf(batch["y"]).sum(axis=1)
     np.testing.assert_allclose(posterior.loglikelihood_fn(position, batch), exact, rtol=1e-5)
 
 
 @BOTH
-def test_prior_is_scipys(make):
-    position = start(build(make))
+def test_the_prior_equals_that_of_scipy(make):
+    position = draw_start(build(make))
     flat = np.concatenate([leaf.ravel() for pair in layers(position) for leaf in pair])
     exact = stats.norm(0, 0.7).logpdf(flat).sum()
     np.testing.assert_allclose(build(make).logprior_fn(position), exact, rtol=1e-5)
 
 
-def test_prior_scales_by_name_by_prefix_and_by_entry():
-    position = start(build())
+def test_prior_scales_depend_on_the_name_the_prefix_or_the_entry():
+    position = draw_start(build())
     (w, b), (v, c) = layers(position)
 
     def scale(path, leaf):
@@ -139,11 +140,11 @@ def test_prior_scales_by_name_by_prefix_and_by_entry():
     np.testing.assert_allclose(actual, exact, rtol=1e-5)
 
 
-def test_resampled_outcomes_have_the_models_frequencies():
+def test_resampled_outcomes_have_the_frequencies_of_the_model():
     num = 20_000
-    x = np.repeat(rows(2)["x"], num // 2, axis=0)
+    x = np.repeat(draw_rows(2)["x"], num // 2, axis=0)
     posterior = build()
-    position = jax.tree.map(lambda leaf: 1.5 * leaf, start(posterior))
+    position = jax.tree.map(lambda leaf: 1.5 * leaf, draw_start(posterior))
     batch = {"x": x, "y": np.zeros(num, np.int32)}
     drawn = jax.jit(posterior.resample_fn)(jax.random.key(3), position, batch)
     np.testing.assert_array_equal(drawn["x"], x)
@@ -173,9 +174,9 @@ def test_resampled_outcomes_have_the_models_frequencies():
 
 
 @BOTH
-def test_a_row_sees_no_other_row(make):
-    batch, posterior = rows(), build(make)
-    position = start(posterior)
+def test_rows_do_not_affect_each_other(make):
+    batch, posterior = draw_rows(), build(make)
+    position = draw_start(posterior)
     is_other = (np.arange(7) != 2)[:, None]
     far = {"x": np.where(is_other, 9 * batch["x"][::-1], batch["x"]), "y": batch["y"]}
     nan = {"x": np.where(is_other, np.float32(np.nan), batch["x"]), "y": batch["y"]}
@@ -186,12 +187,8 @@ def test_a_row_sees_no_other_row(make):
 
     value, gradient = value_and_gradient(batch)
     # (Zero times NaN is NaN in a gradient, so the gradient check uses finite rows.)
-    for a, b in zip(
-        jax.tree.leaves((value, value, gradient)),
-        jax.tree.leaves((value_and_gradient(nan)[0], *value_and_gradient(far))),
-        strict=True,
-    ):
-        np.testing.assert_array_equal(a, b)
+    chex.assert_trees_all_equal(value, value_and_gradient(nan)[0])
+    chex.assert_trees_all_equal((value, gradient), value_and_gradient(far))
 
 
 def logprior(position):
@@ -205,18 +202,18 @@ def loglikelihood(position, batch):
 
 
 @pytest.mark.slow
-def test_a_linear_module_gives_the_chain_of_the_same_model_by_hand():
-    # In 64 bits: a compiler may fuse, and round, the two programs each its own way.
+def test_a_linear_module_has_the_chain_of_the_same_model_in_jax():
+    # In 64 bits, because a compiler may round the two programs differently.
     with jax.enable_x64(True):
         clients = [
             {"x": c["x"].astype(np.float64), "y": c["y"]}
-            for c in (rows(num, seed) for seed, num in enumerate((7, 1, 12)))
+            for c in (draw_rows(num, seed) for seed, num in enumerate((7, 1, 12)))
         ]
         data = fedmcmc.FederatedData.from_clients(clients)
         posterior = build(lambda: nn.Dense(3), data, prior_scale=2.0)
-        by_hand = fedmcmc.Posterior(logprior, loglikelihood)
-        position = jax.tree.map(lambda leaf: leaf.astype(np.float64), start(posterior))
-        density = [jnp.sum(p.loglikelihood_fn(position, clients[0])) for p in (posterior, by_hand)]
+        in_jax = fedmcmc.Posterior(logprior, loglikelihood)
+        position = jax.tree.map(lambda leaf: leaf.astype(np.float64), draw_start(posterior))
+        density = [jnp.sum(p.loglikelihood_fn(position, clients[0])) for p in (posterior, in_jax)]
         np.testing.assert_allclose(*density, rtol=1e-14)
         runs = [
             fedmcmc.sample(
@@ -228,32 +225,31 @@ def test_a_linear_module_gives_the_chain_of_the_same_model_by_hand():
                 num_chains=2,
                 progress=False,
             ).draws
-            for p in (posterior, by_hand)
+            for p in (posterior, in_jax)
         ]
     assert np.ptp(runs[0]["kernel"]) > 0.1
-    for a, b in zip(*map(jax.tree.leaves, runs), strict=True):
-        assert a.dtype == np.float64
-        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
+    chex.assert_trees_all_close(*runs, rtol=1e-12, atol=1e-14)
+    assert {leaf.dtype for run in runs for leaf in jax.tree.leaves(run)} == {np.dtype(float)}
 
 
 @BOTH
-def test_equal_modules_share_a_compilation_whatever_their_scales(make):
-    traces = []
+def test_equal_modules_share_a_compiled_program(make):
+    chex.clear_trace_counter()
 
     @jax.jit
+    @chex.assert_max_traces(1)
     def density(posterior, position, batch):
-        traces.append(1)
         likelihood = posterior.loglikelihood_fn(position, batch)
         return posterior.logprior_fn(position) + jnp.sum(likelihood)
 
     densities = []
     for scale in (0.5, 1.0):
         posterior = build(make, prior_scale=scale)._replace(init_fn=None)
-        densities.append(density(posterior, start(build(make)), rows()))
-    assert len(traces) == 1 and densities[0] != densities[1]
+        densities.append(density(posterior, draw_start(build(make)), draw_rows()))
+    assert densities[0] != densities[1]
 
 
-def test_modules_that_cannot_be_hashed_work_too():
+def test_modules_need_not_be_hashable():
     class Scaled(nn.Module):
         factor: np.ndarray
 
@@ -262,12 +258,12 @@ def test_modules_that_cannot_be_hashed_work_too():
             return nn.Dense(3)(x * self.factor)
 
     posterior = build(lambda: Scaled(np.arange(4.0)))
-    position = start(posterior)
-    assert jax.jit(posterior.loglikelihood_fn)(position, rows()).shape == (7,)
+    position = draw_start(posterior)
+    assert jax.jit(posterior.loglikelihood_fn)(position, draw_rows()).shape == (7,)
 
 
 def test_a_likelihood_may_be_a_function_and_rows_may_be_a_pair():
-    batch = rows()
+    batch = draw_rows()
 
     def loglikelihood(power, outputs, batch):
         return -jnp.sum(jnp.abs(outputs - batch[2][:, None]) ** power, axis=1)
@@ -280,7 +276,7 @@ def test_a_likelihood_may_be_a_function_and_rows_may_be_a_pair():
         outcome=2,
     )
     assert posterior.resample_fn is None
-    position = start(posterior)
+    position = draw_start(posterior)
     exact = -(np.abs(forward(position, batch["x"]) - batch["x"][:, :1]) ** 1.5).sum(axis=1)
     actual = posterior.loglikelihood_fn(position, (batch["y"], batch["x"], batch["x"][:, 0]))
     np.testing.assert_allclose(actual, exact, rtol=1e-5)
@@ -294,16 +290,16 @@ def test_several_inputs_and_fixed_arguments():
                 nn.Dense(3)(jnp.concatenate([a, b], -1))
             )
 
-    batch = {"a": rows()["x"], "b": rows()["x"] ** 2, "label": rows()["y"]}
+    batch = {"a": draw_rows()["x"], "b": draw_rows()["x"] ** 2, "label": draw_rows()["y"]}
     kwargs = dict(inputs=("a", "b"), outcome="label", options={"train": False})
     posterior = build(Two, batch, **kwargs)
-    drawn = posterior.resample_fn(jax.random.key(0), start(posterior), batch)
+    drawn = posterior.resample_fn(jax.random.key(0), draw_start(posterior), batch)
     assert drawn.keys() == batch.keys() and drawn["label"].shape == (7,)
 
 
 def test_impossible_outcomes_are_nan_in_terms_and_gradients():
-    batch, posterior = rows(), build()
-    position = start(posterior)
+    batch, posterior = draw_rows(), build()
+    position = draw_start(posterior)
     batch["y"][3] = 3
 
     def total(position, row):

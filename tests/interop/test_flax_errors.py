@@ -33,7 +33,7 @@ class NnxWith(nnx.Module):
         return self.layer(self.dense(x))
 
 
-class Centred(nn.Module):
+class Centered(nn.Module):
     @nn.compact
     def __call__(self, x):
         x = nn.Dense(3)(x)
@@ -69,17 +69,17 @@ def build(module=None, **kwargs):
         (Nothing(), "no parameters"),
     ],
 )
-def test_modules_that_need_more_than_parameters(module, message):
+def test_modules_with_state_or_noise_raise(module, message):
     with pytest.raises(ValueError, match=message):
         build(module)
 
 
-def test_modules_whose_rows_depend_on_each_other():
+def test_modules_whose_rows_depend_on_each_other_raise():
     with pytest.raises(ValueError, match="depends on the other rows of its batch"):
-        build(Centred(), check=True)
+        build(Centered(), check=True)
     single = jax.tree.map(lambda leaf: leaf[:1], ROWS)
     with pytest.raises(ValueError, match="depends on the other rows of its batch"):
-        build(Centred(), example=single, check=True)
+        build(Centered(), example=single, check=True)
 
     def averaged(outputs, batch):
         return outputs[:, 0] / len(batch["x"])
@@ -97,7 +97,7 @@ def test_modules_whose_rows_depend_on_each_other():
         ("Dense", "must be a flax.linen module or the constructor"),
     ],
 )
-def test_what_is_no_module(module, message):
+def test_objects_that_are_no_modules_raise(module, message):
     with pytest.raises(TypeError, match=message):
         build(module)
 
@@ -126,22 +126,22 @@ def test_what_is_no_module(module, message):
         (dict(prior_scale=lambda path, leaf: 0.0), "prior_scale must be positive"),
     ],
 )
-def test_settings_that_do_not_fit(kwargs, message):
+def test_invalid_settings_raise(kwargs, message):
     with pytest.raises(ValueError, match=message):
         build(**kwargs)
 
 
-def test_rows_that_are_neither_dict_nor_tuple():
+def test_rows_are_a_dict_or_a_tuple():
     with pytest.raises(TypeError, match=r"must be a dict or a tuple of arrays.*ndarray"):
         build(example=np.ones((4, 3)))
 
 
-def test_predictions_of_a_likelihood_that_does_not_exist():
+def test_predictions_need_a_supported_likelihood():
     with pytest.raises(ValueError, match="must be one of"):
         predictive(nn.Dense(3), likelihood="poisson")
 
 
-def test_a_traced_scale_is_not_looked_at():
+def test_a_scale_may_be_traced():
     position = {"kernel": jnp.zeros((3, 3)), "bias": jnp.zeros(3)}
     density = jax.jit(lambda scale: build(prior_scale=scale).logprior_fn(position))
     np.testing.assert_allclose(density(2.0), -12 * (np.log(2) + 0.5 * np.log(2 * np.pi)), rtol=1e-6)

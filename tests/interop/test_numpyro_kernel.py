@@ -1,7 +1,8 @@
-"""Federated kernels under `numpyro.infer.MCMC`, and the tools that read its runs."""
+"""Federated kernels under `numpyro.infer.MCMC` and the tools that read its runs."""
 
 import pickle
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -45,23 +46,23 @@ def data():
 
 @pytest.fixture(scope="module")
 def kernel():
-    """One kernel for all tests: the model is analysed once."""
+    """One kernel for all tests: the model is analyzed once."""
     return FederatedMCMCKernel(model, kernel_fn, init_radius=1.0, check_rows=False)
 
 
-def mcmc_of(kernel, *, chains=CHAINS, method="vectorized", draws=DRAWS, **options):
+def build_mcmc(kernel, *, chains=CHAINS, method="vectorized", draws=DRAWS, **options):
     options = {"num_warmup": WARMUP, "progress_bar": False, **options}
     return MCMC(kernel, num_samples=draws, num_chains=chains, chain_method=method, **options)
 
 
 @pytest.fixture(scope="module")
 def run(data, kernel):
-    mcmc = mcmc_of(kernel)
+    mcmc = build_mcmc(kernel)
     mcmc.run(jax.random.key(0), data, extra_fields=("i", "z.s", "federated.broadcast.round"))
     return mcmc
 
 
-def test_vectorised_chains_draw_in_the_models_own_space(run):
+def test_draws_are_in_the_space_of_the_model_and_fields_have_the_bits(run, capsys):
     samples = run.get_samples(group_by_chain=True)
     shapes = {name: leaf.shape for name, leaf in samples.items()}
     axes = (CHAINS, DRAWS)
@@ -71,10 +72,6 @@ def test_vectorised_chains_draw_in_the_models_own_space(run):
     np.testing.assert_allclose(samples["variance"], samples["s"] ** 2, rtol=1e-5)
     assert len(np.unique(samples["s"])) == CHAINS * DRAWS
     assert run.get_samples()["b"].shape == (CHAINS * DRAWS, 2)
-
-
-def test_extra_fields_tell_what_each_round_sent(run):
-    fields = run.get_extra_fields(group_by_chain=True)
     rounds = np.tile(np.arange(WARMUP + 1, WARMUP + DRAWS + 1), (CHAINS, 1))
     np.testing.assert_array_equal(fields["i"], rounds)
     np.testing.assert_array_equal(fields["federated.broadcast.round"], rounds)
@@ -82,9 +79,6 @@ def test_extra_fields_tell_what_each_round_sent(run):
         np.testing.assert_array_equal(fields[name], BITS)
     np.testing.assert_array_equal(fields["num_active"], 1)
     assert (np.asarray(fields["gradient_norm"]) > 0).all() and not fields["diverging"].any()
-
-
-def test_print_summary_has_the_latent_sites(run, capsys):
     run.print_summary()
     printed = capsys.readouterr().out
     assert "b[1]" in printed and "r_hat" in printed and "Number of divergences: 0" in printed
@@ -92,7 +86,7 @@ def test_print_summary_has_the_latent_sites(run, capsys):
 
 
 @pytest.mark.slow
-def test_a_run_is_judged_on_request_as_sample_judges_its_own(data):
+def test_diagnose_returns_the_diagnosis_of_sample(data):
     """The diagnosis has the figures of `fedmcmc.sample`, and finds the error of a large step."""
 
     def too_large_steps(posterior):
@@ -100,7 +94,7 @@ def test_a_run_is_judged_on_request_as_sample_judges_its_own(data):
 
     options = dict(init_radius=0.1, check_rows=False)
     federated_kernel = FederatedMCMCKernel(model, too_large_steps, **options)
-    mcmc = mcmc_of(federated_kernel, chains=2, draws=600, num_warmup=100)
+    mcmc = build_mcmc(federated_kernel, chains=2, draws=600, num_warmup=100)
     key = jax.random.key(5)
     mcmc.run(jax.vmap(lambda c: jax.random.fold_in(key, c))(jnp.arange(2)), data)
     diagnosis = federated_kernel.diagnose(mcmc.get_samples(group_by_chain=True), data)
@@ -130,19 +124,18 @@ def reference(data):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["vectorized", "sequential"])
-def test_a_chain_is_the_chain_of_sample_with_its_key(reference, data, kernel, method):
+def test_a_chain_equals_the_chain_of_sample_with_its_key(reference, data, kernel, method):
     """The same streams, start included, with and without a chain axis, raw keys and typed."""
     keys, expected = reference
-    mcmc = mcmc_of(kernel, chains=2, method=method)
+    mcmc = build_mcmc(kernel, chains=2, method=method)
     mcmc.run(keys if method == "sequential" else jax.random.key_data(keys), data)
     draws = mcmc.get_samples(group_by_chain=True)
-    for name, leaf in expected.items():
-        np.testing.assert_allclose(draws[name], leaf, rtol=1e-4, atol=1e-5)
+    chex.assert_trees_all_close(draws, dict(expected), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
 def test_thinning_keeps_every_other_round(run, data, kernel):
-    thinned = mcmc_of(kernel, thinning=2)
+    thinned = build_mcmc(kernel, thinning=2)
     thinned.run(jax.random.key(0), data)
     full = run.get_samples(group_by_chain=True)
     for name, leaf in thinned.get_samples(group_by_chain=True).items():
@@ -150,8 +143,8 @@ def test_thinning_keeps_every_other_round(run, data, kernel):
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_where_it_stopped(run, data, kernel):
-    mcmc = mcmc_of(kernel, draws=DRAWS // 2, jit_model_args=True)
+def test_a_run_continues_where_it_stopped(run, data, kernel):
+    mcmc = build_mcmc(kernel, draws=DRAWS // 2, jit_model_args=True)
     mcmc.warmup(jax.random.key(0), data)
     halves = []
     for _ in range(2):
@@ -168,7 +161,7 @@ def test_a_run_goes_on_where_it_stopped(run, data, kernel):
     assert not np.isclose(other_draws, halves[1]["s"], rtol=1e-6).any()
 
 
-def test_start_of_each_chain_from_init_params(data, kernel):
+def test_chains_start_at_init_params(data, kernel):
     start = {"b": jnp.arange(4.0).reshape(2, 2), "s": jnp.array([0.1, -0.1])}
     state = kernel.init(jax.random.split(jax.random.key(0), 2), 0, start, (data,), {})
     for tree in (state.z, state.federated.broadcast.position):
@@ -201,8 +194,7 @@ def test_predictive_takes_the_draws(run, data, kernel):
 
 def test_kernel_and_run_pickle(run, data):
     copy = pickle.loads(pickle.dumps(run))
-    for name, leaf in run.get_samples().items():
-        np.testing.assert_array_equal(copy.get_samples()[name], leaf)
+    chex.assert_trees_all_equal(copy.get_samples(), run.get_samples())
     np.testing.assert_array_equal(copy.last_state.z["b"], run.last_state.z["b"])
     assert copy.sampler._sample_fn is None  # so that the next run builds it again
     state = copy.sampler.init(jax.random.key(3), 0, START, (data,), {})
@@ -212,7 +204,7 @@ def test_kernel_and_run_pickle(run, data):
 def test_progress_bar_describes_the_round(data, kernel, monkeypatch, capsys):
     for name in ("CI", "PYTEST_XDIST_WORKER"):  # under which NumPyro shows no bar
         monkeypatch.delenv(name, raising=False)
-    mcmc = mcmc_of(kernel, chains=1, draws=2, progress_bar=True, jit_model_args=True)
+    mcmc = build_mcmc(kernel, chains=1, draws=2, progress_bar=True, jit_model_args=True)
     mcmc.run(jax.random.key(0), data, init_params=START)
     assert mcmc.get_samples()["b"].shape == (2, 2)
     text = kernel.get_diagnostics_str(mcmc.last_state)
@@ -220,7 +212,7 @@ def test_progress_bar_describes_the_round(data, kernel, monkeypatch, capsys):
     assert f"{BITS} bits up" in capsys.readouterr().err
 
 
-def test_other_data_of_the_same_kind_reuses_the_kernel(data, kernel):
+def test_data_of_the_same_shapes_reuses_the_posterior(data, kernel):
     kernel.init(jax.random.key(0), 0, START, (data,), {})
     built = kernel._posterior
     other_data = fedmcmc.FederatedData.from_clients([client(np.random.default_rng(1), 3)])
@@ -228,7 +220,7 @@ def test_other_data_of_the_same_kind_reuses_the_kernel(data, kernel):
     assert kernel._posterior is built
 
 
-def test_pooled_kernels_and_schedules_of_the_round_run_too(data):
+def test_pooled_kernels_and_schedules_run(data):
     rounds = []
 
     def schedule(round_):
@@ -267,18 +259,18 @@ def test_run_takes_one_federation(kernel, data, args, kwargs):
         kernel.init(jax.random.key(0), 0, None, model_args, kwargs)
 
 
-def test_a_model_that_does_not_fit_is_turned_away_in_init(data):
+def test_an_invalid_model_raises_in_init(data):
     def local(x, y):
         with numpyro.plate("rows", x.shape[0]):
-            effect = numpyro.sample("own", dist.Normal(0, 1))
+            effect = numpyro.sample("effect", dist.Normal(0, 1))
             numpyro.sample("y", dist.Normal(effect, 1), obs=y)
 
-    mcmc = mcmc_of(FederatedMCMCKernel(local, kernel_fn))
-    with pytest.raises(ValueError, match="'own' lies in the data plate"):
+    mcmc = build_mcmc(FederatedMCMCKernel(local, kernel_fn))
+    with pytest.raises(ValueError, match="'effect' lies in the data plate"):
         mcmc.run(jax.random.key(0), data)
 
 
-def test_a_kernel_for_another_federation_is_turned_away_in_init(data):
+def test_a_kernel_for_a_different_federation_raises_in_init(data):
     def kernel_fn(posterior):
         probabilities = jnp.array([0.5, 0.5])
         return fedmcmc.dsgld(

@@ -1,4 +1,4 @@
-"""Local sites of NumPyro models: which they are, how they are parametrized, what is refused."""
+"""Local sites of NumPyro models: marks, parametrizations and errors."""
 
 import re
 import warnings
@@ -45,7 +45,11 @@ def by_name(x, y):
     observe(mu + rate * x, y)
 
 
-def joint(posterior, position, latent):
+def build(model, **settings):
+    return from_numpyro(model, example=ROWS, check_rows=False, **settings)
+
+
+def sum_log_densities(posterior, position, latent):
     """Return the log density of one group whose rows are ROWS."""
     local = posterior.local
     rows = jax.tree.map(jnp.asarray, ROWS)
@@ -58,8 +62,8 @@ def joint(posterior, position, latent):
 
 
 @pytest.mark.parametrize("centered", [0.0, 1.0, {"u": 0.3}])
-def test_densities_are_those_of_the_model(centered):
-    posterior = from_numpyro(marked, example=ROWS, centered=centered)
+def test_densities_equal_the_model(centered):
+    posterior = from_numpyro(marked, example=ROWS, centered=centered, check_rows=False)
     number = centered["u"] if isinstance(centered, dict) else centered
     name = "u" if number == 1 else "u_decentered"
     assert list(posterior.local.like.tree) == [name]
@@ -76,7 +80,7 @@ def test_densities_are_those_of_the_model(centered):
         + dist.Normal(mean, scale).log_prob(0.7)
         + dist.Normal(u + ROWS["x"], 1).log_prob(ROWS["y"]).sum()
     )
-    np.testing.assert_allclose(joint(posterior, position, latent), expected, rtol=1e-5)
+    np.testing.assert_allclose(sum_log_densities(posterior, position, latent), expected, rtol=1e-5)
     shown = posterior.local.constrain_fn(position, latent)
     assert sorted(shown) == ["double", "u"]
     np.testing.assert_allclose(shown["u"], u, rtol=1e-5)
@@ -84,33 +88,35 @@ def test_densities_are_those_of_the_model(centered):
 
 
 def test_sites_are_local_by_mark_by_plate_or_by_name():
-    assert list(from_numpyro(in_plate, example=ROWS).local.like.tree) == ["u_decentered"]
-    assert from_numpyro(by_name, example=ROWS).local is None
-    named = from_numpyro(by_name, example=ROWS, local=["rate"])
-    assert list(named.local.like.tree) == ["rate"]  # positive: no location and scale
-    assert from_numpyro(marked, example=ROWS, local=[]).local is None
-    assert "one per group: rate" in str(named)
+    assert list(build(in_plate).local.like.tree) == ["u_decentered"]
+    assert build(by_name).local is None
+    assert build(marked, local=[]).local is None
+    assert build(in_event_plate, centered=1.0).local.like.tree["u"].shape == (4,)
+    model = numpyro.handlers.reparam(marked, config={"u": LocScaleReparam(centered=0)})
+    assert list(build(model, local=["u"]).local.like.tree) == ["u_decentered"]
 
 
 def test_a_positive_site_has_its_jacobian():
-    posterior = from_numpyro(by_name, example=ROWS, local=["rate"])
+    posterior = build(by_name, local=["rate"])
+    assert list(posterior.local.like.tree) == ["rate"]  # without a location and a scale
+    assert "one per group: rate" in str(posterior)
     actual = posterior.local.logprior_fn({"mu": 0.4}, {"rate": jnp.asarray(0.2)})
     expected = dist.Gamma(2, 1).log_prob(np.exp(0.2)) + 0.2
     np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 
-def test_a_scale_around_a_local_site_is_that_of_its_jacobian():
+def test_a_scale_around_a_local_site_applies_to_its_jacobian():
     def tempered(x, y):
         with numpyro.handlers.scale(scale=0.5):
             by_name(x, y)
 
-    posterior = from_numpyro(tempered, example=ROWS, local=["rate"])
+    posterior = build(tempered, local=["rate"])
     actual = posterior.local.logprior_fn({"mu": 0.4}, {"rate": jnp.asarray(0.2)})
     expected = (dist.Gamma(2, 1).log_prob(np.exp(0.2)) + 0.2) / 2
     np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 
-def test_a_mask_around_a_local_site_is_that_of_its_jacobian():
+def test_a_mask_around_a_local_site_applies_to_its_jacobian():
     def half_masked(x, y):
         mu = numpyro.sample("mu", dist.Normal(0, 2))
         with numpyro.handlers.mask(mask=jnp.array([True, False])):
@@ -118,19 +124,19 @@ def test_a_mask_around_a_local_site_is_that_of_its_jacobian():
             rate = numpyro.sample("rate", rates, infer={"local": True})
         observe(mu + rate[0] + rate[1] * x, y)
 
-    posterior = from_numpyro(half_masked, example=ROWS)
+    posterior = build(half_masked)
     actual = posterior.local.logprior_fn({"mu": 0.4}, {"rate": jnp.array([0.2, 0.7])})
     expected = dist.Gamma(2, 1).log_prob(np.exp(0.2)) + 0.2
     np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("centered", [0.0, 1.0])
-def test_a_scale_around_a_site_that_is_reparametrized(centered):
+def test_a_scale_applies_to_a_reparametrized_site(centered):
     def tempered(x, y):
         with numpyro.handlers.scale(scale=0.5):
             marked(x, y)
 
-    posterior = from_numpyro(tempered, example=ROWS, centered=centered)
+    posterior = build(tempered, centered=centered)
     position = {"mu": 0.4, "tau": -0.3}
     (name,) = posterior.local.like.tree
     actual = posterior.local.logprior_fn(position, {name: jnp.asarray(0.7)})
@@ -154,7 +160,7 @@ def test_sites_of_a_scan_may_be_local():
             numpyro.sample("y", dist.Normal(levels[visit], 1.0), obs=y)
 
     rows = {"visit": np.array([0, 2, 3]), "y": ROWS["y"]}
-    posterior = from_numpyro(walk, example=rows, local=["level"])
+    posterior = from_numpyro(walk, example=rows, local=["level"], check_rows=False)
     level = jnp.array([0.3, -0.2, 0.5, 0.1])
     before, spread = jnp.append(0.0, level[:-1]), np.exp(0.2)
     actual = posterior.local.logprior_fn({"spread": 0.2}, {"level": level})
@@ -164,12 +170,6 @@ def test_sites_of_a_scan_may_be_local():
     actual = posterior.local.loglikelihood_fn({"spread": 0.2}, latents, rows)
     expected = dist.Normal(level[rows["visit"]], 1.0).log_prob(rows["y"])
     np.testing.assert_allclose(actual, expected, rtol=1e-5)
-
-
-def test_a_model_that_is_reparametrized_already_is_taken():
-    model = numpyro.handlers.reparam(marked, config={"u": LocScaleReparam(centered=0)})
-    posterior = from_numpyro(model, example=ROWS, local=["u"])
-    assert list(posterior.local.like.tree) == ["u_decentered"]
 
 
 def wrong_way(x, y):
@@ -211,13 +211,8 @@ def in_event_plate(x, y):
     observe(u.sum() + x, y)
 
 
-def test_a_plate_of_a_size_of_its_own_is_an_event():
-    like = from_numpyro(in_event_plate, example=ROWS, centered=1.0).local.like.tree
-    assert like["u"].shape == (4,)
-
-
 @pytest.mark.parametrize(
-    "model, settings, words",
+    ("model", "settings", "message"),
     [
         (marked, {"local": ["v"]}, "'v', which is no site; the latent sites are mu, tau, u"),
         (marked, {"local": ["y"]}, "'y', which is an observed site"),
@@ -236,12 +231,12 @@ def test_a_plate_of_a_size_of_its_own_is_an_event():
         (marked, {"centered": 1.5}, r"\[0, 1\], got 1.5"),
     ],
 )
-def test_what_does_not_fit_is_said(model, settings, words):
-    with pytest.raises(ValueError, match=words):
+def test_invalid_local_sites_raise(model, settings, message):
+    with pytest.raises(ValueError, match=message):
         from_numpyro(model, example=ROWS, **settings)
 
 
-def test_outcomes_of_few_digits_are_told():
+def test_outcomes_of_few_digits_warn():
     """The warning needs floats in single precision and group effects."""
 
     def counts(x, y):
@@ -269,7 +264,7 @@ def test_outcomes_of_few_digits_are_told():
             from_numpyro(marked, example=fedmcmc.FederatedData.from_clients([far]))
 
 
-def test_an_effect_for_all_clients_names_the_remedy():
+def test_an_effect_for_all_clients_warns_with_the_remedy():
     def model(x, y):
         tau = numpyro.sample("tau", dist.HalfNormal(1))
         u = numpyro.sample("u", dist.Normal(0, tau))
@@ -277,7 +272,7 @@ def test_an_effect_for_all_clients_names_the_remedy():
 
     with pytest.warns(UserWarning, match=r"local=\['u'\]"):
         from_numpyro(model, example=ROWS)
-    assert fedmcmc.marginal(from_numpyro(model, example=ROWS, local=["u"])).local is None
+    assert fedmcmc.marginal(build(model, local=["u"])).local is None
 
 
 def nested(marks, plates=False):
@@ -300,23 +295,23 @@ GROUPED = fedmcmc.FederatedData.from_clients([ROWS, ROWS], groups=[[0, 0, 1], [0
 
 
 def test_only_the_marked_site_is_local():
-    posterior = from_numpyro(nested((None, True)), example=GROUPED, centered=1.0)
+    posterior = from_numpyro(nested((None, True)), example=GROUPED, centered=1.0, check_rows=False)
     assert list(posterior.local.like.tree) == ["u"]
     assert str(posterior).startswith("Posterior(shared by all clients: mu, ward; one per group: u")
 
 
-def test_two_levels_of_local_sites_are_refused():
+def test_two_levels_of_local_sites_raise():
     remedy = "write effects of clients that have groups as shared parameters"
     with pytest.raises(ValueError, match=f"'ward' lies in a plate of clients.*{remedy}"):
         from_numpyro(nested((), plates=True), example=GROUPED)
     levels = {"client": ["ward"], "group": ["u"]}
     with pytest.raises(ValueError, match="local must be a list of names"):
         from_numpyro(nested((False, False)), example=GROUPED, local=levels)
-    single_groups = from_numpyro(nested((), plates=True), example=ROWS)
+    single_groups = build(nested((), plates=True))
     assert sorted(single_groups.local.like.tree) == ["u_decentered", "ward_decentered"]
 
 
 @pytest.mark.parametrize("mark", ["client", "group", "patient", 2, ["client"]])
-def test_other_marks_are_refused_with_their_value(mark):
+def test_invalid_marks_raise_with_their_value(mark):
     with pytest.raises(ValueError, match=rf"'u' has infer={{'local': {re.escape(repr(mark))}}}"):
         from_numpyro(nested((False, mark)), example=ROWS)

@@ -1,5 +1,6 @@
-"""`from_numpyro`: which site is what, exactly, and functions that JAX can transform."""
+"""`from_numpyro`: exact densities of all kinds of sites, and functions that JAX transforms."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,11 +15,11 @@ from tests.support.numpyro_models import MODELS, SIZES, clients, observe, slope
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_prior_and_likelihoods_add_up_to_numpyros_joint_density(name):
-    """In double precision, values and gradients, at two positions at once."""
+def test_prior_and_likelihoods_sum_to_the_joint_density_of_numpyro(name):
+    """Values and gradients agree in double precision at two positions."""
     model = MODELS[name]
     with jax.enable_x64(True):
-        trees = clients()
+        trees = clients()[:2]
         data = fedmcmc.FederatedData.from_clients(trees)
         posterior = from_numpyro(model, example=data, check_rows=False)
         shapes = jax.eval_shape(posterior.init_fn, jax.random.key(0))
@@ -35,14 +36,13 @@ def test_prior_and_likelihoods_add_up_to_numpyros_joint_density(name):
         both = jax.jit(jax.vmap(lambda z: [jax.value_and_grad(fn)(z) for fn in (split, pooled)]))
         ours, numpyros = both(positions)
     assert all(leaf.dtype == np.float64 for leaf in jax.tree.leaves(ours))
-    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(numpyros), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-11)
+    chex.assert_trees_all_close(ours, numpyros, rtol=1e-11, atol=1e-11)
 
 
 def test_rows_have_the_same_terms_in_any_batch():
     trees = clients()
     data = fedmcmc.FederatedData.from_clients(trees)
-    posterior = from_numpyro(MODELS["scaled and masked"], example=trees[1])
+    posterior = from_numpyro(MODELS["scaled and masked"], example=trees[1], check_rows=False)
     position = {"tau": jnp.float32(0.3), "mu": jnp.linspace(-1, 1, 4)}
     terms = jax.jit(lambda batches: [posterior.loglikelihood_fn(position, b) for b in batches])
     pooled, *each = terms([data.rows, *trees])
@@ -50,7 +50,7 @@ def test_rows_have_the_same_terms_in_any_batch():
     np.testing.assert_allclose(np.concatenate(each), pooled, rtol=1e-5)
 
 
-def test_jacobians_belong_to_the_prior_and_look_alike_sites_do_not():
+def test_jacobians_belong_to_the_prior_and_sites_with_similar_names_do_not():
     def model(x):
         scale = numpyro.sample("scale", dist.Exponential(2.0))
         numpyro.factor("_scale_log_det", -x * scale)  # the name NumPyro gives to a Jacobian
@@ -66,7 +66,7 @@ def test_jacobians_belong_to_the_prior_and_look_alike_sites_do_not():
     np.testing.assert_allclose(posterior.loglikelihood_fn({"scale": z}, x), terms, rtol=1e-6)
 
 
-def test_a_conditioned_global_counts_once_not_once_a_row():
+def test_a_conditioned_global_site_counts_once():
     rows = clients()[0]
     posterior = from_numpyro(MODELS["conditioned"], example=rows, check_rows=False)
     assert jax.eval_shape(posterior.init_fn, jax.random.key(0)).keys() == {"scale"}
@@ -79,7 +79,7 @@ def test_a_conditioned_global_counts_once_not_once_a_row():
     np.testing.assert_allclose(actual, terms, rtol=1e-4)
 
 
-def many_distributions():
+def list_distributions():
     return [
         dist.AsymmetricLaplace(),
         dist.BetaProportion(0.4, 3.0),
@@ -107,9 +107,9 @@ def many_distributions():
     ]
 
 
-def test_no_distribution_is_mistaken_for_one_that_depends_on_rows():
-    """Traced only: the analysis must read the same program at both numbers of rows."""
-    latents = many_distributions()
+def test_no_prior_seems_to_depend_on_the_rows():
+    """The analysis compares the programs for two numbers of rows."""
+    latents = list_distributions()
 
     def model(x):
         total = 0.0
@@ -141,7 +141,7 @@ def test_constrain_fn_keeps_deterministic_sites_that_need_no_rows():
         numpyro.deterministic("double", both[0])
         observe("y", dist.Normal(both[1], s), y)
 
-    posterior = from_numpyro(model, example=(np.ones(3), np.zeros(3)))
+    posterior = from_numpyro(model, example=(np.ones(3), np.zeros(3)), check_rows=False)
     values = posterior.constrain_fn({"a": np.float32(0.5), "s": np.float32(-1.0)})
     assert values.keys() == {"a", "s", "odds", "squashed", "double"}
     np.testing.assert_allclose(values["s"], np.exp(-1), rtol=1e-6)
@@ -208,7 +208,7 @@ def test_functions_are_traced_once_and_leak_nothing():
     assert len(calls) == before  # the same shapes were traced above
 
 
-def test_positions_with_other_sites_are_an_error():
+def test_positions_of_a_different_model_raise():
     posterior = from_numpyro(
         lambda y: observe("y", dist.Normal(slope(), 1), y), example=np.ones(3), check_rows=False
     )
@@ -217,7 +217,7 @@ def test_positions_with_other_sites_are_an_error():
 
 
 @pytest.mark.slow
-def test_networks_come_in_through_random_flax_module():
+def test_networks_are_sites_of_random_flax_module():
     linen = pytest.importorskip("flax.linen")
     from numpyro.contrib.module import random_flax_module
 
@@ -238,7 +238,7 @@ def test_networks_come_in_through_random_flax_module():
     np.testing.assert_allclose(actual, expected, rtol=1e-4)
 
 
-def test_a_constrained_model_is_sampled_and_comes_back_in_its_own_space():
+def test_draws_of_a_constrained_model_are_in_its_space():
     def model(x, g):
         tau = numpyro.sample("tau", dist.HalfNormal(1))
         weights = numpyro.sample("weights", dist.Dirichlet(jnp.ones(3)))
@@ -258,16 +258,16 @@ def test_a_constrained_model_is_sampled_and_comes_back_in_its_own_space():
         kernel,
         data,
         start,
-        num_rounds=20,
+        num_rounds=3,
         num_chains=2,
         progress=False,
     )
-    assert samples.draws["weights"].shape == (2, 20, 2)
+    assert samples.draws["weights"].shape == (2, 3, 2)
     values = samples.constrained
     assert {name: leaf.shape for name, leaf in values.items()} == {
-        "tau": (2, 20),
-        "weights": (2, 20, 3),
-        "variance": (2, 20),
+        "tau": (2, 3),
+        "weights": (2, 3, 3),
+        "variance": (2, 3),
     }
     np.testing.assert_allclose(values["weights"].sum(-1), 1, rtol=1e-5)
     np.testing.assert_allclose(values["variance"], values["tau"] ** 2, rtol=1e-6)

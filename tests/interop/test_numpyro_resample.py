@@ -17,7 +17,7 @@ from fedmcmc import from_numpyro
 from tests.support.numpyro_models import observe, slope
 
 
-def test_resample_draws_outcomes_in_the_order_in_which_they_matter():
+def test_outcomes_are_drawn_in_the_order_of_their_dependence():
     def model(x, y, later):
         a = numpyro.sample("a", dist.Normal(0, 1))
         # The outcome that is drawn last comes first in the model, and looks at a leaf of the rows.
@@ -39,7 +39,7 @@ def test_resample_draws_outcomes_in_the_order_in_which_they_matter():
     assert abs(float((z_y * z_later).mean())) * np.sqrt(z_y.size) < 5
 
 
-def test_resample_casts_to_the_dtype_of_the_rows():
+def test_draws_have_the_dtype_of_the_rows():
     def model(y):
         observe("y", dist.Bernoulli(logits=slope()), y.astype(int))
 
@@ -63,7 +63,7 @@ def tempered(y):
         observe("y", dist.Normal(s, 1), y)
 
 
-def own_regressor(y):
+def outcome_as_regressor(y):
     observe("y", dist.Normal(slope() * y, 1), y)
 
 
@@ -95,13 +95,13 @@ def masked_by_another(rows):
     observe("y", dist.Normal(s, 1).mask(c == 1), y)
 
 
-class OwnDensity(dist.Normal):
+class ChangedDensity(dist.Normal):
     def log_prob(self, value):
         return jnp.log1p(-self.cdf(value))
 
 
-def own_density(y):
-    observe("y", OwnDensity(slope(), 1.0), y)
+def changed_density(y):
+    observe("y", ChangedDensity(slope(), 1.0), y)
 
 
 def counts_with_totals(y):
@@ -114,10 +114,6 @@ def totals_of_floats(rows):
     observe("y", dist.BetaBinomial(jnp.exp(slope()), 2.0, n), y.astype(int))
 
 
-def _first(rows):
-    return jax.tree.leaves(rows)[0]
-
-
 PAIR = (np.array([0.5, 2.0]), np.array([0.0, 1.0]))
 
 
@@ -127,18 +123,26 @@ PAIR = (np.array([0.5, 2.0]), np.array([0.0, 1.0]))
         (derived_outcome, np.ones(3), "what site 'y' observes is computed from the rows"),
         (factor_only, np.ones(3), "site 'y' is a factor"),
         (tempered, np.ones(3), "site 'y' is weighted"),
-        (own_regressor, np.ones(3), "the distribution of site 'y' depends on its own outcome"),
+        (
+            outcome_as_regressor,
+            np.ones(3),
+            "the distribution of site 'y' depends on its own outcome",
+        ),
         (observed_twice, np.ones(3), "site 'y' observes what another site does"),
         (censored, (PAIR,), r"site 'y' has a censored distribution \(RightCens"),
         (cured, (PAIR,), "site 'y' has a censored distribution"),
         (masked_by_its_outcome, np.ones(3), "the distribution of site 'y' depends on its own"),
         (masked_by_another, (PAIR,), "mask of site 'y' depends on another outcome"),
-        (own_density, np.ones(3), "OwnDensity, which defines log_prob and inherits sample from N"),
+        (
+            changed_density,
+            np.ones(3),
+            "ChangedDensity, which defines log_prob and inherits sample",
+        ),
         (counts_with_totals, np.ones((3, 3), int), "drawing .* site 'y' fails with ValueError"),
         (totals_of_floats, (PAIR,), "drawing .* site 'y' fails with TypeError"),
     ],
 )
-def test_resample_is_none_with_a_reason_where_outcomes_cannot_be_drawn(model, example, reason):
+def test_models_without_outcomes_to_draw_have_a_reason(model, example, reason):
     posterior = from_numpyro(model, example=example, check_rows=False)
     assert posterior.resample_fn is None
     assert re.search(reason, posterior.no_resample_reason)
@@ -153,9 +157,9 @@ def test_resample_is_none_with_a_reason_where_outcomes_cannot_be_drawn(model, ex
         )
 
 
-def test_the_likelihood_of_counts_with_totals_is_right_though_they_are_not_drawn():
+def test_counts_with_totals_have_the_likelihood_of_scipy():
     counts = np.array([[3, 0, 2], [0, 0, 0], [10, 5, 1]])
-    posterior = from_numpyro(counts_with_totals, example=counts)
+    posterior = from_numpyro(counts_with_totals, example=counts, check_rows=False)
     terms = posterior.loglikelihood_fn({"slope": jnp.float32(0.5)}, counts)
     chances = np.exp(0.5 * np.arange(3)) / np.exp(0.5 * np.arange(3)).sum()
     expected = [stats.multinomial(row.sum(), chances).logpmf(row) for row in counts]
@@ -163,33 +167,33 @@ def test_the_likelihood_of_counts_with_totals_is_right_though_they_are_not_drawn
 
 
 @pytest.mark.parametrize("way", ["distribution", "handler", "event"])
-def test_masked_entries_stay_as_they_are_and_others_are_drawn(way):
-    known = np.tile([True, False], 3000)
-    y = np.where(known, 0.0, -100.0).astype(np.float32)
-    rows = {"y": y, "known": known}
+def test_masked_entries_do_not_change_and_observed_entries_are_drawn(way):
+    is_observed = np.tile([True, False], 3000)
+    y = np.where(is_observed, 0.0, -100.0).astype(np.float32)
+    rows = {"y": y, "is_observed": is_observed}
     if way == "event":
         rows["y"] = y[:, None]
 
-    def model(y, known):
+    def model(y, is_observed):
         s = slope()
         if way == "handler":
-            with handlers.mask(mask=known):
+            with handlers.mask(mask=is_observed):
                 observe("y", dist.Normal(s, 1.0), y)
         elif way == "event":
             fn = dist.Normal(s, 1.0).expand([len(y), 1])
-            observe("y", fn.mask(known[:, None]).to_event(1), y)
+            observe("y", fn.mask(is_observed[:, None]).to_event(1), y)
         else:
-            observe("y", dist.Normal(s, 1.0).mask(known), y)
+            observe("y", dist.Normal(s, 1.0).mask(is_observed), y)
 
-    posterior = from_numpyro(model, example=rows)
+    posterior = from_numpyro(model, example=rows, check_rows=False)
     drawn = posterior.resample_fn(jax.random.key(0), {"slope": jnp.float32(2.0)}, rows)
     values = np.asarray(drawn["y"]).reshape(-1)
-    np.testing.assert_array_equal(values[~known], -100.0)
-    assert abs(values[known].mean() - 2) * np.sqrt(3000) < 5
-    assert abs(values[known].var() - 1) * np.sqrt(1500) < 5
+    np.testing.assert_array_equal(values[~is_observed], -100.0)
+    assert abs(values[is_observed].mean() - 2) * np.sqrt(3000) < 5
+    assert abs(values[is_observed].var() - 1) * np.sqrt(1500) < 5
 
 
-def test_measurements_in_whole_numbers_are_rounded():
+def test_measurements_in_integers_are_rounded():
     def model(y):
         observe("y", dist.Normal(slope(), 2.0), y)
 
@@ -201,9 +205,9 @@ def test_measurements_in_whole_numbers_are_rounded():
     assert abs(float(drawn.mean()) + 3) < 5 * 2 / np.sqrt(9000)  # cutting digits off is 0.47 away
 
 
-def test_a_scale_of_one_is_no_weight():
+def test_a_scale_of_one_is_ignored():
     def model(y):
         with handlers.scale(scale=np.float32(1)):
             observe("y", dist.Normal(slope(), 1), y)
 
-    assert from_numpyro(model, example=np.ones(3)).resample_fn is not None
+    assert from_numpyro(model, example=np.ones(3), check_rows=False).resample_fn is not None

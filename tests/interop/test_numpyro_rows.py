@@ -16,7 +16,7 @@ from fedmcmc import from_numpyro
 from fedmcmc.interop._numpyro_batches import BATCH_SIZE, batches_of
 
 
-def regression(column_fn, outcome_fn=lambda y: y):
+def build_regression(column_fn, outcome_fn=lambda y: y):
     def model(x, y):
         a = numpyro.sample("a", dist.Normal())
         b = numpyro.sample("b", dist.Normal())
@@ -26,7 +26,7 @@ def regression(column_fn, outcome_fn=lambda y: y):
     return model
 
 
-def normal(*sizes, x=None):
+def draw_clients(*sizes, x=None):
     rng = np.random.default_rng(0)
     return [
         {"x": rng.normal(size=n) if x is None else x(rng, i, n), "y": rng.normal(size=n)}
@@ -34,9 +34,9 @@ def normal(*sizes, x=None):
     ]
 
 
-def arms(*counts):
-    """Clients whose rows are sorted by arm."""
-    return normal(
+def build_arms(*counts):
+    """Return clients whose rows are sorted by arm."""
+    return draw_clients(
         *map(sum, counts), x=lambda rng, i, n: np.repeat([0.0, 1.0], counts[i]).astype(float)
     )
 
@@ -44,38 +44,38 @@ def arms(*counts):
 SHAPES = {"x": jax.ShapeDtypeStruct((2,), np.float32), "y": jax.ShapeDtypeStruct((2,), np.float32)}
 
 
-def raises():
+def expect_dependence():
     return pytest.raises(ValueError, match="depends on the other rows of its batch")
 
 
 @pytest.mark.parametrize(
     ("column_fn", "example"),
     [
-        (lambda x: (x - x.mean()) / x.std(), normal(30, 40)),
+        (lambda x: (x - x.mean()) / x.std(), draw_clients(30, 40)),
         (lambda x: (x - x.mean()) / x.std(ddof=1), SHAPES),
-        (lambda x: (x - x.min()) / (x.max() - x.min()), normal(1, 1, 1)),
-        (lambda x: jnp.nan_to_num((x - x.mean()) / x.std()), normal(30, 40)),
-        (lambda x: x - jnp.median(x), arms((20, 0), (5, 5))),
-        (lambda x: x - x.mean(), arms((12, 4), (10, 30))),
-        (lambda x: x - x.mean(), arms((300, 0), (300, 0), (300, 1))),
-        (lambda x: jnp.where(x == 1, x - x.mean(), x), arms((3000, 0), (3000, 2))),
-        (lambda x: x / x.max(), arms((20, 0))[0]),
-        (lambda x: jnp.argsort(jnp.argsort(x)), normal(30)[0]),
-        (lambda x: x - jnp.roll(x, 1), normal(1)[0]),
-        (jnp.cumsum, normal(30)[0]),
+        (lambda x: (x - x.min()) / (x.max() - x.min()), draw_clients(1, 1, 1)),
+        (lambda x: jnp.nan_to_num((x - x.mean()) / x.std()), draw_clients(30, 40)),
+        (lambda x: x - jnp.median(x), build_arms((20, 0), (5, 5))),
+        (lambda x: x - x.mean(), build_arms((12, 4), (10, 30))),
+        (lambda x: x - x.mean(), build_arms((300, 0), (300, 0), (300, 1))),
+        (lambda x: jnp.where(x == 1, x - x.mean(), x), build_arms((3000, 0), (3000, 2))),
+        (lambda x: x / x.max(), build_arms((20, 0))[0]),
+        (lambda x: jnp.argsort(jnp.argsort(x)), draw_clients(30)[0]),
+        (lambda x: x - jnp.roll(x, 1), draw_clients(1)[0]),
+        (jnp.cumsum, draw_clients(30)[0]),
         (jax.nn.softmax, SHAPES),
         (lambda x: x / len(x), SHAPES),
     ],
 )
-def test_columns_that_are_rescaled_in_the_model_are_found(column_fn, example):
+def test_models_that_rescale_columns_raise(column_fn, example):
     if isinstance(example, list):
         example = fedmcmc.FederatedData.from_clients(example)
-    with raises():
-        from_numpyro(regression(column_fn), example=example)
+    with expect_dependence():
+        from_numpyro(build_regression(column_fn), example=example)
 
 
 def test_coefficients_are_compared_at_the_scale_of_their_prior():
-    """Outcomes of 1e5 with a known error hide an effect of a coefficient of one."""
+    """Outcomes of 1e5 hide the effect of a coefficient of size one."""
 
     def model(x, y, center):
         a = numpyro.sample("a", dist.Normal(0.0, 1e5))
@@ -84,14 +84,14 @@ def test_coefficients_are_compared_at_the_scale_of_their_prior():
             column = x - x.mean() if center else x
             numpyro.sample("y", dist.Normal(a + b[0] * column, 2e4), obs=y)
 
-    rows = normal(30)[0]
+    rows = draw_clients(30)[0]
     rows["y"] = 1e5 + 2e4 * rows["y"]
     from_numpyro(functools.partial(model, center=False), example=rows)
-    with raises():
+    with expect_dependence():
         from_numpyro(functools.partial(model, center=True), example=rows)
 
 
-def test_a_model_that_does_not_run_on_one_row_is_refused_in_words():
+def test_a_model_that_needs_several_rows_raises():
     def model(x, y):
         b = numpyro.sample("b", dist.Normal().expand([2]).to_event(1))
         with numpyro.plate("rows", len(y)):
@@ -102,28 +102,28 @@ def test_a_model_that_does_not_run_on_one_row_is_refused_in_words():
         from_numpyro(model, example=rows)
 
 
-def test_the_error_names_the_row_and_both_of_its_terms():
-    clients = {"Bern": normal(3)[0], "Zug": {"x": np.array([5.0]), "y": np.array([2.0])}}
+def test_the_error_names_the_row_and_both_terms():
+    clients = {"Bern": draw_clients(3)[0], "Zug": {"x": np.array([5.0]), "y": np.array([2.0])}}
     data = fedmcmc.FederatedData.from_clients(clients)
     with pytest.raises(ValueError, match=r"row \d of client '(Bern|Zug)' has nan alone and -?\d"):
-        from_numpyro(regression(lambda x: (x - x.mean()) / x.std()), example=data)
-    with raises():
-        from_numpyro(regression(lambda x: x, lambda y: y / y.std()), example=data)
+        from_numpyro(build_regression(lambda x: (x - x.mean()) / x.std()), example=data)
+    with expect_dependence():
+        from_numpyro(build_regression(lambda x: x, lambda y: y / y.std()), example=data)
     with pytest.raises(ValueError, match=r"a made-up row has .* alone and .* among 16 rows"):
-        from_numpyro(regression(jnp.cumsum), example=SHAPES)
+        from_numpyro(build_regression(jnp.cumsum), example=SHAPES)
 
 
-def test_a_factor_of_risk_sets_is_refused_with_another_model():
+def test_a_factor_of_risk_sets_raises_with_the_remedy():
     def cox(x, y):
         terms = numpyro.sample("slope", dist.Normal(0, 1)) * x
         with numpyro.plate("rows", len(x)):
             numpyro.factor("cox", terms - jax.lax.cumlogsumexp(terms, reverse=True))
 
     with pytest.raises(ValueError, match="piecewise-exponential"):
-        from_numpyro(cox, example=normal(20)[0])
+        from_numpyro(cox, example=draw_clients(20)[0])
 
 
-def test_rows_far_from_one_and_terms_that_are_not_finite_are_no_dependence():
+def test_large_rows_and_infinite_terms_are_no_dependence():
     rng = np.random.default_rng(0)
 
     def model(y, count, share, known):
@@ -154,11 +154,11 @@ def test_rows_far_from_one_and_terms_that_are_not_finite_are_no_dependence():
     np.testing.assert_allclose(terms, expected, rtol=1e-6)
 
 
-def observed_values(rng, n):
-    """Distributions of a latent, and values that they can have."""
+def draw_observed_values(rng, n):
+    """Return functions of a latent that return distributions, and values in their supports."""
     x, counts = rng.normal(size=n), rng.poisson(2, n)
     positive, flags, codes = np.exp(x), rng.random(n) < 0.5, rng.integers(0, 3, n)
-    share, pair = 1 / (1 + np.exp(-x)), rng.normal(size=(n, 2))
+    fraction, pair = 1 / (1 + np.exp(-x)), rng.normal(size=(n, 2))
     table = rng.multinomial(5, [0.2, 0.3, 0.5], n)
     simplex = rng.dirichlet(np.ones(3), n)
     few, half = np.minimum(counts, 5), jnp.ones(2) / 2
@@ -198,8 +198,8 @@ def observed_values(rng, n):
         ),
         "OrderedLogistic": (lambda u, c: dist.OrderedLogistic(u, jnp.arange(2.0)), codes),
         "Categorical": (lambda u, c: dist.Categorical(logits=u * jnp.arange(3)), codes),
-        "Beta": (lambda u, c: dist.Beta(e(u), 1.0), share),
-        "BetaProportion": (lambda u, c: dist.BetaProportion(jax.nn.sigmoid(u), 3.0), share),
+        "Beta": (lambda u, c: dist.Beta(e(u), 1.0), fraction),
+        "BetaProportion": (lambda u, c: dist.BetaProportion(jax.nn.sigmoid(u), 3.0), fraction),
         "Gamma": (lambda u, c: dist.Gamma(e(u), 1.0), positive),
         "InverseGamma": (lambda u, c: dist.InverseGamma(e(u), 1.0), positive),
         "Exponential": (lambda u, c: dist.Exponential(e(u)), positive),
@@ -256,10 +256,9 @@ def observed_values(rng, n):
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_distributions_of_all_kinds_are_observed_without_a_word(part):
-    """A quarter of them in one model, so that one program checks them all."""
-    names = list(observed_values(np.random.default_rng(0), 40))[part::4]
-    kinds = {name: observed_values(np.random.default_rng(0), 40)[name] for name in names}
+def test_distributions_of_all_kinds_are_observed_without_a_warning(part):
+    """Each model has a quarter of the distributions, so that few programs are compiled."""
+    kinds = dict(list(draw_observed_values(np.random.default_rng(0), 40).items())[part::4])
 
     def model(**rows):
         for name, (fn, _) in kinds.items():
@@ -296,7 +295,7 @@ def test_batches_hold_several_rows_of_a_rare_level_and_each_row_once():
     assert any({0, 4999} <= set(batch.numbers.tolist()) for batch in batches)
 
 
-def test_columns_may_be_indexed_by_what_depends_on_a_parameter():
+def test_a_column_may_have_an_index_that_depends_on_a_parameter():
     def model(t, y):
         b = numpyro.sample("b", dist.Normal())
         index = jnp.argmax(jnp.stack([b, 0.0]))  # 0 if b is positive, else 1
@@ -321,7 +320,7 @@ def test_columns_may_be_indexed_by_what_depends_on_a_parameter():
         (lambda a, x: dist.ZeroInflatedPoisson(a * x, 1.0), 1, "the parameter gate"),
     ],
 )
-def test_parameters_outside_their_bounds_are_warned_of(fn, value, message):
+def test_parameters_outside_their_bounds_warn(fn, value, message):
     def model(x, y):
         a = numpyro.sample("a", dist.Normal())
         with numpyro.plate("rows", len(x)):
@@ -332,7 +331,7 @@ def test_parameters_outside_their_bounds_are_warned_of(fn, value, message):
     assert [warning.filename for warning in caught] == [__file__]
 
 
-def test_parameters_that_the_prior_keeps_inside_are_not_warned_of():
+def test_parameters_that_the_prior_keeps_inside_do_not_warn():
     def model(x, y):
         share = numpyro.sample("share", dist.Beta(1.0, 1.0))
         numpyro.sample("w", dist.Bernoulli(share * x), obs=y)  # of shares x below one

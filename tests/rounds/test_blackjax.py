@@ -1,4 +1,4 @@
-"""`simulate` has the shape of a BlackJAX sampling algorithm."""
+"""`simulate` has the interface of a BlackJAX sampling algorithm."""
 
 import jax
 import jax.numpy as jnp
@@ -27,44 +27,35 @@ def algorithm():
     return fedmcmc.simulate(kernel, data)
 
 
-def by_hand(algorithm, rng_key, position, initial_state=None):
-    """Return the last state and all positions, with the keys that BlackJAX documents."""
-    state = initial_state
-    if state is None:
-        rng_key, init_key = jax.random.split(rng_key, 2)
+@pytest.mark.parametrize("is_new", [True, False], ids=["from a position", "from a state"])
+def test_run_inference_algorithm_equals_a_loop(algorithm, is_new):
+    """Keys are split as BlackJAX documents, from a typed key and from a raw key."""
+    if is_new:
+        key, position = jax.random.key(3), jnp.array([1.0, -1.0])
+        start = {"initial_position": position}
+        loop_key, init_key = jax.random.split(key, 2)
         state = algorithm.init(position, init_key)
-    step, positions, bits = jax.jit(algorithm.step), [], []
-    for key in jax.random.split(rng_key, NUM_STEPS):
-        state, info = step(key, state)
-        positions.append(state.broadcast.position)
-        bits.append(info.bits_up)
-    return state, jnp.stack(positions), jnp.stack(bits)
-
-
-def test_run_inference_algorithm_equals_a_loop_by_hand(algorithm):
-    start = jnp.array([1.0, -1.0])
-    state, (positions, bits) = blackjax_util.run_inference_algorithm(
-        jax.random.key(3),
+    else:
+        key = loop_key = jax.random.PRNGKey(4)
+        state = algorithm.init(jnp.zeros(2))
+        start = {"initial_state": state}
+    final, (positions, infos) = blackjax_util.run_inference_algorithm(
+        key,
         algorithm,
         num_steps=NUM_STEPS,
-        initial_position=start,
-        transform=lambda state, info: (state.broadcast.position, info.bits_up),
+        transform=lambda state, info: (state.broadcast.position, info),
+        **start,
     )
-    last, expected, sent = by_hand(algorithm, jax.random.key(3), start)
-    np.testing.assert_allclose(positions, expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(bits, sent)
-    assert int(state.broadcast.round) == int(last.broadcast.round) == NUM_STEPS
-    assert len(np.unique(np.asarray(positions)[:, 0])) == NUM_STEPS
-
-
-def test_run_inference_algorithm_goes_on_from_a_state_with_a_raw_key(algorithm):
-    start = algorithm.init(jnp.zeros(2))
-    key = jax.random.PRNGKey(4)
-    state, (states, infos) = blackjax_util.run_inference_algorithm(
-        key, algorithm, num_steps=NUM_STEPS, initial_state=start
-    )
-    last, expected, _ = by_hand(algorithm, key, None, start)
-    np.testing.assert_allclose(states.broadcast.position, expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(state.broadcast.position, last.broadcast.position, rtol=1e-5)
+    step = jax.jit(algorithm.step)
+    expected, bits = [], []
+    for step_key in jax.random.split(loop_key, NUM_STEPS):
+        state, info = step(step_key, state)
+        expected.append(state.broadcast.position)
+        bits.append(info.bits_up)
+    np.testing.assert_allclose(positions, np.stack(expected), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(final.broadcast.position, expected[-1], rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(infos.bits_up, np.stack(bits))
     np.testing.assert_array_equal(infos.num_active, 1)
     np.testing.assert_array_equal(infos.round, np.arange(NUM_STEPS))
+    assert int(final.broadcast.round) == int(state.broadcast.round) == NUM_STEPS
+    assert len(np.unique(np.asarray(positions)[:, 0])) == NUM_STEPS

@@ -1,6 +1,5 @@
-"""Ctrl-C at the worst time: while a segment's draws and states are being recorded."""
+"""Ctrl-C at the worst time: while draws and states are recorded, and after the last round."""
 
-import pickle
 import signal
 
 import chex
@@ -26,8 +25,8 @@ from tests.support.killed_run import assert_same
 from tests.support.lanes import fast_and_slow
 
 
-def once(call, number):
-    """Return `call` followed by an interrupt at its `number`-th time."""
+def interrupt_once(call, number):
+    """Return `call`, followed by an interrupt after its call with this number."""
     times = []
 
     def interrupted(*args, **kwargs):
@@ -41,88 +40,76 @@ def once(call, number):
 
 
 @pytest.mark.parametrize("recorder", fast_and_slow([MemoryRecorder, ZarrRecorder], [ZarrRecorder]))
-def test_between_the_draws_and_the_state(recorder, tmp_path, monkeypatch):
-    """Draws that were recorded without their state are none: not returned, saved or run twice."""
+def test_draws_without_their_state_are_dropped(recorder, tmp_path, monkeypatch):
+    """Draws that were recorded without their state are not returned, saved or run twice."""
     monkeypatch.setattr(recorders, "CHUNK_BYTES", 1000)  # of a few segments
     on_disk = recorder is ZarrRecorder
-    given = dict(
+    settings = dict(
         draws_to=tmp_path / "draws.zarr" if on_disk else None,
         checkpoint=fedmcmc.Checkpoint(tmp_path / "c", every_rounds=10),
     )
-    whole = run(None, 60)
+    expected = run(None, 60)
     for method, number in (("add", 3), *([("_write", 1)] * on_disk)):
         with monkeypatch.context() as patch, pytest.warns(RuntimeWarning, match="Interrupted"):
-            patch.setattr(recorder, method, once(getattr(recorder, method), number))
-            cut = run(None, 60, **given)
+            patch.setattr(recorder, method, interrupt_once(getattr(recorder, method), number))
+            cut = run(None, 60, **settings)
         num = int(cut.state.broadcast.round[0])
         assert 0 < num < 60 and cut.num_draws == cut.totals["rounds"][0] == num
-        np.testing.assert_array_equal(np.asarray(cut.draws), whole.draws[:, :num])
+        np.testing.assert_array_equal(np.asarray(cut.draws), expected.draws[:, :num])
         np.testing.assert_array_equal(np.asarray(cut.info["round"])[0], np.arange(num))
-    assert_same(numbers(run(None, 60, **given)), numbers(whole))
+    assert_same(numbers(run(None, 60, **settings)), numbers(expected))
 
 
-def test_while_the_first_chunk_is_written(tmp_path, monkeypatch):
+def test_an_interrupt_during_the_first_chunk_leaves_no_draw(tmp_path, monkeypatch):
     monkeypatch.setattr(recorders, "CHUNK_BYTES", 100)
     with pytest.warns(RuntimeWarning, match="Interrupted"), monkeypatch.context() as patch:
-        patch.setattr(ZarrRecorder, "_write", once(ZarrRecorder._write, 1))
+        patch.setattr(ZarrRecorder, "_write", interrupt_once(ZarrRecorder._write, 1))
         cut = run(None, 60, draws_to=tmp_path / "draws.zarr")
     assert cut.num_draws == cut.totals["rounds"][0] == 0
     assert {len(leaf[0]) for leaf in jax.tree.leaves((cut.draws, cut.info))} == {0}
 
 
-def test_while_the_last_checkpoint_is_written(tmp_path, monkeypatch):
+def test_an_interrupt_during_the_last_checkpoint_keeps_the_draws(tmp_path, monkeypatch):
     """The draws are returned, and the next run waits for the writer of this one."""
     checkpoint = fedmcmc.Checkpoint(tmp_path, every_rounds=10)
 
-    def interrupted(saver, progress, *, wait, **given):
-        save(saver, progress, wait=False, **given)
+    def interrupted(saver, progress, *, wait, **settings):
+        save(saver, progress, wait=False, **settings)
         if wait:
             raise KeyboardInterrupt
 
-    save, whole = Saver.save, run(None, 60)
+    save, expected = Saver.save, run(None, 60)
     with pytest.warns(RuntimeWarning, match="Interrupted"), monkeypatch.context() as patch:
         patch.setattr(Saver, "save", interrupted)
         cut = run(None, 30, checkpoint=checkpoint)
-    np.testing.assert_array_equal(cut.draws, whole.draws[:, :30])
-    assert_same(numbers(run(None, 60, checkpoint=checkpoint)), numbers(whole))
+    np.testing.assert_array_equal(cut.draws, expected.draws[:, :30])
+    assert_same(numbers(run(None, 60, checkpoint=checkpoint)), numbers(expected))
 
 
-@pytest.mark.parametrize("most", [60, 30])
-def test_while_a_rule_is_asked(most, tmp_path):
-    """A run that goes on asks what was not answered: where it stops does not depend on Ctrl-C."""
+@pytest.mark.parametrize("max_rounds", [60, 30])
+def test_an_interrupt_during_a_stopping_rule_does_not_change_the_stop(max_rounds, tmp_path):
+    """A resumed run repeats the check that was interrupted."""
 
-    def stopped(checkpoint=None, interrupt=None):
+    def run_until_stopped(checkpoint=None, interrupt=None):
         def check(draws):
             if draws.shape[1] == interrupt:
                 raise KeyboardInterrupt
             return StopDecision(draws.shape[1] >= 30, {"mean": jnp.mean(draws)})
 
         rule = fedmcmc.diagnostics.StoppingRule(lambda num: num + 15, check, "30 draws")
-        return run(None, None, max_rounds=most, until=rule, checkpoint=checkpoint)
+        return run(None, None, max_rounds=max_rounds, until=rule, checkpoint=checkpoint)
 
     checkpoint = fedmcmc.Checkpoint(tmp_path, every_rounds=10)
     with pytest.warns(RuntimeWarning, match=r"Interrupted|without 30 draws"):
-        stopped(checkpoint, interrupt=30)
-    resumed, whole = stopped(checkpoint), stopped()
-    assert resumed.num_draws == whole.num_draws == 30
-    assert resumed.stopped == whole.stopped
-
-
-def test_a_divergence_can_be_handed_on_by_another_process():
-    with pytest.raises(fedmcmc.NonFiniteError) as caught:
-        run(None, 60, chosen=kernel(step_size=1e9))
-    error = pickle.loads(pickle.dumps(caught.value))
-    assert (str(error), error.round, error.chains) == (
-        str(caught.value),
-        caught.value.round,
-        caught.value.chains,
-    )
-    assert error.samples.num_draws == caught.value.samples.num_draws
+        run_until_stopped(checkpoint, interrupt=30)
+    resumed, expected = run_until_stopped(checkpoint), run_until_stopped()
+    assert resumed.num_draws == expected.num_draws == 30
+    assert resumed.stopped == expected.stopped
 
 
 @pytest.mark.slow
-def test_while_clients_states_are_written_to_a_store(tmp_path, monkeypatch):
-    """The states that a run returns, and those that it saves, are of its round."""
+def test_an_interrupt_while_client_states_are_stored_keeps_their_round(tmp_path, monkeypatch):
+    """The states that a run returns and saves belong to its last round."""
     chosen = fedmcmc.fed_ep(
         killed_run.posterior(), inference=fedmcmc.inference.exact_gaussian(), cohort_size=2
     )
@@ -139,26 +126,26 @@ def test_while_clients_states_are_written_to_a_store(tmp_path, monkeypatch):
             placement=fedmcmc.Placement(client_store=fedmcmc.HostStore(device_bytes=1)),
         )
 
-    def half(clients, ids, table):
-        real(clients, ids[:1], jax.tree.map(lambda leaf: leaf[:, :1], table))
+    def write_first_client(clients, ids, table):
+        write(clients, ids[:1], jax.tree.map(lambda leaf: leaf[:, :1], table))
 
-    real, whole = executors.write, run_stored(21)
+    write, expected = executors.write, run_stored(21)
     for number in range(1, 9):
         checkpoint = fedmcmc.Checkpoint(tmp_path / str(number), every_rounds=3)
-        writes = iter([real] * (number - 1) + [once(half, 1)])
+        writes = iter([write] * (number - 1) + [interrupt_once(write_first_client, 1)])
         with monkeypatch.context() as patch, pytest.warns(RuntimeWarning, match="Interrupted"):
-            patch.setattr(executors, "write", lambda *given, w=writes: next(w, real)(*given))
+            patch.setattr(executors, "write", lambda *args, w=writes: next(w, write)(*args))
             cut = run_stored(21, checkpoint)
         num = int(cut.state.broadcast.round[0])
         assert 0 < num < 21
-        for got, expected in ((cut, run_stored(num)), (run_stored(21, checkpoint), whole)):
-            assert_same(numbers(got), numbers(expected))
-            chex.assert_trees_all_equal(got.state.clients, expected.state.clients)
+        for actual, exact in ((cut, run_stored(num)), (run_stored(21, checkpoint), expected)):
+            assert_same(numbers(actual), numbers(exact))
+            chex.assert_trees_all_equal(actual.state.clients, exact.state.clients)
 
 
 @pytest.fixture(scope="module")
 def compiled_kernel():
-    """One kernel for all tests, which then compile once."""
+    """Return a kernel that is compiled once for all tests."""
     return kernel()
 
 
@@ -205,10 +192,9 @@ AFTER_THE_ROUNDS = [
 @pytest.mark.parametrize(
     ("where", "name"), AFTER_THE_ROUNDS, ids=lambda x: getattr(x, "__name__", x)
 )
-def test_a_signal_behind_the_rounds_costs_no_draw(
+def test_a_signal_after_the_rounds_loses_no_draw(
     where, name, before, num_signals, compiled_kernel, tmp_path, monkeypatch
 ):
-    """Draws of a whole run are returned, wherever Ctrl-C comes."""
     call = interrupting(getattr(where, name), before=before, num_signals=num_signals)
     monkeypatch.setattr(where, name, call)
     with pytest.warns(RuntimeWarning, match="Interrupted|could not be judged"):
@@ -224,25 +210,23 @@ def test_a_signal_between_segments_keeps_the_rounds_before(
     name, before, num_signals, compiled_kernel, monkeypatch
 ):
     monkeypatch.setattr(run_module, "pace_of", lambda block: Pace(10, 10))
-    whole, calls = run(None, 60, chosen=compiled_kernel), []
+    expected, calls = run(None, 60, chosen=compiled_kernel), []
     method = getattr(Run, name)
 
-    def third(*args, **kwargs):
+    def interrupt_third_call(*args, **kwargs):
         calls.append(None)
         if len(calls) == 3:
             return interrupting(method, before=before, num_signals=num_signals)(*args, **kwargs)
         return method(*args, **kwargs)
 
-    monkeypatch.setattr(Run, name, third)
+    monkeypatch.setattr(Run, name, interrupt_third_call)
     with pytest.warns(RuntimeWarning, match="Interrupted"):
         cut = run(None, 60, chosen=compiled_kernel)
     assert cut.num_draws in (20, 30)
-    np.testing.assert_array_equal(cut.draws, whole.draws[:, : cut.num_draws])
+    np.testing.assert_array_equal(cut.draws, expected.draws[:, : cut.num_draws])
 
 
-def test_a_signal_while_a_resumable_run_ends_ends_the_program(
-    compiled_kernel, tmp_path, monkeypatch
-):
+def test_a_signal_at_the_end_of_a_resumable_run_raises(compiled_kernel, tmp_path, monkeypatch):
     call = interrupting(Run._finish, before=True, num_signals=1)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Run, "_finish", call)
@@ -251,7 +235,7 @@ def test_a_signal_while_a_resumable_run_ends_ends_the_program(
     assert fedmcmc.Checkpoint(tmp_path / "0001").exists
 
 
-def test_a_user_who_insists_is_not_held_back(compiled_kernel, monkeypatch):
+def test_a_third_signal_raises(compiled_kernel, monkeypatch):
     call = interrupting(Run._finish, before=True, num_signals=3)
     monkeypatch.setattr(Run, "_finish", call)
     with pytest.raises(KeyboardInterrupt):
@@ -259,7 +243,7 @@ def test_a_user_who_insists_is_not_held_back(compiled_kernel, monkeypatch):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_handler_of_the_users_stays(compiled_kernel, monkeypatch):
+def test_a_handler_of_the_user_stays(compiled_kernel, monkeypatch):
     calls = []
     previous = signal.signal(signal.SIGINT, lambda number, frame: calls.append(number))
     try:
