@@ -299,10 +299,10 @@ def test_schedules_are_checked_in_the_rounds_that_use_them():
         sample(lsd(step_size=lambda r: 0.01 - 0.005 * r), position=VECTOR)
     with pytest.raises(ValueError, match=r"rho must be in \[0, 1\], got 1.5 in round 0"):
         sample(fa_hmc(rho=lambda r: 1.5 + 0 * r), position=VECTOR)
-    # Values behind the last round do not count, and neither do values before the first.
-    first = sample(lsd(step_size=lambda r: 0.01 - 0.002 * r), position=VECTOR)
+    # Values after the last round or before the first do not matter.
+    samples = sample(lsd(step_size=lambda r: 0.01 - 0.002 * r), position=VECTOR)
     infinite_at_zero = lsd(step_size=lambda r: 0.05 / r)
-    assert int(sample(infinite_at_zero, state=first.state).state.broadcast.round[0]) == 10
+    assert int(sample(infinite_at_zero, state=samples.state).state.broadcast.round[0]) == 10
     with pytest.raises(ValueError, match="got inf in round 0"):
         sample(infinite_at_zero, position=VECTOR)
 

@@ -76,7 +76,7 @@ def dirichlet(concentration=0.5, num_rounds=1, **settings):
 
 
 def barycentric(points, models):
-    """Return the weights, summing to one, with which `points` are means of `models`."""
+    """Return weights that sum to one such that `points` are weighted means of `models`."""
     system = np.concatenate([models.T, np.ones((1, len(models)))])
     points = np.asarray(points, float)
     right = np.concatenate([points, np.ones((*points.shape[:-1], 1))], axis=-1)
@@ -150,9 +150,9 @@ def test_each_member_is_drawn_equally_often():
 
 def test_members_change_from_round_to_round():
     # The models hardly move, so that only the weights differ.
-    first, second = (dirichlet(num_rounds=n, learning_rate=1e-4)[1].server.models for n in (1, 2))
-    scale = np.abs(first - START).max(axis=(1, 2))
-    assert (np.abs(first - second).max(axis=(1, 2)) > 0.01 * scale).mean() > 0.9
+    before, after = (dirichlet(num_rounds=n, learning_rate=1e-4)[1].server.models for n in (1, 2))
+    scale = np.abs(before - START).max(axis=(1, 2))
+    assert (np.abs(before - after).max(axis=(1, 2)) > 0.01 * scale).mean() > 0.9
 
 
 def test_a_member_without_weight_stays():

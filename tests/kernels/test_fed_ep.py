@@ -80,8 +80,8 @@ def test_sites_contain_the_noise_of_the_code(name):
     uncompressed = run(plain)[0][-1].broadcast.extra[0]
     assert np.abs(q.precision - uncompressed.precision).max() > 1e-3
     # In the long run, the approximation is the exact posterior.
-    last = states[-1].broadcast.extra[0].precision
-    np.testing.assert_allclose(last, FEDERATION.precisions.sum(0), rtol=1e-3, atol=1e-2)
+    precision = states[-1].broadcast.extra[0].precision
+    np.testing.assert_allclose(precision, FEDERATION.precisions.sum(0), rtol=1e-3, atol=1e-2)
     assert int(infos[5].bits_up) < 4 * 32 * 12 or name == "memory"
 
 
@@ -151,14 +151,17 @@ def test_the_last_proper_product_serves_while_the_product_is_improper():
         damping=lambda r: jnp.where(r == 1, -3.0, 1.0),
         initial_precision=0.1,
     )
-    (_, first, last), infos = run(kernel, 2)
+    (_, proper, improper), infos = run(kernel, 2)
     assert [bool(info.server.proper) for info in infos] == [True, False]
-    assert np.asarray(last.server.product.precision).min() < 0
-    assert bool(last.server.approximation.ever_proper)
-    np.testing.assert_array_equal(last.broadcast.position, first.broadcast.position)
-    for gaussian in (last.server.approximation.gaussian, last.broadcast.extra.approximation):
-        chex.assert_trees_all_equal(gaussian, first.broadcast.extra[0])
-    assert np.isfinite(kernel.draw(jax.random.key(0), last)).all()
+    assert np.asarray(improper.server.product.precision).min() < 0
+    assert bool(improper.server.approximation.ever_proper)
+    np.testing.assert_array_equal(improper.broadcast.position, proper.broadcast.position)
+    for gaussian in (
+        improper.server.approximation.gaussian,
+        improper.broadcast.extra.approximation,
+    ):
+        chex.assert_trees_all_equal(gaussian, proper.broadcast.extra[0])
+    assert np.isfinite(kernel.draw(jax.random.key(0), improper)).all()
 
 
 @pytest.mark.parametrize("cavity", fast_and_slow(["site", "average", "power"], ["site", "average"]))

@@ -159,8 +159,8 @@ def test_a_run_comes_to_rest_at_the_posterior(data, mode, posterior_moments):
     samples = sample(fedmcmc.fed_ep(LOGISTIC), data, mode, **until)
     assert samples.stopped["reached"] and samples.stopped["rounds"] <= 8
     assert samples.info["shift"][0, -1] <= 0.01 < samples.info["shift"][0, 0]
-    last = jax.tree.map(lambda x: x[0], samples.state.server.approximation.gaussian)
-    actual, spread = moments_of(last)
+    gaussian = jax.tree.map(lambda x: x[0], samples.state.server.approximation.gaussian)
+    actual, spread = moments_of(gaussian)
     assert_moments(actual, spread, posterior_moments, atol=0.02)
     assert samples.final_draws.shape == (1, 1000, 2)
     assert np.array_equal(samples.constrained, samples.final_draws)

@@ -223,9 +223,9 @@ def test_a_constant_schedule_is_the_number():
 def test_a_schedule_is_read_at_the_round():
     kernel = dsgld(lambda round_: jnp.where(round_ < 6, STEP_SIZE, STEP_SIZE / 2))
     draws = run(kernel).draws
-    first = run(dsgld(STEP_SIZE), num_rounds=6)
-    np.testing.assert_allclose(draws[:, :6], first.draws, **ROUNDING)
-    second = run(dsgld(STEP_SIZE / 2), num_rounds=6, state=first.state)
+    half = run(dsgld(STEP_SIZE), num_rounds=6)
+    np.testing.assert_allclose(draws[:, :6], half.draws, **ROUNDING)
+    second = run(dsgld(STEP_SIZE / 2), num_rounds=6, state=half.state)
     np.testing.assert_allclose(draws[:, 6:], second.draws, **ROUNDING)
 
 

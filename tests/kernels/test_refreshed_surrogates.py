@@ -80,8 +80,8 @@ def test_draws_before_any_refresh_are_those_of_fsgld():
 )
 def test_client_and_server_add_the_same_compressed_change(compressor):
     states, _ = run(fedmcmc.compress(build("dense", refresh_every=2), compressor), 9)
-    first, last = (states[i].clients.kernel.surrogate.precision for i in (0, -1))
-    assert np.abs(np.asarray(last - first)).max() > 0
+    initial, final = (states[i].clients.kernel.surrogate.precision for i in (0, -1))
+    assert np.abs(np.asarray(final - initial)).max() > 0
     for state in states:
         product = state.clients.kernel.surrogate.sum()
         chex.assert_trees_all_close(state.broadcast.extra, product, rtol=1e-4, atol=1e-4)
