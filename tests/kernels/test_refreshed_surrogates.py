@@ -40,13 +40,13 @@ def run(kernel, num_rounds):
 
 @pytest.mark.parametrize("structure", fast_and_slow(["dense", "diagonal"], ["diagonal"]))
 def test_a_client_expands_its_likelihood_where_its_visit_begins(structure):
-    states, _ = run(build(structure, refresh_every=3, refresh_until=8), 14)
+    states, _ = run(build(structure, refresh_every=3, refresh_until=9), 14)
     refreshed, num_refits = np.zeros(3, int), 0
     for round_, (before, after) in enumerate(itertools.pairwise(states)):
         q, position = after.clients.surrogate, before.broadcast.position
         changed = before.clients.surrogate.precision_mean != q.precision_mean
         (clients,) = np.nonzero(np.any(changed, axis=1))
-        assert len(clients) <= (3 <= round_ < 8)
+        assert len(clients) <= (3 <= round_ < 9)
         for i in clients:
             latest = round_ - round_ % 3
             assert refreshed[i] < latest

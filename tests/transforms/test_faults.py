@@ -363,6 +363,7 @@ REPAIRABLE = {name: x for name, x in BARE.items() if not kernel_of(name).traits.
 def after(kernel, num_rounds, placement=None):
     """Return the state after `num_rounds` rounds and their `RoundInfo`, leaves ``[num_rounds]``."""
     init, step = fedmcmc.simulate(kernel, DATA, placement=placement)
+    chex.clear_trace_counter()
     # Optimization would take longer than the rounds.
     compiled = jax.jit(
         chex.assert_max_traces(step, n=1), compiler_options={"xla_backend_optimization_level": 0}

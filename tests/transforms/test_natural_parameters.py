@@ -1,8 +1,6 @@
 """`natural_parameters` builds the same kernels as arguments of `fed_ep`."""
 
 import chex
-import jax
-import jax.numpy as jnp
 import optax
 import pytest
 
@@ -31,23 +29,14 @@ def fed_ep(**settings):
     )
 
 
-@jax.jit
-def server_after(kernel):
-    """Return the server's state after two rounds."""
-    init, step = fedmcmc.simulate(kernel, FEDERATION.data)
-    state = init(jnp.asarray(FEDERATION.start))
-    key = jax.random.key(0)
-    return jax.lax.fori_loop(0, 2, lambda _, s: step(key, s)[0], state).server
-
-
 def test_arguments_of_fed_ep_are_shorthands():
     """The transform must also reach a kernel inside another transform."""
     changed = fedmcmc.natural_parameters(fed_ep(damping=0.9), **SETTINGS)
-    chex.assert_trees_all_equal(server_after(changed), server_after(fed_ep(**SETTINGS)))
+    chex.assert_trees_all_equal(changed, fed_ep(**SETTINGS))
     code = fedmcmc.quantize(64)
     inner = fedmcmc.compress(fedmcmc.natural_parameters(fed_ep(), **SETTINGS), code)
     outer = fedmcmc.natural_parameters(fedmcmc.compress(fed_ep(), code), **SETTINGS)
-    chex.assert_trees_all_equal(server_after(inner), server_after(outer))
+    chex.assert_trees_all_equal(inner, outer)
 
 
 @pytest.mark.parametrize(
