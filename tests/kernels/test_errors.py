@@ -71,12 +71,12 @@ def several(**moments):
     return fedmcmc.Gaussian.from_moments(np.zeros((2, 3)), **moments)
 
 
-wide = fedmcmc.FederatedData.from_clients([{"x": np.ones((n, 65))} for n in (2, 1)])
-uniform_pair = fedmcmc.categorical(cohort_size=2)
-every_round = "needs the sum of all clients' gradients before each round"
-not_this_client_count = r"must have shape \(3,\)"
-no_schedule = "must be a number, not a schedule"
-row_of_metric = (
+WIDE_DATA = fedmcmc.FederatedData.from_clients([{"x": np.ones((n, 65))} for n in (2, 1)])
+WITH_REPEATS = fedmcmc.categorical(cohort_size=2)
+NEEDS_SUM = "needs the sum of all clients' gradients before each round"
+SHAPE_OF_CLIENTS = r"must have shape \(3,\)"
+NO_SCHEDULE = "must be a number, not a schedule"
+SHAPE_OF_METRIC = (
     r"inverse_mass_matrix must be shaped as the position, \(3,\), or be a matrix \(3, 3\)"
 )
 
@@ -94,11 +94,11 @@ VALUE_ERRORS = [
     (lambda: fa_hmc(weights=[0.5, 0.6]), "weights must be positive and sum to one.*1.1"),
     (lambda: fa_hmc(weights=[1.5, -0.5]), "smallest entry of -0.5"),
     (lambda: fa_hmc(weights=0.5), r"weights must have shape \[num_clients\], got shape \(\)"),
-    (lambda: start(fa_hmc(weights=HALVES)), not_this_client_count + ", one per client"),
+    (lambda: start(fa_hmc(weights=HALVES)), SHAPE_OF_CLIENTS + ", one per client"),
     (lambda: start(fa_hmc(inverse_mass_matrix=jnp.array([1.0, 0, 1]))), "positive in every"),
     (lambda: start(fa_hmc(inverse_mass_matrix=jnp.ones((2, 3)))), r"got \(2, 3\)"),
     (lambda: start(fa_hmc(inverse_mass_matrix=jnp.ones((3, 3)))), "symmetric and positive def"),
-    (lambda: start(fa_hmc(inverse_mass_matrix=jnp.ones(2))), row_of_metric),
+    (lambda: start(fa_hmc(inverse_mass_matrix=jnp.ones(2))), SHAPE_OF_METRIC),
     (lambda: start(fa_hmc(inverse_mass_matrix=jnp.eye(2))), r"got \(2, 2\)"),
     (
         lambda: start(fa_hmc(control_variate=True, participation=fedmcmc.uniform(1))),
@@ -106,29 +106,29 @@ VALUE_ERRORS = [
     ),
     (
         lambda: fedmcmc.compress(
-            fa_hmc(participation=uniform_pair), fedmcmc.memory(fedmcmc.quantize(2), of="all")
+            fa_hmc(participation=WITH_REPEATS), fedmcmc.memory(fedmcmc.quantize(2), of="all")
         ),
         "a client that is drawn twice updates its memory once",
     ),
     (
         lambda: start(averaging(fedmcmc.noisy(FULL, 1.0, weighted=True, weights=HALVES))),
-        "weights " + not_this_client_count,
+        "weights " + SHAPE_OF_CLIENTS,
     ),
     (lambda: fedmcmc.noisy(FULL, 1.0, weights=HALVES), "weights only with weighted=True"),
     (
         lambda: start(averaging(fedmcmc.scaffold(FULL, shares=HALVES))),
-        "shares " + not_this_client_count,
+        "shares " + SHAPE_OF_CLIENTS,
     ),
     (lambda: fedmcmc.scaffold(fedmcmc.scaffold(FULL)), "does not itself need a sum"),
     (
         lambda: start(fedmcmc.langevin(POSTERIOR, fedmcmc.scaffold(FULL), step_size=0.1)),
-        every_round,
+        NEEDS_SUM,
     ),
     (
         lambda: start(
             fedmcmc.consensus(POSTERIOR, fedmcmc.scaffold(FULL), tolerance=0.1, **SETTINGS)
         ),
-        every_round,
+        NEEDS_SUM,
     ),
     (lambda: fedmcmc.categorical(cohort_size=0), "must be a positive integer, got 0"),
     # Ensembles and their distillation
@@ -148,7 +148,7 @@ VALUE_ERRORS = [
     (lambda: fed_ep(structure="banded"), "structure must be one of"),
     (lambda: fed_ep(damping=0.0), "damping must be"),
     (lambda: fed_ep(cohort_size=2, participation=fedmcmc.full()), "either cohort_size"),
-    (lambda: fed_ep(participation=uniform_pair), "at most once per round"),
+    (lambda: fed_ep(participation=WITH_REPEATS), "at most once per round"),
     (lambda: fedmcmc.fed_sep(FLAT, inference=MCMC, cavity="site"), "cavity must be"),
     (lambda: fed_ep(prior=Q, structure="diagonal"), "structure of the approximation, diagonal"),
     (
@@ -167,7 +167,7 @@ VALUE_ERRORS = [
         "four points per dimension, got 3 dimensions and num_points=8",
     ),
     (
-        lambda: start(fedmcmc.fed_ep(POSTERIOR), jnp.zeros(65), wide),
+        lambda: start(fedmcmc.fed_ep(POSTERIOR), jnp.zeros(65), WIDE_DATA),
         r"up to 64 dimensions.*another inference=",
     ),
     (lambda: fed_ep(structure="scaled_identity", first_sites="expansion"), "needs a structure"),
@@ -237,7 +237,7 @@ TYPE_ERRORS = [
     (lambda: fed_ep(server_optimizer=0.1), "server_optimizer must be an optax"),
     (lambda: fed_ep(inference=TILTED_MEAN), "inference"),
     (lambda: fed_ep(prior=1.0), r"must be a fedmcmc\.Gaussian"),
-    (lambda: hmc(step_size=lambda round_: 0.1), no_schedule),
+    (lambda: hmc(step_size=lambda round_: 0.1), NO_SCHEDULE),
     (lambda: hmc(np.zeros(3, int)), "centre must hold floats"),
     (lambda: hmc(0), "centre must hold floats"),
     (lambda: hmc(posterior=logprior), "posterior"),
