@@ -51,11 +51,11 @@ def bits(code):
     return int(jitted_bits(code))
 
 
-def test_the_oracle_spells_the_published_codewords():
+def test_the_oracle_has_the_published_codewords():
     assert {n: omega.omega(n) for n in CODEWORDS} == CODEWORDS
 
 
-def test_code_lengths():
+def test_code_lengths_are_those_of_the_codewords():
     for (low, high), length in LENGTHS.items():
         assert code_length(jnp.array([low, high])).tolist() == [length, length]
     powers = [2**m + shift for m in range(31) for shift in (-1, 0, 1)]
@@ -71,32 +71,32 @@ def test_code_lengths():
     )
 )
 @settings(deadline=None, max_examples=100)
-def test_gaps_against_a_loop(sent):
+def test_gaps_agree_with_a_loop(sent):
     assert int(jitted_gaps(jnp.asarray(sent))) == length_by_loop(sent)
 
 
 @pytest.mark.parametrize("size", [1, 2, 32, 33, 1024, 1025, 7850])
-def test_a_gap_of_every_length(size):
-    last = np.unique(np.minimum(size - 1, [0, 1, 2, 3, 7, 30, 31, 32, 63, 64, 511, 1023, size]))
-    sent = jnp.arange(size) == jnp.asarray(last)[:, None]
-    expected = [len(omega.omega(int(place) + 1)) for place in last]
+def test_a_single_gap_has_the_length_of_its_codeword(size):
+    places = np.unique(np.minimum(size - 1, [0, 1, 2, 3, 7, 30, 31, 32, 63, 64, 511, 1023, size]))
+    sent = jnp.arange(size) == jnp.asarray(places)[:, None]
+    expected = [len(omega.omega(int(place) + 1)) for place in places]
     assert jax.jit(jax.vmap(gap_lengths))(sent).tolist() == expected
 
 
-def test_gaps_beyond_the_integers_of_float32():
+def test_gaps_may_exceed_the_integers_of_float32():
     size = 2**24 + 2
     sent = np.zeros(size, bool)
     sent[-1] = True
     assert int(jitted_gaps(jnp.asarray(sent))) == len(omega.omega(size))
 
 
-def test_gaps_of_nothing():
+def test_an_empty_message_has_no_gaps():
     assert int(jitted_gaps(jnp.zeros(0, bool))) == 0 == int(jitted_gaps(jnp.zeros(70, bool)))
 
 
 @pytest.mark.parametrize("density", [0.003, 0.05, 0.3, 1.0])
 @pytest.mark.parametrize("largest", [1, 16, 300, 70_000, 2**23])
-def test_messages_of_many_clients(density, largest):
+def test_messages_have_the_length_of_their_codewords(density, largest):
     rng = np.random.default_rng(largest)
     levels = rng.integers(-largest, largest + 1, (6, 500)) * (rng.random((6, 500)) < density)
     levels = levels.astype(np.int32)
@@ -123,7 +123,7 @@ def test_leaves_of_one_size_have_their_own_norms_and_gaps():
     assert bits(code) == len(omega.message(code))
 
 
-def test_one_norm_for_all_leaves_or_one_for_each():
+def test_leaves_have_a_common_norm_or_their_own():
     rng = np.random.default_rng(0)
     levels = {
         "a": rng.integers(-3, 4, (4, 5)).astype(np.int32),
@@ -132,9 +132,8 @@ def test_one_norm_for_all_leaves_or_one_for_each():
     }
     norm = np.float32(2.0)
     norms = {"a": norm, "b": np.float32(0), "c": norm}
-    whole, parts = Quantized(norm, levels), Quantized(norms, levels)
-    assert bits(whole) == len(omega.message(whole))
-    assert bits(parts) == len(omega.message(parts))
+    for code in (Quantized(norm, levels), Quantized(norms, levels)):
+        assert bits(code) == len(omega.message(code))
     single = Quantized({"b": norm}, {"b": levels["b"]})
     assert bits(single) == bits(Quantized(norm, levels["b"])) == 32 + 1 + 3 + 1
     with pytest.raises(ValueError, match="2 norms and 3 leaves"):
@@ -145,7 +144,7 @@ def test_one_norm_for_all_leaves_or_one_for_each():
 
 @pytest.mark.parametrize("dtypes", [("float32",), ("bfloat16", "float32"), ("float16", "float16")])
 @pytest.mark.parametrize("density", [0.0, 0.1, 0.97, 1.0])
-def test_sparse_numbers_have_the_bits_of_their_own_leaf(dtypes, density):
+def test_sparse_numbers_have_the_bits_of_their_dtype(dtypes, density):
     rng = np.random.default_rng(1)
     leaves = [rng.normal(size=(9, 7)) * (rng.random((9, 7)) < density) for _ in dtypes]
     leaves[0][0, 0] = -0.0
@@ -154,7 +153,7 @@ def test_sparse_numbers_have_the_bits_of_their_own_leaf(dtypes, density):
     assert bits(code) == len(omega.message(host))
 
 
-def test_double_precision():
+def test_numbers_in_double_precision_take_64_bits():
     with jax.enable_x64(True):
         code = Sparse({"a": jnp.zeros(50, jnp.float64).at[7].set(0.1), "b": jnp.ones(3)})
         assert bits(code) == len(omega.message(jax.tree.map(np.asarray, code)))
@@ -182,12 +181,12 @@ def test_ten_million_levels_are_counted_exactly():
     ],
     ids=lambda code: type(code).__name__,
 )
-def test_what_an_int32_cannot_count_is_refused(code):
+def test_messages_beyond_an_int32_are_refused(code):
     with pytest.raises(ValueError, match=r"000000 numbers might exceed; send it in parts"):
         jax.eval_shape(message_bits, code)
 
 
-def test_published_bounds():
+def test_bounds_are_the_published_ones():
     efficiency = [7.63, 6.71, 3.11], [6.61, 5.56, 2.33]
     for base, expected in zip(("natural", "log2"), efficiency, strict=True):
         actual = 32 * 784 / bound_bits(784, 2.0 ** np.array([4, 8, 16]), base=base)
@@ -199,7 +198,7 @@ def test_published_bounds():
     small = bound_bits(50, 2 ** np.array([4, 8, 16]), base="natural")
     assert small.round(1).tolist() == [206.1, 336.5, 613.7]
     assert bound_bits(50, 2 ** np.array([4, 8, 16])).round(1).tolist() == [227.8, 416.0, 815.9]
-    # As many levels as the root of the dimension have a bound of their own.
+    # Another bound holds if there are as many levels as the root of the dimension.
     np.testing.assert_allclose(bound_bits(784, 28), 2.8 * 784 + 32)
     assert bound_bits(1, 1) == 2.8 + 32
 
@@ -212,6 +211,6 @@ def test_published_bounds():
         (5, 2, "e", "log2, natural, got 'e'"),
     ],
 )
-def test_bounds_of_nonsense(dimension, num_levels, base, message):
+def test_bad_arguments_of_bounds_are_named(dimension, num_levels, base, message):
     with pytest.raises(ValueError, match=message):
         bound_bits(dimension, num_levels, base=base)

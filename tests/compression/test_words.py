@@ -33,7 +33,7 @@ def messages(num_clients, scale, num=5_000, seed=0):
     return np.random.default_rng(seed).normal(0, scale, (num_clients, num)).astype(np.float32)
 
 
-def test_the_vectors_of_the_specification():
+def test_words_agree_with_the_specification():
     words = host_words(Grid.of(2.0**-32, 2.0**20).encode(jnp.array([1.5, -2.25, 1e-12, 3e4])))
     assert [f"{word:016x}" for word in words] == [
         "0000000180000000",
@@ -47,7 +47,7 @@ def test_the_vectors_of_the_specification():
 
 @pytest.mark.parametrize("scale", [1e-2, 1.0, 30.0, 1e4, 4e6 / 6])
 @pytest.mark.parametrize("digits", [32, 20, -3])
-def test_the_bits_are_those_of_numpy(scale, digits):
+def test_words_have_the_bits_of_numpy(scale, digits):
     grid = Grid.of(2.0**-digits, min(2.0**22 - 1, 2.0 ** (53 - digits)))
     x = np.clip(messages(3, scale).ravel(), -grid.max_abs, grid.max_abs)
     # Halves are rounded to even, whole numbers and the largest stay what they are.
@@ -57,7 +57,7 @@ def test_the_bits_are_those_of_numpy(scale, digits):
 
 
 @pytest.mark.parametrize("num_clients", [1, 2, 7, 300, 2000])
-def test_a_sum_is_that_of_numpy_in_any_order_and_any_split(num_clients):
+def test_a_sum_agrees_with_numpy_in_any_order_and_any_split(num_clients):
     scale, grid = 4e6, Grid.of(2.0**-20, 2.0**22)
     x = np.clip(messages(num_clients, scale, 300), -grid.max_abs, grid.max_abs)
     expected = in_numpy(x, grid.digits).sum(axis=0)
@@ -65,7 +65,7 @@ def test_a_sum_is_that_of_numpy_in_any_order_and_any_split(num_clients):
     np.testing.assert_array_equal(signed(carry(total)), expected)
     order = np.random.default_rng(1).permutation(num_clients)
     half = num_clients // 2
-    parts = [sum_of(x[some], grid) for some in (order[:half], order[half:]) if len(some)]
+    parts = [sum_of(x[part], grid) for part in (order[:half], order[half:]) if len(part)]
     added = jax.tree.map(lambda *leaves: sum(leaves), *parts)
     np.testing.assert_array_equal(signed(carry(added)), expected)
     # From the host, where a server has one integer per number.
@@ -85,7 +85,7 @@ def test_decoding_keeps_seven_digits_on_both_sides_of_zero_and_of_two_to_the_32(
     np.testing.assert_allclose(read, k * 2.0**-32, rtol=1.2e-7)
 
 
-def test_the_sum_is_more_accurate_than_that_of_floats():
+def test_the_sum_is_more_accurate_than_a_sum_of_floats():
     x = messages(2000, 3e3, 500)
     exact = x.astype(np.float64).sum(axis=0)
     grid = Grid.of(2.0**-32, 2.0**18)
@@ -123,31 +123,31 @@ def test_sums_at_the_bound_are_exact_and_beyond_it_refused():
         (dict(resolution=2.0**-32, max_abs="all"), "max_abs must be a concrete number"),
     ],
 )
-def test_what_a_grid_cannot_be(settings, message):
+def test_bad_grids_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
         Grid.of(**settings)
 
 
-def test_sixteen_bit_numbers_come_back_as_such():
+def test_sixteen_bit_numbers_keep_their_type():
     x = jnp.array([1.5, -0.25], jnp.bfloat16)
     back = GRID.decode(limbs(GRID.encode(x)), x.dtype)
     assert back.dtype == jnp.bfloat16 and back.tolist() == [1.5, -0.25]
 
 
-def test_chains_are_kept_in_front_and_wrong_vectors_refused():
+def test_leading_axes_stay_and_wrong_vectors_are_refused():
     tree = {"a": jnp.zeros((2, 3)), "b": jnp.ones(2)}
     coded = jax.tree.map(GRID.encode, tree)
     assert host_words(coded, num_lead=1).shape == (2, 4)
-    one = jax.tree.map(
+    single = jax.tree.map(
         lambda word: limbs(jax.tree.map(lambda leaf: leaf[0], word)),
         coded,
         is_leaf=lambda node: isinstance(node, Word),
     )
-    back = limbs_of_host(host_words(coded, num_lead=1), one, num_lead=1)
+    back = limbs_of_host(host_words(coded, num_lead=1), single, num_lead=1)
     assert back["a"].low.shape == (2, 3) and back["b"].high.tolist() == [1, 1]
     for wrong in (np.zeros(3, np.uint64), np.zeros(4, np.int64)):
         with pytest.raises(ValueError, match=r"is \[4\] uint64"):
-            limbs_of_host(wrong, one)
+            limbs_of_host(wrong, single)
 
 
 IN_DOUBLE = """
@@ -168,7 +168,7 @@ print("same")
 @pytest.mark.slow
 def test_double_precision_has_the_same_integers():
     env = environment() | {"JAX_ENABLE_X64": "1", "JAX_NUMPY_DTYPE_PROMOTION": "strict"}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", IN_DOUBLE], env=env, capture_output=True, text=True, check=False
     )
-    assert done.stdout.strip() == "same", done.stderr[-3000:]
+    assert process.stdout.strip() == "same", process.stderr[-3000:]

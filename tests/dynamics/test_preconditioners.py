@@ -1,4 +1,4 @@
-"""Preconditioned SGLD against the recursion written out, and against its laws where closed."""
+"""Preconditioned SGLD: its recursion in NumPy, and its exact distribution with a fixed metric."""
 
 import jax
 import jax.numpy as jnp
@@ -21,15 +21,15 @@ POSTERIOR = fedmcmc.Posterior(
 START = jnp.array([1.0, -2.0, 0.5])
 
 
-def test_psgld_is_the_recursion_written_out():
+def test_psgld_agrees_with_the_recursion_in_numpy():
     step_size, decay, damping, quiet, rounds = 0.01, 0.7, 1e-3, 3, 8
     key = jax.random.key(4)
     kernel = fedmcmc.psgld(
         POSTERIOR, step_size=step_size, decay=decay, damping=damping, num_noiseless=quiet
     )
     samples = fedmcmc.sample(key, kernel, DATA, START, num_rounds=rounds, progress=False)
-    # Of the first chain, as `sample` derives it.
     rows = np.concatenate(ROWS).astype(np.float64)
+    # The key of the first chain.
     chain_key = jax.random.fold_in(key, 0)
     theta, square, expected = np.asarray(START, np.float64), np.ones(3), []
     for k in range(rounds):
@@ -43,7 +43,7 @@ def test_psgld_is_the_recursion_written_out():
     np.testing.assert_allclose(samples.draws[0], expected, rtol=2e-5)
 
 
-def test_a_frozen_metric_gives_the_law_of_plain_langevin():
+def test_a_fixed_metric_gives_the_distribution_of_langevin():
     # decay = 1 keeps V = 1, so that G = (1 + damping) ** -0.5 rescales the step size.
     step_size, damping, rounds = 0.05, 3.0, 4
     g = step_size / np.sqrt(1 + damping)
@@ -68,7 +68,7 @@ def test_a_frozen_metric_gives_the_law_of_plain_langevin():
     assert np.abs(z_scores((draws - mean) ** 2, variance)).max() < LIMIT
 
 
-def test_preconditioning_composes_with_clients_that_send_gradients():
+def test_clients_that_send_gradients_and_pooled_rows_give_the_same_chain():
     kernel = fedmcmc.langevin(
         POSTERIOR,
         fedmcmc.full_gradient(),

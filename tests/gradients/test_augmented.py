@@ -1,4 +1,4 @@
-"""Minibatches whose rows are transformed at random: which law chains then have, and what stays."""
+"""Minibatches whose rows are transformed at random: the exact distribution, and identities."""
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ def run(kernel, data=FEDERATION.data, start=FEDERATION.start, **settings):
 
 
 def law(batch):
-    """Return the exact law of DSGLD on rows with random signs and normals.
+    """Return the exact distribution of DSGLD on rows with random signs and normals.
 
     A transformed row has mean zero and second moment ``x x' + JITTER^2 I``, and transformations of
     two rows, or of one row in two steps, are independent.
@@ -60,8 +60,8 @@ def law(batch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("of_estimator", [True, False])
-def test_chains_follow_the_likelihoods_averaged_over_transformations(of_estimator):
-    """The mean, the noise of rows and transformations, and that each local step draws anew."""
+def test_chains_have_the_exact_distribution_over_transformations(of_estimator):
+    """The noise must contain rows and transformations, with new draws in each local step."""
     if of_estimator:
         settings = dict(SETTINGS)
         kernel = fedmcmc.relay(
@@ -81,7 +81,7 @@ def test_chains_follow_the_likelihoods_averaged_over_transformations(of_estimato
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transforms", [True, False])
-def test_a_warning_says_which_posterior_draws_are_held_against(transforms):
+def test_a_warning_names_the_posterior_that_it_compares_with(transforms):
     estimator = fedmcmc.minibatch(2)
     if transforms:
         estimator = fedmcmc.augmented(estimator, flip_and_jitter)
@@ -93,7 +93,7 @@ def test_a_warning_says_which_posterior_draws_are_held_against(transforms):
     assert ("a smaller step" in words) == (not transforms)
 
 
-def test_every_step_of_every_client_and_round_has_a_key_of_its_own():
+def test_each_local_step_of_each_client_and_round_has_a_distinct_key():
     kernel = fedmcmc.augment(
         fedmcmc.dsgld(FEDERATION.posterior, batch_size=2, **SETTINGS), flip_and_jitter
     )
@@ -111,19 +111,19 @@ def test_every_step_of_every_client_and_round_has_a_key_of_its_own():
 
 @pytest.mark.parametrize("estimator", [fedmcmc.minibatch(4), fedmcmc.epochs(2)])
 def test_rows_are_transformed_once_per_call(estimator):
-    """Whatever is called, and whatever rows it takes: by a count in a row of its own."""
     data = fedmcmc.FederatedData.from_clients([np.zeros((5, 1), np.float32)])
     client = data.client(0)
     wrapped = fedmcmc.augmented(estimator, lambda rng_key, rows: rows + 1)
     draws = wrapped.prepare(KEY, jnp.zeros(()), client, 3)
 
-    def total(position, rows):
+    def loglikelihood(position, rows):
         return position * rows[:, 0]
 
-    for i in range(3):
-        drawn = jax.tree.map(lambda leaf, i=i: leaf[i], draws)
-        # Each of 5 rows is 0 + 1.
-        assert float(wrapped.estimate(total, drawn, jnp.zeros(()), (), client)) == 5.0
+    def estimate(draws):
+        return wrapped.estimate(loglikelihood, draws, jnp.zeros(()), (), client)
+
+    # Each of the 5 rows is 0 + 1.
+    assert jax.jit(jax.vmap(estimate))(draws).tolist() == [5.0] * 3
 
 
 TRAINING = dict(client_optimizer=optax.sgd(0.01), batch_size=2)
@@ -148,15 +148,24 @@ KERNELS = {
 
 
 @pytest.mark.parametrize("name", fast_and_slow(KERNELS, ["fa_hmc", "compressed"]))
-def test_rows_as_they_are_give_the_same_draws_to_the_last_bit_and_others_do_not(name):
+def test_only_a_transformation_that_changes_rows_changes_draws(name):
+    """With unchanged rows, draws have the same bits."""
     kernel = KERNELS[name](FEDERATION.posterior)
-    plain, unchanged = run(kernel), run(fedmcmc.augment(kernel, same))
-    np.testing.assert_array_equal(unchanged.draws, plain.draws)
-    assert np.abs(run(fedmcmc.augment(kernel, flip_and_jitter)).draws - plain.draws).max() > 1e-3
+    start = jnp.asarray(FEDERATION.start, jnp.float32)
+
+    def position_after_a_round(kernel):
+        init, step = fedmcmc.simulate(kernel, FEDERATION.data)
+        return jax.jit(step)(KEY, init(start))[0].broadcast.position
+
+    plain = position_after_a_round(kernel)
+    unchanged = position_after_a_round(fedmcmc.augment(kernel, same))
+    np.testing.assert_array_equal(unchanged, plain)
+    flipped = position_after_a_round(fedmcmc.augment(kernel, flip_and_jitter))
+    assert np.abs(flipped - plain).max() > 1e-3
 
 
-def test_chains_draw_their_own_transformations():
-    """Alone without noise of the chain or of minibatches: all rows of one client, all at once."""
+def test_chains_draw_independent_transformations():
+    """Transformations are the only noise: the chain has none, and a minibatch has all rows."""
     data = fedmcmc.FederatedData.from_clients([np.zeros((2, 1), np.float32)])
     posterior = fedmcmc.Posterior(
         lambda theta: 0.0, lambda theta, x: -0.5 * jnp.sum((x - theta) ** 2, axis=-1)
@@ -173,15 +182,25 @@ def test_chains_draw_their_own_transformations():
     assert abs(z_scores(draws[::2].astype(float) * draws[1::2], 0.0)) < LIMIT
 
 
-def shortened(rng_key, rows):
-    return jax.tree.map(lambda leaf: leaf[:1], rows)
-
-
-def retyped(rng_key, rows):
-    return jax.tree.map(lambda leaf: leaf.astype(jnp.float16), rows)
-
-
 POSTERIOR = FEDERATION.posterior
+
+
+def dsgld(**settings):
+    return fedmcmc.dsgld(POSTERIOR, step_size=0.1, num_local_steps=1, **settings)
+
+
+BATCHES = fedmcmc.minibatch(2)
+AUGMENTED = fedmcmc.augmented(BATCHES, same)
+FIRST_ROW = fedmcmc.augment(
+    dsgld(batch_size=3), lambda key, rows: jax.tree.map(lambda x: x[:1], rows)
+)
+HALF_PRECISION = fedmcmc.augment(
+    dsgld(batch_size=3), lambda key, rows: jax.tree.map(lambda x: x.astype(jnp.float16), rows)
+)
+LSD_PP = fedmcmc.lsd_pp(POSTERIOR, step_size=0.1, batch_size=2, refresh_every=3)
+LSD_STAR = fedmcmc.lsd_star(POSTERIOR, jnp.zeros(3), step_size=0.1, batch_size=2)
+UNCHANGED = fedmcmc.augment(dsgld(batch_size=3), same)
+EXACT, _ = FEDERATION.surrogates("exact")
 
 
 @pytest.mark.parametrize(
@@ -192,62 +211,44 @@ POSTERIOR = FEDERATION.posterior
             "augmented needs fedmcmc.minibatch or fedmcmc.epochs.*got FullGradient",
         ),
         (
-            lambda: fedmcmc.svrg(fedmcmc.augmented(fedmcmc.minibatch(2), same), 5),
+            lambda: fedmcmc.svrg(AUGMENTED, 5),
             "svrg takes full passes over the original rows",
         ),
         (
-            lambda: fedmcmc.scaffold(
-                fedmcmc.noisy(fedmcmc.augmented(fedmcmc.minibatch(2), same), 0.1)
-            ),
+            lambda: fedmcmc.scaffold(fedmcmc.noisy(AUGMENTED, 0.1)),
             "scaffold takes full passes over the original rows",
         ),
         (
-            lambda: fedmcmc.augment(
-                fedmcmc.dsgld(POSTERIOR, step_size=0.1, num_local_steps=1), same
-            ),
+            lambda: fedmcmc.augment(dsgld(), same),
             "no minibatches whose rows could be transformed: set batch_size",
         ),
         (
-            lambda: fedmcmc.augment(
-                fedmcmc.lsd_pp(POSTERIOR, step_size=0.1, batch_size=2, refresh_every=3), same
-            ),
+            lambda: fedmcmc.augment(LSD_PP, same),
             "svrg, which this kernel uses, takes full passes",
         ),
         (
-            lambda: fedmcmc.augment(
-                fedmcmc.lsd_star(POSTERIOR, jnp.zeros(3), step_size=0.1, batch_size=2), same
-            ),
+            lambda: fedmcmc.augment(LSD_STAR, same),
             "fixed_point, which this kernel uses, takes full passes",
         ),
+        (lambda: fedmcmc.augment(UNCHANGED, same), "are transformed already"),
         (
-            lambda: fedmcmc.augment(fedmcmc.augment(KERNELS["dsgld"](POSTERIOR), same), same),
-            "are transformed already",
-        ),
-        (
-            lambda: run(fedmcmc.augment(KERNELS["dsgld"](POSTERIOR), shortened)),
+            lambda: run(FIRST_ROW),
             r"with the shapes and types of its argument: factor must be float32\[3, 3, 3\]",
         ),
+        (lambda: run(HALF_PRECISION), r"factor must be float32\[3, 3, 3\], got float16"),
         (
-            lambda: run(fedmcmc.augment(KERNELS["dsgld"](POSTERIOR), retyped)),
-            r"factor must be float32\[3, 3, 3\], got float16",
-        ),
-        (
-            lambda: fedmcmc.predict_bias(
-                fedmcmc.augment(KERNELS["dsgld"](POSTERIOR), same),
-                FEDERATION.data,
-                FEDERATION.surrogates("exact")[0],
-            ),
+            lambda: fedmcmc.predict_bias(UNCHANGED, FEDERATION.data, EXACT),
             "supports no augmentation",
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(build, message):
+def test_unsuitable_estimators_and_kernels_are_refused(build, message):
     with pytest.raises(ValueError, match=message):
         build()
 
 
-def test_what_is_no_function_is_refused():
+def test_arguments_of_a_wrong_type_are_refused():
     with pytest.raises(TypeError, match="augment_fn must be a function"):
-        fedmcmc.augmented(fedmcmc.minibatch(2), 0.1)
+        fedmcmc.augmented(BATCHES, 0.1)
     with pytest.raises(TypeError, match=r"kernel must be a fedmcmc\.FederatedKernel"):
-        fedmcmc.augment(fedmcmc.minibatch(2), same)
+        fedmcmc.augment(BATCHES, same)

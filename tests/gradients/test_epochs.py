@@ -1,7 +1,7 @@
-"""Epochs and shuffles: each row once a pass, in any order equally likely, whoever else is there."""
+"""Epochs and shuffles: a pass takes each row once, and all orders are equally likely."""
 
-import importlib
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,6 @@ from fedmcmc.random import shuffle_words, shuffled
 from tests.oracles.federations import LIMIT
 from tests.support.lanes import fast_and_slow
 
-MINIBATCHES = importlib.import_module("fedmcmc.gradients._minibatches")
 SIZES = (7, 1, 4)
 DATA = fedmcmc.FederatedData.from_clients(
     [10.0 * i + jnp.arange(n, dtype=jnp.float32) for i, n in enumerate(SIZES)]
@@ -21,7 +20,7 @@ DATA = fedmcmc.FederatedData.from_clients(
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
-def test_every_order_is_equally_likely(size):
+def test_all_orders_are_equally_likely(size):
     num = 60_000
     keys = jax.random.split(jax.random.key(size), num)
     orders = np.asarray(
@@ -50,22 +49,23 @@ def test_large_permutations_are_permutations_without_pattern():
     assert abs(chi2 - (size - 2)) / math.sqrt(2 * (size - 2)) < LIMIT
 
 
+def loglikelihood(position, rows):
+    return jax.nn.one_hot(rows.astype(int), 30) @ position
+
+
+@partial(jax.jit, static_argnums=0)
+def gradients_of_calls(estimator, draws, client):
+    position = jnp.zeros(30)
+    return jax.vmap(lambda call: estimator.estimate(loglikelihood, call, position, (), client))(
+        draws
+    )
+
+
 def estimates(client_index, batch_size, num_calls, key=0, data=DATA):
-    """Return the rows of each call, from gradients of a sum that is linear in the position."""
-    estimator = fedmcmc.epochs(batch_size)
-    client = data.client(client_index)
+    """Return the weight of each row in each call, from gradients of a linear function."""
+    estimator, client = fedmcmc.epochs(batch_size), data.client(client_index)
     draws = estimator.prepare(jax.random.key(key), jnp.zeros(()), client, num_calls)
-    gradients = []
-    for i in range(num_calls):
-        drawn = jax.tree.map(lambda leaf, i=i: leaf[i], draws)
-
-        def loglikelihood(position, rows):
-            return jax.nn.one_hot(rows.astype(int), 30) @ position
-
-        gradients.append(
-            np.asarray(estimator.estimate(loglikelihood, drawn, jnp.zeros(30), (), client))
-        )
-    return np.array(gradients)
+    return np.asarray(gradients_of_calls(estimator, draws, client))
 
 
 @pytest.mark.parametrize("batch_size", fast_and_slow([1, 2, 3, 7, 9], [3]))
@@ -88,9 +88,9 @@ def test_a_pass_holds_each_row_once(index, batch_size):
         assert len(set(passes)) > 1
 
 
-def test_keys_in_place_of_rows_draw_the_same(monkeypatch):
+def test_keys_and_prepared_rows_give_the_same_batches(monkeypatch):
     ahead = estimates(0, 2, 8)
-    monkeypatch.setattr(MINIBATCHES, "MAX_PREPARED_OFFSETS", 1)
+    monkeypatch.setattr("fedmcmc.gradients._minibatches.MAX_PREPARED_OFFSETS", 1)
     np.testing.assert_array_equal(estimates(0, 2, 8), ahead)
 
 

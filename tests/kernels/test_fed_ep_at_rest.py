@@ -1,7 +1,6 @@
-"""FedEP by its defaults: exact moments of tilted distributions, expansions first, and rest."""
+"""FedEP by default: moments of tilted distributions, first expansions, and rest."""
 
-from typing import NamedTuple
-
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,14 +11,10 @@ from fedmcmc import inference
 from fedmcmc.inference._importance import standard_points
 from fedmcmc.kernels._prior_site import is_constant
 from tests.oracles.federations import LIMIT, Federation, loglikelihood, worst_z
+from tests.oracles.laws import Moments
 from tests.support.lanes import fast_and_slow
 
 KEY = jax.random.key(0)
-
-
-class Law(NamedTuple):
-    mean: np.ndarray
-    covariance: np.ndarray
 
 
 FEDERATION = Federation()
@@ -62,37 +57,45 @@ def grid_moments(log_density, center, sd, num=161):
     return mean, (weights[:, None] * (points - mean)).T @ (points - mean)
 
 
-def summed(rows, points):
+def sum_of_rows(rows, points):
     """Return the log likelihood of all rows at points ``[n, 2]``, in float64."""
     signs = 2.0 * np.asarray(rows["y"]) - 1
     logits = points @ (np.asarray(rows["x"], float) * signs[:, None]).T
     return -np.logaddexp(0, -logits).sum(1)
 
 
+def sample(kernel, data, position, **settings):
+    return fedmcmc.sample(KEY, kernel, data, position, progress=False, **settings)
+
+
+def assert_moments(mean, covariance, expected, atol):
+    """Compare means and standard deviations in units of the expected standard deviations."""
+    sd = np.sqrt(np.diag(expected[1]))
+    np.testing.assert_allclose((mean - expected[0]) / sd, 0, atol=atol)
+    np.testing.assert_allclose(np.sqrt(np.diag(covariance)) / sd, 1, atol=atol)
+
+
 def moments_of(q):
     return np.asarray(q.mean()), np.asarray(q.covariance())
 
 
-# The inference.
+# The inference
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("structure", ["dense", "diagonal"])
-def test_for_gaussian_likelihoods_it_is_exact(structure):
+def test_importance_is_exact_for_gaussian_likelihoods(structure):
     settings = dict(structure=structure, damping=0.5, initial_precision=0.3)
-    found, exact = (
-        fedmcmc.sample(
-            KEY,
-            fedmcmc.fed_ep(GAUSSIAN, inference=block, **settings),
+    importance, exact = (
+        sample(
+            fedmcmc.fed_ep(GAUSSIAN, inference=fit, **settings),
             FEDERATION.data,
             jnp.zeros(3),
             num_rounds=6,
-            progress=False,
         ).state.server.approximation.gaussian
-        for block in (inference.importance(64), inference.exact_gaussian())
+        for fit in (inference.importance(64), inference.exact_gaussian())
     )
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(exact), strict=True):
-        np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-4)
+    chex.assert_trees_all_close(importance, exact, rtol=2e-4, atol=2e-4)
 
 
 def test_points_have_the_moments_of_standard_normals():
@@ -103,7 +106,7 @@ def test_points_have_the_moments_of_standard_normals():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 4, 60])
-def test_tilted_moments_are_those_of_a_grid(size):
+def test_tilted_moments_agree_with_a_grid(size):
     data = ragged(3, [size])
     q = fedmcmc.Gaussian.from_moments(jnp.array([-1.0, 0.5]), jnp.array([[1.0, 0.6], [0.6, 1.5]]))
     fitted, _ = inference.importance(2**14).fit(
@@ -113,51 +116,13 @@ def test_tilted_moments_are_those_of_a_grid(size):
     def tilted(points):
         gap = points - np.array([-1.0, 0.5])
         quadratic = np.einsum("ni,ij,nj->n", gap, np.linalg.inv([[1.0, 0.6], [0.6, 1.5]]), gap)
-        return summed(data.client_rows(0), points) - quadratic / 2
+        return sum_of_rows(data.client_rows(0), points) - quadratic / 2
 
-    mean, covariance = grid_moments(tilted, [-1.0, 0.5], [1.0, 1.3])
-    found, spread = moments_of(fitted)
-    sd = np.sqrt(np.diag(covariance))
-    np.testing.assert_allclose((found - mean) / sd, 0, atol=0.01)
-    np.testing.assert_allclose(np.sqrt(np.diag(spread)) / sd, 1, atol=0.01)
+    expected = grid_moments(tilted, [-1.0, 0.5], [1.0, 1.3])
+    assert_moments(*moments_of(fitted), expected, atol=0.01)
 
 
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: inference.importance(100), "num_points must be a power of two"),
-        (
-            lambda: fedmcmc.fed_ep(GAUSSIAN).init(KEY, jnp.zeros(70), FEDERATION.data),
-            "loglikelihood_fn does not take",
-        ),
-        (
-            lambda: fedmcmc.fed_ep(GAUSSIAN, inference=inference.importance(8)).init(
-                KEY, jnp.zeros(3), FEDERATION.data
-            ),
-            "four points per dimension, got 3 dimensions and num_points=8",
-        ),
-        (
-            lambda: fedmcmc.fed_ep(GAUSSIAN, structure="scaled_identity", first_sites="expansion"),
-            "needs a structure",
-        ),
-        (lambda: fedmcmc.fed_ep(GAUSSIAN, first_sites="mode"), "first_sites must be"),
-    ],
-)
-def test_what_does_not_fit_is_named(call, words):
-    with pytest.raises(ValueError, match=words):
-        call()
-
-
-def test_too_many_dimensions_ask_for_another_inference():
-    wide = fedmcmc.Posterior(
-        lambda t: -0.5 * jnp.sum(t**2), lambda t, x: -0.5 * jnp.sum((x - t) ** 2, -1)
-    )
-    data = fedmcmc.FederatedData.from_clients([np.zeros((2, 65)), np.ones((1, 65))])
-    with pytest.raises(ValueError, match=r"up to 64 dimensions.*another inference="):
-        fedmcmc.fed_ep(wide).init(KEY, jnp.zeros(65), data)
-
-
-# The run.
+# The run
 
 
 @pytest.fixture(scope="module")
@@ -173,51 +138,36 @@ def mode(data):
 @pytest.fixture(scope="module")
 def posterior_moments(data, mode):
     def log_density(points):
-        return summed(data.rows, points) - 0.5 * ((points / SCALES) ** 2).sum(1)
+        return sum_of_rows(data.rows, points) - 0.5 * ((points / SCALES) ** 2).sum(1)
 
     return grid_moments(log_density, np.asarray(mode), [0.1, 0.1])
 
 
-def test_first_approximations_are_laplaces(data, mode):
+def test_the_first_approximation_is_the_laplace_approximation(data, mode):
     state = fedmcmc.fed_ep(LOGISTIC).init(KEY, mode, data)
     expansions = fedmcmc.surrogates.taylor(LOGISTIC, data, mode)
-    for own, wanted in zip(
-        jax.tree.leaves(state.clients.site), jax.tree.leaves(expansions), strict=True
-    ):
-        np.testing.assert_allclose(own, wanted, rtol=1e-4, atol=1e-4)
-    whole = state.server.approximation.gaussian
-    np.testing.assert_allclose(whole.mean(), mode, atol=1e-3)
-    np.testing.assert_allclose(
-        whole.precision, expansions.sum().precision + np.diag(SCALES**-2.0), rtol=1e-4
-    )
+    chex.assert_trees_all_close(state.clients.site, expansions, rtol=1e-4, atol=1e-4)
+    gaussian = state.server.approximation.gaussian
+    np.testing.assert_allclose(gaussian.mean(), mode, atol=1e-3)
+    expected = expansions.sum().precision + np.diag(SCALES**-2.0)
+    np.testing.assert_allclose(gaussian.precision, expected, rtol=1e-4)
 
 
 @pytest.mark.slow
-def test_by_default_it_comes_to_rest_at_the_posterior(data, mode, posterior_moments):
-    samples = fedmcmc.sample(
-        KEY,
-        fedmcmc.fed_ep(LOGISTIC),
-        data,
-        mode,
-        until=fedmcmc.at_rest(),
-        max_rounds=30,
-        progress=False,
-    )
+def test_a_run_comes_to_rest_at_the_posterior(data, mode, posterior_moments):
+    until = dict(until=fedmcmc.at_rest(), max_rounds=30)
+    samples = sample(fedmcmc.fed_ep(LOGISTIC), data, mode, **until)
     assert samples.stopped["reached"] and samples.stopped["rounds"] <= 8
     assert samples.info["shift"][0, -1] <= 0.01 < samples.info["shift"][0, 0]
-    mean, covariance = posterior_moments
-    sd = np.sqrt(np.diag(covariance))
-    last = jax.tree.map(lambda x: x[0], samples.state.server.approximation.gaussian)
-    found, spread = moments_of(last)
-    np.testing.assert_allclose((found - mean) / sd, 0, atol=0.02)
-    np.testing.assert_allclose(np.sqrt(np.diag(spread)) / sd, 1, atol=0.02)
+    gaussian = jax.tree.map(lambda x: x[0], samples.state.server.approximation.gaussian)
+    actual, spread = moments_of(gaussian)
+    assert_moments(actual, spread, posterior_moments, atol=0.02)
     assert samples.final_draws.shape == (1, 1000, 2)
     assert np.array_equal(samples.constrained, samples.final_draws)
-    assert worst_z(samples.final_draws[0], Law(found, spread)) < LIMIT
-    kept = samples.num_draws
+    assert worst_z(samples.final_draws[0], Moments(actual, spread)) < LIMIT
     assert repr(samples).startswith(
-        f"Samples: 1 x 1,000 draws of theta (2,) from the last approximation; {kept} rounds were "
-        f"kept\n"
+        f"Samples: 1 x 1,000 draws of theta (2,) from the last approximation; {samples.num_draws} "
+        f"rounds were kept\n"
     )
     tree = samples.to_datatree()
     assert tree["posterior"]["theta"].shape == (1, 1000, 2)
@@ -227,37 +177,33 @@ def test_by_default_it_comes_to_rest_at_the_posterior(data, mode, posterior_mome
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.filterwarnings("error::fedmcmc.DiagnosisWarning")
-def test_at_rest_it_is_not_called_wrong(seed):
+def test_a_run_at_rest_passes_its_diagnosis(seed):
     data = ragged(seed)
     white = fedmcmc.whiten(LOGISTIC, data, jnp.zeros(2))
-    samples = fedmcmc.sample(
-        KEY, fedmcmc.fed_ep(white.posterior), data, white.position, num_rounds=8, progress=False
-    )
-    found = samples.diagnosis.moments
-    assert found.k_hat is not None and np.abs(found.bias).max() < 0.05
-    np.testing.assert_allclose(found.spread, 1, rtol=0.05)
+    samples = sample(fedmcmc.fed_ep(white.posterior), data, white.position, num_rounds=8)
+    moments = samples.diagnosis.moments
+    assert moments.k_hat is not None and np.abs(moments.bias).max() < 0.05
+    np.testing.assert_allclose(moments.spread, 1, rtol=0.05)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damping", fast_and_slow([1.0, 0.5], [0.5]))
-def test_it_stays_at_rest(damping, data, mode):
-    """Rounding that is not symmetric must not grow by the number of clients in each round."""
+def test_a_run_stays_at_rest(damping, data, mode):
+    """Asymmetric rounding must not grow by the number of clients in each round."""
     # A few units in the last place of the whole precision, whose entries are about 300.
     rounding = np.array([[0.0, 1e-3], [-1e-3, 0.0]])
     precision = jnp.asarray(np.diag(SCALES**-2.0) + rounding, jnp.float32)
     prior = fedmcmc.Gaussian(jnp.zeros(2), precision, "dense")
     kernel = fedmcmc.fed_ep(LOGISTIC, damping=damping, prior=prior)
-    samples = fedmcmc.sample(KEY, kernel, data, mode, num_rounds=60, progress=False)
+    samples = sample(kernel, data, mode, num_rounds=60)
     assert samples.info["shift"][0, 20:].max() < 1e-4
     assert samples.info["num_lost"].sum() == 0
 
 
 @pytest.mark.slow
-def test_whitened_coordinates_are_left_at_the_end(data, mode, posterior_moments):
+def test_final_draws_are_in_the_coordinates_of_the_model(data, mode, posterior_moments):
     white = fedmcmc.whiten(LOGISTIC, data, mode)
-    samples = fedmcmc.sample(
-        KEY, fedmcmc.fed_ep(white.posterior), data, white.position, num_rounds=8, progress=False
-    )
+    samples = sample(fedmcmc.fed_ep(white.posterior), data, white.position, num_rounds=8)
     mean, covariance = posterior_moments
     sd = np.sqrt(np.diag(covariance))
     draws = (samples.final_draws[0] - mean) / sd
@@ -275,50 +221,31 @@ def test_a_run_that_is_not_at_rest_warns(data, mode):
 
 @pytest.mark.slow
 def test_an_approximation_that_is_not_proper_warns():
-    """Flat in one direction, which the prior does not hold either."""
+    """Likelihood and prior are flat in the second direction."""
     posterior = fedmcmc.Posterior(lambda t: 0.0, lambda t, x: -0.5 * (x - t[0]) ** 2)
     data = fedmcmc.FederatedData.from_clients([np.ones(3), np.zeros(2)])
     with pytest.warns(fedmcmc.SamplingWarning) as caught:
-        fedmcmc.sample(
-            KEY, fedmcmc.fed_ep(posterior), data, jnp.zeros(2), num_rounds=3, progress=False
-        )
+        sample(fedmcmc.fed_ep(posterior), data, jnp.zeros(2), num_rounds=3)
     assert any("not proper at the end" in str(w.message) for w in caught)
 
 
-def test_a_rule_of_rest_is_for_approximations(data, mode):
-    with pytest.raises(ValueError, match=r"needs a kernel with an approximation, such as"):
-        fedmcmc.sample(
-            KEY,
-            fedmcmc.lsd(LOGISTIC, step_size=1e-3),
-            data,
-            mode,
-            until=fedmcmc.at_rest(),
-            max_rounds=10,
-        )
-    with pytest.raises(ValueError, match="threshold must be a positive number"):
-        fedmcmc.at_rest(0.0)
+# A constant prior
 
 
-# A constant prior.
+def test_a_trace_shows_whether_a_density_is_constant():
+    def constant(density):
+        return is_constant(density, jnp.ones(3))
 
-
-@pytest.mark.parametrize(
-    ("log_density", "constant"),
-    [
-        (lambda t: 0.0, True),
-        (lambda t: jnp.zeros(()) + jnp.log(2.0), True),
-        (lambda t: jnp.sum(jnp.zeros_like(t)), True),
-        (lambda t: -jnp.sum(t**2), False),
-        (lambda t: jax.jit(lambda x: -jnp.sum(x))(t), False),
-    ],
-)
-def test_what_is_constant_is_seen_in_its_trace(log_density, constant):
-    assert is_constant(log_density, jnp.ones(3)) is constant
+    assert constant(lambda t: 0.0)
+    assert constant(lambda t: jnp.zeros(()) + jnp.log(2.0))
+    assert constant(lambda t: jnp.sum(jnp.zeros_like(t)))
+    assert not constant(lambda t: -jnp.sum(t**2))
+    assert not constant(lambda t: jax.jit(lambda x: -jnp.sum(x))(t))
 
 
 @pytest.mark.slow
 def test_a_constant_prior_costs_nothing():
-    """The server's step then holds no loop over draws."""
+    """The server's step has a loop over draws only for a prior that is not constant."""
 
     def server_step(prior):
         posterior = fedmcmc.Posterior(prior, loglikelihood)

@@ -1,4 +1,4 @@
-"""Kernels whose law hangs on log densities keep all digits of products, on every device."""
+"""Densities that decide about moves or weights keep all digits of matrix products."""
 
 import jax
 import jax.numpy as jnp
@@ -12,26 +12,28 @@ from tests.contracts.model import DATA, POSITIONS, POSTERIOR, Given
 
 KEY = jax.random.key(0)
 VECTOR = POSITIONS["vector"]
+EXACT = {"highest"}
+PLAIN = {None}
 
 
-class Traced:
-    """A posterior whose log densities note with which precision of products they are traced."""
+class TracedPosterior:
+    """Posterior whose densities record the precision of products in which they are traced."""
 
-    def __init__(self, posterior=POSTERIOR):
+    def __init__(self, loglikelihood_fn=POSTERIOR.loglikelihood_fn):
         self.rows, self.prior = set(), set()
 
-        def loglikelihood_fn(position, rows):
+        def loglikelihood(position, rows):
             self.rows.add(jax.config.jax_default_matmul_precision)
-            return posterior.loglikelihood_fn(position, rows)
+            return loglikelihood_fn(position, rows)
 
-        def logprior_fn(position):
+        def logprior(position):
             self.prior.add(jax.config.jax_default_matmul_precision)
-            return posterior.logprior_fn(position)
+            return POSTERIOR.logprior_fn(position)
 
-        self.posterior = fedmcmc.Posterior(logprior_fn, loglikelihood_fn)
+        self.posterior = fedmcmc.Posterior(logprior, loglikelihood)
 
-    def of_a_round(self, kernel, position=VECTOR):
-        """Return what a round noted of the rows and of the prior."""
+    def precisions_of_a_round(self, kernel, position=VECTOR):
+        """Return the precisions with which a round computes likelihood and prior."""
         init, step = fedmcmc.simulate(kernel, DATA)
         state = jax.eval_shape(init, position)
         self.rows.clear()
@@ -41,82 +43,58 @@ class Traced:
 
 
 @pytest.mark.parametrize(
-    "build",
+    ("build", "rows", "prior"),
     [
-        kernels.build_hmc,
-        kernels.build_mala,
-        kernels.build_gaussian_mh,
-        kernels.build_multiple_try,
-        kernels.build_gibbs,
-        kernels.build_gibbs_of_rows,
+        (kernels.build_hmc, EXACT, EXACT),
+        (kernels.build_mala, EXACT, EXACT),
+        (kernels.build_gaussian_mh, EXACT, EXACT),
+        (kernels.build_multiple_try, EXACT, EXACT),
+        (kernels.build_gibbs, EXACT, EXACT),
+        (kernels.build_gibbs_of_rows, EXACT, EXACT),
+        # Clients accept moves of latents.
+        (kernels.build_joint, EXACT, None),
+        pytest.param(kernels.build_fed_ep_of_latents, EXACT, None, marks=pytest.mark.slow),
+        # Visits are plain, and expansions of surrogates exact.
+        (kernels.build_refreshed, PLAIN | EXACT, None),
+        (kernels.build_lsd, PLAIN, PLAIN),
     ],
-    ids=lambda build: build.__name__.removeprefix("build_"),
+    ids=lambda x: x.__name__.removeprefix("build_") if callable(x) else "",
 )
-def test_adjusted_kernels(build):
-    traced = Traced()
-    kernel = build(VECTOR, Given(traced.posterior))
-    assert traced.of_a_round(kernel) == ({"highest"}, {"highest"})
-
-
-def test_questions():
-    traced = Traced()
-    asked = Points(VECTOR[None], VECTOR)
-    assert traced.of_a_round(evaluations(traced.posterior), asked)[0] == {"highest"}
-
-
-@pytest.mark.parametrize(
-    "build",
-    [
-        kernels.build_joint,
-        pytest.param(kernels.build_fed_ep_of_latents, marks=pytest.mark.slow),
-    ],
-    ids=lambda build: build.__name__.removeprefix("build_"),
-)
-def test_kernels_whose_clients_accept_moves_of_latents(build):
-    traced = Traced()
-    assert traced.of_a_round(build(VECTOR, Given(traced.posterior)))[0] == {"highest"}
+def test_kernels_use_the_precision_that_they_need(build, rows, prior):
+    traced = TracedPosterior()
+    precisions = traced.precisions_of_a_round(build(VECTOR, Given(traced.posterior)))
+    assert precisions[0] == rows
+    assert prior is None or precisions[1] == prior
 
 
 @pytest.mark.parametrize("fit", [inference.exact_gaussian(), inference.importance(32)])
-def test_fits_that_expand_or_weigh(fit):
-    posterior = fedmcmc.Posterior(
-        POSTERIOR.logprior_fn, lambda at, rows: -jnp.sum((rows["x"] - at) ** 2, -1)
-    )
-    traced = Traced(posterior)
-    assert traced.of_a_round(fedmcmc.fed_ep(traced.posterior, inference=fit))[0] == {"highest"}
+def test_fits_that_expand_or_weigh_are_exact(fit):
+    traced = TracedPosterior(lambda theta, rows: -jnp.sum((rows["x"] - theta) ** 2, -1))
+    kernel = fedmcmc.fed_ep(traced.posterior, inference=fit)
+    assert traced.precisions_of_a_round(kernel)[0] == EXACT
 
 
-def test_surrogates_that_are_refitted():
-    traced = Traced()
-    kernel = kernels.build_refreshed(VECTOR, Given(traced.posterior))
-    assert traced.of_a_round(kernel)[0] == {None, "highest"}  # visits, and expansions
+def test_questions_are_answered_exactly():
+    traced, points = TracedPosterior(), Points(VECTOR[None], VECTOR)
+    assert traced.precisions_of_a_round(evaluations(traced.posterior), points)[0] == EXACT
 
 
 @pytest.mark.slow
-def test_latents_that_are_integrated_out_or_drawn_afterwards():
-    traced = Traced()
+def test_latents_are_integrated_out_and_drawn_exactly():
+    traced = TracedPosterior()
     posterior = kernels.with_latents(traced.posterior)
-    integrated = hierarchy.marginal(posterior)
-    kernel = fedmcmc.lsd(integrated, step_size=0.01)
-    assert traced.of_a_round(kernel)[0] == {"highest"}
-    traced.rows.clear()
-    hierarchy.local_draws(posterior, DATA, VECTOR[None, None], rng_key=KEY)
-    assert traced.rows == {"highest"}
-    traced.rows.clear()
-    hierarchy.new_group(posterior, DATA, VECTOR[None, None], rng_key=KEY)
-    assert traced.rows == {"highest"}
+    kernel = fedmcmc.lsd(hierarchy.marginal(posterior), step_size=0.01)
+    assert traced.precisions_of_a_round(kernel)[0] == EXACT
+    for draw in (hierarchy.local_draws, hierarchy.new_group):
+        traced.rows.clear()
+        draw(posterior, DATA, VECTOR[None, None], rng_key=KEY)
+        assert traced.rows == EXACT
 
 
-def test_others_have_the_precision_that_the_user_chose():
-    traced = Traced()
-    kernel = fedmcmc.lsd(traced.posterior, step_size=0.1)
-    assert traced.of_a_round(kernel) == ({None}, {None})
-
-
-def test_importance_weights_at_clients_and_server():
-    traced = Traced()
+def test_importance_weights_are_exact_at_clients_and_server():
+    traced = TracedPosterior()
     far = fedmcmc.Gaussian.from_moments(VECTOR + 3, variance=jnp.full(3, 0.01))
-    with pytest.warns(fedmcmc.SamplingWarning, match="correct: failed") as said:
+    with pytest.warns(fedmcmc.SamplingWarning, match="correct: failed") as records:
         fedmcmc.correct(KEY, traced.posterior, DATA, far, num_draws=100, adapt=False)
-    assert (traced.rows, traced.prior) == ({"highest"}, {"highest"})
-    assert [warning.filename for warning in said] == [__file__]
+    assert (traced.rows, traced.prior) == (EXACT, EXACT)
+    assert [record.filename for record in records] == [__file__]

@@ -1,7 +1,8 @@
-"""Surrogates that clients refit during a run: what they are, when, and who knows of it."""
+"""Surrogates that clients refit during a run."""
 
 import itertools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,101 +20,71 @@ VECTOR = POSITIONS["vector"]
 SETTINGS = dict(step_size=0.02, num_local_steps=2, probabilities=P)
 
 
-def dense(q):
-    precision = jax.vmap(jnp.diag)(q.precision)
-    return fedmcmc.Gaussian(q.precision_mean, precision, "dense")
-
-
 def build(structure="diagonal", **settings):
     q = first_surrogates(VECTOR)
-    q = dense(q) if structure == "dense" else q
-    settings = dict(refresh_every=3) | settings
-    return q, fedmcmc.fsgld(POSTERIOR, q, **SETTINGS, **settings)
+    if structure == "dense":
+        q = fedmcmc.Gaussian(q.precision_mean, jax.vmap(jnp.diag)(q.precision), "dense")
+    return fedmcmc.fsgld(POSTERIOR, q, **SETTINGS, **settings)
 
 
-def rounds(kernel, num):
-    """Return the states before each round, and after the last."""
+def run(kernel, num_rounds):
+    """Return the states before the first round and after each round, and the rounds' reports."""
     init, step = fedmcmc.simulate(kernel, DATA)
-    step, states = jax.jit(step), [init(VECTOR)]
-    for _ in range(num):
-        states.append(step(KEY, states[-1])[0])
-    return states
-
-
-def of(q, i):
-    return jax.tree.map(lambda leaf: np.asarray(leaf[i]), q)
+    step, states, infos = jax.jit(step), [init(VECTOR)], []
+    for _ in range(num_rounds):
+        state, info = step(KEY, states[-1])
+        states.append(state)
+        infos.append(info)
+    return states, infos
 
 
 @pytest.mark.parametrize("structure", fast_and_slow(["dense", "diagonal"], ["diagonal"]))
 def test_a_client_expands_its_likelihood_where_its_visit_begins(structure):
-    _, kernel = build(structure, refresh_until=8)
-    states = rounds(kernel, 14)
-    answered, refits = np.zeros(3, int), []
+    states, _ = run(build(structure, refresh_every=3, refresh_until=9), 14)
+    refreshed, num_refits = np.zeros(3, int), 0
     for round_, (before, after) in enumerate(itertools.pairwise(states)):
-        latest = round_ - round_ % 3
-        here = surrogates.taylor(POSTERIOR, DATA, before.broadcast.position, structure=structure)
-        moved = [
-            i
-            for i in range(3)
-            if np.any(
-                of(before.clients.surrogate, i).precision_mean
-                != of(after.clients.surrogate, i).precision_mean
-            )
-        ]
-        assert len(moved) <= 1
-        if round_ < 3 or round_ >= 8:
-            assert not moved
-        for i in moved:
-            assert answered[i] < latest
-            answered[i] = latest
-            refits.append(round_)
-            jax.tree.map(
-                lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
-                of(after.clients.surrogate, i),
-                of(here, i),
-            )
-        # What everyone is sent is the product of what all have.
-        jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
-            after.broadcast.extra,
-            after.clients.surrogate.sum(),
+        q, position = after.clients.surrogate, before.broadcast.position
+        changed = before.clients.surrogate.precision_mean != q.precision_mean
+        (clients,) = np.nonzero(np.any(changed, axis=1))
+        assert len(clients) <= (3 <= round_ < 9)
+        for i in clients:
+            latest = round_ - round_ % 3
+            assert refreshed[i] < latest
+            refreshed[i] = latest
+            num_refits += 1
+            expansions = surrogates.taylor(POSTERIOR, DATA, position, structure=structure)
+            actual, expected = (jax.tree.map(lambda leaf, i=i: leaf[i], x) for x in (q, expansions))
+            chex.assert_trees_all_close(actual, expected, rtol=1e-4, atol=1e-5)
+        # The server broadcasts the product of all clients' surrogates.
+        chex.assert_trees_all_close(after.broadcast.extra, q.sum(), rtol=1e-4, atol=1e-5)
+    assert num_refits >= 3
+    np.testing.assert_array_equal(states[-1].clients.refresh, refreshed)
+
+
+def test_draws_before_any_refresh_are_those_of_fsgld():
+    refreshed, refreshed_infos = run(build(refresh_every=50), 8)
+    plain, plain_infos = run(build(), 8)
+    for actual, expected in zip(refreshed, plain, strict=True):
+        # Shares are 1 / (1 / p), which rounds.
+        np.testing.assert_allclose(
+            actual.broadcast.position, expected.broadcast.position, rtol=1e-5, atol=1e-6
         )
-    assert len(refits) >= 3
-    np.testing.assert_array_equal(states[-1].clients.refresh, answered)
-
-
-def test_before_any_refresh_draws_are_those_of_fsgld():
-    q, kernel = build(refresh_every=50)
-    plain = fedmcmc.fsgld(POSTERIOR, q, **SETTINGS)
-
-    def run(kernel):
-        return fedmcmc.sample(KEY, kernel, DATA, VECTOR, num_rounds=8, progress=False)
-
-    refreshed, expected = run(kernel), run(plain)
-    # Shares are 1 / (1 / p) here, which rounds.
-    np.testing.assert_allclose(refreshed.draws, expected.draws, rtol=1e-5, atol=1e-6)
-    # The natural parameters cross besides, both ways.
-    more = 32 * 2 * 3
-    np.testing.assert_array_equal(refreshed.info["bits_up"], expected.info["bits_up"] + more)
-    np.testing.assert_array_equal(refreshed.info["bits_down"], expected.info["bits_down"] + more)
+    # The natural parameters are sent in addition, in both directions.
+    for actual, expected in zip(refreshed_infos, plain_infos, strict=True):
+        assert actual.bits_up - expected.bits_up == 32 * 2 * 3
+        assert actual.bits_down - expected.bits_down == 32 * 2 * 3
 
 
 @pytest.mark.parametrize(
     "compressor", [fedmcmc.quantize(3), fedmcmc.memory(fedmcmc.sparsify(0.5), 0.4)]
 )
-def test_compressed_changes_are_what_both_sides_add(compressor):
-    _, kernel = build("dense", refresh_every=2)
-    states = rounds(fedmcmc.compress(kernel, compressor), 9)
-    moved = states[-1].clients.kernel.surrogate
-    assert (
-        np.abs(np.asarray(moved.precision - states[0].clients.kernel.surrogate.precision)).max() > 0
-    )
+def test_client_and_server_add_the_same_compressed_change(compressor):
+    states, _ = run(fedmcmc.compress(build("dense", refresh_every=2), compressor), 9)
+    initial, final = (states[i].clients.kernel.surrogate.precision for i in (0, -1))
+    assert np.abs(np.asarray(final - initial)).max() > 0
     for state in states:
-        jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4),
-            state.broadcast.extra,
-            state.clients.kernel.surrogate.sum(),
-        )
+        product = state.clients.kernel.surrogate.sum()
+        chex.assert_trees_all_close(state.broadcast.extra, product, rtol=1e-4, atol=1e-4)
 
 
 def test_an_expansion_that_is_not_finite_leaves_the_old_surrogate():
@@ -127,68 +98,23 @@ def test_an_expansion_that_is_not_finite_leaves_the_old_surrogate():
     kernel = fedmcmc.fsgld(
         posterior, q, step_size=1e-3, num_local_steps=1, refresh_every=1, alpha=0.0
     )
-    init, _ = fedmcmc.simulate(kernel, data)
-    client, state = data.client(0), init(jnp.array([0.3]))
-    states = jax.tree.map(lambda leaf: leaf[0], state.clients)
+    client, state = data.client(0), kernel.init(KEY, jnp.array([0.3]), data)
+    client_state = jax.tree.map(lambda leaf: leaf[0], state.clients)
     broadcast = state.broadcast._replace(round=jnp.int32(4))
     draws = kernel.prepare(KEY, broadcast, client)
-    message, after, _ = kernel.step(draws, broadcast, states, client)
+    message, after, _ = kernel.step(draws, broadcast, client_state, client)
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(message.change))
     assert int(after.refresh) == 4
 
 
 @pytest.mark.slow
 def test_a_prediction_follows_the_refits():
-    """By simulation on the Gaussian clients, where surrogates are exact after one visit each."""
+    """On Gaussian clients, surrogates are exact after a visit of each client."""
     federation = Federation()
     bad, exact = federation.surrogates("dense")[0], federation.surrogates("exact")[0]
     kernel = fedmcmc.fsgld(
         federation.posterior, bad, step_size=0.006, num_local_steps=5, refresh_every=1
     )
-    found = fedmcmc.predict_bias(kernel, federation.data, exact)
-    assert found.simulated == "it refits surrogates"
-    assert np.abs(found.bias).max() < 0.1 + 4 * found.bias_error.max()
-
-
-POSTERIOR_OF = Federation().posterior
-
-
-@pytest.mark.parametrize(
-    ("build_", "message"),
-    [
-        (
-            lambda: build(refresh_every=None, refresh_until=3),
-            "refresh_until needs refresh_every",
-        ),
-        (lambda: build(refresh_every=0), "refresh_every must be a positive integer"),
-        (lambda: build(refresh_until=-1), "refresh_until must be a round, at least 0, got -1"),
-        (
-            lambda: fedmcmc.fsgld(
-                POSTERIOR_OF,
-                Federation().surrogates("scaled_identity")[0],
-                step_size=0.01,
-                num_local_steps=2,
-                refresh_every=2,
-            ),
-            "refitted by expansions, which are dense or diagonal",
-        ),
-        (
-            lambda: fedmcmc.faults(build()[1], late=0.2),
-            "late: this kernel needs a client's message of a round in that round",
-        ),
-        (
-            lambda: fedmcmc.kernels.refreshed_relay(
-                POSTERIOR,
-                fedmcmc.svrg(fedmcmc.minibatch(2), 3),
-                first_surrogates(VECTOR),
-                participation=fedmcmc.categorical(P),
-                refresh_every=2,
-                step_size=0.01,
-            ),
-            r"supports no estimator that broadcasts a reference \(svrg\)",
-        ),
-    ],
-)
-def test_what_does_not_fit_is_refused(build_, message):
-    with pytest.raises(ValueError, match=message):
-        build_()
+    prediction = fedmcmc.predict_bias(kernel, federation.data, exact)
+    assert prediction.simulated == "it refits surrogates"
+    assert np.abs(prediction.bias).max() < 0.1 + 4 * prediction.bias_error.max()

@@ -1,7 +1,7 @@
 """Bugs of secure sums that their tests must notice; see `test_mutations`."""
 
-SUM = "compression/test_words.py::test_a_sum_is_that_of_numpy_in_any_order_and_any_split[300]"
-BITS = "compression/test_words.py::test_the_bits_are_those_of_numpy[32-1.0]"
+SUM = "compression/test_words.py::test_a_sum_agrees_with_numpy_in_any_order_and_any_split[300]"
+BITS = "compression/test_words.py::test_words_have_the_bits_of_numpy[32-1.0]"
 DECODED = (
     "compression/test_words.py::"
     "test_decoding_keeps_seven_digits_on_both_sides_of_zero_and_of_two_to_the_32"

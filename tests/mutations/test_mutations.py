@@ -32,7 +32,7 @@ OPERATORS = f"{SUM}[pp-operators-per-client]"
 REFRESHED = "laws/test_refreshed_law.py::test_law_while_surrogates_are_refitted_and_after[flat]"
 AUGMENTED = (
     "gradients/test_augmented.py"
-    "::test_chains_follow_the_likelihoods_averaged_over_transformations[False]"
+    "::test_chains_have_the_exact_distribution_over_transformations[False]"
 )
 LAWS = ("< LIMIT", "Not equal to tolerance", "Arrays are not equal", "DID NOT RAISE")
 MUTATIONS = {

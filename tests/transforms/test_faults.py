@@ -142,7 +142,7 @@ def largest_z(draws, expected, case):
 
 
 @pytest.mark.parametrize("case", fast_and_slow(CASES, ["all"]))
-def test_law_of_every_round(case):
+def test_each_round_has_the_exact_distribution(case):
     states, counts = run(build(case))
     draws = [flatten(state, case) for state in states]
     assert largest_z(draws, law_of(case), case).max() < LIMIT
@@ -167,7 +167,7 @@ def test_law_of_every_round(case):
 
 
 @pytest.mark.parametrize("rate", [None, 0.4], ids=["plain", "memory"])
-def test_a_dropped_client_is_one_that_bernoulli_participation_leaves_out(rate):
+def test_dropping_clients_is_bernoulli_participation(rate):
     expected = FEDERATION.langevin(
         participation=laws_qlsd.bernoulli(1 - Q),
         step_size=STEP_SIZE,
@@ -201,7 +201,7 @@ def test_late_messages_leave_the_mean():
 
 
 def test_a_relay_that_drops_out_stays_where_it_is():
-    """Its weights multiply gradients, and faults do not change them."""
+    """Faults must not change the weights, which multiply gradients."""
     federation = Federation()
     kernel = fedmcmc.dsgld(
         federation.posterior,
@@ -218,7 +218,7 @@ def test_a_relay_that_drops_out_stays_where_it_is():
 
 
 @pytest.mark.slow
-def test_faults_of_a_client_depend_on_its_round_and_on_the_seed_alone():
+def test_faults_of_a_client_depend_only_on_its_round_and_the_seed():
     def cohort(participation, seed=0, **kinds):
         kernel = fedmcmc.lsd(FEDERATION.posterior, step_size=0.1, participation=participation)
         kinds = kinds or dict(drop=0.3, late=0.4, nan=0.3)
@@ -248,7 +248,7 @@ def test_faults_of_a_client_depend_on_its_round_and_on_the_seed_alone():
 # Messages that are not finite by themselves
 
 
-def spoilt(position, rows):
+def spoiled(position, rows):
     """Return NaN slopes for client 1, and for client 2 if the first coordinate exceeds one."""
     x, owner = rows["x"], rows["owner"]
     terms = -0.5 * (x - position) ** 2
@@ -258,7 +258,7 @@ def spoilt(position, rows):
     return jnp.sum(terms, axis=-1) + 0.0 * factor * position[1]
 
 
-def spoilt_data(owners=(0, 1, 2)):
+def spoiled_data(owners=(0, 1, 2)):
     rng = np.random.default_rng(0)
     rows = [rng.normal(i, 1.0, (n, 2)).astype(np.float32) for i, n in enumerate((4, 3, 5))]
     return fedmcmc.FederatedData.from_clients(
@@ -266,13 +266,13 @@ def spoilt_data(owners=(0, 1, 2)):
     )
 
 
-SPOILT = fedmcmc.Posterior(lambda theta: -0.5 * jnp.sum(theta**2), spoilt)
+SPOILED = fedmcmc.Posterior(lambda theta: -0.5 * jnp.sum(theta**2), spoiled)
 
 
-def test_a_client_that_sends_no_finite_number_is_left_out_and_comes_back():
-    kernel = fedmcmc.faults(fedmcmc.lsd(SPOILT, step_size=0.02))
+def test_a_client_is_excluded_only_in_rounds_without_a_finite_message():
+    kernel = fedmcmc.faults(fedmcmc.lsd(SPOILED, step_size=0.02))
     settings = dict(position=jnp.array([2.0, 0.0]), num_rounds=60, progress=False)
-    samples = fedmcmc.sample(KEY, kernel, spoilt_data(), **settings)
+    samples = fedmcmc.sample(KEY, kernel, spoiled_data(), **settings)
     previous = np.concatenate([[2.0], samples.draws[0, :-1, 0]])
     assert (previous > 1).any() and (previous < 1).any()
     np.testing.assert_array_equal(samples.info["num_excluded"][0], 1 + (previous > 1))
@@ -286,21 +286,21 @@ def test_a_client_that_sends_no_finite_number_is_left_out_and_comes_back():
     for r in range(60):
         gradient = -position
         for i in (0, 2) if position[0] <= 1 else (0,):
-            rows = spoilt_data((i,)).rows["x"]
+            rows = spoiled_data((i,)).rows["x"]
             gradient = gradient + np.sum(np.asarray(rows) - position, axis=0)
         key = server_key(jax.random.fold_in(KEY, 0), jnp.int32(r))
         z = np.asarray(realize_normals(key, jax.ShapeDtypeStruct((2,), jnp.float32)))
         position = position + 0.02 * gradient + np.sqrt(0.04) * z
         np.testing.assert_allclose(draws[r], position, rtol=1e-3, atol=1e-4)
     with pytest.raises(fedmcmc.NonFiniteError):
-        fedmcmc.sample(KEY, fedmcmc.lsd(SPOILT, step_size=0.02), spoilt_data(), **settings)
+        fedmcmc.sample(KEY, fedmcmc.lsd(SPOILED, step_size=0.02), spoiled_data(), **settings)
 
 
-def test_a_memory_is_not_moved_by_a_message_that_is_left_out():
+def test_an_excluded_message_moves_no_memory():
     kernel = fedmcmc.compress(
-        fedmcmc.lsd(SPOILT, step_size=0.02), fedmcmc.memory(fedmcmc.compression.identity())
+        fedmcmc.lsd(SPOILED, step_size=0.02), fedmcmc.memory(fedmcmc.compression.identity())
     )
-    init, step = fedmcmc.simulate(fedmcmc.faults(kernel), spoilt_data())
+    init, step = fedmcmc.simulate(fedmcmc.faults(kernel), spoiled_data())
     step, state = jax.jit(step), init(jnp.zeros(2))
     for _ in range(3):
         state, info = step(KEY, state)
@@ -310,11 +310,11 @@ def test_a_memory_is_not_moved_by_a_message_that_is_left_out():
         np.testing.assert_allclose(state.server.memory, memory.sum(0), rtol=1e-5)
 
 
-def test_who_sends_nonsense_first_is_out_for_the_rest_of_the_round():
-    """Its message is missing in later phases, and only the bits of the first message count."""
-    spoilt_kernel = fedmcmc.lsd(SPOILT, step_size=0.02, temperature=0.0)
+def test_an_excluded_client_is_absent_from_later_phases():
+    """Only the bits of its first message count."""
+    spoiled_kernel = fedmcmc.lsd(SPOILED, step_size=0.02, temperature=0.0)
     fine = fedmcmc.Posterior(
-        SPOILT.logprior_fn,
+        SPOILED.logprior_fn,
         lambda theta, rows: -0.5 * jnp.sum((rows["x"] - theta) ** 2, axis=-1),
     )
     fine_kernel = fedmcmc.lsd(fine, step_size=0.02, temperature=0.0)
@@ -324,31 +324,31 @@ def test_who_sends_nonsense_first_is_out_for_the_rest_of_the_round():
         init, step = fedmcmc.simulate(fedmcmc.faults(fedmcmc.sequence(*kernels)), data)
         return jax.jit(step)(KEY, init(start))
 
-    state, info = end(spoilt_kernel, fine_kernel, data=spoilt_data())
+    state, info = end(spoiled_kernel, fine_kernel, data=spoiled_data())
     assert (int(info.num_active), int(info.num_excluded)) == (2, 1)
     assert int(info.bits_up) == (3 + 2) * 64 and int(info.bits_down) == (3 + 2) * 64
-    expected, _ = end(spoilt_kernel, fine_kernel, data=spoilt_data((0, 2)))
+    expected, _ = end(spoiled_kernel, fine_kernel, data=spoiled_data((0, 2)))
     np.testing.assert_allclose(state.broadcast.position, expected.broadcast.position, rtol=1e-5)
     # In the reverse order, the server adds its first message.
-    state, info = end(fine_kernel, spoilt_kernel, data=spoilt_data())
+    state, info = end(fine_kernel, spoiled_kernel, data=spoiled_data())
     assert (int(info.num_active), int(info.num_excluded)) == (2, 1)
     assert int(info.bits_up) == (3 + 3) * 64
     position = start
     for clients in ((0, 1, 2), (0, 2)):
-        rows = np.concatenate([np.asarray(spoilt_data((i,)).rows["x"]) for i in clients])
+        rows = np.concatenate([np.asarray(spoiled_data((i,)).rows["x"]) for i in clients])
         position = position + 0.02 * (np.sum(rows - position, axis=0) - position)
     np.testing.assert_allclose(state.broadcast.position, position, rtol=1e-5)
 
 
-def test_a_run_that_leaves_out_most_messages_warns():
-    kernel = fedmcmc.faults(fedmcmc.lsd(SPOILT, step_size=1e-6))
+def test_a_run_that_excludes_most_messages_warns():
+    kernel = fedmcmc.faults(fedmcmc.lsd(SPOILED, step_size=1e-6))
     with pytest.warns(RuntimeWarning, match="67% of the messages .* not finite"):
         fedmcmc.sample(
-            KEY, kernel, spoilt_data(), jnp.array([2.0, 0.0]), num_rounds=3, progress=False
+            KEY, kernel, spoiled_data(), jnp.array([2.0, 0.0]), num_rounds=3, progress=False
         )
 
 
-# Every kernel
+# All kernels
 
 
 @functools.cache
@@ -363,20 +363,16 @@ REPAIRABLE = {name: x for name, x in BARE.items() if not kernel_of(name).traits.
 def after(kernel, num_rounds, placement=None):
     """Return the state after `num_rounds` rounds and their `RoundInfo`, leaves ``[num_rounds]``."""
     init, step = fedmcmc.simulate(kernel, DATA, placement=placement)
-    traces = []
-
-    def counted(key, state):
-        traces.append(None)
-        return step(key, state)
-
+    chex.clear_trace_counter()
     # Optimization would take longer than the rounds.
-    compiled = jax.jit(counted, compiler_options={"xla_backend_optimization_level": 0})
+    compiled = jax.jit(
+        chex.assert_max_traces(step, n=1), compiler_options={"xla_backend_optimization_level": 0}
+    )
     # Initial numbers may have a weak type, but numbers after a round do not.
     state, infos = jax.tree.map(lambda x: x.astype(x.dtype), init(NESTED)), []
     for _ in range(num_rounds):
         state, info = compiled(KEY, state)
         infos.append(info)
-    assert len(traces) == 1
     return state, jax.tree.map(lambda *leaves: np.stack(leaves), *infos)
 
 
@@ -399,19 +395,16 @@ def test_faults_change_no_other_draw(name):
         for k in (kernel, *(fedmcmc.faults(kernel, **kind) for kind in kinds))
     )
     for cohort, draws in faulty:
-        same = [(cohort.ids, bare[0].ids), (cohort.weight, bare[0].weight), (draws, bare[1])]
-        for actual, expected in same:
-            leaves = zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True)
-            assert all(bool(jnp.all(a == b)) for a, b in leaves)
+        actual = cohort.ids, cohort.weight, draws
+        chex.assert_trees_all_equal(actual, (bare[0].ids, bare[0].weight, bare[1]))
     assert len(jax.tree.leaves(bare[1])) > 0
 
 
 @pytest.mark.parametrize("name", fast_and_slow(REPAIRABLE, ["fsgld"]))
-def test_a_guard_that_finds_nothing_changes_rounding_at_most(name):
+def test_a_guard_without_faults_changes_only_rounding(name):
     bare, _ = after(kernel_of(name), 4)
     guarded, info = after(fedmcmc.faults(kernel_of(name), seed=5), 4)
-    close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=2e-6)
-    jax.tree.map(close, guarded, bare)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=2e-6), guarded, bare)
     assert (info.num_excluded == 0).all()
 
 
@@ -437,7 +430,7 @@ def test_faults_stop_no_kernel(name):
 
 
 @pytest.mark.parametrize("name", fast_and_slow(REPAIRABLE, ["fsgld", "natural"]))
-def test_a_round_that_nobody_is_heard_of_in_keeps_all_clients(name):
+def test_a_round_without_messages_keeps_all_client_states(name):
     kernel = fedmcmc.faults(kernel_of(name), drop=1 - 1e-6)
     before = fedmcmc.simulate(kernel, DATA).init(NESTED)
     state, info = after(kernel, 2)
@@ -459,7 +452,7 @@ def test_a_round_that_nobody_is_heard_of_in_keeps_all_clients(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cavity", ["site", "none"])
-def test_sites_stay_in_step_with_the_product(cavity):
+def test_the_product_and_pending_messages_agree_with_the_sites(cavity):
     """The server's product times the pending messages is the product of prior and sites."""
     federation = Federation()
     prior = fedmcmc.Gaussian.from_moments(jnp.zeros(3), variance=jnp.ones(3))
@@ -478,8 +471,8 @@ def test_sites_stay_in_step_with_the_product(cavity):
             product = product * jax.tree.map(lambda leaf, i=i: leaf[i], state.clients.site)
         pending = state.server.pending
         num_waiting += np.any(trees.ravel(pending) != 0)
-        close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-3)
-        jax.tree.map(close, state.broadcast.extra[0] * pending**0.5, product)
+        actual = state.broadcast.extra[0] * pending**0.5
+        chex.assert_trees_all_close(actual, product, rtol=1e-4, atol=1e-3)
     assert 5 < num_waiting < 20
     # Faults do not change the fixed point of the sites.
     calm_step = jax.jit(fedmcmc.simulate(bare, federation.data).step)
@@ -489,7 +482,7 @@ def test_sites_stay_in_step_with_the_product(cavity):
     np.testing.assert_allclose(state.broadcast.position, calm.broadcast.position, atol=1e-3)
 
 
-def test_a_weighted_mean_is_one_of_those_who_arrived():
+def test_an_average_is_over_the_messages_that_arrived():
     """In federated averaging of quadratics, weights arrive late with their displacements."""
     federation = Federation()
     kernel = fedmcmc.faults(
@@ -535,62 +528,41 @@ def lsd(**settings):
     return fedmcmc.lsd(FEDERATION.posterior, step_size=0.1, **settings)
 
 
+def faults(kernel=None, **settings):
+    return fedmcmc.faults(lsd() if kernel is None else kernel, **settings)
+
+
+IDENTITY = fedmcmc.compression.identity()
+WRONG_VARIANCE = "noise .* has the wrong variance"
+
+
 @pytest.mark.parametrize(
-    ("call", "error", "message"),
+    ("build", "message"),
     [
-        (lambda: fedmcmc.faults(None), TypeError, "kernel must be a fedmcmc.FederatedKernel"),
+        (lambda: faults(lsd(noise="clients")), WRONG_VARIANCE),
+        (lambda: faults(fedmcmc.compress(lsd(noise="clients"), IDENTITY)), WRONG_VARIANCE),
+        (lambda: faults(drop=1.0), r"drop must be a probability in \[0"),
+        (lambda: faults(late=-0.1), "late must be .* got -0.1"),
+        (lambda: faults(nan=float("nan")), "nan must be .* got nan"),
+        (lambda: faults(nan="often"), "nan must be .* got 'often'"),
+        (lambda: faults(late=lambda r: 0.1), "late must be a probability"),
+        (lambda: faults(drop=jnp.zeros((2, 2))), r"drop must be .* shape \(2, 2\)"),
+        (lambda: faults(seed=-1), "seed must be an integer from 0"),
+        (lambda: faults(seed=0.5), "seed must be an integer .* got 0.5"),
         (
-            lambda: fedmcmc.faults(lsd(noise="clients")),
-            ValueError,
-            "noise .* has the wrong variance",
-        ),
-        (
-            lambda: fedmcmc.faults(
-                fedmcmc.compress(lsd(noise="clients"), fedmcmc.compression.identity())
-            ),
-            ValueError,
-            "noise .* has the wrong variance",
-        ),
-        (lambda: fedmcmc.faults(lsd(), drop=1.0), ValueError, r"drop must be a probability in \[0"),
-        (lambda: fedmcmc.faults(lsd(), late=-0.1), ValueError, "late must be .* got -0.1"),
-        (lambda: fedmcmc.faults(lsd(), nan=float("nan")), ValueError, "nan must be .* got nan"),
-        (lambda: fedmcmc.faults(lsd(), nan="often"), ValueError, "nan must be .* got 'often'"),
-        (
-            lambda: fedmcmc.faults(lsd(), late=lambda r: 0.1),
-            ValueError,
-            "late must be a probability",
-        ),
-        (
-            lambda: fedmcmc.faults(lsd(), drop=jnp.zeros((2, 2))),
-            ValueError,
-            r"drop must be .* shape \(2, 2\)",
-        ),
-        (lambda: fedmcmc.faults(lsd(), seed=-1), ValueError, "seed must be an integer from 0"),
-        (lambda: fedmcmc.faults(lsd(), seed=0.5), ValueError, "seed must be an integer .* got 0.5"),
-        (
-            lambda: fedmcmc.simulate(
-                fedmcmc.faults(lsd(), late=jnp.full(3, 0.1)), FEDERATION.data
-            ).init(jnp.zeros(3)),
-            ValueError,
+            lambda: faults(late=jnp.full(3, 0.1)).init(KEY, jnp.zeros(3), FEDERATION.data),
             "late has probabilities for 3 clients, but the data has 4",
         ),
-        (
-            lambda: fedmcmc.faults(fedmcmc.faults(lsd()), drop=0.1),
-            ValueError,
-            "has faults already",
-        ),
-        (
-            lambda: fedmcmc.compress(fedmcmc.faults(lsd()), fedmcmc.compression.identity()),
-            ValueError,
-            "compress the kernel first",
-        ),
-        (
-            lambda: fedmcmc.sequence(fedmcmc.faults(lsd()), fedmcmc.faults(lsd())),
-            ValueError,
-            "apply faults to the sequence",
-        ),
+        (lambda: faults(faults(), drop=0.1), "has faults already"),
+        (lambda: fedmcmc.compress(faults(), IDENTITY), "compress the kernel first"),
+        (lambda: fedmcmc.sequence(faults(), faults()), "apply faults to the sequence"),
     ],
 )
-def test_errors(call, error, message):
-    with pytest.raises(error, match=message):
-        call()
+def test_unsuitable_settings_are_named(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_faults_need_a_kernel():
+    with pytest.raises(TypeError, match=r"kernel must be a fedmcmc\.FederatedKernel"):
+        fedmcmc.faults(None)

@@ -1,8 +1,6 @@
-"""`natural_parameters` builds the same kernels as arguments of `fed_ep`, and refuses others."""
+"""`natural_parameters` builds the same kernels as arguments of `fed_ep`."""
 
 import chex
-import jax
-import jax.numpy as jnp
 import optax
 import pytest
 
@@ -31,31 +29,14 @@ def fed_ep(**settings):
     )
 
 
-@jax.jit
-def after(kernel):
-    """Return the product of all factors after five rounds."""
-    init, step = fedmcmc.simulate(kernel, FEDERATION.data)
-    state = init(jnp.asarray(FEDERATION.start))
-    key = jax.random.key(0)
-    return jax.lax.fori_loop(0, 5, lambda _, s: step(key, s)[0], state).server.product
-
-
 def test_arguments_of_fed_ep_are_shorthands():
+    """The transform must also reach a kernel inside another transform."""
     changed = fedmcmc.natural_parameters(fed_ep(damping=0.9), **SETTINGS)
-    chex.assert_trees_all_equal(after(changed), after(fed_ep(**SETTINGS)))
-
-
-def test_within_another_transform():
+    chex.assert_trees_all_equal(changed, fed_ep(**SETTINGS))
     code = fedmcmc.quantize(64)
     inner = fedmcmc.compress(fedmcmc.natural_parameters(fed_ep(), **SETTINGS), code)
     outer = fedmcmc.natural_parameters(fedmcmc.compress(fed_ep(), code), **SETTINGS)
-
-    def product(kernel):
-        init, step = fedmcmc.simulate(kernel, FEDERATION.data)
-        state, _ = jax.jit(step)(jax.random.key(0), init(jnp.asarray(FEDERATION.start)))
-        return state.server.kernel.product
-
-    chex.assert_trees_all_equal(product(inner), product(outer))
+    chex.assert_trees_all_equal(inner, outer)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +55,6 @@ def test_within_another_transform():
         (fed_ep, dict(damping=0.0), "damping must be a finite number above 0"),
     ],
 )
-def test_what_does_not_fit_is_refused(kernel, settings, message):
+def test_unsuitable_kernels_and_settings_are_refused(kernel, settings, message):
     with pytest.raises(ValueError, match=message):
         fedmcmc.natural_parameters(kernel(), **settings)

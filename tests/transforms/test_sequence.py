@@ -18,7 +18,7 @@ def fa_hmc(**settings):
 
 
 @pytest.mark.slow
-def test_a_round_has_the_law_of_one_round_of_each():
+def test_a_round_has_the_distribution_of_a_round_of_each_kernel():
     kernel = fedmcmc.sequence(
         fa_hmc(control_variate=True),
         fedmcmc.lsd(POSTERIOR, step_size=0.004),
@@ -55,8 +55,8 @@ def test_a_round_has_the_law_of_one_round_of_each():
 
 
 def test_compressors_within_and_around_draw_different_words():
-    quantised = [fedmcmc.compress(fa_hmc(), fedmcmc.quantize(2)) for _ in range(2)]
-    kernel = fedmcmc.compress(fedmcmc.sequence(*quantised), fedmcmc.quantize(2))
+    quantized = [fedmcmc.compress(fa_hmc(), fedmcmc.quantize(2)) for _ in range(2)]
+    kernel = fedmcmc.compress(fedmcmc.sequence(*quantized), fedmcmc.quantize(2))
     client = DATA.client(1)
     state = kernel.init(jax.random.key(0), FEDERATION.start, DATA)
     draws = kernel.prepare(jax.random.key(1), state.broadcast, client)
@@ -64,21 +64,40 @@ def test_compressors_within_and_around_draw_different_words():
     assert len(words) == 2 and not np.array_equal(*words)
 
 
-def test_what_does_not_fit_says_so():
-    memory = fedmcmc.compress(fa_hmc(), fedmcmc.memory(fedmcmc.quantize(2)))
-    with pytest.raises(ValueError, match="compress each kernel first"):
-        fedmcmc.compress(fedmcmc.sequence(memory, memory), fedmcmc.quantize(2))
-    with pytest.raises(ValueError, match="all or none of them with memories of all"):
-        fedmcmc.sequence(memory, fa_hmc())
-    with pytest.raises(ValueError, match="two or more kernels, got 1"):
-        fedmcmc.sequence(fa_hmc())
-    with pytest.raises(TypeError, match=r"kernels\[1\] must be a fedmcmc.FederatedKernel, got int"):
+MEMORY = fedmcmc.compress(fa_hmc(), fedmcmc.memory(fedmcmc.quantize(2)))
+SNAPSHOT = fedmcmc.lsd_pp(POSTERIOR, step_size=0.01, batch_size=2, refresh_every=3)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (
+            lambda: fedmcmc.compress(fedmcmc.sequence(MEMORY, MEMORY), fedmcmc.quantize(2)),
+            "compress each kernel first",
+        ),
+        (
+            lambda: fedmcmc.sequence(MEMORY, fa_hmc()),
+            "all or none of them with memories of all",
+        ),
+        (lambda: fedmcmc.sequence(fa_hmc()), "two or more kernels, got 1"),
+        (
+            lambda: fedmcmc.sequence(fa_hmc(), fa_hmc(participation=fedmcmc.uniform(2))),
+            "use the same participation",
+        ),
+        (
+            lambda: fedmcmc.sequence(SNAPSHOT, fa_hmc()).init(
+                jax.random.key(0), FEDERATION.start, DATA
+            ),
+            "Only the last kernel of a sequence may keep a snapshot",
+        ),
+    ],
+)
+def test_unsuitable_kernels_are_refused(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_parts_of_a_sequence_must_be_kernels():
+    message = r"kernels\[1\] must be a fedmcmc.FederatedKernel, got int"
+    with pytest.raises(TypeError, match=message):
         fedmcmc.sequence(fa_hmc(), 3)
-    with pytest.raises(ValueError, match="use the same participation"):
-        fedmcmc.sequence(fa_hmc(), fa_hmc(participation=fedmcmc.uniform(2)))
-    snapshot = fedmcmc.lsd_pp(POSTERIOR, step_size=0.01, batch_size=2, refresh_every=3)
-    kernel = fedmcmc.sequence(snapshot, fa_hmc())
-    with pytest.raises(ValueError, match="Only the last kernel of a sequence may keep a snapshot"):
-        fedmcmc.sample(
-            jax.random.key(0), kernel, DATA, FEDERATION.start, num_rounds=1, progress=False
-        )
