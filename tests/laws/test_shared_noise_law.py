@@ -1,5 +1,6 @@
 """Kernels whose clients share part of their noise: exact moments after some rounds."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +11,7 @@ from tests.oracles import laws_consensus
 from tests.oracles.chains import draw, split_keys
 from tests.oracles.federations import LIMIT, Federation, worst_z
 from tests.oracles.laws import at_point, iterate, push
+from tests.support.lanes import fast_and_slow
 
 NUM_CHAINS = 8192
 FEDERATION = Federation()
@@ -38,7 +40,7 @@ def get_positions(state):
     return jnp.concatenate([state.broadcast.position, state.clients.position.reshape(-1)])
 
 
-@pytest.mark.parametrize("rho", [0.6, 1.0])
+@pytest.mark.parametrize("rho", fast_and_slow([0.6, 1.0], [0.6]))
 def test_copies_of_dg_sgld_are_correlated(rho):
     law = laws_consensus.consensus(
         *FEDERATION.split_terms,
@@ -52,9 +54,12 @@ def test_copies_of_dg_sgld_are_correlated(rho):
     assert worst_z(draws, law.rounds(START, 5)[-1]) < LIMIT
 
 
-@pytest.mark.parametrize("rho", [None, 0.5, 1.0])
-@pytest.mark.parametrize("prior", ["server", "split"])
-def test_the_noise_of_all_clients_has_the_distribution_of_the_servers(rho, prior):
+SUMS = {f"{prior}-{rho}": (prior, rho) for prior in ("server", "split") for rho in (None, 0.5, 1.0)}
+
+
+@pytest.mark.parametrize("case", fast_and_slow(SUMS, ["server-None", "split-0.5", "server-1.0"]))
+def test_the_noise_of_all_clients_has_the_distribution_of_the_servers(case):
+    prior, rho = SUMS[case]
     kernel = noisy_lsd(prior=prior)
     if rho is not None:
         kernel = fedmcmc.share_momentum(kernel, rho)
@@ -104,17 +109,14 @@ def test_rho_of_a_kernel_is_a_shorthand(name):
     if name == "fa_hmc":
         settings["num_integration_steps"] = 3
     build = getattr(fedmcmc, name)
-    short = build(FEDERATION.posterior, rho=0.3, **settings)
-    long = fedmcmc.share_momentum(build(FEDERATION.posterior, **settings), 0.3)
-    draws = [draw(kernel, DATA, START, KEYS[:2], 4) for kernel in (short, long)]
-    np.testing.assert_array_equal(*draws)
+    shared = fedmcmc.share_momentum(build(FEDERATION.posterior, **settings), 0.3)
+    chex.assert_trees_all_equal(build(FEDERATION.posterior, rho=0.3, **settings), shared)
 
 
-def test_within_another_transform_it_draws_the_same_bits():
+def test_momentum_is_shared_within_and_around_another_transform():
     inner = fedmcmc.compress(fedmcmc.share_momentum(dg_sgld(), 0.5), fedmcmc.quantize(8))
     outer = fedmcmc.share_momentum(fedmcmc.compress(dg_sgld(), fedmcmc.quantize(8)), 0.5)
-    draws = [draw(kernel, DATA, START, KEYS[:2], 4) for kernel in (inner, outer)]
-    np.testing.assert_array_equal(*draws)
+    chex.assert_trees_all_equal(inner, outer)
 
 
 @pytest.mark.parametrize(
