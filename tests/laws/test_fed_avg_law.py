@@ -30,11 +30,11 @@ MINIMA = np.linalg.solve(HESSIANS, GRADIENTS[..., None])[..., 0]
 def positions(kernel, num_rounds, data=DATA, start=None):
     init, step = fedmcmc.simulate(kernel, data)
     step, state = jax.jit(step), init(jnp.asarray(FEDERATION.start if start is None else start))
-    found = [np.asarray(state.broadcast.position)]
+    actual = [np.asarray(state.broadcast.position)]
     for _ in range(num_rounds):
         state, _ = step(jax.random.key(0), state)
-        found.append(np.asarray(state.broadcast.position))
-    return np.array(found)
+        actual.append(np.asarray(state.broadcast.position))
+    return np.array(actual)
 
 
 def shrink(k, steps, lr=LR):
@@ -46,8 +46,8 @@ def test_every_round_of_averaging(epochs):
     length = dict(num_local_epochs=5) if epochs else dict(num_local_steps=5)
     kernel = fedmcmc.fed_avg(FEDERATION.posterior, client_optimizer=optax.sgd(LR), **length)
     theta = FEDERATION.start
-    for found in positions(kernel, 8):
-        np.testing.assert_allclose(found, theta, rtol=1e-4, atol=1e-4)
+    for actual in positions(kernel, 8):
+        np.testing.assert_allclose(actual, theta, rtol=1e-4, atol=1e-4)
         theta = theta - sum(SHARES[k] * shrink(k, 5) @ (theta - MINIMA[k]) for k in range(4))
 
 
@@ -84,8 +84,8 @@ def test_the_servers_optimizer_descends_the_mean(optimizer):
     )
     theta = jnp.asarray(FEDERATION.start, jnp.float32)
     state = optimizer.init(theta)
-    for r, found in enumerate(positions(kernel, 5)):
-        np.testing.assert_allclose(found, theta, rtol=1e-4, atol=1e-4)
+    for r, actual in enumerate(positions(kernel, 5)):
+        np.testing.assert_allclose(actual, theta, rtol=1e-4, atol=1e-4)
         delta = np.zeros(3)
         for k in range(4):
             x, v = np.asarray(theta, float), np.zeros(3)
@@ -103,17 +103,17 @@ def test_means_are_over_the_cohort_weighted_by_rows():
     )
     init, step = fedmcmc.simulate(kernel, DATA)
     state, step = init(jnp.asarray(FEDERATION.start)), jax.jit(step)
-    seen = set()
+    cohorts = set()
     for r in range(6):
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), r), jnp.uint32(2**32 - 2))
         members = [int(i) for i in kernel.participation.prepare(key, 4).ids]
-        seen.add(tuple(sorted(members)))
+        cohorts.add(tuple(sorted(members)))
         theta = np.asarray(state.broadcast.position, float)
         total = sum(SHARES[k] for k in members)
         delta = sum(SHARES[k] * shrink(k, 5) @ (theta - MINIMA[k]) for k in members) / total
         state, _ = step(jax.random.key(0), state)
         np.testing.assert_allclose(state.broadcast.position, theta - delta, rtol=1e-4, atol=1e-4)
-    assert len(seen) > 2
+    assert len(cohorts) > 2
 
 
 def test_a_client_whose_training_diverges_is_left_out_and_reported():
@@ -154,10 +154,10 @@ def test_i21_i22_i23_the_solve_without_a_matrix(rho, num):
     kept = visitor.init(tree)
     for i, sample in enumerate(samples):
         kept = visitor.visit(kept, jnp.int32(i), None, unravel(jnp.asarray(sample, jnp.float32)))
-    found = np.asarray(ravel_pytree(delta.finish(kept, tree, None))[0])
-    np.testing.assert_allclose(found, direct(theta, samples, rho), rtol=2e-4, atol=2e-5)
+    actual = np.asarray(ravel_pytree(delta.finish(kept, tree, None))[0])
+    np.testing.assert_allclose(actual, direct(theta, samples, rho), rtol=2e-4, atol=2e-5)
     if rho == 0 or num == 1:
-        np.testing.assert_allclose(found, theta - samples.mean(0), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(actual, theta - samples.mean(0), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("discarded", [0, 2])
@@ -179,8 +179,8 @@ def test_every_round_of_posterior_averaging(epochs, discarded):
         **length,
     )
     theta = FEDERATION.start
-    for found in positions(kernel, 5):
-        np.testing.assert_allclose(found, theta, rtol=2e-4, atol=2e-4)
+    for actual in positions(kernel, 5):
+        np.testing.assert_allclose(actual, theta, rtol=2e-4, atol=2e-4)
         total = np.zeros(3)
         for k in range(4):
             x, v, path = theta, np.zeros(3), []

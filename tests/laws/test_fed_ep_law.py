@@ -100,33 +100,22 @@ FAST = ("site-diagonal", "average-scaled_identity")
 @pytest.mark.parametrize("case", fast_and_slow(CASES, FAST))
 def test_every_round_is_that_of_the_loop(case):
     cavity, structure = CASES[case]
-    kernel = fedmcmc.natural(
-        GAUSSIAN, EXACT, cavity=cavity, structure=structure, damping=0.3, initial_precision=0.05
-    )
+    settings = dict(cavity=cavity, structure=structure, damping=0.3, initial_precision=0.05)
     expected = PRIOR_PARAMETERS
     if structure == "scaled_identity":
         # The expected second derivatives of the prior under any approximation, averaged; then the
         # expected gradient depends on the approximation: give the factor instead.
-        prior = fedmcmc.Gaussian.from_moments(jnp.array([0.2, -0.4, 0.1]), variance=jnp.array(0.5))
-        kernel = fedmcmc.natural(
-            GAUSSIAN,
-            EXACT,
-            cavity=cavity,
-            structure=structure,
-            damping=0.3,
-            initial_precision=0.05,
-            prior=prior,
+        settings["prior"] = fedmcmc.Gaussian.from_moments(
+            jnp.asarray(PRIOR[1], jnp.float32), variance=jnp.array(0.5)
         )
-        expected = 2 * np.eye(3), 2 * np.array([0.2, -0.4, 0.1])
+        expected = 2 * np.eye(3), 2 * PRIOR[1]
+    kernel = fedmcmc.natural(GAUSSIAN, EXACT, **settings)
     rule = laws_natural.matched(structure)
-    compare(
-        rounds_of(kernel),
-        law(rule, prior=expected, cavity=cavity, damping=0.3, first=0.05),
-    )
+    compare(rounds_of(kernel), law(rule, prior=expected, cavity=cavity, damping=0.3, first=0.05))
 
 
 @pytest.mark.parametrize("name", fast_and_slow(["precision", "per row", "variance"], ["per row"]))
-def test_scaled_identities(name):
+def test_scaled_identities_follow_the_loop(name):
     block, rule = {
         "precision": (SCALED, laws_natural.added(2.0)),
         "per row": (PER_ROW, laws_natural.added(0.5, per_row=True)),
@@ -197,8 +186,8 @@ def test_damped_dense_sites_converge_geometrically_with_an_exact_mean():
     mean, precision = posterior_of(FEDERATION)
     kernel = fedmcmc.fed_ep(FLAT, inference=EXACT, structure="dense", damping=0.25)
     for r, state in enumerate(rounds_of(kernel)):
-        found = as_matrix(state.broadcast.extra[0])[1]
-        np.testing.assert_allclose(found, (1 - 0.75**r) * precision, rtol=1e-5, atol=1e-3)
+        site_sum = as_matrix(state.broadcast.extra[0])[1]
+        np.testing.assert_allclose(site_sum, (1 - 0.75**r) * precision, rtol=1e-5, atol=1e-3)
         if r:
             np.testing.assert_allclose(state.broadcast.position, mean, rtol=1e-4, atol=1e-4)
 
@@ -266,22 +255,18 @@ def test_stateless_cohorts_replace_average_sites_by_their_own():
     Each of the two clients takes out an average site, a tenth of all, and puts in its likelihood.
     """
     kernel, data = of_ten(fedmcmc.uniform(2))
-    states = rounds_of(kernel, 40, start=np.zeros(2), data=data)
+    states = rounds_of(kernel, 10, start=np.zeros(2), data=data)
     sites, eta = np.zeros(2), np.zeros(2)
-    exact = TEN_PRECISIONS.sum(0) + 1.0
-    mean, sd = (TEN_PRECISIONS * TEN_MEANS).sum(0) / exact, exact**-0.5
-    errors = []
-    for r in range(40):
+    for r in range(10):
         chosen = kernel.participation.prepare(cohort_key(jax.random.key(0), r), TEN).ids
         two = np.asarray(chosen)
         sites = 0.8 * sites + TEN_PRECISIONS[two].sum(0)
         eta = 0.8 * eta + (TEN_PRECISIONS * TEN_MEANS)[two].sum(0)
-        found_eta, found = as_matrix(states[r + 1].broadcast.extra.approximation)
-        np.testing.assert_allclose(found, np.diag(1 + sites), rtol=1e-4, atol=1e-4)
-        np.testing.assert_allclose(found_eta, eta, rtol=1e-4, atol=1e-3)
-        errors.append((np.asarray(states[r + 1].broadcast.position) - mean) / sd)
-    rms = np.sqrt(np.mean(np.square(errors[20:])))
-    assert 0.3 < rms < 1.3  # and several sds if a cohort stood for everyone
+        global_eta, precision = as_matrix(states[r + 1].broadcast.extra.approximation)
+        np.testing.assert_allclose(precision, np.diag(1 + sites), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(global_eta, eta, rtol=1e-4, atol=1e-3)
+        position = states[r + 1].broadcast.position
+        np.testing.assert_allclose(position, eta / (1 + sites), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("who", fast_and_slow(["bernoulli", "categorical"], ["bernoulli"]))
@@ -297,8 +282,8 @@ def test_stateless_clients_that_take_part_more_often_do_not_count_more(who):
     active = np.asarray(cohort.ids)[np.asarray(cohort.active)]
     factor = p.mean() / p[active]
     sites = 0.3 * (factor[:, None] * TEN_PRECISIONS[active]).sum(0)
-    found = as_matrix(state.broadcast.extra.approximation)[1]
-    np.testing.assert_allclose(found, np.diag(1 + sites), rtol=1e-4, atol=1e-4)
+    precision = as_matrix(state.broadcast.extra.approximation)[1]
+    np.testing.assert_allclose(precision, np.diag(1 + sites), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("cavity", fast_and_slow(["average", "power"], ["average"]))

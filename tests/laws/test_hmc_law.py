@@ -50,6 +50,16 @@ def assert_law(draws, rounds):
         assert worst_z(draws[:, round_], POSTERIOR) < LIMIT, f"after {round_ + 1} rounds"
 
 
+def collect_acceptances(result, length):
+    """Return the acceptances of all trajectories that end after `length` steps."""
+    acceptances = []
+    for round_, server in enumerate(result.servers):
+        steps = server.num_points + 1
+        ends = (server.num_points >= 0) & (steps == length) & (server.length == length)
+        acceptances.append(result.info.acceptance[ends, round_])
+    return np.concatenate(acceptances)
+
+
 @pytest.mark.parametrize("case", fast_and_slow(CASES, ["1-3 steps", "default"], ["1-3 steps"]))
 def test_chains_from_exact_draws_keep_the_law_and_accept_as_often_as_told(case):
     result = run(build(case), exact_draws(), ROUNDS[case])
@@ -59,17 +69,9 @@ def test_chains_from_exact_draws_keep_the_law_and_accept_as_often_as_told(case):
     curvatures = np.linalg.eigvalsh(whitened.T @ np.linalg.inv(COVARIANCE) @ whitened)
     step_size = settings.get("step_size") or float(result.servers[0].step_size[0])
     for length in range(1, settings.get("max_integration_steps", 1) + 1):
-        found = []
-        for round_, server in enumerate(result.servers):
-            ends = (
-                (server.num_points >= 0)
-                & (server.num_points + 1 == length)
-                & (server.length == length)
-            )
-            found.append(result.info.acceptance[ends, round_])
         expected = hmc_acceptance(step_size, curvatures, length)
-        # Of a chain acceptances are correlated, but little: it forgets itself within few rounds.
-        z = z_scores(np.concatenate(found), expected)
+        # The acceptances of a chain are hardly correlated: it mixes within few rounds.
+        z = z_scores(collect_acceptances(result, length), expected)
         assert abs(z) < LIMIT, f"{length} steps"
     if case == "default":
         assert expected == pytest.approx(0.57, abs=1e-4)
@@ -78,15 +80,10 @@ def test_chains_from_exact_draws_keep_the_law_and_accept_as_often_as_told(case):
 def test_mala_is_a_trajectory_of_one_step():
     start = exact_draws(num=64)
     settings = dict(metric=COVARIANCE)
-    one = fedmcmc.mala(FEDERATION.posterior, POSTERIOR.mean, step_size=0.72, **settings)
-    other = fedmcmc.hmc(
-        FEDERATION.posterior,
-        POSTERIOR.mean,
-        step_size=1.2,
-        max_integration_steps=1,
-        **settings,
-    )
-    draws = [run(kernel, start, 5).draws for kernel in (one, other)]
+    mala = fedmcmc.mala(FEDERATION.posterior, POSTERIOR.mean, step_size=0.72, **settings)
+    settings |= dict(step_size=1.2, max_integration_steps=1)
+    hmc = fedmcmc.hmc(FEDERATION.posterior, POSTERIOR.mean, **settings)
+    draws = [run(kernel, start, 5).draws for kernel in (mala, hmc)]
     np.testing.assert_allclose(*draws, rtol=1e-5, atol=1e-6)
 
 
@@ -104,18 +101,10 @@ def test_noise_in_what_decides_is_paid_for_and_leaves_the_law_alone(steps):
     result = run(kernel, exact_draws(), 13)
     assert_law(result.draws, (2, 5, 12))
     for length in range(1, steps + 1):
-        # The average over the noise of what is accepted: the probability given the noise itself.
-        found = []
-        for round_, server in enumerate(result.servers):
-            ends = (
-                (server.num_points >= 0)
-                & (server.num_points + 1 == length)
-                & (server.length == length)
-            )
-            found.append(result.info.acceptance[ends, round_])
+        # An acceptance is a probability given the noise: its mean is the average over the noise.
         expected, error = laws_adjusted.hmc(1.2, np.ones(3), length, noise=NOISE)
-        found = np.concatenate(found)
-        z = (found.mean() - expected) / np.hypot(found.std() / np.sqrt(len(found)), error)
+        rates = collect_acceptances(result, length)
+        z = (rates.mean() - expected) / np.hypot(rates.std() / np.sqrt(len(rates)), error)
         assert abs(z) < LIMIT, f"{length} steps"
     without = run(
         fedmcmc.hmc(

@@ -1,18 +1,19 @@
-"""FSGLD whose surrogates are refitted at given rounds has the very law of the closed form.
+"""FSGLD whose surrogates are refitted at given rounds has exactly the law of the closed form.
 
-Of a Gaussian client an expansion is exact wherever it is taken. So given who has refitted, a visit
-is an affine map with the first or the exact surrogate of each client; the law after a round is a
-mixture over who has, which the visits decide.
+The expansion of a Gaussian client is exact at every point. Given the set of clients that have
+refitted, a visit is an affine map with the first or the exact surrogate of each client. The law
+after a round is a mixture over these sets, and the visits decide them.
 """
 
+import functools
 import itertools
 
-import jax
 import numpy as np
 import pytest
 
 import fedmcmc
 from tests.oracles import laws
+from tests.oracles.chains import run, split_keys
 from tests.oracles.federations import LIMIT, Federation, worst_z
 from tests.support.lanes import fast_and_slow
 
@@ -30,7 +31,7 @@ COMPARED = (3, 4, 5, 6, 8)
 
 
 def first_surrogates(structure):
-    """Return the first surrogates, and their ``(precisions, means)``; flat ones know nothing."""
+    """Return the first surrogates, and their ``(precisions, means)``, zero for flat ones."""
     if structure != "flat":
         return FEDERATION.surrogates(structure)
     zeros = np.zeros_like(FEDERATION.precisions), np.zeros_like(FEDERATION.means)
@@ -43,43 +44,43 @@ def refreshed_law(structure, *, every, until, batch=None, num_rounds=NUM_ROUNDS,
     exact = (FEDERATION.precisions, FEDERATION.means)
     num = len(F)
 
-    def visit(law, fitted, s):
+    @functools.cache
+    def relay(fitted):
         surrogates = [
             np.stack([new[i] if i in fitted else old[i] for i in range(num)])
             for old, new in zip(first, exact, strict=True)
         ]
-        relay = FEDERATION.law(
+        return FEDERATION.law(
             surrogates=surrogates, batch=batch, probabilities=F, step_size=STEP_SIZE, **settings
         )
-        alone = relay._replace(probabilities=np.eye(num)[s])
-        return alone.after(law, relay.lengths[s])
 
-    dimension = len(FEDERATION.start)
-    start = laws.Moments(FEDERATION.start, np.zeros((dimension, dimension)))
+    start = laws.at_point(FEDERATION.start)
     parts = {frozenset(): (1.0, start)}
-    found = [start]
+    after_rounds = [start]
     for round_ in range(num_rounds):
-        # A refresh of round zero has been answered by the first surrogates.
+        # The first surrogates answer a refresh of round zero.
         refits = every <= round_ < until
         ways = {}
         for fitted, (weight, law) in parts.items():
             for s in range(num):
-                after = fitted | {s} if refits else fitted
-                ways.setdefault(after, []).append((weight * F[s], visit(law, fitted, s)))
+                visited = relay(fitted).visit(s, law, relay(fitted).lengths[s])
+                ways.setdefault(fitted | {s} if refits else fitted, []).append(
+                    (weight * F[s], visited)
+                )
         parts = {}
-        for fitted, some in ways.items():
-            weights = np.array([w for w, _ in some])
-            mixed = laws.mixture(weights / weights.sum(), [law for _, law in some])
+        for fitted, pairs in ways.items():
+            weights = np.array([weight for weight, _ in pairs])
+            mixed = laws.mixture(weights / weights.sum(), [law for _, law in pairs])
             parts[fitted] = (weights.sum(), mixed)
-        found.append(laws.mixture(*zip(*parts.values(), strict=True)))
-    return found
+        after_rounds.append(laws.mixture(*zip(*parts.values(), strict=True)))
+    return after_rounds
 
 
 @pytest.mark.parametrize("case", fast_and_slow(CASES, ["half"]))
 def test_law_while_surrogates_are_refitted_and_after(case):
-    given = dict(CASES[case])
-    structure = given.pop("structure")
-    public = {"batch_size" if key == "batch" else key: x for key, x in given.items()}
+    settings = dict(CASES[case])
+    structure = settings.pop("structure")
+    public = {"batch_size" if key == "batch" else key: x for key, x in settings.items()}
     kernel = fedmcmc.fsgld(
         FEDERATION.posterior,
         first_surrogates(structure)[0],
@@ -89,22 +90,15 @@ def test_law_while_surrogates_are_refitted_and_after(case):
         refresh_until=5,
         **public,
     )
-    draws = fedmcmc.sample(
-        jax.random.key(2),
-        kernel,
-        FEDERATION.data,
-        FEDERATION.start,
-        num_rounds=NUM_ROUNDS,
-        num_chains=NUM_CHAINS,
-        progress=False,
-    ).draws
-    expected = refreshed_law(structure, every=2, until=5, **given)
+    keys = split_keys(NUM_CHAINS, seed=2)
+    draws = run(kernel, FEDERATION.data, FEDERATION.start, keys, NUM_ROUNDS)
+    expected = refreshed_law(structure, every=2, until=5, **settings)
     for round_ in COMPARED:
         assert worst_z(draws[:, round_ - 1], expected[round_]) < LIMIT, f"after {round_} rounds"
 
 
-def test_the_law_knows_what_is_refitted_and_when():
-    """So that the test above could fail: other schedules have other laws."""
+def test_the_law_depends_on_what_is_refitted_and_when():
+    """The test above can fail: other schedules have other laws."""
     start = FEDERATION.start
     settings = dict(num_local_steps=5)
     never = refreshed_law("dense", every=9, until=9, **settings)
@@ -121,11 +115,11 @@ def test_the_law_knows_what_is_refitted_and_when():
         [refreshed_law("flat", every=2, until=until, **settings)[i] for i in COMPARED]
         for until in (2, 3, 4, 5)
     ]
-    for some, others in itertools.pairwise(several):
-        assert max(map(apart, some, others)) > 3 * LIMIT
+    for earlier, later in itertools.pairwise(several):
+        assert max(map(measure_distance, earlier, later)) > 3 * LIMIT
 
 
-def apart(a, b):
+def measure_distance(a, b):
     """Return the largest difference in standard errors of the draws."""
     variance = np.diag(a.covariance)
     of_mean = np.abs(a.mean - b.mean) / np.sqrt(variance)

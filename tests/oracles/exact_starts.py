@@ -8,17 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedmcmc
-from tests.oracles import laws
 from tests.oracles.federations import Federation
 
 NUM_CHAINS = 8192
 FEDERATION = Federation()
-POSTERIOR = laws.posterior(
-    FEDERATION.precisions,
-    FEDERATION.means,
-    FEDERATION.prior_precision,
-    FEDERATION.prior_mean,
-)
+POSTERIOR = FEDERATION.target
 
 
 class Run(NamedTuple):

@@ -55,6 +55,29 @@ class Federation:
     def data(self):
         return fedmcmc.FederatedData.from_clients(self.client_trees())
 
+    @property
+    def prior(self):
+        return dict(prior_precision=self.prior_precision, prior_mean=self.prior_mean)
+
+    @property
+    def target(self):
+        """Return the moments of the exact posterior."""
+        return laws.posterior(self.precisions, self.means, **self.prior)
+
+    @property
+    def split_terms(self):
+        """Return precisions and means of the clients' terms, each with its share of the prior."""
+        shares = np.array(self.sizes)[:, None] / sum(self.sizes)
+        precisions = self.precisions + shares[..., None] * self.prior_precision
+        slopes = np.einsum("sij,sj->si", self.precisions, self.means)
+        slopes = slopes + shares * (self.prior_precision @ self.prior_mean)
+        return precisions, np.linalg.solve(precisions, slopes[..., None])[..., 0]
+
+    def location_noises(self, batch, *, replace=True):
+        """Return the covariances of the clients' minibatch gradients, ``[num_clients, d, d]``."""
+        pairs = zip(self.rows, self.row_precisions, strict=True)
+        return np.stack([laws.location_noise(*pair, batch, replace=replace) for pair in pairs])
+
     def law(self, *, pooled=False, batch=None, replace=True, scale=0.0, surrogates=None, **kwargs):
         """Return the law of a kernel; `surrogates` are ``(precisions, means)``."""
         precisions, means, num = self.precisions, self.means, len(self.sizes)
@@ -67,16 +90,12 @@ class Federation:
                 rows = np.concatenate(self.rows)
                 kwargs["batches"] = [laws.batch_noise(rows, curvatures, batch, replace=replace)]
         elif batch is not None:
-            noises = noises + [
-                laws.location_noise(rows, precision, batch, replace=replace)
-                for rows, precision in zip(self.rows, self.row_precisions, strict=True)
-            ]
+            noises = noises + self.location_noises(batch, replace=replace)
         if not pooled and "probabilities" not in kwargs:
             kwargs["probabilities"] = np.full(num, 1 / num)
         if surrogates is not None:
             kwargs["surrogate_precisions"], kwargs["surrogate_means"] = surrogates
-        prior = dict(prior_precision=self.prior_precision, prior_mean=self.prior_mean)
-        return laws.relay(precisions, means, noises=noises, **prior, **kwargs)
+        return laws.relay(precisions, means, noises=noises, **self.prior, **kwargs)
 
     def surrogates(self, structure, seed=0):
         """Return a surrogate a client, inexact but for "exact", and its ``(precisions, means)``."""

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from tests.oracles import laws
 from tests.oracles.federations import Federation
 from tests.oracles.laws_averaging import Averaging
 
@@ -29,19 +28,14 @@ def law(
     d = len(FEDERATION.start)
     noises = np.stack([gradient_noise**2 * np.eye(d)] * len(w)) * (not noise_inside)
     if batch is not None and not control_variate:
-        noises = noises + [
-            laws.location_noise(rows, precision, batch, replace=replace) / weight**2
-            for rows, precision, weight in zip(
-                FEDERATION.rows, FEDERATION.row_precisions, w, strict=True
-            )
-        ]
+        noise = FEDERATION.location_noises(batch, replace=replace)
+        noises = noises + noise / w[:, None, None] ** 2
     return Averaging(
         FEDERATION.precisions,
         FEDERATION.means,
-        FEDERATION.prior_precision,
-        FEDERATION.prior_mean,
-        w,
+        weights=w,
         noises=noises,
         control_variate=control_variate,
+        **FEDERATION.prior,
         **settings,
     )

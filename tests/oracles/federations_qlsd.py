@@ -32,10 +32,6 @@ class Curved(Federation):
     def client_trees(self):
         return [{"x": x, "factor": f} for x, f in zip(self.rows, self.row_factors, strict=True)]
 
-    @property
-    def prior(self):
-        return dict(prior_precision=self.prior_precision, prior_mean=self.prior_mean)
-
     def langevin(self, *, batch=None, replace=True, split=False, **settings):
         """Return the law of LSD and its kin; `batch` rows a gradient."""
         if batch is not None:

@@ -1,9 +1,9 @@
-"""Closed-form laws of samplers on Gaussian targets, in float64 NumPy; imports nothing of fedmcmc.
+"""Exact distributions ("laws") of samplers on Gaussian targets, in float64 NumPy alone.
 
-Clients have log likelihoods ``-(theta - m_s)' A_s (theta - m_s) / 2``, so every kernel is a random
-affine map and its mean and covariance follow linear recursions, at the step size used and after
-any number of rounds. ``step_size`` is the ``h / 2`` of Ahn et al. (2014) and El Mekkaoui et al.
-(2021). ``T`` below is the number of local steps.
+Clients have log likelihoods ``-(theta - m_s)' A_s (theta - m_s) / 2``. A round of a kernel is then
+a random affine map, and mean and covariance follow linear recursions, at the step size of the run
+and after any number of rounds. ``step_size`` is ``h / 2`` of Ahn et al. (2014) and El Mekkaoui et
+al. (2021). ``T`` below is the number of local steps. Oracles import nothing of fedmcmc.
 """
 
 from typing import NamedTuple
@@ -14,13 +14,18 @@ __all__ = [
     "BatchNoise",
     "Moments",
     "Relay",
+    "at_point",
     "batch_noise",
     "effective_rounds",
+    "fixed_point",
     "geometric",
+    "iterate",
     "kron_solve",
     "location_noise",
+    "mixture",
     "pool",
     "posterior",
+    "push",
     "relay",
     "single",
 ]
@@ -31,6 +36,35 @@ class Moments(NamedTuple):
 
     mean: np.ndarray
     covariance: np.ndarray
+
+
+def at_point(position) -> Moments:
+    """Return the moments of a constant."""
+    position = np.asarray(position, float)
+    return Moments(position, np.zeros((len(position),) * 2))
+
+
+def push(law, matrix, shift=0.0, noise=0.0) -> Moments:
+    """Return the moments of ``matrix x + shift`` plus independent noise of that covariance."""
+    return Moments(matrix @ law.mean + shift, matrix @ law.covariance @ matrix.T + noise)
+
+
+def mixture(weights, parts) -> Moments:
+    """Return the moments of a mixture."""
+    mean = sum(w * part.mean for w, part in zip(weights, parts, strict=True))
+    covariance = sum(
+        w * (part.covariance + np.outer(part.mean - mean, part.mean - mean))
+        for w, part in zip(weights, parts, strict=True)
+    )
+    return Moments(mean, covariance)
+
+
+def iterate(step, start: Moments, num_rounds) -> list[Moments]:
+    """Return the laws after ``0 .. num_rounds`` rounds; `step` maps a law and a round to a law."""
+    laws = [start]
+    for round_ in range(num_rounds):
+        laws.append(step(laws[-1], round_))
+    return laws
 
 
 def kron_solve(factors, weights, constant):
@@ -45,9 +79,22 @@ def kron_solve(factors, weights, constant):
     return np.linalg.solve(np.eye(d * d) - operator, constant.reshape(-1)).reshape(d, d)
 
 
+def fixed_point(maps) -> Moments:
+    """Return the stationary law of a random map; `maps` are ``(chance, matrix, shift, noise)``."""
+    chances, matrices, shifts, _ = (list(x) for x in zip(*maps, strict=True))
+    on_mean = sum(p * a for p, a in zip(chances, matrices, strict=True))
+    shift = sum(p * b for p, b in zip(chances, shifts, strict=True))
+    mean = np.linalg.solve(np.eye(len(shift)) - on_mean, shift)
+    ends = [push(at_point(mean), a, b, v) for _, a, b, v in maps]
+    return Moments(mean, kron_solve(matrices, chances, mixture(chances, ends).covariance))
+
+
 def geometric(matrix, num):
     """Return ``sum_{t < num} matrix^t``."""
-    return sum(np.linalg.matrix_power(matrix, t) for t in range(num))
+    total = np.zeros_like(matrix)
+    for _ in range(num):
+        total = np.eye(len(matrix)) + matrix @ total
+    return total
 
 
 def effective_rounds(matrix, covariance, direction, num=5_000):
@@ -73,6 +120,12 @@ def pool(precisions, means):
     return total[None], np.linalg.solve(total, shift)[None]
 
 
+def _batch_factor(n, m, replace):
+    """Return ``n^2 / m`` times the correction for a finite population."""
+    kappa = 1.0 if replace else (n - m) / (n - 1) if m < n else 0.0
+    return n**2 / m * kappa
+
+
 def location_noise(rows, precision, batch_size, *, replace):
     """Return the covariance of a minibatch gradient of a client whose rows share a precision.
 
@@ -83,19 +136,16 @@ def location_noise(rows, precision, batch_size, *, replace):
     them without replacement.
     """
     rows = np.asarray(rows, float)
-    n, m = len(rows), batch_size
-    if not replace and m >= n:
-        return np.zeros((rows.shape[1],) * 2)
-    centred = rows - rows.mean(0)
-    kappa = 1.0 if replace else (n - m) / (n - 1)
-    return n**2 / m * kappa * precision @ (centred.T @ centred / n) @ precision
+    n, centered = len(rows), rows - rows.mean(0)
+    factor = _batch_factor(n, batch_size, replace)
+    return factor * precision @ (centered.T @ centered / n) @ precision
 
 
 class BatchNoise(NamedTuple):
     """The noise of a minibatch gradient where rows differ in curvature: it depends on theta.
 
     Its covariance is ``factor`` times the mean over rows of the outer square of
-    ``slopes - curvatures @ theta``, both centred over rows.
+    ``slopes - curvatures @ theta``, both centered over rows.
     """
 
     slopes: np.ndarray  # [n, d]
@@ -104,23 +154,22 @@ class BatchNoise(NamedTuple):
 
     def expected(self, law: Moments) -> np.ndarray:
         """Return the mean covariance where theta has the law `law`."""
-        centre = self.slopes - self.curvatures @ law.mean
+        center = self.slopes - self.curvatures @ law.mean
         spread = np.einsum("nij,jk,nlk->il", self.curvatures, law.covariance, self.curvatures)
-        return self.factor * (centre.T @ centre + spread) / len(centre)
+        return self.factor * (center.T @ center + spread) / len(center)
 
 
 def batch_noise(rows, curvatures, batch_size, *, replace) -> BatchNoise:
     """Build from rows ``[n, d]`` with curvatures ``[n, d, d]``, as in `location_noise`."""
-    n, m = len(rows), batch_size
-    kappa = 1.0 if replace else (n - m) / (n - 1) if m < n else 0.0
     slopes = np.einsum("nij,nj->ni", curvatures, rows)
-    return BatchNoise(slopes - slopes.mean(0), curvatures - curvatures.mean(0), n**2 / m * kappa)
+    factor = _batch_factor(len(rows), batch_size, replace)
+    return BatchNoise(slopes - slopes.mean(0), curvatures - curvatures.mean(0), factor)
 
 
 class Relay(NamedTuple):
     """A chain that visits client ``s`` with probability ``f_s`` and takes ``T_s`` steps there.
 
-    One step at client ``s`` is ``theta' = E_s theta + b_s + noise`` of covariance ``W_s``.
+    A step at client ``s`` is ``theta' = E_s theta + b_s + noise`` of covariance ``W_s``.
     """
 
     probabilities: np.ndarray  # [S]
@@ -135,38 +184,25 @@ class Relay(NamedTuple):
         """The numbers of steps, ``[S]``."""
         return np.broadcast_to(self.num_local_steps, len(self.probabilities))
 
-    def visit(self, s, num):
-        """Return ``(D, c, V)`` of `num` steps at client `s`: ``theta' = D theta + c + N(0, V)``."""
-        step, total = self.maps[s], np.zeros_like(self.noises[s])
-        for _ in range(num):
-            total = step @ total @ step.T + self.noises[s]
-        return np.linalg.matrix_power(step, num), geometric(step, num) @ self.shifts[s], total
+    def visit(self, s, law: Moments, num) -> Moments:
+        """Return the law after at most `num` steps of a visit to client `s`."""
+        for _ in range(min(num, self.lengths[s])):
+            noise = self.noises[s] + (self.batches[s].expected(law) if self.batches else 0)
+            law = push(law, self.maps[s], self.shifts[s], noise)
+        return law
 
     def after(self, start: Moments, num) -> Moments:
         """Return the law `num` local steps into a round that starts at the law `start`.
 
         A client that takes fewer stays where it is.
         """
-        parts = []
-        for s, own in enumerate(self.lengths):
-            law = start
-            for _ in range(min(num, own)):
-                law = self._step(s, law)
-            parts.append(law)
+        parts = [self.visit(s, start, num) for s in range(len(self.lengths))]
         return mixture(self.probabilities, parts)
 
-    def _step(self, s, law) -> Moments:
-        noise = self.noises[s] + (self.batches[s].expected(law) if self.batches else 0)
-        step = self.maps[s]
-        return Moments(step @ law.mean + self.shifts[s], step @ law.covariance @ step.T + noise)
-
     def rounds(self, position, num_rounds) -> list[Moments]:
-        """Return the laws after ``0 .. num_rounds`` rounds from a deterministic start."""
-        position = np.asarray(position, float)
-        laws = [Moments(position, np.zeros((len(position),) * 2))]
-        for _ in range(num_rounds):
-            laws.append(self.after(laws[-1], self.lengths.max()))
-        return laws
+        """Return the laws after ``0 .. num_rounds`` rounds from a point."""
+        num = self.lengths.max()
+        return iterate(lambda law, _: self.after(law, num), at_point(position), num_rounds)
 
     def local(self, start: Moments) -> list[Moments]:
         """Return the laws of the round's iterates ``1 .. T``."""
@@ -181,26 +217,12 @@ class Relay(NamedTuple):
         """Return the stationary law at round boundaries."""
         if self.batches:
             raise ValueError("only for noise that does not depend on theta")
-        f = self.probabilities
-        visits = [self.visit(s, num) for s, num in enumerate(self.lengths)]
-        mean_map = sum(p * d for p, (d, _, _) in zip(f, visits, strict=True))
-        shift = sum(p * c for p, (_, c, _) in zip(f, visits, strict=True))
-        mean = np.linalg.solve(np.eye(len(shift)) - mean_map, shift)
-        spread = np.zeros_like(mean_map)
-        for p, (d, c, v) in zip(f, visits, strict=True):
-            gap = d @ mean + c - mean
-            spread += p * (np.outer(gap, gap) + v)
-        return Moments(mean, kron_solve([d for d, _, _ in visits], f, spread))
-
-
-def mixture(weights, parts) -> Moments:
-    """Return the moments of a mixture."""
-    mean = sum(w * part.mean for w, part in zip(weights, parts, strict=True))
-    covariance = sum(
-        w * (part.covariance + np.outer(part.mean - mean, part.mean - mean))
-        for w, part in zip(weights, parts, strict=True)
-    )
-    return Moments(mean, covariance)
+        origin, maps = at_point(np.zeros(self.shifts.shape[1])), []
+        for s, num in enumerate(self.lengths):
+            shift, noise = self.visit(s, origin, num)
+            matrix = np.linalg.matrix_power(self.maps[s], num)
+            maps.append((self.probabilities[s], matrix, shift, noise))
+        return fixed_point(maps)
 
 
 def relay(

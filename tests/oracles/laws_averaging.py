@@ -11,7 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tests.oracles.laws import Moments, kron_solve, mixture
+from tests.oracles.laws import Moments, at_point, fixed_point, iterate, mixture, push
+from tests.oracles.laws_qlsd import bernoulli, cohorts
+
+__all__ = ["Averaging", "bernoulli", "scheme_one", "scheme_two", "trajectory"]
 
 
 class Trajectory(NamedTuple):
@@ -173,52 +176,28 @@ class Averaging(NamedTuple):
 
     def rounds(self, position, num_rounds) -> list:
         """Return the laws after ``0 .. num_rounds`` rounds from a deterministic start."""
-        position = np.asarray(position, float)
-        laws, maps = [Moments(position, np.zeros((len(position),) * 2))], self.maps()
-        for _ in range(num_rounds):
-            mean, covariance = laws[-1]
-            parts = [Moments(a @ mean + b, a @ covariance @ a.T + v) for _, a, b, v in maps]
-            laws.append(mixture([p for p, *_ in maps], parts))
-        return laws
+        maps = self.maps()
+        chances = [chance for chance, *_ in maps]
+
+        def step(law, _):
+            return mixture(chances, [push(law, *moves) for _, *moves in maps])
+
+        return iterate(step, at_point(position), num_rounds)
 
     def stationary(self) -> Moments:
-        maps = self.maps()
-        on_mean = sum(p * a for p, a, _, _ in maps)
-        shift = sum(p * b for p, _, b, _ in maps)
-        mean = np.linalg.solve(np.eye(len(shift)) - on_mean, shift)
-        spread = np.zeros_like(on_mean)
-        for p, a, b, v in maps:
-            gap = a @ mean + b - mean
-            spread += p * (np.outer(gap, gap) + v)
-        return Moments(mean, kron_solve([a for _, a, _, _ in maps], [p for p, *_ in maps], spread))
+        return fixed_point(self.maps())
 
 
 def scheme_one(probabilities, cohort_size):
-    """Cohorts of `cohort_size` draws with replacement: coefficients ``count / (S p)``."""
+    """Return cohorts of draws with replacement: coefficients ``count / (S p)``."""
     p, b = np.asarray(probabilities, float), len(probabilities)
-    cohorts = []
+    counted = []
     for drawn in itertools.product(range(b), repeat=cohort_size):
         count = np.bincount(drawn, minlength=b)
-        cohorts.append((p[list(drawn)].prod(), count / (cohort_size * p)))
-    return tuple(cohorts)
+        counted.append((p[list(drawn)].prod(), count / (cohort_size * p)))
+    return counted
 
 
 def scheme_two(num_clients, cohort_size):
-    """Cohorts of `cohort_size` distinct clients: coefficients ``b / S``."""
-    subsets = list(itertools.combinations(range(num_clients), cohort_size))
-    cohorts = []
-    for subset in subsets:
-        coefficients = np.zeros(num_clients)
-        coefficients[list(subset)] = num_clients / cohort_size
-        cohorts.append((1 / len(subsets), coefficients))
-    return tuple(cohorts)
-
-
-def bernoulli(probabilities):
-    """Cohorts of independent clients: coefficients ``1 / p``."""
-    p = np.asarray(probabilities, float)
-    cohorts = []
-    for mask in itertools.product([0, 1], repeat=len(p)):
-        on = np.array(mask)
-        cohorts.append((np.where(on, p, 1 - p).prod(), on / p))
-    return tuple(cohorts)
+    """Return cohorts of `cohort_size` distinct clients: coefficients ``b / S``."""
+    return cohorts(cohort_size, num_clients)

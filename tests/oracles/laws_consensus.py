@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tests.oracles.laws import Moments
+from tests.oracles.laws import Moments, at_point, iterate, push
 
-__all__ = ["Consensus", "consensus", "gibbs", "server_precision"]
+__all__ = ["Consensus", "consensus", "gibbs", "server_precision", "start_at"]
 
 
 class Consensus(NamedTuple):
@@ -24,16 +24,12 @@ class Consensus(NamedTuple):
 
     def after(self, law: Moments) -> Moments:
         """Return the law after one more round."""
-        return Moments(
-            self.map @ law.mean + self.shift, self.map @ law.covariance @ self.map.T + self.noise
-        )
+        return push(law, *self)
 
     def rounds(self, position, num_rounds) -> list[Moments]:
         """Return the laws after ``0 .. num_rounds`` rounds; all start at `position`."""
-        laws = [start_at(position, len(self.shift) // len(position))]
-        for _ in range(num_rounds):
-            laws.append(self.after(laws[-1]))
-        return laws
+        start = start_at(position, len(self.shift) // len(position))
+        return iterate(lambda law, _: self.after(law), start, num_rounds)
 
     def stationary(self) -> Moments:
         """Return the stationary law, by doubling the number of rounds until nothing is left."""
@@ -48,8 +44,7 @@ class Consensus(NamedTuple):
 
 def start_at(position, num_copies) -> Moments:
     """Return the deterministic start of theta and every ``z_i`` at `position`."""
-    mean = np.tile(np.asarray(position, float), num_copies)
-    return Moments(mean, np.zeros((len(mean),) * 2))
+    return at_point(np.tile(position, num_copies))
 
 
 def consensus(
@@ -82,20 +77,20 @@ def consensus(
     steps, rhos = np.broadcast_to(step_sizes, (b,)), np.broadcast_to(tolerances, (b,))
     c = np.zeros_like(a) if noises is None else np.asarray(noises, float)
     # One step of all clients at once.
-    step, push, injected = np.eye(size), np.zeros(size), np.zeros((size, size))
+    step, kick, injected = np.eye(size), np.zeros(size), np.zeros((size, size))
     for i in range(b):
-        own = slice((i + 1) * d, (i + 2) * d)
-        step[own, own] -= steps[i] * (a[i] + np.eye(d) / rhos[i])
-        step[own, :d] += steps[i] * np.eye(d) / rhos[i]
-        push[own] = steps[i] * a[i] @ means[i]
-        injected[own, own] = 2 * steps[i] * temperature * np.eye(d) + steps[i] ** 2 * c[i]
+        block = slice((i + 1) * d, (i + 2) * d)
+        step[block, block] -= steps[i] * (a[i] + np.eye(d) / rhos[i])
+        step[block, :d] += steps[i] * np.eye(d) / rhos[i]
+        kick[block] = steps[i] * a[i] @ means[i]
+        injected[block, block] = 2 * steps[i] * temperature * np.eye(d) + steps[i] ** 2 * c[i]
         for j in range(i):
-            other = slice((j + 1) * d, (j + 2) * d)
+            column = slice((j + 1) * d, (j + 2) * d)
             common = 2 * np.sqrt(steps[i] * steps[j]) * temperature * correlation * np.eye(d)
-            injected[own, other] = injected[other, own] = common
+            injected[block, column] = injected[column, block] = common
     total, shift, noise = np.eye(size), np.zeros(size), np.zeros((size, size))
     for _ in range(num_local_steps):
-        total, shift = step @ total, step @ shift + push
+        total, shift = step @ total, step @ shift + kick
         noise = step @ noise @ step.T + injected
     return _with_server(total, shift, noise, rhos, temperature)
 
@@ -119,12 +114,12 @@ def gibbs(precisions, means, *, tolerances) -> Consensus:
     rhos = np.broadcast_to(tolerances, (b,))
     total, shift, noise = np.eye((b + 1) * d), np.zeros((b + 1) * d), np.zeros(((b + 1) * d,) * 2)
     for i in range(b):
-        own = slice((i + 1) * d, (i + 2) * d)
+        block = slice((i + 1) * d, (i + 2) * d)
         covariance = np.linalg.inv(a[i] + np.eye(d) / rhos[i])
-        total[own] = 0
-        total[own, :d] = covariance / rhos[i]
-        shift[own] = covariance @ a[i] @ means[i]
-        noise[own, own] = covariance
+        total[block] = 0
+        total[block, :d] = covariance / rhos[i]
+        shift[block] = covariance @ a[i] @ means[i]
+        noise[block, block] = covariance
     return _with_server(total, shift, noise, rhos, 1.0)
 
 

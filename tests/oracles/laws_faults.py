@@ -16,7 +16,7 @@ import itertools
 
 import numpy as np
 
-from tests.oracles.laws import Moments, mixture
+from tests.oracles.laws import at_point, iterate, mixture, push
 
 __all__ = ["cases", "rounds"]
 
@@ -31,7 +31,7 @@ def cases(arrive, late, weights, masks=None):
     num = len(arrive)
     masks = [(1.0, np.ones(num))] if masks is None else masks
     chances = {"silent": 1 - arrive, "time": arrive * (1 - late), "late": arrive * late}
-    found = []
+    outcomes = []
     for chance, base in masks:
         members = np.flatnonzero(base)
         for kinds in itertools.product(chances, repeat=len(members)):
@@ -41,8 +41,8 @@ def cases(arrive, late, weights, masks=None):
                 in_time[i] = base[i] * weights[i] * (kind == "time")
                 delayed[i] = base[i] * weights[i] * (kind == "late")
             if probability > 0:
-                found.append((probability, in_time, delayed))
-    return found
+                outcomes.append((probability, in_time, delayed))
+    return outcomes
 
 
 def rounds(
@@ -73,24 +73,23 @@ def rounds(
     noise[:d, :d] = 2 * step_size * temperature * np.eye(d)
     x = np.zeros(size)
     x[:d] = position
-    laws = [Moments(x, np.zeros((size, size)))]
 
-    def given(law, in_time, delayed):
+    def move(law, in_time, delayed):
         matrix, shift = np.eye(size), np.zeros(size)
         matrix[d : 2 * d] = 0
         drift = -prior_precision @ theta + pending + sum(memories)
-        push = prior_precision @ prior_mean
+        constant = prior_precision @ prior_mean
         for i in range(num):
             message, offset = -precisions[i] @ theta - memories[i], slopes[i]
-            drift, push = drift + in_time[i] * message, push + in_time[i] * offset
+            drift, constant = drift + in_time[i] * message, constant + in_time[i] * offset
             matrix[d : 2 * d] += delayed[i] * message
             shift[d : 2 * d] += delayed[i] * offset
             if rate is not None and in_time[i] + delayed[i] > 0:
-                own = slice(d * (2 + i), d * (3 + i))
-                matrix[own] += rate * message
-                shift[own] += rate * offset
+                block = slice(d * (2 + i), d * (3 + i))
+                matrix[block] += rate * message
+                shift[block] += rate * offset
         matrix[:d] += step_size * drift
-        shift[:d] += step_size * push
+        shift[:d] += step_size * constant
         if not stale:
             # Pending gradients of the next position: ``P' <- P' - K (theta' - theta)``.
             late_curvature = np.einsum("s,sij->ij", delayed, precisions)
@@ -102,9 +101,9 @@ def rounds(
             moved = correction @ noise @ correction.T
         else:
             moved = noise
-        return Moments(matrix @ law.mean + shift, matrix @ law.covariance @ matrix.T + moved)
+        return push(law, matrix, shift, moved)
 
-    for _ in range(num_rounds):
-        parts = [given(laws[-1], in_time, delayed) for _, in_time, delayed in cases]
-        laws.append(mixture([p for p, _, _ in cases], parts))
-    return laws
+    def step(law, _):
+        return mixture([p for p, _, _ in cases], [move(law, *case) for _, *case in cases])
+
+    return iterate(step, at_point(x), num_rounds)

@@ -6,12 +6,12 @@ theta)``, phi ``[d]`` shared and theta ``[k]`` its own, whose prior it contains;
 covariance follow a linear recursion.
 """
 
-import itertools
 from typing import NamedTuple
 
 import numpy as np
 
-from tests.oracles.laws import Moments, geometric, mixture
+from tests.oracles.laws import Moments, at_point, geometric, iterate, mixture, push
+from tests.oracles.laws_qlsd import bernoulli
 
 
 class Group(NamedTuple):
@@ -172,33 +172,23 @@ def gibbs_round(model, active):
 
 def cohorts(probabilities):
     """Return ``(chance, weights)`` of every set of clients that may take part."""
-    for active in itertools.product((0, 1), repeat=len(probabilities)):
-        p = np.asarray(probabilities, float)
-        chance = np.prod(np.where(active, p, 1 - p))
-        if chance > 0:
-            yield chance, np.where(active, 1 / p, 0)
+    return [(chance, weights) for chance, weights in bernoulli(probabilities) if chance > 0]
 
 
 def after(rounds, law):
     """Return the law one round after `law`; `rounds` are ``(chance, Affine)``."""
-    parts = []
-    for _, m in rounds:
-        spread = m.matrix @ law.covariance @ m.matrix.T + m.noise @ m.noise.T
-        parts.append(Moments(m.matrix @ law.mean + m.shift, spread))
+    parts = [push(law, m.matrix, m.shift, m.noise @ m.noise.T) for _, m in rounds]
     return mixture([chance for chance, _ in rounds], parts)
 
 
 def laws_of(rounds, start, num_rounds):
     """Return the laws after ``0 .. num_rounds`` rounds from a point."""
-    laws = [Moments(start, np.zeros((len(start),) * 2))]
-    for _ in range(num_rounds):
-        laws.append(after(rounds, laws[-1]))
-    return laws
+    return iterate(lambda law, _: after(rounds, law), at_point(start), num_rounds)
 
 
 def stationary(rounds, start):
     """Return the law after so many rounds that nothing changes any more."""
-    law = Moments(start, np.zeros((len(start),) * 2))
+    law = at_point(start)
     for _ in range(20_000):
         moved = after(rounds, law)
         if all(np.allclose(x, y, rtol=1e-12, atol=1e-14) for x, y in zip(moved, law, strict=True)):

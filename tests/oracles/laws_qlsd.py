@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tests.oracles.laws import BatchNoise, Moments, mixture
+from tests.oracles.laws import BatchNoise, Moments, at_point, iterate, mixture, push
 
 __all__ = [
     "Langevin",
@@ -30,19 +30,19 @@ __all__ = [
 
 
 def everyone(num_clients):
-    """All clients, every round."""
+    """Return the rule by which all clients take part in all rounds."""
     return [(1.0, np.ones(num_clients))]
 
 
 def bernoulli(probabilities):
-    """Client ``i`` by itself with probability ``p_i``, weighted by ``1 / p_i``."""
+    """Return the rule of independent clients with probabilities ``p_i`` and weights ``1 / p_i``."""
     p = np.asarray(probabilities, float)
     masks = [np.array(mask) for mask in itertools.product((0, 1), repeat=len(p))]
     return [(np.prod(np.where(mask, p, 1 - p)), mask / p) for mask in masks]
 
 
 def cohorts(size, num_clients):
-    """`size` clients without replacement, weighted by ``b / size``."""
+    """Return the rule of `size` distinct clients with weights ``b / size``."""
     subsets = list(itertools.combinations(range(num_clients), size))
     weights = np.zeros((len(subsets), num_clients))
     for row, subset in zip(weights, subsets, strict=True):
@@ -51,9 +51,9 @@ def cohorts(size, num_clients):
 
 
 def realised(probability, num_clients):
-    """Each with `probability`, given that anyone is there, weighted by ``b / |A|``."""
-    found = bernoulli(np.full(num_clients, probability))
-    anyone = [(p, (w > 0).astype(float)) for p, w in found if w.any()]
+    """Return the rule of a nonempty set A of independent clients with weights ``b / |A|``."""
+    rule = bernoulli(np.full(num_clients, probability))
+    anyone = [(p, (w > 0).astype(float)) for p, w in rule if w.any()]
     total = sum(p for p, _ in anyone)
     return [(p / total, mask * num_clients / mask.sum()) for p, mask in anyone]
 
@@ -83,12 +83,6 @@ class Langevin(NamedTuple):
     step_size: Callable[[int], float]
     temperature: Callable[[int], float]
 
-    def start(self, position) -> Moments:
-        """Return the law before the first round: memories are zero."""
-        x = np.zeros(self.messages.shape[2])
-        x[: len(position)] = position
-        return Moments(x, np.zeros((len(x), len(x))))
-
     def round(self, law, round_) -> Moments:
         """Return the law after round `round_` that starts at `law`."""
         return mixture(
@@ -104,26 +98,23 @@ class Langevin(NamedTuple):
         noise = np.zeros_like(law.covariance)
         noise[:d, :d] = 2 * step_size * self.temperature(round_) * np.eye(d)
         for i in np.flatnonzero(weights):
-            own = slice(d * (1 + i), d * (2 + i))
+            block = slice(d * (1 + i), d * (2 + i))
             lift = np.zeros((len(law.mean), d))
             lift[:d] = step_size * weights[i] * np.eye(d)
             if self.rates is not None:
-                lift[own] = self.rates[i] * np.eye(d)
+                lift[block] = self.rates[i] * np.eye(d)
             if self.recalls:
-                matrix[:d, own] += step_size * weights[i] * np.eye(d)
+                matrix[:d, block] += step_size * weights[i] * np.eye(d)
             matrix += lift @ self.messages[i]
             shift += lift @ self.offsets[i]
             noise += lift @ self._spread(law, i) @ lift.T
-        return Moments(matrix @ law.mean + shift, matrix @ law.covariance @ matrix.T + noise)
+        return push(law, matrix, shift, noise)
 
     def _spread(self, law, i):
         """Return the mean covariance of what client `i` says, given the state before."""
         noise = self.noises[i]
         if self.batches:
-            where = Moments(
-                self.places @ law.mean + self.place, self.places @ law.covariance @ self.places.T
-            )
-            noise = noise + self.batches[i].expected(where)
+            noise = noise + self.batches[i].expected(push(law, self.places, self.place))
         mean = self.messages[i] @ law.mean + self.offsets[i]
         square = self.messages[i] @ law.covariance @ self.messages[i].T + np.outer(mean, mean)
         return noise + (1 / self.keep[i] - 1) * np.diag(np.diag(square + noise))
@@ -134,22 +125,13 @@ class Langevin(NamedTuple):
         d = len(self.place)
         copy = np.eye(len(law.mean))
         copy[-d:] = copy[:d]
-        return Moments(copy @ law.mean, copy @ law.covariance @ copy.T)
+        return push(law, copy)
 
     def rounds(self, position, num_rounds) -> list[Moments]:
         """Return the laws of the whole state after ``0 .. num_rounds`` rounds."""
-        laws = [self.start(np.asarray(position, float))]
-        for round_ in range(num_rounds):
-            laws.append(self.round(laws[-1], round_))
-        return laws
-
-    def chain(self, position, num_rounds) -> list[Moments]:
-        """Return the laws of theta after ``0 .. num_rounds`` rounds."""
-        d = len(self.place)
-        return [
-            Moments(law.mean[:d], law.covariance[:d, :d])
-            for law in self.rounds(position, num_rounds)
-        ]
+        x = np.zeros(self.messages.shape[2])  # memories are zero before the first round
+        x[: len(position)] = position
+        return iterate(self.round, at_point(x), num_rounds)
 
     def stationary(self) -> Moments:
         """Return the limit: the fixed point of one round, by solving for it.
@@ -159,7 +141,7 @@ class Langevin(NamedTuple):
         if self.refresh_every not in (None, 1):
             raise ValueError("the law is periodic: use rounds")
         size = self.messages.shape[2]
-        zero = Moments(np.zeros(size), np.zeros((size, size)))
+        zero = at_point(np.zeros(size))
 
         def mean_of(x):
             return self.round(zero._replace(mean=x), 0).mean
@@ -231,20 +213,20 @@ def langevin(
     curvatures = a + split[:, None, None] * prior_precision
     slopes = np.einsum("sij,sj->si", a, means) + split[:, None] * (prior_precision @ prior_mean)
     server = (1 - split.sum()) * prior_precision  # all of the prior, or nothing
-    push = server @ prior_mean
+    constant = server @ prior_mean
     if centre is not None and centred:
         at_centre = prior_precision @ (prior_mean - centre)
         at_centre = at_centre + np.einsum("sij,sj->i", a, means - np.asarray(centre))
-        slopes, push = curvatures @ centre, server @ centre + at_centre
+        slopes, constant = curvatures @ centre, server @ centre + at_centre
     messages = np.zeros((num, d, size))
     messages[:, :, :d] = -curvatures
     recall = np.zeros((d, size))  # all memories, added whoever takes part
     if rates is not None:
         for i in range(num):
-            own = slice(d * (1 + i), d * (2 + i))
-            messages[i, :, own] = -np.eye(d)
+            block = slice(d * (1 + i), d * (2 + i))
+            messages[i, :, block] = -np.eye(d)
             if memory_of == "all":
-                recall[:, own] = np.eye(d)
+                recall[:, block] = np.eye(d)
     places, place = np.eye(d, size), np.zeros(d)
     if refresh_every is not None:
         places[:, -d:] -= np.eye(d)
@@ -256,7 +238,7 @@ def langevin(
     def base(step_size_):
         matrix, shift = np.eye(size), np.zeros(size)
         matrix[:d] += step_size_ * (recall - server @ np.eye(d, size))
-        shift[:d] = step_size_ * push
+        shift[:d] = step_size_ * constant
         return matrix, shift
 
     return Langevin(

@@ -33,12 +33,12 @@ def variance(v, num_levels):
 def quantised(v, num_levels):
     """Return all ``(probability, C(v))`` of one vector."""
     unit, below, above = _parts(v, num_levels)
-    found = []
+    results = []
     for up in itertools.product((0, 1), repeat=len(v)):
         probability = np.prod(np.where(up, above, 1 - above))
         if probability > 0:
-            found.append((probability, unit * (below + np.array(up))))
-    return found
+            results.append((probability, unit * (below + np.array(up))))
+    return results
 
 
 class _States(NamedTuple):
@@ -95,9 +95,9 @@ def two_rounds(
     ends = []
     for chance, weights in participation:
         active = np.flatnonzero(weights)
-        for said in itertools.product(*(quantised(v[i], num_levels) for i in active)):
+        for codes in itertools.product(*(quantised(v[i], num_levels) for i in active)):
             total, memory, probability = drift(start, weights)[0], np.zeros((num, d)), chance
-            for i, (p, code) in zip(active, said, strict=True):
+            for i, (p, code) in zip(active, codes, strict=True):
                 probability *= p
                 total = total + weights[i] * code
                 memory[i] = alpha[i] * code

@@ -4,7 +4,6 @@ import itertools
 
 import numpy as np
 import pytest
-import scipy.linalg
 from scipy.stats import norm
 
 from tests.oracles import laws, laws_adjusted
@@ -33,14 +32,14 @@ ANCHORS = [
 
 
 @pytest.mark.parametrize(("settings", "mean", "variance"), ANCHORS)
-def test_anchors_of_the_relay(settings, mean, variance):
+def test_stationary_laws_of_relays_equal_the_anchors(settings, mean, variance):
     law = laws.relay(**CLIENTS, **settings).stationary()
     # One unit in the last printed digit: the published figures are partly cut, not rounded.
     np.testing.assert_allclose(law.mean, [mean], rtol=0, atol=1e-7)
     np.testing.assert_allclose(law.covariance, [[variance]], rtol=0, atol=1e-7)
 
 
-def test_anchors_of_plain_langevin():
+def test_plain_langevin_dynamics_have_the_known_law():
     target = laws.posterior(CLIENTS["precisions"], CLIENTS["means"], np.zeros((1, 1)), np.zeros(1))
     np.testing.assert_allclose([target.mean[0], target.covariance[0, 0]], [1.25, 0.25])
     precision, mean = laws.pool(CLIENTS["precisions"], CLIENTS["means"])
@@ -83,12 +82,11 @@ def test_rounds_equal_the_enumeration_of_every_path():
                 noise = noise + step_size**2 * case["noises"][s] / f[s] ** 2
                 mean, cov = mean + step_size * drift, step @ cov @ step.T + noise
         weights.append(np.prod(f[list(path)]))
-        components.append((mean, cov))
-    mean = sum(w * m for w, (m, _) in zip(weights, components, strict=True))
-    second = sum(w * (c + np.outer(m, m)) for w, (m, c) in zip(weights, components, strict=True))
+        components.append(laws.Moments(mean, cov))
+    expected = laws.mixture(weights, components)
     law = laws.relay(num_local_steps=num_local_steps, **case).rounds(start, num_rounds)[-1]
-    np.testing.assert_allclose(law.mean, mean, rtol=1e-12)
-    np.testing.assert_allclose(law.covariance, second - np.outer(mean, mean), rtol=1e-10)
+    np.testing.assert_allclose(law.mean, expected.mean, rtol=1e-12)
+    np.testing.assert_allclose(law.covariance, expected.covariance, rtol=1e-10)
 
 
 def drift_of(case, s, theta):
@@ -112,17 +110,6 @@ def test_rounds_converge_to_the_stationary_law():
     np.testing.assert_allclose(late.covariance, limit.covariance, rtol=1e-9)
 
 
-def test_one_client_is_the_lyapunov_solution():
-    rng = np.random.default_rng(2)
-    factor = rng.normal(size=(3, 3))
-    precision, noise = factor @ factor.T + np.eye(3), np.diag([1.0, 2.0, 3.0])
-    law = laws.single(precision, np.ones(3), step_size=0.05, noise=noise, temperature=2.0)
-    step = np.eye(3) - 0.05 * precision
-    expected = scipy.linalg.solve_discrete_lyapunov(step, 0.2 * np.eye(3) + 0.05**2 * noise)
-    np.testing.assert_allclose(law.stationary().covariance, expected, rtol=1e-10)
-    np.testing.assert_allclose(law.stationary().mean, 1.0)
-
-
 def test_local_laws_start_after_one_step_and_end_at_the_boundary():
     law = laws.relay(num_local_steps=3, **random_case(np.random.default_rng(3)))
     start = law.rounds(np.ones(2), 2)[-1]
@@ -130,12 +117,17 @@ def test_local_laws_start_after_one_step_and_end_at_the_boundary():
     one_step = law._replace(num_local_steps=1).after(start, 1)
     np.testing.assert_allclose(local[0].covariance, one_step.covariance)
     np.testing.assert_allclose(local[2].covariance, law.rounds(np.ones(2), 3)[-1].covariance)
-    average = law.local_average(start)
-    np.testing.assert_allclose(average.mean, np.mean([m.mean for m in local], axis=0))
-    second = np.mean([m.covariance + np.outer(m.mean, m.mean) for m in local], axis=0)
-    np.testing.assert_allclose(
-        average.covariance, second - np.outer(average.mean, average.mean), rtol=1e-10
-    )
+
+
+def test_a_mixture_has_the_moments_of_its_parts():
+    rng = np.random.default_rng(6)
+    weights, draws = np.array([0.2, 0.3, 0.5]), rng.normal(size=(3, 50, 2))
+    parts = [laws.Moments(x.mean(0), np.cov(x.T, bias=True)) for x in draws]
+    chances, pooled = np.repeat(weights / 50, 50), draws.reshape(-1, 2)
+    law = laws.mixture(weights, parts)
+    np.testing.assert_allclose(law.mean, chances @ pooled, rtol=1e-10)
+    expected = np.cov(pooled.T, aweights=chances, bias=True)
+    np.testing.assert_allclose(law.covariance, expected, rtol=1e-10)
 
 
 @pytest.mark.parametrize("replace", [True, False])

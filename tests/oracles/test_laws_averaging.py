@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 
-from tests.oracles.laws_averaging import Averaging
+from tests.oracles import laws
+from tests.oracles.laws_averaging import Averaging, trajectory
 
 H, M, W = np.array([1.0, 3.0]), np.array([-1.0, 2.0]), np.array([0.4, 0.6])
 
 
 def scalar(**settings):
-    """Two one-dimensional clients with weighted curvatures H and no prior."""
+    """Return the law for two one-dimensional clients with weighted curvatures H and no prior."""
     return Averaging(
         precisions=(W * H)[:, None, None],
         means=M[:, None],
@@ -38,7 +39,7 @@ ANCHORS = [
 
 
 @pytest.mark.parametrize("settings, mean, variance", ANCHORS)
-def test_anchors(settings, mean, variance):
+def test_stationary_laws_equal_the_anchors(settings, mean, variance):
     law = scalar(**settings).stationary()
     np.testing.assert_allclose(law.mean, [mean], atol=2e-7)
     np.testing.assert_allclose(law.covariance, [[variance]], atol=2e-7)
@@ -58,8 +59,6 @@ def block_form(curvature, step_size):
 
 @pytest.mark.parametrize("gradients", ["fresh", "reuse"])
 def test_a_trajectory_is_a_power_of_the_block_matrix(gradients):
-    from tests.oracles.laws_averaging import trajectory
-
     rng = np.random.default_rng(0)
     factor = rng.normal(size=(3, 3))
     curvature, slope, eta, num = factor @ factor.T + np.eye(3), rng.normal(size=3), 0.2, 4
@@ -106,9 +105,8 @@ def heterogeneous(**settings):
 
 
 def target(law):
-    precision = law.prior_precision + law.precisions.sum(0)
-    shift = law.prior_precision @ law.prior_mean + np.einsum("cij,cj->i", law.precisions, law.means)
-    return np.linalg.solve(precision, shift), precision
+    mean, covariance = laws.posterior(*law[:4])
+    return mean, np.linalg.inv(covariance)
 
 
 def test_one_step_between_averages_has_the_law_of_plain_langevin_dynamics_for_any_correlation():
@@ -122,17 +120,18 @@ def test_one_step_between_averages_has_the_law_of_plain_langevin_dynamics_for_an
 
 
 def test_equal_curvatures_of_weighted_losses_make_the_mean_exact_and_correlation_immaterial():
-    laws = []
+    covariances = []
     for rho in (0.0, 1.0):
         law = heterogeneous(rho=rho)
         law = law._replace(precisions=law.weights[:, None, None] * law.precisions.sum(0))
-        laws.append(law.stationary())
-        np.testing.assert_allclose(laws[-1].mean, target(law)[0], atol=1e-10)
-    np.testing.assert_allclose(laws[0].covariance, laws[1].covariance, atol=1e-10)
+        limit = law.stationary()
+        covariances.append(limit.covariance)
+        np.testing.assert_allclose(limit.mean, target(law)[0], atol=1e-10)
+    np.testing.assert_allclose(*covariances, atol=1e-10)
 
 
 @pytest.mark.parametrize("steps", [(3, 1), (1, 4), (3, 4)])
-def test_heterogeneity_biases_the_mean_and_a_control_variate_mends_it(steps):
+def test_heterogeneity_biases_the_mean_and_a_control_variate_removes_the_bias(steps):
     settings = dict(num_steps=steps[0], num_local_steps=steps[1])
     law = heterogeneous(**settings)
     mean, _ = target(law)
@@ -145,7 +144,7 @@ def test_heterogeneity_biases_the_mean_and_a_control_variate_mends_it(steps):
 
 @pytest.mark.parametrize("steps", [(1, 5), (4, 1), (4, 3), (20, 1)])
 def test_the_leading_bias_is_the_covariance_of_curvatures_and_pulls(steps):
-    """As docs/laws.md says, in the length of a trajectory."""
+    """The formula of docs/laws.md, in the length of a trajectory."""
     num_steps, num_local_steps = steps
     law = heterogeneous(num_steps=num_steps, num_local_steps=num_local_steps, step_size=2e-3)
     mean, precision = target(law)

@@ -15,15 +15,15 @@ from tests.oracles.laws_joint import (
 )
 
 
-def one(client, a, e):
+def scalar_group(client, a, e):
     return Group(client, *(np.atleast_2d(x) for x in (2.0, -1.0, 3.0)), *np.atleast_1d(a, e))
 
 
-ANCHOR = Model([one(0, 1.0, 2.0), one(1, -1.0, 4.0)], np.eye(1), np.zeros(1))
+ANCHOR = Model([scalar_group(0, 1.0, 2.0), scalar_group(1, -1.0, 4.0)], np.eye(1), np.zeros(1))
 STEPS = dict(step_size=0.05)
 
 
-def found(refresh, probabilities=(1, 1), order="refresh_first", **settings):
+def stationary_law(refresh, probabilities=(1, 1), order="refresh_first", **settings):
     rounds = [
         (chance, langevin_round(ANCHOR, refresh, weights, order=order, **STEPS, **settings))
         for chance, weights in cohorts(probabilities)
@@ -35,7 +35,7 @@ def figures(law):
     return [law.covariance[0, 0], law.covariance[1, 1], law.covariance[0, 1]]
 
 
-def test_the_posterior_of_the_anchor():
+def test_the_posterior_equals_the_anchor():
     law = ANCHOR.posterior
     np.testing.assert_allclose(law.mean, [0.461538, 0.820513, 1.487179], atol=1e-6)
     np.testing.assert_allclose(figures(law)[:2], [0.230769, 0.358974], atol=1e-6)
@@ -52,8 +52,8 @@ def test_the_posterior_of_the_anchor():
         ("refresh_first", 3, (0.5, 0.5), [0.285378, 0.423480, 0.092861]),
     ],
 )
-def test_langevin_steps_of_both(order, num_steps, probabilities, expected):
-    law = found(lambda g: ula(g, 0.3, num_steps), probabilities, order)
+def test_langevin_steps_have_the_laws_of_the_anchors(order, num_steps, probabilities, expected):
+    law = stationary_law(lambda g: ula(g, 0.3, num_steps), probabilities, order)
     np.testing.assert_allclose(law.mean, ANCHOR.posterior.mean, rtol=1e-9)
     np.testing.assert_allclose(figures(law), expected, atol=1e-6)
 
@@ -65,14 +65,14 @@ def test_exact_draws_cost_a_share_of_the_missing_precision(num_draws):
     expected = (1 + h * W / 2) / (precision * (1 - h * precision / 2))
     if num_draws == 1:
         np.testing.assert_allclose(expected, 0.263120, atol=1e-6)
-    law = found(exact, num_draws=num_draws)
+    law = stationary_law(exact, num_draws=num_draws)
     np.testing.assert_allclose(law.covariance[0, 0], expected, rtol=1e-9)
-    many = found(lambda g: ula(g, 0.01, 2000), num_draws=num_draws)
+    many = stationary_law(lambda g: ula(g, 0.01, 2000), num_draws=num_draws)
     np.testing.assert_allclose(many.covariance[0, 0], expected, rtol=1e-3)
 
 
 @pytest.mark.parametrize("probability", [1, 0.5, 0.1])
-def test_gibbs_draws_the_posterior_whoever_takes_part(probability):
+def test_gibbs_rounds_have_the_posterior_whoever_takes_part(probability):
     rounds = [
         (chance, gibbs_round(ANCHOR, weights > 0)) for chance, weights in cohorts([probability] * 2)
     ]

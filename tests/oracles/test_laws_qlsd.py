@@ -1,11 +1,10 @@
 """The oracle of the QLSD family: published anchors, formulas, enumeration of every path."""
 
-import itertools
-
 import numpy as np
 import pytest
 
 from tests.oracles import laws, laws_qlsd, laws_quantised
+from tests.oracles.laws_averaging import scheme_one
 from tests.oracles.written_qlsd import Written, random_clients
 
 TWO = dict(
@@ -28,7 +27,7 @@ ANCHORS = {
 
 
 @pytest.mark.parametrize("name", ANCHORS)
-def test_anchors(name):
+def test_stationary_laws_equal_the_anchors(name):
     settings, variance = ANCHORS[name]
     law = laws_qlsd.langevin(**TWO, **settings).stationary()
     # One unit in the last printed digit.
@@ -39,126 +38,81 @@ def test_anchors(name):
         np.testing.assert_allclose(law.mean[1:], [-2.25, 2.25], rtol=0, atol=1e-12)
 
 
-def no_prior(d):
-    return dict(prior_precision=np.zeros((d, d)), prior_mean=np.zeros(d))
+P = np.array([0.3, 0.5, 0.9, 1.0])
+RULES = {
+    "bernoulli": (laws_qlsd.bernoulli(P), np.diag((1 - P) / P)),
+    "everyone": (laws_qlsd.everyone(4), np.zeros((4, 4))),
+    "with replacement": (scheme_one(P / P.sum(), 3), (np.diag(P.sum() / P) - 1) / 3),
+    **{
+        f"cohorts of {size}": (
+            laws_qlsd.cohorts(size, 4),
+            (4 - size) / (size * 3) * (4 * np.eye(4) - np.ones((4, 4))),
+        )
+        for size in (1, 2, 3)
+    },
+}
 
 
-def formula(a, means, step_size, factors, weights, heterogeneity, noise=0.0):
-    """Return the covariance: of the plain step, multiplicative terms, and a constant."""
-    d = a.shape[1]
-    step = np.eye(d) - step_size * a.sum(0)
-    constant = 2 * step_size * np.eye(d) + step_size**2 * (heterogeneity + noise)
-    return laws.kron_solve([step, *factors], [1.0, *weights], constant)
-
-
-def at_the_mode(a, means):
-    mode = np.linalg.solve(a.sum(0), np.einsum("sij,sj->i", a, means))
-    return mode, np.einsum("sij,sj->si", a, mode - means)
-
-
-def test_partial_participation_has_the_closed_form():
-    a, means, _, _ = random_clients(np.random.default_rng(0), 4, 2)
-    p, step_size = np.array([0.3, 0.5, 0.9, 1.0]), 0.05
-    mode, gradients = at_the_mode(a, means)
-    noises = random_clients(np.random.default_rng(1), 4, 2)[0]
-    odds = (1 - p) / p
-    expected = formula(
-        a,
-        means,
-        step_size,
-        a,
-        step_size**2 * odds,
-        np.einsum("s,si,sj->ij", odds, gradients, gradients),
-        np.einsum("s,sij->ij", 1 / p, noises),
-    )
-    law = laws_qlsd.langevin(
-        a,
-        means,
-        **no_prior(2),
-        step_size=step_size,
-        participation=laws_qlsd.bernoulli(p),
-        noises=noises,
-    ).stationary()
-    np.testing.assert_allclose(law.mean, mode, rtol=1e-10)
-    np.testing.assert_allclose(law.covariance, expected, rtol=1e-10)
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_a_cohort_without_replacement_has_the_closed_form(size):
-    a, means, _, _ = random_clients(np.random.default_rng(2), 4, 2)
-    mode, gradients = at_the_mode(a, means)
-    k, step_size = 4 * (4 - size) / (size * 3), 0.05
-    expected = formula(
-        a,
-        means,
-        step_size,
-        a - a.sum(0) / 4,
-        np.full(4, step_size**2 * k),
-        k * gradients.T @ gradients,
-    )
-    law = laws_qlsd.langevin(
-        a,
-        means,
-        **no_prior(2),
-        step_size=step_size,
-        participation=laws_qlsd.cohorts(size, 4),
-    ).stationary()
-    np.testing.assert_allclose(law.mean, mode, rtol=1e-10)
-    np.testing.assert_allclose(law.covariance, expected, rtol=1e-10)
-
-
-@pytest.mark.parametrize("p", [1.0, 0.4])
-def test_sparsification_has_the_closed_form(p):
-    a, means, _, _ = random_clients(np.random.default_rng(3), 3, 2)
-    _, gradients = at_the_mode(a, means)
-    step_size, keep = 0.02, 0.3
-    coordinates = [np.outer(e, e) for e in np.eye(2)]
-    factors = [*a, *(e @ a_i for a_i, e in itertools.product(a, coordinates))]
-    # E (M / p)^2 = 1 / p of what a client that takes part adds by dropping coordinates.
-    odds, omega = (1 - p) / p, (1 - keep) / (keep * p)
-    expected = formula(
-        a,
-        means,
-        step_size,
-        factors,
-        step_size**2 * np.array([odds] * 3 + [omega] * 6),
-        odds * gradients.T @ gradients + omega * np.diag((gradients**2).sum(0)),
-    )
-    law = laws_qlsd.langevin(
-        a,
-        means,
-        **no_prior(2),
-        step_size=step_size,
-        participation=laws_qlsd.bernoulli(np.full(3, p)),
-        keep=keep,
-    ).stationary()
-    np.testing.assert_allclose(law.covariance, expected, rtol=1e-10)
+@pytest.mark.parametrize("name", RULES)
+def test_weights_have_mean_one_and_a_known_covariance(name):
+    """A law depends on who takes part through these moments alone."""
+    rule, covariance = RULES[name]
+    chances, weights = (np.array(x) for x in zip(*rule, strict=True))
+    np.testing.assert_allclose(chances.sum(), 1.0)
+    np.testing.assert_allclose(chances @ weights, np.ones(4))
+    gaps = weights - 1
+    np.testing.assert_allclose(gaps.T @ (chances[:, None] * gaps), covariance, atol=1e-12)
 
 
 def test_realised_weights_are_a_mixture_over_the_number_of_clients():
     rule = laws_qlsd.realised(0.3, 3)
     np.testing.assert_allclose(sum(p for p, _ in rule), 1.0)
     np.testing.assert_allclose(sum(p * w for p, w in rule), np.ones(3))
-    some = sum(p for p, w in rule if (w > 0).sum() == 2)
-    np.testing.assert_allclose(some, 3 * 0.09 * 0.7 / (1 - 0.7**3))
+    pairs = sum(p for p, w in rule if (w > 0).sum() == 2)
+    np.testing.assert_allclose(pairs, 3 * 0.09 * 0.7 / (1 - 0.7**3))
 
 
 def test_rounds_converge_to_the_stationary_law():
-    a, means, p0, m0 = random_clients(np.random.default_rng(4), 3, 2)
+    a, means, p0, m0 = random_clients(np.random.default_rng(4), 2, 2)
     law = laws_qlsd.langevin(
         a,
         means,
         prior_precision=p0,
         prior_mean=m0,
-        step_size=0.05,
-        participation=laws_qlsd.bernoulli([0.4, 0.6, 0.9]),
-        keep=0.5,
-        rates=[0.5, 0.4, 0.3],
+        step_size=0.15,
+        participation=laws_qlsd.bernoulli([0.4, 0.9]),
+        keep=0.8,
+        rates=[0.5, 0.3],
         refresh_every=1,
     )
-    late, limit = law.rounds(np.ones(2), 400)[-1], law.stationary()
+    late, limit = law.rounds(np.ones(2), 150)[-1], law.stationary()
     np.testing.assert_allclose(late.mean, limit.mean, rtol=1e-8, atol=1e-10)
     np.testing.assert_allclose(late.covariance, limit.covariance, rtol=1e-8, atol=1e-10)
+
+
+def test_constant_noise_equals_minibatches_of_rows_that_share_a_curvature():
+    rng = np.random.default_rng(7)
+    a, _, p0, m0 = random_clients(rng, 2, 2)
+    rows = [rng.normal(size=(n, 2)) for n in (3, 2)]
+    settings = dict(
+        means=np.array([x.mean(0) for x in rows]),
+        prior_precision=p0,
+        prior_mean=m0,
+        step_size=0.05,
+        participation=laws_qlsd.bernoulli([0.4, 0.7]),
+        keep=0.5,
+        rates=[0.5, 0.3],
+    )
+    precisions = np.array([3, 2])[:, None, None] * a
+    pairs = list(zip(rows, a, strict=True))
+    noises = [laws.location_noise(x, p, 1, replace=True) for x, p in pairs]
+    batches = [laws.batch_noise(x, np.stack([p] * len(x)), 1, replace=True) for x, p in pairs]
+    constant, drawn = (
+        laws_qlsd.langevin(precisions, **settings, **noise).rounds(np.ones(2), 3)[-1]
+        for noise in (dict(noises=noises), dict(batches=batches))
+    )
+    np.testing.assert_allclose(constant.mean, drawn.mean, rtol=1e-11)
+    np.testing.assert_allclose(constant.covariance, drawn.covariance, rtol=1e-10, atol=1e-13)
 
 
 def test_an_unstable_step_size_has_no_law():
@@ -235,11 +189,10 @@ def test_rounds_equal_the_enumeration_of_every_path(name, d, num_rounds):
 # The quantiser
 
 
-def test_the_quantiser_of_the_anchor():
+def test_the_quantiser_has_the_mean_and_the_variance_of_the_anchor():
     v = np.array([3.0, -4.0, 0.0, 0.0])
     np.testing.assert_allclose(laws_quantised.variance(v, 2).sum(), 2.5)
-    found = laws_quantised.quantised(v, 2)
-    weights, codes = np.array([p for p, _ in found]), np.array([c for _, c in found])
+    weights, codes = (np.array(x) for x in zip(*laws_quantised.quantised(v, 2), strict=True))
     np.testing.assert_allclose(weights @ codes, v, atol=1e-12)
     np.testing.assert_allclose(weights @ (codes - v) ** 2, laws_quantised.variance(v, 2))
     assert set(np.abs(codes).ravel()) == {0.0, 2.5, 5.0}
@@ -281,6 +234,6 @@ def test_two_quantised_rounds_equal_a_simulation(memory_of):
         noise = np.sqrt(2 * step_size * temperature) * rng.normal(size=theta.shape)
         theta = theta + step_size * (total + (m0 - theta) @ p0) + noise
         gap = theta - law.mean
-        for found in (gap, gap[:, :, None] * gap[:, None, :] - law.covariance):
-            z = found.mean(0) / (found.std(0) / np.sqrt(num))
+        for error in (gap, gap[:, :, None] * gap[:, None, :] - law.covariance):
+            z = error.mean(0) / (error.std(0) / np.sqrt(num))
             assert np.abs(z).max() < 5.5

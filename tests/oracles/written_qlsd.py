@@ -88,12 +88,12 @@ class Written:
         else:
             batches = list(itertools.combinations(range(n), min(m, n)))
         keep = self.settings.get("keep", 1.0)
-        found = []
-        for batch, kept in itertools.product(batches, itertools.product((0, 1), repeat=self.d)):
-            chance = np.prod(np.where(kept, keep, 1 - keep)) / len(batches)
+        results = []
+        for batch, mask in itertools.product(batches, itertools.product((0, 1), repeat=self.d)):
+            chance = np.prod(np.where(mask, keep, 1 - keep)) / len(batches)
             if chance > 0:
-                found.append((chance, batch, np.array(kept)[:, None] / keep))
-        return found
+                results.append((chance, batch, np.array(mask)[:, None] / keep))
+        return results
 
     def round(self, round_, state):
         """Yield ``(probability, state)`` after one round from ``(theta, etas, zeta)``."""
@@ -112,10 +112,10 @@ class Written:
             for drawn in itertools.product(*(self.outcomes(i) for i in active)):
                 probability, new = chance, list(etas)
                 total = self.server(theta) + (0 if own else sum(etas))
-                for i, (p, batch, kept) in zip(active, drawn, strict=True):
-                    said = kept * (self.message(i, batch, theta, zeta) - etas[i])
-                    total = total + weights[i] * (said + own * etas[i])
-                    new[i] = etas[i] + rates[i] * said
+                for i, (p, batch, mask) in zip(active, drawn, strict=True):
+                    sent = mask * (self.message(i, batch, theta, zeta) - etas[i])
+                    total = total + weights[i] * (sent + own * etas[i])
+                    new[i] = etas[i] + rates[i] * sent
                     probability *= p
                 yield probability, (theta + step_size * total + noise, new, zeta)
 
