@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 import fedmcmc
-from fedmcmc import rounds, wire
 from fedmcmc.gaussian import defensive
 from fedmcmc.kernels import LOG_ZERO_THRESHOLD, Dithered, PointRecipe, Points, evaluations
 from fedmcmc.kernels._evaluations import compensated_sum, split_sum
 from fedmcmc.runs import SimulatedConsortium, as_consortium
-from tests.contracts.model import DATA, KEY, POSTERIOR, loglikelihood, make_data
+from fedmcmc.types import as_functions
+from tests.contracts.model import DATA, KEY, POSTERIOR, loglikelihood
+from tests.support.deployed import Server
 from tests.support.lanes import fast_and_slow
 
 CENTRE = jnp.array([0.3, -0.2, 0.5])
@@ -150,32 +151,17 @@ def test_biased_settings_raise():
 
 @pytest.mark.parametrize("content", fast_and_slow(["points", "recipe", "dithered"], ["recipe"]))
 def test_a_deployed_round_equals_a_simulated_round(content):
-    """Each client has NaN in place of the rows of all others, and sends bytes."""
-    kernel = evaluations(POSTERIOR, gradients=content != "dithered")
-    recipe = PointRecipe(
-        jax.random.bits(KEY, (2,), jnp.uint32),
-        defensive(np.asarray(CENTRE), np.eye(3)),
-        CENTRE,
-        20,
-    )
-    asked_about = {
-        "points": Points(POINTS, CENTRE),
-        "recipe": recipe,
-        "dithered": Dithered(Points(POINTS, CENTRE), recipe.words, jnp.asarray(0.5)),
+    """Each client has only its own rows, and sends bytes."""
+    words, points = jax.random.bits(KEY, (2,), jnp.uint32), Points(POINTS, CENTRE)
+    value = {
+        "points": points,
+        "recipe": PointRecipe(words, defensive(np.asarray(CENTRE), np.eye(3)), CENTRE, 20),
+        "dithered": Dithered(points, words, jnp.asarray(0.5)),
     }[content]
-    state = kernel.init(KEY, asked_about, DATA)
-    received = rounds.initialize_received(kernel, 0, state.broadcast)
-    like = rounds.code_like(kernel, 0, state.broadcast)
-    for index in range(3):
-        own = make_data(spoilt=set(range(3)) - {index})
-        down = wire.decode(
-            wire.encode(state.broadcast), fedmcmc.pytrees.trees.shapes_of(state.broadcast)
-        )
-        code, _, info = rounds.client_step(kernel, 0, KEY, down, (), own.client(jnp.int32(index)))
-        up = wire.encode(code)
-        assert len(up) == -(-int(info.bits) // 8)
-        received = rounds.receive(kernel, 0, received, wire.decode(up, like), index, 1.0)
-    _, server, _ = rounds.server_step(kernel, 0, KEY, state.broadcast, state.server, received)
-    simulated = as_consortium(DATA).ask(kernel, asked_about).value
-    assert bool(server.answered.whole)
-    chex.assert_trees_all_close(server.answered.value, simulated, rtol=1e-5, atol=1e-5)
+    question = as_functions(evaluations(POSTERIOR, gradients=content != "dithered"))
+    state, bits = Server(question, DATA, KEY, value).round()
+    answered = question.draw(KEY, state)
+    simulated = as_consortium(DATA).ask(question, value)
+    assert bool(answered.whole)
+    assert bits.tolist() == [simulated.bits_up, simulated.bits_down]
+    chex.assert_trees_all_close(answered.value, simulated.value, rtol=1e-5, atol=1e-5)
