@@ -128,9 +128,9 @@ def test_outcomes_are_redrawn_and_covariates_stay():
         rows = jax.tree.map(
             lambda leaf: leaf[np.minimum(np.arange(4), len(leaf) - 1)], data.client_rows(i)
         )
-        own = NOISE.resample_fn(jax.random.fold_in(KEY, i), 2.0, rows)["y"]
+        expected = NOISE.resample_fn(jax.random.fold_in(KEY, i), 2.0, rows)["y"]
         size = int(data.sizes[i])
-        np.testing.assert_allclose(redrawn.client_rows(i)["y"], own[:size], rtol=1e-6)
+        np.testing.assert_allclose(redrawn.client_rows(i)["y"], expected[:size], rtol=1e-6)
 
 
 def test_the_test_is_of_uniform_counts():
@@ -140,10 +140,10 @@ def test_the_test_is_of_uniform_counts():
         for _ in range(400)
     ]
     assert stats.kstest(p_values, "uniform").pvalue > 1e-3
-    one = RankCalibration(np.arange(100)[:, None], 100, 10, ("a",))
-    np.testing.assert_array_equal(one.counts[:, 0], np.full(10, 10))
-    assert one.p_values[0] == 1 and "p 1" in repr(one)
-    assert one.to_dict()["a"]["counts"] == [10] * 10
+    uniform = RankCalibration(np.arange(100)[:, None], 100, 10, ("a",))
+    np.testing.assert_array_equal(uniform.counts[:, 0], np.full(10, 10))
+    assert uniform.p_values[0] == 1 and "p 1" in repr(uniform)
+    assert uniform.to_dict()["a"]["counts"] == [10] * 10
 
 
 # Poisson rows with a log link, twelve of them and often without event: posteriors are skewed.

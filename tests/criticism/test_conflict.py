@@ -23,8 +23,8 @@ def surrogates(rng, design_matrices, theta, shifts=None):
     """Return Gaussians of clients with ``X theta + noise``, in float64 on the host."""
     precision, eta = [], []
     for i, x in enumerate(design_matrices):
-        own = theta + (0 if shifts is None else shifts[i])
-        outcome = x @ own + rng.normal(size=len(x))
+        coefficients = theta + (0 if shifts is None else shifts[i])
+        outcome = x @ coefficients + rng.normal(size=len(x))
         precision.append(x.T @ x)
         eta.append(x.T @ outcome)
     return Gaussian(np.array(eta), np.array(precision), "dense")

@@ -41,8 +41,8 @@ def by_arviz(table, reff=1.0):
     return arviz_stats.loo(tree, pointwise=True, reff=reff)
 
 
-def pooled(name, least=1):
-    rows = [x for x in clients(name) if len(x["y"]) >= least]
+def pooled(name, minimum=1):
+    rows = [x for x in clients(name) if len(x["y"]) >= minimum]
     return jax.tree.map(lambda *x: np.concatenate(x), *rows)
 
 
@@ -187,10 +187,12 @@ def test_clients_with_few_rows_send_only_their_number():
     assert again.elpd == pytest.approx(result.elpd, abs=1e-5) and again.totals["rounds"] > 1
 
 
-def question(models, draws, least=10):
+def question(models, draws, minimum_rows=10):
     num = len(jax.tree.leaves(draws[0])[0])
     worst = jnp.full(len(models), khat_threshold(num))
-    return LeaveOneOut(models[0], models[1:], least, worst, (tail_length(num),) * len(models))
+    return LeaveOneOut(
+        models[0], models[1:], minimum_rows, worst, (tail_length(num),) * len(models)
+    )
 
 
 @pytest.mark.slow
@@ -233,8 +235,8 @@ def test_compare_uses_differences_by_rows():
     assert result.se[1] < 0.95 * apart
     assert any("fewer than 100" in note for note in result.notes)
     for name, model in models.items():
-        one = criticism.loo(model[0], data, model[1], minimum_rows=1)
-        np.testing.assert_allclose(one.elpd, result.models[name].elpd, atol=1e-5)
+        single = criticism.loo(model[0], data, model[1], minimum_rows=1)
+        np.testing.assert_allclose(single.elpd, result.models[name].elpd, atol=1e-5)
     text = repr(result)
     assert text.index("slope") < text.index("constant")
     assert result.to_dict()["constant"]["difference"] == result.difference[1]

@@ -42,8 +42,10 @@ def outcomes(posterior, rows, index, draws):
     size = len(rows["y"])
     places = np.where(np.arange(max(SIZES)) < size, np.arange(max(SIZES)), 0)
     padded = jax.tree.map(lambda leaf: leaf[places], rows)
-    own = jax.random.fold_in(jax.random.wrap_key_data(words_of(KEY), impl="threefry2x32"), index)
-    block = jax.random.fold_in(own, 0)
+    client_key = jax.random.fold_in(
+        jax.random.wrap_key_data(words_of(KEY), impl="threefry2x32"), index
+    )
+    block = jax.random.fold_in(client_key, 0)
     num = len(jax.tree.leaves(draws)[0])
     keys = jax.vmap(lambda s: jax.random.fold_in(block, s))(jnp.arange(num))
     drawn = jax.vmap(lambda key, theta: posterior.resample_fn(key, theta, padded))(keys, draws)
@@ -196,8 +198,10 @@ def test_clients_merge_small_cells_of_observed_and_replicated_rows():
     assert "small cells were merged" in repr(result)
 
 
-def question(least=10, least_count=5):
-    return Replication(NORMAL, (HISTOGRAM, statistic), least, least_count, (6, 3), (True, False))
+def question(minimum_rows=10, minimum_count=5):
+    return Replication(
+        NORMAL, (HISTOGRAM, statistic), minimum_rows, minimum_count, (6, 3), (True, False)
+    )
 
 
 def content(num=200):

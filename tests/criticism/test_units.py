@@ -52,12 +52,12 @@ def exact_draws(num=4000):
 def left_out(column):
     """Return log p(rows of a unit | all others), exactly."""
     result = []
-    for _, own in TABLE.groupby(column):
-        rest = TABLE.drop(own.index).y
-        precision = 1 / PRIOR_SD**2 + len(rest)
-        covariance = np.eye(len(own)) + 1 / precision
-        mean = np.full(len(own), rest.sum() / precision)
-        result.append(stats.multivariate_normal.logpdf(own.y, mean, covariance))
+    for _, unit in TABLE.groupby(column):
+        remaining = TABLE.drop(unit.index).y
+        precision = 1 / PRIOR_SD**2 + len(remaining)
+        covariance = np.eye(len(unit)) + 1 / precision
+        mean = np.full(len(unit), remaining.sum() / precision)
+        result.append(stats.multivariate_normal.logpdf(unit.y, mean, covariance))
     return np.array(result)
 
 
@@ -80,11 +80,11 @@ def test_the_density_of_a_unit_that_is_left_out_is_exact(unit):
 
 
 def test_blocks_of_rows_give_the_same_groups(monkeypatch):
-    whole = criticism.loo(NORMAL, DATA, exact_draws(500), minimum_rows=1)
+    reference = criticism.loo(NORMAL, DATA, exact_draws(500), minimum_rows=1)
     monkeypatch.setattr(_rows, "BUDGET", 5 * 500)  # five rows at a time
     again = NORMAL._replace(loglikelihood_fn=lambda theta, rows: log_density(theta, rows))
     parts = criticism.loo(again, DATA, exact_draws(500), minimum_rows=1)
-    np.testing.assert_allclose([parts.elpd, parts.se], [whole.elpd, whole.se], rtol=1e-5)
+    np.testing.assert_allclose([parts.elpd, parts.se], [reference.elpd, reference.se], rtol=1e-5)
     simulated = fedmcmc.runs.SimulatedConsortium(DATA)
     assert criticism.loo(NORMAL, simulated, exact_draws(500), minimum_rows=1).unit == "groups"
 
@@ -96,15 +96,15 @@ def test_few_groups_and_unknown_units_raise():
         criticism.loo(NORMAL, DATA, exact_draws(), unit="client")
     with pytest.raises(ValueError, match=r"unit must be one of .row., .group., .client., got .hos"):
         criticism.loo(NORMAL, DATA, exact_draws(), unit="hospital")
-    some = criticism.loo(NORMAL, DATA, exact_draws(), minimum_rows=6)
-    assert (some.num_rows, some.num_not_judged) == (7, 5)
-    assert "5 groups are not judged: their clients have fewer than minimum_rows=6" in repr(some)
+    few = criticism.loo(NORMAL, DATA, exact_draws(), minimum_rows=6)
+    assert (few.num_rows, few.num_not_judged) == (7, 5)
+    assert "5 groups are not judged: their clients have fewer than minimum_rows=6" in repr(few)
 
 
 @pytest.mark.slow
 def test_a_model_with_effects_is_compared_with_one_without_on_the_same_groups():
-    own = groups.clients()
-    data = groups.in_two_clients(own)
+    rows = groups.clients()
+    data = groups.in_two_clients(rows)
     posterior = fedmcmc.marginal(fedmcmc.from_numpyro(groups.gaussian, example=data))
     rng = np.random.default_rng(2)
     shared = {
@@ -112,8 +112,8 @@ def test_a_model_with_effects_is_compared_with_one_without_on_the_same_groups():
         "slope": rng.normal(0.3, 0.15, 1000).astype(np.float32),
     }
 
-    def terms(at, rows):
-        gap = (rows["y"] - at["mu"] - at["slope"] * rows["x"]) / groups.SD
+    def terms(position, rows):
+        gap = (rows["y"] - position["mu"] - position["slope"] * rows["x"]) / groups.SD
         return -0.5 * gap**2 - jnp.log(groups.SD) - 0.5 * jnp.log(2 * jnp.pi)
 
     pooled = fedmcmc.Posterior(posterior.logprior_fn, terms)
@@ -126,10 +126,12 @@ def test_a_model_with_effects_is_compared_with_one_without_on_the_same_groups():
             for name, (model, draws) in models.items()
         }
     assert {x.unit for x in result.models.values()} == {"groups"}
-    for name, one in alone.items():
-        assert one.unit == "groups" and one.num_rows == len(own)
-        np.testing.assert_allclose(result.models[name].elpd, one.elpd, rtol=1e-5)
-    table = np.stack([jax.vmap(lambda at, x=x: terms(at, x).sum())(shared) for x in own], 1)
+    for name, single in alone.items():
+        assert single.unit == "groups" and single.num_rows == len(rows)
+        np.testing.assert_allclose(result.models[name].elpd, single.elpd, rtol=1e-5)
+    table = np.stack(
+        [jax.vmap(lambda position, x=x: terms(position, x).sum())(shared) for x in rows], 1
+    )
     with pytest.warns(UserWarning, match="Pareto"):
         expected = by_arviz(table.astype(float))
     np.testing.assert_allclose(alone["pooled"].elpd, expected.elpd, atol=1e-3)

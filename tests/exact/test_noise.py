@@ -67,12 +67,12 @@ def test_dithered_values_cost_draws_and_keep_weights_and_evidence_exact(plain):
     """Each of four clients multiplies the weights by a factor with the same mean at all draws."""
     step = 1.0
     corrected = dithered(step)
-    one, two = (np.log(np.sinh(x) / x) for x in (step / 2, step))  # of exp(e), of exp(2 e)
-    share = np.exp(4 * (2 * one - two))
+    first, second = (np.log(np.sinh(x) / x) for x in (step / 2, step))  # of exp(e), of exp(2 e)
+    share = np.exp(4 * (2 * first - second))
     np.testing.assert_allclose(ess_of(corrected) / NUM, share, rtol=0.03)
     sd = np.sqrt((1 / share - 1) / NUM)
     gap = abs(corrected.log_evidence - log_evidence())
-    assert gap / sd < LIMIT and 4 * one > 20 * sd
+    assert gap / sd < LIMIT and 4 * first > 20 * sd
     assert z_of(corrected) < LIMIT
     # Fewer than half of the bits: an integer of a few bits per draw and client.
     assert corrected.totals["bits_up"] < 0.35 * plain.totals["bits_up"]

@@ -42,9 +42,9 @@ def test_values_and_gradients_equal_sums_over_pooled_rows():
 def test_batches_of_clients_and_points_change_nothing(monkeypatch):
     monkeypatch.setattr("fedmcmc.kernels._evaluations.POINTS_BUDGET", 100)
     monkeypatch.setattr("fedmcmc.runs._consortium.CLIENTS_AT_A_TIME", 2)
-    asked = SimulatedConsortium(DATA).ask(evaluations(POSTERIOR), Points(POINTS, CENTRE))
+    reply = SimulatedConsortium(DATA).ask(evaluations(POSTERIOR), Points(POINTS, CENTRE))
     expected = pooled(POINTS) - pooled([CENTRE])[0]
-    np.testing.assert_allclose(asked.value.value, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(reply.value.value, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_recipe_gives_the_points_that_the_server_draws():

@@ -23,10 +23,10 @@ CONTENT = Points(POINTS, CENTRE)
 PLAIN = SimulatedConsortium(DATA)
 
 
-def secured(digits=22, most=2.0**30, data=DATA):
+def secured(digits=22, most=2.0**30):
     """Return clients whose answers and messages are integers, as with masks."""
     transform = partial(fedmcmc.secure_sum, resolution=2.0**-digits, most=most)
-    return SimulatedConsortium(data, transform=transform, of_runs=True)
+    return SimulatedConsortium(DATA, transform=transform, of_runs=True)
 
 
 def where(condition, value):

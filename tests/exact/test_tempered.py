@@ -36,7 +36,7 @@ def check_evidence(runs):
 @pytest.mark.parametrize("case", fast_and_slow(["near", "far"], ["near"]))
 def test_evidence_and_moments_of_a_gaussian_federation_are_exact(case):
     q, length, num = dict(near=((2.5, 1.5), 6, 8), far=((8.0, 6.0), 12, 16))[case]
-    runs = repeat(num, *GAUSSIAN, approximation(*q), num_seeds=160, length=length)
+    runs = repeat(num, *GAUSSIAN, approximation(*q), num_seeds=240, length=length)
     check_evidence(runs)
     z = np.stack([np.linalg.solve(ROOT, (x.draws - EXACT.mean).T).T for x in runs])
     assert np.abs(z_scores(z.mean(1), 0.0)).max() < LIMIT
@@ -50,15 +50,15 @@ def test_evidence_and_moments_of_a_gaussian_federation_are_exact(case):
 
 def test_groups_of_chains_show_the_error():
     """Chains of a group are dependent; groups share only temperatures and proposals."""
-    settings = dict(num_seeds=20, length=6, num_islands=8)
-    runs = repeat(12, *GAUSSIAN, approximation(2.5, 1.5), **settings)
+    settings = dict(num_seeds=20, length=6, num_islands=12)
+    runs = repeat(8, *GAUSSIAN, approximation(2.5, 1.5), **settings)
     check_evidence(runs)
-    assert runs[0].islands.shape == (8, 120, 3) and runs[0].draws.shape == (960, 3)
+    assert runs[0].islands.shape == (12, 120, 3) and runs[0].draws.shape == (1440, 3)
     np.testing.assert_array_equal(runs[0].islands[1], runs[0].draws[120:240])
     sds = np.sqrt(np.diag(EXACT.covariance))
     means = np.stack([x.draws.mean(0) for x in runs])
     sds_of_means = np.mean(
-        [x.islands.mean(1).std(0, ddof=1) / np.sqrt(8) / sds for x in runs], axis=0
+        [x.islands.mean(1).std(0, ddof=1) / np.sqrt(12) / sds for x in runs], axis=0
     )
     error = np.sqrt(np.mean(((means - EXACT.mean) / sds) ** 2, axis=0))
     assert (sds_of_means / error > 0.5).all() and (sds_of_means / error < 2).all()

@@ -113,8 +113,8 @@ def test_the_log_of_a_site_names_the_row_and_the_server_no_value(tmp_path, caplo
     )
     local = deploy.LocalTransport()
     good = {name: leaf[::2] for name, leaf in rows.items()}
-    for name, own in {"bern": good, "chur": rows}.items():
-        local.join(deploy.Site(study, name, own, folder=tmp_path / name, min_rows=1))
+    for name, table in {"bern": good, "chur": rows}.items():
+        local.join(deploy.Site(study, name, table, folder=tmp_path / name, min_rows=1))
     sites = deploy.Sites(study, local)
     with (
         caplog.at_level(logging.WARNING, "fedmcmc.deploy"),
