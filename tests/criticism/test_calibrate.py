@@ -75,7 +75,7 @@ def test_clients_elsewhere_draw_their_outcomes_themselves():
 
 @pytest.mark.parametrize("dithered", [False, True])
 def test_questions_within_others_equal_secure_sums(dithered):
-    """A density of zero, too, which has a number of its own there."""
+    """A density of zero stays zero."""
     posterior = NOISE._replace(
         loglikelihood_fn=lambda theta, rows: jnp.where(
             theta > 0, NOISE.loglikelihood_fn(theta, rows), -jnp.inf
@@ -133,7 +133,7 @@ def test_outcomes_are_redrawn_and_covariates_stay():
         np.testing.assert_allclose(redrawn.client_rows(i)["y"], expected[:size], rtol=1e-6)
 
 
-def test_the_test_is_of_uniform_counts():
+def test_p_values_of_uniform_ranks_are_uniform():
     rng = np.random.default_rng(0)
     p_values = [
         RankCalibration(rng.integers(0, 100, (200, 1)), 100, 10, ("a",)).p_values[0]
@@ -263,15 +263,29 @@ def test_wrong_arguments_raise():
     without_outcomes = NOISE._replace(resample_fn=None)
     white = NOISE._replace(position_fn=lambda z: 2 * z)
     data, repetitions = noise_data(), dict(num_repetitions=0)
-    for message, posterior, rows, fit, settings in (
-        ("divide num_draws", NOISE, data, exact_fit, dict(num_bins=7)),
-        ("resample_fn", without_outcomes, data, exact_fit, {}),
-        (r"data must be a fedmcmc\.FederatedData", NOISE, [1, 2], exact_fit, {}),
-        ("fit must be a function", NOISE, data, 3, {}),
-        ("At least 99 draws", NOISE, data, lambda key, data: jnp.zeros(50), {}),
-        (r"shapes \(\), got \(2,\)", NOISE, data, lambda key, data: jnp.zeros((99, 2)), {}),
-        ("num_repetitions must be a positive integer", NOISE, data, exact_fit, repetitions),
-        ("posterior that was given to whiten", white, data, exact_fit, {}),
+    for error, message, posterior, rows, fit, settings in (
+        (ValueError, "divide num_draws", NOISE, data, exact_fit, dict(num_bins=7)),
+        (ValueError, "resample_fn", without_outcomes, data, exact_fit, {}),
+        (TypeError, r"data must be a fedmcmc\.FederatedData", NOISE, [1, 2], exact_fit, {}),
+        (TypeError, "fit must be a function", NOISE, data, 3, {}),
+        (ValueError, "At least 99 draws", NOISE, data, lambda key, data: jnp.zeros(50), {}),
+        (
+            ValueError,
+            r"those of prior_fn, shapes \(\), got \(2,\)",
+            NOISE,
+            data,
+            lambda key, data: jnp.zeros((99, 2)),
+            {},
+        ),
+        (
+            ValueError,
+            "num_repetitions must be a positive integer",
+            NOISE,
+            data,
+            exact_fit,
+            repetitions,
+        ),
+        (ValueError, "posterior that was given to whiten", white, data, exact_fit, {}),
     ):
-        with pytest.raises((TypeError, ValueError), match=message):
+        with pytest.raises(error, match=message):
             criticism.calibrate(KEY, posterior, rows, fit, jax.random.normal, **settings)

@@ -37,11 +37,11 @@ def prior_of(precision=PRIOR):
 def by_pseudo_inverse(q, prior):
     """Return the statistics as the docstring has them."""
     a, eta = np.asarray(q.precision, float), np.asarray(q.precision_mean, float)
-    total, whole_eta = prior.precision + a.sum(0), prior.precision_mean + eta.sum(0)
+    total, total_eta = prior.precision + a.sum(0), prior.precision_mean + eta.sum(0)
     result = []
     for i in range(len(a)):
         cavity = np.linalg.inv(total - a[i])
-        g = eta[i] - a[i] @ cavity @ (whole_eta - eta[i])
+        g = eta[i] - a[i] @ cavity @ (total_eta - eta[i])
         result.append(g @ np.linalg.pinv(a[i] + a[i] @ cavity @ a[i], rcond=1e-9) @ g)
     pinv = [np.linalg.pinv(x, rcond=1e-9) for x in a]
     squares = sum(e @ p @ e for e, p in zip(eta, pinv, strict=True))
@@ -54,7 +54,7 @@ def in_float64():
         yield
 
 
-def test_statistics_are_the_formulas_of_pseudo_inverses():
+def test_statistics_equal_formulas_of_pseudo_inverses():
     rng = np.random.default_rng(1)
     q = surrogates(rng, designs(), rng.normal(size=3))
     result = conflict(q, prior_of())
@@ -69,7 +69,7 @@ def test_statistics_are_the_formulas_of_pseudo_inverses():
     )
 
 
-def test_shifts_are_those_of_leaving_out():
+def test_shifts_equal_those_of_posteriors_without_a_client():
     rng = np.random.default_rng(2)
     q, prior = surrogates(rng, designs(), rng.normal(size=3)), prior_of()
     result = conflict(q, prior)
@@ -185,22 +185,24 @@ def test_wrong_arguments_raise():
     q, prior = surrogates(np.random.default_rng(7), designs(), np.zeros(3)), prior_of()
     eta, precision = q.precision_mean, q.precision
     bent = precision - 9 * np.eye(3)[None] * (np.arange(6) == 2)[:, None, None]
-    for message, first, second in (
-        (r"surrogates must be a fedmcmc\.Gaussian", precision, prior),
-        (r"prior must be a fedmcmc\.Gaussian", q, None),
-        ("one Gaussian per client", q, Gaussian(np.zeros(2), np.eye(2), "dense")),
-        ("one Gaussian per client", Gaussian(np.array(0.0), np.eye(1), "dense"), prior),
+    for error, message, first, second in (
+        (TypeError, r"surrogates must be a fedmcmc\.Gaussian", precision, prior),
+        (TypeError, r"prior must be a fedmcmc\.Gaussian", q, None),
+        (ValueError, "one Gaussian per client", q, Gaussian(np.zeros(2), np.eye(2), "dense")),
+        (ValueError, "one Gaussian per client", Gaussian(np.array(0.0), np.eye(1), "dense"), prior),
         (
+            ValueError,
             "client 2 has a direction of negative curvature",
             Gaussian(eta, bent, "dense"),
             prior,
         ),
         (
+            ValueError,
             r"Without client 0 .* no proper density",
             Gaussian(eta[:1], precision[:1], "dense"),
             prior_of(np.zeros((3, 3))),
         ),
-        ("finite", Gaussian(eta * np.nan, precision, "dense"), prior),
+        (ValueError, "finite", Gaussian(eta * np.nan, precision, "dense"), prior),
     ):
-        with pytest.raises((TypeError, ValueError), match=message):
+        with pytest.raises(error, match=message):
             conflict(first, second)

@@ -243,13 +243,20 @@ def test_a_point_of_zero_density_gets_no_weight():
 def test_wrong_arguments_raise(corrected):
     q = Gaussian.from_moments(START, jnp.eye(2))
     scalar = LINEAR._replace(loglikelihood_fn=lambda theta, rows: theta["b"][0])
-    for message, posterior, data, draws, settings in (
-        ("draws must be a fit", LINEAR, DATA, {"b": jnp.float32(1)}, {}),
-        (r"posterior must be a fedmcmc\.Posterior", linear, DATA, corrected, {}),
-        ("FederatedData or a consortium", LINEAR, ROWS, corrected, {}),
-        ("or neither", LINEAR, DATA, corrected, {"prior": q}),
-        ("one Gaussian per client", LINEAR, DATA, corrected, {"surrogates": q, "prior": q}),
-        ("loglikelihood_fn", scalar, DATA, corrected, {}),
+    for error, message, posterior, data, draws, settings in (
+        (ValueError, "draws must be a fit", LINEAR, DATA, {"b": jnp.float32(1)}, {}),
+        (TypeError, r"posterior must be a fedmcmc\.Posterior", linear, DATA, corrected, {}),
+        (TypeError, "FederatedData or a consortium", LINEAR, ROWS, corrected, {}),
+        (ValueError, "or neither", LINEAR, DATA, corrected, {"prior": q}),
+        (
+            ValueError,
+            "one Gaussian per client",
+            LINEAR,
+            DATA,
+            corrected,
+            {"surrogates": q, "prior": q},
+        ),
+        (ValueError, "loglikelihood_fn", scalar, DATA, corrected, {}),
     ):
-        with pytest.raises((TypeError, ValueError), match=message):
+        with pytest.raises(error, match=message):
             criticism.leave_out(posterior, data, draws, **settings)

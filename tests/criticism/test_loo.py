@@ -106,8 +106,11 @@ def test_groups_with_latents_are_left_out_together(complete):
     result = criticism.loo(
         posterior, data, GROUP_DRAWS, secure_sum=complete, minimum_rows=2, efficiency=1.0
     )
-    by_group = lambda draw: jnp.stack([groups.closed_form(draw, [group]) for group in rows])  # noqa: E731
-    table = jax.vmap(by_group)(GROUP_DRAWS)
+
+    def densities(position):
+        return jnp.stack([groups.closed_form(position, [group]) for group in rows])
+
+    table = jax.vmap(densities)(GROUP_DRAWS)
     expected = by_arviz(np.asarray(table, float))
     np.testing.assert_allclose([result.elpd, result.p_loo], [expected.elpd, expected.p], atol=1e-3)
     each = np.asarray(expected.elpd_i).ravel()
@@ -330,19 +333,26 @@ def test_wrong_arguments_raise():
     ragged = {"mean": draws[:, 0], "log_sd": draws[:200, 0]}
     nonfinite = draws * np.where(np.arange(1000) == 3, np.nan, 1)[:, None]
     logistic = LOGISTIC.loglikelihood_fn
-    for message, posterior, rows, values, settings in (
-        (r"posterior must be a fedmcmc\.Posterior", logistic, data, draws, {}),
-        ("At least 100 draws", LOGISTIC, data, draws[:99], {}),
-        ("one leading axis of draws", NORMAL, data, ragged, {}),
-        ("NaN or infinite", LOGISTIC, data, nonfinite, {}),
-        ("loglikelihood_fn", LOGISTIC, data, draws[:, :1], {}),
-        ("No client has at least 50 rows", LOGISTIC, data, draws, {"minimum_rows": 50}),
-        ("minimum_rows must be at least 1", LOGISTIC, data, draws, {"minimum_rows": 0}),
-        (r"efficiency must lie in \(0, 1\]", LOGISTIC, data, draws, {"efficiency": 0.0}),
-        ("FederatedData or a consortium", LOGISTIC, clients("logistic"), draws, {}),
-        (r"not finite for \d+ rows", broken, data, draws, {}),
+    for error, message, posterior, rows, values, settings in (
+        (TypeError, r"posterior must be a fedmcmc\.Posterior", logistic, data, draws, {}),
+        (ValueError, "At least 100 draws", LOGISTIC, data, draws[:99], {}),
+        (ValueError, "one leading axis of draws", NORMAL, data, ragged, {}),
+        (ValueError, "NaN or infinite", LOGISTIC, data, nonfinite, {}),
+        (ValueError, "loglikelihood_fn", LOGISTIC, data, draws[:, :1], {}),
+        (ValueError, "No client has at least 50 rows", LOGISTIC, data, draws, {"minimum_rows": 50}),
+        (ValueError, "minimum_rows must be at least 1", LOGISTIC, data, draws, {"minimum_rows": 0}),
+        (
+            ValueError,
+            r"efficiency must lie in \(0, 1\]",
+            LOGISTIC,
+            data,
+            draws,
+            {"efficiency": 0.0},
+        ),
+        (TypeError, "FederatedData or a consortium", LOGISTIC, clients("logistic"), draws, {}),
+        (ValueError, r"not finite for \d+ rows", broken, data, draws, {}),
     ):
-        with pytest.raises((TypeError, ValueError), match=message):
+        with pytest.raises(error, match=message):
             criticism.loo(posterior, rows, values, **settings)
     with pytest.raises(ValueError, match="at least two models"):
         criticism.compare({"one": (LOGISTIC, draws)}, data)

@@ -125,7 +125,7 @@ def test_blocks_of_rows_are_complete(monkeypatch):
     mean = np.asarray(draws["mean"]).mean() * 74
     assert abs(result.replicated[:, 0].mean() - mean) < 5 * np.std(result.replicated[:, 0]) / 14
     assert 0.5 < result.replicated[:, 0].std() / np.hypot(1.5 * np.sqrt(74), 0.17 * 74) < 1.5
-    # Every block and every client draws numbers of its own.
+    # Each block and each client draws its own numbers.
     assert np.corrcoef(result.replicated[:, 0], result.replicated[:, 2])[0, 1] < 0.9
 
 
@@ -266,18 +266,25 @@ def test_wrong_arguments_raise():
     silent = LOGISTIC._replace(resample_fn=None)
     short = LOGISTIC._replace(resample_fn=lambda key, theta, rows: {"y": rows["y"]})
     mean, largest = (lambda rows: rows["y"].mean()), {"largest": lambda rows: rows["y"].max()}
-    for message, key, posterior, statistics, settings in (
-        ("resample_fn", KEY, silent, statistic, {}),
-        ("rows with the shapes of its argument", KEY, short, statistic, {}),
-        ("one term per row", KEY, LOGISTIC, mean, {}),
-        (r"one term per row.*largest returned", KEY, LOGISTIC, largest, {}),
-        ("statistics must be a function", KEY, LOGISTIC, {"mean": 3}, {}),
-        ("needs a statistic", KEY, LOGISTIC, {}, {}),
-        ("minimum_count", KEY, LOGISTIC, statistic, {"minimum_count": -1}),
-        ("No client has at least 40 rows", KEY, LOGISTIC, statistic, {"minimum_rows": 40}),
-        ("rng_key must be a JAX key", 3, LOGISTIC, statistic, {}),
+    for error, message, key, posterior, statistics, settings in (
+        (ValueError, "resample_fn", KEY, silent, statistic, {}),
+        (ValueError, "rows with the shapes of its argument", KEY, short, statistic, {}),
+        (ValueError, "one term per row", KEY, LOGISTIC, mean, {}),
+        (ValueError, r"one term per row.*largest returned", KEY, LOGISTIC, largest, {}),
+        (TypeError, "statistics must be a function", KEY, LOGISTIC, {"mean": 3}, {}),
+        (ValueError, "needs a statistic", KEY, LOGISTIC, {}, {}),
+        (ValueError, "minimum_count", KEY, LOGISTIC, statistic, {"minimum_count": -1}),
+        (
+            ValueError,
+            "No client has at least 40 rows",
+            KEY,
+            LOGISTIC,
+            statistic,
+            {"minimum_rows": 40},
+        ),
+        (TypeError, "rng_key must be a JAX key", 3, LOGISTIC, statistic, {}),
     ):
-        with pytest.raises((TypeError, ValueError), match=message):
+        with pytest.raises(error, match=message):
             criticism.predictive_check(key, posterior, data, draws, statistics, **settings)
     for edges in ([], [1.0, 1.0], [2.0, 1.0], [[1.0]]):
         with pytest.raises(ValueError, match="edges must be ascending numbers"):

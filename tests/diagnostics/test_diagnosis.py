@@ -249,7 +249,7 @@ def test_a_warning_has_the_line_of_the_user_and_a_filter_saves_its_time(white):
 
 
 @pytest.mark.slow
-def test_what_does_not_sample_is_not_judge():
+def test_runs_that_do_not_sample_are_not_judged():
     kernel = fedmcmc.fed_avg(
         POSTERIOR, client_optimizer=optax.sgd(1e-3), num_local_steps=2, batch_size=None
     )

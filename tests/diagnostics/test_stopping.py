@@ -73,26 +73,42 @@ RULE = fedmcmc.rhat_below()
 
 
 @pytest.mark.parametrize(
-    "function, settings, message",
+    "function, settings, message, error",
     [
-        (run, dict(), "Give num_rounds="),
-        (run, dict(num_rounds=10, max_rounds=10), "Give num_rounds="),
-        (run, dict(until=RULE), "With until= give max_rounds="),
-        (run, dict(until=RULE, max_rounds=5, num_rounds=5), "With until= give"),
-        (run, dict(until=RULE, max_rounds=5), "max_rounds=5, num_burnin=10"),
+        (run, dict(), "Give num_rounds=", ValueError),
+        (run, dict(num_rounds=10, max_rounds=10), "Give num_rounds=", ValueError),
+        (run, dict(until=RULE), "With until= give max_rounds=", ValueError),
+        (run, dict(until=RULE, max_rounds=5, num_rounds=5), "With until= give", ValueError),
+        (run, dict(until=RULE, max_rounds=5), "max_rounds=5, num_burnin=10", ValueError),
         (
             run,
             dict(until=RULE, max_rounds=100, num_chains=1),
             "needs num_chains of at least 2, got 1",
+            ValueError,
         ),
-        (run, dict(until=RULE, max_rounds=0), "max_rounds must be an integer of at least 1, got 0"),
-        (run, dict(until=1.01, max_rounds=100), "until must be a stopping rule"),
-        (fedmcmc.rhat_below, dict(threshold=1.0), "threshold must be a number above 1.0, got 1.0"),
-        (fedmcmc.rhat_below, dict(min_ess=-1), "min_ess must be"),
-        (fedmcmc.rhat_below, dict(min_draws=3), "min_draws must be a number at least 4"),
-        (fedmcmc.rhat_below, dict(growth=1), "growth must be a number above"),
+        (
+            run,
+            dict(until=RULE, max_rounds=0),
+            "max_rounds must be an integer of at least 1, got 0",
+            ValueError,
+        ),
+        (run, dict(until=1.01, max_rounds=100), "until must be a stopping rule", TypeError),
+        (
+            fedmcmc.rhat_below,
+            dict(threshold=1.0),
+            "threshold must be a number above 1.0, got 1.0",
+            ValueError,
+        ),
+        (fedmcmc.rhat_below, dict(min_ess=-1), "min_ess must be", ValueError),
+        (
+            fedmcmc.rhat_below,
+            dict(min_draws=3),
+            "min_draws must be a number at least 4",
+            ValueError,
+        ),
+        (fedmcmc.rhat_below, dict(growth=1), "growth must be a number above", ValueError),
     ],
 )
-def test_wrong_settings_raise(function, settings, message):
-    with pytest.raises((ValueError, TypeError), match=message):
+def test_wrong_settings_raise(function, settings, message, error):
+    with pytest.raises(error, match=message):
         function(**settings)

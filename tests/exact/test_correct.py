@@ -198,16 +198,29 @@ PER_CLIENT = FEDERATION.surrogates("exact")[0]
 
 
 @pytest.mark.parametrize(
-    ("message", "q", "posterior", "settings"),
+    ("error", "message", "q", "posterior", "settings"),
     [
-        ("not proper: the smallest eigenvalue", IMPROPER, None, {}),
-        (r"surrogates.sum\(\) times the prior", PER_CLIENT, None, {}),
-        ("num_draws must be at least 100, got 50", approximation(), None, {"num_draws": 50}),
-        (r"must be a fedmcmc\.Gaussian, a Mixture or Samples", 3, None, {}),
-        ("3 dimensions, but centre has 2", approximation(), None, {"centre": jnp.zeros(2)}),
-        ("zero or not a number at all 4000 draws", approximation(), NOWHERE, {}),
-        ("NaN or infinite at", approximation(), BROKEN, {}),
+        (ValueError, "not proper: the smallest eigenvalue", IMPROPER, None, {}),
+        (ValueError, r"surrogates.sum\(\) times the prior", PER_CLIENT, None, {}),
         (
+            ValueError,
+            "num_draws must be at least 100, got 50",
+            approximation(),
+            None,
+            {"num_draws": 50},
+        ),
+        (TypeError, r"must be a fedmcmc\.Gaussian, a Mixture or Samples", 3, None, {}),
+        (
+            ValueError,
+            "has 3 dimensions, but centre has 2",
+            approximation(),
+            None,
+            {"centre": jnp.zeros(2)},
+        ),
+        (ValueError, "zero or not a number at all 4000 draws", approximation(), NOWHERE, {}),
+        (ValueError, "NaN or infinite at", approximation(), BROKEN, {}),
+        (
+            ValueError,
             r"density at the center .* is not finite",
             approximation(),
             BROKEN,
@@ -215,8 +228,8 @@ PER_CLIENT = FEDERATION.surrogates("exact")[0]
         ),
     ],
 )
-def test_wrong_arguments_raise(message, q, posterior, settings):
-    with pytest.raises((ValueError, TypeError), match=message):
+def test_wrong_arguments_raise(error, message, q, posterior, settings):
+    with pytest.raises(error, match=message):
         fedmcmc.correct(KEY, posterior or FEDERATION.posterior, FEDERATION.data, q, **settings)
 
 

@@ -137,14 +137,20 @@ def test_wrong_arguments_raise_and_chains_that_hardly_move_warn():
         logprior_fn=lambda theta: jnp.where(jnp.sum(theta) > 1e6, 0.0, -jnp.inf)
     )
     outside = dict(centre=jnp.full(3, 1e6))
-    for message, posterior, q, settings in (
-        ("at least 2", FEDERATION.posterior, approximation(), dict(num_seeds=1)),
-        ("dimensions", FEDERATION.posterior, approximation(), dict(centre=jnp.zeros(2))),
-        ("approximation", FEDERATION.posterior, np.zeros(3), {}),
-        ("center of the approximation is not finite", nowhere, approximation(), {}),
-        ("zero or not a number at all", nowhere, approximation(), outside),
+    for error, message, posterior, q, settings in (
+        (ValueError, "at least 2", FEDERATION.posterior, approximation(), dict(num_seeds=1)),
+        (
+            ValueError,
+            "dimensions",
+            FEDERATION.posterior,
+            approximation(),
+            dict(centre=jnp.zeros(2)),
+        ),
+        (TypeError, "approximation", FEDERATION.posterior, np.zeros(3), {}),
+        (ValueError, "center of the approximation is not finite", nowhere, approximation(), {}),
+        (ValueError, "zero or not a number at all", nowhere, approximation(), outside),
     ):
-        with pytest.raises((ValueError, TypeError), match=message):
+        with pytest.raises(error, match=message):
             fedmcmc.tempered(KEY, posterior, FEDERATION.data, q, **settings)
     standard = fedmcmc.Gaussian.from_moments(jnp.zeros(3), variance=jnp.ones(3))
     for message, loglikelihood, num_seeds in (

@@ -43,7 +43,7 @@ BAD = [
     ("same 2 leading axes", metrics.predictive, (apply_fn, ONES, ONES), {"sample_axes": 2}),
     ("none of them 0", metrics.predictive, (apply_fn, np.ones((0, 2)), ONES), {}),
     ("batch_size must be", metrics.predictive, (apply_fn, EYE, ONES), {"batch_size": 0}),
-    ("agree beyond their first axis", metrics.marginal_error, (EYE, np.ones((5, 3))), {}),
+    ("must agree beyond their first axis", metrics.marginal_error, (EYE, np.ones((5, 3))), {}),
     ("same structure", metrics.marginal_error, ({"a": ONES}, ONES), {}),
     ("same number of draws", metrics.marginal_error_floor, (KEY, RAGGED, 2), {}),
     ("draws must be finite", metrics.marginal_error, (ONES * np.nan, ONES), {}),

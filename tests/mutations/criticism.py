@@ -6,7 +6,7 @@ COMPARE = "criticism/test_loo.py::test_compare_uses_differences_by_rows"
 CELLS = (
     "criticism/test_predictive.py::test_clients_merge_small_cells_of_observed_and_replicated_rows"
 )
-CONFLICT = "criticism/test_conflict.py::test_statistics_are_the_formulas_of_pseudo_inverses"
+CONFLICT = "criticism/test_conflict.py::test_statistics_equal_formulas_of_pseudo_inverses"
 WITHOUT = "criticism/test_leave_out.py::test_moments_and_shifts_without_a_client_are_exact"
 OUTCOMES = "criticism/test_calibrate.py::test_outcomes_are_redrawn_and_covariates_stay"
 ELSEWHERE = "criticism/test_calibrate.py::test_clients_elsewhere_draw_their_outcomes_themselves"
