@@ -12,7 +12,6 @@ from scipy import stats
 
 import fedmcmc
 from fedmcmc import criticism
-from fedmcmc.criticism import _rows
 from fedmcmc.criticism._draws import equal_draws
 from fedmcmc.criticism._loo_question import LeaveOneOut
 from fedmcmc.criticism._pareto import tail_length
@@ -60,18 +59,6 @@ def test_loo_equals_that_of_arviz_on_pooled_rows(name, efficiency):
     assert result.num_rows == sum(SIZES) and result.num_not_judged == 0
     assert result.good_k == expected.good_k and result.verdict == "good"
     assert result.totals["rounds"] == 1
-
-
-@pytest.mark.slow
-def test_blocks_of_rows_change_nothing(monkeypatch):
-    data, draws = federation("normal"), draws_near("normal")
-    complete = criticism.loo(NORMAL, data, draws, minimum_rows=1)
-    monkeypatch.setattr(_rows, "BUDGET", 3 * 5 * 1000)  # five rows of three numbers
-    # Another function object, so that nothing compiled is used again.
-    again = NORMAL._replace(loglikelihood_fn=lambda theta, rows: NORMAL[1](theta, rows))
-    parts = criticism.loo(again, data, draws, minimum_rows=1)
-    np.testing.assert_allclose([parts.elpd, parts.se], [complete.elpd, complete.se], rtol=1e-6)
-    assert parts.num_rows == complete.num_rows
 
 
 def test_rows_of_large_weight_are_counted_and_warn():

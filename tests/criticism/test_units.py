@@ -79,14 +79,17 @@ def test_the_density_of_a_unit_that_is_left_out_is_exact(unit):
     np.testing.assert_allclose(result.se, np.sqrt(len(expected)) * expected.std(), rtol=0.1)
 
 
-def test_blocks_of_rows_give_the_same_groups(monkeypatch):
-    reference = criticism.loo(NORMAL, DATA, exact_draws(500), minimum_rows=1)
+@pytest.mark.parametrize(("unit", "rtol"), [("group", 1e-5), ("row", 1e-6)])
+def test_blocks_of_rows_change_nothing(monkeypatch, unit, rtol):
+    draws, settings = exact_draws(500), dict(minimum_rows=1, unit=unit)
+    reference = criticism.loo(NORMAL, DATA, draws, **settings)
     monkeypatch.setattr(_rows, "BUDGET", 5 * 500)  # five rows at a time
+    # Another function object, so that nothing compiled is used again.
     again = NORMAL._replace(loglikelihood_fn=lambda theta, rows: log_density(theta, rows))
-    parts = criticism.loo(again, DATA, exact_draws(500), minimum_rows=1)
-    np.testing.assert_allclose([parts.elpd, parts.se], [reference.elpd, reference.se], rtol=1e-5)
     simulated = fedmcmc.runs.SimulatedConsortium(DATA)
-    assert criticism.loo(NORMAL, simulated, exact_draws(500), minimum_rows=1).unit == "groups"
+    parts = criticism.loo(again, simulated, draws, **settings)
+    np.testing.assert_allclose([parts.elpd, parts.se], [reference.elpd, reference.se], rtol=rtol)
+    assert parts.num_rows == reference.num_rows and parts.unit == f"{unit}s"
 
 
 def test_few_groups_and_unknown_units_raise():
