@@ -24,6 +24,7 @@ def run(kernel=KERNEL, **settings):
 
 def test_a_run_stops_at_the_first_check_that_the_rule_passes():
     rule = fedmcmc.rhat_below(1.01, min_ess=800, min_draws=50, growth=1.5)
+    assert [rule.next_check(num) for num in (0, 50, 51)] == [50, 75, 77]
     samples = run(until=rule, max_rounds=20_000)
     stopped, num = samples.stopped, samples.num_draws
     assert stopped["reached"] and stopped["rhat"] < 1.01 and stopped["ess"] >= 800
