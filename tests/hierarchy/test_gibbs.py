@@ -65,7 +65,7 @@ def test_sums_of_statistics_say_the_log_prior_of_all_latents(model):
         wanted = sum(local.logprior_fn(place, {"effect": x}) for x in latents["effect"])
         gaps.append(wanted - local.population.logdensity_fn(place, sums))
     np.testing.assert_allclose(gaps, gaps[0], rtol=1e-4)
-    assert not any(local.population.of_rows.value)
+    assert not any(local.population.row_parameters.value)
 
 
 @pytest.mark.parametrize("model", [shared_spread, correlated], ids=["normal", "multivariate"])
@@ -96,9 +96,9 @@ def test_a_spread_is_not_below_what_rounding_leaves_of_it(model):
 
 def test_parameters_of_rows_are_told_apart():
     data = FederatedData.from_clients(clients())
-    assert of(gaussian, data).local.population.of_rows.value == (False, True)  # mu, slope
+    assert of(gaussian, data).local.population.row_parameters.value == (False, True)  # mu, slope
     data = FederatedData.from_clients(clients("logistic"))
-    assert of(logistic, data).local.population.of_rows.value == (True, False)  # slope, tau
+    assert of(logistic, data).local.population.row_parameters.value == (True, False)  # slope, tau
 
 
 def heavy_tails(x, y=None):
@@ -240,8 +240,8 @@ def test_what_does_not_fit_is_refused():
         fedmcmc.faults(kernel, late=0.1)
     population = centered.local.population
     for wrong, match in (
-        (population._replace(of_rows=(False, False)), "depends on slope"),
-        (population._replace(of_rows=(True,)), "one entry per leaf"),
+        (population._replace(row_parameters=(False, False)), "depends on slope"),
+        (population._replace(row_parameters=(True,)), "one entry per leaf"),
         (population._replace(logdensity_fn=lambda phi, sums: jnp.float32(0)), "log priors"),
     ):
         local = centered.local._replace(population=wrong)

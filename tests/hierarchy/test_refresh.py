@@ -7,7 +7,7 @@ import pytest
 
 import fedmcmc
 from fedmcmc import FederatedData
-from fedmcmc.hierarchy import Here, conjugate, groups_of, hmc, independence, ula
+from fedmcmc.hierarchy import RefreshInput, conjugate, groups_of, hmc, independence, ula
 from tests.hierarchy.models import SD, SIZES, SPREAD, clients, gaussian, in_two_clients, logistic
 from tests.support.lanes import fast_and_slow
 
@@ -47,7 +47,7 @@ def test_moves_keep_a_conditional():
     def moved(key):
         groups = groups_of(local, data.client(0))
         draws = refresh.prepare(key, groups.num, groups.size)
-        return refresh.move(groups, draws, Here(ODDS, jnp.full((1, 1), 3.0))).flat[0, 0]
+        return refresh.move(groups, draws, RefreshInput(ODDS, jnp.full((1, 1), 3.0))).flat[0, 0]
 
     found = np.sort(np.asarray(moved(jax.random.split(jax.random.key(0), NUM)), np.float64))
     wanted = np.interp(found, *conditional(own))
@@ -66,7 +66,7 @@ def test_each_group_is_accepted_by_itself():
         groups = groups_of(local, data.client(1))
         draws = refresh.prepare(jax.random.key(1), groups.num, groups.size)
         some = draws._replace(uniforms=jnp.array([[1.0], [0.0], [0.0]]))
-        return refresh.move(groups, some, Here(ODDS, jnp.full((3, 1), 0.25)))
+        return refresh.move(groups, some, RefreshInput(ODDS, jnp.full((3, 1), 0.25)))
 
     moved = move(data)
     assert moved.flat[0, 0] == 0.25 and moved.flat[1, 0] != 0.25
@@ -139,7 +139,7 @@ def test_trajectories_keep_a_conditional(name):
     def moved(key, start):
         groups = groups_of(local, data.client(0))
         draws = refresh.prepare(key, groups.num, groups.size)
-        return refresh.move(groups, draws, Here(ODDS, start.reshape(1, 1), steps, 5))
+        return refresh.move(groups, draws, RefreshInput(ODDS, start.reshape(1, 1), steps, 5))
 
     result = moved(jax.random.split(jax.random.key(0), NUM), jnp.asarray(starts, jnp.float32))
     found = np.sort(np.asarray(result.flat[:, 0, 0], np.float64))
@@ -166,7 +166,7 @@ def test_step_sizes_adapt_per_group_and_then_stay():
 
         def one(carry, round_):
             draws = refresh.prepare(jax.random.fold_in(key, round_), groups.num, groups.size)
-            moved = refresh.move(groups, draws, Here(PLACE, *carry, round_))
+            moved = refresh.move(groups, draws, RefreshInput(PLACE, *carry, round_))
             return (moved.flat, moved.kept), (moved.acceptance, moved.kept.log_mean)
 
         return jax.lax.scan(one, (flat, kept), jnp.arange(400))[1]

@@ -16,7 +16,7 @@ def test_lots_are_filled_up_and_cut_again(size):
         traced.append(item["b"].shape)
         return item["a"] + item["b"].sum(), item["b"]
 
-    total, same = trees.map_in_lots(fn, items, size)
+    total, same = trees.map_in_batches(fn, items, size)
     np.testing.assert_array_equal(total, items["a"] + items["b"].sum(1))
     np.testing.assert_array_equal(same, items["b"])
     assert traced == [(2,)]  # a last lot of another size would be traced again
