@@ -79,16 +79,18 @@ def log_likelihoods(posterior, rows, draws):
     return np.asarray(jax.vmap(lambda theta: posterior.loglikelihood_fn(theta, rows))(draws))
 
 
-def messages(question, data, content):
-    """Return what each client sends, of its own rows alone."""
-    kernel = as_functions(question)
+@jax.jit
+def send(question, content, client):
+    """Return the message of a client."""
     broadcast = Broadcast(jnp.zeros((), jnp.int32), content)
-    result = []
-    for index in range(data.num_clients):
-        client = Site(kernel, data, index).client
-        code, _, _ = rounds.client_step(kernel, 0, jax.random.key(0), broadcast, (), client)
-        result.append(jax.tree.map(np.asarray, code))
-    return result
+    return rounds.client_step(question, 0, jax.random.key(0), broadcast, (), client)[0]
+
+
+def messages(question, data, content):
+    """Return the message of each client, which has only its own rows."""
+    question = as_functions(question)
+    clients = [Site(question, data, index).client for index in range(data.num_clients)]
+    return [jax.tree.map(np.asarray, send(question, content, client)) for client in clients]
 
 
 def numbers(message):

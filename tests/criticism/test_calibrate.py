@@ -35,6 +35,7 @@ def noise_data():
     )
 
 
+@jax.jit
 def exact_fit(rng_key, data, spread=1.0):
     x, y = data.rows["x"], data.rows["y"]
     precision = 1 + jnp.sum(x**2)
@@ -73,8 +74,8 @@ def test_clients_elsewhere_draw_their_outcomes_themselves():
 
 
 @pytest.mark.parametrize("dithered", [False, True])
-def test_questions_within_others_cross_a_secure_sum(dithered):
-    """A density of zero, too, which has a number of its own there."""
+def test_questions_within_others_equal_secure_sums(dithered):
+    """A density of zero stays zero."""
     posterior = NOISE._replace(
         loglikelihood_fn=lambda theta, rows: jnp.where(
             theta > 0, NOISE.loglikelihood_fn(theta, rows), -jnp.inf
@@ -100,25 +101,22 @@ def test_questions_within_others_cross_a_secure_sum(dithered):
     np.testing.assert_allclose(secured[1:], plain[1:], atol=1e-5)
 
 
-def test_exact_draws_pass():
-    result = criticism.calibrate(
-        KEY, NOISE, noise_data(), exact_fit, jax.random.normal, num_repetitions=400
-    )
+def calibrate(fit, **settings):
+    settings = dict(num_repetitions=400) | settings
+    return criticism.calibrate(KEY, NOISE, noise_data(), fit, jax.random.normal, **settings)
+
+
+def test_exact_draws_pass_and_narrow_or_wide_ones_fail():
+    result = calibrate(exact_fit)
     assert result.ranks.shape == (400, 1) and result.num_ranks == 100
     assert result.ranks.min() >= 0 and result.ranks.max() <= 99
     assert result.p_values[0] > 1e-3
     assert stats.kstest((result.ranks[:, 0] + 0.5) / 100, "uniform").pvalue > 1e-3
-
-
-@pytest.mark.parametrize("spread, shape", [(0.6, "ends"), (1.7, "middle")])
-def test_draws_that_are_too_narrow_or_wide_fail(spread, shape):
-    fit = lambda key, data: exact_fit(key, data, spread)  # noqa: E731
-    result = criticism.calibrate(
-        KEY, NOISE, noise_data(), fit, jax.random.normal, num_repetitions=400
-    )
-    assert result.p_values[0] < 1e-4
-    ends, middle = result.counts[[0, 9], 0].sum(), result.counts[[4, 5], 0].sum()
-    assert (ends > 1.5 * middle) == (shape == "ends")
+    for spread, are_at_the_ends in ((0.6, True), (1.7, False)):
+        result = calibrate(lambda key, data, spread=spread: exact_fit(key, data, spread))
+        assert result.p_values[0] < 1e-4
+        ends, middle = result.counts[[0, 9], 0].sum(), result.counts[[4, 5], 0].sum()
+        assert (ends > 1.5 * middle) == are_at_the_ends
 
 
 def test_outcomes_are_redrawn_and_covariates_stay():
@@ -130,22 +128,22 @@ def test_outcomes_are_redrawn_and_covariates_stay():
         rows = jax.tree.map(
             lambda leaf: leaf[np.minimum(np.arange(4), len(leaf) - 1)], data.client_rows(i)
         )
-        own = NOISE.resample_fn(jax.random.fold_in(KEY, i), 2.0, rows)["y"]
+        expected = NOISE.resample_fn(jax.random.fold_in(KEY, i), 2.0, rows)["y"]
         size = int(data.sizes[i])
-        np.testing.assert_allclose(redrawn.client_rows(i)["y"], own[:size], rtol=1e-6)
+        np.testing.assert_allclose(redrawn.client_rows(i)["y"], expected[:size], rtol=1e-6)
 
 
-def test_the_test_is_of_uniform_counts():
+def test_p_values_of_uniform_ranks_are_uniform():
     rng = np.random.default_rng(0)
     p_values = [
         RankCalibration(rng.integers(0, 100, (200, 1)), 100, 10, ("a",)).p_values[0]
         for _ in range(400)
     ]
     assert stats.kstest(p_values, "uniform").pvalue > 1e-3
-    one = RankCalibration(np.arange(100)[:, None], 100, 10, ("a",))
-    np.testing.assert_array_equal(one.counts[:, 0], np.full(10, 10))
-    assert one.p_values[0] == 1 and "p 1" in repr(one)
-    assert one.to_dict()["a"]["counts"] == [10] * 10
+    uniform = RankCalibration(np.arange(100)[:, None], 100, 10, ("a",))
+    np.testing.assert_array_equal(uniform.counts[:, 0], np.full(10, 10))
+    assert uniform.p_values[0] == 1 and "p 1" in repr(uniform)
+    assert uniform.to_dict()["a"]["counts"] == [10] * 10
 
 
 # Poisson rows with a log link, twelve of them and often without event: posteriors are skewed.
@@ -217,32 +215,25 @@ def run(fit, num):
 
 @pytest.mark.slow
 def test_a_laplace_approximation_is_rejected():
-    assert run(laplace_fit, 1000).p_values.min() < 1e-4
+    assert run(laplace_fit, 2000).p_values.min() < 1e-8
 
 
 @pytest.mark.slow
-def test_correct_passes_a_few_times():
-    result = run(corrected_fit, 40)
+def test_corrected_draws_pass():
+    result = run(corrected_fit, 1000)
     assert result.p_values.min() > 1e-3 and result.coordinates == ("coordinate 0", "coordinate 1")
 
 
 @pytest.mark.slow
-def test_correct_passes_where_a_laplace_approximation_is_rejected():
-    assert run(laplace_fit, 2000).p_values.min() < 1e-8
-    assert run(corrected_fit, 1000).p_values.min() > 1e-3
-
-
-@pytest.mark.slow
-def test_one_call_passes_where_a_laplace_approximation_is_rejected():
+def test_draws_of_fit_pass():
     def fit(rng_key, data):
         start = jnp.zeros(2)
         return fedmcmc.fit(POISSON, data, rng_key=rng_key, position=start, progress=False).samples
 
     assert run(fit, 400).p_values.min() > 1e-3
-    assert run(laplace_fit, 2000).p_values.min() < 1e-8
 
 
-def test_fits_that_warn_of_their_draws_are_counted_and_other_warnings_passed_on():
+def test_fits_that_warn_of_their_draws_are_counted_and_other_warnings_remain():
     def fit(rng_key, data):
         if data.rows["y"][0] > 0:
             warnings.warn("far off", fedmcmc.SamplingWarning, stacklevel=1)
@@ -251,9 +242,7 @@ def test_fits_that_warn_of_their_draws_are_counted_and_other_warnings_passed_on(
         return exact_fit(rng_key, data)
 
     with pytest.warns(UserWarning, match="something else"):
-        result = criticism.calibrate(
-            KEY, NOISE, noise_data(), fit, jax.random.normal, num_repetitions=100
-        )
+        result = calibrate(fit, num_repetitions=100)
     assert 20 < result.num_warned < 80
     assert f"{result.num_warned} of 100 fits warned" in repr(result)
 
@@ -266,35 +255,37 @@ def test_samples_of_a_run_are_ranked():
             rng_key, kernel, data, start, num_rounds=300, num_burnin=100, progress=False
         )
 
-    result = criticism.calibrate(
-        KEY,
-        NOISE,
-        noise_data(),
-        fit,
-        jax.random.normal,
-        num_repetitions=3,
-        num_draws=19,
-        num_bins=2,
-    )
+    result = calibrate(fit, num_repetitions=3, num_draws=19, num_bins=2)
     assert result.ranks.shape == (3, 1) and result.num_ranks == 20
 
 
-def test_bad_input_is_said():
-    data, normal = noise_data(), jax.random.normal
-    with pytest.raises(ValueError, match="divide num_draws"):
-        criticism.calibrate(KEY, NOISE, data, exact_fit, normal, num_bins=7)
-    with pytest.raises(ValueError, match="resample_fn"):
-        criticism.calibrate(KEY, NOISE._replace(resample_fn=None), data, exact_fit, normal)
-    with pytest.raises(TypeError, match=r"data must be a fedmcmc\.FederatedData"):
-        criticism.calibrate(KEY, NOISE, [1, 2], exact_fit, normal)
-    with pytest.raises(TypeError, match="fit must be a function"):
-        criticism.calibrate(KEY, NOISE, data, 3, normal)
-    with pytest.raises(ValueError, match="At least 99 draws"):
-        criticism.calibrate(KEY, NOISE, data, lambda key, data: jnp.zeros(50), normal)
-    with pytest.raises(ValueError, match=r"those of prior_fn, shapes \(\), got \(2,\)"):
-        criticism.calibrate(KEY, NOISE, data, lambda key, data: jnp.zeros((99, 2)), normal)
-    with pytest.raises(ValueError, match="num_repetitions must be a positive integer"):
-        criticism.calibrate(KEY, NOISE, data, exact_fit, normal, num_repetitions=0)
+def test_wrong_arguments_raise():
+    without_outcomes = NOISE._replace(resample_fn=None)
     white = NOISE._replace(position_fn=lambda z: 2 * z)
-    with pytest.raises(ValueError, match="posterior that was given to whiten"):
-        criticism.calibrate(KEY, white, data, exact_fit, normal)
+    data, repetitions = noise_data(), dict(num_repetitions=0)
+    for error, message, posterior, rows, fit, settings in (
+        (ValueError, "divide num_draws", NOISE, data, exact_fit, dict(num_bins=7)),
+        (ValueError, "resample_fn", without_outcomes, data, exact_fit, {}),
+        (TypeError, r"data must be a fedmcmc\.FederatedData", NOISE, [1, 2], exact_fit, {}),
+        (TypeError, "fit must be a function", NOISE, data, 3, {}),
+        (ValueError, "At least 99 draws", NOISE, data, lambda key, data: jnp.zeros(50), {}),
+        (
+            ValueError,
+            r"those of prior_fn, shapes \(\), got \(2,\)",
+            NOISE,
+            data,
+            lambda key, data: jnp.zeros((99, 2)),
+            {},
+        ),
+        (
+            ValueError,
+            "num_repetitions must be a positive integer",
+            NOISE,
+            data,
+            exact_fit,
+            repetitions,
+        ),
+        (ValueError, "posterior that was given to whiten", white, data, exact_fit, {}),
+    ):
+        with pytest.raises(error, match=message):
+            criticism.calibrate(KEY, posterior, rows, fit, jax.random.normal, **settings)

@@ -1,4 +1,4 @@
-"""Conflict of clients: formulas, identities, and uniform p-values where nobody differs."""
+"""Conflict of clients: formulas, identities, and uniform p-values where no client differs."""
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +23,8 @@ def surrogates(rng, design_matrices, theta, shifts=None):
     """Return Gaussians of clients with ``X theta + noise``, in float64 on the host."""
     precision, eta = [], []
     for i, x in enumerate(design_matrices):
-        own = theta + (0 if shifts is None else shifts[i])
-        outcome = x @ own + rng.normal(size=len(x))
+        coefficients = theta + (0 if shifts is None else shifts[i])
+        outcome = x @ coefficients + rng.normal(size=len(x))
         precision.append(x.T @ x)
         eta.append(x.T @ outcome)
     return Gaussian(np.array(eta), np.array(precision), "dense")
@@ -37,11 +37,11 @@ def prior_of(precision=PRIOR):
 def by_pseudo_inverse(q, prior):
     """Return the statistics as the docstring has them."""
     a, eta = np.asarray(q.precision, float), np.asarray(q.precision_mean, float)
-    total, whole_eta = prior.precision + a.sum(0), prior.precision_mean + eta.sum(0)
+    total, total_eta = prior.precision + a.sum(0), prior.precision_mean + eta.sum(0)
     result = []
     for i in range(len(a)):
         cavity = np.linalg.inv(total - a[i])
-        g = eta[i] - a[i] @ cavity @ (whole_eta - eta[i])
+        g = eta[i] - a[i] @ cavity @ (total_eta - eta[i])
         result.append(g @ np.linalg.pinv(a[i] + a[i] @ cavity @ a[i], rcond=1e-9) @ g)
     pinv = [np.linalg.pinv(x, rcond=1e-9) for x in a]
     squares = sum(e @ p @ e for e, p in zip(eta, pinv, strict=True))
@@ -54,7 +54,7 @@ def in_float64():
         yield
 
 
-def test_statistics_are_the_formulas_of_pseudo_inverses():
+def test_statistics_equal_formulas_of_pseudo_inverses():
     rng = np.random.default_rng(1)
     q = surrogates(rng, designs(), rng.normal(size=3))
     result = conflict(q, prior_of())
@@ -69,7 +69,7 @@ def test_statistics_are_the_formulas_of_pseudo_inverses():
     )
 
 
-def test_shifts_are_those_of_leaving_out():
+def test_shifts_equal_those_of_posteriors_without_a_client():
     rng = np.random.default_rng(2)
     q, prior = surrogates(rng, designs(), rng.normal(size=3)), prior_of()
     result = conflict(q, prior)
@@ -82,7 +82,8 @@ def test_shifts_are_those_of_leaving_out():
         np.testing.assert_allclose(result.shift[i], expected, rtol=1e-8)
 
 
-def test_two_clients_and_a_flat_prior_are_a_z_test():
+def test_single_numbers_have_closed_forms():
+    # Two clients and a flat prior are a z-test.
     means, variances = np.array([[0.3], [1.8]]), np.array([0.5, 0.2])
     q = Gaussian(means / variances[:, None], (1 / variances)[:, None, None], "dense")
     result = conflict(q, Gaussian(np.zeros(1), np.zeros((1, 1)), "dense"))
@@ -90,44 +91,31 @@ def test_two_clients_and_a_flat_prior_are_a_z_test():
     np.testing.assert_allclose([*result.statistic, result.heterogeneity], z2)
     assert result.heterogeneity_degrees == 1
     assert result.i_squared == pytest.approx(max(0, 1 - 1 / z2))
-
-
-def test_one_client_is_held_against_the_prior():
-    q = Gaussian(np.array([[8.0]]), np.array([[[4.0]]]), "dense")  # mean 2, variance 1/4
+    # A single client, of mean 2 and variance 1 / 4, is compared with the prior.
+    q = Gaussian(np.array([[8.0]]), np.array([[[4.0]]]), "dense")
     result = conflict(q, Gaussian(np.zeros(1), np.array([[1.0]]), "dense"))
     assert result.statistic[0] == pytest.approx(4 / 1.25)
     assert result.heterogeneity == pytest.approx(0) and result.heterogeneity_p_value == 1
 
 
-@pytest.fixture(scope="module")
-def federations():
-    """Return p-values and Q of federations in which nobody differs, the truth of the prior."""
-    rng, x = np.random.default_rng(3), designs()
+def repeat(seed, num, prior):
+    """Return conflicts of federations whose clients share a truth that the prior draws."""
+    rng, x = np.random.default_rng(seed), designs()
     factor = np.linalg.cholesky(np.linalg.inv(PRIOR))
-    results = [
-        conflict(surrogates(rng, x, factor @ rng.normal(size=3)), prior_of()) for _ in range(600)
-    ]
-    return np.array([x.p_values for x in results]), np.array([x.heterogeneity for x in results])
+    return [conflict(surrogates(rng, x, factor @ rng.normal(size=3)), prior) for _ in range(num)]
 
 
-def test_p_values_are_uniform_where_nobody_differs(federations):
-    p_values, heterogeneity = federations
+def test_p_values_are_uniform_if_no_client_differs():
+    results = repeat(3, 600, prior_of())
+    p_values = np.array([x.p_values for x in results])
     for p in p_values.T:
         assert stats.kstest(p, "uniform").pvalue > 1e-3
-    assert stats.kstest(heterogeneity, stats.chi2(sum(RANKS) - 3).cdf).pvalue > 1e-3
+    law = stats.chi2(sum(RANKS) - 3)
+    assert stats.kstest([x.heterogeneity for x in results], law.cdf).pvalue > 1e-3
     # The smallest, times the number of clients, is below 0.05 about that often.
     assert 0.02 < (p_values.min(1) * len(RANKS) < 0.05).mean() < 0.09
-
-
-def test_a_prior_that_is_counted_twice_would_be_seen():
-    rng, x = np.random.default_rng(4), designs()
-    factor = np.linalg.cholesky(np.linalg.inv(PRIOR))
-    p_values = np.array(
-        [
-            conflict(surrogates(rng, x, factor @ rng.normal(size=3)), prior_of(8 * PRIOR)).p_values
-            for _ in range(300)
-        ]
-    )
+    # The test would notice a wrong prior.
+    p_values = np.array([x.p_values for x in repeat(4, 300, prior_of(8 * PRIOR))])
     assert min(stats.kstest(p, "uniform").pvalue for p in p_values.T) < 1e-3
 
 
@@ -142,7 +130,7 @@ def test_a_client_that_differs_is_named():
     assert result.to_dict()["p_values"][4] == result.p_values[4]
 
 
-def test_a_client_that_knows_nothing_does_not_differ():
+def test_a_client_without_information_does_not_differ():
     q = Gaussian(
         np.array([[1.0, 0.0], [0.0, 0.0]]), np.stack([np.eye(2), np.zeros((2, 2))]), "dense"
     )
@@ -152,7 +140,7 @@ def test_a_client_that_knows_nothing_does_not_differ():
 
 
 @pytest.mark.parametrize("structure", ["diagonal", "scaled_identity"])
-def test_every_structure_is_taken(structure):
+def test_sparse_structures_equal_dense_ones(structure):
     variance = {"diagonal": np.array([[1.0, 2.0], [0.5, 0.1]]), "scaled_identity": np.ones(2)}
     mean = np.array([[0.0, 1.0], [2.0, -1.0]])
     q = Gaussian.from_moments(jnp.asarray(mean), variance=jnp.asarray(variance[structure]))
@@ -175,7 +163,7 @@ def test_units_of_a_parameter_change_nothing():
     np.testing.assert_allclose(result.shift, expected.shift, rtol=1e-6)
 
 
-def test_expansions_in_float32_have_the_ranks_they_should():
+def test_expansions_in_float32_have_the_ranks_of_their_rows():
     with jax.enable_x64(False):
         x = [
             np.random.default_rng(i).normal(size=(n, 3)).astype(np.float32)
@@ -193,27 +181,28 @@ def test_expansions_in_float32_have_the_ranks_they_should():
         assert conflict(q, prior).ranks.tolist() == [3, 2, 1]
 
 
-def test_bad_input_is_said():
-    rng = np.random.default_rng(7)
-    q, prior = surrogates(rng, designs(), np.zeros(3)), prior_of()
-    with pytest.raises(TypeError, match=r"surrogates must be a fedmcmc\.Gaussian"):
-        conflict(q.precision, prior)
-    with pytest.raises(TypeError, match=r"prior must be a fedmcmc\.Gaussian"):
-        conflict(q, None)
-    with pytest.raises(ValueError, match="one Gaussian per client"):
-        conflict(q, Gaussian(np.zeros(2), np.eye(2), "dense"))
-    with pytest.raises(ValueError, match="one Gaussian per client"):
-        conflict(Gaussian(np.array(0.0), np.eye(1), "dense"), prior)
-    bent = Gaussian(
-        q.precision_mean,
-        q.precision - 9 * np.eye(3)[None] * (np.arange(6) == 2)[:, None, None],
-        "dense",
-    )
-    with pytest.raises(ValueError, match="client 2 has a direction of negative curvature"):
-        conflict(bent, prior)
-    one = Gaussian(q.precision_mean[:1], q.precision[:1], "dense")
-    with pytest.raises(ValueError, match=r"Without client 0 .* no proper density"):
-        conflict(one, prior_of(np.zeros((3, 3))))
-    broken = Gaussian(q.precision_mean * np.nan, q.precision, "dense")
-    with pytest.raises(ValueError, match="finite"):
-        conflict(broken, prior)
+def test_wrong_arguments_raise():
+    q, prior = surrogates(np.random.default_rng(7), designs(), np.zeros(3)), prior_of()
+    eta, precision = q.precision_mean, q.precision
+    bent = precision - 9 * np.eye(3)[None] * (np.arange(6) == 2)[:, None, None]
+    for error, message, first, second in (
+        (TypeError, r"surrogates must be a fedmcmc\.Gaussian", precision, prior),
+        (TypeError, r"prior must be a fedmcmc\.Gaussian", q, None),
+        (ValueError, "one Gaussian per client", q, Gaussian(np.zeros(2), np.eye(2), "dense")),
+        (ValueError, "one Gaussian per client", Gaussian(np.array(0.0), np.eye(1), "dense"), prior),
+        (
+            ValueError,
+            "client 2 has a direction of negative curvature",
+            Gaussian(eta, bent, "dense"),
+            prior,
+        ),
+        (
+            ValueError,
+            r"Without client 0 .* no proper density",
+            Gaussian(eta[:1], precision[:1], "dense"),
+            prior_of(np.zeros((3, 3))),
+        ),
+        (ValueError, "finite", Gaussian(eta * np.nan, precision, "dense"), prior),
+    ):
+        with pytest.raises(error, match=message):
+            conflict(first, second)

@@ -1,4 +1,4 @@
-"""Every question put to clients that are by themselves and send bytes, as it is to a simulation."""
+"""Questions to separate clients that send bytes equal those of a simulation."""
 
 import warnings
 
@@ -20,8 +20,8 @@ SIZES = (60, 40, 25, 6)
 KEY = jax.random.key(0)
 
 
-class BytesOnly:
-    """Clients who each have their own rows, NaN in place of all others, and answer in bytes."""
+class ByteConsortium:
+    """Clients that each have only their own rows and answer in bytes."""
 
     def __init__(self, data):
         self.data, self.federation = data, data.federation
@@ -34,17 +34,17 @@ class BytesOnly:
         return Sum(answered.value, 1, *map(float, bits))
 
     def sample(self, rng_key, kernel, *args, **kwargs):
-        raise AssertionError("criticism asks questions alone")
+        raise NotImplementedError
 
 
 @pytest.fixture(scope="module")
 def places():
     data = fedmcmc.FederatedData.from_clients(clients("logistic", SIZES))
-    return data, BytesOnly(data)
+    return data, ByteConsortium(data)
 
 
-def near(result, expected, **tolerance):
-    """Compare two results, figure by figure; what a client added is all that may round."""
+def check_close(result, expected, **tolerance):
+    """Compare all figures of two results."""
     for name, value in vars(expected).items():
         if isinstance(value, float | np.ndarray):
             np.testing.assert_allclose(getattr(result, name), value, err_msg=name, **tolerance)
@@ -52,15 +52,11 @@ def near(result, expected, **tolerance):
             assert getattr(result, name) == value, name
 
 
-def test_it_is_a_consortium(places):
-    assert isinstance(places[1], Consortium)
-
-
 @pytest.mark.slow
-def test_loo_and_compare(places):
+def test_loo_and_compare_equal_a_simulation(places):
     draws = draws_near("logistic")
     simulated, remote = (criticism.loo(LOGISTIC, place, draws) for place in places)
-    near(remote, simulated, rtol=1e-6)
+    check_close(remote, simulated, rtol=1e-6)
     assert simulated.num_not_judged == 6 and simulated.totals["bits_up"] > 0
     with warnings.catch_warnings():  # a client is much to leave out
         warnings.simplefilter("ignore", fedmcmc.SamplingWarning)
@@ -68,33 +64,34 @@ def test_loo_and_compare(places):
             criticism.loo(LOGISTIC, place, draws, unit="client", secure_sum=True)
             for place in places
         )
-    near(remote, simulated, rtol=1e-6)
+    check_close(remote, simulated, rtol=1e-6)
     assert (simulated.num_rows, simulated.unit) == (len(SIZES), "clients")
-    models = {"one": (LOGISTIC, draws), "other": (LOGISTIC, draws_near("logistic", 700, seed=3))}
+    models = {"one": (LOGISTIC, draws), "second": (LOGISTIC, draws_near("logistic", 700, seed=3))}
     simulated, remote = (criticism.compare(models, place) for place in places)
     np.testing.assert_allclose(remote.difference, simulated.difference, atol=1e-4)
     np.testing.assert_allclose(remote.se, simulated.se, rtol=1e-4)
 
 
-def test_predictive_check(places):
+def test_a_predictive_check_equals_a_simulation(places):
     checks = {"y": lambda rows: rows["y"], "cells": HISTOGRAM}
     simulated, remote = (
         criticism.predictive_check(KEY, LOGISTIC, place, draws_near("logistic", 200), checks)
         for place in places
     )
-    near(remote, simulated, atol=0)  # counts
+    check_close(remote, simulated, atol=0)  # counts
     assert simulated.merged.any()
+    assert isinstance(places[1], Consortium)
 
 
 @pytest.mark.slow
-def test_leave_out_and_those_who_are_asked_without_a_client(places):
+def test_leave_out_equals_a_simulation(places):
     data, _ = places
     prior = Gaussian.from_moments(jnp.zeros(2), 2.5**2 * jnp.eye(2))
     mode = fedmcmc.surrogates.mode(LOGISTIC, data, jnp.zeros(2)).position
     expansions = fedmcmc.surrogates.taylor(LOGISTIC, data, mode)
     q = expansions.sum() * prior
     corrected = fedmcmc.correct(KEY, LOGISTIC, data, q, num_draws=1000)
-    # So that client 0 is asked about again: weights without it that are hardly weights.
+    # Uneven weights make a refit without client 0 necessary.
     uneven = np.where(np.arange(1000) % 50 == 0, corrected.log_ratios + 9, corrected.log_ratios)
     object.__setattr__(corrected, "log_ratios", uneven)
     simulated, remote = (
@@ -102,15 +99,15 @@ def test_leave_out_and_those_who_are_asked_without_a_client(places):
         for place in places
     )
     assert simulated.refitted.any()
-    near(remote, simulated, rtol=2e-3, atol=2e-3)
+    check_close(remote, simulated, rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.slow
-def test_clients_who_compress_their_messages_leave_these_alone(places):
+def test_answers_are_not_compressed(places):
     data, _ = places
     squeezed = fedmcmc.runs.SimulatedConsortium(
         data, rng_key=KEY, transform=lambda kernel: fedmcmc.compress(kernel, fedmcmc.quantize(4))
     )
     draws = draws_near("logistic")
     simulated, remote = (criticism.loo(LOGISTIC, place, draws) for place in (data, squeezed))
-    near(remote, simulated, rtol=1e-6)
+    check_close(remote, simulated, rtol=1e-6)

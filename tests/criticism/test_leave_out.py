@@ -1,4 +1,4 @@
-"""The posterior without a client: against exact Gaussians, refits, and `conflict`."""
+"""Posteriors without a client, against exact Gaussians, refits, and `conflict`."""
 
 import jax
 import jax.numpy as jnp
@@ -44,65 +44,76 @@ def exact(result, without=None):
     return covariance @ x.T @ y, covariance
 
 
+def gaussian(rows):
+    """Return the posterior of all rows."""
+    mean, covariance = exact(rows)
+    return Gaussian.from_moments({"b": jnp.asarray(mean)}, jnp.asarray(covariance))
+
+
+ROWS = linear_data()
+DATA = fedmcmc.FederatedData.from_clients(ROWS)
+START = {"b": jnp.zeros(2)}
+LINEAR_PRIOR = Gaussian.from_moments(START, 2.5**2 * jnp.eye(2))
+
+
 @pytest.fixture(scope="module")
 def corrected():
-    mean, covariance = exact(linear_data())
-    q = Gaussian.from_moments({"b": jnp.asarray(mean)}, jnp.asarray(covariance))
-    data = fedmcmc.FederatedData.from_clients(linear_data())
-    return fedmcmc.correct(jax.random.key(0), LINEAR, data, q, num_draws=8000)
+    return fedmcmc.correct(jax.random.key(0), LINEAR, DATA, gaussian(ROWS), num_draws=8000)
 
 
-def test_moments_are_those_of_the_others_posterior(corrected):
-    data = fedmcmc.FederatedData.from_clients(linear_data())
-    result = criticism.leave_out(LINEAR, data, corrected)
-    mean, covariance = exact(linear_data())
+def check_moments(result, rows, client, num_errors=4):
+    """Check mean and sd without a client, within Monte Carlo errors."""
+    expected, spread = exact(rows, without=client)
+    sd, error = np.sqrt(np.diag(spread)), num_errors / np.sqrt(result.ess[client])
+    np.testing.assert_allclose(result.mean[client], expected, atol=(error * sd).max())
+    np.testing.assert_allclose(result.sd[client], sd, rtol=error)
+
+
+def test_moments_and_shifts_without_a_client_are_exact(corrected):
+    result = criticism.leave_out(LINEAR, DATA, corrected)
+    mean, covariance = exact(ROWS)
     assert result.reliable.all() and result.totals["rounds"] == 1
     for i in range(4):
-        expected, spread = exact(linear_data(), without=i)
-        sd, error = np.sqrt(np.diag(spread)), 4 / np.sqrt(result.ess[i])
-        np.testing.assert_allclose(result.mean[i], expected, atol=(error * sd).max())
-        np.testing.assert_allclose(result.sd[i], sd, rtol=error)
-        shift = (mean - expected) / np.sqrt(np.diag(covariance))
-        np.testing.assert_allclose(result.shift[i], shift, atol=2 * error)
-    assert np.abs(result.shift[2, 1]) > 0.3  # client 2 differs, and its shift is seen
+        check_moments(result, ROWS, i)
+        shift = (mean - exact(ROWS, without=i)[0]) / np.sqrt(np.diag(covariance))
+        np.testing.assert_allclose(result.shift[i], shift, atol=8 / np.sqrt(result.ess[i]))
+    assert np.abs(result.shift[2, 1]) > 0.3  # client 2 differs
     assert result.coordinates == ("b[0]", "b[1]")
     assert "b[1]" in repr(result) and result.to_dict()["k_hat"] == result.k_hat.tolist()
-
-
-def test_shifts_agree_with_those_of_gaussians(corrected):
-    data = fedmcmc.FederatedData.from_clients(linear_data())
-    result = criticism.leave_out(LINEAR, data, corrected)
-    centre = {"b": jnp.zeros(2)}
-    q = fedmcmc.surrogates.taylor(LINEAR, data, centre)
-    prior = as_dense(Gaussian.from_moments(centre, variance=jnp.array(2.5**2)))
-    expected = criticism.conflict(q, prior).shift
+    expansions = fedmcmc.surrogates.taylor(LINEAR, DATA, START)
+    prior = as_dense(Gaussian.from_moments(START, variance=jnp.array(2.5**2)))
+    expected = criticism.conflict(expansions, prior).shift
     np.testing.assert_allclose(result.shift, expected, atol=0.15)
 
 
-def test_a_client_that_carries_much_is_said(corrected):
-    sizes = (300, 8, 8)
-    rows = linear_data(sizes)
-    mean, covariance = exact(rows)
-    q = Gaussian.from_moments({"b": jnp.asarray(mean)}, jnp.asarray(covariance))
-    data = fedmcmc.FederatedData.from_clients(rows)
+def test_draws_of_equal_weight_have_the_moments_without_a_client():
+    mean, covariance = exact(ROWS)
+    z = np.random.default_rng(0).normal(size=(8000, 2))
+    draws = {"b": (mean + z @ np.linalg.cholesky(covariance).T).astype(np.float32)}
+    result = criticism.leave_out(LINEAR, DATA, draws)
+    for i in range(4):
+        check_moments(result, ROWS, i)
+    assert result.labels == tuple(range(4))
+
+
+def test_a_client_of_large_weight_warns_and_is_refitted():
+    rows = linear_data((300, 8, 8))
+    q, data = gaussian(rows), fedmcmc.FederatedData.from_clients(rows)
     large = fedmcmc.correct(jax.random.key(0), LINEAR, data, q)
     with pytest.warns(fedmcmc.SamplingWarning, match="leave_out: k-hat above 0.70 for 1 of 3"):
         result = criticism.leave_out(LINEAR, data, large)
     assert result.reliable.tolist() == [False, True, True]
     assert repr(result).count("unreliable") == 1 and not result.refitted.any()
-    # The others are asked about draws of their own posterior.
-    expansion = fedmcmc.surrogates.taylor(LINEAR, data, {"b": jnp.asarray(mean, jnp.float32)})
-    prior = Gaussian.from_moments({"b": jnp.zeros(2)}, 2.5**2 * jnp.eye(2))
-    again = criticism.leave_out(LINEAR, data, large, surrogates=expansion, prior=prior)
+    # With expansions, the remaining clients evaluate draws of their posterior.
+    mode = {"b": jnp.asarray(exact(rows)[0], jnp.float32)}
+    expansions = fedmcmc.surrogates.taylor(LINEAR, data, mode)
+    again = criticism.leave_out(LINEAR, data, large, surrogates=expansions, prior=LINEAR_PRIOR)
     assert again.reliable.all() and again.refitted.tolist() == [True, False, False]
-    expected, spread = exact(rows, without=0)
-    sd = np.sqrt(np.diag(spread))
-    np.testing.assert_allclose(again.mean[0], expected, atol=(4 * sd / np.sqrt(again.ess[0])).max())
-    np.testing.assert_allclose(again.sd[0], sd, rtol=4 / np.sqrt(again.ess[0]))
+    check_moments(again, rows, 0)
     np.testing.assert_allclose(again.mean[1:], result.mean[1:])
     assert again.totals["rounds"] == 2 and repr(again).count("refitted") == 1
-    # Without prior= it is that of the model, which here is the same normal one.
-    derived = criticism.leave_out(LINEAR, data, large, surrogates=expansion)
+    # Without prior= the prior is a Gaussian at the model's prior, which here is normal.
+    derived = criticism.leave_out(LINEAR, data, large, surrogates=expansions)
     np.testing.assert_allclose(derived.mean, again.mean, rtol=1e-4)
 
 
@@ -123,7 +134,7 @@ def labeled():
 
 
 @pytest.mark.filterwarnings("ignore:leave_out")
-def test_a_fit_is_taken_and_clients_have_their_labels(labeled):
+def test_a_fit_has_labels_of_clients(labeled):
     data, fitted, rows = labeled
     q = fedmcmc.surrogates.taylor(fitted.posterior, data, fitted.gaussian.mean())
     result = criticism.leave_out(fitted.posterior, data, fitted, surrogates=q)
@@ -132,59 +143,40 @@ def test_a_fit_is_taken_and_clients_have_their_labels(labeled):
         sd = np.sqrt(np.diag(spread))
         np.testing.assert_allclose(result.mean[i], expected, atol=0.15 * sd.max())
     assert result.labels == (1, 2, "Bern") and result.to_dict()["labels"] == [1, 2, "Bern"]
-    shown = [line.split()[0] for line in repr(result).splitlines()[1:]]
-    assert shown[0] == "Bern" and sorted(shown[1:]) == ["1", "2"]
+    first_words = [line.split()[0] for line in repr(result).splitlines()[1:]]
+    assert first_words[0] == "Bern" and sorted(first_words[1:]) == ["1", "2"]
     with pytest.warns(fedmcmc.SamplingWarning, match="first client 'Bern'|first client 1:"):
         few = criticism.leave_out(fitted.posterior, data, fitted.samples)
     assert few.labels == (1, 2, "Bern")
 
 
-def test_draws_of_equal_weight_are_taken():
-    rows = linear_data((30,) * 8)
-    mean, covariance = exact(rows)
-    data = fedmcmc.FederatedData.from_clients(rows)
-    z = np.random.default_rng(0).normal(size=(4000, 2))
-    draws = {"b": (mean + z @ np.linalg.cholesky(covariance).T).astype(np.float32)}
-    result = criticism.leave_out(LINEAR, data, draws)
-    for i in range(8):
-        expected, spread = exact(rows, without=i)
-        error = 4 / np.sqrt(result.ess[i])
-        np.testing.assert_allclose(
-            result.mean[i], expected, atol=error * np.sqrt(np.diag(spread)).max()
-        )
-    assert result.labels == tuple(range(8))
-
-
-def test_the_conflict_of_a_fit_is_that_of_its_expansions(labeled):
+def test_the_conflict_of_a_fit_equals_the_conflict_of_its_expansions(labeled):
     data, fitted, _ = labeled
     mode = fitted.gaussian.mean()
     q = fedmcmc.surrogates.taylor(fitted.posterior, data, mode)
-    prior = Gaussian.from_moments({"b": jnp.zeros(2)}, 2.5**2 * jnp.eye(2))
-    expected = criticism.conflict(q, prior)
+    expected = criticism.conflict(q, LINEAR_PRIOR)
     draws = jax.tree.map(lambda leaf: leaf.reshape(-1, 2), fitted.samples.draws)
-    for given in (fitted, fitted.samples, draws):  # quadratic: of whatever center
-        result = criticism.conflict(fitted.posterior, data, given)
+    for source in (fitted, fitted.samples, draws):  # quadratic: any center will do
+        result = criticism.conflict(fitted.posterior, data, source)
         np.testing.assert_allclose(result.statistic, expected.statistic, rtol=1e-3)
         np.testing.assert_allclose(result.shift, expected.shift, rtol=1e-2, atol=1e-3)
         assert result.labels == expected.labels == (1, 2, "Bern")
     lines = repr(expected).splitlines()
     assert lines[1].split()[0] == "Bern" and expected.to_dict()["labels"] == [1, 2, "Bern"]
-    assert criticism.conflict(q, prior, labels="abc").labels == ("a", "b", "c")
+    assert criticism.conflict(q, LINEAR_PRIOR, labels="abc").labels == ("a", "b", "c")
     with pytest.raises(ValueError, match="labels must name the 3 clients, got 2"):
-        criticism.conflict(q, prior, labels="ab")
+        criticism.conflict(q, LINEAR_PRIOR, labels="ab")
 
 
-def test_all_clients_but_one_answer_questions():
-    data = fedmcmc.FederatedData.from_clients(linear_data())
-    remaining = LeaveOneOutConsortium(as_consortium(data), 1)
+def test_all_clients_except_for_one_answer_questions():
+    remaining = LeaveOneOutConsortium(as_consortium(DATA), 1)
     assert remaining.federation.num_clients == 3
     assert remaining.federation.num_rows == 60 + 25 + 30
     assert remaining.federation.sizes.tolist() == [60, 25, 30]
-    points = Points({"b": jnp.ones((3, 2))}, {"b": jnp.zeros(2)})
+    points = Points({"b": jnp.ones((3, 2))}, START)
     result = remaining.ask(evaluations(LINEAR), points).value.value
-    other_rows = [x for i, x in enumerate(linear_data()) if i != 1]
-    all_clients = fedmcmc.FederatedData.from_clients(other_rows)
-    expected = as_consortium(all_clients).ask(evaluations(LINEAR), points).value.value
+    without = fedmcmc.FederatedData.from_clients([x for i, x in enumerate(ROWS) if i != 1])
+    expected = as_consortium(without).ask(evaluations(LINEAR), points).value.value
     np.testing.assert_allclose(result, expected, rtol=1e-5)
     with pytest.raises(NotImplementedError, match="run no kernel"):
         remaining.sample(jax.random.key(0), None)
@@ -193,7 +185,7 @@ def test_all_clients_but_one_answer_questions():
 
 
 @pytest.mark.slow
-def test_a_refit_without_the_client_says_the_same():
+def test_a_refit_without_the_client_has_the_same_moments():
     result = clients("logistic", SIZES)
     data = fedmcmc.FederatedData.from_clients(result)
 
@@ -230,41 +222,41 @@ def content(num=200):
     return WeightedPoints(points, ratios, {"b": jnp.array([0.5, 1.0])}, jnp.full(2, 0.1))
 
 
-def test_a_client_fills_its_own_row_and_no_other():
-    data = fedmcmc.FederatedData.from_clients(linear_data())
-    for i, message in enumerate(messages(WithoutClient(LINEAR, 4), data, content())):
+def test_a_client_fills_only_its_own_row():
+    for i, message in enumerate(messages(WithoutClient(LINEAR, 4), DATA, content())):
         table = message.value.value
         assert table.shape == (4, 6)  # two means, two sds, k-hat, effective draws
         assert table[i].all() and not np.delete(table, i, 0).any()
 
 
-def test_a_point_that_no_client_can_have_gets_no_weight():
-    hard = fedmcmc.Posterior(
-        LINEAR.logprior_fn,
-        lambda theta, rows: jnp.where(theta["b"][0] > 0.2, linear(theta, rows), -jnp.inf),
+def test_a_point_of_zero_density_gets_no_weight():
+    hard = LINEAR._replace(
+        loglikelihood_fn=lambda theta, rows: jnp.where(
+            theta["b"][0] > 0.2, linear(theta, rows), -jnp.inf
+        )
     )
-    data = fedmcmc.FederatedData.from_clients(linear_data())
-    mean, covariance = exact(linear_data())
-    q = Gaussian.from_moments({"b": jnp.asarray(mean)}, jnp.asarray(covariance))
-    corrected = fedmcmc.correct(jax.random.key(0), hard, data, q, num_draws=2000)
-    result = criticism.leave_out(hard, data, corrected)
+    corrected = fedmcmc.correct(jax.random.key(0), hard, DATA, gaussian(ROWS), num_draws=2000)
+    result = criticism.leave_out(hard, DATA, corrected)
     assert np.isfinite(result.mean).all() and np.isfinite(result.k_hat).all()
 
 
-def test_bad_input_is_said(corrected):
-    data = fedmcmc.FederatedData.from_clients(linear_data())
-    with pytest.raises(ValueError, match="draws must be a fit"):
-        criticism.leave_out(LINEAR, data, {"b": jnp.float32(1)})
-    with pytest.raises(TypeError, match=r"posterior must be a fedmcmc\.Posterior"):
-        criticism.leave_out(linear, data, corrected)
-    with pytest.raises(TypeError, match="FederatedData or a consortium"):
-        criticism.leave_out(LINEAR, linear_data(), corrected)
-    q = Gaussian.from_moments({"b": jnp.zeros(2)}, jnp.eye(2))
-    with pytest.raises(ValueError, match="or neither"):
-        criticism.leave_out(LINEAR, data, corrected, prior=q)
-    with pytest.raises(ValueError, match="one Gaussian per client"):
-        criticism.leave_out(LINEAR, data, corrected, surrogates=q, prior=q)
-    with pytest.raises(ValueError, match="loglikelihood_fn"):
-        criticism.leave_out(
-            LINEAR._replace(loglikelihood_fn=lambda theta, rows: theta["b"][0]), data, corrected
-        )
+def test_wrong_arguments_raise(corrected):
+    q = Gaussian.from_moments(START, jnp.eye(2))
+    scalar = LINEAR._replace(loglikelihood_fn=lambda theta, rows: theta["b"][0])
+    for error, message, posterior, data, draws, settings in (
+        (ValueError, "draws must be a fit", LINEAR, DATA, {"b": jnp.float32(1)}, {}),
+        (TypeError, r"posterior must be a fedmcmc\.Posterior", linear, DATA, corrected, {}),
+        (TypeError, "FederatedData or a consortium", LINEAR, ROWS, corrected, {}),
+        (ValueError, "or neither", LINEAR, DATA, corrected, {"prior": q}),
+        (
+            ValueError,
+            "one Gaussian per client",
+            LINEAR,
+            DATA,
+            corrected,
+            {"surrogates": q, "prior": q},
+        ),
+        (ValueError, "loglikelihood_fn", scalar, DATA, corrected, {}),
+    ):
+        with pytest.raises(error, match=message):
+            criticism.leave_out(posterior, data, draws, **settings)

@@ -42,8 +42,10 @@ def outcomes(posterior, rows, index, draws):
     size = len(rows["y"])
     places = np.where(np.arange(max(SIZES)) < size, np.arange(max(SIZES)), 0)
     padded = jax.tree.map(lambda leaf: leaf[places], rows)
-    own = jax.random.fold_in(jax.random.wrap_key_data(words_of(KEY), impl="threefry2x32"), index)
-    block = jax.random.fold_in(own, 0)
+    client_key = jax.random.fold_in(
+        jax.random.wrap_key_data(words_of(KEY), impl="threefry2x32"), index
+    )
+    block = jax.random.fold_in(client_key, 0)
     num = len(jax.tree.leaves(draws)[0])
     keys = jax.vmap(lambda s: jax.random.fold_in(block, s))(jnp.arange(num))
     drawn = jax.vmap(lambda key, theta: posterior.resample_fn(key, theta, padded))(keys, draws)
@@ -51,7 +53,7 @@ def outcomes(posterior, rows, index, draws):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_sums_are_those_of_the_pooled_rows(name):
+def test_sums_equal_those_of_pooled_rows(name):
     data, draws = federation(name), draws_near(name, 300)
     result = criticism.predictive_check(
         KEY,
@@ -78,7 +80,7 @@ def test_sums_are_those_of_the_pooled_rows(name):
     assert result.num_rows == sum(SIZES) and result.totals["rounds"] == 1
 
 
-def test_replicated_sums_follow_their_law():
+def test_replicated_sums_have_their_exact_distribution():
     data = federation("normal")
     draws = {"mean": np.full(1000, 2.0), "log_sd": np.full(1000, np.log(1.5))}
     result = criticism.predictive_check(
@@ -113,7 +115,7 @@ def test_large_sums_lose_no_digit():
     assert 5 < gaps.std() < 14
 
 
-def test_blocks_of_rows_are_all_there(monkeypatch):
+def test_blocks_of_rows_are_complete(monkeypatch):
     monkeypatch.setattr(_rows, "BUDGET", 5 * 3)  # five rows of three numbers
     data, draws = federation("normal"), draws_near("normal", 200)
     again = NORMAL._replace(loglikelihood_fn=lambda theta, rows: NORMAL[1](theta, rows))
@@ -123,7 +125,7 @@ def test_blocks_of_rows_are_all_there(monkeypatch):
     mean = np.asarray(draws["mean"]).mean() * 74
     assert abs(result.replicated[:, 0].mean() - mean) < 5 * np.std(result.replicated[:, 0]) / 14
     assert 0.5 < result.replicated[:, 0].std() / np.hypot(1.5 * np.sqrt(74), 0.17 * 74) < 1.5
-    # Every block and every client draws numbers of its own.
+    # Each block and each client draws its own numbers.
     assert np.corrcoef(result.replicated[:, 0], result.replicated[:, 2])[0, 1] < 0.9
 
 
@@ -141,28 +143,22 @@ def test_means_and_sds_are_functions_of_sums():
         result.of(lambda sums: sums, "all")
     with pytest.raises(ValueError, match="share"):
         result.interval(1.0)
-
-
-def test_a_model_that_is_too_narrow_is_seen():
-    data, draws = federation("normal"), draws_near("normal")
+    # Only a model that is too narrow has a small p-value.
     narrow = {**draws, "log_sd": draws["log_sd"] - 0.7}
-    right = criticism.predictive_check(KEY, NORMAL, data, draws, statistic)
-    wrong = criticism.predictive_check(KEY, NORMAL, data, narrow, statistic)
-    assert 0.05 < right.p_values[1] < 0.95
-    assert wrong.p_values[1] < 0.01
+    assert 0.05 < result.p_values[1] < 0.95
+    assert criticism.predictive_check(KEY, NORMAL, data, narrow, statistic).p_values[1] < 0.01
 
 
-def greedy(counts, least):
-    """Return receivers by the rule as it is written in words."""
-    receiver, group, held = [None] * len(counts), [], 0
-    last = None
+def merge_greedily(counts, minimum):
+    """Return the cell that receives the counts of each cell, by a loop over cells."""
+    receiver, group, total, last = [None] * len(counts), [], 0, None
     for j, count in enumerate(counts):
         group.append(j)
-        held += count
-        if held >= least:
+        total += count
+        if total >= minimum:
             for i in group:
                 receiver[i] = j
-            group, held, last = [], 0, j
+            group, total, last = [], 0, j
     for i in group:
         receiver[i] = len(counts) - 1 if last is None else last
     return receiver
@@ -174,7 +170,7 @@ def test_small_cells_are_merged_with_the_next():
     for _ in range(200):
         counts = rng.poisson(rng.choice([0.5, 3, 10]), size=6)
         result = np.asarray(rule(jnp.asarray(counts, jnp.float32), 5))
-        assert result.tolist() == greedy(counts, 5)
+        assert result.tolist() == merge_greedily(counts, 5)
         joined = np.asarray(merge_cells(jnp.asarray(counts, jnp.float32), jnp.asarray(result)))
         assert joined.sum() == counts.sum()
         small = (joined > 0) & (joined < 5)
@@ -182,13 +178,13 @@ def test_small_cells_are_merged_with_the_next():
     assert rule(jnp.array([0.0, 0, 0]), 0).tolist() == [0, 1, 2]
 
 
-def test_clients_show_no_small_cell_and_merge_replicated_ones_alike():
+def test_clients_merge_small_cells_of_observed_and_replicated_rows():
     data, draws = federation("normal"), draws_near("normal", 300)
     result = criticism.predictive_check(KEY, NORMAL, data, draws, HISTOGRAM, minimum_rows=1)
     observed, replicated, moved = 0, 0, 0
     for index, rows in enumerate(clients("normal")):
         counts = np.histogram(rows["y"], [-np.inf, *EDGES, np.inf])[0]
-        receiver = np.array(greedy(counts, 5))
+        receiver = np.array(merge_greedily(counts, 5))
         table = np.zeros((len(counts), len(counts)))
         table[np.arange(len(counts)), receiver] = 1
         drawn = np.asarray(outcomes(NORMAL, rows, index, draws)["y"])
@@ -202,8 +198,10 @@ def test_clients_show_no_small_cell_and_merge_replicated_ones_alike():
     assert "small cells were merged" in repr(result)
 
 
-def question(least=10, least_count=5):
-    return Replication(NORMAL, (HISTOGRAM, statistic), least, least_count, (6, 3), (True, False))
+def question(minimum_rows=10, minimum_count=5):
+    return Replication(
+        NORMAL, (HISTOGRAM, statistic), minimum_rows, minimum_count, (6, 3), (True, False)
+    )
 
 
 def content(num=200):
@@ -225,19 +223,19 @@ def test_messages_hold_no_row_no_replicated_row_and_no_small_cell():
         where = np.flatnonzero((cells == 0) & (value.merged[:6] > 0))
         assert where.size and not value.gaps[:, where].any()  # merged in both
         drawn = np.asarray(outcomes(NORMAL, rows, index, question_content.positions)["y"]).ravel()
-        told = np.sort(numbers(value))
+        ordered = np.sort(numbers(value))
         for private in (*rows["y"], *drawn[:500]):
-            place = np.searchsorted(told, private).clip(1, told.size - 1)
-            assert min(abs(told[place] - private), abs(told[place - 1] - private)) > 1e-7
+            place = np.searchsorted(ordered, private).clip(1, ordered.size - 1)
+            assert np.abs(ordered[[place - 1, place]] - private).min() > 1e-7
 
 
 @pytest.mark.slow
-def test_under_a_secure_sum_the_rules_hold_for_the_total():
+def test_a_secure_sum_merges_small_cells_of_the_total():
     data, draws = federation("normal"), draws_near("normal", 200)
     result = criticism.predictive_check(KEY, NORMAL, data, draws, HISTOGRAM, secure_sum=True)
     y = np.concatenate([x["y"] for x in clients("normal")])
     counts = np.histogram(y, [-np.inf, *EDGES, np.inf])[0]
-    receiver = np.array(greedy(counts, 5))
+    receiver = np.array(merge_greedily(counts, 5))
     same(result.observed, np.bincount(receiver, counts, 6))
     assert result.num_rows == 74 and result.num_not_judged == 0
     edges = (-9.0, *EDGES)  # a first cell that holds nobody
@@ -263,28 +261,31 @@ def test_prior_predictive_checks_draw_from_the_prior():
     assert 0.2 < result.p_values[0] < 0.6
 
 
-def test_bad_input_is_said():
+def test_wrong_arguments_raise():
     data, draws = federation("logistic"), draws_near("logistic")
-    check = criticism.predictive_check
-    with pytest.raises(ValueError, match="resample_fn"):
-        check(KEY, LOGISTIC._replace(resample_fn=None), data, draws, statistic)
+    silent = LOGISTIC._replace(resample_fn=None)
     short = LOGISTIC._replace(resample_fn=lambda key, theta, rows: {"y": rows["y"]})
-    with pytest.raises(ValueError, match="rows with the shapes of its argument"):
-        check(KEY, short, data, draws, statistic)
-    with pytest.raises(ValueError, match="one term per row"):
-        check(KEY, LOGISTIC, data, draws, lambda rows: rows["y"].mean())
-    with pytest.raises(ValueError, match=r"one term per row.*largest returned"):
-        check(KEY, LOGISTIC, data, draws, {"largest": lambda rows: rows["y"].max()})
-    with pytest.raises(TypeError, match="statistics must be a function"):
-        check(KEY, LOGISTIC, data, draws, {"mean": 3})
-    with pytest.raises(ValueError, match="needs a statistic"):
-        check(KEY, LOGISTIC, data, draws, {})
-    with pytest.raises(ValueError, match="minimum_count"):
-        check(KEY, LOGISTIC, data, draws, statistic, minimum_count=-1)
-    with pytest.raises(ValueError, match="No client has at least 40 rows"):
-        check(KEY, LOGISTIC, data, draws, statistic, minimum_rows=40)
-    with pytest.raises(TypeError, match="rng_key must be a JAX key"):
-        check(3, LOGISTIC, data, draws, statistic)
+    mean, largest = (lambda rows: rows["y"].mean()), {"largest": lambda rows: rows["y"].max()}
+    for error, message, key, posterior, statistics, settings in (
+        (ValueError, "resample_fn", KEY, silent, statistic, {}),
+        (ValueError, "rows with the shapes of its argument", KEY, short, statistic, {}),
+        (ValueError, "one term per row", KEY, LOGISTIC, mean, {}),
+        (ValueError, r"one term per row.*largest returned", KEY, LOGISTIC, largest, {}),
+        (TypeError, "statistics must be a function", KEY, LOGISTIC, {"mean": 3}, {}),
+        (ValueError, "needs a statistic", KEY, LOGISTIC, {}, {}),
+        (ValueError, "minimum_count", KEY, LOGISTIC, statistic, {"minimum_count": -1}),
+        (
+            ValueError,
+            "No client has at least 40 rows",
+            KEY,
+            LOGISTIC,
+            statistic,
+            {"minimum_rows": 40},
+        ),
+        (TypeError, "rng_key must be a JAX key", 3, LOGISTIC, statistic, {}),
+    ):
+        with pytest.raises(error, match=message):
+            criticism.predictive_check(key, posterior, data, draws, statistics, **settings)
     for edges in ([], [1.0, 1.0], [2.0, 1.0], [[1.0]]):
         with pytest.raises(ValueError, match="edges must be ascending numbers"):
             criticism.Histogram(lambda rows: rows["y"], edges)

@@ -24,27 +24,28 @@ def run(kernel=KERNEL, **settings):
 
 def test_a_run_stops_at_the_first_check_that_the_rule_passes():
     rule = fedmcmc.rhat_below(1.01, min_ess=800, min_draws=50, growth=1.5)
+    assert [rule.next_check(num) for num in (0, 50, 51)] == [50, 75, 77]
     samples = run(until=rule, max_rounds=20_000)
-    said, num = samples.stopped, samples.num_draws
-    assert said["reached"] and said["rhat"] < 1.01 and said["ess"] >= 800
-    assert set(samples.totals["rounds"].tolist()) == {said["rounds"]}
-    assert said["rounds"] == 10 + 2 * num
+    stopped, num = samples.stopped, samples.num_draws
+    assert stopped["reached"] and stopped["rhat"] < 1.01 and stopped["ess"] >= 800
+    assert set(samples.totals["rounds"].tolist()) == {stopped["rounds"]}
+    assert stopped["rounds"] == 10 + 2 * num
     checks = [rule.next_check(0)]
     while checks[-1] < num:
         checks.append(rule.next_check(checks[-1]))
     assert checks[-1] == num and len(checks) > 1
 
     theta = arviz_stats.rhat(samples.to_datatree().posterior)["theta"]
-    np.testing.assert_allclose(said["rhat"], theta.max(), rtol=1e-6)
+    np.testing.assert_allclose(stopped["rhat"], theta.max(), rtol=1e-6)
     earlier = rule.check(samples.draws[:, : checks[-2]])
     assert not earlier.stop and earlier.figures["ess"] < 800
 
-    # The draws are those of a run of that length.
-    np.testing.assert_array_equal(samples.draws, run(num_rounds=said["rounds"]).draws)
+    # A run of that length has the same draws.
+    np.testing.assert_array_equal(samples.draws, run(num_rounds=stopped["rounds"]).draws)
 
 
 @pytest.mark.slow
-def test_a_rule_that_is_not_met_warns_and_the_run_can_go_on():
+def test_a_rule_that_fails_warns_and_the_run_can_continue():
     slow = fedmcmc.fa_ld(POSTERIOR, step_size=1e-5, num_local_steps=1)
     with pytest.warns(RuntimeWarning, match=r"120 rounds without R-hat below 1.01.*rhat \d"):
         samples = run(slow, until=fedmcmc.rhat_below(min_draws=20), max_rounds=120)
@@ -60,7 +61,7 @@ def test_chains_that_never_move_do_not_stop():
     assert not fedmcmc.rhat_below().check(np.ones((4, 200, 1))).stop
 
 
-def test_a_rule_of_ones_own():
+def test_users_write_rules():
     rule = StoppingRule(
         lambda n: n + 7, lambda draws: StopDecision(draws.shape[1] > 20, {}), "21 draws"
     )
@@ -69,33 +70,46 @@ def test_a_rule_of_ones_own():
     assert samples.stopped == {"rule": "21 draws", "reached": True, "rounds": 52}
 
 
+RULE = fedmcmc.rhat_below()
+
+
 @pytest.mark.parametrize(
-    "settings, message",
+    "function, settings, message, error",
     [
-        (dict(), "Give num_rounds="),
-        (dict(num_rounds=10, max_rounds=10), "Give num_rounds="),
-        (dict(until=fedmcmc.rhat_below()), "With until= give max_rounds="),
-        (dict(until=fedmcmc.rhat_below(), max_rounds=5, num_rounds=5), "With until= give"),
-        (dict(until=fedmcmc.rhat_below(), max_rounds=5), "max_rounds=5, num_burnin=10"),
+        (run, dict(), "Give num_rounds=", ValueError),
+        (run, dict(num_rounds=10, max_rounds=10), "Give num_rounds=", ValueError),
+        (run, dict(until=RULE), "With until= give max_rounds=", ValueError),
+        (run, dict(until=RULE, max_rounds=5, num_rounds=5), "With until= give", ValueError),
+        (run, dict(until=RULE, max_rounds=5), "max_rounds=5, num_burnin=10", ValueError),
+        (
+            run,
+            dict(until=RULE, max_rounds=100, num_chains=1),
+            "needs num_chains of at least 2, got 1",
+            ValueError,
+        ),
+        (
+            run,
+            dict(until=RULE, max_rounds=0),
+            "max_rounds must be an integer of at least 1, got 0",
+            ValueError,
+        ),
+        (run, dict(until=1.01, max_rounds=100), "until must be a stopping rule", TypeError),
+        (
+            fedmcmc.rhat_below,
+            dict(threshold=1.0),
+            "threshold must be a number above 1.0, got 1.0",
+            ValueError,
+        ),
+        (fedmcmc.rhat_below, dict(min_ess=-1), "min_ess must be", ValueError),
+        (
+            fedmcmc.rhat_below,
+            dict(min_draws=3),
+            "min_draws must be a number at least 4",
+            ValueError,
+        ),
+        (fedmcmc.rhat_below, dict(growth=1), "growth must be a number above", ValueError),
     ],
 )
-def test_one_way_to_end_a_run_is_asked_for(settings, message):
-    with pytest.raises(ValueError, match=message):
-        run(**settings)
-
-
-def test_bad_rules_say_so():
-    with pytest.raises(ValueError, match="needs num_chains of at least 2, got 1"):
-        run(until=fedmcmc.rhat_below(), max_rounds=100, num_chains=1)
-    with pytest.raises(ValueError, match="max_rounds must be an integer of at least 1, got 0"):
-        run(until=fedmcmc.rhat_below(), max_rounds=0)
-    with pytest.raises(TypeError, match="until must be a stopping rule"):
-        run(until=1.01, max_rounds=100)
-    for settings, message in (
-        (dict(threshold=1.0), "threshold must be a number above 1.0, got 1.0"),
-        (dict(min_ess=-1), "min_ess must be"),
-        (dict(min_draws=3), "min_draws must be a number at least 4"),
-        (dict(growth=1), "growth must be a number above"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            fedmcmc.rhat_below(**settings)
+def test_wrong_settings_raise(function, settings, message, error):
+    with pytest.raises(error, match=message):
+        function(**settings)

@@ -36,15 +36,12 @@ def test_a_verdict_is_a_sentence_with_figures():
         Verdict("exact")
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
-def test_a_verdict_is_copied_with_its_figures(copied):
+@pytest.mark.parametrize("copy_of", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_verdict_is_copied_with_its_figures(copy_of):
     verdict = Verdict("passed", "MCMC", error=0.03, sd_error=0.02, ess=900.0, details="5 rounds")
-    result = copied(verdict)
-    assert (
-        type(result) is Verdict
-        and result == verdict
-        and vars(result).keys() == vars(verdict).keys()
-    )
+    result = copy_of(verdict)
+    assert type(result) is Verdict and result == verdict
+    assert vars(result).keys() == vars(verdict).keys()
     assert result.kind is VerdictKind.PASSED and result.ess == 900 and result.details == "5 rounds"
 
 
@@ -52,14 +49,9 @@ RNG = np.random.default_rng(7)
 NUM, REPEATS = 2000, 300
 
 
-def gamma(shape):
-    """Draws of log gamma variables, which are skewed."""
-    return np.log(RNG.gamma(2.0, size=shape))
-
-
-def test_errors_of_weighted_draws_are_those_of_repetitions():
+def test_errors_of_weighted_draws_equal_the_spread_of_repetitions():
     """Gaussian draws, weighted to a narrower Gaussian."""
-    means, sds, text = [], [], []
+    means, sds, errors = [], [], []
     for _ in range(REPEATS):
         x = RNG.normal(size=(NUM, 1))
         weights = np.exp(-(x[:, 0] ** 2) / 2)  # target N(0, 1 / 2)
@@ -67,40 +59,40 @@ def test_errors_of_weighted_draws_are_those_of_repetitions():
         mean = weights @ x
         means.append(mean[0] / np.sqrt(0.5))
         sds.append(np.sqrt(weights @ (x - mean) ** 2)[0] / np.sqrt(0.5))
-        text.append(errors_of_weighted(x, weights))
-    text = np.mean(text, axis=0)
+        errors.append(errors_of_weighted(x, weights))
+    errors = np.mean(errors, axis=0)
     # A standard deviation of 300 repetitions has a relative error of four per cent.
-    np.testing.assert_allclose(text, [np.std(means), np.std(sds)], rtol=0.16)
+    np.testing.assert_allclose(errors, [np.std(means), np.std(sds)], rtol=0.16)
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.8])
-def test_errors_of_chains_are_those_of_repetitions(correlation):
+def test_errors_of_chains_equal_the_spread_of_repetitions(correlation):
     """Autoregressive chains, by effective sample sizes."""
     noise = RNG.normal(size=(REPEATS, 4, NUM, 1)) * np.sqrt(1 - correlation**2)
     x = np.zeros_like(noise)
     x[:, :, 0] = RNG.normal(size=noise[:, :, 0].shape)
     for i in range(1, NUM):
         x[:, :, i] = correlation * x[:, :, i - 1] + noise[:, :, i]
-    text = np.mean([chain_errors(own) for own in x[:40]], axis=0)
+    errors = np.mean([chain_errors(chains) for chains in x[:40]], axis=0)
     exact = [
         np.sqrt((1 + correlation) / (1 - correlation) / (4 * NUM)),
         np.sqrt((1 + correlation**2) / (1 - correlation**2) / (8 * NUM)),
     ]
-    np.testing.assert_allclose(text, exact, rtol=0.12)
+    np.testing.assert_allclose(errors, exact, rtol=0.12)
     result = [x.mean((1, 2, 3)).std(), x.std((1, 2, 3)).std()]
     np.testing.assert_allclose(result, exact, rtol=0.16)
 
 
-def test_errors_of_groups_are_those_of_repetitions():
-    """Groups whose draws depend on each other: only the differences of groups tell."""
-    means, sds, text = [], [], []
+def test_errors_of_groups_equal_the_spread_of_repetitions():
+    """Groups whose draws depend on each other: only the differences of groups show the error."""
+    means, sds, errors = [], [], []
     for _ in range(REPEATS):
-        x = np.repeat(gamma((8, 60, 1)), 10, axis=1)
-        text.append(group_errors(x))
+        x = np.repeat(np.log(RNG.gamma(2.0, size=(8, 60, 1))), 10, axis=1)  # skewed
+        errors.append(group_errors(x))
         means.append(x.mean())
         sds.append(x.std())
-    text, scale = np.mean(text, axis=0), np.mean(sds)
-    np.testing.assert_allclose(text, [np.std(means) / scale, np.std(sds) / scale], rtol=0.2)
+    errors, scale = np.mean(errors, axis=0), np.mean(sds)
+    np.testing.assert_allclose(errors, [np.std(means) / scale, np.std(sds) / scale], rtol=0.2)
 
 
 def test_without_a_fourth_moment_the_width_of_an_interval_is_judged():

@@ -1,4 +1,4 @@
-"""What an approximation lacks is seen by weights, also where its own draws do not reach."""
+"""Weights show the errors of an approximation, also where its draws do not reach."""
 
 import warnings
 
@@ -33,7 +33,7 @@ def gaussian_draws(seed, mean, sd, num=16_000):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("narrow", [1.0, 0.85])
-def test_errors_are_those_of_the_law(narrow):
+def test_standard_errors_of_weights_are_exact(narrow):
     """In units of their standard errors, over repetitions."""
     draws = gaussian_draws(0, MEANS + 0.1 * SDS, narrow * SDS, 160_000)
     z = []
@@ -51,12 +51,12 @@ def test_errors_are_those_of_the_law(narrow):
     z = np.array(z)
     assert np.abs(z).max() < LIMIT
     assert np.abs(z.mean(0)).max() < LIMIT / np.sqrt(30)
-    # Beside the error of points they hold that of the draws, which here are the same and so many
-    # that it is the smaller one.
+    # Standard errors include the error of the draws, which are the same in all repetitions; it is
+    # smaller than the error of the points.
     assert 0.75 < z.std() < 1.25
 
 
-def test_a_gaussian_posterior_is_met_without_an_error_of_points():
+def test_a_gaussian_posterior_has_no_error_of_points():
     normal = fedmcmc.Posterior(
         lambda t: -0.5 * jnp.sum(t**2), lambda t, rows: jnp.zeros(rows.shape[0])
     )
@@ -67,7 +67,7 @@ def test_a_gaussian_posterior_is_met_without_an_error_of_points():
 
 
 @pytest.mark.slow
-def test_right_gaussians_of_a_skewed_posterior_raise_no_alarm():
+def test_gaussians_with_exact_moments_raise_no_alarm():
     """Its own moments: no local fit, and what expectation propagation aims at."""
     for seed in range(20):
         draws = gaussian_draws(seed, MEANS, SDS, 1000)
@@ -76,7 +76,7 @@ def test_right_gaussians_of_a_skewed_posterior_raise_no_alarm():
     assert "by weights of 16,384 points (k-hat" in str(checked)
 
 
-def test_a_narrow_gaussian_is_called_wrong_by_weights_and_not_by_gradients():
+def test_weights_report_a_narrow_gaussian_and_gradients_do_not():
     """Laplace's: gradients at its draws see the curvature that it has."""
     draws = gaussian_draws(0, np.log(SHAPES), 1 / np.sqrt(SHAPES))
     local = diagnostics.check_moments(SKEWED, NOTHING, draws)
@@ -89,7 +89,7 @@ def test_a_narrow_gaussian_is_called_wrong_by_weights_and_not_by_gradients():
     assert "not suitable here: use fedmcmc.fit" in finding
 
 
-def test_tails_beyond_all_points_are_not_trusted():
+def test_weights_of_heavy_tails_are_not_trusted():
     cauchy = fedmcmc.Posterior(
         lambda t: -jnp.sum(jnp.log1p(t**2)), lambda t, rows: jnp.zeros(rows.shape[0])
     )
@@ -100,12 +100,12 @@ def test_tails_beyond_all_points_are_not_trusted():
 
 
 @pytest.mark.slow
-def test_weights_that_are_bounded_are_trusted_whatever_their_shape():
+def test_bounded_weights_are_trusted():
     """Points' weights are about equal at their largest, to which no shape of a tail fits."""
-    one = fedmcmc.Posterior(lambda t: 2 * t[0] - jnp.exp(t[0]), SKEWED.loglikelihood_fn)
+    bounded = fedmcmc.Posterior(lambda t: 2 * t[0] - jnp.exp(t[0]), SKEWED.loglikelihood_fn)
     draws = gaussian_draws(0, np.array([0.53]), np.array([0.71]))
     checked = [
-        diagnostics.check_by_weights(one, NOTHING, draws, rng_key=jax.random.key(seed))
+        diagnostics.check_by_weights(bounded, NOTHING, draws, rng_key=jax.random.key(seed))
         for seed in range(20)
     ]
     assert all(f.trusted for f in checked)
@@ -115,12 +115,12 @@ def test_a_density_that_is_zero_or_overflows_far_outside_has_no_weight_there():
     cut = SKEWED._replace(logprior_fn=lambda t: jnp.where(t[0] > 6, jnp.nan, gammas(t)))
     draws = gaussian_draws(0, MEANS, SDS)
     checked = diagnostics.check_by_weights(cut, NOTHING, draws)
-    whole = diagnostics.check_by_weights(SKEWED, NOTHING, draws)
-    np.testing.assert_allclose(checked.spread, whole.spread, rtol=1e-3)
+    reference = diagnostics.check_by_weights(SKEWED, NOTHING, draws)
+    np.testing.assert_allclose(checked.spread, reference.spread, rtol=1e-3)
 
 
 @pytest.mark.slow
-def test_where_weights_do_not_reach_gradients_judge():
+def test_gradients_judge_if_weights_cannot():
     few = gaussian_draws(0, MEANS, SDS, 28)
     assert diagnostics.check_by_weights(SKEWED, NOTHING, few) is None
     wide = np.random.default_rng(0).normal(size=(4, 500, 65)).astype(np.float32)
@@ -133,7 +133,7 @@ def test_where_weights_do_not_reach_gradients_judge():
     assert diagnostics.check_by_weights(SKEWED, NOTHING, still) is None
 
 
-# The two cases of users, in two dimensions, so that a grid knows the posterior.
+# Two cases of users, in two dimensions, so that a grid has the exact moments.
 
 
 def scale_of_nine(theta, y):
@@ -201,12 +201,12 @@ def test_an_approximation_narrower_than_a_skewed_posterior_warns(case):
             KEY, fedmcmc.fed_ep(posterior), data, mode, num_rounds=12, progress=False
         )
     q = jax.tree.map(lambda x: x[0], samples.state.server.approximation.gaussian)
-    own = np.sqrt(np.diag(np.asarray(q.covariance())))
-    mean, sd = of_a_grid(logprior, loglikelihood, clients, np.asarray(q.mean()), own)
+    spread = np.sqrt(np.diag(np.asarray(q.covariance())))
+    mean, sd = of_a_grid(logprior, loglikelihood, clients, np.asarray(q.mean()), spread)
     checked = samples.diagnosis.moments
-    assert 0.85 < (own / sd).min() < 0.89
-    np.testing.assert_allclose(checked.spread, own / sd, rtol=0.02)
+    assert 0.85 < (spread / sd).min() < 0.89
+    np.testing.assert_allclose(checked.spread, spread / sd, rtol=0.02)
     np.testing.assert_allclose(checked.bias, (q.mean() - mean) / sd, atol=0.03)
-    print(case, own / sd, checked.spread, checked.k_hat)  # the figures of docs/choosing.md
+    print(case, spread / sd, checked.spread, checked.k_hat)  # the figures of docs/choosing.md
     (messages,) = [str(w.message) for w in caught]
     assert "draws are not the posterior's: by weights" in messages and "use fedmcmc.fit" in messages

@@ -52,57 +52,52 @@ def z_of(corrected):
 
 
 @pytest.mark.check
-def test_weighted_draws_are_the_posteriors():
+def test_weighted_draws_have_the_moments_of_the_posterior():
     for settings in (dict(shift=0.7), dict(scale=1.5), dict(shift=0.4, scale=0.9)):
         corrected = correct(KEY, approximation(**settings))
         assert corrected.verdict.kind == "passed"
         assert z_of(corrected) < LIMIT
-    # The draws by themselves are not: the test can fail.
+    # Without weights the test fails.
     wrong = correct(KEY, approximation(shift=0.7))
     object.__setattr__(wrong, "log_weights", np.full(4000, -np.log(4000)))
     assert z_of(wrong) > 3 * LIMIT
 
 
-def test_evidence_and_its_error():
+def test_evidence_and_its_error_are_exact():
     exact = log_evidence()
-    found = [correct(jax.random.key(i), approximation(shift=0.5), tail=0.0) for i in range(40)]
-    errors = np.array([x.log_evidence for x in found]) - exact
-    sds = np.array([x.log_evidence_sd for x in found])
+    runs = [correct(jax.random.key(i), approximation(shift=0.5), tail=0.0) for i in range(40)]
+    errors = np.array([x.log_evidence for x in runs]) - exact
+    sds = np.array([x.log_evidence_sd for x in runs])
     assert abs(errors.mean()) < LIMIT * sds.mean() / np.sqrt(40) + 2e-4
     assert abs(errors.std(ddof=1) / sds.mean() - 1) < LIMIT / np.sqrt(2 * 40)
     corrected = correct(KEY, approximation(), tail=0.0)
     assert corrected.k_hat < 0 and abs(corrected.log_evidence - exact) < 1e-3
 
 
-@pytest.mark.parametrize(
-    ("shift", "scale", "share"),
-    [
+def test_the_effective_share_has_its_exact_value():
+    """exp(-delta^2) of a shift, prod sqrt(2 lam - 1) / lam of a scale (three dimensions)."""
+    for shift, scale, share in (
         (0.7, 1.0, np.exp(-(0.7**2))),
         (0.0, 1.5, (np.sqrt(2) / 1.5) ** 3),
         (0.0, 0.8, (np.sqrt(0.6) / 0.8) ** 3),
-    ],
-)
-def test_the_effective_share_has_its_exact_value(shift, scale, share):
-    """exp(-delta^2) of a shift, prod sqrt(2 lam - 1) / lam of a scale (three dimensions)."""
-    found = [
-        correct(jax.random.key(i), approximation(shift, scale), tail=0.0, num_draws=20_000)
-        for i in range(5)
-    ]
-    shares = np.array([np.exp(-np.logaddexp.reduce(2 * x.log_weights)) / 20_000 for x in found])
-    # Monte Carlo error of a second moment with a fourth one: a few percent at most here.
-    assert np.abs(shares / share - 1).mean() < 0.03
+    ):
+        q = approximation(shift, scale)
+        runs = [correct(jax.random.key(i), q, tail=0.0, num_draws=20_000) for i in range(5)]
+        shares = np.array([np.exp(-np.logaddexp.reduce(2 * x.log_weights)) / 20_000 for x in runs])
+        # Monte Carlo error of a second moment with a fourth one: a few percent at most.
+        assert np.abs(shares / share - 1).mean() < 0.03
 
 
-@pytest.mark.parametrize("scale", [0.8, 0.6, 0.4])
-def test_khat_estimates_one_minus_the_smallest_eigenvalue(scale):
-    log_ratios = []
-    for seed in range(30):
-        z = np.random.default_rng(seed).normal(size=(4000, 1)) * np.sqrt(scale)
-        log_ratios.append((-0.5 * z**2 + 0.5 * z**2 / scale)[:, 0])
-    found = np.array([psis(x)[1] for x in log_ratios])
-    # Biased towards the prior of Zhang and Stephens by a few hundredths (EXACT laws, M = 4,000).
-    assert abs(found.mean() - (1 - scale)) < 0.05 + LIMIT * found.std() / np.sqrt(30)
-    assert found.mean() > 0.1
+def test_khat_estimates_one_minus_the_smallest_eigenvalue():
+    for scale in (0.8, 0.6, 0.4):
+        log_ratios = []
+        for seed in range(30):
+            z = np.random.default_rng(seed).normal(size=4000) * np.sqrt(scale)
+            log_ratios.append(-0.5 * z**2 + 0.5 * z**2 / scale)
+        k_hat = np.array([psis(x)[1] for x in log_ratios])
+        # Biased towards the prior of Zhang and Stephens by a few hundredths for 4,000 draws.
+        assert abs(k_hat.mean() - (1 - scale)) < 0.05 + LIMIT * k_hat.std() / np.sqrt(30)
+        assert k_hat.mean() > 0.1
 
 
 def test_a_narrow_approximation_fails_and_adapts():
@@ -141,7 +136,7 @@ def test_faults_and_many_points_change_nothing(monkeypatch):
 
 
 @pytest.mark.slow
-def test_approximations_of_other_kinds():
+def test_other_kinds_of_approximations_have_exact_weights():
     diagonal = fedmcmc.Gaussian.from_moments(
         jnp.asarray(EXACT.mean), variance=jnp.asarray(1.3 * np.diag(EXACT.covariance))
     )
@@ -149,25 +144,12 @@ def test_approximations_of_other_kinds():
     mixture = defensive(EXACT.mean, 1.2 * EXACT.covariance)
     assert z_of(correct(KEY, mixture)) < LIMIT
     step = 0.3 / np.linalg.eigvalsh(np.linalg.inv(EXACT.covariance))[-1]
-    samples = fedmcmc.sample(
-        KEY,
-        fedmcmc.lsd(FEDERATION.posterior, step_size=step),
-        FEDERATION.data,
-        jnp.asarray(EXACT.mean, jnp.float32),
-        num_rounds=4000,
-        num_chains=4,
-        progress=False,
-    )
+    kernel = fedmcmc.lsd(FEDERATION.posterior, step_size=step)
+    run = KEY, kernel, FEDERATION.data, jnp.asarray(EXACT.mean, jnp.float32)
+    samples = fedmcmc.sample(*run, num_rounds=4000, num_chains=4, progress=False)
     assert z_of(correct(KEY, samples)) < LIMIT
+    short = fedmcmc.sample(*run, num_rounds=40, progress=False)
     with pytest.raises(ValueError, match="effective draws, too few for the covariance"):
-        short = fedmcmc.sample(
-            KEY,
-            fedmcmc.lsd(FEDERATION.posterior, step_size=step),
-            FEDERATION.data,
-            jnp.asarray(EXACT.mean, jnp.float32),
-            num_rounds=40,
-            progress=False,
-        )
         correct(KEY, short)
 
 
@@ -182,7 +164,7 @@ def test_a_whitened_posterior_gives_draws_in_the_users_coordinates():
     assert corrected.verdict.kind == "passed" and z_of(corrected) < LIMIT
 
 
-def test_moments_quantiles_and_resampling():
+def test_weighted_moments_quantiles_and_resampled_draws_agree_with_the_posterior():
     corrected = correct(KEY, approximation(shift=0.6))
     np.testing.assert_allclose(corrected.mean(), EXACT.mean, atol=0.1)
     sds = np.sqrt(np.diag(EXACT.covariance))
@@ -191,45 +173,67 @@ def test_moments_quantiles_and_resampling():
     np.testing.assert_allclose(corrected.quantile([0.05, 0.5, 0.95]), expected, atol=0.2)
     np.testing.assert_allclose(corrected.quantile(0.5), expected[1], atol=0.1)
     assert corrected.mean(lambda x: x[0] ** 2).shape == ()
-    drawn = corrected.resample(KEY, 20_000)
-    np.testing.assert_allclose(drawn.mean(0), corrected.mean(), atol=1e-2)
+    np.testing.assert_allclose(corrected.resample(KEY, 20_000).mean(0), corrected.mean(), atol=1e-2)
     few = corrected.resample(KEY, 100, replace=False)
     assert len(np.unique(few[:, 0])) == 100
     with pytest.raises(ValueError, match="num must be at most 4000 without replacement"):
         corrected.resample(KEY, 5000, replace=False)
-    tree = corrected.to_datatree()
-    assert tree["posterior"]["theta"].shape == (1, 4000, 3)
+    assert corrected.to_datatree()["posterior"]["theta"].shape == (1, 4000, 3)
     assert "passed (importance): Monte Carlo errors" in repr(corrected)
 
 
-def test_bad_input_raises():
-    posterior, data = FEDERATION.posterior, FEDERATION.data
-    bad = fedmcmc.Gaussian(jnp.zeros(3), -jnp.eye(3), "dense")
-    with pytest.raises(ValueError, match="not proper: the smallest eigenvalue"):
-        fedmcmc.correct(KEY, posterior, data, bad)
-    per_client = FEDERATION.surrogates("exact")[0]
-    with pytest.raises(ValueError, match=r"surrogates.sum\(\) times the prior"):
-        fedmcmc.correct(KEY, posterior, data, per_client)
-    with pytest.raises(ValueError, match="num_draws must be at least 100, got 50"):
-        correct(KEY, approximation(), num_draws=50)
-    with pytest.raises(TypeError, match=r"must be a fedmcmc\.Gaussian, a Mixture or Samples"):
-        correct(KEY, 3)
-    with pytest.raises(ValueError, match="has 3 dimensions, but centre has 2"):
-        correct(KEY, approximation(), centre=jnp.zeros(2))
-    nowhere = posterior._replace(
+def with_likelihood(loglikelihood_fn):
+    """Return the posterior with a log likelihood of the first coordinate's distance to the mean."""
+    return FEDERATION.posterior._replace(
         loglikelihood_fn=lambda x, rows: (
-            jnp.where(jnp.abs(x[0] - EXACT.mean[0]) < 1e-5, 0.0, -jnp.inf) + 0 * rows["x"][:, 0]
+            loglikelihood_fn(x[0] - EXACT.mean[0]) + 0 * rows["x"][:, 0]
         )
     )
-    with pytest.raises(ValueError, match="zero or not a number at all 4000 draws"):
-        fedmcmc.correct(KEY, nowhere, data, approximation())
-    broken = posterior._replace(
-        loglikelihood_fn=lambda x, rows: jnp.log(x[0] - EXACT.mean[0] + 0.3) + 0 * rows["x"][:, 0]
-    )
-    with pytest.raises(ValueError, match="NaN or infinite at"):
-        fedmcmc.correct(KEY, broken, data, approximation())
-    with pytest.raises(ValueError, match=r"density at the center .* is not finite"):
-        fedmcmc.correct(KEY, broken, data, approximation(), centre=jnp.asarray(EXACT.mean - 1))
+
+
+NOWHERE = with_likelihood(lambda gap: jnp.where(jnp.abs(gap) < 1e-5, 0.0, -jnp.inf))
+BROKEN = with_likelihood(lambda gap: jnp.log(gap + 0.3))
+IMPROPER = fedmcmc.Gaussian(jnp.zeros(3), -jnp.eye(3), "dense")
+PER_CLIENT = FEDERATION.surrogates("exact")[0]
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "q", "posterior", "settings"),
+    [
+        (ValueError, "not proper: the smallest eigenvalue", IMPROPER, None, {}),
+        (ValueError, r"surrogates.sum\(\) times the prior", PER_CLIENT, None, {}),
+        (
+            ValueError,
+            "num_draws must be at least 100, got 50",
+            approximation(),
+            None,
+            {"num_draws": 50},
+        ),
+        (TypeError, r"must be a fedmcmc\.Gaussian, a Mixture or Samples", 3, None, {}),
+        (
+            ValueError,
+            "has 3 dimensions, but centre has 2",
+            approximation(),
+            None,
+            {"centre": jnp.zeros(2)},
+        ),
+        (ValueError, "zero or not a number at all 4000 draws", approximation(), NOWHERE, {}),
+        (ValueError, "NaN or infinite at", approximation(), BROKEN, {}),
+        (
+            ValueError,
+            r"density at the center .* is not finite",
+            approximation(),
+            BROKEN,
+            {"centre": jnp.asarray(EXACT.mean - 1)},
+        ),
+    ],
+)
+def test_wrong_arguments_raise(error, message, q, posterior, settings):
+    with pytest.raises(error, match=message):
+        fedmcmc.correct(KEY, posterior or FEDERATION.posterior, FEDERATION.data, q, **settings)
+
+
+def test_importance_ratios_must_be_numbers():
     for ratios in ([np.nan, 1.0], [np.inf, 1.0], [-np.inf, -np.inf]):
         with pytest.raises(ValueError, match="Importance ratios must be numbers"):
             psis(ratios)
@@ -246,18 +250,18 @@ def test_mixtures_have_their_density_and_their_draws():
     np.testing.assert_allclose(mixture.log_density(points), expected, rtol=1e-5)
     draws = np.asarray(mixture.draw(KEY, 40_000), np.float64)
     assert mixture.counts(40_000) == (30_000, 10_000)
-    of_normal, of_t = draws[:30_000], draws[30_000:]
-    for own, covariance in ((of_normal, scale), (of_t, 1.2 * scale * 5 / 3)):
-        np.testing.assert_allclose(np.cov(own.T), covariance, rtol=0.1, atol=0.05)
-        root = np.linalg.cholesky(scale if own is of_normal else 1.2 * scale)
-        z = np.linalg.solve(root, (own - mean).T)[1]
-        law = stats.norm if own is of_normal else stats.t(df=5)
+    for part, factor, law in (
+        (draws[:30_000], scale, stats.norm),
+        (draws[30_000:], 1.2 * scale, stats.t(df=5)),
+    ):
+        np.testing.assert_allclose(np.cov(part.T), factor * law.var(), rtol=0.1, atol=0.05)
+        z = np.linalg.solve(np.linalg.cholesky(factor), (part - mean).T)[1]
         assert stats.kstest(z, law.cdf).pvalue > 1e-6
     with pytest.raises(ValueError, match="must be positive definite"):
         fedmcmc.Mixture.of([(1.0, np.inf, mean, -scale)])
 
 
-def test_double_precision():
+def test_double_precision_gives_exact_weights():
     with jax.enable_x64(True):
         federation = Federation()
         mean = EXACT.mean + 0.5 * ROOT[:, 0]

@@ -16,27 +16,31 @@ from tests.oracles.federations import LIMIT, z_scores
 NUM = 20_000
 
 
-class Noisy:
+class NoisyConsortium:
     """Consortium that adds errors to the summed log likelihoods."""
 
-    def __init__(self, error):
-        self.inner, self.error = SimulatedConsortium(FEDERATION.data), error
+    def __init__(self, errors):
+        self.inner, self.errors = SimulatedConsortium(FEDERATION.data), errors
         self.federation = self.inner.federation
 
     def ask(self, question, content):
         reply = self.inner.ask(question, content)
         answer: Evaluated = reply.value
-        value = answer.value + jnp.asarray(self.error(np.asarray(answer.value, np.float64)))
+        value = answer.value + jnp.asarray(self.errors)
         return reply._replace(value=answer._replace(value=value.astype(answer.value.dtype)))
 
     def sample(self, *args, **kwargs):
-        raise AssertionError("a correction runs no kernel")
+        raise NotImplementedError
 
 
-def correct(error):
-    return fedmcmc.correct(
-        KEY, FEDERATION.posterior, Noisy(error), approximation(), num_draws=NUM, tail=0.0
-    )
+def correct(consortium, **settings):
+    settings = dict(num_draws=NUM, tail=0.0) | settings
+    return fedmcmc.correct(KEY, FEDERATION.posterior, consortium, approximation(), **settings)
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return correct(SimulatedConsortium(FEDERATION.data))
 
 
 def ess_of(corrected):
@@ -48,7 +52,7 @@ def test_normal_noise_costs_draws_and_shifts_the_evidence():
     """Noise of variance v multiplies effective draws by exp(-v) and adds v / 2 to the evidence."""
     v = 0.25
     noise = np.sqrt(v) * np.random.default_rng(0).normal(size=NUM)
-    corrected = correct(lambda value: noise)
+    corrected = correct(NoisyConsortium(noise))
     assert abs(ess_of(corrected) / NUM / np.exp(-v) - 1) < 0.03
     sd = np.sqrt((np.exp(v) - 1) / NUM)
     assert abs(corrected.log_evidence - log_evidence() - v / 2) < LIMIT * sd + 1e-3
@@ -56,31 +60,27 @@ def test_normal_noise_costs_draws_and_shifts_the_evidence():
 
 
 def dithered(step, *, transform=None):
-    consortium = SimulatedConsortium(FEDERATION.data, transform=transform)
-    return fedmcmc.correct(
-        KEY, FEDERATION.posterior, consortium, approximation(), num_draws=NUM, tail=0.0, dither=step
-    )
+    return correct(SimulatedConsortium(FEDERATION.data, transform=transform), dither=step)
 
 
-def test_dithered_values_cost_draws_and_leave_weights_and_evidence_right():
+def test_dithered_values_cost_draws_and_keep_weights_and_evidence_exact(plain):
     """Each of four clients multiplies the weights by a factor with the same mean at all draws."""
     step = 1.0
     corrected = dithered(step)
-    one, two = (np.log(np.sinh(x) / x) for x in (step / 2, step))  # of exp(e), of exp(2 e)
-    share = np.exp(4 * (2 * one - two))
+    first, second = (np.log(np.sinh(x) / x) for x in (step / 2, step))  # of exp(e), of exp(2 e)
+    share = np.exp(4 * (2 * first - second))
     np.testing.assert_allclose(ess_of(corrected) / NUM, share, rtol=0.03)
     sd = np.sqrt((1 / share - 1) / NUM)
     gap = abs(corrected.log_evidence - log_evidence())
-    assert gap / sd < LIMIT and 4 * one > 20 * sd
+    assert gap / sd < LIMIT and 4 * first > 20 * sd
     assert z_of(corrected) < LIMIT
     # Fewer than half of the bits: an integer of a few bits per draw and client.
-    plain = correct(lambda value: np.zeros(NUM))
     assert corrected.totals["bits_up"] < 0.35 * plain.totals["bits_up"]
     assert corrected.totals["bits_down"] < 1.01 * plain.totals["bits_down"]
 
 
-def test_a_fine_dither_has_no_visible_cost():
-    fine, plain = dithered(2.0**-8), correct(lambda value: np.zeros(NUM))
+def test_a_fine_dither_has_no_visible_cost(plain):
+    fine = dithered(2.0**-8)
     np.testing.assert_allclose(fine.log_weights, plain.log_weights, atol=4 * 2.0**-8)
     assert np.abs(fine.log_weights - plain.log_weights).max() > 2.0**-9
     assert abs(fine.log_evidence - plain.log_evidence) < 1e-4
@@ -129,28 +129,23 @@ def test_errors_are_uniform_and_independent_of_the_value():
     assert abs(z_scores(gap * (np.exp(plain) - expected.mean()), 0.0)) > 3 * LIMIT
 
 
-def test_values_beyond_the_range_and_of_zero_density():
+def test_values_beyond_the_range_and_of_zero_density_count_as_impossible():
     posterior = fedmcmc.Posterior(
         lambda theta: -0.5 * jnp.sum(theta**2),
         lambda theta, rows: jnp.where(theta[0] > 0, rows["x"][:, 0] ** 2 * theta[0], -jnp.inf),
     )
     content = Points(jnp.array([[-1.0], [2.0], [1e9]]), jnp.ones(1))
     words = jnp.zeros(2, jnp.uint32)
-    plain = SimulatedConsortium(DATA).ask(evaluations(posterior), content).value
-    answer = SimulatedConsortium(DATA).ask(
-        evaluations(posterior), Dithered(content, words, jnp.asarray(0.25))
-    )
-    value = np.asarray(answer.value.value)
-    assert (
-        value[0] < LOG_ZERO_THRESHOLD
-        and value[2] < LOG_ZERO_THRESHOLD
-        and abs(value[1] - plain.value[1]) < 3 * 0.25
-    )
-    assert int(answer.value.invalid.value) == 3  # one per client: too large for 24 bits
+    coarse = Dithered(content, words, jnp.asarray(0.25))
+    consortium = SimulatedConsortium(DATA)
+    plain = consortium.ask(evaluations(posterior), content).value
+    answer = consortium.ask(evaluations(posterior), coarse).value
+    value = np.asarray(answer.value)
+    assert (value[[0, 2]] < LOG_ZERO_THRESHOLD).all()
+    assert abs(value[1] - plain.value[1]) < 3 * 0.25
+    assert int(answer.invalid.value) == 3  # one per client: too large for 24 bits
     with pytest.raises(ValueError, match="Dithered log likelihoods have no gradients"):
-        SimulatedConsortium(DATA).ask(
-            evaluations(posterior, gradients=True), Dithered(content, words, jnp.asarray(0.25))
-        )
+        consortium.ask(evaluations(posterior, gradients=True), coarse)
     for wrong in (0.0, -1.0, np.inf):
         with pytest.raises(ValueError, match="dither must be a positive number"):
             dithered(wrong)

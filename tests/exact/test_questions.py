@@ -1,17 +1,19 @@
 """Tests of questions: complete sums of log likelihoods at many points, or void rounds."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fedmcmc
-from fedmcmc import rounds, wire
 from fedmcmc.gaussian import defensive
 from fedmcmc.kernels import LOG_ZERO_THRESHOLD, Dithered, PointRecipe, Points, evaluations
 from fedmcmc.kernels._evaluations import compensated_sum, split_sum
 from fedmcmc.runs import SimulatedConsortium, as_consortium
-from tests.contracts.model import DATA, KEY, POSTERIOR, loglikelihood, make_data
+from fedmcmc.types import as_functions
+from tests.contracts.model import DATA, KEY, POSTERIOR, loglikelihood
+from tests.support.deployed import Server
 from tests.support.lanes import fast_and_slow
 
 CENTRE = jnp.array([0.3, -0.2, 0.5])
@@ -23,7 +25,7 @@ def pooled(points, data=DATA):
     return np.array([float(jnp.sum(loglikelihood(point, rows))) for point in points])
 
 
-def test_values_and_gradients_are_those_of_pooled_rows():
+def test_values_and_gradients_equal_sums_over_pooled_rows():
     reply = as_consortium(DATA).ask(evaluations(POSTERIOR, gradients=True), Points(POINTS, CENTRE))
     answer = reply.value
     at_centre = pooled([CENTRE])[0]
@@ -37,12 +39,12 @@ def test_values_and_gradients_are_those_of_pooled_rows():
     assert reply.bits_down == 3 * 32 * (20 * 3 + 3)
 
 
-def test_clients_and_points_in_batches(monkeypatch):
+def test_batches_of_clients_and_points_change_nothing(monkeypatch):
     monkeypatch.setattr("fedmcmc.kernels._evaluations.POINTS_BUDGET", 100)
     monkeypatch.setattr("fedmcmc.runs._consortium.CLIENTS_AT_A_TIME", 2)
-    asked = SimulatedConsortium(DATA).ask(evaluations(POSTERIOR), Points(POINTS, CENTRE))
+    reply = SimulatedConsortium(DATA).ask(evaluations(POSTERIOR), Points(POINTS, CENTRE))
     expected = pooled(POINTS) - pooled([CENTRE])[0]
-    np.testing.assert_allclose(asked.value.value, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(reply.value.value, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_recipe_gives_the_points_that_the_server_draws():
@@ -71,17 +73,16 @@ def test_float32_keeps_the_digits_of_differences_and_of_the_value_at_the_centre(
         evaluations(posterior), Points(jnp.asarray([point]), jnp.asarray(centre))
     )
     exact = x.astype(np.float64)
-
-    def total(theta):
-        return -0.5 * ((exact - np.float64(theta)) ** 2).sum()
-
-    assert abs(total(point) - total(centre)) > 10
-    found = float(answer.value.value[0])
-    assert abs(found - (total(point) - total(centre))) < 1e-4
+    total, total_at_centre = (
+        -0.5 * ((exact - np.float64(theta)) ** 2).sum() for theta in (point, centre)
+    )
+    difference = total - total_at_centre
+    assert abs(difference) > 10
+    assert abs(float(answer.value.value[0]) - difference) < 1e-4
     naive = jnp.sum(-0.5 * (x - point) ** 2) - jnp.sum(-0.5 * (x - centre) ** 2)
-    assert abs(float(naive) - (total(point) - total(centre))) > 1e-3
+    assert abs(float(naive) - difference) > 1e-3
     at_centre = np.asarray(answer.value.at_centre.value, np.float64).sum()
-    assert abs(at_centre - total(centre)) < 1e-2  # of 100,000 nats: rounding of single rows
+    assert abs(at_centre - total_at_centre) < 1e-2  # of 100,000 nats: rounding of single rows
 
 
 def test_a_compensated_sum_loses_nothing():
@@ -99,42 +100,30 @@ def test_a_density_of_zero_is_an_answer():
         lambda theta: -0.5 * jnp.sum(theta**2),
         lambda theta, rows: jnp.where(theta[0] > 0, rows["x"][:, 0] * theta[0], -jnp.inf),
     )
-    answer = (
-        as_consortium(DATA)
-        .ask(
-            evaluations(posterior, gradients=True), Points(jnp.array([[-1.0], [2.0]]), jnp.ones(1))
-        )
-        .value
-    )
+    consortium, points = as_consortium(DATA), Points(jnp.array([[-1.0], [2.0]]), jnp.ones(1))
+    answer = consortium.ask(evaluations(posterior, gradients=True), points).value
     assert float(answer.value[0]) < LOG_ZERO_THRESHOLD and np.isfinite(answer.value).all()
     assert np.isfinite(answer.gradient).all() and not answer.gradient[0].any()
     assert int(answer.invalid.value) == 0
-    broken = fedmcmc.Posterior(
-        posterior.logprior_fn, lambda theta, rows: jnp.log(theta[0]) * rows["x"][:, 0]
+    broken = posterior._replace(
+        loglikelihood_fn=lambda theta, rows: jnp.log(theta[0]) * rows["x"][:, 0]
     )
-    answer = (
-        as_consortium(DATA)
-        .ask(evaluations(broken), Points(jnp.array([[-1.0], [2.0]]), jnp.ones(1)))
-        .value
-    )
+    answer = consortium.ask(evaluations(broken), points).value
     assert int(answer.invalid.value) == 3  # at one point, of each client
 
 
-def everyone_or_void(kernel):
-    return fedmcmc.faults(kernel, drop=0.1, nan=0.05, rescale=False)
-
-
-def test_a_round_without_a_client_is_void_and_asked_again():
-    consortium = SimulatedConsortium(DATA, transform=everyone_or_void)
-    content, tries = Points(POINTS[:1], CENTRE), []
-    for _ in range(300):
-        asked = consortium.ask(evaluations(POSTERIOR), content)
-        tries.append(asked.rounds)
-        np.testing.assert_allclose(
-            asked.value.value, pooled(POINTS[:1]) - pooled([CENTRE])[0], rtol=1e-5, atol=1e-5
-        )
-    share, whole = 300 / sum(tries), (0.9 * 0.95) ** 3
-    assert abs(share - whole) < 5.5 * np.sqrt(whole * (1 - whole) / sum(tries))
+def test_a_round_without_a_client_is_void_and_repeated():
+    consortium = SimulatedConsortium(
+        DATA, transform=lambda kernel: fedmcmc.faults(kernel, drop=0.1, nan=0.05, rescale=False)
+    )
+    content, question = Points(POINTS[:1], CENTRE), evaluations(POSTERIOR)
+    replies = [consortium.ask(question, content) for _ in range(300)]
+    expected = pooled(POINTS[:1]) - pooled([CENTRE])[0]
+    values = np.stack([reply.value.value for reply in replies])
+    np.testing.assert_allclose(values, np.tile(expected, (300, 1)), rtol=1e-5, atol=1e-5)
+    tries = sum(reply.rounds for reply in replies)
+    complete = (0.9 * 0.95) ** 3
+    assert abs(300 / tries - complete) < 5.5 * np.sqrt(complete * (1 - complete) / tries)
 
 
 def test_clients_that_never_answer_are_an_error(monkeypatch):
@@ -150,10 +139,9 @@ def test_biased_settings_raise():
     question = evaluations(POSTERIOR)
     with pytest.raises(ValueError, match="late: this kernel needs a client's message"):
         fedmcmc.faults(question, late=0.1)
-    with pytest.raises(ValueError, match="unbiased compressor without memory"):
-        fedmcmc.compress(question, fedmcmc.top_k(0.5))
-    with pytest.raises(ValueError, match="unbiased compressor without memory"):
-        fedmcmc.compress(question, fedmcmc.memory(fedmcmc.quantize(16)))
+    for biased in (fedmcmc.top_k(0.5), fedmcmc.memory(fedmcmc.quantize(16))):
+        with pytest.raises(ValueError, match="unbiased compressor without memory"):
+            fedmcmc.compress(question, biased)
     fedmcmc.compress(question, fedmcmc.quantize(256))
     with pytest.raises(ValueError, match="loglikelihood_fn does not take"):
         as_consortium(DATA).ask(question, Points(jnp.ones((2, 9, 9)), jnp.ones((9, 9))))
@@ -162,37 +150,18 @@ def test_biased_settings_raise():
 
 
 @pytest.mark.parametrize("content", fast_and_slow(["points", "recipe", "dithered"], ["recipe"]))
-def test_answers_cross_as_bytes_and_see_their_own_rows_alone(content):
-    """A deployed round: each client is separate, and only bytes are exchanged."""
-    kernel = evaluations(POSTERIOR, gradients=content != "dithered")
-    recipe = PointRecipe(
-        jax.random.bits(KEY, (2,), jnp.uint32),
-        defensive(np.asarray(CENTRE), np.eye(3)),
-        CENTRE,
-        20,
-    )
-    asked_about = {
-        "points": Points(POINTS, CENTRE),
-        "recipe": recipe,
-        "dithered": Dithered(Points(POINTS, CENTRE), recipe.words, jnp.asarray(0.5)),
+def test_a_deployed_round_equals_a_simulated_round(content):
+    """Each client has only its own rows, and sends bytes."""
+    words, points = jax.random.bits(KEY, (2,), jnp.uint32), Points(POINTS, CENTRE)
+    value = {
+        "points": points,
+        "recipe": PointRecipe(words, defensive(np.asarray(CENTRE), np.eye(3)), CENTRE, 20),
+        "dithered": Dithered(points, words, jnp.asarray(0.5)),
     }[content]
-    state = kernel.init(KEY, asked_about, DATA)
-    received = rounds.initialize_received(kernel, 0, state.broadcast)
-    like = rounds.code_like(kernel, 0, state.broadcast)
-    for index in range(3):
-        own = make_data(spoilt=set(range(3)) - {index})
-        down = wire.decode(
-            wire.encode(state.broadcast), fedmcmc.pytrees.trees.shapes_of(state.broadcast)
-        )
-        code, _, info = rounds.client_step(kernel, 0, KEY, down, (), own.client(jnp.int32(index)))
-        up = wire.encode(code)
-        assert len(up) == -(-int(info.bits) // 8)
-        received = rounds.receive(kernel, 0, received, wire.decode(up, like), index, 1.0)
-    _, server, _ = rounds.server_step(kernel, 0, KEY, state.broadcast, state.server, received)
-    simulated = as_consortium(DATA).ask(kernel, asked_about).value
-    assert bool(server.answered.whole)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),
-        server.answered.value,
-        simulated,
-    )
+    question = as_functions(evaluations(POSTERIOR, gradients=content != "dithered"))
+    state, bits = Server(question, DATA, KEY, value).round()
+    answered = question.draw(KEY, state)
+    simulated = as_consortium(DATA).ask(question, value)
+    assert bool(answered.whole)
+    assert bits.tolist() == [simulated.bits_up, simulated.bits_down]
+    chex.assert_trees_all_close(answered.value, simulated.value, rtol=1e-5, atol=1e-5)

@@ -21,8 +21,15 @@ from fedmcmc.diagnostics import MonteCarloErrors
 from fedmcmc.fitting._chains import Chains
 from fedmcmc.fitting._progress import ticking
 from fedmcmc.runs import SimulatedConsortium
-from tests.exact.test_correct import log_evidence
-from tests.fitting.test_modes import EXACT, FEDERATION, bimodal
+from tests.fitting.models import (
+    EXACT,
+    FEDERATION,
+    bimodal,
+    count_data,
+    counts,
+    log_evidence,
+    poisson,
+)
 
 KEY = jax.random.key(11)
 
@@ -36,7 +43,7 @@ def gaussian():
     return fit(FEDERATION.posterior, FEDERATION.data, position=jnp.zeros(3))
 
 
-def test_a_gaussian_federation(gaussian):
+def test_draws_of_a_gaussian_federation_are_exact(gaussian):
     assert gaussian.verdict.startswith("passed (importance): Monte Carlo errors")
     assert "modes searched from 8 starts" in gaussian.verdict
     assert gaussian.report.rounds <= 8
@@ -47,14 +54,11 @@ def test_a_gaussian_federation(gaussian):
     np.testing.assert_allclose(draws.std((0, 1)) / sds, 1, atol=5.5 / np.sqrt(2 * 3700))
     assert abs(gaussian.log_evidence - log_evidence()) < 4 * gaussian.log_evidence_sd + 1e-3
     np.testing.assert_allclose(gaussian.gaussian.mean(), EXACT.mean, atol=1e-3)
-
-
-def test_the_same_key_gives_the_same_draws(gaussian):
     again = fit(FEDERATION.posterior, FEDERATION.data, position=jnp.zeros(3))
-    np.testing.assert_array_equal(again.samples.draws, gaussian.samples.draws)
+    np.testing.assert_array_equal(again.samples.draws, draws)
 
 
-def test_reports(gaussian, tmp_path):
+def test_a_report_has_stages_figures_and_settings(gaussian, tmp_path):
     report = json.loads(json.dumps(gaussian.report.to_dict()))
     assert report["total"]["rounds"] == gaussian.report.rounds
     stages = {stage["stage"]: stage for stage in report["stages"]}
@@ -80,20 +84,6 @@ def test_approximate_effort_stops_at_the_gaussian():
     assert np.isnan(fitted.log_evidence) and fitted.samples.draws.shape == (1, 4000, 3)
 
 
-def poisson(x, y=None):
-    b = numpyro.sample("b", dist.Normal(0, 1).expand([2]).to_event(1))
-    numpyro.deterministic("rate", jnp.exp(b[0]))
-    with numpyro.plate("rows", len(x)):
-        numpyro.sample("y", dist.Poisson(jnp.exp(b[0] + b[1] * x)), obs=y)
-
-
-def counts():
-    x = np.linspace(-1, 1, 12).astype(np.float32)
-    y = np.random.default_rng(3).poisson(np.exp(0.3 + 0.8 * x))
-    parts = (slice(0, 7), slice(7, 11), slice(11, 12))
-    return x, y, fedmcmc.FederatedData.from_clients([{"x": x[p], "y": y[p]} for p in parts])
-
-
 def by_quadrature(x, y):
     """Return mean, sd and log evidence of the Poisson model on a grid, in float64."""
     from scipy.special import gammaln, logsumexp
@@ -111,23 +101,47 @@ def by_quadrature(x, y):
     return mean, sd, log_z
 
 
-def test_a_numpyro_model_against_quadrature():
-    x, y, data = counts()
-    mean, sd, log_z = by_quadrature(x, y)
-    fitted = fit(poisson, data)
-    assert fitted.verdict.startswith("passed (importance)")
-    draws = fitted.samples.constrained
-    num = fitted.corrected.ess
+def test_a_numpyro_model_has_the_moments_of_quadrature(poisson_fit):
+    mean, sd, log_z = by_quadrature(*counts())
+    assert poisson_fit.verdict.startswith("passed (importance)")
+    draws = poisson_fit.samples.constrained
+    num = poisson_fit.corrected.ess
     assert (np.abs(draws["b"].mean((0, 1)) - mean) / sd).max() < 5 / np.sqrt(num)
     np.testing.assert_allclose(draws["b"].std((0, 1)) / sd, 1, atol=5 / np.sqrt(num))
     np.testing.assert_allclose(draws["rate"], np.exp(draws["b"][..., 0]), rtol=1e-5)
-    assert abs(fitted.log_evidence - log_z) < 4 * fitted.log_evidence_sd + 1e-3
+    assert abs(poisson_fit.log_evidence - log_z) < 4 * poisson_fit.log_evidence_sd + 1e-3
 
 
-def test_two_modes_are_both_in_the_draws():
+def test_a_consortium_may_hide_its_rows(poisson_fit):
+    """A consortium may hide its data, and faults repeat rounds."""
+
+    class HiddenConsortium:
+        def __init__(self):
+            self.__inner = SimulatedConsortium(
+                count_data(),
+                transform=lambda k: fedmcmc.faults(k, drop=0.1, nan=0.05, rescale=False),
+            )
+            self.federation = self.__inner.federation
+
+        def ask(self, question, content):
+            return self.__inner.ask(question, content)
+
+        def sample(self, *args, **kwargs):
+            return self.__inner.sample(*args, **kwargs)
+
+    hidden = fit(poisson, HiddenConsortium())
+    means, expected = (
+        x.samples.draws["b"].mean((0, 1), dtype=np.float64) for x in (hidden, poisson_fit)
+    )
+    np.testing.assert_allclose(means, expected, atol=0.02)
+    assert hidden.report.rounds > poisson_fit.report.rounds
+
+
+def test_draws_come_from_both_modes_of_two_clients():
     posterior, data = bimodal()
     fitted = fit(posterior, data, position=jnp.zeros(2))
     assert fitted.verdict.startswith("passed") and "2 modes" in fitted.report.stages[0].verdict
+    np.testing.assert_allclose(fitted.gaussian.mean()[0], -3.0, atol=0.05)  # the heavier mode
     share = (fitted.samples.draws[..., 0] > 0).mean()
     assert abs(share - 0.3) < 4 * np.sqrt(0.21 / 3000)
 
@@ -150,32 +164,12 @@ def test_more_draws_are_weighted_if_the_error_is_too_large():
     assert fitted.corrected.num_draws > 400 and fitted.samples.num_draws == 100
 
 
-def with_a_parameter_of_the_prior_alone(x, rows):
-    return curved(x[:2], rows)
-
-
 def test_auto_runs_no_chains_if_no_row_depends_on_a_parameter():
     """Weights fail, and chains would run for hundreds of rounds."""
-    posterior = CURVED._replace(loglikelihood_fn=with_a_parameter_of_the_prior_alone)
+    posterior = CURVED._replace(loglikelihood_fn=lambda x, rows: curved(x[:2], rows))
     with pytest.warns(fedmcmc.SamplingWarning, match=r"no row depends on coordinate 2: change"):
         fitted = fit(posterior, CURVED_DATA, position=jnp.zeros(3), num_draws=500)
     assert fitted.verdict.kind in ("approximate", "doubtful")
-    assert "chains" not in [stage.stage for stage in fitted.report.stages]
-
-
-def test_auto_runs_no_chains_if_an_effect_is_not_marked_as_local():
-    def model(y=None):
-        spread = numpyro.sample("spread", dist.HalfNormal(1))
-        effect = numpyro.sample("effect", dist.Normal(0, spread))
-        with numpyro.plate("rows", len(y)):
-            numpyro.sample("y", dist.Normal(effect, 1.0), obs=y)
-
-    data = fedmcmc.FederatedData.from_clients([{"y": np.zeros(3) + i} for i in range(3)])
-    with pytest.warns(UserWarning, match="Site 'effect' has one value for all clients"):
-        posterior = fedmcmc.from_numpyro(model, example=data)
-    assert posterior.unmarked_local == ("effect",)
-    with pytest.warns(fedmcmc.SamplingWarning, match="effect may lack infer="):
-        fitted = fit(posterior, data)
     assert "chains" not in [stage.stage for stage in fitted.report.stages]
 
 
@@ -184,7 +178,7 @@ def test_chains_that_are_far_apart_leave_the_gaussian_at_the_mode(monkeypatch):
 
     def distant_chains(rng_key, posterior, consortium, search, corrected, *, max_rounds):
         draws = np.random.default_rng(0).normal(size=(64, 50, 2)).astype(np.float32)
-        found = fedmcmc.sample(
+        run = fedmcmc.sample(
             KEY,
             fedmcmc.lsd(posterior, step_size=1e-3),
             CURVED_DATA,
@@ -193,7 +187,7 @@ def test_chains_that_are_far_apart_leave_the_gaussian_at_the_mode(monkeypatch):
             num_chains=64,
             progress=False,
         )
-        samples = dataclasses.replace(found, draws=draws)
+        samples = dataclasses.replace(run, draws=draws)
         return Chains(samples, 50, 1.5, 90.0, MonteCarloErrors(0.3, 0.3), "HMC", "")
 
     monkeypatch.setattr("fedmcmc.fitting._stages.run_chains", distant_chains)
@@ -236,8 +230,8 @@ def test_chains_run_if_weights_fail():
     draws = fitted.samples.draws
     chains = fitted.report.stages[3]
     num = chains.ess
-    found = re.search(r"means were up to (\S+) sd away, their sds (\S+) to (\S+) of", chains.why)
-    shift, low, high = map(float, found.groups())
+    match = re.search(r"means were up to (\S+) sd away, their sds (\S+) to (\S+) of", chains.why)
+    shift, low, high = map(float, match.groups())
     assert 0 < shift < 1 and 0.5 < low <= high < 2
     assert num >= 400 and draws.shape[0] == 64
     assert (np.abs(draws.mean((0, 1)) - mean) / sd).max() < 5 / np.sqrt(num)
@@ -264,23 +258,6 @@ def test_tempering_runs_if_weights_fail_at_several_modes():
     assert np.isfinite(fitted.log_evidence)
 
 
-@pytest.mark.slow
-def test_auto_runs_no_chains_that_take_more_than_an_hour():
-    with pytest.warns(fedmcmc.SamplingWarning, match=r'effort="exact" would take'):
-        fitted = fit(CURVED, CURVED_DATA, position=jnp.zeros(2), num_draws=2000, latency=9.0)
-    assert fitted.verdict.startswith(("approximate", "doubtful"))
-    assert len(fitted.report.stages) == 3
-
-
-@pytest.mark.slow
-def test_auto_runs_no_chains_of_many_parameters(monkeypatch):
-    monkeypatch.setattr("fedmcmc.fitting._decisions.MAX_PARAMETERS", 1)
-    with pytest.warns(fedmcmc.SamplingWarning, match=r'2 parameters: effort="exact" would run'):
-        fitted = fit(CURVED, CURVED_DATA, position=jnp.zeros(2), num_draws=2000)
-    assert fitted.verdict.startswith(("approximate", "doubtful"))
-    assert "chains" not in [stage.stage for stage in fitted.report.stages]
-
-
 def without_weights_and_tempering(monkeypatch):
     monkeypatch.setattr("fedmcmc.fitting._decisions.WEIGHTING", ())
     monkeypatch.setattr("fedmcmc.fitting._decisions.MAX_TEMPERED_PARAMETERS", 0)
@@ -296,32 +273,7 @@ def test_too_few_rounds_fail(monkeypatch):
     assert f"{fitted.report.rounds} rounds" in fitted.verdict
 
 
-def test_a_consortium_may_hide_its_rows():
-    """A consortium may hide its data, and faults repeat rounds."""
-    x, y, data = counts()
-    del x, y
-
-    class Hidden:
-        def __init__(self):
-            self.__inner = SimulatedConsortium(
-                data, transform=lambda k: fedmcmc.faults(k, drop=0.1, nan=0.05, rescale=False)
-            )
-            self.federation = self.__inner.federation
-
-        def ask(self, question, content):
-            return self.__inner.ask(question, content)
-
-        def sample(self, *args, **kwargs):
-            return self.__inner.sample(*args, **kwargs)
-
-    hidden, plain = fit(poisson, Hidden()), fit(poisson, data)
-    np.testing.assert_allclose(
-        hidden.samples.draws["b"].mean((0, 1)), plain.samples.draws["b"].mean((0, 1)), atol=0.02
-    )
-    assert hidden.report.rounds > plain.report.rounds
-
-
-class Watched(SimulatedConsortium):
+class WatchedConsortium(SimulatedConsortium):
     """Counts rounds of chains, and interrupts a call of `sample` as Ctrl-C does."""
 
     def __init__(self, interrupt_call=None, lasts=10):
@@ -340,10 +292,10 @@ def test_an_interrupt_keeps_the_draws_so_far(monkeypatch):
     without_weights_and_tempering(monkeypatch)
     settings = dict(position=jnp.zeros(2), num_draws=500)
     with pytest.warns(fedmcmc.SamplingWarning, match="fit: failed: chains did not agree"):
-        stopped = fit(CURVED, Watched(interrupt_call=7), **settings)
+        stopped = fit(CURVED, WatchedConsortium(interrupt_call=7), **settings)
     assert stopped.samples.draws.shape == (64, 10, 2)
     with pytest.raises(KeyboardInterrupt):
-        fit(CURVED, Watched(interrupt_call=3, lasts=2), **settings)
+        fit(CURVED, WatchedConsortium(interrupt_call=3, lasts=2), **settings)
 
 
 @pytest.mark.slow
@@ -356,13 +308,13 @@ def test_a_fit_resumes(tmp_path):
             warnings.simplefilter("ignore", fedmcmc.SamplingWarning)
             return fit(CURVED, consortium, **settings)
 
-    uninterrupted = program(Watched())
+    uninterrupted = program(WatchedConsortium())
     with fedmcmc.resumable(tmp_path, every_seconds=600), pytest.raises(KeyboardInterrupt):
-        program(Watched(interrupt_call=5, lasts=2))
+        program(WatchedConsortium(interrupt_call=5, lasts=2))
     # An interrupted call is a run of another length; its checkpoint cannot be used.
     shutil.rmtree(tmp_path / "0005")
     with fedmcmc.resumable(tmp_path, every_seconds=600):
-        again = program(Watched())
+        again = program(WatchedConsortium())
     np.testing.assert_array_equal(again.samples.draws, uninterrupted.samples.draws)
     assert again.verdict.split(";")[0] == uninterrupted.verdict.split(";")[0]
 
@@ -376,25 +328,29 @@ def test_whitened_posteriors_give_draws_in_the_users_coordinates():
     assert (np.abs(draws.mean((0, 1)) - EXACT.mean) / sds).max() < 5.5 / np.sqrt(3700)
 
 
-def test_bad_input_raises_before_sampling():
-    with pytest.raises(TypeError, match=r"takes a NumPyro model or a fedmcmc\.Posterior, got int"):
-        fit(3, FEDERATION.data)
-    with pytest.raises(TypeError, match="a consortium of clients, got dict"):
-        fit(poisson, {"x": 1})
-    for settings, text in (
-        (dict(effort="much"), "effort must be one of"),
-        (dict(num_draws=0), "num_draws must be a positive integer"),
-        (dict(max_rounds=0.5), "max_rounds must be a positive integer"),
-        (dict(latency=-1.0), "latency must be a number of seconds"),
-    ):
-        with pytest.raises(ValueError, match=text):
-            fit(FEDERATION.posterior, FEDERATION.data, **settings)
-    with pytest.raises(ValueError, match="pass position="):
-        fit(FEDERATION.posterior, FEDERATION.data)
+GAUSSIAN = FEDERATION.posterior, FEDERATION.data
+NOT_A_MODEL = r"takes a NumPyro model or a fedmcmc\.Posterior, got int"
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "model_and_data", "settings"),
+    [
+        (TypeError, NOT_A_MODEL, (3, FEDERATION.data), {}),
+        (TypeError, "a consortium of clients, got dict", (poisson, {"x": 1}), {}),
+        (ValueError, "effort must be one of", GAUSSIAN, {"effort": "much"}),
+        (ValueError, "num_draws must be a positive integer", GAUSSIAN, {"num_draws": 0}),
+        (ValueError, "max_rounds must be a positive integer", GAUSSIAN, {"max_rounds": 0.5}),
+        (ValueError, "latency must be a number of seconds", GAUSSIAN, {"latency": -1.0}),
+        (ValueError, "pass position=", GAUSSIAN, {}),
+    ],
+)
+def test_wrong_arguments_raise(error, message, model_and_data, settings):
+    with pytest.raises(error, match=message):
+        fit(*model_and_data, **settings)
 
 
 @pytest.mark.slow
-def test_eight_schools_against_quadrature():
+def test_eight_schools_have_the_moments_of_quadrature():
     """Non-centered, one client per school: Laplace's tail index is 0.92, and chains take over."""
     from scipy.special import logsumexp
     from scipy.stats import halfcauchy, norm
@@ -425,28 +381,11 @@ def test_eight_schools_against_quadrature():
     assert fitted.verdict.startswith("passed (MCMC)")
     assert abs(fitted.log_evidence - log_z) < 5 * fitted.log_evidence_sd
     draws, ess = fitted.samples.constrained, fitted.report.stages[-2].ess
-    for found, exact in ((draws["mu"], mu), (np.log(draws["tau"]), log_tau)):
+    for values, exact in ((draws["mu"], mu), (np.log(draws["tau"]), log_tau)):
         mean = (p * exact).sum()
         sd = np.sqrt((p * (exact - mean) ** 2).sum())
-        assert abs(found.mean() - mean) < 5 * sd / np.sqrt(ess)
-        assert abs(found.std() / sd - 1) < 6 / np.sqrt(ess)
-
-
-@pytest.mark.slow
-def test_an_improper_posterior_never_passes():
-    def separated(b, rows):
-        return jax.nn.log_sigmoid(rows["s"] * (b[0] + b[1] * rows["x"]))
-
-    flat = fedmcmc.Posterior(lambda b: jnp.zeros(()), separated)
-    rows = [{"x": np.array([-2.0, -1.0]), "s": np.array([-1.0, -1.0])}]
-    rows.append({"x": np.array([1.0, 2.0]), "s": np.array([1.0, 1.0])})
-    data = fedmcmc.FederatedData.from_clients(rows)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", fedmcmc.SamplingWarning)
-        fitted = fit(flat, data, position=jnp.zeros(2))
-    assert fitted.verdict.kind != "passed", fitted.verdict
-    if fitted.verdict.method == "SMC":
-        assert "does not fall along coordinate" in fitted.verdict
+        assert abs(values.mean() - mean) < 5 * sd / np.sqrt(ess)
+        assert abs(values.std() / sd - 1) < 6 / np.sqrt(ess)
 
 
 def compares_codes_with_a_label(x, arm, y=None):

@@ -17,9 +17,9 @@ LIMIT = 1.01  # R-hat below which chains agree
 
 def model(x, y=None):
     mu = numpyro.sample("mu", dist.Normal(0, 2).expand([x.shape[1]]).to_event(1))
-    own = numpyro.sample("own", dist.Normal(mu, SPREAD).to_event(1), infer={"local": True})
+    effect = numpyro.sample("effect", dist.Normal(mu, SPREAD).to_event(1), infer={"local": True})
     with numpyro.plate("rows", len(x)):
-        numpyro.sample("y", dist.Normal(x @ own, 1.0), obs=y)
+        numpyro.sample("y", dist.Normal(x @ effect, 1.0), obs=y)
 
 
 def clients(size=4):
@@ -27,16 +27,16 @@ def clients(size=4):
     mean, tables = rng.normal(size=size), []
     for num in (3, 9, 6, 12, 5, 8):
         x = rng.normal(size=(num, size)).astype(np.float32)
-        own = mean + SPREAD * rng.normal(size=size)
-        tables.append({"x": x, "y": (x @ own + rng.normal(size=num)).astype(np.float32)})
+        effect = mean + SPREAD * rng.normal(size=size)
+        tables.append({"x": x, "y": (x @ effect + rng.normal(size=num)).astype(np.float32)})
     return tables
 
 
 def law(size):
     """Return mean and covariance of `mu`, the clients' coefficients integrated out by hand."""
     precision, shift = np.eye(size) / 4, np.zeros(size)
-    for own in clients(size):
-        x, y = own["x"].astype(float), own["y"].astype(float)
+    for rows in clients(size):
+        x, y = rows["x"].astype(float), rows["y"].astype(float)
         inverse = np.linalg.inv(np.eye(len(x)) + SPREAD**2 * x @ x.T)
         precision += x.T @ inverse @ x
         shift += x.T @ inverse @ y
@@ -65,13 +65,13 @@ def test_clients_sample_effects_that_are_too_many_to_integrate_out(size):
     np.testing.assert_allclose(draws.std(0) / sd, 1, atol=5.5 / np.sqrt(2 * stage.ess))
     assert np.isnan(fitted.log_evidence) and fitted.gaussian is None
     assert fitted.report.to_dict()["about"]["parameters"] == size
-    own = fedmcmc.local_draws(
+    effects = fedmcmc.local_draws(
         fitted.posterior,
         fedmcmc.FederatedData.from_clients(clients(size)),
         jax.tree.map(lambda leaf: leaf[:, :10], fitted.samples.draws),
         rng_key=jax.random.key(4),
     )
-    assert own.draws["own"].shape == (8, 10, 6, 1, size)
+    assert effects.draws["effect"].shape == (8, 10, 6, 1, size)
 
 
 def test_unsupported_models_and_settings_of_gibbs_sampling_raise():

@@ -10,18 +10,13 @@ import pytest
 import fedmcmc
 from fedmcmc.fitting import find_modes
 from fedmcmc.runs import SimulatedConsortium, as_consortium
-from tests.oracles import laws
-from tests.oracles.federations import Federation
+from tests.fitting.models import EXACT, FEDERATION
 
-FEDERATION = Federation()
-EXACT = laws.posterior(
-    FEDERATION.precisions, FEDERATION.means, FEDERATION.prior_precision, FEDERATION.prior_mean
-)
 KEY = jax.random.key(2)
 
 
 @pytest.mark.check
-def test_the_mode_of_a_gaussian_and_its_curvature():
+def test_the_mode_and_the_curvature_of_a_gaussian_are_exact():
     consortium = SimulatedConsortium(FEDERATION.data)
     search = find_modes(KEY, FEDERATION.posterior, consortium, position=jnp.zeros(3))
     (mode,) = search.modes
@@ -33,44 +28,13 @@ def test_the_mode_of_a_gaussian_and_its_curvature():
     assert search.rounds <= 6
     values_up = 32 * (32 + 3 + 1 + 1) * 4
     assert search.bits_up == 2 * values_up + (search.rounds - 2) * 32 * (8 * (1 + 3 + 6) + 1) * 4
-
-
-def test_faults_repeat_exchanges_without_other_effects():
-    plain = find_modes(
-        KEY, FEDERATION.posterior, as_consortium(FEDERATION.data), position=jnp.zeros(3)
-    )
+    # Faults repeat exchanges without other effects.
     faulty = SimulatedConsortium(
         FEDERATION.data, transform=lambda k: fedmcmc.faults(k, drop=0.3, rescale=False)
     )
     again = find_modes(KEY, FEDERATION.posterior, faulty, position=jnp.zeros(3))
-    np.testing.assert_allclose(again.modes[0].flat, plain.modes[0].flat, atol=1e-5)
-    assert again.rounds > plain.rounds
-
-
-def bimodal(distance=6.0):
-    """Return a posterior of two clients with modes of masses 0.7 and 0.3, and its data."""
-
-    def loglikelihood(x, rows):
-        # Client 0 holds both modes with equal mass; client 1 changes the masses.
-        places = jnp.array([-distance / 2, distance / 2])
-        both = jax.scipy.special.logsumexp(-0.5 * (x[0] - places) ** 2) - 0.5 * x[1] ** 2
-        weighted = jnp.log(0.3 + 0.4 / (1 + jnp.exp(distance * x[0])))
-        return jnp.where(rows == 0, both, weighted - jnp.log(2 * jnp.pi * 0.5))
-
-    posterior = fedmcmc.Posterior(lambda x: jnp.zeros(()), loglikelihood)
-    return posterior, fedmcmc.FederatedData.from_clients([jnp.zeros(1), jnp.ones(1)])
-
-
-def test_two_modes_in_two_clients_are_both_found():
-    posterior, data = bimodal()
-    search = find_modes(KEY, posterior, as_consortium(data), position=jnp.zeros(2))
-    places = sorted(float(mode.flat[0]) for mode in search.modes)
-    np.testing.assert_allclose(places, [-3.0, 3.0], atol=0.05)
-    assert search.modes[0].flat[0] < 0  # the heavier first
-    corrected = fedmcmc.correct(KEY, posterior, data, search.mixture(), centre=search.centre)
-    assert corrected.verdict.kind == "passed"
-    mass = corrected.mean(lambda x: (x[0] > 0).astype(float))
-    assert abs(float(mass) - 0.3) < 4 * np.sqrt(0.21 / corrected.ess)
+    np.testing.assert_allclose(again.modes[0].flat, mode.flat, atol=1e-5)
+    assert again.rounds > search.rounds
 
 
 @pytest.mark.slow

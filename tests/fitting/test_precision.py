@@ -28,16 +28,16 @@ def check(loglikelihood_fn, clients, centre, sd):
 def test_the_error_for_counts_equals_the_error_against_double_precision(size, num, ok):
     y = np.random.default_rng(0).poisson(size, num).astype(np.float32)
     centre, sd = np.log(y.mean()), 1 / np.sqrt(y.sum())
-    found = check(poisson, [y[: num // 2], y[num // 2 :]], centre, sd)
+    result = check(poisson, [y[: num // 2], y[num // 2 :]], centre, sd)
     # Errors of the rows' terms at draws of the posterior, in the arithmetic of the model.
     draws = np.float32(centre + sd * np.random.default_rng(1).normal(size=100))
     exact = y * np.float64(draws[:, None]) - np.exp(np.float64(draws[:, None]))
     exact = exact - exact_gammaln(np.float64(y) + 1)
     rounded = np.stack([poisson(jnp.array([draw]), jnp.asarray(y)) for draw in draws])
     error = (rounded - exact).sum(1, dtype=np.float64).std()
-    assert error / 3 < found.noise_nats < 3 * error
-    assert found.ok == ok and found.rounds == (1 if ok else 3)
-    assert ("jax_enable_x64" in found.message) != ok
+    assert error / 3 < result.noise_nats < 3 * error
+    assert result.ok == ok and result.rounds == (1 if ok else 3)
+    assert ("jax_enable_x64" in result.message) != ok
 
 
 def test_kinks_are_no_rounding_errors_but_a_large_constant_is():
@@ -57,5 +57,5 @@ def test_kinks_are_no_rounding_errors_but_a_large_constant_is():
 
 def test_a_coarse_floating_point_grid_is_reported():
     y = 1e6 + np.arange(64.0)
-    found = check(lambda x, y: -50.0 * (y - x[0]) ** 2, [y], 1e6 + 31.5, 0.0125)
-    assert not found.ok and "neighboring numbers of float32 are 0.062 apart" in found.message
+    result = check(lambda x, y: -50.0 * (y - x[0]) ** 2, [y], 1e6 + 31.5, 0.0125)
+    assert not result.ok and "neighboring numbers of float32 are 0.062 apart" in result.message

@@ -13,7 +13,7 @@ from fedmcmc.fitting import find_modes
 from fedmcmc.fitting._predicted import predict_tail, tail_index
 from fedmcmc.gaussian import moments_of
 from fedmcmc.runs import SimulatedConsortium
-from tests.fitting.test_modes import FEDERATION
+from tests.fitting.models import FEDERATION
 
 SHARES = fedmcmc.FederatedData.from_clients(
     [np.full(3, 0.1, np.float32), np.full(5, 0.1, np.float32), np.full(1, 0.2, np.float32)]
@@ -101,8 +101,9 @@ def test_khat_of_the_gaussian_of_fed_ep_is_predicted(monkeypatch):
 
     def failing_first(*args, **settings):
         calls.append(args)
-        found = real(*args, **settings)
-        return replace(found, verdict=Verdict("failed")) if len(calls) == 1 else found
+        corrected = real(*args, **settings)
+        is_first = len(calls) == 1
+        return replace(corrected, verdict=Verdict("failed")) if is_first else corrected
 
     def narrow(approximation):
         mean, covariance = moments_of(approximation)

@@ -23,9 +23,9 @@ SHARED = ("mu", "beta", "tau", "sigma")
 def outcomes():
     rng = np.random.default_rng(0)
     covariance = np.array([[3.24, 0.135], [0.135, 0.0625]])
-    own = rng.multivariate_normal([24.0, 0.66], covariance, 27)
+    effect = rng.multivariate_normal([24.0, 0.66], covariance, 27)
     noise = 1.3 * rng.standard_normal(108)
-    return (own[SUBJECT, 0] + own[SUBJECT, 1] * np.tile(AGES, 27) + noise).astype(np.float32)
+    return (effect[SUBJECT, 0] + effect[SUBJECT, 1] * np.tile(AGES, 27) + noise).astype(np.float32)
 
 
 def shared_sites():
@@ -39,19 +39,19 @@ def shared_sites():
 
 def model(age, y=None):
     mean, factor, sigma = shared_sites()
-    own = numpyro.sample(
-        "own", dist.MultivariateNormal(mean, scale_tril=factor), infer={"local": True}
+    effect = numpyro.sample(
+        "effect", dist.MultivariateNormal(mean, scale_tril=factor), infer={"local": True}
     )
     with numpyro.plate("rows", len(age)):
-        numpyro.sample("y", dist.Normal(own[0] + own[1] * age, sigma), obs=y)
+        numpyro.sample("y", dist.Normal(effect[0] + effect[1] * age, sigma), obs=y)
 
 
 def pooled(age, y):
     mean, factor, sigma = shared_sites()
     with numpyro.plate("subjects", 27):
         z = numpyro.sample("z", dist.Normal(0, 1).expand([2]).to_event(1))
-    own = mean + z @ factor.T
-    numpyro.sample("y", dist.Normal(own[SUBJECT, 0] + own[SUBJECT, 1] * age, sigma), obs=y)
+    effect = mean + z @ factor.T
+    numpyro.sample("y", dist.Normal(effect[SUBJECT, 0] + effect[SUBJECT, 1] * age, sigma), obs=y)
 
 
 def means_by_fit():
@@ -86,10 +86,10 @@ def test_fit_ends_on_two_cores_with_the_means_of_nuts():
         env=environment,
     )
     assert run.returncode == 0, run.stderr
-    found = json.loads(run.stdout.splitlines()[-1])
+    means = json.loads(run.stdout.splitlines()[-1])
     chains = MCMC(NUTS(pooled), num_warmup=500, num_samples=4000, progress_bar=False)
     chains.run(jax.random.key(1), np.tile(AGES, 27), outcomes())
     for name, draws in chains.get_samples().items():
         if name in SHARED:
-            error = np.abs(draws.mean(0) - np.array(found[name])) / draws.std(0)
+            error = np.abs(draws.mean(0) - np.array(means[name])) / draws.std(0)
             assert (error < 0.15).all(), name

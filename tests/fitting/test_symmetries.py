@@ -23,9 +23,12 @@ def test_common_axes_and_scalars_with_a_common_stem_are_exchanged():
         "mu_1": np.array(1.0),
         "mu_2": np.array(2.0),
     }
-    found = {(each.kind, each.members) for each in list_symmetries(values)}
-    assert ("permute", (("m", 0), ("w", 0))) in found and ("permute", (("w", 1),)) in found
-    assert ("permute", ((("mu_1", "mu_2"), None),)) in found
+    symmetries = {(each.kind, each.members) for each in list_symmetries(values)}
+    assert ("permute", (("m", 0), ("w", 0))) in symmetries and (
+        "permute",
+        (("w", 1),),
+    ) in symmetries
+    assert ("permute", ((("mu_1", "mu_2"), None),)) in symmetries
     swap = next(x for x in list_symmetries(values) if x.members == ((("mu_1", "mu_2"), None),))
     image = swap.example(values)
     assert image["mu_1"] == 2 and image["mu_2"] == 1 and image["m"] is values["m"]
@@ -39,8 +42,8 @@ def test_all_orders_of_components_are_images_of_one():
         for each in list_symmetries(images.values)
         if each.kind == "permute" and len(each.members) == 2
     )
-    found, complete = images.closure([both])
-    flat = images.flat(found)
+    points, complete = images.closure([both])
+    flat = images.flat(points)
     assert complete and len(np.unique(flat, axis=0)) == 5
     np.testing.assert_allclose(flat[:, 3:] - flat[:, :3], 3)
 
@@ -67,8 +70,8 @@ def test_modes_that_no_start_reaches_are_found_by_symmetry():
 
     search = modes_of(density, means)
     assert len(search.modes) == search.num_symmetric == 6 and not search.caveats
-    found = np.array([np.argsort(mode.flat) for mode in search.modes])
-    assert len(np.unique(found, axis=0)) == 6
+    mode_orders = np.array([np.argsort(mode.flat) for mode in search.modes])
+    assert len(np.unique(mode_orders, axis=0)) == 6
     for mode in search.modes:
         np.testing.assert_allclose(mode.covariance, 0.01 * np.eye(3), atol=1e-4)
 
@@ -81,8 +84,8 @@ def test_reflections_are_found():
         return -0.5 * (product / 0.01) ** 2 - 0.5 * ((jnp.abs(x["a"]) - 2) / 0.1) ** 2
 
     search = modes_of(density, {"a": jnp.array(2.0), "b": jnp.array(3.0)})
-    found = sorted(tuple(np.round(mode.flat).astype(int)) for mode in search.modes)
-    assert found == [(-2, -3), (2, 3)] and search.num_symmetric == 2
+    places = sorted(tuple(np.round(mode.flat).astype(int)) for mode in search.modes)
+    assert places == [(-2, -3), (2, 3)] and search.num_symmetric == 2
 
 
 def test_too_many_symmetric_modes_are_reported():

@@ -1,5 +1,6 @@
-"""What every metric promises: to compile, to map, to batch, to keep precision."""
+"""Properties of all metrics: they compile, map, batch, and keep precision."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,8 +39,8 @@ def apply_fn(theta, x):
     return jax.nn.softmax(x[:, None] * theta[None], axis=-1)
 
 
-# Arguments have a leading axis of NUM. BATCHED broadcast leading axes on their own; OTHERS are
-# mapped by the caller.
+# Arguments have a leading axis of NUM. Metrics in BATCHED broadcast leading axes; the caller maps
+# those in MAPPED.
 BATCHED = {
     "accuracy": (metrics.accuracy, P, Y),
     "agreement": (metrics.agreement, P, Q),
@@ -54,15 +55,12 @@ BATCHED = {
     "negative_log_likelihood": (metrics.negative_log_likelihood, P, Y),
     "ood_auc": (metrics.ood_auc, normals(9), normals(7)),
     "predictive_entropy": (metrics.predictive_entropy, P),
-    "relative_efficiency": (
-        lambda bits: metrics.relative_efficiency(bits, 5),
-        np.exp(normals(2)),
-    ),
+    "relative_efficiency": (lambda bits: metrics.relative_efficiency(bits, 5), np.exp(normals(2))),
     "reliability": (metrics.reliability, P, Y),
     "rounds_to_threshold": (lambda v: metrics.rounds_to_threshold(v, 0.5, window=2), normals(30)),
     "total_variation": (metrics.total_variation, P, Q),
 }
-OTHERS = {
+MAPPED = {
     "marginal_error": (metrics.marginal_error, normals(30, 2), normals(20, 2)),
     "marginal_error_floor": (
         lambda r: metrics.marginal_error_floor(KEY, r, 8, num_repeats=2),
@@ -71,62 +69,55 @@ OTHERS = {
     "potential": (lambda d: metrics.potential(POSTERIOR, DATA, d), normals(5, 2)),
     "predictive": (lambda d, x: metrics.predictive(apply_fn, d, x), normals(5, 2), normals(4)),
 }
-EVERY = BATCHED | OTHERS
+TABLE = BATCHED | MAPPED
 
 
-def one_by_one(name):
-    fn, *arguments = EVERY[name]
+def check_close(result, expected):
+    chex.assert_trees_all_equal_shapes_and_dtypes(result, expected)
+    chex.assert_trees_all_close(result, expected, rtol=1e-5, atol=1e-6)
+
+
+def evaluate_pairs(name, arguments):
+    """Return the metric by broadcasting: each first argument with each label or reference."""
+    fn = BATCHED[name][0]
+    split = (len(arguments) + 1) // 2
+    first, second = arguments[:split], arguments[split:]
+    if not second:
+        return fn(*first)
+    result = fn(*(a[:, None] for a in first), *(a[None] for a in second))
+    if name in ("credibility_accuracy_curve", "reliability"):  # thresholds and ends of bins
+        result = result._replace(**{result._fields[0]: np.tile(result[0], (NUM, NUM, 1))})
+    pairs = np.arange(NUM)
+    return jax.tree.map(lambda leaf: leaf[pairs, pairs], result)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_metrics_compile_map_and_broadcast(name):
+    fn, *arguments = TABLE[name]
     each = [fn(*(argument[i] for argument in arguments)) for i in range(NUM)]
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *each)
+    expected = jax.tree.map(lambda *leaves: np.stack(leaves), *each)
+    on_device = jax.device_put(arguments)
+    mapped = jax.jit(jax.vmap(fn)).lower(*on_device).compile()
+    with jax.transfer_guard("disallow"):
+        result = mapped(*on_device)
+    check_close(result, expected)
+    if name in BATCHED:
+        check_close(evaluate_pairs(name, arguments), expected)
 
 
-def assert_same(found, expected):
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        assert one.shape == other.shape and one.dtype == other.dtype
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-
-
-def test_every_metric_is_in_the_table():
+def test_the_table_has_all_metrics():
     public = {
         name
         for name in vars(metrics)
         if not name.startswith("_") and not isinstance(getattr(metrics, name), type)
     }
-    assert public == set(EVERY)
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_compiled_and_mapped_as_one_by_one(name):
-    fn, *arguments = EVERY[name]
-    arguments = jax.device_put(arguments)
-    mapped = jax.jit(jax.vmap(fn)).lower(*arguments).compile()
-    with jax.transfer_guard("disallow"):
-        found = mapped(*arguments)
-    assert_same(found, one_by_one(name))
-
-
-@pytest.mark.parametrize("name", BATCHED)
-def test_leading_axes_are_batched_and_broadcast(name):
-    fn, *arguments = BATCHED[name]
-    # Each of the first (a sampler's) with each of the others (a reference's, labels).
-    split = (len(arguments) + 1) // 2
-    first, rest = arguments[:split], arguments[split:]
-    if rest:
-        first, rest = [a[:, None] for a in first], [a[None] for a in rest]
-    found = fn(*first, *rest)
-    if name in ("credibility_accuracy_curve", "reliability"):  # one for all: thresholds, ends
-        found = found._replace(**{found._fields[0]: np.tile(found[0], (NUM, NUM, 1))})
-    if rest:
-        pairs = np.arange(NUM)
-        found = jax.tree.map(lambda leaf: leaf[pairs, pairs], found)
-    assert_same(found, one_by_one(name))
+    assert public == set(TABLE)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", EVERY)
-def test_strict_promotion_and_double_precision(name):
-    fn, *arguments = EVERY[name]
+@pytest.mark.parametrize("name", TABLE)
+def test_metrics_support_strict_promotion_and_double_precision(name):
+    fn, *arguments = TABLE[name]
     single = fn(*(argument[0] for argument in arguments))
     with (
         jax.numpy_dtype_promotion("strict"),
@@ -137,31 +128,30 @@ def test_strict_promotion_and_double_precision(name):
             lambda x: x.astype(np.float64) if x.dtype == np.float32 else x, arguments
         )
         double = fn(*(jnp.asarray(argument[0]) for argument in data))
-    for one, other in zip(jax.tree.leaves(double), jax.tree.leaves(single), strict=True):
-        assert one.dtype == (np.float64 if other.dtype == np.float32 else other.dtype)
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    chex.assert_trees_all_close(double, single, rtol=1e-4, atol=1e-5)
+    for leaf, reference in zip(jax.tree.leaves(double), jax.tree.leaves(single), strict=True):
+        assert leaf.dtype == (np.float64 if reference.dtype == np.float32 else reference.dtype)
 
 
 def test_half_precision_is_summed_in_single():
     half = jnp.asarray(P, jnp.bfloat16)
-    found = metrics.brier_score(half, Y)
-    assert found.dtype == jnp.float32
-    np.testing.assert_allclose(found, metrics.brier_score(half.astype(jnp.float32), Y), rtol=1e-6)
+    result = metrics.brier_score(half, Y)
+    assert result.dtype == jnp.float32
+    np.testing.assert_allclose(result, metrics.brier_score(half.astype(jnp.float32), Y), rtol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64])
-def test_labels_of_any_integer_type(dtype):
+def test_labels_have_any_integer_type():
     wide = RNG.dirichlet(np.ones(300), 12)
     expected = metrics.negative_log_likelihood(wide, Y[0])
-    found = jax.jit(metrics.negative_log_likelihood)(wide, jnp.asarray(Y[0].astype(dtype)))
-    assert found == expected
+    for dtype in (np.int8, np.uint8, np.int64):
+        labels = jnp.asarray(Y[0].astype(dtype))
+        assert jax.jit(metrics.negative_log_likelihood)(wide, labels) == expected
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["accuracy", "brier_score", "negative_log_likelihood", "expected_calibration_error"],
+    "name", ["accuracy", "brier_score", "negative_log_likelihood", "expected_calibration_error"]
 )
-@pytest.mark.parametrize("label", [-1, 4])
-def test_compiled_metrics_turn_impossible_labels_into_nan(name, label):
-    labels = jnp.asarray(Y[0]).at[2].set(label)
-    assert np.isnan(jax.jit(getattr(metrics, name))(P[0], labels))
+def test_compiled_metrics_turn_impossible_labels_into_nan(name):
+    metric = jax.jit(getattr(metrics, name))
+    for label in (-1, 4):
+        assert np.isnan(metric(P[0], jnp.asarray(Y[0]).at[2].set(label)))

@@ -1,13 +1,13 @@
 """Bugs of criticism that its tests must notice; see `test_mutations`."""
 
-LOO = "criticism/test_loo.py::test_loo_is_arvizs_on_pooled_rows[0.4-normal]"
-GROUPS = "criticism/test_units.py::test_the_density_of_what_is_left_out_is_exact[None]"
-COMPARE = "criticism/test_loo.py::test_compare_takes_differences_row_by_row"
+LOO = "criticism/test_loo.py::test_loo_equals_that_of_arviz_on_pooled_rows[0.4-normal]"
+GROUPS = "criticism/test_units.py::test_the_density_of_a_unit_that_is_left_out_is_exact[None]"
+COMPARE = "criticism/test_loo.py::test_compare_uses_differences_by_rows"
 CELLS = (
-    "criticism/test_predictive.py::test_clients_show_no_small_cell_and_merge_replicated_ones_alike"
+    "criticism/test_predictive.py::test_clients_merge_small_cells_of_observed_and_replicated_rows"
 )
-CONFLICT = "criticism/test_conflict.py::test_statistics_are_the_formulas_of_pseudo_inverses"
-WITHOUT = "criticism/test_leave_out.py::test_moments_are_those_of_the_others_posterior"
+CONFLICT = "criticism/test_conflict.py::test_statistics_equal_formulas_of_pseudo_inverses"
+WITHOUT = "criticism/test_leave_out.py::test_moments_and_shifts_without_a_client_are_exact"
 OUTCOMES = "criticism/test_calibrate.py::test_outcomes_are_redrawn_and_covariates_stay"
 ELSEWHERE = "criticism/test_calibrate.py::test_clients_elsewhere_draw_their_outcomes_themselves"
 

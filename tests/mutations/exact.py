@@ -1,11 +1,11 @@
 """Bugs of corrections and of set-up that tests must notice; see `test_mutations`."""
 
-WEIGHTED = "exact/test_correct.py::test_weighted_draws_are_the_posteriors"
+WEIGHTED = "exact/test_correct.py::test_weighted_draws_have_the_moments_of_the_posterior"
 FAULTS = "exact/test_correct.py::test_faults_and_many_points_change_nothing"
 SEPARATE = "deploy/test_setup.py::test_what_each_client_is_asked[taylor]"
 PREDICTED = "fitting/test_predicted.py::test_variances_without_correlations_are_too_narrow"
 DITHERED = (
-    "exact/test_noise.py::test_dithered_values_cost_draws_and_leave_weights_and_evidence_right"
+    "exact/test_noise.py::test_dithered_values_cost_draws_and_keep_weights_and_evidence_exact"
 )
 UNIFORM = "exact/test_noise.py::test_errors_are_uniform_and_independent_of_the_value"
 

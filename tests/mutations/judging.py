@@ -1,11 +1,11 @@
 """Bugs of what judges draws, and of what keeps steps short; see `test_mutations`."""
 
-WEIGHTS = "diagnostics/test_weights.py::test_errors_are_those_of_the_law[1.0]"
-SPREAD = "diagnostics/test_diagnosis.py::test_the_spread_of_langevin_steps_is_found[0.6]"
-REPEATED = "diagnostics/test_diagnosis.py::test_standard_errors_are_those_of_repetitions[0.3]"
-DEPTH = (
-    "diagnostics/test_diagnosis.py::test_draws_that_were_thrown_out_are_said_by_their_log_density"
+WEIGHTS = "diagnostics/test_weights.py::test_standard_errors_of_weights_are_exact[1.0]"
+SPREAD = "diagnostics/test_diagnosis.py::test_the_spread_of_langevin_steps_is_exact[0.6]"
+REPEATED = (
+    "diagnostics/test_diagnosis.py::test_standard_errors_equal_the_spread_of_repetitions[0.3]"
 )
+DEPTH = "diagnostics/test_diagnosis.py::test_draws_far_out_are_reported_by_their_log_density"
 SHRINK = "tuning/test_visits.py::test_where_surrogates_are_exact_visits_shrink_by_the_step[4]"
 LOOP = "tuning/test_visits.py::test_the_find_worst_visits_is_that_of_a_loop_in_numpy"
 
