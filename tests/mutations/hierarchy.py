@@ -2,9 +2,9 @@
 
 MOVES = "hierarchy/test_refresh.py::test_moves_keep_a_conditional"
 DRAWS = "hierarchy/test_refresh.py::test_draws_are_those_of_a_gaussian_conditional[0.0]"
-EXACT = "hierarchy/test_marginal.py::test_of_a_gaussian_model_it_is_exact[0.0-5]"
+EXACT = "hierarchy/test_marginal.py::test_a_gaussian_model_is_integrated_exactly[0.0-5]"
 SLOPES = "hierarchy/test_marginal.py::test_gradients_are_those_of_the_value[1]"
-LAYOUTS = "hierarchy/test_marginal.py::test_groups_lie_in_clients_of_their_own_or_together"
+LAYOUTS = "hierarchy/test_marginal.py::test_the_layout_of_groups_does_not_matter"
 NEW = "hierarchy/test_new_group.py::test_a_new_group_is_drawn_from_the_population[0.0]"
 ALONE = "hierarchy/test_unpooled.py::test_draws_are_those_of_the_groups_own_rows"
 CENTERED = (
@@ -24,7 +24,7 @@ SCHOOLS = (
     "laws/test_gibbs_recentering_law.py::"
     "test_slopes_of_what_varies_between_groups_get_to_the_posterior"
 )
-QUADRATURE = "hierarchy/test_marginal.py::test_a_quadrature_that_is_off_is_told"
+QUADRATURE = "hierarchy/test_marginal.py::test_an_inaccurate_quadrature_is_reported"
 FAR = "laws/test_gibbs_law.py::test_effects_far_from_zero_have_a_spread[1.0]"
 NEGATIVE = (
     "hierarchy/test_gibbs.py::test_a_spread_is_not_below_what_rounding_leaves_of_it[multivariate]"
@@ -33,8 +33,8 @@ ROWS = (
     "hierarchy/test_gibbs.py::test_parameters_of_rows_move_by_an_exchange_of_their_own[conjugate]"
 )
 PATHS = "hierarchy/test_refresh.py::test_trajectories_keep_a_conditional[hmc]"
-SEARCHES = "hierarchy/test_marginal.py::test_searches_that_fail_are_counted"
-SADDLES = "hierarchy/test_marginal.py::test_searches_that_end_at_a_saddle_have_failed"
+SEARCHES = "hierarchy/test_marginal.py::test_failed_searches_are_counted"
+SADDLES = "hierarchy/test_marginal.py::test_a_search_that_ends_at_a_saddle_has_failed"
 LATENTS, MARGINAL = "hierarchy/_latents.py", "hierarchy/_marginal.py"
 REFRESH, NORMAL = "hierarchy/_refresh.py", "hierarchy/_gaussian_moves.py"
 KERNEL, SERVER = "kernels/_joint.py", "kernels/_gibbs.py"
