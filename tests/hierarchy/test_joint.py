@@ -180,11 +180,11 @@ def test_unsupported_kernels_raise():
         (lambda: fedmcmc.hmc(posterior, ODDS).init(KEY, ODDS, data), "fed_ep sample them"),
         (lambda: build(marginal), "this posterior has none"),
         (lambda: build(batch_size=2), "temperature one"),
-        (lambda: build(prior="split"), "the server adds the prior"),
+        (lambda: build(prior="split"), "the server adds prior and noise"),
         (lambda: build(marginal, None, num_draws=2), "are settings for latents"),
         (lambda: build(order="last"), "order must be"),
         (lambda: ula(2.5), "step_size must be"),
-        (lambda: not_normal.init(KEY, ODDS, data), "not normal given the rest"),
+        (lambda: not_normal.init(KEY, ODDS, data), "not normal given position and rows"),
         (lambda: build(participation=twice), "drawn twice"),
         (lambda: fedmcmc.compress(absent, fedmcmc.memory(fedmcmc.quantize(4))), "absent clients"),
         (

@@ -18,7 +18,7 @@ METRIC = f"{JOINT}[exact, a metric]"
 GIBBS = "laws/test_gibbs_law.py::test_law_of_every_round[some clients]"
 SLICES = "laws/test_gibbs_law.py::test_in_the_long_run_it_is_the_posterior[slices]"
 SWEPT = "laws/test_gibbs_law.py::test_slices_draw_what_is_shared_given_latents"
-PREDICTED = "tuning/test_latents.py::test_of_draws_the_law_is_exact[draws]"
+PREDICTED = "tuning/test_latents.py::test_the_prediction_for_exact_draws_of_latents_is_exact[draws]"
 RECENTERED = "laws/test_gibbs_recentering_law.py::test_draws_of_the_posterior_stay_such"
 SCHOOLS = (
     "laws/test_gibbs_recentering_law.py::"

@@ -6,7 +6,7 @@ REPEATED = "diagnostics/test_diagnosis.py::test_standard_errors_are_those_of_rep
 DEPTH = (
     "diagnostics/test_diagnosis.py::test_draws_that_were_thrown_out_are_said_by_their_log_density"
 )
-SHRINK = "tuning/test_visits.py::test_where_surrogates_are_exact_visits_shrink_by_the_step[4]"
+SHRINK = "tuning/test_visits.py::test_visits_with_exact_surrogates_shrink_by_the_step[4]"
 LOOP = "tuning/test_visits.py::test_the_worst_visit_is_that_of_a_loop_in_numpy"
 BY_WEIGHTS, BY_GRADIENTS = "diagnostics/_weights.py", "diagnostics/_moments.py"
 VISITS = "tuning/_visits.py"
