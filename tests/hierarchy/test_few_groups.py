@@ -46,7 +46,7 @@ def build_posterior(model, **settings):
 
 
 def assert_half_normal_sd(sd):
-    # The fourth moment of a half-normal is below that of a normal.
+    # The fourth moment of a half-normal is below the moment of a normal.
     assert abs(sd / HALF_NORMAL_SD - 1) * np.sqrt(2 * NUM) < LIMIT
 
 

@@ -10,15 +10,12 @@ import fedmcmc
 from fedmcmc import FederatedData, Record, lsd, rounds
 from fedmcmc.hierarchy import conjugate, independence, ula
 from tests.hierarchy.models import (
-    SD,
-    SPREAD,
     break_other_groups,
     clients,
     gaussian,
     in_two_clients,
     logistic,
 )
-from tests.oracles.federations import LIMIT
 
 KEY = jax.random.key(2)
 ODDS = {"tau": -0.3, "slope": 0.6}
@@ -127,35 +124,6 @@ def test_draws_depend_on_the_ids_of_clients_and_groups_and_on_no_order(kind):
             np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
         changed = answer(reversed_data, 1 - id_, 1 - id_)[-1]
         assert np.abs(changed - expected[-1]).max() > 0.01
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("centered", [0.0, 1.0])
-def test_the_posterior_does_not_depend_on_the_parametrization(centered):
-    groups = clients()
-    data = FederatedData.from_clients(groups)
-    posterior = fedmcmc.from_numpyro(gaussian, example=data, centered=centered)
-    kernel = lsd(posterior, step_size=0.002, refresh=conjugate())
-    settings = dict(num_rounds=1200, num_burnin=1199, num_chains=4096, record=Record(local=True))
-    samples = fedmcmc.sample(KEY, kernel, data, PLACE, progress=False, **settings)
-    size, num = 2 + len(groups), sum(len(group["x"]) for group in groups)
-    design, outcome, row = np.zeros((num, size)), np.concatenate([g["y"] for g in groups]), 0
-    for i, group in enumerate(groups):
-        rows = slice(row, row + len(group["x"]))
-        design[rows, 1], design[rows, 2 + i], row = group["x"], 1, rows.stop
-    precision = design.T @ design / SD**2 + np.diag([1 / 4, 1, *[0] * len(groups)])
-    for i in range(len(groups)):
-        gap = np.zeros(size)
-        gap[0], gap[2 + i] = -1, 1
-        precision += np.outer(gap, gap) / SPREAD**2
-    covariance = np.linalg.inv(precision)
-    mean = covariance @ design.T @ outcome / SD**2
-    effects = samples.constrained_local["effect"].reshape(4096, len(groups))
-    draws = np.column_stack([samples.draws["mu"], samples.draws["slope"], effects])
-    z = (draws.mean(0) - mean) / np.sqrt(np.diag(covariance)) * np.sqrt(len(draws))
-    assert np.abs(z).max() < LIMIT
-    # The step's own error of a variance is a few percent, of either sign.
-    assert np.abs(draws.var(0) / np.diag(covariance) - 1).max() < 0.15
 
 
 def test_unsupported_kernels_raise():

@@ -1,4 +1,4 @@
-"""Effects of groups without rows: those of the population."""
+"""Effects of groups without rows, drawn from the population."""
 
 import jax
 import numpy as np

@@ -194,7 +194,7 @@ LOGISTIC = fedmcmc.Posterior(lambda theta: -0.5 * jnp.sum(theta**2), logistic, r
 
 @register_dataclass
 @dataclass(frozen=True, eq=False)
-class Fixed(fedmcmc.inference.Mean):
+class FixedMean(fedmcmc.inference.Mean):
     """Mean at the client's start, so that only the covariance is tested."""
 
     weight_decay: jax.Array
@@ -207,7 +207,7 @@ class Fixed(fedmcmc.inference.Mean):
 
 
 def at_the_start(weight_decay=0.0):
-    return Fixed(jnp.asarray(weight_decay))
+    return FixedMean(jnp.asarray(weight_decay))
 
 
 def information(theta):

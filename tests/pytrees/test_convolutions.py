@@ -2,8 +2,6 @@
 
 import functools
 import itertools
-from dataclasses import dataclass
-from typing import Any
 
 import chex
 import jax
@@ -14,7 +12,6 @@ import pytest
 import fedmcmc
 from fedmcmc.pytrees._convolutions import canonical, holds_convolution
 from fedmcmc.rounds import _program
-from fedmcmc.types import Broadcast, FederatedKernel, StepInfo, as_functions, register_dataclass
 from tests.support.lanes import fast_and_slow
 
 LAYOUTS = {
@@ -221,48 +218,11 @@ def relay(loglikelihood, **changed):
     return fedmcmc.dsgld(posterior(loglikelihood), **settings)
 
 
-def walk(loglikelihood, participation):
-    """Build clients with separate places: batched convolutions have groups.
-
-    A client's state is its place; its message is its last step.
-    """
-    return as_functions(Walk(participation, loglikelihood))
-
-
-@register_dataclass
-@dataclass(frozen=True, eq=False, repr=False)
-class Walk(FederatedKernel):
-    participation: fedmcmc.types.Participation
-    loglikelihood: Any
-
-    def server_init(self, rng_key, position, federation, totals):
-        return Broadcast(jnp.zeros((), jnp.int32), position), ()
-
-    def client_init(self, broadcast, client):
-        return broadcast.position + client.index + 1.0
-
-    def prepare(self, rng_key, like, client):
-        return jax.random.normal(rng_key, (12,)).reshape(2, 2, 3)
-
-    def step(self, draws, broadcast, client_state, client):
-        place = client_state
-
-        def total(w):
-            likelihood = fedmcmc.data.fold(
-                lambda batch, mask: jnp.sum(jnp.where(mask, self.loglikelihood(w, batch), 0)),
-                client,
-            )
-            return likelihood - jnp.sum((w - broadcast.position) ** 2)
-
-        def local(i, w):
-            return w + 0.01 * jax.grad(total)(w) + 0.1 * draws[i]
-
-        new = jax.lax.fori_loop(0, 2, local, place)
-        info = StepInfo(jnp.int32(32), jnp.linalg.norm(new))
-        return 0.1 * (new - place), new, info
-
-    def aggregate(self, rng_key, broadcast, server_state, total):
-        return Broadcast(broadcast.round + 1, broadcast.position + total), server_state, ()
+def average(loglikelihood, participation):
+    """Build clients that each move to another place: their batched convolutions have groups."""
+    return fedmcmc.fa_ld(
+        posterior(loglikelihood), step_size=0.01, num_local_steps=2, participation=participation
+    )
 
 
 def run(kernel, **changed):
@@ -279,7 +239,7 @@ def build_kernel(name, loglikelihood):
     if name == "pooled":
         return fedmcmc.sgld(posterior(loglikelihood), step_size=0.01)
     participation = fedmcmc.full() if name == "full" else fedmcmc.uniform(2)
-    return walk(loglikelihood, participation)
+    return average(loglikelihood, participation)
 
 
 @pytest.mark.parametrize("name", fast_and_slow(["cohort", "relay", "full", "pooled"], ["cohort"]))
@@ -319,7 +279,7 @@ def test_a_non_finite_round_raises():
 
 
 def trace_segment(loglikelihood, collect=None):
-    kernel = fedmcmc.types.as_functions(walk(loglikelihood, fedmcmc.full()))
+    kernel = average(loglikelihood, fedmcmc.full())
     data = fedmcmc.FederatedData.from_clients(rows())
     keys = jax.random.split(jax.random.key(0), 2)
     state = jax.vmap(lambda key: kernel.init(key, jnp.zeros((2, 3)), data))(keys)

@@ -191,14 +191,14 @@ def logistic_loglikelihood(position, rows):
 LOGISTIC = Posterior(lambda position: -0.5 * jnp.sum(position**2), logistic_loglikelihood)
 
 
-def logistic_clients(seed=0, last=SMALL):
+def logistic_clients(seed=0, small=SMALL):
     """Three clients of random rows and one of three rows in two dimensions."""
     rng = np.random.default_rng(seed)
     clients = []
     for n in SIZES[:3]:
         x = rng.normal(size=(n, 2))
         clients.append((x, (rng.random(n) < 1 / (1 + np.exp(-x @ [0.8, -1.0]))).astype(float)))
-    return [*clients, last]
+    return [*clients, small]
 
 
 def logistic_data(**kwargs):
@@ -219,7 +219,7 @@ def laplace(data, **kwargs):
 
 
 def test_taylor_has_the_derivatives_of_clients_and_of_their_sum():
-    center, clients = np.array([0.7, -0.4]), logistic_clients(last=SEPARABLE)
+    center, clients = np.array([0.7, -0.4]), logistic_clients(small=SEPARABLE)
     fitted = surrogates.taylor(LOGISTIC, FederatedData.from_clients(clients), center)
     assert_close(fitted.precision, [scipy_precision(center, x, y) for x, y in clients])
     place = jnp.asarray(center, fitted.precision.dtype)
@@ -249,9 +249,9 @@ def test_laplace_equals_the_result_of_another_optimizer():
 
 def test_laplace_names_separable_clients():
     with pytest.raises(ValueError, match=r"1 of 4 clients. client 3 \(3 rows\).*prior_fraction"):
-        laplace(logistic_data(last=SEPARABLE))
+        laplace(logistic_data(small=SEPARABLE))
     with pytest.warns(UserWarning, match="client 3"):
-        laplace(logistic_data(last=SEPARABLE), check="warn")
+        laplace(logistic_data(small=SEPARABLE), check="warn")
 
 
 def test_a_fit_to_other_rows_traces_nothing_and_changes_no_other_client():
@@ -280,7 +280,7 @@ def sampled(data, rng_key=KEY, check="error", **kwargs):
 
 def test_sampled_names_separable_clients():
     with pytest.raises(ValueError, match=r"1 of 4 clients. client 3 \(3 rows\).*not stationary"):
-        sampled(logistic_data(last=SEPARABLE))
+        sampled(logistic_data(small=SEPARABLE))
     # Three rows that are not separable raise no error for any key.
     for seed in range(5):
         sampled(logistic_data(), rng_key=jax.random.key(seed))
@@ -492,8 +492,8 @@ def test_three_separable_rows_in_five_dimensions():
 
 
 def test_the_mode_is_the_maximum_of_the_posterior():
-    data = logistic_data(last=SEPARABLE)
-    x, y = (np.concatenate(parts) for parts in zip(*logistic_clients(last=SEPARABLE), strict=True))
+    data = logistic_data(small=SEPARABLE)
+    x, y = (np.concatenate(parts) for parts in zip(*logistic_clients(small=SEPARABLE), strict=True))
     root = scipy.optimize.root(lambda t: scipy_gradient(t, x, y) - t, np.zeros(2))
     mode = surrogates.mode(LOGISTIC, data, jnp.full(2, 3.0))
     assert_close(mode.position, root.x, 1e-4)
@@ -508,7 +508,7 @@ def test_the_mode_is_the_maximum_of_the_posterior():
 @pytest.mark.slow
 def test_a_search_with_rounded_messages_raises_with_the_reason():
     """More steps do not help: two answers to one question differ. Biased compressors raise."""
-    data = logistic_data(last=SEPARABLE)
+    data = logistic_data(small=SEPARABLE)
 
     def through(compressor):
         return SimulatedConsortium(

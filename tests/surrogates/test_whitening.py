@@ -164,8 +164,8 @@ def test_draws_are_in_the_coordinates_of_the_model(name, dense):
     streamed = samples.streams["moments"]
     np.testing.assert_allclose(np.mean(streamed.mean["b"]), means[1], rtol=1e-3)
     if name != "fed_ep":  # whose draws are from its Gaussian
-        last = jax.vmap(dense.posterior.position_fn)(samples.state.broadcast.position)
-        np.testing.assert_allclose(last["b"], samples.draws["b"][:, -1], rtol=1e-5)
+        at_end = jax.vmap(dense.posterior.position_fn)(samples.state.broadcast.position)
+        np.testing.assert_allclose(at_end["b"], samples.draws["b"][:, -1], rtol=1e-5)
 
 
 # Models of NumPyro
