@@ -64,7 +64,7 @@ def test_sums_of_statistics_give_the_log_prior_of_all_latents(name):
 
     @jax.jit
     def gap(place):
-        """Return the log prior minus the log density of the sums, up to a constant of phi."""
+        """Return the log prior minus the log density of the sums, which must be a constant."""
         statistics = jax.vmap(lambda x: local.population.statistics_fn(x, origin))(latents)
         total = jax.tree.map(lambda leaf: jnp.sum(leaf, 0), statistics)
         sums = fedmcmc.types.LatentSums(jnp.float32(num), total, origin, trees.scale(1e-6, total))
@@ -232,9 +232,7 @@ def test_unsupported_models_and_settings_raise():
     def with_population(changed):
         return centered._replace(local=centered.local._replace(population=changed))
 
-    def no_origin():
-        return with_population(population._replace(origin_fn=None))
-
+    without_origin = with_population(population._replace(origin_fn=None))
     kernel = fed_gibbs(centered, refresh=tries)
     half = fedmcmc.bernoulli(0.5)
     for build, message in (
@@ -254,7 +252,7 @@ def test_unsupported_models_and_settings_raise():
             lambda: fed_gibbs(plain, refresh=conjugate(), recenter=True),
             "only parameters of the population",
         ),
-        (lambda: fed_gibbs(no_origin(), refresh=tries, recenter=True), "origin_fn"),
+        (lambda: fed_gibbs(without_origin, refresh=tries, recenter=True), "origin_fn"),
         (lambda: fedmcmc.compress(kernel, fedmcmc.quantize(4)), "cannot be compressed"),
         (lambda: fedmcmc.faults(kernel, late=0.1), "late"),
     ):

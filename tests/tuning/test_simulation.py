@@ -76,7 +76,7 @@ CASES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_sparsified_messages_have_the_predicted_moments(case):
-    """Errors are small enough to be of use, and to exclude an error of a tenth."""
+    """The standard errors are small enough to be of use, and to exclude an error of a tenth."""
     kernel, settings = CASES[case]()
     prediction = predict(kernel)
     assert prediction.simulated == "it compresses messages"
