@@ -156,7 +156,7 @@ def totals_of(data, samples):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*messages of the kept rounds were left out")
+@pytest.mark.filterwarnings("ignore:.*messages of the kept rounds were excluded")
 @pytest.mark.parametrize("faulty", [False, True])
 def test_the_totals_are_those_of_the_latents_after_every_round(faulty):
     """Totals are exact if clients are absent and if messages are lost or broken."""
