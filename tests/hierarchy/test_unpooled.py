@@ -66,7 +66,7 @@ def test_the_figure_shows_effects_of_several_numbers_and_groups(tmp_path):
     np.testing.assert_array_equal(exists[0], num_rows > 1)
     tree = alone.to_datatree()
     assert tree.posterior["effect"].shape == (1, 50, 5, 2)
-    assert tree.posterior["group"].values.tolist()[3] == "1, group 0"
+    assert tree.posterior["group"].values.tolist()[3] == "1, group group 4"
     pooled = draw(two_effects, data, shared, fedmcmc.local_draws)
     exists = np.isfinite(pooled.draws["effect"]).all((0, 1, 4))
     np.testing.assert_array_equal(exists, pooled.mask)
