@@ -41,7 +41,7 @@ def _git(*arguments: str) -> str | None:
         return None
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file that is there whole or not at all, whenever the process dies."""
     partial = path.with_name(path.name + ".partial")
     partial.write_bytes(content.encode() if isinstance(content, str) else content)

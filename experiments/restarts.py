@@ -47,7 +47,7 @@ def checkpointed(out: Path, settings: Mapping[str, Any], seconds: float | None) 
             )
     elif distributed.is_first():
         folder.mkdir(parents=True, exist_ok=True)
-        output.write_whole(folder / SETTINGS, json.dumps(current))
+        output.write_atomically(folder / SETTINGS, json.dumps(current))
     token = _PARTS.set(folder / f"part-{i:04d}.pickle" for i in count())
     try:
         with fedmcmc.resumable(folder, every_seconds=seconds):
@@ -79,5 +79,5 @@ def once(compute: Callable[[], Any]) -> Any:
             return result
     result = compute()
     if distributed.is_first():
-        output.write_whole(path, pickle.dumps((environment, result)))
+        output.write_atomically(path, pickle.dumps((environment, result)))
     return result

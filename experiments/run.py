@@ -37,7 +37,7 @@ from experiments import (
 from experiments.data import DataNotFound
 from experiments.wiring import ConfigError
 from fedmcmc import distributed
-from fedmcmc.storage import ending_programs
+from fedmcmc.storage import reraise_interrupts
 
 SETTINGS_OF_FORM = ("checkpoint_seconds", "keep_finished", "vmapped")
 """Settings that change no result, up to rounding."""
@@ -122,7 +122,7 @@ def execute(job: Job) -> list[tidy.Row]:
     identity, seconds = _without(job.config), settings.checkpoint_seconds
     with (
         restarts.checkpointed(job.out, identity, seconds) as resumed,
-        ending_programs(),
+        reraise_interrupts(),
         tempfile.TemporaryDirectory() as unused,
     ):
         # All processes make the same files, and none must replace what another is writing.

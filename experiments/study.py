@@ -132,7 +132,7 @@ def write_record(folder: Path, about: Mapping[str, Any], config: Mapping[str, An
     """Write ``record.json``: what is given, versions, devices and commit, and the config."""
     devices = {"processes": jax.process_count(), "devices": jax.device_count()}
     record = {**about, **devices, **output.environment(), "config": config}
-    output.write_whole(folder / RECORD, json.dumps(output.plain(record), indent=1) + "\n")
+    output.write_atomically(folder / RECORD, json.dumps(output.plain(record), indent=1) + "\n")
 
 
 def recorded_settings(

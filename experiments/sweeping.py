@@ -81,7 +81,7 @@ def gather(folder: Path) -> list[tidy.Row]:
 def _write_tables(out: Path, rows: list[tidy.Row]) -> None:
     tidy.write_rows(out / metrics.ROWS, rows)
     table = output.markdown_table(metrics.table(rows))
-    output.write_whole(out / "table.md", table + "\n")
+    output.write_atomically(out / "table.md", table + "\n")
     print(table)
 
 

@@ -49,17 +49,17 @@ def test_the_vectors_of_the_specification():
 @pytest.mark.parametrize("digits", [32, 20, -3])
 def test_the_bits_are_those_of_numpy(scale, digits):
     grid = Grid.of(2.0**-digits, min(2.0**22 - 1, 2.0 ** (53 - digits)))
-    x = np.clip(messages(3, scale).ravel(), -grid.most, grid.most)
+    x = np.clip(messages(3, scale).ravel(), -grid.max_abs, grid.max_abs)
     # Halves are rounded to even, whole numbers and the largest stay what they are.
     halves = (np.arange(-9, 9) + 0.5) * 2.0**-digits
-    x = np.concatenate([x, halves, [0, -0.0, grid.most, -grid.most]]).astype(np.float32)
+    x = np.concatenate([x, halves, [0, -0.0, grid.max_abs, -grid.max_abs]]).astype(np.float32)
     np.testing.assert_array_equal(signed(jax.jit(grid.encode)(x)), in_numpy(x, digits))
 
 
 @pytest.mark.parametrize("num_clients", [1, 2, 7, 300, 2000])
 def test_a_sum_is_that_of_numpy_in_any_order_and_any_split(num_clients):
     scale, grid = 4e6, Grid.of(2.0**-20, 2.0**22)
-    x = np.clip(messages(num_clients, scale, 300), -grid.most, grid.most)
+    x = np.clip(messages(num_clients, scale, 300), -grid.max_abs, grid.max_abs)
     expected = in_numpy(x, grid.digits).sum(axis=0)
     total = sum_of(x, grid)
     np.testing.assert_array_equal(signed(carry(total)), expected)
@@ -101,7 +101,7 @@ def test_sums_at_the_bound_are_exact_and_beyond_it_refused():
     grid = Grid.of(2.0**-32, np.nextafter(np.float32(2**22), np.float32(0)))
     grid.check(num)
     for sign in (1, -1):
-        x = np.full((num, 1), sign * grid.most, np.float32)
+        x = np.full((num, 1), sign * grid.max_abs, np.float32)
         assert signed(carry(sum_of(x, grid)))[0] == num * in_numpy(x[0], 32)[0]
     with pytest.raises(ValueError, match="may overflow"):
         grid.check(num + 2)
@@ -115,12 +115,12 @@ def test_sums_at_the_bound_are_exact_and_beyond_it_refused():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (dict(resolution=1e-9, most=1.0), "power of two"),
-        (dict(resolution=2.0**-101, most=1.0), "power of two"),
-        (dict(resolution=0.0, most=1.0), "positive"),
-        (dict(resolution=2.0**-32, most=-1.0), "most must be positive"),
-        (dict(resolution=2.0**-32, most=float("inf")), "most must be positive"),
-        (dict(resolution=2.0**-32, most="all"), "most must be a concrete number"),
+        (dict(resolution=1e-9, max_abs=1.0), "power of two"),
+        (dict(resolution=2.0**-101, max_abs=1.0), "power of two"),
+        (dict(resolution=0.0, max_abs=1.0), "positive"),
+        (dict(resolution=2.0**-32, max_abs=-1.0), "max_abs must be positive"),
+        (dict(resolution=2.0**-32, max_abs=float("inf")), "max_abs must be positive"),
+        (dict(resolution=2.0**-32, max_abs="all"), "max_abs must be a concrete number"),
     ],
 )
 def test_what_a_grid_cannot_be(settings, message):

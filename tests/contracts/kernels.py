@@ -463,10 +463,10 @@ def build_multiple_try(position, given):
 
 
 @cache
-def with_latents(posterior, of_rows=None):
+def with_latents(posterior, row_parameters=None):
     """Return a posterior with a number per group by which its rows are shifted.
 
-    `of_rows` says of each leaf of a position whether it is one of rows, too; by default all are.
+    `row_parameters` says of each leaf of a position whether it is one of rows, too; by default all are.
     """
 
     def logprior_fn(position, latent):
@@ -474,7 +474,7 @@ def with_latents(posterior, of_rows=None):
 
     def loglikelihood_fn(position, latents, rows):
         leaves, treedef = jax.tree.flatten(position)
-        flags = [True] * len(leaves) if of_rows is None else of_rows
+        flags = [True] * len(leaves) if row_parameters is None else row_parameters
         seen = [x if flag else jnp.zeros_like(x) for x, flag in zip(leaves, flags, strict=True)]
         shifted = {"x": rows["x"] - latents[:, None]}
         return posterior.loglikelihood_fn(jax.tree.unflatten(treedef, seen), shifted)
@@ -489,13 +489,13 @@ def with_latents(posterior, of_rows=None):
         mean, (first, second) = origin_fn(position) - sums.origin, sums.total
         return -0.5 * (second - 2 * mean * first + sums.num_latents * mean**2)
 
-    flags = () if of_rows is None else of_rows
+    flags = () if row_parameters is None else row_parameters
 
     population = fedmcmc.types.Population(
         statistics_fn,
         logdensity_fn,
         origin_fn=origin_fn,
-        of_rows=Static(flags),
+        row_parameters=Static(flags),
     )
     like = Shapes(jax.ShapeDtypeStruct((), jnp.result_type(float)))
     local = Local(logprior_fn, loglikelihood_fn, like, population=population)

@@ -8,7 +8,7 @@ import pytest
 import fedmcmc.site
 from fedmcmc import deploy
 from fedmcmc.__main__ import main
-from fedmcmc.deploy._account import files_told, messages_told
+from fedmcmc.deploy._account import describe_files, messages_told
 from fedmcmc.deploy._risks import inner_class_names
 from fedmcmc.deploy._words import disclosures
 from tests.contracts.model import POSITIONS, SIZES, Given
@@ -24,7 +24,7 @@ def kit(tmp_path):
     path = tmp_path / "bern.toml"
     lines = path.read_text().splitlines()
     lines = ['approval = "approval.json"' if "approved" in line else line for line in lines]
-    lines = [line.replace("min_rows = 1", "most_numbers = 1000, min_rows = 1") for line in lines]
+    lines = [line.replace("min_rows = 1", "max_numbers = 1000, min_rows = 1") for line in lines]
     path.write_text("\n".join(lines))
     return tmp_path
 
@@ -81,23 +81,23 @@ ROWS = SIZES[0]
 
 
 @pytest.mark.parametrize(
-    ("most_numbers", "answer"),
+    ("max_numbers", "answer"),
     [
         (6 * ROWS, f"allow {ROWS} messages: yes, this is possible."),
         (6 * ROWS - 1, f"allow {ROWS - 1} messages: no, too few for all of them."),
         (None, "Your settings allow any number of messages: yes"),
     ],
 )
-def test_an_owner_reads_whether_its_limit_lets_all_rows_be_computed(most_numbers, answer):
+def test_an_owner_reads_whether_its_limit_lets_all_rows_be_computed(max_numbers, answer):
     """Of the six numbers per message, three are about it: bits, size and use."""
-    text = text_of(studies.study_of("lsd"), most_numbers=most_numbers)
+    text = text_of(studies.study_of("lsd"), max_numbers=max_numbers)
     assert f"From about {ROWS} messages of the kernel 'main' on" in text
     assert answer in text and "tens of messages for one row" in text, text
 
 
 def test_under_masks_the_rows_of_all_sites_are_what_can_be_computed():
     study = studies.masked_study("lsd")
-    text, num = text_of(study, most_numbers=1000), sum(SIZES)
+    text, num = text_of(study, max_numbers=1000), sum(SIZES)
     assert f"all {num} rows of all sites together, though not whose they are" in text
     assert "only totals over all 3 sites" in text and "100 rounds per run" in text
     assert "only 2 sites are hidden among each other" in text
@@ -112,7 +112,7 @@ def test_an_owner_is_warned():
     study = studies.study_of("lsd", asks=("LeaveOneOutQuestion", "Minibatch", "OwnExpansions"))
     text = text_of(study, min_batch=1, refused_columns=["x", "postcode"])
     for warning in (
-        "limits.most_numbers is not set",
+        "limits.max_numbers is not set",
         "limits.min_batch = 1 is below the default of 20",
         "'postcode', which is no column of this study, so the site does not decline.",
         "Check the spelling: the columns are 'x'.",
@@ -123,14 +123,14 @@ def test_an_owner_is_warned():
         assert warning in text.partition("Before you approve")[2], warning
     assert "names 'x'" not in text
     many = studies.study_of("hmc", sites=dict.fromkeys(studies.NAMES, 100))
-    text = text_of(many, most_numbers=1000, min_batch=20)
+    text = text_of(many, max_numbers=1000, min_batch=20)
     assert "Before you approve" not in text, text
 
 
 def test_where_all_draws_are_known_the_rows_of_a_minibatch_are_what_is_computed():
     study = studies.study_of("lsd_pp", sites=dict.fromkeys(studies.NAMES, 100))
     object.__setattr__(study, "reproducible", True)
-    text = text_of(study, most_numbers=1000)
+    text = text_of(study, max_numbers=1000)
     assert "all parties know which rows are in each message" in text
     assert "messages are enough for the 2 rows of a minibatch" in text, text
     assert "noise and minibatches hide nothing" in text
@@ -141,7 +141,7 @@ def test_names_cannot_hide_lines_of_the_text():
     study = studies.study_of("lsd")
     settings = {"row": "lsd", "a\x1b[2K\nb\u202e": 1}
     object.__setattr__(study, "settings", settings)  # a study does not take such a name
-    text = files_told(study, "bern")
+    text = describe_files(study, "bern")
     assert all(line.isprintable() for line in text.splitlines())
     assert "    a\\x1b[2K\\nb\\u202e = 1" in text.splitlines()
 

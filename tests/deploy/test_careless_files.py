@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedmcmc import deploy
-from fedmcmc.deploy._account import files_told
+from fedmcmc.deploy._account import describe_files
 from fedmcmc.deploy._approval import Approval
 from fedmcmc.deploy._config import read_rows, site_settings
 from fedmcmc.deploy._grpc import Credentials
@@ -140,7 +140,7 @@ def test_a_study_under_masks_has_an_identity_per_site(changes, message, tmp_path
 def test_a_setting_does_not_add_lines_that_a_terminal_shows(tmp_path):
     study = study_with(tmp_path, b"X = 1\n")
     study = dataclasses.replace(study, settings={"k": "x" + " " * 200 + "No code runs here."})
-    assert max(map(len, files_told(study, "a").splitlines()[:20])) <= 120
+    assert max(map(len, describe_files(study, "a").splitlines()[:20])) <= 120
 
 
 @pytest.mark.parametrize("line", ["folder = 3", "log = 3", 'server_name = ["a"]', 'name = ""'])

@@ -7,7 +7,7 @@ import polars
 import pytest
 
 from fedmcmc import deploy
-from fedmcmc.deploy._account import files_told
+from fedmcmc.deploy._account import describe_files
 
 MODEL = """
 import jax.numpy as jnp
@@ -106,7 +106,7 @@ def test_text_without_levels_is_refused_at_a_site(tmp_path):
 def test_levels_are_part_of_what_an_owner_approves(tmp_path):
     study = study_in(tmp_path)
     assert study.levels == {"arm": tuple(LEVELS)}
-    told = " ".join(files_told(study, "A").split())
+    told = " ".join(describe_files(study, "A").split())
     assert "Text in arm becomes codes: 0 is 'placebo', 1 is 'drug', 2 is 'surgery'." in told
     approval = deploy.Approval.of(study, "A")
     other = study_in(tmp_path, STUDY.replace('"placebo", "drug"', '"drug", "placebo"'))
@@ -159,7 +159,7 @@ def test_unknown_keys_of_a_site_are_refused(tmp_path):
         'name = "A"\nstudy = "study.toml"\nrows = "A.npz"\nfolder = "A"\napproval = "a.json"\n'
         "limits = { most_number = 3 }\n"
     )
-    with pytest.raises(ValueError, match=r"limits.*most_number, which is unknown. Is most_numbers"):
+    with pytest.raises(ValueError, match=r"limits.*most_number, which is unknown. Is max_numbers"):
         deploy._config.site_settings(tmp_path / "site.toml", dials=False)
 
 

@@ -234,7 +234,7 @@ WRONG = [
     ("every_rounds", 0, "run.every_rounds must be a whole number of at least 1, got 0"),
     ("timeout", "60", "run.timeout must be a number above 0, got '60'"),
     ("timeout", True, "run.timeout must be a number above 0, got True"),
-    ("most_norm", 0, "run.most_norm must be a number above 0, got 0"),
+    ("max_norm", 0, "run.max_norm must be a number above 0, got 0"),
     ("on_missing", "leave", "run.on_missing must be 'wait' or 'leave_out', got 'leave'"),
     ("progress", "no", "run.progress must be true or false, got 'no'"),
     ("kernel", 3, "run.kernel must be a text, got 3"),

@@ -183,7 +183,7 @@ def test_frames_that_are_none_change_nothing_at_the_server(num, recorded, tmp_pa
         return [_frames.decode(part, like) for part in _frames.unpack(body, 4)[:2]]
 
     def exchange():
-        return links.exchange({"bern": b""}, "answer", tag, read, most_bytes=2**16)["bern"]
+        return links.exchange({"bern": b""}, "answer", tag, read, max_bytes=2**16)["bern"]
 
     feed.news = [("bern", right)]
     expected, num_errors = exchange(), 0

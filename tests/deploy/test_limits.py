@@ -106,8 +106,8 @@ def test_chains_count_each_by_itself(tmp_path):
     run_at(sites, STUDY, num_chains=4000)
     totals = [site._outflow.total for site in sites]
     np.testing.assert_array_equal(totals, 4000 * num)
-    sites = sites_of(STUDY, tmp_path / "limited", most_numbers=4000 * num - 1)
-    with pytest.raises(deploy.SiteError, match=r"000 more .* limit of 23,999 .*most_numbers"):
+    sites = sites_of(STUDY, tmp_path / "limited", max_numbers=4000 * num - 1)
+    with pytest.raises(deploy.SiteError, match=r"000 more .* limit of 23,999 .*max_numbers"):
         run_at(sites, STUDY, num_chains=4000)
     assert [site._outflow.total for site in sites] == [0] * 3
 
@@ -126,9 +126,9 @@ def test_set_ups_and_rounds_count(masked, tmp_path):
 
 def test_a_clean_restart_takes_nothing_from_the_limit(tmp_path):
     most = 400 * per_round(STUDY)
-    run_at(sites_of(STUDY, tmp_path, most_numbers=most), STUDY, num_rounds=20)
-    run_at(sites_of(STUDY, tmp_path, most_numbers=most), STUDY, num_rounds=380)
-    sites = sites_of(STUDY, tmp_path, most_numbers=most)
+    run_at(sites_of(STUDY, tmp_path, max_numbers=most), STUDY, num_rounds=20)
+    run_at(sites_of(STUDY, tmp_path, max_numbers=most), STUDY, num_rounds=380)
+    sites = sites_of(STUDY, tmp_path, max_numbers=most)
     assert [site._outflow.total for site in sites] == [most] * 3
     with pytest.raises(deploy.SiteError, match="has sent 2,400 numbers, and 6 more would exceed"):
         run_at(sites, STUDY)
@@ -157,7 +157,7 @@ def test_a_count_outlives_the_folder(how, tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "bern.log").read_bytes().splitlines()]
     assert lines[-1]["numbers"] == num and lines[0]["numbers"] == 0
     with contextlib.closing(deploy.AuditLog(tmp_path / "bern.log")) as log:
-        site = logged_site(STUDY, tmp_path, log, most_numbers=num + 5)
+        site = logged_site(STUDY, tmp_path, log, max_numbers=num + 5)
         np.testing.assert_array_equal(site._outflow.total, num)
         others = [studies.site_of(STUDY, name, tmp_path) for name in ("basel", "chur")]
         with pytest.raises(deploy.SiteError, match=f"has sent {num} numbers"):
@@ -174,7 +174,7 @@ def test_the_first_answer_after_a_restart_counts_again(tmp_path):
     deploy.run(STUDY, KEY, "main", POSITION, transport=local, num_rounds=1, progress=False)
     assert Frame.parse(asked[-1]).kind == "step"
     for most, kind in ((per_round(STUDY), "declined"), (2 * per_round(STUDY), "answer")):
-        again = studies.site_of(STUDY, "bern", tmp_path, most_numbers=most)
+        again = studies.site_of(STUDY, "bern", tmp_path, max_numbers=most)
         answers = [again.answer(data) for data in (*asked, asked[-1])]
         assert [Frame.parse(answer).kind for answer in answers[-2:]] == [kind, kind]
         assert again._outflow.total == most
@@ -358,12 +358,12 @@ def test_refused_columns(tmp_path, caplog):
     [
         (dict(refused_columns="postcode"), "a list of column names, such as .*got 'postcode'"),
         (dict(refused_columns=[3]), r"a list of column names.*got \[3\]"),
-        (dict(most_numbers=-1), "most_numbers must be a whole number of at least 1, got -1"),
-        (dict(most_numbers="5"), "most_numbers must be a whole number of at least 1, got '5'"),
+        (dict(max_numbers=-1), "max_numbers must be a whole number of at least 1, got -1"),
+        (dict(max_numbers="5"), "max_numbers must be a whole number of at least 1, got '5'"),
         (dict(min_rows=True), "min_rows .* got True"),
         (dict(min_batch=2.5), "min_batch .* got 2.5"),
         (dict(min_sites=0), "min_sites .* got 0"),
-        (dict(most_bytes=None), "most_bytes .* got None"),
+        (dict(max_bytes=None), "max_bytes .* got None"),
     ],
     ids=str,
 )

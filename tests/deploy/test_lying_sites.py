@@ -144,12 +144,12 @@ def test_a_large_gradient_is_told(tmp_path):
 
 def test_a_limit_of_norms_holds(tmp_path):
     lies = {"basel": sends(1e6, {8})}
-    with pytest.raises(deploy.SiteError, match=r"^basel: .* above most_norm = 1000\.0") as found:
-        run(STUDY, join(STUDY, tmp_path / "a", lies), most_norm=1e3)
+    with pytest.raises(deploy.SiteError, match=r"^basel: .* above max_norm = 1000\.0") as found:
+        run(STUDY, join(STUDY, tmp_path / "a", lies), max_norm=1e3)
     assert found.value.samples.num_draws == 8
-    with pytest.warns(RuntimeWarning, match="^basel is left out.*above most_norm"):
+    with pytest.warns(RuntimeWarning, match="^basel is left out.*above max_norm"):
         samples = run(
-            STUDY, join(STUDY, tmp_path / "b", lies), most_norm=1e3, on_missing="leave_out"
+            STUDY, join(STUDY, tmp_path / "b", lies), max_norm=1e3, on_missing="leave_out"
         )
     np.testing.assert_array_equal(samples.info["num_active"][0], 8 * [3] + [2] + 3 * [3])
 
@@ -170,16 +170,16 @@ def test_a_term_of_a_sum_before_the_first_round_is_checked(tmp_path):
 
 
 def test_limits_of_norms_are_refused_where_nobody_could_keep_them():
-    with pytest.raises(ValueError, match="nobody can read under masks: remove most_norm = 3"):
-        deploy.Sites(studies.masked_study("lsd"), deploy.LocalTransport(), most_norm=3)
+    with pytest.raises(ValueError, match="nobody can read under masks: remove max_norm = 3"):
+        deploy.Sites(studies.masked_study("lsd"), deploy.LocalTransport(), max_norm=3)
     for wrong in (0, -1.0, "3", True, np.nan):
-        with pytest.raises(ValueError, match="most_norm must be a number above 0, got"):
-            deploy.Sites(STUDY, deploy.LocalTransport(), most_norm=wrong)
+        with pytest.raises(ValueError, match="max_norm must be a number above 0, got"):
+            deploy.Sites(STUDY, deploy.LocalTransport(), max_norm=wrong)
         with pytest.raises(ValueError, match="timeout must be a number of seconds above 0, got"):
             deploy.Sites(STUDY, deploy.LocalTransport(), timeout=wrong)
     study = studies.study_of("secure_sum: lsd_star")
-    sites = deploy.Sites(study, deploy.LocalTransport(), most_norm=3)
-    with pytest.raises(ValueError, match="messages of a secure sum are words: remove most_norm"):
+    sites = deploy.Sites(study, deploy.LocalTransport(), max_norm=3)
+    with pytest.raises(ValueError, match="messages of a secure sum are words: remove max_norm"):
         sites.sample(KEY, study.kernel("main"), POSITION, num_rounds=2)
 
 
@@ -216,7 +216,7 @@ def test_norms_are_those_of_messages():
 def test_proposals_at_impossible_places_are_no_fault(tmp_path):
     """Chains at a wall: sites send the lowest number there, and the chain turns back."""
     study = studies.study_of("hmc", posterior=f"{studies.HERE}:walled")
-    samples = undisturbed(tmp_path, study, num_rounds=34, num_burnin=4, most_norm=1e4)
+    samples = undisturbed(tmp_path, study, num_rounds=34, num_burnin=4, max_norm=1e4)
     assert (samples.info["acceptance"] == 0).any() and samples.num_draws == 30
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(samples.draws))
 

@@ -24,7 +24,7 @@ from tests.support.site_runs import POSITION, close
 ASKS = deploy.SUMS
 STUDY = studies.masked_study("lsd", asks=ASKS, kernels={}, secure={"rounds": 400})
 MODEL = STUDY.model
-SECURE = partial(fedmcmc.secure_sum, most=2.0**30, resolution=2.0**-22)
+SECURE = partial(fedmcmc.secure_sum, max_abs=2.0**30, resolution=2.0**-22)
 SIMULATED = SimulatedConsortium(DATA, transform=SECURE, of_runs=True)
 POINTS = jax.tree.map(
     lambda leaf: leaf + jax.random.normal(jax.random.key(5), (20, *leaf.shape)), POSITION
@@ -202,16 +202,16 @@ def test_a_fit_in_which_a_site_is_lost_is_the_same(tmp_path):
 def test_what_does_not_fit_the_sum_is_said_with_the_remedy(tmp_path):
     """The grid is the study's: too small a range for these log likelihoods."""
     small = studies.masked_study(
-        "lsd", asks=ASKS, kernels={}, secure={"most": 2.0, "resolution": 2.0**-40}
+        "lsd", asks=ASKS, kernels={}, secure={"max_abs": 2.0, "resolution": 2.0**-40}
     )
     local = deploy.LocalTransport()
     studies.join_all(local, small, tmp_path)
     sites = deploy.Sites(small, local)
     same = SimulatedConsortium(
-        DATA, transform=partial(fedmcmc.secure_sum, most=2.0, resolution=2.0**-40)
+        DATA, transform=partial(fedmcmc.secure_sum, max_abs=2.0, resolution=2.0**-40)
     )
     for data in (sites, same):
-        with pytest.raises(ValueError, match=r"client\(s\) answered Evaluations .*secure.most"):
+        with pytest.raises(ValueError, match=r"client\(s\) answered Evaluations .*secure.max_abs"):
             data.ask(QUESTION, CONTENT)
     sites.close()
 
@@ -249,8 +249,8 @@ def test_the_grid_is_the_studys(sites):
         sites.sample(KEY, kernel, POSITION, num_rounds=1, progress=False)
     for wrong, message in (
         ({"resolution": 0.3}, "must be a power of two"),
-        ({"most": 2.0**40}, "must be below"),
-        ({"most": "much"}, "most must be a concrete number"),
+        ({"max_abs": 2.0**40}, "must be below"),
+        ({"max_abs": "much"}, "max_abs must be a concrete number"),
     ):
         with pytest.raises(ValueError, match=message):
             studies.masked_study("lsd", asks=ASKS, secure=wrong)

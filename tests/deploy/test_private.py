@@ -11,7 +11,7 @@ from fedmcmc import deploy
 from fedmcmc.deploy._config import open_configured_site, run_over, site_settings
 from fedmcmc.deploy._disk import Disk
 from fedmcmc.deploy.secure import SiteRules
-from fedmcmc.storage import write_whole
+from fedmcmc.storage import write_atomically
 from tests.contracts.model import KEY
 from tests.support import studies
 from tests.support.commands import MODEL, NAMES, SIZES, Consortium
@@ -82,7 +82,7 @@ def test_words_under_masks_are_closed_to_others(tmp_path):
 def test_a_private_file_replaces_one_that_was_left_half_written(tmp_path):
     (tmp_path / "state.partial").write_bytes(b"left")
     for private, mode in ((True, 0o600), (False, 0o644)):
-        write_whole(tmp_path / "state", lambda file: file.write(b"new"), private=private)
+        write_atomically(tmp_path / "state", lambda file: file.write(b"new"), private=private)
         assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == mode
         assert (tmp_path / "state").read_bytes() == b"new"
 

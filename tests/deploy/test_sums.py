@@ -486,7 +486,7 @@ def test_a_study_that_was_left_is_over(tmp_path):
 
 def test_nothing_is_answered_beyond_what_was_approved(tmp_path):
     """Rule 6: rounds, and answers to different questions over all sessions."""
-    site = Site(tmp_path / "rules", most_answers=3)
+    site = Site(tmp_path / "rules", max_answers=3)
     for round_ in range(3):
         site.ask(MaskTag(round_, 0, 0), question=transcript("round", bytes([round_])))
     with pytest.raises(RuleError, match=r"All 3 approved answers.*\(rule 6\)"):
@@ -500,7 +500,7 @@ def test_nothing_is_answered_beyond_what_was_approved(tmp_path):
     assert site.computed == site.rules.num_answers == 3
     with pytest.raises(RuleError, match=r"beyond the 10 approved rounds \(rule 6\)"):
         site.ask(MaskTag(10, 0, 0))
-    for settings in (dict(num_rounds=0), dict(num_rounds=1, most_answers=0)):
+    for settings in (dict(num_rounds=0), dict(num_rounds=1, max_answers=0)):
         with pytest.raises(ValueError, match="must approve at least one round"):
             SiteRules(tmp_path / "other", consortium_of(3), **settings)
 

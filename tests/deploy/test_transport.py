@@ -206,7 +206,7 @@ def test_a_message_that_is_longer_than_expected_is_not_read(tmp_path, caplog):
     local.message = Frame("answer", header, body).to_bytes()
     links._admit("bern", studies.site_of(study, "bern", tmp_path).hello(), {})
     for most, answered in ((0, set()), (2000, {"bern"}), (0, {"bern"})):
-        settings = dict(most_bytes=most, may_miss=True)
+        settings = dict(max_bytes=most, may_miss=True)
         found = links.exchange({"bern": b""}, "answer", tag, lambda *_: 0, **settings)
         assert found.keys() == answered  # late answers to longer requests may come
     assert "bern: a message was not understood: 66,599 bytes are more" in caplog.text
@@ -214,7 +214,7 @@ def test_a_message_that_is_longer_than_expected_is_not_read(tmp_path, caplog):
 
 def test_a_run_with_longer_messages_than_the_owner_accepts_is_declined(tmp_path):
     study, local = studies.study_of(), deploy.LocalTransport()
-    studies.join_all(local, study, tmp_path, most_bytes=66_000)
+    studies.join_all(local, study, tmp_path, max_bytes=66_000)
     message = (
         r"The messages of this run have up to 66,\d+ bytes, and \w+ accepts at most 66,000: set"
     )

@@ -23,9 +23,9 @@ CONTENT = Points(POINTS, CENTRE)
 PLAIN = SimulatedConsortium(DATA)
 
 
-def secured(digits=22, most=2.0**30, data=DATA):
+def secured(digits=22, max_abs=2.0**30, data=DATA):
     """Return clients whose answers and messages are integers, as with masks."""
-    transform = partial(fedmcmc.secure_sum, resolution=2.0**-digits, most=most)
+    transform = partial(fedmcmc.secure_sum, resolution=2.0**-digits, max_abs=max_abs)
     return SimulatedConsortium(data, transform=transform, of_runs=True)
 
 
@@ -158,7 +158,7 @@ def test_excluded_points_of_positive_density_warn():
         )
     )
     none = np.asarray(POINTS)[:, 0] < 0
-    coarse = secured(digits=32, most=2.0**20)
+    coarse = secured(digits=32, max_abs=2.0**20)
     with pytest.warns(
         UserWarning, match=r"3 client\(s\) answered Expansions .*count as impossible"
     ):
@@ -170,7 +170,7 @@ def test_answers_that_do_not_fit_are_an_error_with_the_remedy():
     high = where(lambda theta: theta[0] < 0, 2.0**31)
     with pytest.raises(
         ValueError,
-        match=r"answered Evaluations with numbers beyond the range `most` .*Increase `most`",
+        match=r"answered Evaluations with numbers beyond the range `max_abs` .*Increase `max_abs`",
     ):
         secured().ask(evaluations(high), CONTENT)
     nowhere = Points(POINTS, CENTRE * jnp.nan)

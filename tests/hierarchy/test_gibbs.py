@@ -77,7 +77,7 @@ def test_sums_of_statistics_give_the_log_prior_of_all_latents(name):
     ]
     gaps = [gap(place) for place in places]
     np.testing.assert_allclose(gaps, gaps[0], rtol=1e-4)
-    assert not any(local.population.of_rows.value)
+    assert not any(local.population.row_parameters.value)
 
 
 @pytest.mark.parametrize("name", POPULATIONS)
@@ -103,9 +103,15 @@ def test_a_spread_is_not_below_its_rounding_error(name):
 
 def test_parameters_of_rows_are_distinguished():
     data = FederatedData.from_clients(clients())
-    assert center(gaussian, data).local.population.of_rows.value == (False, True)  # mu, slope
+    assert center(gaussian, data).local.population.row_parameters.value == (
+        False,
+        True,
+    )  # mu, slope
     data = FederatedData.from_clients(clients("logistic"))
-    assert center(logistic, data).local.population.of_rows.value == (True, False)  # slope, tau
+    assert center(logistic, data).local.population.row_parameters.value == (
+        True,
+        False,
+    )  # slope, tau
 
 
 def gaussian_law():
@@ -261,8 +267,8 @@ def test_unsupported_models_and_settings_raise():
     # Without row parameters nothing adapts, and no run warns of it.
     assert fed_gibbs(plain, refresh=conjugate(), num_adapt=7).num_adapt == 0
     for wrong, message in (
-        (population._replace(of_rows=(False, False)), "depends on slope"),
-        (population._replace(of_rows=(True,)), "one entry per leaf"),
+        (population._replace(row_parameters=(False, False)), "depends on slope"),
+        (population._replace(row_parameters=(True,)), "one entry per leaf"),
         (population._replace(logdensity_fn=lambda phi, sums: jnp.float32(0)), "log priors"),
     ):
         kernel = fed_gibbs(with_population(wrong), refresh=tries)

@@ -8,7 +8,7 @@ import pytest
 
 import fedmcmc
 from fedmcmc import FederatedData
-from fedmcmc.hierarchy import Here, conjugate, groups_of, hmc, independence, ula
+from fedmcmc.hierarchy import RefreshInput, conjugate, groups_of, hmc, independence, ula
 from tests.hierarchy.models import SD, SPREAD, clients, gaussian, in_two_clients, logistic
 from tests.support.lanes import fast_and_slow
 
@@ -54,7 +54,7 @@ class LogisticGroup:
         def move(key, start):
             groups = groups_of(self.local, self.data.client(0))
             draws = refresh.prepare(key, groups.num, groups.size)
-            return refresh.move(groups, draws, Here(ODDS, start.reshape(1, 1), *state))
+            return refresh.move(groups, draws, RefreshInput(ODDS, start.reshape(1, 1), *state))
 
         keys = jax.random.split(jax.random.key(0), NUM)
         return move(keys, jnp.asarray(starts, jnp.float32))
@@ -105,7 +105,7 @@ def test_each_group_is_accepted_by_itself():
         groups = groups_of(local, data.client(1))
         draws = refresh.prepare(jax.random.key(1), groups.num, groups.size)
         draws = draws._replace(uniforms=jnp.array([[1.0], [0.0], [0.0]]))
-        return refresh.move(groups, draws, Here(ODDS, jnp.full((3, 1), 0.25)))
+        return refresh.move(groups, draws, RefreshInput(ODDS, jnp.full((3, 1), 0.25)))
 
     moved = move(data)
     assert moved.flat[0, 0] == 0.25 and moved.flat[1, 0] != 0.25
@@ -126,7 +126,7 @@ def test_step_sizes_adapt_per_group_and_then_stay():
 
         def move(carry, round_):
             draws = refresh.prepare(jax.random.fold_in(key, round_), groups.num, groups.size)
-            moved = refresh.move(groups, draws, Here(PLACE, *carry, round_))
+            moved = refresh.move(groups, draws, RefreshInput(PLACE, *carry, round_))
             return (moved.flat, moved.kept), (moved.acceptance, moved.kept.log_mean)
 
         start = (refresh.begin(groups, PLACE), refresh.init(groups, PLACE))

@@ -22,7 +22,7 @@ def test_draws_of_the_posterior_stay_such():
     """Nine moves alone, without other moves between them, of chains that start as exact draws."""
     oracle = federations_joint
     # The shared parameters are row parameters and determine the latents' means.
-    population = federations_gibbs.POPULATION._replace(draw_fn=None, of_rows=(True,))
+    population = federations_gibbs.POPULATION._replace(draw_fn=None, row_parameters=(True,))
     posterior = oracle.POSTERIOR._replace(local=oracle.LOCAL._replace(population=population))
     kernel = fedmcmc.fed_gibbs(posterior, refresh=conjugate(), recenter=True)
     _, phase, _ = kernel.phases

@@ -155,8 +155,8 @@ MUTATIONS = {
     ),
     "latents shrink between rounds": (
         "kernels/_joint.py",
-        "Locals(groups.as_latents(flat), refresh_state, acceptance)",
-        "Locals(groups.as_latents(0.8 * flat), refresh_state, acceptance)",
+        "LatentState(groups.as_latents(flat), refresh_state, acceptance)",
+        "LatentState(groups.as_latents(0.8 * flat), refresh_state, acceptance)",
         STEPS,
     ),
     "the server forgets the sums of absent clients": (

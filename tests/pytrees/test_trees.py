@@ -17,6 +17,6 @@ def test_a_map_in_lots_equals_a_map_and_traces_a_single_lot(size):
         shapes.append(item["b"].shape)
         return item["a"] + item["b"].sum(), item["b"]
 
-    result = trees.map_in_lots(fn, items, size)
+    result = trees.map_in_batches(fn, items, size)
     assert shapes == [(2,)]
     chex.assert_trees_all_equal(result, (items["a"] + items["b"].sum(1), items["b"]))

@@ -155,7 +155,7 @@ def test_keep_from_needs_a_capacity():
 def test_one_program_for_any_number_of_rounds_and_any_cut():
     """Burn-in of 2, then the last of every 3 rounds: of 12 those with numbers 4, 7 and 10."""
     kernel, state = started("lsd")
-    state = jax.tree.map(trees.strong, state)
+    state = jax.tree.map(trees.strip_weak_type, state)
     traces = []
 
     @jax.jit

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedmcmc
-from fedmcmc.storage._files import read_record, write_record, write_whole
+from fedmcmc.storage._files import read_record, write_record, write_atomically
 from tests.storage.small_run import numbers, run
 from tests.support.killed_run import assert_same
 from tests.support.lanes import fast_and_slow
@@ -24,7 +24,7 @@ def test_a_file_that_does_not_fit_on_the_disk_leaves_nothing_and_is_named(tmp_pa
     path = tmp_path / "draws.npz"
     path.write_bytes(b"earlier")
     with pytest.raises(OSError, match=r"No space left on device: .*draws\.npz"):
-        write_whole(path, write)
+        write_atomically(path, write)
     assert list(tmp_path.iterdir()) == [path] and path.read_bytes() == b"earlier"
 
 

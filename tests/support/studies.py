@@ -40,7 +40,7 @@ def kernel(posterior, settings):
     if settings.get("masked"):
         if not isinstance(built.participation, type(fedmcmc.full())):
             built = replace(built, participation=fedmcmc.full())
-        room = dict(most=2.0**30, resolution=2.0**-22) if built.traits.needs_all_clients else {}
+        room = dict(max_abs=2.0**30, resolution=2.0**-22) if built.traits.needs_all_clients else {}
         if "uniform" in settings:
             changes = fedmcmc.uniform(settings["uniform"])
             built = replace(built, participation=changes)

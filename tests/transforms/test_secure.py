@@ -167,7 +167,7 @@ def test_sites_sum_to_the_global_gaussian_as_the_server_reads_it():
 
 
 def test_a_number_beyond_the_range_ends_the_run_and_says_why():
-    kernel = fedmcmc.secure_sum(fedmcmc.lsd(GAUSSIAN, step_size=0.3), most=2.0**9)
+    kernel = fedmcmc.secure_sum(fedmcmc.lsd(GAUSSIAN, step_size=0.3), max_abs=2.0**9)
     with pytest.raises(fedmcmc.NonFiniteError, match="beyond the range of its secure sum") as error:
         sampled(kernel, few_rows(), num_rounds=40, num_chains=2)
     assert 0 < error.value.round < 20
@@ -175,7 +175,7 @@ def test_a_number_beyond_the_range_ends_the_run_and_says_why():
     assert np.isfinite(error.value.samples.draws).all()
     # The same run continues with a wider range.
     sampled(
-        fedmcmc.secure_sum(fedmcmc.lsd(GAUSSIAN, step_size=0.3), most=2.0**21),
+        fedmcmc.secure_sum(fedmcmc.lsd(GAUSSIAN, step_size=0.3), max_abs=2.0**21),
         few_rows(),
         num_rounds=error.value.round + 1,
     )
@@ -196,7 +196,7 @@ def test_a_set_up_beyond_the_range_ends_the_run():
     plain = fedmcmc.lsd_star(GAUSSIAN, VECTOR + 1000.0, step_size=1e-4)
     sampled(plain, few_rows())
     with pytest.raises(fedmcmc.NonFiniteError):
-        sampled(fedmcmc.secure_sum(plain, most=2.0**7), few_rows())
+        sampled(fedmcmc.secure_sum(plain, max_abs=2.0**7), few_rows())
 
 
 def curved(theta, rows):
@@ -270,7 +270,7 @@ REFUSED = {
     ),
     "twice": (lambda: fedmcmc.secure_sum(lsd()), {}, ValueError, "already"),
     "no power of two": (lsd, dict(resolution=1e-9), ValueError, "power of two"),
-    "too fine": (lsd, dict(most=2.0**22), ValueError, r"below 2\*\*54"),
+    "too fine": (lsd, dict(max_abs=2.0**22), ValueError, r"below 2\*\*54"),
 }
 
 
@@ -301,7 +301,7 @@ def test_too_few_and_too_many_clients_are_refused():
     few = fedmcmc.FederatedData.from_clients([np.ones((2, 3)), np.zeros((1, 3))])
     with pytest.raises(ValueError, match="needs 3 clients or more, got 2"):
         fedmcmc.secure_sum(fedmcmc.lsd(GAUSSIAN, step_size=0.01)).init(KEY, VECTOR, few)
-    kernel = fedmcmc.secure_sum(fedmcmc.lsd(GAUSSIAN, step_size=0.01), most=2.0**21)
+    kernel = fedmcmc.secure_sum(fedmcmc.lsd(GAUSSIAN, step_size=0.01), max_abs=2.0**21)
     many = fedmcmc.FederatedData.from_arrays(np.zeros((1100, 3)), np.arange(1100))
     with pytest.raises(ValueError, match="The sum of 1100 numbers"):
         kernel.init(KEY, VECTOR, many)

@@ -37,7 +37,7 @@ def posterior(settings):
 
 
 def _secured(kernel):
-    return fedmcmc.secure_sum(kernel, resolution=RESOLUTION, most=2.0**30)
+    return fedmcmc.secure_sum(kernel, resolution=RESOLUTION, max_abs=2.0**30)
 
 
 KERNELS = {

@@ -30,8 +30,8 @@ def test_the_last_minibatch_of_a_pass_holds_the_rows_that_are_left():
 def test_equal_answers_to_different_questions_count(tmp_path):
     """That nothing changed says something of the rows, too."""
     study = make_study()
-    network = Network(study, tmp_path, most_numbers=20)
-    with pytest.raises(deploy.SiteError, match="most_numbers"):
+    network = Network(study, tmp_path, max_numbers=20)
+    with pytest.raises(deploy.SiteError, match="max_numbers"):
         run(study, network, num_rounds=20)
     answers = [x.answer.body for x in network.steps("bern") if x.answer.kind == "answer"]
     assert len(answers) > 1 and len(set(answers)) == 1

@@ -147,7 +147,7 @@ class HostileServer:
 @pytest.mark.parametrize("compressed", COMPRESSED)
 def test_a_server_sends_one_huge_message(compressed, keys, tmp_path):
     """It ends the process of a site."""
-    site = open_site(make_study(), "bern", tmp_path, most_bytes=2**20)
+    site = open_site(make_study(), "bern", tmp_path, max_bytes=2**20)
     sizes, stop = [], threading.Event()
     site.answer = lambda data: sizes.append(len(data))
 

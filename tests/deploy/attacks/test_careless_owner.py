@@ -76,8 +76,8 @@ WRONG = {
     "min_rows": ("5", -1, 2.5, True, [5], float("nan")),
     "min_batch": ("5", -1, 2.5, True, [5]),
     "min_sites": ("3", -1, 2.5, True),
-    "most_numbers": ("5", -1, 2.5, True, float("inf")),
-    "most_bytes": ("5", -1, 2.5, True),
+    "max_numbers": ("5", -1, 2.5, True, float("inf")),
+    "max_bytes": ("5", -1, 2.5, True),
     "refused_columns": ("postcode", "x", [1], {"x": 1}),
 }
 
@@ -125,7 +125,7 @@ def answers_until_refused(study, folder, log_path, most, places):
     for place in places:
         log = deploy.AuditLog(log_path)
         network = Network(study, folder)
-        network.enter(open_site(study, "bern", folder, log=log, most_numbers=most))
+        network.enter(open_site(study, "bern", folder, log=log, max_numbers=most))
         try:
             run(study, network, position=POSITION + place)
         except deploy.SiteError as error:

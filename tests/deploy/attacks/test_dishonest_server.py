@@ -148,8 +148,8 @@ def at_position(frame, value):
 def test_a_server_asks_thousands_of_chains_in_one_round(tmp_path):
     """A limit on rounds would let any number of answers leave."""
     study = make_study()
-    network = Network(study, tmp_path, most_numbers=1000)
-    with pytest.raises(deploy.SiteError, match=r"(bern|basel|chur): .*(most_numbers|1,?000)"):
+    network = Network(study, tmp_path, max_numbers=1000)
+    with pytest.raises(deploy.SiteError, match=r"(bern|basel|chur): .*(max_numbers|1,?000)"):
         run(study, network, num_chains=4000)
     assert sum(sent(study, network, name) for name in NAMES) <= 3 * 1000
 
@@ -160,7 +160,7 @@ def test_a_server_goes_on_after_a_site_was_started_again(tmp_path):
     for attempt in range(20):
         log = deploy.AuditLog(tmp_path / "bern.log")
         network = Network(study, tmp_path / "sites")
-        network.enter(open_site(study, "bern", tmp_path / "sites", log=log, most_numbers=100))
+        network.enter(open_site(study, "bern", tmp_path / "sites", log=log, max_numbers=100))
         try:
             run(study, network, position=POSITION + attempt)
         except deploy.SiteError as error:

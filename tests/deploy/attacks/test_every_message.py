@@ -244,8 +244,8 @@ def test_all_numbers_that_leave_are_counted(name, conversations, tmp_path):
     conversation = conversations(name)
     most = conversation.num_numbers
     assert most > 0
-    site = opened(conversation.study, VICTIM, tmp_path / "enough", most_numbers=most)
+    site = opened(conversation.study, VICTIM, tmp_path / "enough", max_numbers=most)
     assert {answer.kind for _, answer in conversation.again(site)} <= {"ready", "answer"}
-    site = opened(conversation.study, VICTIM, tmp_path / "one less", most_numbers=most - 1)
+    site = opened(conversation.study, VICTIM, tmp_path / "one less", max_numbers=most - 1)
     *_, (_, answer) = conversation.again(site)
-    assert answer.kind == "declined" and "most_numbers" in answer.header["reason"]
+    assert answer.kind == "declined" and "max_numbers" in answer.header["reason"]

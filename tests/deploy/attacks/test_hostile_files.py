@@ -13,7 +13,7 @@ import pytest
 
 from fedmcmc import deploy
 from fedmcmc.__main__ import main
-from fedmcmc.deploy._account import files_told
+from fedmcmc.deploy._account import describe_files
 from tests.deploy.attacks.support import (
     MODEL,
     PERMISSIVE,
@@ -158,7 +158,7 @@ def test_a_package_is_not_imported_to_find_it(tmp_path, marker, monkeypatch):
     monkeypatch.syspath_prepend(package.parent)
     study = make_study(posterior="clinic_models.targets:posterior", kernels={})
     digest = study.digest
-    assert files_told(study, "bern").count(digest) == 1
+    assert describe_files(study, "bern").count(digest) == 1
     assert "clinic_models" not in sys.modules
 
 
@@ -172,7 +172,7 @@ def test_a_package_of_the_working_directory_is_no_package(tmp_path, marker, monk
     monkeypatch.setattr(sys, "path", ["", *sys.path])
     study = make_study(posterior="clinic_study.m:posterior", kernels={})
     with pytest.raises((ValueError, deploy.Refused), match="clinic_study"):
-        files_told(study, "bern")
+        describe_files(study, "bern")
 
 
 @pytest.mark.parametrize("name", ["subprocess:run", "os:system", "builtins:exec", "runpy:run_path"])
@@ -180,7 +180,7 @@ def test_a_function_of_the_standard_library_is_no_model(name):
     """It would be called with the study's settings."""
     with pytest.raises((ValueError, deploy.Refused), match=r"(?i)standard library|part of Python"):
         study = make_study(posterior=name, kernels={}, settings={"args": ["true"]})
-        files_told(study, "bern")
+        describe_files(study, "bern")
 
 
 # Commands
@@ -286,7 +286,7 @@ def test_a_value_of_a_setting_erases_what_an_owner_is_shown(tmp_path):
     """Values are shown, too."""
     study = STUDY + '[settings]\nlabel = "x\\u001b[2J"\n'
     try:
-        text = files_told(deploy.Study.read(write_study(tmp_path, study=study)), "bern")
+        text = describe_files(deploy.Study.read(write_study(tmp_path, study=study)), "bern")
     except ValueError as error:
         text = str(error)
     assert all(line.isprintable() for line in text.split("\n"))
@@ -297,7 +297,7 @@ def test_levels_erase_what_an_owner_is_shown(tmp_path):
     column = 'arm = { dtype = "str", levels = ["a", "b\\u001b[2J"] }'
     study = STUDY.replace("[kernels]", f"{column}\n[kernels]")
     try:
-        text = files_told(deploy.Study.read(write_study(tmp_path, study=study)), "bern")
+        text = describe_files(deploy.Study.read(write_study(tmp_path, study=study)), "bern")
     except ValueError as error:
         text = str(error)
     assert all(line.isprintable() for line in text.split("\n"))

@@ -33,7 +33,7 @@ def quadratic(settings):
 
 def snapshots(posterior, settings):
     """Return a kernel under masks whose clients keep something between rounds."""
-    return fedmcmc.secure_sum(KERNELS["snapshot"](posterior), resolution=RESOLUTION, most=MOST)
+    return fedmcmc.secure_sum(KERNELS["snapshot"](posterior), resolution=RESOLUTION, max_abs=MOST)
 
 
 def rows_without(name):
