@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedmcmc
-from fedmcmc.storage._files import read_record, write_record, write_atomically
+from fedmcmc.storage._files import read_record, write_atomically, write_record
 from tests.storage.small_run import numbers, run
 from tests.support.killed_run import assert_same
 from tests.support.lanes import fast_and_slow
