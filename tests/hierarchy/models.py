@@ -1,9 +1,10 @@
-"""Models with an effect per group: one whose integrals are known, and one for logistic rows."""
+"""Models with an effect per group, their data, and their log likelihoods in closed form."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+import scipy.stats
 from numpyro import distributions as dist
 
 import fedmcmc
@@ -27,6 +28,14 @@ def logistic(x, y=None):
         numpyro.sample("y", dist.Bernoulli(logits=effect + slope * x), obs=y)
 
 
+def shared_spread(x, y=None):
+    mu = numpyro.sample("mu", dist.Normal(0, 2))
+    tau = numpyro.sample("tau", dist.HalfNormal(1))
+    effect = numpyro.sample("effect", dist.Normal(mu, tau), infer={"local": True})
+    with numpyro.plate("rows", len(x)):
+        numpyro.sample("y", dist.Normal(effect, SD), obs=y)
+
+
 def rows(seed, size, kind="gaussian"):
     """Return the rows of one group."""
     rng = np.random.default_rng(seed)
@@ -43,39 +52,52 @@ def clients(kind="gaussian"):
     return [rows(i, size, kind) for i, size in enumerate(SIZES)]
 
 
-def in_two_clients(own):
+def in_two_clients(groups):
     """Return data in which five groups lie in two clients, their rows in turns."""
-    parts = []
+    parts, labels = [], []
     for members in ([0, 1, 2], [3, 4]):
-        joined = {k: np.concatenate([own[i][k] for i in members]) for k in ("x", "y")}
-        labels = np.concatenate([[f"group {i}"] * SIZES[i] for i in members])
-        order = np.random.default_rng(0).permutation(len(labels))
-        parts.append(({k: v[order] for k, v in joined.items()}, labels[order]))
-    return fedmcmc.FederatedData.from_clients(
-        [part for part, _ in parts], groups=[labels for _, labels in parts]
-    )
+        joined = {k: np.concatenate([groups[i][k] for i in members]) for k in ("x", "y")}
+        names = np.concatenate([[f"group {i}"] * SIZES[i] for i in members])
+        order = np.random.default_rng(0).permutation(len(names))
+        parts.append({k: v[order] for k, v in joined.items()})
+        labels.append(names[order])
+    return fedmcmc.FederatedData.from_clients(parts, groups=labels)
+
+
+def break_other_groups(data):
+    """Return data whose rows of group 1 of client 0 and of later clients are NaN."""
+    group, values = np.asarray(data.rows.group), jax.tree.map(np.array, data.rows.values)
+    values["x"][(group == 1) | (np.arange(data.num_rows) >= int(data.start[1]))] = np.nan
+    rows = fedmcmc.data.Grouped(values, data.rows.group, data.rows.max_groups)
+    return fedmcmc.FederatedData(rows, data.start, data.size, data.share, data.max_size)
+
+
+def terms(posterior, position, data):
+    """Return the log likelihoods of groups, ``[clients, groups]``."""
+    return data.map_clients(lambda client: posterior.loglikelihood_fn.terms(position, client))
 
 
 def total(posterior, data):
-    """Return a function of the position, the log likelihood of all clients."""
-
-    def of_client(position, client):
-        return jnp.sum(posterior.loglikelihood_fn.terms(position, client))
-
-    return jax.jit(
-        lambda position: jnp.sum(data.map_clients(lambda client: of_client(position, client)))
-    )
+    """Return a compiled function from a position to the log likelihood of all clients."""
+    return jax.jit(lambda position: jnp.sum(terms(posterior, position, data)))
 
 
-def closed_form(position, own):
-    """Return the Gaussian model's log likelihood, its effects integrated out by hand."""
-    value = 0.0
-    for group in own:
+def quadratic_terms(groups):
+    """Return the Gaussian model's log likelihoods of groups, with the effects integrated out.
+
+    They are quadratic in ``(mu, slope)``: values and gradients at zero, and minus the Hessians.
+    """
+    values, gradients, curvatures = [], [], []
+    for group in groups:
         size = len(group["x"])
+        design = np.stack([np.ones(size), group["x"]], 1)
         covariance = SD**2 * np.eye(size) + SPREAD**2
-        mean = position["mu"] + position["slope"] * group["x"]
-        value += jax.scipy.stats.multivariate_normal.logpdf(group["y"], mean, covariance)
-    return value
+        weighted = np.linalg.solve(covariance, design)
+        normal = scipy.stats.multivariate_normal(np.zeros(size), covariance)
+        values.append(normal.logpdf(group["y"]))
+        gradients.append(weighted.T @ group["y"])
+        curvatures.append(design.T @ weighted)
+    return np.array(values), np.array(gradients), np.array(curvatures)
 
 
 def contraception():

@@ -1,5 +1,6 @@
-"""Effects at real sites: what crosses is shaped as the shared parameters."""
+"""Effects at real sites: messages have the shapes of the shared parameters."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,32 +13,29 @@ from fedmcmc.interop.numpyro import from_numpyro
 from tests.hierarchy.models import SIZES, clients, logistic
 
 pytest.importorskip("cryptography")
-HERE = "tests.hierarchy.test_deployed"
+MODULE = "tests.hierarchy.test_deployed"
 NAMES = ("bern", "basel", "chur", "davos", "genf")
-ROWS = {
-    "x": jax.ShapeDtypeStruct((), jnp.float32),
-    "y": jax.ShapeDtypeStruct((), jnp.int32),
-}
+EXAMPLE = {"x": np.zeros(2, np.float32), "y": np.zeros(2, np.int32)}
+ROWS = {name: jax.ShapeDtypeStruct((), leaf.dtype) for name, leaf in EXAMPLE.items()}
+KEY, START = jax.random.key(0), {"slope": 0.1, "tau": -0.2}
 
 
-def shared(settings):
-    example = {"x": np.zeros(2, np.float32), "y": np.zeros(2, np.int32)}
-    return fedmcmc.marginal(from_numpyro(logistic, example=example))
+def integrated(settings):
+    return fedmcmc.marginal(from_numpyro(logistic, example=EXAMPLE))
 
 
-def kernel(posterior, settings):
+def centered(settings):
+    return from_numpyro(logistic, example=EXAMPLE, centered=1.0)
+
+
+def langevin(posterior, settings):
     return fedmcmc.lsd(posterior, step_size=0.05)
 
 
-def own(settings):
-    example = {"x": np.zeros(2, np.float32), "y": np.zeros(2, np.int32)}
-    return from_numpyro(logistic, example=example, centered=1.0)
-
-
 def joint(posterior, settings):
-    some = fedmcmc.uniform(3)
+    cohort = fedmcmc.uniform(3)
     refresh = hierarchy.independence(num_tries=2)
-    return fedmcmc.lsd(posterior, step_size=0.05, refresh=refresh, participation=some)
+    return fedmcmc.lsd(posterior, step_size=0.05, refresh=refresh, participation=cohort)
 
 
 def gibbs(posterior, settings):
@@ -48,136 +46,107 @@ def recentered(posterior, settings):
     return fedmcmc.fed_gibbs(posterior, refresh=hierarchy.independence(), recenter=True)
 
 
-def test_no_site_is_left_out_between_exchanges_that_belong_together():
-    study = deploy.Study(
+def build_study(posterior, kernel, **settings):
+    return deploy.Study(
         name="effects",
-        posterior=f"{HERE}:own",
+        posterior=f"{MODULE}:{posterior}",
         sites=dict(zip(NAMES, SIZES, strict=True)),
         rows=ROWS,
-        kernels={"main": f"{HERE}:recentered"},
+        kernels={"main": f"{MODULE}:{kernel}"},
         settings={},
+        **settings,
     )
+
+
+def make_rows():
+    return [{"x": np.float32(group["x"]), "y": group["y"]} for group in clients("logistic")]
+
+
+def join_sites(study, folder, messages=None):
+    """Return a transport and its sites; pairs of messages go to `messages` by name."""
+    transport, sites = deploy.LocalTransport(), []
+    for name, rows in zip(NAMES, make_rows(), strict=True):
+        sites.append(deploy.Site(study, name, rows, folder=folder / name, min_rows=1))
+        if messages is None:
+            transport.join(sites[-1])
+        else:
+            pairs = messages.setdefault(name, [])
+            transport.join(sites[-1], heard=lambda *pair, pairs=pairs: pairs.append(pair))
+    return transport, sites
+
+
+def test_sites_cannot_be_left_out_between_exchanges_that_belong_together():
+    study = build_study("centered", "recentered")
     sites = deploy.Sites(study, deploy.LocalTransport(), on_missing="leave_out")
-    start = {"slope": 0.1, "tau": -0.2}
     with pytest.raises(ValueError, match="must be 'wait'"):
-        sites.sample(jax.random.key(0), study.kernel("main"), start, num_rounds=1)
-
-
-@pytest.mark.slow
-def test_draws_and_fits_are_those_of_the_simulation(tmp_path):
-    own = [{"x": np.float32(group["x"]), "y": group["y"]} for group in clients("logistic")]
-    data = FederatedData.from_clients(own)
-    study = deploy.Study(
-        name="effects",
-        posterior=f"{HERE}:shared",
-        sites=dict(zip(NAMES, SIZES, strict=True)),
-        rows=ROWS,
-        kernels={"main": f"{HERE}:kernel"},
-        settings={},
-        asks=deploy.FIT,
-        reproducible=True,
-    )
-
-    def join():
-        local = deploy.LocalTransport()
-        for name, rows in zip(NAMES, own, strict=True):
-            local.join(deploy.Site(study, name, rows, folder=tmp_path / name, min_rows=1))
-        return local
-
-    key, start = jax.random.key(0), {"slope": 0.1, "tau": -0.2}
-    settings = dict(num_rounds=6, progress=False)
-    deployed = deploy.run(study, key, "main", transport=join(), position=start, **settings)
-    simulated = fedmcmc.sample(key, study.kernel("main"), data, start, **settings)
-    for name in start:
-        np.testing.assert_allclose(deployed.draws[name], simulated.draws[name], rtol=1e-5)
-    sites = deploy.Sites(study, join())
-    around = fedmcmc.Gaussian.from_moments(start, variance={"slope": 0.3, "tau": 0.3})
-    found, wanted = (
-        fedmcmc.correct(key, study.model, where, around, num_draws=200) for where in (sites, data)
-    )
-    sites.close()
-    np.testing.assert_allclose(found.log_evidence, wanted.log_evidence, rtol=1e-4)
+        sites.sample(KEY, study.kernel("main"), START, num_rounds=1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["joint", "gibbs"])
-def test_sites_keep_effects_and_draws_are_those_of_the_simulation(tmp_path, name):
-    rows = [{"x": np.float32(group["x"]), "y": group["y"]} for group in clients("logistic")]
-    data = FederatedData.from_clients(rows)
-    study = deploy.Study(
-        name="effects",
-        posterior=f"{HERE}:own",
-        sites=dict(zip(NAMES, SIZES, strict=True)),
-        rows=ROWS,
-        kernels={"main": f"{HERE}:{name}"},
-        settings={},
-        reproducible=True,
-    )
-    local, sites = deploy.LocalTransport(), []
-    for site, own_rows in zip(NAMES, rows, strict=True):
-        sites.append(deploy.Site(study, site, own_rows, folder=tmp_path / site, min_rows=1))
-        local.join(sites[-1])
+def test_draws_are_those_of_the_simulation_and_sites_keep_effects(tmp_path, name):
+    study = build_study("centered", name, reproducible=True)
+    data = FederatedData.from_clients(make_rows())
+    transport, sites = join_sites(study, tmp_path)
     assert sites[0].state is None
-    key, start = jax.random.key(0), {"slope": 0.1, "tau": -0.2}
     settings = dict(num_rounds=6, progress=False)
-    deployed = deploy.run(study, key, "main", transport=local, position=start, **settings)
-    alone = fedmcmc.Placement(clients_at_a_time=1)
-    simulated = fedmcmc.sample(key, study.kernel("main"), data, start, placement=alone, **settings)
+    deployed = deploy.run(study, KEY, "main", START, transport=transport, **settings)
+    placement = fedmcmc.Placement(clients_at_a_time=1)
+    simulated = fedmcmc.sample(
+        KEY, study.kernel("main"), data, START, placement=placement, **settings
+    )
+    # A compiler fuses the computations of a site with few rows in another way.
+    chex.assert_trees_all_close(dict(deployed.draws), dict(simulated.draws), rtol=1e-5)
     assert hierarchy.locals_in(deployed.state.clients) is None
-    for site in start:
-        # A compiler fuses what a site computes of few rows in other ways: without that, contracts
-        # are tested to the last bit.
-        np.testing.assert_allclose(deployed.draws[site], simulated.draws[site], rtol=1e-5)
-    everyone = hierarchy.locals_in(simulated.state.clients)
+    in_simulation = hierarchy.locals_in(simulated.state.clients)
     for index, site in enumerate(sites):
-        found = hierarchy.locals_in(site.state)
-        np.testing.assert_allclose(found.accepted.mean[:, 0], everyone.accepted.mean[:, index])
-        for leaf, expected in zip(
-            jax.tree.leaves(found.latents), jax.tree.leaves(everyone.latents), strict=True
-        ):
-            np.testing.assert_allclose(leaf[:, 0], expected[:, index], rtol=1e-4, atol=1e-5)
+        at_site = hierarchy.locals_in(site.state)
+        accepted = in_simulation.accepted.mean[:, index]
+        np.testing.assert_allclose(at_site.accepted.mean[:, 0], accepted)
+        expected = jax.tree.map(lambda leaf, i=index: leaf[:, i], in_simulation.latents)
+        latents = jax.tree.map(lambda leaf: leaf[:, 0], at_site.latents)
+        chex.assert_trees_all_close(latents, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
-def test_no_message_of_marginal_holds_an_effect(tmp_path):
-    """What leaves a site is the gradient of its integral, a function of rows and position alone."""
-    rows = [{"x": np.float32(group["x"]), "y": group["y"]} for group in clients("logistic")]
-    study = deploy.Study(
-        name="effects",
-        posterior=f"{HERE}:shared",
-        sites=dict(zip(NAMES, SIZES, strict=True)),
-        rows=ROWS,
-        kernels={"main": f"{HERE}:kernel"},
-        settings={},
-    )
-    local, heard = deploy.LocalTransport(), {name: [] for name in NAMES}
-    for (name, pairs), own_rows in zip(heard.items(), rows, strict=True):
-        site = deploy.Site(study, name, own_rows, folder=tmp_path / name, min_rows=1)
-        local.join(site, heard=lambda *pair, pairs=pairs: pairs.append(pair))
-    start = {"slope": 0.1, "tau": -0.2}
+def test_messages_of_a_marginal_posterior_hold_no_effects(tmp_path):
+    """A site sends the gradient of its integral, a function of rows and position alone.
+
+    Importance sampling at sites and in the simulation gives the same evidence.
+    """
+    study, messages = build_study("integrated", "langevin", asks=deploy.FIT), {}
+    transport, _ = join_sites(study, tmp_path, messages)
     samples = deploy.run(
-        study, jax.random.key(0), "main", start, transport=local, num_rounds=3, progress=False
+        study, KEY, "main", START, transport=transport, num_rounds=3, progress=False
     )
-    data, terms = FederatedData.from_clients(rows), study.model.loglikelihood_fn
-    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct((), jnp.float32), start)
+    data, terms = FederatedData.from_clients(make_rows()), study.model.loglikelihood_fn.terms
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct((), jnp.float32), START)
 
     @jax.jit
-    def slopes(position):
+    def gradients(position):
         def of_client(client):
-            return jax.grad(lambda at: terms.terms(at, client)[0])(position)
+            return jax.grad(lambda place: terms(place, client)[0])(position)
 
         return data.map_clients(of_client)
 
     places = [{k: float(x[0, i]) for k, x in samples.draws.items()} for i in range(2)]
-    wanted = [slopes(place) for place in [start, *places]]
+    expected = [gradients(place) for place in [START, *places]]
     for index, name in enumerate(NAMES):
-        told = [Frame.parse(answer) for _, answer in heard[name] if answer]
-        codes = [unpack(frame.body, 2)[0] for frame in told if frame.kind == "answer"]
-        assert len(codes) == len(wanted)
-        # Every other answer is empty, so that nothing else can hold a number.
-        assert all(not frame.body for frame in told if frame.kind != "answer")
-        for code, slope in zip(codes, wanted, strict=True):
-            own = jax.tree.map(lambda leaf, i=index: leaf[i], slope)
-            found = wire.decode(code, like)  # of this size to the bit
+        frames = [Frame.parse(answer) for _, answer in messages[name] if answer]
+        codes = [unpack(frame.body, 2)[0] for frame in frames if frame.kind == "answer"]
+        assert len(codes) == len(expected)
+        # All other frames are empty, so that no number can hide in them.
+        assert all(not frame.body for frame in frames if frame.kind != "answer")
+        for code, of_clients in zip(codes, expected, strict=True):
+            gradient = jax.tree.map(lambda leaf, i=index: leaf[i], of_clients)
+            message = wire.decode(code, like)  # exactly as long as the gradient
             for key in like:
-                np.testing.assert_allclose(found[key], own[key], rtol=2e-4, atol=1e-5)
+                np.testing.assert_allclose(message[key], gradient[key], rtol=2e-4, atol=1e-5)
+    questions = deploy.Sites(study, join_sites(study, tmp_path)[0])
+    around = fedmcmc.Gaussian.from_moments(START, variance={"slope": 0.3, "tau": 0.3})
+    evidence, expected = (
+        fedmcmc.correct(KEY, study.model, source, around, num_draws=200).log_evidence
+        for source in (questions, data)
+    )
+    questions.close()
+    np.testing.assert_allclose(evidence, expected, rtol=1e-4)

@@ -1,4 +1,6 @@
-"""Draws of groups' latents carry labels, and are NaN for groups that do not exist."""
+"""Draws of groups' latents given the shared parameters, and their labels."""
+
+from functools import cache
 
 import jax
 import numpy as np
@@ -10,8 +12,11 @@ from fedmcmc import hierarchy
 from fedmcmc.data import group_name, labels_of
 from fedmcmc.hierarchy._local_draws import warn_of_few_accepted
 from fedmcmc.runs import SimulatedConsortium
-from tests.hierarchy.models import SD, SPREAD, gaussian
+from tests.hierarchy.models import SD, SPREAD, clients, gaussian
+from tests.support.lanes import fast_and_slow
 
+NUM, MU, SLOPE = 4000, 0.4, -0.2
+SHARED = {"mu": np.full((1, NUM), MU), "slope": np.full((1, NUM), SLOPE)}
 TABLE = pd.DataFrame(
     {
         "hospital": ["Chur", "Bern", "Bern", "Chur", "Bern", "Bern", "Chur"],
@@ -22,62 +27,65 @@ TABLE = pd.DataFrame(
 )
 
 
-@pytest.fixture(scope="module")
-def drawn():
+@cache
+def draw(centered=0.0):
     data = fedmcmc.FederatedData.from_dataframe(TABLE, client="hospital", groups="patient")
-    posterior = fedmcmc.from_numpyro(gaussian, example=data)
-    shared = {"mu": np.full((1, 4000), 0.4), "slope": np.full((1, 4000), -0.2)}
-    return data, fedmcmc.local_draws(posterior, data, shared, rng_key=jax.random.key(0))
+    posterior = fedmcmc.from_numpyro(gaussian, example=data, centered=centered)
+    return data, fedmcmc.local_draws(posterior, data, SHARED, rng_key=jax.random.key(0))
 
 
-def conditional_mean(rows):
-    precision = len(rows) / SD**2 + 1 / SPREAD**2
-    mean = (np.sum(rows.y + 0.2 * rows.x) / SD**2 + 0.4 / SPREAD**2) / precision
-    return mean, 1 / np.sqrt(precision)
+@pytest.mark.parametrize("centered", fast_and_slow([0.0, 1.0], fast=[0.0]))
+def test_draws_follow_a_gaussian_conditional(centered):
+    """Given what they share, groups are independent, within a client and between clients."""
+    _, latents = draw(centered)
+    assert latents.mask.tolist() == [[True, True, True], [True, False, False]]
+    effects = latents.draws["effect"][0][:, latents.mask]
+    entries = latents.summary()
+    for entry, draws in zip(entries, effects.T, strict=True):
+        rows = TABLE[(TABLE.hospital == entry["client"]) & (TABLE.patient == entry["group"])]
+        precision = len(rows) / SD**2 + 1 / SPREAD**2
+        mean = (np.sum(rows.y - SLOPE * rows.x) / SD**2 + MU / SPREAD**2) / precision
+        assert abs(draws.mean() - mean) * np.sqrt(precision * NUM) < 4
+        np.testing.assert_allclose(draws.std() * np.sqrt(precision), 1, rtol=0.05)
+        np.testing.assert_allclose(entry["mean"], draws.mean(dtype=float), rtol=1e-5)
+        np.testing.assert_allclose(entry["sd"], draws.std(dtype=float), rtol=1e-5)
+    np.testing.assert_allclose(np.corrcoef(effects.T), np.eye(4), atol=4.5 / np.sqrt(NUM))
 
 
-def test_groups_that_do_not_exist_are_nan(drawn):
-    _, own = drawn
-    assert own.mask.tolist() == [[True, True, True], [True, False, False]]
-    effects = own.draws["effect"]
-    assert effects.dtype == np.float32 and np.isfinite(effects[..., own.mask]).all()
-    assert np.isnan(effects[..., ~own.mask]).all() and np.isnan(own.acceptance[~own.mask]).all()
-
-
-def test_the_summary_has_the_labels_and_moments_of_each_group(drawn):
-    _, own = drawn
-    assert own.labels == ("Bern", "Chur") and own.group_labels == (("P2", "P1", "P7"), ("P9",))
-    found = own.summary()
-    assert [(x["client"], x["group"], x["name"]) for x in found] == [
+def test_draws_have_labels_and_are_nan_for_groups_that_do_not_exist():
+    _, latents = draw()
+    effects = latents.draws["effect"]
+    assert effects.dtype == np.float32 and np.isfinite(effects[..., latents.mask]).all()
+    assert np.isnan(effects[..., ~latents.mask]).all()
+    assert np.isnan(latents.acceptance[~latents.mask]).all()
+    assert latents.labels == ("Bern", "Chur")
+    assert latents.group_labels == (("P2", "P1", "P7"), ("P9",))
+    assert [(entry["client"], entry["group"], entry["name"]) for entry in latents.summary()] == [
         ("Bern", "P2", "effect"),
         ("Bern", "P1", "effect"),
         ("Bern", "P7", "effect"),
         ("Chur", "P9", "effect"),
     ]
-    for entry in found:
-        rows = TABLE[(TABLE.hospital == entry["client"]) & (TABLE.patient == entry["group"])]
-        mean, sd = conditional_mean(rows)
-        assert abs(entry["mean"] - mean) < 4 * sd / np.sqrt(4000)
-        assert entry["sd"] == pytest.approx(sd, rel=0.06)
-    names = own.to_datatree().posterior["group"].values.tolist()
+    names = latents.to_datatree().posterior["group"].values.tolist()
     assert names == ["Bern, group P2", "Bern, group P1", "Bern, group P7", "Chur, group P9"]
 
 
-def test_clients_of_one_group_each_have_no_labels_of_groups(drawn):
+def test_unpooled_draws_of_clients_without_groups_have_the_labels_of_clients():
     data = fedmcmc.FederatedData.from_clients(
         {"Bern": {"x": np.zeros(2), "y": np.ones(2)}, "Chur": {"x": np.zeros(3), "y": np.ones(3)}}
     )
     posterior = fedmcmc.from_numpyro(gaussian, example=data)
     shared = {"mu": np.zeros((1, 50)), "slope": np.zeros((1, 50))}
-    own = fedmcmc.local_draws(posterior, data, shared, rng_key=jax.random.key(0))
-    assert own.group_labels is None and own.mask.all()
-    assert [(x["client"], x["group"]) for x in own.summary()] == [("Bern", None), ("Chur", None)]
-    assert own.to_datatree().posterior["group"].values.tolist() == ["Bern", "Chur"]
+    latents = hierarchy.unpooled(posterior, data, shared, rng_key=jax.random.key(0))
+    assert latents.group_labels is None and latents.mask.all()
+    labels = [(entry["client"], entry["group"]) for entry in latents.summary()]
+    assert labels == [("Bern", None), ("Chur", None)]
+    assert latents.to_datatree().posterior["group"].values.tolist() == ["Bern", "Chur"]
 
 
-def test_messages_name_a_group_by_its_labels(drawn):
-    data, own = drawn
-    rare = own._replace(acceptance=np.where(own.mask, 0.9, np.nan))
+def test_messages_name_a_group_by_its_labels():
+    data, latents = draw()
+    rare = latents._replace(acceptance=np.where(latents.mask, 0.9, np.nan))
     rare.acceptance[0, 2] = 0.1
     with pytest.warns(UserWarning, match="10% of the proposals for group 'P7' of client 'Bern'"):
         warn_of_few_accepted(rare, rare.mask, data)
@@ -86,10 +94,10 @@ def test_messages_name_a_group_by_its_labels(drawn):
     assert labels_of(SimulatedConsortium(data)) == ("Bern", "Chur")
 
 
-def test_unpooled_draws_have_the_labels_too(drawn):
-    data, _ = drawn
-    posterior = fedmcmc.from_numpyro(gaussian, example=data)
-    shared = {"mu": np.full((1, 50), 0.4), "slope": np.full((1, 50), -0.2)}
-    alone = hierarchy.unpooled(posterior, data, shared, rng_key=jax.random.key(0))
-    assert alone.group_labels == (("P2", "P1", "P7"), ("P9",))
-    assert np.isnan(alone.draws["effect"][..., ~alone.mask]).all()
+def test_posteriors_without_latents_raise():
+    data = fedmcmc.FederatedData.from_clients(clients())
+    posterior = fedmcmc.marginal(fedmcmc.from_numpyro(gaussian, example=data))
+    with pytest.raises(ValueError, match="marginal"):
+        fedmcmc.local_draws(posterior, data, SHARED, rng_key=jax.random.key(0))
+    with pytest.raises(ValueError, match="no latents of groups to draw"):
+        hierarchy.new_group(posterior, data, SHARED, rng_key=jax.random.key(1))

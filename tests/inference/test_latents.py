@@ -1,4 +1,4 @@
-"""Fits of clients that keep latents: moments of the tilted distribution of position and latents."""
+"""Fits of clients with latents: moments of the tilted distribution of position and latents."""
 
 import jax
 import jax.numpy as jnp
@@ -38,8 +38,8 @@ def tilted_moments():
     log_density = -((phi - CENTER) ** 2) / (2 * SPREAD**2)
     for group in (0, 1):
         sign = 2 * OUTCOMES[group == GROUP] - 1
-        at = sign[:, None, None] * (phi[:, None] + 1.5 * theta)
-        inner = -np.logaddexp(0, -at).sum(0) - 0.5 * theta**2
+        logits = sign[:, None, None] * (phi[:, None] + 1.5 * theta)
+        inner = -np.logaddexp(0, -logits).sum(0) - 0.5 * theta**2
         log_density += np.log(np.exp(inner).sum(1))
     weight = np.exp(log_density - log_density.max())
     weight /= weight.sum()
@@ -49,46 +49,42 @@ def tilted_moments():
 
 @pytest.mark.slow
 def test_moments_are_those_of_the_tilted_distribution():
-    """Of one that is far from a Gaussian, so that it matters what is accepted."""
+    """The distribution is far from a Gaussian, so that a wrong acceptance shows."""
     inference, client, position = mcmc_local(num_samples=400), DATA.client(0), jnp.zeros(1)
 
     @jax.jit
     @jax.vmap
-    def moments(key):
-        kept = inference.first_locals(POSTERIOR, position, client)
+    def fit(key):
+        latents = inference.first_locals(POSTERIOR, position, client)
         draws = inference.prepare(key, position, client)
-        given = (POSTERIOR, draws, position, CAVITY, client, jnp.int32(0))
-        (tilted, _), _ = inference.fit_latents(*given, kept)
+        (tilted, _), _ = inference.fit_latents(
+            POSTERIOR, draws, position, CAVITY, client, jnp.int32(0), latents
+        )
         return tilted.mean()[0], 1 / tilted.precision[0, 0]
 
-    found = moments(jax.random.split(jax.random.key(3), NUM_CHAINS))
-    for name, some, exact in zip(("mean", "variance"), found, tilted_moments(), strict=True):
-        z = abs(some.mean() - exact) / (some.std() / NUM_CHAINS**0.5)
+    moments = fit(jax.random.split(jax.random.key(3), NUM_CHAINS))
+    for name, values, exact in zip(("mean", "variance"), moments, tilted_moments(), strict=True):
+        z = abs(values.mean() - exact) / (values.std() / NUM_CHAINS**0.5)
         assert z < LIMIT, name
 
 
-def test_what_does_not_fit_is_refused():
-    fed_ep = fedmcmc.fed_ep
-    without = fedmcmc.marginal(POSTERIOR)
-    with pytest.raises(ValueError, match="Importance does not move"):
-        fed_ep(POSTERIOR, inference=importance())
-    with pytest.raises(ValueError, match="this posterior has none"):
-        fed_ep(without, inference=mcmc_local())
-    with pytest.raises(ValueError, match="Clients without sites keep no latents"):
-        fedmcmc.fed_sep(POSTERIOR, inference=mcmc_local())
+def test_unsupported_settings_raise():
+    fed_ep, integrated = fedmcmc.fed_ep, fedmcmc.marginal(POSTERIOR)
+    few = fed_ep(POSTERIOR, inference=mcmc_local(num_samples=9))
+    record = fedmcmc.Record(local=True)
+    start = (jax.random.key(0), fed_ep(POSTERIOR), DATA, jnp.zeros(1))
+    for function, message in (
+        (lambda: fed_ep(POSTERIOR, inference=importance()), "Importance does not move"),
+        (lambda: fed_ep(integrated, inference=mcmc_local()), "this posterior has none"),
+        (
+            lambda: fedmcmc.fed_sep(POSTERIOR, inference=mcmc_local()),
+            "Clients without sites keep no latents",
+        ),
+        (lambda: mcmc_local(num_samples=0), "num_samples must be"),
+        (lambda: few.init(jax.random.key(0), jnp.zeros(1), DATA), "10 samples per dimension"),
+        (lambda: fedmcmc.sample(*start, num_rounds=1, record=record), "local_draws"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            function()
     with pytest.raises(TypeError, match="refresh must be a"):
         mcmc_local(importance())
-    with pytest.raises(ValueError, match="num_samples must be"):
-        mcmc_local(num_samples=0)
-    few = fed_ep(POSTERIOR, inference=mcmc_local(num_samples=9))
-    with pytest.raises(ValueError, match="10 samples per dimension"):
-        few.init(jax.random.key(0), jnp.zeros(1), DATA)
-    with pytest.raises(ValueError, match="local_draws"):
-        fedmcmc.sample(
-            jax.random.key(0),
-            fed_ep(POSTERIOR),
-            DATA,
-            jnp.zeros(1),
-            num_rounds=1,
-            record=fedmcmc.Record(local=True),
-        )

@@ -1,10 +1,9 @@
-"""Convolutions are rewritten to the same numbers, everywhere, and a run with them is a run."""
+"""Convolutions are rewritten to equal numbers, in all programs and in runs."""
 
 import functools
 import itertools
-from dataclasses import dataclass
-from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,8 +11,8 @@ import pytest
 
 import fedmcmc
 from fedmcmc.pytrees._convolutions import canonical, holds_convolution
-from fedmcmc.rounds import _program as _segments
-from fedmcmc.types import Broadcast, FederatedKernel, StepInfo, as_functions, register_dataclass
+from fedmcmc.rounds import _program
+from tests.support.lanes import fast_and_slow
 
 LAYOUTS = {
     1: [("NCH", "OIH", "NCH")],
@@ -22,30 +21,30 @@ LAYOUTS = {
 }
 
 
-def orders(jaxpr):
-    """Return the dimension numbers of all convolutions of a jaxpr, inner ones included."""
-    found = []
+def dimension_numbers(jaxpr):
+    """Return the dimension numbers of all convolutions of a jaxpr, also in inner jaxprs."""
+    numbers = []
     for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         if eqn.primitive.name == "conv_general_dilated":
-            found.append(tuple(eqn.params["dimension_numbers"]))
+            numbers.append(tuple(eqn.params["dimension_numbers"]))
         for inner in jax.tree.leaves(
             [v for v in eqn.params.values() if isinstance(v, (list, tuple)) or hasattr(v, "eqns")],
             is_leaf=lambda v: hasattr(v, "eqns"),
         ):
             if hasattr(inner, "eqns"):
-                found += orders(inner)
-    return found
+                numbers += dimension_numbers(inner)
+    return numbers
 
 
-def all_canonical(jaxpr):
-    found = orders(jaxpr)
-    assert found
-    rank = len(found[0][0])
+def are_canonical(jaxpr):
+    numbers = dimension_numbers(jaxpr)
+    assert numbers
+    rank = len(numbers[0][0])
     activation, kernel = (0, rank - 1, *range(1, rank - 1)), (rank - 1, rank - 2, *range(rank - 2))
-    return all(order == (activation, kernel, activation) for order in found)
+    return all(order == (activation, kernel, activation) for order in numbers)
 
 
-def convolved(x, w, *, groups, padding, stride, dilation):
+def convolve(x, w, *, groups, padding, stride, dilation):
     """Convolve ``[batch, *space, in]`` with ``[*window, in / groups, out]``, by its definition."""
     x = np.pad(x, [(0, 0), *padding, (0, 0)])
     window, rank = w.shape[:-2], w.ndim - 2
@@ -55,18 +54,18 @@ def convolved(x, w, *, groups, padding, stride, dilation):
     ]
     out = np.zeros((len(x), *steps, w.shape[-1]))
     per_in, per_out = w.shape[-2], w.shape[-1] // groups
-    for at in itertools.product(*map(range, steps)):
+    for place in itertools.product(*map(range, steps)):
         for tap in itertools.product(*map(range, window)):
-            place = tuple(at[i] * stride[i] + tap[i] * dilation[i] for i in range(rank))
+            source = tuple(place[i] * stride[i] + tap[i] * dilation[i] for i in range(rank))
             for g in range(groups):
-                mine = slice(g * per_out, (g + 1) * per_out)
-                seen = x[(slice(None), *place, slice(g * per_in, (g + 1) * per_in))]
-                out[(slice(None), *at, mine)] += seen @ w[(*tap, slice(None), mine)]
+                channels = slice(g * per_out, (g + 1) * per_out)
+                inputs = x[(slice(None), *source, slice(g * per_in, (g + 1) * per_in))]
+                out[(slice(None), *place, channels)] += inputs @ w[(*tap, slice(None), channels)]
     return out
 
 
 @pytest.mark.parametrize("rank, groups", [(1, 1), (2, 2), (3, 1)])
-def test_any_order_of_axes_is_the_same_convolution(rank, groups):
+def test_convolutions_are_equal_for_any_order_of_axes(rank, groups):
     rng = np.random.default_rng(0)
     names, space, window = "HWD"[:rank], (6, 5, 4)[:rank], (3, 2, 1)[:rank]
     x = rng.normal(size=(3, *space, 2 * groups)).astype(np.float32)
@@ -74,36 +73,36 @@ def test_any_order_of_axes_is_the_same_convolution(rank, groups):
     options = dict(
         padding=[(2, 1), (0, 1), (1, 0)][:rank], stride=(2, 1, 1)[:rank], dilation=(1, 2, 1)[:rank]
     )
-    expected = convolved(x, w, groups=groups, **options)
+    expected = convolve(x, w, groups=groups, **options)
     weights = rng.normal(size=expected.shape).astype(np.float32)
     for of_x, of_w, of_out in LAYOUTS[rank]:
-        # What is said of space is said in the order in which the window has it.
-        at = [names.index(c) for c in of_w if c in names]
+        # Options of space are in the order of the window's axes.
+        axes = [names.index(c) for c in of_w if c in names]
         back = [of_out.index(c) for c in f"N{names}C"]
 
-        def fn(lhs, rhs, specs=(of_x, of_w, of_out), at=at):
+        def fn(lhs, rhs, specs=(of_x, of_w, of_out), axes=axes):
             return jax.lax.conv_general_dilated(
                 lhs,
                 rhs,
-                [options["stride"][i] for i in at],
-                [options["padding"][i] for i in at],
-                rhs_dilation=[options["dilation"][i] for i in at],
+                [options["stride"][i] for i in axes],
+                [options["padding"][i] for i in axes],
+                rhs_dilation=[options["dilation"][i] for i in axes],
                 dimension_numbers=specs,
                 feature_group_count=groups,
             )
 
         def both(lhs, rhs, fn=fn, back=back):
             # Gradients are convolutions with dilated inputs, reversed windows, groups of batches.
-            def total(*given):
-                return jnp.sum(weights * jnp.transpose(fn(*given), back) ** 2)
+            def total(*operands):
+                return jnp.sum(weights * jnp.transpose(fn(*operands), back) ** 2)
 
             return jnp.transpose(fn(lhs, rhs), back), jax.grad(total, (0, 1))(lhs, rhs)
 
         lhs = x.transpose([f"N{names}C".index(c) for c in of_x])
         rhs = w.transpose([f"{names}IO".index(c) for c in of_w])
-        assert all_canonical(jax.make_jaxpr(canonical(both))(lhs, rhs))
-        (found, gradients), (_, plain) = (jax.jit(f)(lhs, rhs) for f in (canonical(both), both))
-        np.testing.assert_allclose(found, expected, atol=2e-5)
+        assert are_canonical(jax.make_jaxpr(canonical(both))(lhs, rhs))
+        (result, gradients), (_, plain) = (jax.jit(f)(lhs, rhs) for f in (canonical(both), both))
+        np.testing.assert_allclose(result, expected, atol=2e-5)
         for a, b in zip(gradients, plain, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-3)
 
@@ -167,25 +166,23 @@ PLACES = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_convolutions_are_found_wherever_they_stand(place):
+def test_convolutions_are_rewritten_in_inner_programs(place):
     fn, w = PLACES[place], 0.1 * jnp.asarray(np.random.default_rng(2).normal(size=(4, 3, 2, 2)))
     w, n = w.astype(jnp.float32), jnp.int32(3)
-    assert not all_canonical(jax.make_jaxpr(fn)(w, n))
-    assert all_canonical(jax.make_jaxpr(canonical(fn))(w, n))
-    expected, found = jax.jit(fn)(w, n), jax.jit(canonical(fn))(w, n)
-    assert jax.tree.structure(expected) == jax.tree.structure(found)
-    for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
-        assert (a.shape, a.dtype) == (b.shape, b.dtype)
-        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
+    assert not are_canonical(jax.make_jaxpr(fn)(w, n))
+    assert are_canonical(jax.make_jaxpr(canonical(fn))(w, n))
+    expected, result = jax.jit(fn)(w, n), jax.jit(canonical(fn))(w, n)
+    chex.assert_trees_all_equal_shapes_and_dtypes(result, expected)
+    chex.assert_trees_all_close(result, expected, rtol=2e-4, atol=2e-5)
 
 
-def test_a_function_without_convolutions_is_called_as_it_is():
+def test_a_function_without_convolutions_does_not_change():
     def fn(tree):
         return {"y": jax.lax.fori_loop(0, tree["n"], lambda i, c: jnp.sin(c), tree["x"])}
 
-    given = {"x": jnp.ones(3), "n": 4}
-    assert not holds_convolution(jax.make_jaxpr(fn)(given))
-    assert str(jax.make_jaxpr(canonical(fn))(given)) == str(jax.make_jaxpr(fn)(given))
+    tree = {"x": jnp.ones(3), "n": 4}
+    assert not holds_convolution(jax.make_jaxpr(fn)(tree))
+    assert str(jax.make_jaxpr(canonical(fn))(tree)) == str(jax.make_jaxpr(fn)(tree))
 
 
 # Runs
@@ -221,48 +218,11 @@ def relay(loglikelihood, **changed):
     return fedmcmc.dsgld(posterior(loglikelihood), **settings)
 
 
-def walk(loglikelihood, participation):
-    """Build clients that each descend from a place of their own: grouped convolutions if batched.
-
-    A client's state is its place; its message is the step it took.
-    """
-    return as_functions(Walk(participation, loglikelihood))
-
-
-@register_dataclass
-@dataclass(frozen=True, eq=False, repr=False)
-class Walk(FederatedKernel):
-    participation: fedmcmc.types.Participation
-    loglikelihood: Any
-
-    def server_init(self, rng_key, position, federation, totals):
-        return Broadcast(jnp.zeros((), jnp.int32), position), ()
-
-    def client_init(self, broadcast, client):
-        return broadcast.position + client.index + 1.0
-
-    def prepare(self, rng_key, like, client):
-        return jax.random.normal(rng_key, (12,)).reshape(2, 2, 3)
-
-    def step(self, draws, broadcast, client_state, client):
-        place = client_state
-
-        def total(w):
-            kept = fedmcmc.data.fold(
-                lambda batch, mask: jnp.sum(jnp.where(mask, self.loglikelihood(w, batch), 0)),
-                client,
-            )
-            return kept - jnp.sum((w - broadcast.position) ** 2)
-
-        def local(i, w):
-            return w + 0.01 * jax.grad(total)(w) + 0.1 * draws[i]
-
-        new = jax.lax.fori_loop(0, 2, local, place)
-        info = StepInfo(jnp.int32(32), jnp.linalg.norm(new))
-        return 0.1 * (new - place), new, info
-
-    def aggregate(self, rng_key, broadcast, server_state, total):
-        return Broadcast(broadcast.round + 1, broadcast.position + total), server_state, ()
+def average(loglikelihood, participation):
+    """Build clients that each move to another place: their batched convolutions have groups."""
+    return fedmcmc.fa_ld(
+        posterior(loglikelihood), step_size=0.01, num_local_steps=2, participation=participation
+    )
 
 
 def run(kernel, **changed):
@@ -273,84 +233,73 @@ def run(kernel, **changed):
 
 
 @functools.cache
-def built(name, loglikelihood):
+def build_kernel(name, loglikelihood):
     if name == "relay":
         return relay(loglikelihood)
     if name == "pooled":
         return fedmcmc.sgld(posterior(loglikelihood), step_size=0.01)
     participation = fedmcmc.full() if name == "full" else fedmcmc.uniform(2)
-    return walk(loglikelihood, participation)
+    return average(loglikelihood, participation)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "cohort",
-        pytest.param("relay", marks=pytest.mark.slow),
-        pytest.param("full", marks=pytest.mark.slow),
-        pytest.param("pooled", marks=pytest.mark.slow),
-    ],
-)
-def test_a_run_is_that_of_the_same_model_without_convolutions(name):
-    ours, plain = (
-        run(built(name, loglikelihood), num_rounds=19, num_burnin=3, thinning=2)
+@pytest.mark.parametrize("name", fast_and_slow(["cohort", "relay", "full", "pooled"], ["cohort"]))
+def test_a_run_equals_a_run_of_the_model_without_convolutions(name):
+    """The two models sum in another order, which is their only difference."""
+    samples, plain = (
+        run(build_kernel(name, loglikelihood), num_rounds=19, num_burnin=3, thinning=2)
         for loglikelihood in (by_convolution, by_product)
     )
-    assert ours.draws.shape == (2, 8, 2, 3)
-    # The two models sum in another order, which is all they differ by.
-    np.testing.assert_allclose(ours.draws, plain.draws, rtol=1e-4, atol=1e-5)
-    assert ours.info.keys() == plain.info.keys()
-    for field, values in plain.info.items():
-        np.testing.assert_allclose(ours.info[field], values, rtol=1e-4)
-    for field, values in plain.totals.items():
-        np.testing.assert_array_equal(ours.totals[field], values)
-    for a, b in zip(jax.tree.leaves(ours.state), jax.tree.leaves(plain.state), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    assert samples.draws.shape == (2, 8, 2, 3)
+    chex.assert_trees_all_close(samples.info, plain.info, rtol=1e-4)
+    chex.assert_trees_all_equal(samples.totals, plain.totals)
+    np.testing.assert_allclose(samples.draws, plain.draws, rtol=1e-4, atol=1e-5)
+    chex.assert_trees_all_close(samples.state, plain.state, rtol=1e-4, atol=1e-5)
 
 
-def test_a_continued_run_is_the_same_to_the_last_bit():
-    kernel = built("relay", by_convolution)
-    whole, first = run(kernel, num_rounds=16, thinning=2), run(kernel)
-    rest = run(kernel, state=first.state, position=None)
-    draws = np.concatenate([first.draws, rest.draws], axis=1)
-    np.testing.assert_array_equal(draws[:, 1::2], whole.draws)
+def test_a_continued_run_is_equal_to_the_last_bit():
+    kernel = build_kernel("relay", by_convolution)
+    at_once, start = run(kernel, num_rounds=16, thinning=2), run(kernel)
+    continued = run(kernel, state=start.state, position=None)
+    draws = np.concatenate([start.draws, continued.draws], axis=1)
+    np.testing.assert_array_equal(draws[:, 1::2], at_once.draws)
 
 
 @pytest.mark.slow
-def test_a_chain_is_the_same_to_the_last_bit_beside_others():
-    kernel = built("cohort", by_convolution)
+def test_a_chain_is_equal_to_the_last_bit_alone_and_with_others():
+    kernel = build_kernel("cohort", by_convolution)
     np.testing.assert_array_equal(run(kernel, num_chains=1).draws[0], run(kernel).draws[0])
 
 
-def test_a_non_finite_round_is_told():
+def test_a_non_finite_round_raises():
     with pytest.raises(fedmcmc.NonFiniteError) as caught:
         run(relay(by_convolution, step_size=1e30))
-    assert caught.value.samples.num_draws == caught.value.round
-    assert np.isfinite(caught.value.samples.draws).all()
+    samples = caught.value.samples
+    assert samples.num_draws == caught.value.round
+    assert np.isfinite(samples.draws).all()
 
 
-def traced_segment(loglikelihood, collect=None):
-    kernel = fedmcmc.types.as_functions(walk(loglikelihood, fedmcmc.full()))
+def trace_segment(loglikelihood, collect=None):
+    kernel = average(loglikelihood, fedmcmc.full())
     data = fedmcmc.FederatedData.from_clients(rows())
     keys = jax.random.split(jax.random.key(0), 2)
     state = jax.vmap(lambda key: kernel.init(key, jnp.zeros((2, 3)), data))(keys)
-    plan = _segments.Plan(*map(jnp.int32, (0, 4, 0, 1, 0)))
+    plan = _program.Plan(*map(jnp.int32, (0, 4, 0, 1, 0)))
     program = fedmcmc.rounds.Program(kernel, data, fedmcmc.rounds.SINGLE_DEVICE, collect)
     canonical = program.needs_canonical(keys, state)
     options = dict(block=2, capacity=4, canonical=canonical)
-    traced = _segments.run_segment.trace(program, keys, state, plan, {}, {}, **options)
+    traced = _program.run_segment.trace(program, keys, state, plan, {}, {}, **options)
     return canonical, traced.jaxpr
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="Convolutions are rewritten on CPU.")
-def test_a_run_holds_nothing_but_canonical_convolutions_of_one_client():
-    on, jaxpr = traced_segment(by_convolution)
-    assert on and all_canonical(jaxpr)
+def test_a_run_has_only_canonical_convolutions_of_single_clients():
+    on, jaxpr = trace_segment(by_convolution)
+    assert on and are_canonical(jaxpr)
     assert "feature_group_count=2" not in str(jaxpr) and "feature_group_count=3" not in str(jaxpr)
-    assert not traced_segment(by_product)[0]
+    assert not trace_segment(by_product)[0]
 
     def fitted(state, info):
         return jax.lax.conv(X, X[:, :, :2, :2], (1, 1), "VALID") * state.broadcast.position[0, 0]
 
-    on, jaxpr = traced_segment(by_product, fitted)
-    assert on and all_canonical(jaxpr)
+    on, jaxpr = trace_segment(by_product, fitted)
+    assert on and are_canonical(jaxpr)

@@ -1,6 +1,7 @@
 """The ChaCha20 generator: its bits, and what JAX makes of its keys."""
 
 import hashlib
+import itertools
 
 import chex
 import jax
@@ -39,23 +40,27 @@ def test_a_block_is_that_of_rfc_8439():
     )
 
 
-@pytest.mark.parametrize("width", [8, 16, 32])
+@pytest.mark.parametrize("width", [8, 16, 32, 64])
 def test_bits_are_the_key_stream(width):
-    bits = jax.jit(lambda key: jax.random.bits(key, (5, 41), jnp.dtype(f"uint{width}")))(KEY)
+    with jax.enable_x64(width == 64):
+        bits = jax.random.bits(secret_key(SECRET), (5, 41), jnp.dtype(f"uint{width}"))
     expected = key_stream(SECRET, bytes(12), 5 * 41 * width // 8)
     assert np.asarray(bits).astype(f"<u{width // 8}").tobytes() == expected
 
 
-def test_words_of_64_bits_are_the_key_stream():
+def test_seeds_have_different_keys():
+    seeds = [0, 1, 2**31 - 1, -1]
+    words = [tuple(jax.random.key_data(jax.random.key(i, impl=CHACHA)).tolist()) for i in seeds]
+    assert len({*words}) == len(seeds)
     with jax.enable_x64(True):
-        bits = jax.random.bits(secret_key(SECRET), (9,), jnp.uint64)
-        assert np.asarray(bits).astype("<u8").tobytes() == key_stream(SECRET, bytes(12), 9 * 8)
-        seeds = [jax.random.key_data(jax.random.key(i, impl=CHACHA)) for i in (5, 5 + 2**32)]
-    assert (np.asarray(seeds)[:, :2] == [[5, 0], [5, 1]]).all()
+        wide = [jax.random.key_data(jax.random.key(i, impl=CHACHA)) for i in (5, 5 + 2**32)]
+    assert (np.asarray(wide)[:, :2] == [[5, 0], [5, 1]]).all()
+    with pytest.raises(ValueError, match="has 32 bytes, got 16"):
+        secret_key(bytes(16))
 
 
-def test_split_and_folded_keys_are_of_other_streams():
-    """Their nonces begin with another word, and a folded one has the number next."""
+def test_split_and_folded_keys_have_other_streams():
+    """Their nonces begin with another word, and the nonce of a folded key has the number next."""
     keys = np.asarray(jax.random.key_data(jax.random.split(KEY, (2, 3))))
     stream = key_stream(SECRET, b"\1" + bytes(11), 6 * 32)
     np.testing.assert_array_equal(keys.ravel(), np.frombuffer(stream, "<u4"))
@@ -68,9 +73,9 @@ def test_split_and_folded_keys_are_of_other_streams():
 def test_keys_are_mapped_compiled_wrapped_and_unwrapped():
     words = secret_words([hashlib.sha256(bytes([i])).digest() for i in range(3)])
     keys = jax.random.wrap_key_data(words, impl=CHACHA)
-    together = jax.jit(jax.vmap(lambda key: jax.random.normal(key, (4,))))(keys)
-    one_by_one = jnp.stack([jax.random.normal(key, (4,)) for key in keys])
-    np.testing.assert_allclose(together, one_by_one, rtol=1e-6)
+    mapped = jax.jit(jax.vmap(lambda key: jax.random.normal(key, (4,))))(keys)
+    separate = jnp.stack([jax.random.normal(key, (4,)) for key in keys])
+    np.testing.assert_allclose(mapped, separate, rtol=1e-6)
     folded = jax.vmap(jax.random.fold_in, (None, 0))(KEY, jnp.arange(3))
     np.testing.assert_array_equal(
         jax.random.key_data(folded[2]), jax.random.key_data(jax.random.fold_in(KEY, 2))
@@ -79,24 +84,19 @@ def test_keys_are_mapped_compiled_wrapped_and_unwrapped():
     np.testing.assert_array_equal(jax.random.bits(again[1]), jax.random.bits(keys[1]))
     assert keys.dtype == KEY.dtype and generator_named(str(jax.random.key_impl(KEY))) == CHACHA
     assert generator_named("threefry2x32") == "threefry2x32"
-    seeds = [0, 1, 2**31 - 1, -1]
-    words = [tuple(jax.random.key_data(jax.random.key(i, impl=CHACHA)).tolist()) for i in seeds]
-    assert len({*words}) == len(seeds)
-    with pytest.raises(ValueError, match="has 32 bytes, got 16"):
-        secret_key(bytes(16))
 
 
-DRAWS = {
-    "normal": (lambda key: jax.random.normal(key, (4000,)), stats.norm()),
-    "uniform": (lambda key: jax.random.uniform(key, (4000,)), stats.uniform()),
-    "gamma": (lambda key: jax.random.gamma(key, 2.5, (4000,)), stats.gamma(2.5)),
-}
-
-
-@pytest.mark.parametrize("name", DRAWS)
-def test_distributions_are_those_they_should_be(name):
-    draw, law = DRAWS[name]
-    assert stats.kstest(draw(KEY), law.cdf).pvalue > 1e-3
+@pytest.mark.parametrize(
+    ("draw", "distribution"),
+    [
+        (lambda: jax.random.normal(KEY, (4000,)), stats.norm()),
+        (lambda: jax.random.uniform(KEY, (4000,)), stats.uniform()),
+        (lambda: jax.random.gamma(KEY, 2.5, (4000,)), stats.gamma(2.5)),
+    ],
+    ids=["normal", "uniform", "gamma"],
+)
+def test_draws_have_their_distribution(draw, distribution):
+    assert stats.kstest(draw(), distribution.cdf).pvalue > 1e-3
 
 
 def test_integers_and_permutations_are_uniform():
@@ -112,45 +112,32 @@ def test_integers_and_permutations_are_uniform():
 
 
 def test_bits_of_split_and_folded_keys_are_independent():
-    """Bytes of sums of two streams are uniform, and a bit that differs changes half of all."""
-    streams = {
-        "its own": KEY,
-        "split": jax.random.split(KEY)[0],
-        "split, second": jax.random.split(KEY)[1],
-        "folded": jax.random.fold_in(KEY, 0),
-        "folded twice": jax.random.fold_in(jax.random.fold_in(KEY, 0), 0),
-    }
-    bits = [np.asarray(jax.random.bits(key, (4096,), jnp.uint32)) for key in streams.values()]
-    for i, one in enumerate(bits):
-        for other in bits[:i]:
-            counts = np.bincount((one ^ other).view(np.uint8), minlength=256)
-            assert stats.chisquare(counts).pvalue > 1e-4
+    """Bytes of sums of two streams are uniform, and a changed bit of a key changes half of all."""
+    keys = [KEY, *jax.random.split(KEY), jax.random.fold_in(KEY, 0)]
+    keys.append(jax.random.fold_in(keys[-1], 0))
+    bits = [np.asarray(jax.random.bits(key, (4096,), jnp.uint32)) for key in keys]
+    for a, b in itertools.combinations(bits, 2):
+        counts = np.bincount((a ^ b).view(np.uint8), minlength=256)
+        assert stats.chisquare(counts).pvalue > 1e-4
     near = secret_key(bytes([SECRET[0] ^ 1]) + SECRET[1:])
     changed = np.bitwise_count(bits[0] ^ np.asarray(jax.random.bits(near, (4096,), jnp.uint32)))
     assert abs(changed.mean() - 16) < 4 * 8**0.5 / 4096**0.5
 
 
-def test_a_run_goes_on_from_its_checkpoint(tmp_path):
-    """Keys of it are stored where a client keeps some, and the run's are compared."""
+def test_a_run_continues_from_its_checkpoint_with_an_equal_key(tmp_path):
+    """Clients of `lsd_pp` store keys of the generator; the key of the run is compared."""
     kernel = fedmcmc.lsd_pp(POSTERIOR, step_size=0.01, batch_size=2, refresh_every=2)
-    start, settings = POSITIONS["nested"], dict(num_chains=2, progress=False)
-    whole = fedmcmc.sample(KEY, kernel, DATA, start, num_rounds=6, **settings)
     checkpoint = fedmcmc.Checkpoint(tmp_path, every_rounds=2)
-    for num_rounds in (3, 6):
-        samples = fedmcmc.sample(
-            KEY, kernel, DATA, start, num_rounds=num_rounds, checkpoint=checkpoint, **settings
-        )
-    chex.assert_trees_all_equal(samples.draws, whole.draws)
+
+    def run(num_rounds, key=KEY, **settings):
+        settings = dict(num_rounds=num_rounds, progress=False) | settings
+        return fedmcmc.sample(key, kernel, DATA, POSITIONS["nested"], **settings)
+
+    expected = run(6)
+    run(3, checkpoint=checkpoint)
+    chex.assert_trees_all_equal(run(6, checkpoint=checkpoint).draws, expected.draws)
     with pytest.raises(fedmcmc.CheckpointError, match="rng_key"):
-        fedmcmc.sample(
-            secret_key(bytes(32)),
-            kernel,
-            DATA,
-            start,
-            num_rounds=7,
-            checkpoint=checkpoint,
-            **settings,
-        )
+        run(7, secret_key(bytes(32)), checkpoint=checkpoint)
 
 
 def test_keys_are_stored_and_gathered_with_their_generator(tmp_path):

@@ -1,4 +1,4 @@
-"""Tests of searches for a mode that share their evaluations."""
+"""Searches for a mode that share their evaluations."""
 
 import numpy as np
 import pytest
@@ -62,12 +62,9 @@ def test_errors_of_the_evaluation_are_raised():
         run_ascents(evaluate, [newton(x, min_gain=1e-9) for x in STARTS], 3)
 
 
-def test_newton_leaves_a_saddle_for_a_mode():
+def test_newton_leaves_a_saddle_and_stays_at_a_start_without_possible_points():
     (result,), _ = run(expand_well, [newton(np.zeros(2), min_gain=1e-9)])
     np.testing.assert_allclose(np.abs(result.point), [1, 0], atol=1e-4)
-
-
-def test_newton_returns_the_start_if_all_points_are_impossible():
     impossible = Expansion(np.zeros(2), 1e100, np.zeros(2), np.eye(2))
     (result,), shapes = run(lambda point: impossible, [newton(np.zeros(2), min_gain=1e-9)])
     assert result is impossible and len(shapes) == 1

@@ -1,7 +1,8 @@
-"""Surrogates of the clients' likelihoods: exact where they should be, honest where they cannot."""
+"""Surrogates of the clients' likelihoods: exact for quadratic models, checked for all models."""
 
 from dataclasses import replace
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,15 +17,16 @@ from fedmcmc.data._federated import Legend
 from fedmcmc.runs import SimulatedConsortium
 from tests.oracles.federations import LIMIT, z_scores
 from tests.oracles.laws import location_noise
+from tests.support.lanes import fast_and_slow
 
 KEY = jax.random.key(3)
 TRACES = []
 
 
-def assert_close(got, expected, tolerance=2e-5):
+def assert_close(actual, expected, tolerance=2e-5):
     """Compare to a tolerance relative to the largest entry."""
-    got, expected = np.asarray(got, float), np.asarray(expected, float)
-    np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance * np.abs(expected).max())
+    actual, expected = np.asarray(actual, float), np.asarray(expected, float)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * np.abs(expected).max())
 
 
 def flat_clients(tree):
@@ -32,7 +34,7 @@ def flat_clients(tree):
     return np.asarray(jax.vmap(lambda t: ravel_pytree(t)[0])(tree))
 
 
-# A location model over a pytree: rows N(x; theta, (L' L)^-1), each client with its own L.
+# A location model over a pytree: rows N(x; theta, (L' L)^-1), with L per client.
 
 LIKE = {"b": {"c": jnp.zeros(())}, "a": jnp.zeros((2, 1))}  # raveled in order of keys: a, then c
 PRIOR_PRECISION = np.array([[2.0, 0.4, 0.0], [0.4, 1.5, -0.3], [0.0, -0.3, 1.0]])
@@ -87,16 +89,12 @@ class Location:
         assert_close(flat_clients(fitted.precision), diagonals)
         point = flat_clients(diagonal_at)
         gradients = self.precision_means - np.einsum("sij,sj->si", self.precisions, point)
-        got = flat_clients(jax.vmap(Gaussian.grad_log)(fitted, diagonal_at))
-        assert_close(got, gradients)
+        fitted_gradients = jax.vmap(Gaussian.grad_log)(fitted, diagonal_at)
+        assert_close(flat_clients(fitted_gradients), gradients)
 
 
 def like(a, b, c):
     return {"b": {"c": jnp.array(c)}, "a": jnp.array([[a], [b]])}
-
-
-def each(position, num=4):
-    return jax.tree.map(lambda x: jnp.broadcast_to(x, (num, *x.shape)), position)
 
 
 @pytest.fixture(scope="module")
@@ -104,22 +102,28 @@ def location():
     return Location()
 
 
-CENTRES = [like(0.0, 0.0, 0.0), like(3.0, -5.0, 1.5)]
+CENTERS = [like(0.0, 0.0, 0.0), like(3.0, -5.0, 1.5)]
 
 
-@pytest.mark.parametrize("centre", CENTRES)
-def test_taylor_is_exact_where_the_log_likelihood_is_quadratic(location, centre):
-    location.check(surrogates.taylor(LOCATION, location.data, centre))
-    diagonal = surrogates.taylor(LOCATION, location.data, centre, structure="diagonal")
-    location.check(diagonal, diagonal_at=each(centre))
+@pytest.mark.parametrize("center", CENTERS)
+def test_taylor_and_laplace_are_exact_for_a_quadratic_log_likelihood(location, center):
+    location.check(surrogates.taylor(LOCATION, location.data, center))
+    diagonal = surrogates.taylor(LOCATION, location.data, center, structure="diagonal")
+    of_clients = jax.tree.map(lambda x: jnp.broadcast_to(x, (4, *x.shape)), center)
+    location.check(diagonal, diagonal_at=of_clients)
+    location.check(surrogates.laplace(KEY, LOCATION, location.data, position=center))
 
 
-@pytest.mark.parametrize("start", CENTRES)
-def test_laplace_is_exact_where_the_log_likelihood_is_quadratic(location, start):
-    location.check(surrogates.laplace(KEY, LOCATION, location.data, position=start))
+def test_the_default_position_is_drawn_by_the_posterior(location):
+    with pytest.raises(ValueError, match="pass position="):
+        surrogates.laplace(KEY, LOCATION, location.data)
+    with pytest.raises(ValueError, match="pass position="):
+        surrogates.sampled(KEY, LOCATION, location.data, 0.1)
+    posterior = LOCATION._replace(init_fn=lambda rng_key: CENTERS[1])
+    location.check(surrogates.laplace(KEY, posterior, location.data))
 
 
-def test_analytic_natural_parameters_of_ragged_clients(location):
+def test_analytic_surrogates_are_exact_for_ragged_clients(location):
     def statistics(rows, mask):
         precision = jnp.einsum("nij,nik->njk", rows["factor"], rows["factor"])
         weight = mask.astype(precision.dtype)
@@ -145,31 +149,29 @@ def test_analytic_natural_parameters_of_ragged_clients(location):
         surrogates.analytic(statistics, gaussian, singular, check="warn")
     named = replace(singular, legend=Legend(("Bern", "Chur", 7, 9)))
     with pytest.warns(UserWarning, match=r"client 'Chur' \(1 rows\)"):
-        found = surrogates.analytic(statistics, gaussian, named, check="warn")
-    assert found.labels == ("Bern", "Chur", 7, 9) and (found * found).labels is None
+        q = surrogates.analytic(statistics, gaussian, named, check="warn")
+    assert q.labels == ("Bern", "Chur", 7, 9) and (q * q).labels is None
 
 
-def test_several_chunks_of_rows():
+@pytest.mark.parametrize("method", ["taylor", pytest.param("laplace", marks=pytest.mark.slow)])
+def test_surrogates_sum_over_several_chunks_of_rows(method):
     big = Location(sizes=(5000, 3))
     assert not fedmcmc.data.single_chunk(big.data.client(0))
-    big.check(surrogates.taylor(LOCATION, big.data, CENTRES[1]))
+    if method == "taylor":
+        big.check(surrogates.taylor(LOCATION, big.data, CENTERS[1]))
+    else:
+        big.check(surrogates.laplace(KEY, LOCATION, big.data, position=CENTERS[1]))
 
 
-@pytest.mark.slow
-def test_several_chunks_of_rows_in_an_optimisation():
-    big = Location(sizes=(5000, 3))
-    big.check(surrogates.laplace(KEY, LOCATION, big.data, position=CENTRES[1]))
-
-
-def test_prior_fraction_is_divided_out_exactly_for_a_gaussian_prior():
+def test_a_fraction_of_a_gaussian_prior_is_removed_exactly():
     improper = Location(ranks=[3, 1, 2, 3])
     with pytest.raises(ValueError, match=r"laplace.* 2 of 4 clients. client 1 \(1 rows\)"):
-        surrogates.laplace(KEY, LOCATION, improper.data, position=CENTRES[0])
+        surrogates.laplace(KEY, LOCATION, improper.data, position=CENTERS[0])
     fitted = surrogates.laplace(
-        KEY, LOCATION, improper.data, position=CENTRES[0], prior_fraction=0.25
+        KEY, LOCATION, improper.data, position=CENTERS[0], prior_fraction=0.25
     )
     improper.check(fitted)
-    improper.check(surrogates.taylor(LOCATION, improper.data, CENTRES[1]))
+    improper.check(surrogates.taylor(LOCATION, improper.data, CENTERS[1]))
 
 
 # Logistic regression: not quadratic, and improper where classes are separable.
@@ -189,14 +191,14 @@ def logistic_loglikelihood(position, rows):
 LOGISTIC = Posterior(lambda position: -0.5 * jnp.sum(position**2), logistic_loglikelihood)
 
 
-def logistic_clients(seed=0, last=SMALL):
+def logistic_clients(seed=0, small=SMALL):
     """Three clients of random rows and one of three rows in two dimensions."""
     rng = np.random.default_rng(seed)
     clients = []
     for n in SIZES[:3]:
         x = rng.normal(size=(n, 2))
         clients.append((x, (rng.random(n) < 1 / (1 + np.exp(-x @ [0.8, -1.0]))).astype(float)))
-    return [*clients, last]
+    return [*clients, small]
 
 
 def logistic_data(**kwargs):
@@ -216,50 +218,50 @@ def laplace(data, **kwargs):
     return surrogates.laplace(KEY, LOGISTIC, data, position=jnp.zeros(2), **kwargs)
 
 
-def test_taylor_matches_derivatives_and_sums_to_the_global_gradient():
-    centre = np.array([0.7, -0.4])
-    clients = logistic_clients(last=SEPARABLE)
-    fitted = surrogates.taylor(LOGISTIC, FederatedData.from_clients(clients), centre)
-    assert_close(fitted.precision, [scipy_precision(centre, x, y) for x, y in clients])
-    at = jnp.asarray(centre, fitted.precision.dtype)
-    each_gradient = [scipy_gradient(centre, x, y) for x, y in clients]
-    assert_close(jax.vmap(Gaussian.grad_log, in_axes=(0, None))(fitted, at), each_gradient, 1e-4)
-    assert_close(fitted.sum().grad_log(at), np.sum(each_gradient, 0), 1e-4)
+def test_taylor_has_the_derivatives_of_clients_and_of_their_sum():
+    center, clients = np.array([0.7, -0.4]), logistic_clients(small=SEPARABLE)
+    fitted = surrogates.taylor(LOGISTIC, FederatedData.from_clients(clients), center)
+    assert_close(fitted.precision, [scipy_precision(center, x, y) for x, y in clients])
+    place = jnp.asarray(center, fitted.precision.dtype)
+    gradients = [scipy_gradient(center, x, y) for x, y in clients]
+    assert_close(jax.vmap(Gaussian.grad_log, in_axes=(0, None))(fitted, place), gradients, 1e-4)
+    assert_close(fitted.sum().grad_log(place), np.sum(gradients, 0), 1e-4)
 
 
 @pytest.mark.slow
-def test_laplace_matches_an_independent_optimiser():
-    # The last client has three rows in two dimensions and is no false alarm.
+def test_laplace_equals_the_result_of_another_optimizer():
+    """The last client has three rows in two dimensions, and no warning."""
     clients = logistic_clients()
     fitted = laplace(FederatedData.from_clients(clients))
     for i, (x, y) in enumerate(clients):
-        found = scipy.optimize.minimize(
+        result = scipy.optimize.minimize(
             lambda t, x=x, y=y: -np.sum(y * (x @ t) - np.logaddexp(0, x @ t)),
             np.zeros(2),
             jac=lambda t, x=x, y=y: -scipy_gradient(t, x, y),
             method="BFGS",
             options={"gtol": 1e-9},
         )
-        precision = scipy_precision(found.x, x, y)
+        precision = scipy_precision(result.x, x, y)
         assert_close(fitted.precision[i], precision, 1e-3)
-        assert_close(Gaussian(fitted.precision_mean[i], precision, "dense").mean(), found.x, 2e-3)
+        mean = Gaussian(fitted.precision_mean[i], precision, "dense").mean()
+        assert_close(mean, result.x, 2e-3)
 
 
 def test_laplace_names_separable_clients():
     with pytest.raises(ValueError, match=r"1 of 4 clients. client 3 \(3 rows\).*prior_fraction"):
-        laplace(logistic_data(last=SEPARABLE))
+        laplace(logistic_data(small=SEPARABLE))
     with pytest.warns(UserWarning, match="client 3"):
-        laplace(logistic_data(last=SEPARABLE), check="warn")
+        laplace(logistic_data(small=SEPARABLE), check="warn")
 
 
-def test_a_refit_to_other_numbers_traces_nothing_and_other_clients_do_not_matter():
-    first = laplace(logistic_data())
+def test_a_fit_to_other_rows_traces_nothing_and_changes_no_other_client():
+    fitted = laplace(logistic_data())
     num_traces = len(TRACES)
-    other = laplace(logistic_data(seed=1))
+    refitted = laplace(logistic_data(seed=1))
     assert len(TRACES) == num_traces
-    assert np.all(np.asarray(first.precision[:3]) != np.asarray(other.precision[:3]))
-    np.testing.assert_array_equal(first.precision[3], other.precision[3])
-    np.testing.assert_array_equal(first.precision_mean[3], other.precision_mean[3])
+    assert np.all(np.asarray(fitted.precision[:3]) != np.asarray(refitted.precision[:3]))
+    np.testing.assert_array_equal(fitted.precision[3], refitted.precision[3])
+    np.testing.assert_array_equal(fitted.precision_mean[3], refitted.precision_mean[3])
 
 
 def sampled(data, rng_key=KEY, check="error", **kwargs):
@@ -278,58 +280,54 @@ def sampled(data, rng_key=KEY, check="error", **kwargs):
 
 def test_sampled_names_separable_clients():
     with pytest.raises(ValueError, match=r"1 of 4 clients. client 3 \(3 rows\).*not stationary"):
-        sampled(logistic_data(last=SEPARABLE))
-    # Three rows that are not separable are no false alarm, whatever the numbers drawn.
+        sampled(logistic_data(small=SEPARABLE))
+    # Three rows that are not separable raise no error for any key.
     for seed in range(5):
         sampled(logistic_data(), rng_key=jax.random.key(seed))
     typed, raw = sampled(logistic_data()), sampled(logistic_data(), jax.random.PRNGKey(3))
     np.testing.assert_array_equal(typed.precision, raw.precision)
 
 
-def spoiled_data():
+METHODS = {
+    "taylor": lambda data, **kwargs: surrogates.taylor(LOGISTIC, data, jnp.ones(2), **kwargs),
+    "sampled": sampled,
+    "laplace": laplace,
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_rows_of_other_clients_do_not_enter(name):
+    fit = METHODS[name]
     clients = [(np.full_like(x, np.nan), np.full_like(y, np.nan)) for x, y in logistic_clients()]
     clients[1] = logistic_clients()[1]
-    return FederatedData.from_clients(clients, allow_nonfinite=True)
-
-
-@pytest.mark.parametrize("name", ["taylor", "laplace", "sampled"])
-def test_rows_of_other_clients_are_never_read(name):
-    def fit(data, check):
-        if name == "taylor":
-            return surrogates.taylor(LOGISTIC, data, jnp.ones(2), check=check)
-        return {"laplace": laplace, "sampled": sampled}[name](data, check=check)
-
-    clean = fit(logistic_data(), "error")
+    broken_data = FederatedData.from_clients(clients, allow_nonfinite=True)
+    clean = fit(logistic_data())
     with pytest.warns(UserWarning, match=r"3 of 4 clients.*not finite"):
-        spoiled = fit(spoiled_data(), "warn")
-    for a, b in zip(jax.tree.leaves(clean), jax.tree.leaves(spoiled), strict=True):
-        np.testing.assert_array_equal(a[1], b[1])
-        assert np.all(np.isnan(b[0]))
+        broken = fit(broken_data, check="warn")
+    chex.assert_trees_all_equal(
+        *(
+            jax.tree.map(lambda leaf: leaf[1], (q.precision, q.precision_mean))
+            for q in (clean, broken)
+        )
+    )
+    assert all(np.isnan(leaf[0]).all() for leaf in (broken.precision, broken.precision_mean))
 
 
-@pytest.mark.parametrize(
-    "name", ["taylor", "sampled", pytest.param("laplace", marks=pytest.mark.slow)]
-)
-def test_a_client_alone_is_fitted_as_among_others(name):
-    def fit(data):
-        if name == "taylor":
-            return surrogates.taylor(LOGISTIC, data, jnp.ones(2))
-        if name == "laplace":
-            return laplace(data)
-        return sampled(data)
-
-    together = fit(logistic_data())
+@pytest.mark.parametrize("name", fast_and_slow(METHODS, ["taylor", "sampled"]))
+def test_a_client_alone_has_the_fit_that_it_has_with_others(name):
+    fit = METHODS[name]
+    with_others = fit(logistic_data())
     alone = fit(FederatedData.from_clients(logistic_clients()[:1]))
-    for a, b in zip(jax.tree.leaves(alone), jax.tree.leaves(together), strict=True):
-        assert a.shape[0] == 1
-        assert_close(a[0], b[0], 1e-4)
+    for field in ("precision", "precision_mean"):
+        assert getattr(alone, field).shape[0] == 1
+        assert_close(getattr(alone, field)[0], getattr(with_others, field)[0], 1e-4)
 
 
-# The law of local chains.
+# The moments of local chains.
 
 
-def chain_law(precision, noise, step_size, num, thinning):
-    """Return the covariance that `num` samples show about their own mean, on average."""
+def chain_moments(precision, noise, step_size, num, thinning):
+    """Return the covariance, and the mean of the sample covariance of `num` samples."""
     d = len(precision)
     step = np.eye(d) - step_size * precision
     constant = 2 * step_size * np.eye(d) + step_size**2 * noise
@@ -345,7 +343,7 @@ def chain_law(precision, noise, step_size, num, thinning):
 @pytest.mark.parametrize(
     ("prior_fraction", "batch_size"), [pytest.param(0.0, None, marks=pytest.mark.slow), (0.5, 2)]
 )
-def test_sampled_moments_follow_the_law_of_the_discretised_chain(prior_fraction, batch_size):
+def test_sampled_moments_are_those_of_the_discretized_chain(prior_fraction, batch_size):
     num, copies, step_size, thinning = 400, 64, 0.05, 2
     rows = np.array([[1.0, -0.5], [0.2, 0.3], [2.0, 1.0]])
     factor, prior = np.array([[1.5, 0.4], [0.0, 0.8]]), np.array([[2.0, 0.3], [0.3, 1.0]])
@@ -368,24 +366,26 @@ def test_sampled_moments_follow_the_law_of_the_discretised_chain(prior_fraction,
         prior_fraction=prior_fraction,
         check="ignore",
     )
-    own, tilt = factor.T @ factor, prior_fraction * prior
-    precision = 3 * own + tilt
-    mean = np.linalg.solve(precision, own @ rows.sum(0) + tilt @ np.ones(2))
-    noise = np.zeros((2, 2)) if batch_size is None else location_noise(rows, own, 2, replace=True)
-    sigma, shown = chain_law(precision, noise, step_size, num, thinning)
+    per_row, tilt = factor.T @ factor, prior_fraction * prior
+    precision = 3 * per_row + tilt
+    mean = np.linalg.solve(precision, per_row @ rows.sum(0) + tilt @ np.ones(2))
+    noise = np.zeros((2, 2))
+    if batch_size is not None:
+        noise = location_noise(rows, per_row, 2, replace=True)
+    sigma, expected = chain_moments(precision, noise, step_size, num, thinning)
     if batch_size is None:  # the closed form of the docstring
         assert_close(sigma, np.linalg.inv(precision @ (np.eye(2) - step_size * precision / 2)))
     covariances = np.linalg.inv(np.asarray(fitted.precision, float) + tilt)
     etas = np.asarray(fitted.precision_mean, float) + tilt @ np.ones(2)
     means = np.einsum("sij,sj->si", covariances, etas)
-    assert np.abs(z_scores(covariances, shown)).max() < LIMIT
+    assert np.abs(z_scores(covariances, expected)).max() < LIMIT
     assert np.abs(z_scores(means, mean)).max() < LIMIT
-    # The test would see the step size left out of the law.
+    # The test excludes a chain without discretization error.
     assert np.abs(z_scores(covariances, np.linalg.inv(precision))).max() > LIMIT
 
 
 @pytest.mark.slow
-def test_a_singular_sample_covariance_is_shrunk_by_the_stated_rule(location):
+def test_a_singular_sample_covariance_is_shrunk_to_its_diagonal(location):
     def fit(**kwargs):
         fitted = surrogates.sampled(
             KEY,
@@ -394,20 +394,20 @@ def test_a_singular_sample_covariance_is_shrunk_by_the_stated_rule(location):
             0.02,
             3,
             structure="dense",
-            position=CENTRES[0],
+            position=CENTERS[0],
             check="warn",
             **kwargs,
         )
         return np.linalg.inv(np.asarray(fitted.precision, float))
 
     with pytest.warns(UserWarning, match="not stationary"):
-        some = fit(shrinkage=0.3)
+        shrunk = fit(shrinkage=0.3)
     with pytest.warns(UserWarning) as caught:
         default = fit()
     assert "singular" in str(caught[-1].message)
     assert "0.5 of it was replaced by its diagonal" in str(caught[-1].message)
-    diagonal = some * np.eye(3)
-    sample = (some - 0.3 * diagonal) / 0.7
+    diagonal = shrunk * np.eye(3)
+    sample = (shrunk - 0.3 * diagonal) / 0.7
     assert np.linalg.eigvalsh(sample)[:, 0].max() < 1e-4 * sample.max()
     assert_close(default, 0.5 * sample + 0.5 * diagonal, 1e-3)
 
@@ -452,7 +452,7 @@ def test_a_diagonal_in_many_dimensions_builds_no_matrix():
 
 
 @pytest.mark.slow
-def test_checks_in_many_dimensions_look_at_coordinates():
+def test_checks_in_many_dimensions_are_of_coordinates():
     d = 300
     posterior = Posterior(
         lambda t: -0.5 * jnp.sum(t**2),
@@ -488,17 +488,17 @@ def test_three_separable_rows_in_five_dimensions():
     assert np.isfinite(fitted.precision).all()
 
 
-# The common centre and its cost.
+# The common center and its cost.
 
 
-def test_mode_is_the_maximum_of_the_posterior():
-    data = logistic_data(last=SEPARABLE)
-    x, y = (np.concatenate(parts) for parts in zip(*logistic_clients(last=SEPARABLE), strict=True))
+def test_the_mode_is_the_maximum_of_the_posterior():
+    data = logistic_data(small=SEPARABLE)
+    x, y = (np.concatenate(parts) for parts in zip(*logistic_clients(small=SEPARABLE), strict=True))
     root = scipy.optimize.root(lambda t: scipy_gradient(t, x, y) - t, np.zeros(2))
-    found = surrogates.mode(LOGISTIC, data, jnp.full(2, 3.0))
-    assert_close(found.position, root.x, 1e-4)
-    assert found.gradient_norm < 1e-2
-    assert 2 < found.num_exchanges < 40
+    mode = surrogates.mode(LOGISTIC, data, jnp.full(2, 3.0))
+    assert_close(mode.position, root.x, 1e-4)
+    assert mode.gradient_norm < 1e-2
+    assert 2 < mode.num_exchanges < 40
     with pytest.raises(ValueError, match="not finished after 1 steps"):
         surrogates.mode(LOGISTIC, data, jnp.full(2, 3.0), max_steps=1)
     with pytest.raises(ValueError, match="not-a-number"):
@@ -506,9 +506,9 @@ def test_mode_is_the_maximum_of_the_posterior():
 
 
 @pytest.mark.slow
-def test_rounded_messages_are_what_keeps_a_search_from_its_end():
-    """Not more steps: two answers to one question differ. What is biased is refused."""
-    data = logistic_data(last=SEPARABLE)
+def test_a_search_with_rounded_messages_raises_with_the_reason():
+    """More steps do not help: two answers to one question differ. Biased compressors raise."""
+    data = logistic_data(small=SEPARABLE)
 
     def through(compressor):
         return SimulatedConsortium(
@@ -524,27 +524,27 @@ def test_rounded_messages_are_what_keeps_a_search_from_its_end():
         surrogates.mode(LOGISTIC, through(fedmcmc.compression.clip(0.1)), jnp.zeros(2))
 
 
-def test_the_mode_in_many_dimensions_is_found_by_gradients_alone():
-    """Near it values differ by rounding; gradients tell where it is."""
+def test_the_mode_in_many_dimensions_is_found_by_gradients():
+    """Near the mode, differences of values are rounding errors."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(400, 300)).astype(np.float32)
     y = (rng.random(400) < scipy.special.expit(x @ rng.normal(size=300) / 17)).astype(np.float32)
     data = FederatedData.from_arrays((x, y), np.arange(400) % 3)
-    found = surrogates.mode(LOGISTIC, data, jnp.zeros(300))
+    mode = surrogates.mode(LOGISTIC, data, jnp.zeros(300))
     theta, rows = np.zeros(300), x.astype(float)
     for _ in range(10):
         chance = scipy.special.expit(rows @ theta)
         precision = rows.T @ (rows * (chance * (1 - chance))[:, None]) + np.eye(300)
         theta += np.linalg.solve(precision, rows.T @ (y - chance) - theta)
-    gap = found.position - theta
+    gap = mode.position - theta
     assert gap @ precision @ gap / 2 < 1e-6  # nats; in float32
-    assert found.num_exchanges < 60
-    numbers = 2 * 300 + 1 + 300 + 1  # a position and the center, a value, a gradient, and one
-    assert found.bits_up + found.bits_down == 32 * 3 * numbers * found.num_exchanges
+    assert mode.num_exchanges < 60
+    numbers = 2 * 300 + 1 + 300 + 1  # a position and the center, a value, a gradient, and a one
+    assert mode.bits_up + mode.bits_down == 32 * 3 * numbers * mode.num_exchanges
 
 
-def test_a_posterior_that_is_flat_somewhere_has_a_mode():
-    """Scores of three classes, to all of which anything may be added."""
+def test_a_posterior_that_is_flat_in_a_direction_has_a_mode():
+    """A constant that is added to the scores of all three classes changes nothing."""
     rng = np.random.default_rng(1)
     x, y = rng.normal(size=(200, 2)).astype(np.float32), rng.integers(0, 3, 200)
 
@@ -553,38 +553,23 @@ def test_a_posterior_that_is_flat_somewhere_has_a_mode():
 
     posterior = Posterior(lambda theta: 0.0 * jnp.sum(theta), classes)
     data = FederatedData.from_arrays((x, y), np.arange(200) % 3)
-    one, other = (
-        surrogates.mode(posterior, data, start).position
-        for start in (jnp.zeros((2, 3)), jnp.ones((2, 3)) * jnp.array([[2.0], [-1.0]]))
-    )
-    assert_close(one - one.mean(1, keepdims=True), other - other.mean(1, keepdims=True), 1e-3)
+    starts = (jnp.zeros((2, 3)), jnp.ones((2, 3)) * jnp.array([[2.0], [-1.0]]))
+    a, b = (surrogates.mode(posterior, data, start).position for start in starts)
+    assert_close(a - a.mean(1, keepdims=True), b - b.mean(1, keepdims=True), 1e-3)
     saddle = Posterior(lambda theta: theta[0] ** 2 - theta[1] ** 2, lambda t, rows: 0.0 * rows[1])
     with pytest.raises(ValueError, match="not finished"):
         surrogates.mode(saddle, data, jnp.zeros(2))
 
 
-def test_setup_bits_count_symmetric_precisions_once():
-    def gaussians(structure):
-        q = Gaussian.uniform({"a": jnp.zeros((2, 2)), "b": jnp.zeros(())}, structure)
-        return jax.tree.map(lambda x: jnp.broadcast_to(x, (3, *x.shape)), q)
-
-    for structure, numbers in [("dense", 5 + 15), ("diagonal", 5 + 5), ("scaled_identity", 5 + 1)]:
-        q = gaussians(structure)
-        bits = q.precision_mean["b"].dtype.itemsize * 8
-        assert surrogates.setup_bits(q) == 2 * 3 * numbers * bits
-        assert surrogates.setup_bits(q, num_exchanges=7) == (2 * numbers + 7 * 11) * 3 * bits
-
-
-# Arguments.
-
-
-def test_without_a_position_the_posterior_says_where_to_start(location):
-    with pytest.raises(ValueError, match="pass position="):
-        surrogates.laplace(KEY, LOCATION, location.data)
-    with pytest.raises(ValueError, match="pass position="):
-        surrogates.sampled(KEY, LOCATION, location.data, 0.1)
-    starts = LOCATION._replace(init_fn=lambda rng_key: CENTRES[1])
-    location.check(surrogates.laplace(KEY, starts, location.data))
+@pytest.mark.parametrize(
+    ("structure", "numbers"), [("dense", 5 + 15), ("diagonal", 5 + 5), ("scaled_identity", 5 + 1)]
+)
+def test_setup_bits_count_symmetric_precisions_once(structure, numbers):
+    q = Gaussian.uniform({"a": jnp.zeros((2, 2)), "b": jnp.zeros(())}, structure)
+    q = jax.tree.map(lambda x: jnp.broadcast_to(x, (3, *x.shape)), q)
+    bits = q.precision_mean["b"].dtype.itemsize * 8
+    assert surrogates.setup_bits(q) == 2 * 3 * numbers * bits
+    assert surrogates.setup_bits(q, num_exchanges=7) == (2 * numbers + 7 * 11) * 3 * bits
 
 
 @pytest.mark.parametrize(
@@ -602,7 +587,7 @@ def test_without_a_position_the_posterior_says_where_to_start(location):
         (dict(batch_size=0), "batch_size"),
     ],
 )
-def test_arguments_out_of_range(location, kwargs, message):
-    kwargs = dict(step_size=0.1, position=CENTRES[0]) | kwargs
+def test_invalid_arguments_raise(location, kwargs, message):
+    kwargs = dict(step_size=0.1, position=CENTERS[0]) | kwargs
     with pytest.raises(ValueError, match=message):
         surrogates.sampled(KEY, LOCATION, location.data, **kwargs)

@@ -1,4 +1,4 @@
-"""Constants of bounds: the variance of a round's gradient, against rounds of the kernels."""
+"""Constants of bounds: the variance of a round's gradient, compared with rounds of kernels."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ def drift():
 
 
 def squared_noise(kernel):
-    """Return the squared length of what gradients add to their mean, of many first rounds."""
+    """Return squared lengths of the gradients' noise in many first rounds."""
     init, step = fedmcmc.simulate(kernel, DATA)
     keys = jax.random.split(jax.random.key(0), NUM)
     moved, _ = jax.jit(jax.vmap(step, in_axes=(0, None)))(keys, init(START))
@@ -38,8 +38,8 @@ def squared_noise(kernel):
     # With everyone and no compression, minibatches alone make noise.
     [(None, 2, 1.0), (fedmcmc.sparsify(0.4), 2, 0.6)],
 )
-def test_noise_at_a_position_is_that_of_rounds(compressor, batch_size, probability):
-    found = fedmcmc.tuning.noise_at_mode(
+def test_noise_at_a_position_is_the_noise_of_rounds(compressor, batch_size, probability):
+    noise = fedmcmc.tuning.noise_at_mode(
         POSTERIOR,
         DATA,
         START,
@@ -54,26 +54,26 @@ def test_noise_at_a_position_is_that_of_rounds(compressor, batch_size, probabili
         kernel = fedmcmc.lsd(POSTERIOR, **settings)
     else:
         kernel = fedmcmc.qlsd(POSTERIOR, compressor=compressor, **settings)
-    assert np.abs(z_scores(squared_noise(kernel), found.qlsd)).max() < LIMIT
-    np.testing.assert_allclose(found.heterogeneity, (drift()[0] ** 2).sum(), rtol=1e-4)
+    assert np.abs(z_scores(squared_noise(kernel), noise.qlsd)).max() < LIMIT
+    np.testing.assert_allclose(noise.heterogeneity, (drift()[0] ** 2).sum(), rtol=1e-4)
 
 
 def test_noise_of_a_quantized_round_is_below_its_bound():
     compressor = fedmcmc.quantize(2)
-    found = fedmcmc.tuning.noise_at_mode(POSTERIOR, DATA, START, compressor=compressor)
-    # The quantizer's own variance: of each coordinate, by how far it is between two levels.
+    constants = fedmcmc.tuning.noise_at_mode(POSTERIOR, DATA, START, compressor=compressor)
+    # The quantizer's variance of a coordinate depends on its distance from two levels.
     norms = np.linalg.norm(drift()[0], axis=1)
     above = np.modf(2 * np.abs(drift()[0]) / norms[:, None])[0]
     exact = ((norms / 2) ** 2 * (above * (1 - above)).sum(1)).sum()
     noise = squared_noise(fedmcmc.qlsd(POSTERIOR, compressor=compressor, step_size=STEP))
     assert np.abs(z_scores(noise, exact)).max() < LIMIT
-    assert found.minibatch == 0.0 and exact < found.qlsd
+    assert constants.minibatch == 0.0 and exact < constants.qlsd
 
 
-def test_noise_of_a_relay_with_exact_surrogates_is_the_constant_of_its_bound():
+def test_noise_of_a_relay_with_exact_surrogates_is_its_constant():
     surrogates = FEDERATION.surrogates("exact")[0]
     probabilities, batch_size = FEDERATION.probabilities, 3
-    found = fedmcmc.tuning.relay_constants(
+    constants = fedmcmc.tuning.relay_constants(
         POSTERIOR, DATA, surrogates, START[None], probabilities=probabilities
     )
     kernel = fedmcmc.fsgld(
@@ -84,14 +84,14 @@ def test_noise_of_a_relay_with_exact_surrogates_is_the_constant_of_its_bound():
         batch_size=batch_size,
         probabilities=probabilities,
     )
-    assert np.abs(z_scores(squared_noise(kernel), found.fsgld / batch_size)).max() < LIMIT
+    assert np.abs(z_scores(squared_noise(kernel), constants.fsgld / batch_size)).max() < LIMIT
 
 
 def test_constants_of_a_relay_are_largest_values_over_positions():
     rng = np.random.default_rng(0)
     positions = rng.normal(size=(3, 3))
     precisions, means = FEDERATION.surrogates("dense")[1]
-    found = fedmcmc.tuning.relay_constants(
+    constants = fedmcmc.tuning.relay_constants(
         POSTERIOR, DATA, FEDERATION.surrogates("dense")[0], jnp.asarray(positions, jnp.float32)
     )
     for c, rows in enumerate(FEDERATION.rows):
@@ -101,34 +101,37 @@ def test_constants_of_a_relay_are_largest_values_over_positions():
             slope = precisions[c] @ (means[c] - theta) / len(rows)
             gamma.append((gradients**2).sum(1).max())
             eps.append(((gradients - slope) ** 2).sum(1).mean())
-        np.testing.assert_allclose(found.gamma_squared[c], max(gamma), rtol=1e-4)
-        np.testing.assert_allclose(found.eps_squared[c], max(eps), rtol=1e-4)
+        np.testing.assert_allclose(constants.gamma_squared[c], max(gamma), rtol=1e-4)
+        np.testing.assert_allclose(constants.eps_squared[c], max(eps), rtol=1e-4)
     weights = 4 * np.array(FEDERATION.sizes) ** 2
-    np.testing.assert_allclose(found.dsgld, weights @ np.asarray(found.gamma_squared), rtol=1e-5)
-    np.testing.assert_allclose(found.fsgld, weights @ np.asarray(found.eps_squared), rtol=1e-5)
+    for total, squared in (("dsgld", "gamma_squared"), ("fsgld", "eps_squared")):
+        expected = weights @ np.asarray(getattr(constants, squared))
+        np.testing.assert_allclose(getattr(constants, total), expected, rtol=1e-5)
+
+
+def compute_noise(posterior=POSTERIOR, **settings):
+    return fedmcmc.tuning.noise_at_mode(posterior, DATA, START, **settings)
+
+
+def compute_relay(probabilities):
+    surrogates, _ = FEDERATION.surrogates("exact")
+    return fedmcmc.tuning.relay_constants(
+        POSTERIOR, DATA, surrogates, START[None], probabilities=probabilities
+    )
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("compute", "message"),
     [
-        (dict(probability=0.0), r"probability must lie in \(0, 1\]"),
-        (dict(batch_size=0), "batch_size must be a positive integer"),
+        (lambda: compute_noise(probability=0.0), r"probability must lie in \(0, 1\]"),
+        (lambda: compute_noise(batch_size=0), "batch_size must be a positive integer"),
+        (
+            lambda: compute_noise(POSTERIOR._replace(loglikelihood_fn=ClientTerms())),
+            "must have one term per row",
+        ),
+        (lambda: compute_relay([0.5, 0.5]), "one positive number per client, 4 in all"),
     ],
 )
-def test_numbers_out_of_range_of_the_noise(wrong, message):
+def test_invalid_arguments_raise(compute, message):
     with pytest.raises(ValueError, match=message):
-        fedmcmc.tuning.noise_at_mode(POSTERIOR, DATA, START, **wrong)
-
-
-def test_probabilities_have_to_be_one_per_client():
-    surrogates = FEDERATION.surrogates("exact")[0]
-    with pytest.raises(ValueError, match="one positive number per client, 4 in all"):
-        fedmcmc.tuning.relay_constants(
-            POSTERIOR, DATA, surrogates, START[None], probabilities=[0.5, 0.5]
-        )
-
-
-def test_terms_that_are_not_of_rows_are_refused():
-    posterior = POSTERIOR._replace(loglikelihood_fn=ClientTerms())
-    with pytest.raises(ValueError, match="must have one term per row"):
-        fedmcmc.tuning.noise_at_mode(posterior, DATA, START)
+        compute()

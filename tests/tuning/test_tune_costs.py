@@ -1,4 +1,4 @@
-"""What an effective draw costs: of which functional, and in whose seconds."""
+"""Costs of an effective draw: of a functional, in rounds, bits or seconds."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,89 +10,83 @@ from tests.oracles.federations import Federation
 from tests.oracles.laws import effective_rounds
 
 FEDERATION = Federation()
+SURROGATES, _ = FEDERATION.surrogates("exact")
 METRIC = np.array([[1.2, 0.3, 0.0], [0.3, 0.8, -0.2], [0.0, -0.2, 0.5]])
 CURVATURES = np.array([1.0, 2.25])
 LENGTH, SPREAD = 4, 0.2
 
 
-def normal(position, rows):
-    """Of one row, a number, the posterior of which has the curvatures."""
+def loglikelihood(position, rows):
+    """Return the log density of a single row, whose posterior has the curvatures."""
     return -0.5 * jnp.sum(CURVATURES * (position - rows[:, None]) ** 2, axis=1)
 
 
-ONE = fedmcmc.Posterior(lambda position: jnp.zeros(()), normal)
-ONE_ROW = fedmcmc.FederatedData.from_clients([np.zeros(1, np.float32)])
-ONE_SURROGATE = fedmcmc.Gaussian.from_moments(np.zeros((1, 2)), np.diag(1 / CURVATURES)[None])
+SINGLE = fedmcmc.Posterior(lambda position: jnp.zeros(()), loglikelihood)
+SINGLE_ROW = fedmcmc.FederatedData.from_clients([np.zeros(1, np.float32)])
+SINGLE_SURROGATE = fedmcmc.Gaussian.from_moments(np.zeros((1, 2)), np.diag(1 / CURVATURES)[None])
 
 
-def trajectory(step_size):
-    return fedmcmc.fa_hmc(ONE, step_size=step_size, num_integration_steps=LENGTH, num_local_steps=1)
+def build_trajectory(step_size, num_integration_steps=LENGTH):
+    return fedmcmc.fa_hmc(
+        SINGLE,
+        step_size=step_size,
+        num_integration_steps=num_integration_steps,
+        num_local_steps=1,
+    )
 
 
-def of_trajectories(step_size, direction):
-    """Autocorrelation time of ``direction @ theta``, and the largest error of an sd.
+def tune(**settings):
+    return fedmcmc.tune(
+        build_trajectory, SINGLE, SINGLE_ROW, SINGLE_SURROGATE, max_spread=SPREAD, **settings
+    )
+
+
+def trajectory_times(step_size, direction):
+    """Return the autocorrelation time of ``direction @ theta``, and the largest error of an sd.
 
     ``L`` leapfrog steps from a fresh momentum make ``theta_j' = cos(L phi_j) theta_j + noise`` with
     ``cos phi_j = 1 - step**2 h_j / 2``, whose variance is ``1 / (h_j (1 - step**2 h_j / 4))``.
     """
     squares = step_size**2 * CURVATURES
-    kept = np.cos(LENGTH * np.arccos(1 - squares / 2))
+    factors = np.cos(LENGTH * np.arccos(1 - squares / 2))
     variances = direction**2 / (CURVATURES * (1 - squares / 4))
-    time = np.sum(variances * (1 + kept) / (1 - kept)) / np.sum(variances)
+    time = np.sum(variances * (1 + factors) / (1 - factors)) / np.sum(variances)
     return time, np.max(1 / np.sqrt(1 - squares / 4) - 1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("direction", [(1.0, 0.0), (0.0, 1.0), (1.0, 1.5)], ids=str)
-def test_the_functional_that_is_asked_for_mixes_fastest(direction):
-    """Against the closed form of a trajectory on Gaussians, over all steps that are accepted."""
+def test_the_functional_of_the_user_mixes_fastest(direction):
+    """The closed form of a trajectory on Gaussians gives the best of all accepted steps."""
     direction = np.array(direction)
-    best = fedmcmc.tune(
-        lambda step_size: trajectory(step_size),
-        ONE,
-        ONE_ROW,
-        ONE_SURROGATE,
-        max_spread=SPREAD,
-        functional=lambda position: jnp.sum(direction * position),
-    )
-    step = best.settings["step_size"]
-    time, error = of_trajectories(step, direction)
-    np.testing.assert_allclose(best.prediction.functional_rounds, time, rtol=1e-3, atol=1e-5)
+    best = tune(functional=lambda position: jnp.sum(direction * position))
+    time, error = trajectory_times(best.settings["step_size"], direction)
+    rounds = best.prediction.functional_rounds
+    np.testing.assert_allclose(rounds, time, rtol=1e-3, atol=1e-5)
     steps = np.geomspace(1e-3, 1.2, 20_000)
-    times, errors = np.array([of_trajectories(each, direction) for each in steps]).T
-    least = times[errors <= SPREAD].min()
+    times, errors = np.array([trajectory_times(step, direction) for step in steps]).T
     assert error <= SPREAD * (1 + 1e-3)
-    np.testing.assert_allclose(time, least, rtol=0.02, atol=1e-3)
-    assert f"{best.prediction.functional_rounds:.3g} rounds per effective draw of the" in str(best)
+    np.testing.assert_allclose(time, times[errors <= SPREAD].min(), rtol=0.02, atol=1e-3)
+    assert f"{rounds:.3g} rounds per effective draw of the" in str(best)
 
 
-def test_steps_are_tried_between_bounds_alone():
-    def tried(bounds):
-        found = fedmcmc.tune(
-            lambda step_size: trajectory(step_size),
-            ONE,
-            ONE_ROW,
-            ONE_SURROGATE,
-            max_spread=SPREAD,
-            step_size=bounds,
-        )
-        return np.array([entry["step_size"] for entry in found.table]), found
-
-    steps, found = tried((0.05, 0.3))
-    assert steps.min() == 0.05 and steps.max() == 0.3
-    assert found.settings["step_size"] == 0.3  # the slowest direction is faster the longer the step
-    steps, found = tried((0.2, 0.2))
-    assert steps.tolist() == [0.2] == [found.settings["step_size"]]
-    entry = found.table[0]
-    shrinks = np.cos(LENGTH * np.arccos(1 - 0.02))
-    np.testing.assert_allclose(entry["burn_in"], np.log(0.01) / np.log(shrinks), rtol=1e-4)
+def test_only_steps_between_bounds_are_tried():
+    best = tune(step_size=(0.05, 0.3))
+    steps = [entry["step_size"] for entry in best.table]
+    assert min(steps) == 0.05 and max(steps) == 0.3
+    assert best.settings["step_size"] == 0.3  # a longer step is faster in the slowest direction
+    best = tune(step_size=(0.2, 0.2))
+    (entry,) = best.table
+    assert entry["step_size"] == 0.2 == best.settings["step_size"]
+    factor = np.cos(LENGTH * np.arccos(1 - 0.02))
+    np.testing.assert_allclose(entry["burn_in"], np.log(0.01) / np.log(factor), rtol=1e-4)
     with pytest.raises(ValueError, match=r"keep means .* closest are .*'step_size': 1\.1"):
-        tried((1.1, 1.2))
+        tune(step_size=(1.1, 1.2))
 
 
 @pytest.mark.slow
-def test_a_functional_is_one_of_the_users_coordinates():
-    """In whitened coordinates its direction turns with them; a twin finds it in its chains."""
+def test_a_functional_takes_the_users_coordinates():
+    """In whitened coordinates its direction turns with them; a twin estimates it by its chains."""
     white = fedmcmc.whiten(FEDERATION.posterior, FEDERATION.data, jnp.zeros(3))
     kernel = fedmcmc.fa_hmc(
         white.posterior,
@@ -101,87 +95,60 @@ def test_a_functional_is_one_of_the_users_coordinates():
         num_local_steps=2,
         inverse_mass_matrix=METRIC,
     )
-    told = fedmcmc.predict_bias(
+    prediction = fedmcmc.predict_bias(
         kernel, FEDERATION.data, white.surrogates, functional=lambda theta: theta[0]
     )
     ends = np.asarray([white.posterior.position_fn(x) for x in np.eye(3)])
     direction = ends[:, 0] - np.asarray(white.posterior.position_fn(np.zeros(3)))[0]
-    expected = effective_rounds(told.on_position, told.covariance, direction)
-    np.testing.assert_allclose(told.functional_rounds, expected, rtol=1e-4)
-    assert np.abs(told.functional_rounds / told.rounds_per_draw[0] - 1) > 0.01  # not of white[0]
-    assert told.functional_rounds < told.slowest
+    rounds = prediction.functional_rounds
+    expected = effective_rounds(prediction.on_position, prediction.covariance, direction)
+    np.testing.assert_allclose(rounds, expected, rtol=1e-4)
+    assert np.abs(rounds / prediction.rounds_per_draw[0] - 1) > 0.01  # not of white[0]
+    assert rounds < prediction.slowest
     sparse = fedmcmc.qlsd(FEDERATION.posterior, step_size=0.01, compressor=fedmcmc.sparsify(0.9))
-    exact, _ = FEDERATION.surrogates("exact")
-    told = fedmcmc.predict_bias(
-        sparse, FEDERATION.data, exact, functional=lambda theta: -3 * theta[1]
+    prediction = fedmcmc.predict_bias(
+        sparse, FEDERATION.data, SURROGATES, functional=lambda theta: -3 * theta[1]
     )
-    assert told.simulated
-    np.testing.assert_allclose(told.functional_rounds, told.rounds_per_draw[1], rtol=1e-6)
+    assert prediction.simulated
+    rounds = prediction.functional_rounds
+    np.testing.assert_allclose(rounds, prediction.rounds_per_draw[1], rtol=1e-6)
 
 
 LARGEST = int(np.max(FEDERATION.data.sizes))
 ROWS = {
-    "lsd": (lambda: fedmcmc.lsd(FEDERATION.posterior, step_size=0.01), LARGEST),
-    "lsd, batches": (
-        lambda: fedmcmc.lsd(FEDERATION.posterior, step_size=0.01, batch_size=2),
-        2,
-    ),
-    "lsd_pp": (  # two batches at two places, and all rows in every fourth round
-        lambda: fedmcmc.lsd_pp(FEDERATION.posterior, step_size=0.01, batch_size=2, refresh_every=4),
-        4 + LARGEST / 4,
-    ),
-    "fa_hmc": (
-        lambda: fedmcmc.fa_hmc(
-            FEDERATION.posterior, step_size=0.01, num_integration_steps=3, num_local_steps=2
-        ),
-        6 * LARGEST,
-    ),
+    "lsd": (fedmcmc.lsd, {}, LARGEST),
+    "lsd, batches": (fedmcmc.lsd, dict(batch_size=2), 2),
+    # Two batches at two places, and all rows in every fourth round.
+    "lsd_pp": (fedmcmc.lsd_pp, dict(batch_size=2, refresh_every=4), 4 + LARGEST / 4),
+    "fa_hmc": (fedmcmc.fa_hmc, dict(num_integration_steps=3, num_local_steps=2), 6 * LARGEST),
     "fsgld": (
-        lambda: fedmcmc.fsgld(
-            FEDERATION.posterior,
-            FEDERATION.surrogates("exact")[0],
-            step_size=0.01,
-            num_local_steps=5,
-            batch_size=2,
-        ),
+        fedmcmc.fsgld,
+        dict(surrogates=SURROGATES, num_local_steps=5, batch_size=2),
         10,
     ),
 }
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_rows_of_a_round(name):
-    build, expected = ROWS[name]
-    surrogates, _ = FEDERATION.surrogates("exact")
-    found = count_rows_per_round(build(), FEDERATION.data.federation, surrogates)
-    np.testing.assert_array_equal(found, expected)
+def test_a_round_has_the_rows_of_its_gradients(name):
+    build, settings, expected = ROWS[name]
+    kernel = build(FEDERATION.posterior, step_size=0.01, **settings)
+    num_rows = count_rows_per_round(kernel, FEDERATION.data.federation, SURROGATES)
+    np.testing.assert_array_equal(num_rows, expected)
 
 
 @pytest.mark.slow
-def test_dear_gradients_and_dear_exchanges_ask_for_other_trajectories():
+def test_expensive_exchanges_need_longer_trajectories_than_expensive_gradients():
     """Seconds of a round: exchanges, bytes, and the rows of the largest client.
 
     The same time in 12 steps or in 24 mixes as fast, and of such ties the smaller step is taken.
     """
 
-    def tuned(**prices):
-        return fedmcmc.tune(
-            lambda step_size, num_integration_steps: fedmcmc.fa_hmc(
-                ONE,
-                step_size=step_size,
-                num_integration_steps=num_integration_steps,
-                num_local_steps=1,
-            ),
-            ONE,
-            ONE_ROW,
-            ONE_SURROGATE,
-            grid={"num_integration_steps": [12, 24]},
-            objective="seconds",
-            max_spread=SPREAD,
-            **prices,
-        )
+    def tune_seconds(**prices):
+        grid = {"num_integration_steps": [12, 24]}
+        return tune(grid=grid, objective="seconds", **prices)
 
-    exchanges, gradients = tuned(latency=1.0), tuned(seconds_per_gradient=1.0)
+    exchanges, gradients = tune_seconds(latency=1.0), tune_seconds(seconds_per_gradient=1.0)
     assert exchanges.settings["num_integration_steps"] == 24
     assert gradients.settings["num_integration_steps"] == 12
     assert 0.95 < exchanges.prediction.slowest / gradients.prediction.slowest < 1.05
@@ -189,14 +156,14 @@ def test_dear_gradients_and_dear_exchanges_ask_for_other_trajectories():
         if np.isfinite(entry["cost"]):
             expected = entry["rounds"] * entry["num_integration_steps"]
             np.testing.assert_allclose(entry["cost"], expected)
-    both = tuned(latency=10.0, seconds_per_gradient=0.5, bandwidth=8.0)
-    entry = next(each for each in both.table if each["num_integration_steps"] == 12)
+    both = tune_seconds(latency=10.0, seconds_per_gradient=0.5, bandwidth=8.0)
+    entry = next(entry for entry in both.table if entry["num_integration_steps"] == 12)
     per_round = 10 + 2 * 2 * 4 / 8 + 0.5 * 12
     np.testing.assert_allclose(entry["cost"], entry["rounds"] * per_round)
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "message"),
     [
         (dict(objective="seconds"), "latency=, bandwidth= or seconds_per_gradient="),
         (dict(latency=-1.0), "latency must be a number of seconds"),
@@ -207,8 +174,6 @@ def test_dear_gradients_and_dear_exchanges_ask_for_other_trajectories():
         (dict(functional=lambda position: jnp.sum(position**2)), "must be finite and not zero"),
     ],
 )
-def test_what_cannot_be_a_cost_is_said(settings, words):
-    with pytest.raises(ValueError, match=words):
-        fedmcmc.tune(
-            lambda step_size: trajectory(step_size), ONE, ONE_ROW, ONE_SURROGATE, **settings
-        )
+def test_invalid_costs_raise(settings, message):
+    with pytest.raises(ValueError, match=message):
+        tune(**settings)
