@@ -1,4 +1,4 @@
-"""What an owner is shown before it approves, and what is refused afterwards."""
+"""The text that an owner reads before it approves, and the changes that a site refuses later."""
 
 import json
 
@@ -35,7 +35,7 @@ def approve(kit, *more):
 
 def test_an_owner_is_shown_what_it_approves(kit, capsys):
     assert approve(kit, "--yes") == 0
-    told = " ".join(capsys.readouterr().out.split())
+    shown = " ".join(capsys.readouterr().out.split())
     study = deploy.Study.read(kit / "study.toml")
     for text in (
         study.digest,
@@ -55,14 +55,14 @@ def test_an_owner_is_shown_what_it_approves(kit, capsys):
         "limits.min_batch",
         "Natural: the messages add up to the estimates",
     ):
-        assert text in told, text
+        assert text in shown, text
     approval = json.loads((kit / "approval.json").read_text())
     assert approval["digest"] == study.digest and approval["site"] == "bern"
 
 
 def text_of(study, **changes):
-    given = dict(server="hub:1", position=POSITIONS["nested"]) | changes
-    return " ".join(messages_told(study, "bern", **given).split())
+    settings = dict(server="hub:1", position=POSITIONS["nested"]) | changes
+    return " ".join(messages_told(study, "bern", **settings).split())
 
 
 def test_sizes_are_told_in_numbers_and_bytes():
@@ -89,13 +89,13 @@ ROWS = SIZES[0]
     ],
 )
 def test_an_owner_reads_whether_its_limit_lets_all_rows_be_computed(max_numbers, answer):
-    """Of the six numbers per message, three are about it: bits, size and use."""
+    """Three of the six numbers per message describe it: bits, size and use."""
     text = text_of(studies.study_of("lsd"), max_numbers=max_numbers)
     assert f"From about {ROWS} messages of the kernel 'main' on" in text
     assert answer in text and "tens of messages for one row" in text, text
 
 
-def test_under_masks_the_rows_of_all_sites_are_what_can_be_computed():
+def test_masks_let_the_rows_of_all_sites_together_be_computed():
     study = studies.masked_study("lsd")
     text, num = text_of(study, max_numbers=1000), sum(SIZES)
     assert f"all {num} rows of all sites together, though not whose they are" in text
@@ -127,7 +127,7 @@ def test_an_owner_is_warned():
     assert "Before you approve" not in text, text
 
 
-def test_where_all_draws_are_known_the_rows_of_a_minibatch_are_what_is_computed():
+def test_public_draws_let_the_rows_of_a_minibatch_be_computed():
     study = studies.study_of("lsd_pp", sites=dict.fromkeys(studies.NAMES, 100))
     object.__setattr__(study, "reproducible", True)
     text = text_of(study, max_numbers=1000)
@@ -137,86 +137,77 @@ def test_where_all_draws_are_known_the_rows_of_a_minibatch_are_what_is_computed(
 
 
 def test_names_cannot_hide_lines_of_the_text():
-    """Escape sequences, line breaks and marks that turn the direction of text are shown as such."""
+    """Escape sequences, line breaks and marks that turn the direction of text appear escaped."""
     study = studies.study_of("lsd")
-    settings = {"row": "lsd", "a\x1b[2K\nb\u202e": 1}
-    object.__setattr__(study, "settings", settings)  # a study does not take such a name
+    settings = {"row": "lsd", "a\x1b[2K\nb\u202e": 1, "label": "x\u001b[2J"}
+    object.__setattr__(study, "settings", settings)  # a study refuses such a name
     text = describe_files(study, "bern")
     assert all(line.isprintable() for line in text.splitlines())
     assert "    a\\x1b[2K\\nb\\u202e = 1" in text.splitlines()
+    settings["k"] = "x" + " " * 200 + "No code runs here."  # beyond the width of a terminal
+    assert max(map(len, describe_files(study, "bern").splitlines()[:20])) <= 120
 
 
-def test_nothing_of_a_study_runs_before_its_owner_says_so(kit, monkeypatch, capsys):
-    (kit / "model.py").write_text("raise RuntimeError('it ran')")
-    monkeypatch.setattr("builtins.input", lambda question: "no")
-    assert approve(kit) == 1
-    assert "Nothing was done" in capsys.readouterr().out
-    assert not (kit / "approval.json").exists()
-    answers = iter(["yes"])
-    monkeypatch.setattr("builtins.input", lambda question: next(answers))
-    with pytest.raises(RuntimeError, match="it ran"):
-        approve(kit)
+def test_a_model_runs_once_and_after_its_owner_has_read_the_files(kit, monkeypatch, capsys):
+    runs = kit / "runs"
+    model = (kit / "model.py").read_text()
+    (kit / "model.py").write_text(f"with open({str(runs)!r}, 'a') as f:\n    f.write('x')\n{model}")
+    for answers, num_runs in ((["no"], 0), (["yes", "no"], 1)):
+        remaining = iter(answers)
+        monkeypatch.setattr("builtins.input", lambda question, x=remaining: next(x))
+        assert approve(kit) == 1
+        assert (len(runs.read_text()) if runs.exists() else 0) == num_runs
+        assert not (kit / "approval.json").exists()
+        assert ("Nothing was done" in capsys.readouterr().out) or num_runs
 
 
-def test_an_owner_may_read_it_all_and_not_approve(kit, monkeypatch):
-    answers = iter(["yes", "no"])
-    monkeypatch.setattr("builtins.input", lambda question: next(answers))
-    assert approve(kit) == 1
-    assert not (kit / "approval.json").exists()
-
-
-def site_of(kit):
+def site_of(kit, name="bern", **changes):
     approval = deploy.Approval.read(kit / "approval.json")
     study = deploy.Study.read(kit / "study.toml")
-    given = dict(folder=kit / "bern", approved=approval, min_rows=1, min_batch=1)
-    return deploy.Site(study, "bern", rows_of("bern"), **given)
+    settings = dict(folder=kit / name, approved=approval, min_rows=1, min_batch=1) | changes
+    return deploy.Site(study, name, rows_of(name), **settings)
 
 
-@pytest.mark.parametrize(
-    ("file", "old", "new", "message"),
-    [
-        ("study.toml", "step_size = 0.01", "step_size = 0.1", "settings.step_size: 0.01 when"),
-        ("study.toml", "step_size = 0.01", "", "settings.step_size is gone: it was 0.01"),
-        ("study.toml", "step_size = 0.01", "step_size = 0.01\nmore = 1", "settings.more is new: 1"),
-        ("study.toml", "chur = 4", "chur = 5", "rows of chur: 4 when it was approved, now 5"),
-        ("study.toml", "bern = 5\nbasel = 1", "basel = 1\nbern = 5", "order of the sites"),
-        ("study.toml", "shape = [2]", "shape = [3]", "column : .*2.* now .*3"),
-        ("study.toml", '"Expansions", ', "", "asks: .*Expansions.* when"),
-        ("study.toml", "main = ", "other = ", "kernels.main is gone.*kernels.other is new"),
-        ("model.py", "start = jnp.zeros(2)", "start = jnp.ones(2)", "file model.py: [0-9a-f]{16}…"),
-    ],
-    ids=str,
-)
-def test_a_site_says_what_is_another_since_it_was_approved(file, old, new, message, kit):
-    assert approve(kit, "--yes") == 0
-    assert site_of(kit).name == "bern"
-    text = (kit / file).read_text()
-    assert old in text
-    (kit / file).write_text(text.replace(old, new))
-    with pytest.raises(deploy.Refused, match=f"bern has approved the study.*{message}"):
-        site_of(kit)
+CHANGES = [
+    ("study.toml", "step_size = 0.01", "step_size = 0.1", "settings.step_size: 0.01 when"),
+    ("study.toml", "step_size = 0.01", "", "settings.step_size is gone: it was 0.01"),
+    ("study.toml", "step_size = 0.01", "step_size = 0.01\nmore = 1", "settings.more is new: 1"),
+    ("study.toml", "chur = 4", "chur = 5", "rows of chur: 4 when it was approved, now 5"),
+    ("study.toml", "bern = 5\nbasel = 1", "basel = 1\nbern = 5", "order of the sites"),
+    ("study.toml", "shape = [2]", "shape = [3]", "column : .*2.* now .*3"),
+    ("study.toml", '"Expansions", ', "", "asks: .*Expansions.* when"),
+    ("study.toml", "main = ", "other = ", "kernels.main is gone.*kernels.other is new"),
+    ("model.py", "start = jnp.zeros(2)", "start = jnp.ones(2)", "file model.py: [0-9a-f]{16}…"),
+]
 
 
-def test_an_approval_is_one_sites_and_of_one_version(kit, monkeypatch):
+def test_a_site_refuses_a_study_that_changed_after_its_approval(kit, monkeypatch, capsys):
     assert approve(kit, "--yes") == 0
     approval = deploy.Approval.read(kit / "approval.json")
-    study = deploy.Study.read(kit / "study.toml")
+    assert site_of(kit).name == site_of(kit, approved=approval.digest).name == "bern"
+    for file, old, new, message in CHANGES:
+        text = (kit / file).read_text()
+        assert old in text
+        (kit / file).write_text(text.replace(old, new))
+        with pytest.raises(deploy.Refused, match=f"bern has approved the study.*{message}"):
+            site_of(kit)
+        with pytest.raises(deploy.Refused, match="is not the one approved"):
+            site_of(kit, approved=approval.digest)
+        (kit / file).write_text(text)
     with pytest.raises(deploy.Refused, match="for the site bern, and this site is chur"):
-        approval.check(study, "chur")
+        site_of(kit, "chur")
     newer = {name: "9.9" if name == "fedmcmc" else v for name, v in approval.software.items()}
-    monkeypatch.setattr("fedmcmc.deploy._approval.software", lambda: newer)
-    with pytest.raises(deploy.Refused, match=r"fedmcmc: .* when it was approved, now 9\.9"):
-        approval.check(study, "bern")
-
-
-def test_a_later_approval_says_what_is_another_first(kit, capsys):
-    approve(kit, "--yes")
+    with monkeypatch.context() as patch:
+        patch.setattr("fedmcmc.deploy._approval.software", lambda: newer)
+        with pytest.raises(deploy.Refused, match=r"fedmcmc: .* when it was approved, now 9\.9"):
+            site_of(kit)
+    # A later approval shows what changed first.
     text = (kit / "study.toml").read_text().replace("0.01", "0.02")
     (kit / "study.toml").write_text(text)
     capsys.readouterr()
     assert approve(kit, "--yes") == 0
-    told = capsys.readouterr().out
-    assert "settings.step_size: 0.01 when it was approved, now 0.02" in told
+    shown = capsys.readouterr().out
+    assert "settings.step_size: 0.01 when it was approved, now 0.02" in shown
 
 
 def test_a_site_without_an_approval_does_not_start(kit, capsys):
@@ -238,9 +229,9 @@ def test_every_family_of_kernels_says_what_it_sends():
         for family in inner_class_names(build(POSITIONS["vector"], Given()))
     }
     unknown = fedmcmc.FederatedKernel.disclosure.content
-    told = {name: each.content for name, each in disclosures().items()}
-    missing = [name for name, content in told.items() if content == unknown]
+    contents = {name: each.content for name, each in disclosures().items()}
+    missing = [name for name, content in contents.items() if content == unknown]
     # Transforms: the text is about the kernels within.
     np.testing.assert_array_equal(missing, ["Compressed", "Faulty", "Secured", "Sequence"])
-    assert families <= told.keys() and len(families) >= 8
-    assert {*deploy.FIT, *deploy.SETUP} <= told.keys()
+    assert families <= contents.keys() and len(families) >= 8
+    assert {*deploy.FIT, *deploy.SETUP} <= contents.keys()

@@ -1,4 +1,4 @@
-"""Columns of a study: text coded by the levels that the study declares, and no unknown keys."""
+"""Columns of a study have levels that code text, and studies have no unknown keys."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -41,32 +41,31 @@ def study_in(folder, text=STUDY):
     return deploy.Study.read(folder / "study.toml")
 
 
-def site(study, folder, rows, name="A"):
+def open_site(study, folder, rows, name="A"):
     return deploy.Site(study, name, rows, folder=folder / name, min_rows=1)
 
 
-def arms(*values):
+def columns(*values):
     return {"arm": list(values), "y": [float(i) for i in range(len(values))]}
 
 
 def test_every_site_codes_text_by_the_levels_of_the_study(tmp_path):
     study = study_in(tmp_path)
     values, codes = ("surgery", "placebo", "surgery"), [2, 0, 2]
-    own = ["surgery", "placebo"]
+    categories = pd.Categorical(values, ["surgery", "placebo"])
     tables = {
-        "pandas": pd.DataFrame(arms(*values)),
-        "polars": polars.DataFrame(arms(*values)),
-        "own categories": pd.DataFrame(arms()).assign(arm=pd.Categorical([], own)),
-        "arrays": {name: np.array(column) for name, column in arms(*values).items()},
+        "pandas": pd.DataFrame(columns(*values)),
+        "polars": polars.DataFrame(columns(*values)),
+        "own categories": pd.DataFrame(columns(*values)).assign(arm=categories),
+        "arrays": {name: np.array(column) for name, column in columns(*values).items()},
         "codes": {"arm": np.array(codes, np.int8), "y": np.arange(3.0)},
     }
-    tables["own categories"] = pd.DataFrame(arms(*values)).assign(arm=pd.Categorical(values, own))
     for name, table in tables.items():
-        rows = site(study, tmp_path / name, table).client.rows
+        rows = open_site(study, tmp_path / name, table).client.rows
         assert rows["arm"].dtype == jnp.int32 and rows["arm"].tolist() == codes, name
     # A site without one of the levels has the same codes for the others.
-    other = site(study, tmp_path, pd.DataFrame(arms("drug", "surgery")), "B").client.rows
-    assert other["arm"][:2].tolist() == [1, 2]
+    rows = open_site(study, tmp_path, pd.DataFrame(columns("drug", "surgery")), "B").client.rows
+    assert rows["arm"][:2].tolist() == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -87,31 +86,31 @@ def test_every_site_codes_text_by_the_levels_of_the_study(tmp_path):
         ),
     ],
 )
-def test_what_is_no_level_is_refused_at_the_site(tmp_path, values, message):
+def test_a_site_refuses_what_is_no_level(tmp_path, values, message):
     table = pd.DataFrame({"arm": values, "y": [0.0, 1.0, 2.0]})
     with pytest.raises(ValueError, match=message):
-        site(study_in(tmp_path), tmp_path, table)
+        open_site(study_in(tmp_path), tmp_path, table)
 
 
-def test_text_without_levels_is_refused_at_a_site(tmp_path):
+def test_a_site_refuses_text_without_levels(tmp_path):
     study = study_in(tmp_path, STUDY.replace(f", levels = {LEVELS!r}".replace("'", '"'), ""))
     message = "'arm' of A is text without known levels.*add levels = .*study.toml"
     with pytest.raises(ValueError, match=message):
-        site(study, tmp_path, pd.DataFrame(arms("drug", "drug", "placebo")))
-    rows = {name: np.array(column) for name, column in arms("drug", "drug", "drug").items()}
+        open_site(study, tmp_path, pd.DataFrame(columns("drug", "drug", "placebo")))
+    rows = {name: np.array(column) for name, column in columns("drug", "drug", "drug").items()}
     with pytest.raises(ValueError, match=message):
-        site(study, tmp_path, rows)
+        open_site(study, tmp_path, rows)
 
 
 def test_levels_are_part_of_what_an_owner_approves(tmp_path):
     study = study_in(tmp_path)
     assert study.levels == {"arm": tuple(LEVELS)}
-    told = " ".join(describe_files(study, "A").split())
-    assert "Text in arm becomes codes: 0 is 'placebo', 1 is 'drug', 2 is 'surgery'." in told
+    text = " ".join(describe_files(study, "A").split())
+    assert "Text in arm becomes codes: 0 is 'placebo', 1 is 'drug', 2 is 'surgery'." in text
     approval = deploy.Approval.of(study, "A")
-    other = study_in(tmp_path, STUDY.replace('"placebo", "drug"', '"drug", "placebo"'))
-    assert other.digest != study.digest
-    (difference,) = approval.differences(other)
+    reordered = study_in(tmp_path, STUDY.replace('"placebo", "drug"', '"drug", "placebo"'))
+    assert reordered.digest != study.digest
+    (difference,) = approval.differences(reordered)
     assert difference.startswith("levels of arm: ")
     without = study_in(tmp_path, STUDY.replace(', levels = ["placebo", "drug", "surgery"]', ""))
     assert "levels" not in without.to_dict()
@@ -137,9 +136,13 @@ def test_levels_are_part_of_what_an_owner_approves(tmp_path):
         ('dtype = "int32"', 'dtype = "float32"', "need the dtype int32"),
         ('dtype = "int32"', 'dtype = "int32", shape = [2]', "need the dtype int32 and no shape"),
         ("[sites]", "[secure]\nround = 3\n[sites]", "secure must hold .*Is rounds meant"),
+        ("A = 3", "A = 2147483648", "at most 2,147,483,647"),
+        ('"float32"', '">f4"', "dtype '>f4', which is unknown"),
+        ('"float32"', '"float128"', "dtype 'float128', which is unknown"),
+        ("[sites]", "[settings]\nday = 2026-11-28\n[sites]", "write dates as texts"),
     ],
 )  # fmt: skip
-def test_a_study_with_unknown_keys_or_no_levels_is_refused(tmp_path, old, new, message):
+def test_a_study_that_no_site_could_use_is_refused(tmp_path, old, new, message):
     assert old in STUDY
     with pytest.raises(ValueError, match=message):
         study_in(tmp_path, STUDY.replace(old, new))
@@ -150,7 +153,7 @@ def test_integers_of_a_study_are_wide(tmp_path):
     study = study_in(tmp_path, text)
     assert study.rows["arm"].dtype == study.rows["y"].dtype == jnp.int32
     rows = {"arm": np.zeros(3, np.int8), "y": np.full(3, 100, np.int8)}
-    y = site(study, tmp_path, rows).client.rows["y"]
+    y = open_site(study, tmp_path, rows).client.rows["y"]
     assert (y * y).tolist() == [10_000] * 3
 
 

@@ -1,4 +1,4 @@
-"""Limits of a site's owner hold, whatever a server asks and whatever becomes of the site's disk."""
+"""Limits of a site's owner hold for all requests of a server and all faults of the site's disk."""
 
 import contextlib
 import json
@@ -23,13 +23,23 @@ from fedmcmc.gradients import Minibatch
 from tests.contracts.model import KEY, POSTERIOR
 from tests.contracts.tables import ESTIMATORS
 from tests.support import studies
+from tests.support.recorded_sites import record_run
 from tests.support.site_runs import POSITION
 
 HERE = __name__
 STUDY = studies.study_of(kernels={"main": f"{HERE}:everyone"})
+MODEL = studies.straight({})
 NUM_ROWS = 24
 SIZE = 10
 """Parameters of the wide model, which needs more rows than its sites have."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def shared_model():
+    """Give all studies one model, so that their runs share compiled programs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(studies, "straight", lambda settings: MODEL)
+        yield
 
 
 def wide(settings):
@@ -47,7 +57,7 @@ def everyone(posterior, settings):
 
 
 def batched(posterior, settings):
-    """Return a kernel of minibatches, under masks where the settings say so."""
+    """Return a kernel of minibatches, under masks if the settings have ``masked``."""
     kernel = fedmcmc.lsd(posterior, step_size=0.01, batch_size=settings["batch_size"])
     return fedmcmc.secure_sum(kernel) if settings.get("masked") else kernel
 
@@ -57,20 +67,20 @@ def rows_of(num_rows=NUM_ROWS):
 
 
 def study_of(num_rows=NUM_ROWS, masked=False, **changes):
-    given = dict(
+    settings = dict(
         posterior=f"{studies.HERE}:straight",
         sites=dict.fromkeys(studies.NAMES, num_rows),
         kernels={},
     )
-    return (studies.masked_study if masked else studies.study_of)("lsd", **(given | changes))
+    return (studies.masked_study if masked else studies.study_of)("lsd", **(settings | changes))
 
 
 def site_of(study, folder, name="bern", **limits):
     """Return a site with the default limits, except for those given."""
-    given = dict(folder=folder / name, rows=rows_of(study.sites[name]))
+    settings = dict(folder=folder / name, rows=rows_of(study.sites[name]))
     if study.secure:
-        given["identity"] = studies.identity_of(name)
-    return deploy.Site(study, name, **(given | limits))
+        settings["identity"] = studies.identity_of(name)
+    return deploy.Site(study, name, **(settings | limits))
 
 
 def run_at(sites, study, num_rounds=1, position=POSITION, kernel="main", **settings):
@@ -98,17 +108,17 @@ def per_round(study):
 # How much leaves
 
 
-def test_chains_count_each_by_itself(tmp_path):
-    """One round of 4,000 chains is 4,000 messages."""
+def test_each_chain_counts(tmp_path):
+    """One round of 400 chains is 400 messages."""
     num = per_round(STUDY)
     assert num == 3 + 3  # the gradient; bits, its norm, whether it was of use
     sites = sites_of(STUDY, tmp_path / "free")
-    run_at(sites, STUDY, num_chains=4000)
+    run_at(sites, STUDY, num_chains=400)
     totals = [site._outflow.total for site in sites]
-    np.testing.assert_array_equal(totals, 4000 * num)
-    sites = sites_of(STUDY, tmp_path / "limited", max_numbers=4000 * num - 1)
-    with pytest.raises(deploy.SiteError, match=r"000 more .* limit of 23,999 .*max_numbers"):
-        run_at(sites, STUDY, num_chains=4000)
+    np.testing.assert_array_equal(totals, 400 * num)
+    sites = sites_of(STUDY, tmp_path / "limited", max_numbers=400 * num - 1)
+    with pytest.raises(deploy.SiteError, match=r"2,400 more .* limit of 2,399 .*max_numbers"):
+        run_at(sites, STUDY, num_chains=400)
     assert [site._outflow.total for site in sites] == [0] * 3
 
 
@@ -125,12 +135,12 @@ def test_set_ups_and_rounds_count(masked, tmp_path):
 
 
 def test_a_clean_restart_takes_nothing_from_the_limit(tmp_path):
-    most = 400 * per_round(STUDY)
-    run_at(sites_of(STUDY, tmp_path, max_numbers=most), STUDY, num_rounds=20)
-    run_at(sites_of(STUDY, tmp_path, max_numbers=most), STUDY, num_rounds=380)
-    sites = sites_of(STUDY, tmp_path, max_numbers=most)
-    assert [site._outflow.total for site in sites] == [most] * 3
-    with pytest.raises(deploy.SiteError, match="has sent 2,400 numbers, and 6 more would exceed"):
+    limit = 8 * per_round(STUDY)
+    for num_rounds in (2, 6):
+        run_at(sites_of(STUDY, tmp_path, max_numbers=limit), STUDY, num_rounds=num_rounds)
+    sites = sites_of(STUDY, tmp_path, max_numbers=limit)
+    assert [site._outflow.total for site in sites] == [limit] * 3
+    with pytest.raises(deploy.SiteError, match="has sent 48 numbers, and 6 more would exceed"):
         run_at(sites, STUDY)
 
 
@@ -166,21 +176,17 @@ def test_a_count_outlives_the_folder(how, tmp_path):
 
 def test_the_first_answer_after_a_restart_counts_again(tmp_path):
     """A server can make a site restart, so nothing that is kept may excuse an answer."""
-    local, asked = deploy.LocalTransport(), []
-    bern, *others = sites_of(STUDY, tmp_path)
-    local.join(bern, heard=lambda data, answer: asked.append(data))
-    for site in others:
-        local.join(site)
-    deploy.run(STUDY, KEY, "main", POSITION, transport=local, num_rounds=1, progress=False)
-    assert Frame.parse(asked[-1]).kind == "step"
-    for most, kind in ((per_round(STUDY), "declined"), (2 * per_round(STUDY), "answer")):
-        again = studies.site_of(STUDY, "bern", tmp_path, max_numbers=most)
-        answers = [again.answer(data) for data in (*asked, asked[-1])]
+    pairs, _ = record_run(STUDY, tmp_path, num_rounds=1)
+    requests = [request for request, _ in pairs["bern"]]
+    assert Frame.parse(requests[-1]).kind == "step"
+    for limit, kind in ((per_round(STUDY), "declined"), (2 * per_round(STUDY), "answer")):
+        site = studies.site_of(STUDY, "bern", tmp_path, max_numbers=limit)
+        answers = [site.answer(data) for data in (*requests, requests[-1])]
         assert [Frame.parse(answer).kind for answer in answers[-2:]] == [kind, kind]
-        assert again._outflow.total == most
+        assert site._outflow.total == limit
 
 
-def test_a_count_goes_on_in_a_file_that_was_put_in_its_place(tmp_path):
+def test_a_count_continues_in_a_file_that_replaced_its_file(tmp_path):
     """A site without an audit log has no other count."""
     disk = Disk(tmp_path)
     disk.count_numbers(10)
@@ -204,13 +210,13 @@ def test_a_damaged_count_is_named(tmp_path):
 
 
 def test_a_backup_is_noticed_under_masks(tmp_path):
-    """The folder then knows of fewer answers than the site gave."""
+    """The folder then records fewer answers than the log."""
     study = studies.masked_study("lsd")
     with contextlib.closing(deploy.AuditLog(tmp_path / "bern.log")) as log:
         run_logged(study, tmp_path, log, num_rounds=2)
         shutil.copytree(tmp_path / "bern", tmp_path / "backup")
         run_logged(study, tmp_path, log, num_rounds=3)
-        logged_site(study, tmp_path, log)  # as it is
+        logged_site(study, tmp_path, log)  # the latest folder
         shutil.rmtree(tmp_path / "bern")
         shutil.copytree(tmp_path / "backup", tmp_path / "bern")
         with pytest.raises(deploy.Refused, match=r"By its log bern has answered .* a backup"):
@@ -249,7 +255,7 @@ def test_rows_are_three_per_parameter_by_default(tmp_path):
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("estimator", ["minibatch", "svrg"])
-def test_a_server_asks_of_all_rows(masked, estimator, tmp_path):
+def test_a_server_needs_permission_for_minibatches(masked, estimator, tmp_path):
     """A minibatch of one row, chosen by the server, would be that row's gradient."""
     study = study_of(masked=masked, asks=["Langevin"])
     inner = fedmcmc.minibatch(1)
@@ -304,14 +310,14 @@ def test_the_smallest_minibatch_of_a_kernel_is_found():
     step = dict(step_size=0.01)
     kernel = fedmcmc.lsd(POSTERIOR, batch_size=4, **step)
     full = fedmcmc.lsd(POSTERIOR, **step)
-    whole = (
+    kernels = (
         kernel,
         fedmcmc.secure_sum(kernel),
         fedmcmc.faults(fedmcmc.compress(kernel, fedmcmc.quantize(4)), drop=0.1),
         fedmcmc.sequence(full, kernel),
         fedmcmc.langevin(POSTERIOR, Minibatch(np.int64(4), replace=True), **step),
     )
-    assert [smallest_batch(one, 50) for one in whole] == [4] * len(whole)
+    assert [smallest_batch(each, 50) for each in kernels] == [4] * len(kernels)
     assert smallest_batch(full, 50) is None
     assert smallest_batch(fedmcmc.minibatch(0.1), 190) == 19
     assert smallest_batch(fedmcmc.minibatch(0.001), 190) == 1
@@ -322,19 +328,12 @@ def test_sums_under_masks_have_three_sites(tmp_path):
     site_of(two, tmp_path)
     with pytest.raises(deploy.Refused, match=r"has 2 sites, .* only in studies of at least 3 "):
         site_of(two, tmp_path, min_sites=3)
-    limits = deploy.Limits()
+    object.__setattr__(two, "secure", {"rounds": 1})  # as for a study under masks
     with pytest.raises(deploy.Refused, match="at least 3 "):
-        limits.check_study(_masked_pair(), "bern")
+        deploy.Limits().check_study(two, "bern")
 
 
-def _masked_pair():
-    """Return a study of two sites under masks, as far as limits look at it."""
-    study = study_of(sites={"bern": NUM_ROWS, "chur": NUM_ROWS})
-    object.__setattr__(study, "secure", {"rounds": 1})
-    return study
-
-
-def test_refused_columns(tmp_path, caplog):
+def test_a_site_refuses_columns(tmp_path, caplog):
     with pytest.raises(deploy.Refused, match=r"refuses the columns \['x'\]"):
         site_of(STUDY, tmp_path, min_rows=1, refused_columns=["x"])
     nested = study_of(rows={"a": {"b": jax.ShapeDtypeStruct((3,), jnp.float32)}})
@@ -350,7 +349,7 @@ def test_refused_columns(tmp_path, caplog):
     assert json.loads(line)["unknown_columns"] == ["postcod"]
 
 
-# What is no limit, and no study
+# Limits and studies that are wrong
 
 
 @pytest.mark.parametrize(
@@ -367,7 +366,7 @@ def test_refused_columns(tmp_path, caplog):
     ],
     ids=str,
 )
-def test_what_is_no_limit_is_refused(limits, message, tmp_path):
+def test_bad_limits_are_refused(limits, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         site_of(study_of(), tmp_path, **limits)
     if None in limits.values():
@@ -381,14 +380,14 @@ def test_what_is_no_limit_is_refused(limits, message, tmp_path):
         site_settings(path, dials=False)
 
 
-def test_what_a_server_may_ask_is_known():
-    known = {*askable_kernels(), *askable_estimators()}
-    alone = {name for name, each in askable_kernels().items() if "table with a row" in each.reason}
-    assert alone == {"CommonExpansions", "OwnExpansions", "ScoreCovariances", "WithoutClient"}
-    assert {*deploy.SETUP, *deploy.FIT, *deploy.SUMS, *alone} <= known
-    assert {"Minibatch", "Epochs", "Svrg"} <= known
-    assert not known & {"FullGradient", "Question", "EstimatorKernel", "Derived"}
-    studies.study_of(asks=sorted(known))
+def test_a_study_lists_kernels_and_estimators_that_exist():
+    names = {*askable_kernels(), *askable_estimators()}
+    tables = {name for name, each in askable_kernels().items() if "table with a row" in each.reason}
+    assert tables == {"CommonExpansions", "OwnExpansions", "ScoreCovariances", "WithoutClient"}
+    assert {*deploy.SETUP, *deploy.FIT, *deploy.SUMS, *tables} <= names
+    assert {"Minibatch", "Epochs", "Svrg"} <= names
+    assert not names & {"FullGradient", "Question", "EstimatorKernel", "Derived"}
+    studies.study_of(asks=sorted(names))
     with pytest.raises(ValueError, match=r"holds 'Langevins', which is unknown. Is Langevin meant"):
         studies.study_of(asks=["Langevins"])
     with pytest.raises(
@@ -397,7 +396,7 @@ def test_what_a_server_may_ask_is_known():
         studies.study_of(asks="Langevin")
 
 
-def test_a_kernel_within_another_is_asked_for_by_its_own_name():
+def test_a_kernel_within_another_needs_permission():
     study = study_of(asks=["Compressed"])
     kernel = fedmcmc.compress(fedmcmc.lsd(study.model, step_size=0.1), fedmcmc.quantize(4))
     with pytest.raises(deploy.Refused, match="does not allow the kernel 'Langevin'"):

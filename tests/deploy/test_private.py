@@ -1,10 +1,10 @@
-"""Who may read what lies on the disk of a site, of a server and of a consortium."""
+"""Other users of a machine read nothing of a site, of a server and of a consortium."""
 
+import contextlib
 import os
 import stat
 import tomllib
 
-import numpy as np
 import pytest
 
 from fedmcmc import deploy
@@ -12,11 +12,17 @@ from fedmcmc.deploy._config import open_configured_site, run_over, site_settings
 from fedmcmc.deploy._disk import Disk
 from fedmcmc.deploy.secure import SiteRules
 from fedmcmc.storage import write_atomically
-from tests.contracts.model import KEY
+from tests.deploy.attacks.support import (
+    NAMES,
+    Network,
+    make_study,
+    open_site,
+    run,
+    write_study,
+)
 from tests.support import studies
-from tests.support.commands import MODEL, NAMES, SIZES, Consortium
+from tests.support.commands import Consortium
 from tests.support.consortium import credentials, make_keys
-from tests.support.site_runs import POSITION
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="modes are those of POSIX systems")
 
@@ -31,29 +37,25 @@ def open_umask():
 
 def open_to_others(folder):
     """Return what others may do with a folder or with anything in it."""
-    found = {}
-    for path in (folder, *folder.rglob("*")):
-        mode = stat.S_IMODE(path.lstat().st_mode)
-        if mode & 0o077:
-            found[str(path.relative_to(folder))] = oct(mode)
-    return found
+    modes = {
+        str(path.relative_to(folder)): stat.S_IMODE(path.lstat().st_mode)
+        for path in (folder, *folder.rglob("*"))
+    }
+    return {name: oct(mode) for name, mode in modes.items() if mode & 0o077}
 
 
-@pytest.mark.parametrize(
-    "study",
-    [
-        studies.study_of("compress: lsd_pp, memory: per client"),
-        pytest.param(studies.masked_study("lsd_pp"), marks=pytest.mark.slow),
-    ],
-    ids=["states", "masked"],
-)
-def test_others_read_nothing_in_the_folder_of_a_site(study, tmp_path):
-    local = deploy.LocalTransport()
-    studies.join_all(local, study, tmp_path)
-    settings = dict(transport=local, num_rounds=2, progress=False)
-    deploy.run(study, KEY, "main", POSITION, **settings)
+@pytest.mark.parametrize("kernel", ["snapshot", "masked"])
+def test_others_read_nothing_in_the_folder_of_a_site(kernel, tmp_path):
+    """A site stores its state, its secret, its log, and its last answer before it was masked."""
+    study = make_study(kernel, masked=kernel == "masked")
+    with contextlib.closing(deploy.AuditLog(tmp_path / "bern.log")) as log:
+        network = Network(study, tmp_path / "sites")
+        network.enter(open_site(study, "bern", tmp_path / "sites", log=log))
+        run(study, network, num_rounds=2)
+    assert open_to_others(tmp_path / "bern.log") == {}
     for name in study.sites:
-        assert list((tmp_path / name).rglob("*")) and open_to_others(tmp_path / name) == {}
+        folder = tmp_path / "sites" / name
+        assert any(path.is_file() for path in folder.rglob("*")) and open_to_others(folder) == {}
 
 
 def test_a_folder_that_others_could_read_is_closed(tmp_path):
@@ -71,7 +73,7 @@ def test_a_folder_that_others_could_read_is_closed(tmp_path):
 
 
 def test_words_under_masks_are_closed_to_others(tmp_path):
-    """Also in a folder that others can read, and beside a file that was left half written."""
+    """Also in a folder that others can read, and next to a file that was left half written."""
     study = studies.masked_study("lsd", kernels={}, asks=deploy.SUMS)
     (tmp_path / "masks.new").write_bytes(b"left by a process that was killed")
     SiteRules(tmp_path / "masks", study.consortium, num_rounds=10).leave()
@@ -87,31 +89,20 @@ def test_a_private_file_replaces_one_that_was_left_half_written(tmp_path):
         assert (tmp_path / "state").read_bytes() == b"new"
 
 
-@pytest.fixture
-def kits(tmp_path):
-    folder = tmp_path / "study"
-    folder.mkdir()
-    (folder / "model.py").write_text(MODEL)
-    sites = "\n".join(f"{name} = {num}" for name, num in zip(NAMES, SIZES, strict=True))
-    (folder / "study.toml").write_text(
-        'name = "three clinics"\nposterior = "model.py:posterior"\n'
-        'rows = { dtype = "float32", shape = [2] }\n'
-        f'[sites]\n{sites}\n[kernels]\nmain = "model.py:kernel"\n[settings]\nstep_size = 0.01\n'
-    )
-    made = tmp_path / "consortium"
-    made.mkdir(mode=0o755)
-    deploy.make_consortium(folder / "study.toml", made, "localhost:7443")
-    return made
-
-
-def test_others_read_nothing_of_a_consortium(kits):
+def test_others_read_nothing_of_a_consortium(tmp_path):
+    """Keys, and the seed of the server's noise; each site's settings pin the server."""
+    kits = tmp_path / "consortium"
+    kits.mkdir(mode=0o755)
+    parties = deploy.make_consortium(write_study(tmp_path / "study"), kits, "localhost:7443")
     assert open_to_others(kits) == {}
-    with (kits / "bern" / "site.toml").open("rb") as file:
-        settings = tomllib.load(file)
-    certificate = (kits / "bern" / "keys" / "server.crt").read_bytes()
-    assert settings["server_fingerprint"] == deploy.fingerprint(certificate)
-    assert certificate == (kits / "server" / "keys" / "server.crt").read_bytes()
-    assert not (kits / "bern" / "keys" / "server.key").exists()
+    server_certificate = (kits / "server" / "keys" / "server.crt").read_bytes()
+    for name in NAMES:
+        settings = tomllib.loads((kits / name / "site.toml").read_text())
+        certificate = (kits / name / "keys" / "server.crt").read_bytes()
+        assert settings["server_fingerprint"] == deploy.fingerprint(certificate)
+        assert settings["server_fingerprint"] == parties["server"].fingerprint
+        assert certificate == server_certificate
+        assert not (kits / name / "keys" / "server.key").exists()
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
@@ -132,22 +123,24 @@ def test_a_private_key_that_others_can_read_is_not_used(mode, tmp_path):
         )
 
 
-def test_what_a_server_writes_is_closed_to_others(tmp_path):
+def test_others_read_nothing_that_a_server_writes(tmp_path):
     """Draws, checkpoint and settings with the seed, also where they were open before."""
-    run = dict(kernel="main", seed=3, draws="out/draws.npz", position="model.py:start")
-    run |= dict(num_rounds=4, checkpoint="out/checkpoint", every_rounds=2, progress=False)
-    clinics, local = Consortium(tmp_path, run=run), deploy.LocalTransport()
-    out = tmp_path / "out"
+    study, out = deploy.Study.read(write_study(tmp_path)), tmp_path / "out"
+    path = tmp_path / "server.toml"
+    settings = path.read_text().replace("num_rounds = 20", "num_rounds = 4")
+    path.write_text(
+        settings.replace('"draws.npz"', '"out/draws.npz"').replace(
+            '"checkpoint"', '"out/checkpoint"'
+        )
+    )
     (out / "checkpoint").mkdir(parents=True)
     (out / "draws.npz").write_bytes(b"")
-    for name in NAMES:
-        local.join(clinics._site(name, tmp_path / name))
-    umask = os.umask(0o022)
-    run_over(tmp_path / "server.toml", lambda: local)
-    assert os.umask(umask) == 0o022  # as it was
+    run_over(path, lambda: Network(study, tmp_path / "sites"))
+    assert os.umask(0o022) == 0o022  # unchanged
     out.chmod(0o700)
     assert (out / "checkpoint" / "run.json").exists() and open_to_others(out) == {}
-    assert stat.S_IMODE((tmp_path / "server.toml").stat().st_mode) == 0o600
+    assert (out / "draws.npz").stat().st_size
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_the_log_of_a_site_is_closed_to_others(tmp_path):
@@ -158,4 +151,4 @@ def test_the_log_of_a_site_is_closed_to_others(tmp_path):
         assert site.study.digest == clinics.study.digest
     assert log.stat().st_size and stat.S_IMODE(log.stat().st_mode) == 0o600
     assert open_to_others(tmp_path / "bern") == {}
-    np.testing.assert_equal(stat.S_IMODE((tmp_path / "bern").stat().st_mode), 0o700)
+    assert stat.S_IMODE((tmp_path / "bern").stat().st_mode) == 0o700

@@ -1,4 +1,4 @@
-"""What a site or a server sends costs the other one little, whatever it is."""
+"""Messages of a site or a server cost the receiver little, whatever they hold."""
 
 import json
 import logging
@@ -17,10 +17,9 @@ from fedmcmc.deploy import _frames, _grpc
 from fedmcmc.deploy._frames import Frame, FrameError, Tag
 from fedmcmc.deploy._links import Links
 from fedmcmc.deploy._pki import make_request
-from tests.contracts.model import KEY
 from tests.support import hostile, studies
 from tests.support.consortium import Threads, credentials, keys, make_keys
-from tests.support.site_runs import POSITION
+from tests.support.recorded_sites import run_over
 
 __all__ = ["keys"]
 MAX_GROWTH = 48 * hostile.MEBI
@@ -33,9 +32,9 @@ measured = pytest.mark.skipif(
 @pytest.fixture
 def server(keys):
     folder, pins = keys
-    made = deploy.GrpcServer("127.0.0.1:0", credentials(folder, "server"), pins)
-    yield made
-    made.close()
+    grpc_server = deploy.GrpcServer("127.0.0.1:0", credentials(folder, "server"), pins)
+    yield grpc_server
+    grpc_server.close()
 
 
 @pytest.mark.parametrize("size", [20, 100, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK, 3 * CHUNK + 5])
@@ -59,7 +58,7 @@ def test_a_message_comes_out_of_its_parts(size):
         ([hostile.begin(100)] + 5 * [b""], 1, "20 bytes, where 100 are"),
     ],
 )
-def test_parts_that_are_none_end_a_connection_at_once(parts, num_read, message):
+def test_wrong_parts_end_a_connection_at_once(parts, num_read, message):
     read = []
     with pytest.raises(_grpc.TransportError, match=message):
         list(_grpc.join_parts((read.append(part) or part for part in parts), lambda: 100))
@@ -83,10 +82,10 @@ def test_a_registered_site_does_not_fill_the_memory_of_the_server(kind, keys, se
         hostile.growth() as grown,
         hostile.process("site", keys[0], server.port, kind) as site,
     ):
-        told = site.communicate(timeout=60)[0]
-    assert told.startswith(REFUSALS[kind])
+        outcome = site.communicate(timeout=60)[0]
+    assert outcome.startswith(REFUSALS[kind])
     assert grown[0] < MAX_GROWTH
-    if told.startswith("PERMISSION_DENIED"):
+    if outcome.startswith("PERMISSION_DENIED"):
         assert "bern sent a " in caplog.text and "its connection was ended" in caplog.text
     assert server.receive(5.0) == ("bern", None)
 
@@ -109,7 +108,7 @@ def test_few_messages_of_a_site_wait_at_the_server(keys, server):
 
 @measured
 def test_a_site_that_reads_nothing_has_to_join_again(keys, server):
-    """Where sites may be missing a run would go on, and what waits for it would grow."""
+    """If sites may be missing, a run would continue, and its waiting messages would grow."""
     message = bytes(2 * hostile.MEBI)
     with hostile.growth() as grown, hostile.process("site", keys[0], server.port, "silent"):
         end = time.monotonic() + 30.0
@@ -183,8 +182,7 @@ class Limited(deploy.LocalTransport):
 def test_the_server_expects_messages_as_long_as_those_of_the_run(study, tmp_path):
     local = Limited()
     studies.join_all(local, study, tmp_path)
-    settings = dict(transport=local, num_rounds=3, num_chains=3, progress=False)
-    deploy.run(study, KEY, "main", POSITION, **settings)
+    run_over(local, study, num_rounds=3, num_chains=3)
     for name, num_bytes in local.limits.items():
         assert local.lengths[name] < num_bytes < _frames.JOIN_BYTES + 4 * local.lengths[name]
 
@@ -205,10 +203,10 @@ def test_a_message_that_is_longer_than_expected_is_not_read(tmp_path, caplog):
     header, body = {"tag": list(tag)}, bytes(_frames.JOIN_BYTES + 1000)
     local.message = Frame("answer", header, body).to_bytes()
     links._admit("bern", studies.site_of(study, "bern", tmp_path).hello(), {})
-    for most, answered in ((0, set()), (2000, {"bern"}), (0, {"bern"})):
-        settings = dict(max_bytes=most, may_miss=True)
-        found = links.exchange({"bern": b""}, "answer", tag, lambda *_: 0, **settings)
-        assert found.keys() == answered  # late answers to longer requests may come
+    for limit, answered in ((0, set()), (2000, {"bern"}), (0, {"bern"})):
+        settings = dict(max_bytes=limit, may_miss=True)
+        answers = links.exchange({"bern": b""}, "answer", tag, lambda *_: 0, **settings)
+        assert answers.keys() == answered  # late answers to longer requests may come
     assert "bern: a message was not understood: 66,599 bytes are more" in caplog.text
 
 
@@ -219,7 +217,7 @@ def test_a_run_with_longer_messages_than_the_owner_accepts_is_declined(tmp_path)
         r"The messages of this run have up to 66,\d+ bytes, and \w+ accepts at most 66,000: set"
     )
     with pytest.raises(deploy.SiteError, match=message):
-        deploy.run(study, KEY, "main", POSITION, transport=local, num_rounds=1, num_chains=5)
+        run_over(local, study, num_rounds=1, num_chains=5)
 
 
 def framed(header):
@@ -266,7 +264,7 @@ def test_a_site_accepts_the_pinned_certificate_of_the_server_and_no_other(tmp_pa
     deploy.make_party(tmp_path, other, "server", hosts=("localhost",))  # of the same authority
     certificate = (tmp_path / "server.crt").read_bytes()
     pin = deploy.fingerprint(certificate)
-    # What comes behind the pinned certificate in the file is not trusted.
+    # Certificates after the pinned one in the file are not trusted.
     (tmp_path / "server.crt").write_bytes(certificate + (tmp_path / "ca.crt").read_bytes())
     mine = pinned(tmp_path, "bern", colons(pin))
     caplog.set_level(logging.INFO)
@@ -292,7 +290,7 @@ def test_a_pin_is_that_of_the_file_beside_the_authority(tmp_path):
         pinned(tmp_path, "bern", "0" * 64).read()
 
 
-def test_a_renewed_certificate_of_the_server_is_pinned_as_the_command_says(tmp_path, capsys):
+def test_the_sign_command_prints_the_pin_of_a_renewed_certificate(tmp_path, capsys):
     make_keys(tmp_path, ["bern"])
     make_request(tmp_path / "new", "server")
     request = str(tmp_path / "new" / "server.csr")
@@ -338,18 +336,18 @@ def test_of_two_processes_of_a_site_the_newer_one_stays(tmp_path, caplog):
 
 def test_a_refusal_of_another_process_ends_no_site(tmp_path):
     site = studies.site_of(studies.study_of(), "bern", tmp_path)
-    told = {"reason": "a newer process has joined", "process": "other"}
-    assert site.answer(Frame("refused", told).to_bytes()) is None
+    header = {"reason": "a newer process has joined", "process": "other"}
+    assert site.answer(Frame("refused", header).to_bytes()) is None
     with pytest.raises(deploy.Refused, match="a newer process"):
-        site.answer(Frame("refused", told | {"process": site.process}).to_bytes())
+        site.answer(Frame("refused", header | {"process": site.process}).to_bytes())
 
 
 def test_two_processes_of_a_site_over_the_network(keys, server, tmp_path):
     study = studies.study_of()
     links = Links(study, server, timeout=1.0)
     threads = [Threads(server.port) for _ in range(2)]
-    for number, made in enumerate(threads):
-        made.join(study, "bern", tmp_path / str(number), credentials(keys[0], "bern"))
+    for number, site in enumerate(threads):
+        site.join(study, "bern", tmp_path / str(number), credentials(keys[0], "bern"))
         end = time.monotonic() + 20.0
         while len(links._processes.get("bern", ())) <= number:
             links._read_queued()
@@ -361,5 +359,5 @@ def test_two_processes_of_a_site_over_the_network(keys, server, tmp_path):
             assert time.monotonic() < end
             time.sleep(0.01)
     assert "ends this older one" in threads[0].errors["bern"] and threads[1].errors == {}
-    for made in threads:
-        made.end()
+    for site in threads:
+        site.end()

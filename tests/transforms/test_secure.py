@@ -16,6 +16,7 @@ from fedmcmc import Placement, inference, rounds, wire
 from fedmcmc.compression import host_words, limbs_of_host
 from fedmcmc.pytrees import trees
 from fedmcmc.transforms import counts_of
+from fedmcmc.tuning._linearized import affine_map
 from tests.contracts.model import DATA, KEY, POSITIONS, POSTERIOR, P
 from tests.support.deployed import hold_against_the_simulation
 from tests.support.processes import environment
@@ -104,7 +105,7 @@ def test_a_float_sum_of_the_same_messages_depends_on_the_order():
 
 
 @pytest.mark.parametrize("digits", [32, 12])
-def test_a_round_is_the_plain_kernels_up_to_half_a_step_per_client(digits):
+def test_a_secure_round_is_the_plain_round_up_to_rounding(digits):
     step_size, data = 0.01, few_rows()
     plain = fedmcmc.lsd(GAUSSIAN, step_size=step_size)
     kernel = fedmcmc.secure_sum(plain, resolution=2.0**-digits)
@@ -166,7 +167,7 @@ def test_sites_sum_to_the_global_gaussian_as_the_server_reads_it():
     assert np.abs(plain.draws - rounded.draws).max() > 1e-3
 
 
-def test_a_number_beyond_the_range_ends_the_run_and_says_why():
+def test_a_number_beyond_the_range_ends_the_run_with_the_reason():
     kernel = fedmcmc.secure_sum(fedmcmc.lsd(GAUSSIAN, step_size=0.3), max_abs=2.0**9)
     with pytest.raises(fedmcmc.NonFiniteError, match="beyond the range of its secure sum") as error:
         sampled(kernel, few_rows(), num_rounds=40, num_chains=2)
@@ -182,11 +183,11 @@ def test_a_number_beyond_the_range_ends_the_run_and_says_why():
 
 
 def test_a_message_that_is_not_finite_ends_the_run():
-    def spoilt(theta, rows):
+    def spoiled(theta, rows):
         # The chain reaches this region after several rounds.
         return loglikelihood(theta, rows) * jnp.where(theta[0] > 8, jnp.nan, 1.0)
 
-    kernel = fedmcmc.secure_sum(fedmcmc.lsd(fedmcmc.Posterior(logprior, spoilt), step_size=0.01))
+    kernel = fedmcmc.secure_sum(fedmcmc.lsd(fedmcmc.Posterior(logprior, spoiled), step_size=0.01))
     with pytest.raises(fedmcmc.NonFiniteError, match="not finite"):
         sampled(kernel, few_rows(), num_rounds=60)
 
@@ -205,7 +206,7 @@ def curved(theta, rows):
 
 
 @pytest.mark.slow
-def test_results_of_no_use_are_counted_and_change_nothing():
+def test_unusable_results_are_counted_and_change_nothing():
     signs = [{"x": np.full((3, 3), i), "sign": np.full(3, 1 - 2.0 * (i == 1))} for i in range(4)]
     posterior = fedmcmc.Posterior(lambda theta: jnp.zeros(()), curved)
     plain = fedmcmc.fed_ep(posterior, inference=inference.exact_gaussian())
@@ -245,54 +246,47 @@ def lsd(**settings):
     return fedmcmc.lsd(POSTERIOR, step_size=0.01, **settings)
 
 
-REFUSED = {
-    "no kernel": (lambda: 3, {}, TypeError, r"must be a fedmcmc\.FederatedKernel"),
-    "pooled rows": (lambda: fedmcmc.sgld(POSTERIOR, step_size=0.01), {}, ValueError, "one client"),
-    "a relay": (relay, dict(allow_differencing=True), ValueError, "the sum of one message"),
-    "two of them": (
-        lambda: lsd(participation=fedmcmc.uniform(2)),
-        dict(allow_differencing=True),
-        ValueError,
-        "compute the other's message",
-    ),
-    "other cohorts": (
-        lambda: lsd(participation=fedmcmc.uniform(3)),
-        {},
-        ValueError,
-        "by their difference",
-    ),
-    "coins": (lambda: lsd(participation=fedmcmc.bernoulli(0.5)), {}, ValueError, "difference"),
-    "faults": (
-        lambda: fedmcmc.faults(lsd(), drop=0.1),
-        {},
-        ValueError,
-        "apply faults to the secure",
-    ),
-    "twice": (lambda: fedmcmc.secure_sum(lsd()), {}, ValueError, "already"),
-    "no power of two": (lsd, dict(resolution=1e-9), ValueError, "power of two"),
-    "too fine": (lsd, dict(max_abs=2.0**22), ValueError, r"below 2\*\*54"),
-}
+ANY_SUM = dict(allow_differencing=True)
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_a_sum_cannot_hide_is_refused(case):
-    build, settings, error, message = REFUSED[case]
-    with pytest.raises(error, match=message):
+@pytest.mark.parametrize(
+    ("build", "settings", "message"),
+    [
+        (lambda: fedmcmc.sgld(POSTERIOR, step_size=0.01), {}, "one client"),
+        (relay, ANY_SUM, "the sum of one message"),
+        (
+            lambda: lsd(participation=fedmcmc.uniform(2)),
+            ANY_SUM,
+            "compute the other's message",
+        ),
+        (lambda: lsd(participation=fedmcmc.uniform(3)), {}, "by their difference"),
+        (lambda: lsd(participation=fedmcmc.bernoulli(0.5)), {}, "difference"),
+        (lambda: fedmcmc.faults(lsd(), drop=0.1), {}, "apply faults to the secure"),
+        (lambda: fedmcmc.secure_sum(lsd()), {}, "already"),
+        (lsd, dict(resolution=1e-9), "power of two"),
+        (lsd, dict(max_abs=2.0**22), r"below 2\*\*54"),
+    ],
+)
+def test_kernels_that_a_sum_cannot_hide_are_refused(build, settings, message):
+    with pytest.raises(ValueError, match=message):
         fedmcmc.secure_sum(build(), **settings)
 
 
-def test_transforms_that_cannot_follow_are_refused():
+def test_a_secure_sum_needs_a_kernel():
+    with pytest.raises(TypeError, match=r"must be a fedmcmc\.FederatedKernel"):
+        fedmcmc.secure_sum(3)
+
+
+def test_unsuitable_transforms_of_a_secure_kernel_are_refused():
     kernel = fedmcmc.secure_sum(lsd())
-    for secured in (kernel, fedmcmc.sequence(kernel, kernel), fedmcmc.sequence(kernel, kernel)):
+    for secured in (kernel, fedmcmc.sequence(kernel, kernel)):
         with pytest.raises(ValueError, match="Codes cannot be added under masks"):
             fedmcmc.compress(secured, fedmcmc.quantize(4))
     with pytest.raises(ValueError, match="already"):
         fedmcmc.secure_sum(fedmcmc.sequence(kernel, kernel))
     with pytest.raises(ValueError, match="could exclude none"):
         fedmcmc.faults(kernel, nan=0.1)
-    surrogates = fedmcmc.Gaussian.from_moments(jnp.zeros((3, 3)), variance=jnp.ones((3, 3)))
-    prediction = fedmcmc.predict_bias(kernel, DATA, surrogates)
-    assert prediction.simulated == "it sends integers"
+    assert affine_map(kernel, DATA, VECTOR, 0) == "it sends integers"
     with pytest.warns(UserWarning, match="64 bits per number whatever its code"):
         fedmcmc.secure_sum(fedmcmc.qlsd(POSTERIOR, step_size=0.01, compressor=fedmcmc.quantize(4)))
 
@@ -342,11 +336,11 @@ MEANS, NUM_CHAINS, STEP_SIZE = (-1.0, 0.3, 0.9, 2.2), 256, 0.02
 
 
 @pytest.mark.slow
-def test_the_law_is_the_plain_kernels_but_on_a_coarse_grid():
+def test_only_a_coarse_grid_changes_the_stationary_distribution():
     plain, fine, coarse = (np.asarray(moments(digits, KEY)) for digits in (None, 32, -2))
     np.testing.assert_allclose(fine, plain, rtol=1e-3, atol=1e-4)
     exact = 2 * STEP_SIZE / (1 - (1 - 9 * STEP_SIZE) ** 2)
     for (value, error), expected in zip(fine, (0.6, exact), strict=True):
         assert abs(value - expected) < 4 * error + 0.01 * expected
-    # Nearest multiples of four are a function of the position: the law is another one.
+    # The nearest multiples of four are a function of the position, which changes the distribution.
     assert coarse[1, 0] > 1.6 * exact

@@ -1,6 +1,6 @@
-"""What holds of the messages of every kernel and question, also of those that are new.
+"""Messages of each kernel and each question, also of new ones, yield no more than is counted.
 
-Rows of the table of contracts, and all that a study's `asks` may hold, are met by themselves.
+The tests find rows of the table of contracts, and classes that a study may allow, themselves.
 """
 
 from dataclasses import replace
@@ -32,7 +32,7 @@ from tests.support.lanes import fast_and_slow
 
 POSITION = POSITIONS["nested"]
 VICTIM = "bern"
-NUM_CHAINS, NUM_ROUNDS = 4, 4  # in the last round no snapshot is taken anew
+NUM_CHAINS, NUM_ROUNDS = 4, 4  # the last round takes no snapshot
 FAST = ("langevin",)
 ROWS = fast_and_slow(
     [row for row, build in KERNELS.items() if not build(POSITION, Given()).participation.pooled],
@@ -41,8 +41,8 @@ ROWS = fast_and_slow(
 pytestmark = pytest.mark.filterwarnings("ignore::fedmcmc.SamplingWarning", "ignore::UserWarning")
 
 
-def runs(kernel):
-    """Return what makes a server run a kernel of its own."""
+def make_runner(kernel):
+    """Return a function that makes a server run its own kernel."""
     settings = dict(num_rounds=2, progress=False)
     return lambda model, sites: sites.sample(KEY, kernel(model), POSITION, **settings)
 
@@ -53,34 +53,34 @@ ASKED = {
     "Evaluations": lambda model, sites: sites.ask(evaluations(model, gradients=True), POINTS),
     "Expansions": lambda model, sites: sites.ask(expansions(model), POINTS),
     "Falls": lambda model, sites: fedmcmc.whiten(model, sites, POSITION, surrogates=False),
-    "GaussianMetropolis": runs(lambda model: KERNELS["gaussian_mh"](POSITION, Given(model))),
-    "HamiltonianMonteCarlo": runs(lambda model: fedmcmc.hmc(model, POSITION, step_size=0.1)),
-    "Langevin": runs(
+    "GaussianMetropolis": make_runner(lambda model: KERNELS["gaussian_mh"](POSITION, Given(model))),
+    "HamiltonianMonteCarlo": make_runner(lambda model: fedmcmc.hmc(model, POSITION, step_size=0.1)),
+    "Langevin": make_runner(
         lambda model: fedmcmc.langevin(model, fedmcmc.full_gradient(), step_size=0.01)
     ),
-    "MultipleTry": runs(lambda model: KERNELS["multiple_try"](POSITION, Given(model))),
-    "Natural": runs(lambda model: fedmcmc.fed_ep(model, first_sites="expansion")),
+    "MultipleTry": make_runner(lambda model: KERNELS["multiple_try"](POSITION, Given(model))),
+    "Natural": make_runner(lambda model: fedmcmc.fed_ep(model, first_sites="expansion")),
     "OwnExpansions": lambda model, sites: surrogates.laplace(
         KEY, model, sites, position=POSITION, check="ignore"
     ),
     "ScoreCovariances": lambda model, sites: surrogates.score_covariance(model, sites, POSITION),
-    "Underdamped": runs(lambda model: KERNELS["underdamped"](POSITION, Given(model))),
+    "Underdamped": make_runner(lambda model: KERNELS["underdamped"](POSITION, Given(model))),
 }
 """What makes a server ask for each class that a study's `asks` may name."""
 QUESTIONS = sorted({*deploy.SUMS, *deploy.FIT, *deploy.SETUP})
-FAST_QUESTIONS = ("Evaluations", "Langevin")
+FAST_QUESTIONS = ("Evaluations",)
 
 
-def opened(study, name, folder, **changes):
+def open_table_site(study, name, folder, **changes):
     return studies.site_of(study, name, folder, **(PERMISSIVE | changes))
 
 
 class Conversation:
-    """What a server asked a site, by a call of functions on all sites, and was answered."""
+    """Requests of a server to a site, which a call of functions caused, and the answers."""
 
     def __init__(self, study, call, folder):
         self.study, self.folder = study, folder
-        network = Network(study, folder, opened=opened)
+        network = Network(study, folder, opened=open_table_site)
         with server_of(study, network) as sites:
             call(study.model, sites)
         self.exchanges = [x for x in network.exchanges[VICTIM] if x.request.kind != "welcome"]
@@ -90,7 +90,7 @@ class Conversation:
 
     @classmethod
     def of_row(cls, row, folder):
-        """Return that of a run of a kernel of the table."""
+        """Return the conversation of a run of a kernel of the table."""
         study = studies.study_of(row)
         settings = dict(num_rounds=NUM_ROUNDS, num_chains=NUM_CHAINS, progress=False)
 
@@ -101,7 +101,7 @@ class Conversation:
 
     @classmethod
     def of_question(cls, name, folder):
-        """Return that of a server that asks for a class."""
+        """Return the conversation in which a server uses a class that a study may allow."""
         study = studies.study_of(asks=QUESTIONS, kernels={})
         return cls(study, ASKED[name], folder)
 
@@ -113,7 +113,7 @@ class Conversation:
 
     @property
     def num_numbers(self):
-        """How many numbers left the site."""
+        """Number of numbers that left the site."""
         return sum(numbers_in(self.shapes[x.request.tag.run], x) for x in self.exchanges)
 
     def again(self, site, change=lambda frame: frame):
@@ -148,9 +148,9 @@ def test_every_class_that_a_study_may_ask_is_met_here():
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_question_asked_again_has_the_same_bytes(name, conversations):
-    """A server asks in another attempt, of a site that was started again, to average over noise."""
+    """A server repeats a question, after a site has started again, to average over noise."""
     conversation = conversations(name)
-    site = opened(conversation.study, VICTIM, conversation.folder)
+    site = open_table_site(conversation.study, VICTIM, conversation.folder)
     for exchange, answer in conversation.again(site):
         assert (answer.kind, answer.body) == (exchange.answer.kind, exchange.answer.body)
 
@@ -169,7 +169,7 @@ def phases_with_draws(conversation):
 def reproduced(conversation):
     """Yield parts that the server computes as a simulated site, and those that received.
 
-    It knows broadcasts and keys, and here even the rows.
+    It has broadcasts and keys, and in this test even the rows.
     """
     kernel, client = conversation.study.kernel("main"), conversation.site.client
     (shapes,) = conversation.shapes.values()
@@ -198,7 +198,7 @@ def reproduced(conversation):
 
 @pytest.mark.parametrize("row", ROWS)
 def test_a_server_cannot_reproduce_what_a_site_drew(row, conversations):
-    """It knows keys, positions and, as a test of the worst, the rows; not the site's secret."""
+    """It has keys, positions and, in this test, the rows, but not the site's secret."""
     conversation = conversations(row)
     drawn = phases_with_draws(conversation)
     if drawn:
@@ -209,43 +209,42 @@ def test_a_server_cannot_reproduce_what_a_site_drew(row, conversations):
 
 @pytest.mark.parametrize("row", ROWS)
 def test_noise_is_not_the_same_at_two_positions_of_one_round(row, conversations):
-    """A server asks once more at a position that differs in the last bit: noise would cancel."""
+    """A server repeats a question at a position that differs in the last bit to cancel noise."""
     conversation = conversations(row)
-    last = conversation.exchanges[-1].request
-    if last.tag.phase not in phases_with_draws(conversation):
+    final = conversation.exchanges[-1].request
+    if final.tag.phase not in phases_with_draws(conversation):
         return
 
     def change(frame):
-        if frame.tag[1:3] != last.tag[1:3]:
+        if frame.tag[1:3] != final.tag[1:3]:
             return frame
         parts = [part[:7] + bytes([part[7] ^ 1]) + part[8:] for part in parts_of(frame.body)]
         return frame._replace(body=joined(parts))
 
-    site = opened(conversation.study, VICTIM, conversation.folder)
+    site = open_table_site(conversation.study, VICTIM, conversation.folder)
     *_, (exchange, answer) = conversation.again(site, change)
     assert answer.kind == "answer"
-    like = conversation.shapes[last.tag.run].phases[last.tag.phase].code
+    like = conversation.shapes[final.tag.run].phases[final.tag.phase].code
     num = len(parts_of(answer.body)) // 2
-    one, other = (
-        [wire.decode(part, like) for part in parts_of(body)[:num]]
+    before, after = (
+        jax.tree.leaves([wire.decode(part, like) for part in parts_of(body)[:num]])
         for body in (exchange.answer.body, answer.body)
     )
-    moved = [
+    assert any(
         np.abs(np.asarray(a, float) - np.asarray(b, float)).max() > 1e-3 * np.abs(a).max()
-        for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+        for a, b in zip(before, after, strict=True)
         if np.size(a)
-    ]
-    assert any(moved)
+    )
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_all_numbers_that_leave_are_counted(name, conversations, tmp_path):
     """A kernel whose messages hold more than is counted would get around the owner's limit."""
     conversation = conversations(name)
-    most = conversation.num_numbers
-    assert most > 0
-    site = opened(conversation.study, VICTIM, tmp_path / "enough", max_numbers=most)
+    num = conversation.num_numbers
+    assert num > 0
+    site = open_table_site(conversation.study, VICTIM, tmp_path / "enough", max_numbers=num)
     assert {answer.kind for _, answer in conversation.again(site)} <= {"ready", "answer"}
-    site = opened(conversation.study, VICTIM, tmp_path / "one less", max_numbers=most - 1)
+    site = open_table_site(conversation.study, VICTIM, tmp_path / "one less", max_numbers=num - 1)
     *_, (_, answer) = conversation.again(site)
     assert answer.kind == "declined" and "max_numbers" in answer.header["reason"]
