@@ -144,13 +144,13 @@ def test_rows_of_large_weight_are_refined_by_wider_points():
         center = np.linalg.solve(without, eta - p[i] * y[i] * x[i])
         sd = np.sqrt(1 / p[i] + x[i] @ np.linalg.solve(without, x[i]))
         exact.append(stats.norm.logpdf(y[i], x[i] @ center, sd))
-    with pytest.warns(fedmcmc.SamplingWarning, match=r"k-hat of 2 of 60 rows.* loo\(mend=True\)"):
+    with pytest.warns(fedmcmc.SamplingWarning, match=r"k-hat of 2 of 60 rows.* loo\(refine=True\)"):
         result = criticism.loo(LINES, data, draws)
-    mended = criticism.loo(LINES, data, draws, refine=True)
-    assert (mended.num_mended, mended.num_bad, mended.verdict) == (2, 0, "good")
-    assert mended.totals["rounds"] == 3 and "2 rows by weighted points" in repr(mended)
-    assert abs(mended.elpd - sum(exact)) < 0.1 < abs(result.elpd - sum(exact))
-    lpd = mended.elpd + mended.p_loo
+    refined = criticism.loo(LINES, data, draws, refine=True)
+    assert (refined.num_refined, refined.num_bad, refined.verdict) == (2, 0, "good")
+    assert refined.totals["rounds"] == 3 and "2 rows by weighted points" in repr(refined)
+    assert abs(refined.elpd - sum(exact)) < 0.1 < abs(result.elpd - sum(exact))
+    lpd = refined.elpd + refined.p_loo
     np.testing.assert_allclose(lpd, result.elpd + result.p_loo, rtol=1e-5)
     # Nobody has to be judged again where all is well.
     ordinary = jax.tree.map(lambda leaf: leaf[p == 1], data.rows)

@@ -181,7 +181,7 @@ def test_sites_leave_out_rows_as_a_simulation(spread, rounds, sites):
     np.testing.assert_allclose(
         [deployed.elpd, deployed.se], [simulated.elpd, simulated.se], rtol=1e-5
     )
-    assert deployed.totals["rounds"] == rounds and deployed.num_mended == simulated.num_mended
+    assert deployed.totals["rounds"] == rounds and deployed.num_refined == simulated.num_refined
 
 
 def test_a_site_sends_its_answer_and_no_row(sites, answers):

@@ -51,7 +51,7 @@ class Loo:
         Number of rows of clients with fewer rows than `minimum_rows`, which are in no sum.
     num_bad, num_very_bad
         Number of rows with k-hat above `good_k`, and above one: their densities are unreliable.
-    num_mended
+    num_refined
         Number of rows whose densities come from weighted points; see `loo`.
     good_k
         Limit of k-hat, ``min(1 - 1 / log10(num_draws), 0.7)``.
@@ -74,7 +74,7 @@ class Loo:
     num_not_judged: int
     num_bad: int
     num_very_bad: int
-    num_mended: int
+    num_refined: int
     good_k: float
     num_draws: int
     totals: dict[str, float]
@@ -95,8 +95,8 @@ class Loo:
             f"{self.num_rows:,} {self.unit}, {self.num_draws:,}{thinned} draws",
             f"{self.verdict}: {_describe_khat(self)}",
         ]
-        if self.num_mended:
-            lines.append(f"{self.num_mended:,} {self.unit} by weighted points")
+        if self.num_refined:
+            lines.append(f"{self.num_refined:,} {self.unit} by weighted points")
         return "\n".join([*lines, *self.notes])
 
     def to_dict(self) -> dict[str, Any]:
@@ -275,7 +275,7 @@ def make_loo(
         num_not_judged,
         int(sums.bad[model]),
         int(sums.very_bad[model]),
-        int(sums.mended[model]),
+        int(sums.refined[model]),
         khat_threshold(draws.num),
         draws.num,
         totals,
@@ -301,7 +301,7 @@ def warn_if_unreliable(result: Loo, name: str) -> None:
         warnings.warn(
             f"{name}: {_describe_khat(result)}. Such a {result.unit[:-1]} changes the posterior "
             "so much that the density computed without it is unreliable."
-            + (" loo(mend=True) uses points with wider tails for it." * (name == "loo")),
+            + (" loo(refine=True) uses points with wider tails for it." * (name == "loo")),
             SamplingWarning,
             stacklevel=3,
         )

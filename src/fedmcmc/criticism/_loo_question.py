@@ -69,7 +69,7 @@ class LooSums(NamedTuple):
         ``[m, m, 3]``, sums of squared differences of two models' log predictive densities.
     bad, very_bad
         ``[m]``, numbers of rows with k-hat above the limit, and above one.
-    mended
+    refined
         ``[m]``, numbers of rows with k-hat above the limit for draws but not for weighted points.
     judged, not_judged, not_finite
         ``[]``, numbers of rows in the sums, of rows of a client that has too few rows, and of rows
@@ -82,7 +82,7 @@ class LooSums(NamedTuple):
     differences: Array
     bad: Array
     very_bad: Array
-    mended: Array
+    refined: Array
     judged: Array
     not_judged: Array
     not_finite: Array
@@ -136,7 +136,7 @@ class LeaveOneOut(Question):
                 terms_fns, content, self.tails, self.khat_limits, strict=True
             )
         ]
-        elpd, p_loo, k_hat, mended, finite = (jnp.stack(x) for x in zip(*per_model, strict=True))
+        elpd, p_loo, k_hat, refined, finite = (jnp.stack(x) for x in zip(*per_model, strict=True))
         judged = mask & finite.all(0)
         differences = elpd[:, None] - elpd[None]
 
@@ -148,9 +148,9 @@ class LeaveOneOut(Question):
             exact_sum(elpd**2, judged),
             exact_sum(p_loo, judged),
             exact_sum(differences**2, judged),
-            count(judged & ~mended & (k_hat > self.khat_limits[:, None])),
-            count(judged & ~mended & (k_hat > 1)),
-            count(judged & mended),
+            count(judged & ~refined & (k_hat > self.khat_limits[:, None])),
+            count(judged & ~refined & (k_hat > 1)),
+            count(judged & refined),
             count(judged),
             jnp.zeros((), elpd.dtype),
             count(~finite.all(0)),
@@ -240,15 +240,15 @@ def _num_positions(entry: ArrayTree) -> int:
 def _leave_out(
     terms_fn: Terms, entry: ArrayTree, num_tail: int, khat_limit: Array
 ) -> tuple[Array, Array, Array, Array, Array]:
-    """Return ``elpd, p_loo, k_hat, mended, finite`` of each term, ``[num]``."""
+    """Return ``elpd, p_loo, k_hat, refined, finite`` of each term, ``[num]``."""
     if not isinstance(entry, WidenedDraws):
         elpd, p_loo, k_hat, finite = _leave_out_by_draws(terms_fn(entry), num_tail)
         return elpd, p_loo, k_hat, jnp.zeros_like(finite), finite
     elpd, p_loo, k_hat, finite = _leave_out_by_draws(terms_fn(entry.draws), num_tail)
     wide, wide_khat = _leave_out_by_points(terms_fn(entry.points), entry.log_weights)
-    mended = (k_hat > khat_limit) & (wide_khat <= khat_threshold(len(entry.log_weights)))
-    elpd, p_loo = jnp.where(mended, wide, elpd), jnp.where(mended, p_loo + elpd - wide, p_loo)
-    return elpd, p_loo, k_hat, mended, finite
+    refined = (k_hat > khat_limit) & (wide_khat <= khat_threshold(len(entry.log_weights)))
+    elpd, p_loo = jnp.where(refined, wide, elpd), jnp.where(refined, p_loo + elpd - wide, p_loo)
+    return elpd, p_loo, k_hat, refined, finite
 
 
 def _leave_out_by_points(terms: Array, log_weights: Array) -> tuple[Array, Array]:

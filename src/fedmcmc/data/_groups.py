@@ -101,7 +101,7 @@ def own_groups(client: Client, offsets: Array) -> Array:
 def pool_groups(rows: ArrayTree, start: Array, num_rows: int) -> Grouped:
     """Return rows whose groups are numbered consecutively over all clients."""
     num_clients = start.shape[0]
-    client = jnp.searchsorted(start, jnp.arange(num_rows), side="right") - 1
+    client = jnp.searchsorted(start, jnp.arange(num_rows, dtype=start.dtype), side="right") - 1
     if not isinstance(rows, Grouped):
         return Grouped(rows, client.astype(jnp.int32), num_clients)
     # Each client has the same range of numbers. Numbers of groups that it lacks stay unused.

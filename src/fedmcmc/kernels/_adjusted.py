@@ -137,7 +137,7 @@ class AdjustedKernel(FederatedKernel):
         position = trees.as_floats(position, "position")
         if not trees.same_shapes(position, centre):
             raise ValueError(
-                f"The center must have the shapes of the position, "
+                f"centre must have the shapes of the position, "
                 f"{jax.tree.map(jnp.shape, position)}, got {jax.tree.map(jnp.shape, centre)}."
             )
         check_model(self.posterior, position, federation)
