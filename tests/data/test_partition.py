@@ -92,7 +92,7 @@ def test_quantity_skew_follows_its_concentration():
     [
         (partition.iid, (3, 4), "3 rows cannot give each of 4 clients"),
         (partition.iid, (3, 0), "num_clients must be a positive integer"),
-        (partition.dirichlet, (LABELS, 7, 0.0), "concentration must be positive"),
+        (partition.dirichlet, (LABELS, 7, 0.0), "concentration must be a positive number"),
         (partition.dirichlet, (LABELS, 7, float("nan")), "concentration must be"),
         (partial(partition.dirichlet, min_rows=500), (LABELS, 7, 1.0), "min_rows must be"),
         (
@@ -103,7 +103,7 @@ def test_quantity_skew_follows_its_concentration():
         (partition.dominant_label, (LABELS, 7, 1.5), r"proportion must lie in \[0, 1\]"),
         (partition.disjoint_labels, (LABELS, 11), "there are only 10"),
         (partition.disjoint_labels, (LABELS[:, None], 2), "labels must be one per row"),
-        (partition.quantity_skew, (10, 2, -1.0), "concentration must be positive"),
+        (partition.quantity_skew, (10, 2, -1.0), "concentration must be a positive number"),
     ],
 )
 def test_invalid_arguments_raise(split, arguments, message):

@@ -10,6 +10,7 @@ import pytest
 
 import fedmcmc
 from fedmcmc import diagnostics, inference
+from fedmcmc.diagnostics._diagnosis import DEPTH
 from tests.oracles.federations import LIMIT
 from tests.support.lanes import fast_and_slow
 
@@ -349,12 +350,12 @@ def test_draws_far_out_are_reported_by_their_log_density():
     draws = exact_draws(3)
     draws[2, 500] += 7 * SD.astype(np.float32)
     result = diagnostics.diagnose(draws, POSTERIOR, DATA)
-    assert result.moments.depth > diagnostics.DEPTH and 1 < result.moments.widened < 1.02
+    assert result.moments.depth > DEPTH and 1 < result.moments.widened < 1.02
     assert result.findings == ()
     # Nor does a chain that has yet to arrive.
     draws = exact_draws(3)
     draws[:, :20] += (12 * np.linspace(1, 0, 20)[:, None] * SD).astype(np.float32)
-    assert diagnostics.diagnose(draws, POSTERIOR, DATA).moments.depth < diagnostics.DEPTH
+    assert diagnostics.diagnose(draws, POSTERIOR, DATA).moments.depth < DEPTH
 
 
 FALLS = {
@@ -378,7 +379,7 @@ def test_log_densities_of_a_posterior_end_far_above_the_limit(name):
         falls = FALLS[name](rng, 16_000)
         values = np.concatenate([falls[np.linspace(0, 15_999, 256).astype(int)], [falls.max()]])
         depths.append(diagnostics.depth_of(-values, 256))
-    assert 2 < np.median(depths) < 9 and max(depths) < 0.8 * diagnostics.DEPTH
+    assert 2 < np.median(depths) < 9 and max(depths) < 0.8 * DEPTH
 
 
 @pytest.mark.slow

@@ -12,8 +12,8 @@ ALONE, CORRELATED = f"{TOLD}[independent, narrow]", f"{TOLD}[correlated, wide]"
 TRIES = f"{OF_WEIGHTS}::test_a_choice_among_tries_keeps_the_law_and_moves_as_often_as_told[8]"
 VOID_WEIGHTS = f"{OF_WEIGHTS}::test_faults_make_rounds_void_and_leave_the_law_alone"
 MIXED = f"{OF_WEIGHTS}::test_mixtures_keep_the_law[mixture]"
-MODES = "exact/test_tempered.py::test_masses_of_two_modes_between_which_no_chain_moves"
-NEAR = "exact/test_tempered.py::test_evidence_and_moments_of_a_gaussian_federation[near]"
+MODES = "exact/test_tempered.py::test_modes_between_which_no_chain_moves_have_their_masses"
+NEAR = "exact/test_tempered.py::test_evidence_and_moments_of_a_gaussian_federation_are_exact[near]"
 
 MUTATIONS = {
     "kernels/_hamiltonian.py::_kinetic": {

@@ -1,36 +1,39 @@
 """Bugs of real sites that tests must notice; see `test_mutations`."""
 
 LEFT_OUT = (
-    "deploy/test_sites.py::test_a_site_that_does_not_answer_is_left_out_as_by_a_fault[dg_sgld]"
+    "deploy/test_sites.py::test_a_site_that_does_not_answer_is_left_out_like_a_fault[dg_sgld]"
 )
-JOINS = "deploy/test_sites.py::test_a_site_joins_again_in_the_middle_and_is_asked_again"
-FAILED = "deploy/test_rounds.py::test_a_run_whose_server_fails_goes_on"
+JOINS = "deploy/test_sites.py::test_a_site_that_joins_again_answers_again"
+FAILED = "deploy/test_rounds.py::test_a_run_whose_server_fails_continues"
 LEAVES_OUT = (
     "deploy/test_lying_sites.py::"
     "test_a_run_goes_on_without_a_site_that_lies_or_declines[not finite]"
 )
 OPERATOR = "deploy/test_endings.py::test_an_operator_counts_as_one_more_that_colludes"
-WRONG = "deploy/test_sites.py::test_what_a_site_sends_wrongly_does_not_change_a_run"
+WRONG = "deploy/test_sites.py::test_wrong_answers_of_a_site_do_not_change_a_run"
 SIMULATED = (
     "deploy/test_rounds.py::test_sites_draw_what_a_simulation_does"
     "[compress: lsd_pp, memory: per client]"
 )
-REFUSALS = "deploy/test_refusals.py::test_"
-CHAINED = f"{REFUSALS}a_log_is_wrong_from_the_line_that_was_changed"
-LOGGED = f"{REFUSALS}a_log_has_all_bytes_that_left_before_they_do"
-APPROVED = f"{REFUSALS}a_site_takes_the_study_that_was_approved_and_no_other"
-ASKED_FIRST = f"{REFUSALS}a_study_runs_once_its_owner_has_said_so"
-SUMS_ALONE = f"{REFUSALS}a_study_under_masks_may_ask_for_sums_alone"
-ALIKE = f"{REFUSALS}a_site_under_masks_takes_kernels_that_treat_sites_alike"
-KNOWS = f"{REFUSALS}a_site_answers_as_long_as_it_knows_what_it_answered"
+CHAINED = "deploy/test_audit.py::test_the_first_line_that_was_changed_is_named"
+LOGGED = "deploy/test_audit.py::test_answers_are_in_the_log_before_they_leave"
+APPROVED = "deploy/test_approvals.py::test_a_site_refuses_a_study_that_changed_after_its_approval"
+ASKED_FIRST = (
+    "deploy/test_approvals.py::test_a_model_runs_once_and_after_its_owner_has_read_the_files"
+)
+SUMS_ALONE = "deploy/test_studies.py::test_a_study_that_is_none_is_refused"
+ALIKE = (
+    "deploy/attacks/test_dishonest_server.py::test_a_server_weighs_sites_by_numbers_of_its_kernel"
+)
+KNOWS = "deploy/test_sums.py::test_a_site_without_a_record_of_its_answers_does_not_start"
 QUESTIONS = "exact/test_secure_questions.py::test_"
 ZERO = f"{QUESTIONS}a_density_of_zero_stays_zero_in_a_secure_sum"
 WALL = f"{QUESTIONS}a_chain_turns_back_at_a_wall_in_a_secure_sum[mala]"
-NO_WORDS = f"{QUESTIONS}a_search_does_not_end_at_numbers_that_are_not_representable[-inf]"
+NO_WORDS = f"{QUESTIONS}a_search_continues_at_numbers_that_are_not_representable[-inf]"
 ANSWER = "deploy/test_masked_questions.py::test_an_answer_has_the_bits_of_a_simulated_secure_sum"
 SECRETS = "deploy/test_secrets.py::test_"
 DEPEND = f"{SECRETS}keys_of_clients_depend_on_all_that_a_step_depends_on"
-STREAMS = "random/test_chacha.py::test_split_and_folded_keys_are_of_other_streams"
+STREAMS = "random/test_chacha.py::test_split_and_folded_keys_have_other_streams"
 LIMITS = "deploy/test_limits.py::test_"
 
 MUTATIONS = {
@@ -65,7 +68,7 @@ MUTATIONS = {
         "a site's reason reaches the terminal as it is": (
             "printable(frame.header.get('reason'), MAX_REASON_LENGTH)"
             " -> frame.header.get('reason')",
-            f"{REFUSALS}a_reason_has_printable_characters_alone",
+            "deploy/test_names.py::test_text_of_others_is_one_printable_line",
         ),
     },
     "deploy/_programs.py::add_codes": {
@@ -118,7 +121,7 @@ MUTATIONS = {
     "deploy/_site.py::Site._step": {
         "chains of a round count as one": (
             "len(chains) * run.num_numbers[number] -> run.num_numbers[number]",
-            f"{LIMITS}chains_count_each_by_itself",
+            f"{LIMITS}each_chain_counts",
         ),
     },
     "deploy/_site.py::Site._check_masks": {
@@ -166,19 +169,19 @@ MUTATIONS = {
     "deploy/_study.py::Study._check_classes": {
         "a server chooses its estimator": (
             "sorted(names & askable_estimators().keys() - {*self.asks}) -> ()",
-            f"{LIMITS}a_server_asks_of_all_rows[minibatch-True]",
+            f"{LIMITS}a_server_needs_permission_for_minibatches[minibatch-True]",
         ),
     },
     "deploy/_sources.py::_Loader.get_code": {
         "a study's file is read again when it runs": (
             "self.source.text -> self.source.path.read_bytes()",
-            f"{REFUSALS}a_source_runs_as_it_was_hashed",
+            "deploy/test_sources.py::test_a_source_swapped_after_it_was_hashed_does_not_run",
         ),
     },
     "deploy/_sources.py::search_path": {
         "a package is taken from the working directory": (
             "os.path.isabs(entry) and os.path.realpath(entry) not in excluded -> entry or excluded",
-            f"{REFUSALS}a_package_is_not_taken_from_the_working_directory",
+            "deploy/test_sources.py::test_a_folder_in_pythonpath_is_searched_wherever_a_program_starts",
         ),
     },
     "deploy/_commands.py::_approve": {

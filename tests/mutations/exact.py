@@ -2,7 +2,7 @@
 
 WEIGHTED = "exact/test_correct.py::test_weighted_draws_have_the_moments_of_the_posterior"
 FAULTS = "exact/test_correct.py::test_faults_and_many_points_change_nothing"
-SEPARATE = "deploy/test_setup.py::test_what_each_client_is_asked[taylor]"
+SEPARATE = "deploy/test_setup.py::test_sites_answer_as_simulated_clients[taylor]"
 PREDICTED = "fitting/test_predicted.py::test_variances_without_correlations_are_too_narrow"
 DITHERED = (
     "exact/test_noise.py::test_dithered_values_cost_draws_and_keep_weights_and_evidence_exact"

@@ -1,14 +1,15 @@
 """Bugs of latents of groups that tests must notice; see `test_mutations`."""
 
-MOVES = "hierarchy/test_refresh.py::test_moves_keep_a_conditional"
-DRAWS = "hierarchy/test_refresh.py::test_draws_are_those_of_a_gaussian_conditional[0.0]"
-EXACT = "hierarchy/test_marginal.py::test_of_a_gaussian_model_it_is_exact[0.0-5]"
+MOVES = "hierarchy/test_refresh.py::test_moves_reach_the_conditional"
+DRAWS = "hierarchy/test_local_draws.py::test_draws_follow_a_gaussian_conditional[0.0]"
+EXACT = "hierarchy/test_marginal.py::test_a_gaussian_model_is_integrated_exactly[0.0-5]"
 SLOPES = "hierarchy/test_marginal.py::test_gradients_are_those_of_the_value[1]"
-LAYOUTS = "hierarchy/test_marginal.py::test_groups_lie_in_clients_of_their_own_or_together"
+LAYOUTS = "hierarchy/test_marginal.py::test_the_layout_of_groups_does_not_matter"
 NEW = "hierarchy/test_new_group.py::test_a_new_group_is_drawn_from_the_population[0.0]"
 ALONE = "hierarchy/test_unpooled.py::test_draws_are_those_of_the_groups_own_rows"
 CENTERED = (
-    "interop/test_numpyro_centering.py::test_the_location_does_not_depend_on_the_latents[30.0-0-1]"
+    "interop/test_numpyro_centering.py::"
+    "test_the_recommended_centering_loses_no_information[30.0-0-1]"
 )
 FITTED = "fitting/test_gibbs.py::test_chains_that_are_too_short_do_not_pass"
 JOINT = "laws/test_joint_law.py::test_law_of_every_round"
@@ -18,23 +19,19 @@ METRIC = f"{JOINT}[exact, a metric]"
 GIBBS = "laws/test_gibbs_law.py::test_law_of_every_round[some clients]"
 SLICES = "laws/test_gibbs_law.py::test_in_the_long_run_it_is_the_posterior[slices]"
 SWEPT = "laws/test_gibbs_law.py::test_slices_draw_what_is_shared_given_latents"
-PREDICTED = "tuning/test_latents.py::test_of_draws_the_law_is_exact[draws]"
+PREDICTED = "tuning/test_latents.py::test_the_prediction_for_exact_draws_of_latents_is_exact[draws]"
 RECENTERED = "laws/test_gibbs_recentering_law.py::test_draws_of_the_posterior_stay_such"
 SCHOOLS = (
     "laws/test_gibbs_recentering_law.py::"
     "test_slopes_of_what_varies_between_groups_get_to_the_posterior"
 )
-QUADRATURE = "hierarchy/test_marginal.py::test_a_quadrature_that_is_off_is_told"
+QUADRATURE = "hierarchy/test_marginal.py::test_an_inaccurate_quadrature_is_reported"
 FAR = "laws/test_gibbs_law.py::test_effects_far_from_zero_have_a_spread[1.0]"
-NEGATIVE = (
-    "hierarchy/test_gibbs.py::test_a_spread_is_not_below_what_rounding_leaves_of_it[multivariate]"
-)
-ROWS = (
-    "hierarchy/test_gibbs.py::test_parameters_of_rows_move_by_an_exchange_of_their_own[conjugate]"
-)
+NEGATIVE = "hierarchy/test_gibbs.py::test_a_spread_is_not_below_its_rounding_error[multivariate]"
+ROWS = "hierarchy/test_gibbs.py::test_parameters_of_rows_move_by_their_own_exchange[conjugate]"
 PATHS = "hierarchy/test_refresh.py::test_trajectories_keep_a_conditional[hmc]"
-SEARCHES = "hierarchy/test_marginal.py::test_searches_that_fail_are_counted"
-SADDLES = "hierarchy/test_marginal.py::test_searches_that_end_at_a_saddle_have_failed"
+SEARCHES = "hierarchy/test_marginal.py::test_failed_searches_are_counted"
+SADDLES = "hierarchy/test_marginal.py::test_a_search_that_ends_at_a_saddle_has_failed"
 
 MUTATIONS = {
     "hierarchy/_refresh.py::Independence.move": {

@@ -6,8 +6,8 @@ REPEATED = (
     "diagnostics/test_diagnosis.py::test_standard_errors_equal_the_spread_of_repetitions[0.3]"
 )
 DEPTH = "diagnostics/test_diagnosis.py::test_draws_far_out_are_reported_by_their_log_density"
-SHRINK = "tuning/test_visits.py::test_where_surrogates_are_exact_visits_shrink_by_the_step[4]"
-LOOP = "tuning/test_visits.py::test_the_find_worst_visits_is_that_of_a_loop_in_numpy"
+SHRINK = "tuning/test_visits.py::test_visits_with_exact_surrogates_shrink_by_the_step[4]"
+LOOP = "tuning/test_visits.py::test_the_worst_visit_is_that_of_a_loop_in_numpy"
 
 MUTATIONS = {
     "diagnostics/_weights.py::_differences": {

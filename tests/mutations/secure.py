@@ -11,8 +11,8 @@ WEIGHTS = (
 )
 SITES = "transforms/test_secure.py::test_sites_sum_to_the_global_gaussian_as_the_server_reads_it"
 MASKS = "deploy/test_sums.py::test_masks_cancel[3]"
-SINGLED_OUT = "deploy/test_masks.py::test_what_would_single_out_a_message_is_not_answered"
-ASKED = "deploy/test_sums.py::test_sites_that_were_asked_different_things_do_not_add_up"
+SINGLED_OUT = "deploy/test_masks.py::test_a_request_that_singles_out_a_message_is_declined"
+ASKED = "deploy/test_sums.py::test_masks_of_different_questions_do_not_cancel"
 
 MUTATIONS = {
     "compression/_words.py::Grid.encode": {

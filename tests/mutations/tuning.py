@@ -1,22 +1,24 @@
 """Bugs of predictions that their law tests must notice; see `test_mutations`."""
 
 MAPS = "tuning/test_random_maps.py"
-MINIBATCH = f"{MAPS}::test_minibatches_of_rows_that_share_a_curvature[lsd-False]"
-SCORES = f"{MAPS}::test_score_covariances_are_those_of_rows"
-SUM = f"{MAPS}::test_langevin_on_sums_of_cohorts[server-uniform]"
-AVERAGE = f"{MAPS}::test_averages_of_cohorts[uniform]"
-FAULTS = f"{MAPS}::test_faults_thin_who_takes_part[dropped]"
-SPARSE = "tuning/test_simulation.py::test_the_law_of_sparsified_messages[star]"
-ROUND = "tuning/test_simulation.py::test_a_step_size_of_the_round_that_is_asked_for"
+MINIBATCH = f"{MAPS}::test_minibatches_have_the_predicted_moments[lsd-False]"
+SCORES = f"{MAPS}::test_score_covariances_are_the_covariances_over_rows"
+SUM = (
+    f"{MAPS}::test_langevin_kernels_of_cohorts_have_the_predicted_moments_and_bits[server-uniform]"
+)
+AVERAGE = f"{MAPS}::test_averages_of_cohorts_have_the_predicted_moments[uniform]"
+FAULTS = f"{MAPS}::test_faults_make_cohorts_smaller[dropped]"
+SPARSE = "tuning/test_simulation.py::test_sparsified_messages_have_the_predicted_moments[star]"
+ROUND = "tuning/test_simulation.py::test_a_schedule_has_its_value_in_the_predicted_round"
 TIMES = "tuning/test_tune.py::test_autocorrelation_times_are_sums_over_lags[fa_hmc]"
 COSTS = "tuning/test_tune_costs.py"
-FUNCTIONAL = f"{COSTS}::test_the_functional_that_is_asked_for_mixes_fastest[(0.0, 1.0)]"
-USERS = f"{COSTS}::test_a_functional_is_one_of_the_users_coordinates"
-ROWS = f"{COSTS}::test_rows_of_a_round[lsd_pp]"
+FUNCTIONAL = f"{COSTS}::test_the_functional_of_the_user_mixes_fastest[(0.0, 1.0)]"
+USERS = f"{COSTS}::test_a_functional_takes_the_users_coordinates"
+ROWS = f"{COSTS}::test_a_round_has_the_rows_of_its_gradients[lsd_pp]"
 CONSTANTS = "tuning/test_constants.py"
-NOISE = f"{CONSTANTS}::test_noise_at_a_position_is_that_of_rounds[compressor1-2-0.6]"
-BATCHES = f"{CONSTANTS}::test_noise_at_a_position_is_that_of_rounds[None-2-1.0]"
-RELAY = f"{CONSTANTS}::test_noise_of_a_relay_with_exact_surrogates_is_the_constant_of_its_bound"
+NOISE = f"{CONSTANTS}::test_noise_at_a_position_is_the_noise_of_rounds[compressor1-2-0.6]"
+BATCHES = f"{CONSTANTS}::test_noise_at_a_position_is_the_noise_of_rounds[None-2-1.0]"
+RELAY = f"{CONSTANTS}::test_noise_of_a_relay_with_exact_surrogates_is_its_constant"
 
 MUTATIONS = {
     "tuning/_constants.py::noise_at_mode": {

@@ -13,6 +13,7 @@ from fedmcmc.rounds._layout import MeshLayout as MeshLayout
 from fedmcmc.rounds._layout import MeshPart as MeshPart
 from fedmcmc.rounds._layout import state_specs as state_specs
 from fedmcmc.rounds._phases import ClientKeys as ClientKeys
+from fedmcmc.rounds._phases import Prepared as Prepared
 from fedmcmc.rounds._phases import Received as Received
 from fedmcmc.rounds._phases import client_draws_like as client_draws_like
 from fedmcmc.rounds._phases import client_step as client_step
