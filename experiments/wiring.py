@@ -211,7 +211,7 @@ def _in_words(option: Any, value: Any) -> str:
     """Return what an option of an annotation admits, or nothing if it admits the value."""
     literals = typing.get_args(option) if typing.get_origin(option) is typing.Literal else ()
     words, kinds = PLAIN.get(option, ("", ()))
-    is_any = option is Any or isinstance(option, typing.TypeVar)
+    is_any = option in (Any, object) or isinstance(option, typing.TypeVar)
     if is_any or value in literals or type(value) in kinds:
         return ""
     # Functions, optimizers and the like are built from a target.

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
+from jax.typing import ArrayLike
 
 from fedmcmc.data import CHUNK_ROWS, FederatedData
 from fedmcmc.dynamics import overdamped_langevin
@@ -25,7 +26,7 @@ def sampled(
     rng_key: Array,
     posterior: Posterior,
     data: FederatedData,
-    step_size: object,
+    step_size: ArrayLike,
     num_samples: int = 3000,
     *,
     structure: str = "diagonal",
