@@ -97,10 +97,10 @@ def test_draws_are_those_of_the_simulation_and_sites_keep_effects(tmp_path, name
     )
     # A compiler fuses the computations of a site with few rows in another way.
     chex.assert_trees_all_close(dict(deployed.draws), dict(simulated.draws), rtol=1e-5)
-    assert hierarchy.locals_in(deployed.state.clients) is None
-    in_simulation = hierarchy.locals_in(simulated.state.clients)
+    assert hierarchy.find_latent_state(deployed.state.clients) is None
+    in_simulation = hierarchy.find_latent_state(simulated.state.clients)
     for index, site in enumerate(sites):
-        at_site = hierarchy.locals_in(site.state)
+        at_site = hierarchy.find_latent_state(site.state)
         accepted = in_simulation.accepted.mean[:, index]
         np.testing.assert_allclose(at_site.accepted.mean[:, 0], accepted)
         expected = jax.tree.map(lambda leaf, i=index: leaf[:, i], in_simulation.latents)

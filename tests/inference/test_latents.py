@@ -55,7 +55,7 @@ def test_moments_are_those_of_the_tilted_distribution():
     @jax.jit
     @jax.vmap
     def fit(key):
-        latents = inference.first_locals(POSTERIOR, position, client)
+        latents = inference.initial_latent_state(POSTERIOR, position, client)
         draws = inference.prepare(key, position, client)
         (tilted, _), _ = inference.fit_latents(
             POSTERIOR, draws, position, CAVITY, client, jnp.int32(0), latents

@@ -96,7 +96,7 @@ MUTATIONS = {
     },
     "hierarchy/_marginal.py::MarginalTerms.terms": {
         "the mode is not differentiated": (
-            "mode + solve(cholesky(curvature), slope) -> mode",
+            "mode + solve(cholesky(curvature), gradient) -> mode",
             SLOPES,
         ),
         "groups that a client does not have count": (

@@ -42,6 +42,8 @@ def fit(
 
     The fit weights draws of Gaussians at the modes. If the weights do not pass, it runs expectation
     propagation, Hamiltonian Monte Carlo or tempering; docs/exact.md describes stages and verdicts.
+    Models with more than three random effects per group run Gibbs sampling instead, which ignores
+    `num_draws` and `latency`.
 
     Parameters
     ----------
@@ -51,11 +53,16 @@ def fit(
         Number of weighted draws per correction, at least 100.
     effort
         ``"approximate"`` stops at the Gaussians; ``"exact"`` runs chains unless a correction
-        passes; ``"auto"`` does so up to 2,000 parameters if 1,050 rounds take at most an hour.
-    max_rounds, latency
-        Largest number of rounds of chains, and seconds per round for remote clients.
-    position, progress
-        Start for a `Posterior` without ``init_fn``, and a flag for a progress bar per stage.
+        passes; ``"auto"`` is ``"exact"``, but runs no chains for more than 2,000 parameters or if
+        ``1050 * latency`` exceeds an hour.
+    max_rounds
+        Maximum number of rounds of chains.
+    latency
+        Seconds per round for remote clients.
+    position
+        Initial position of a `Posterior` without ``init_fn``.
+    progress
+        If true, a progress bar is shown for each stage.
 
     Returns
     -------
@@ -83,11 +90,11 @@ def fit(
     positive_integer(num_draws, "num_draws")
     positive_integer(max_rounds, "max_rounds")
     if latency is not None and not latency >= 0:
-        raise ValueError(f"latency must be a number of seconds per round, got {latency!r}.")
+        raise ValueError(f"latency must be at least 0 seconds per round, got {latency!r}.")
     posterior, consortium = _as_posterior(model, data)
     settings = dict(effort=effort, num_draws=num_draws, max_rounds=max_rounds, latency=latency)
     key = as_key(rng_key)
-    if posterior.local is not None:  # too many random effects to integrate out
+    if posterior.local is not None:  # more random effects per group than quadrature supports
         check_gibbs(posterior, effort, max_rounds)
         fitted = fit_by_gibbs(posterior, consortium, key, max_rounds, position, progress)
         return warn_of_verdict(describe(fitted, consortium, settings), effort, consortium)
@@ -117,10 +124,10 @@ def fit(
 def _as_posterior(
     model: Callable[..., object] | Posterior, data: FederatedData | Consortium
 ) -> tuple[Posterior, Consortium]:
-    """Return the posterior, without random effects if possible, and the consortium."""
+    """Return the posterior, with random effects integrated out if possible, and the consortium."""
     consortium = as_consortium(data)
     if isinstance(model, Posterior):
-        return _without_effects(model), consortium
+        return _integrate_out_effects(model), consortium
     if not callable(model):
         raise TypeError(
             f"fit takes a NumPyro model or a fedmcmc.Posterior, got {type(model).__name__}."
@@ -133,13 +140,13 @@ def _as_posterior(
             lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), leaf.dtype),
             consortium.federation.rows,
         )
-    posterior = _without_effects(from_numpyro(model, example=example))
+    posterior = _integrate_out_effects(from_numpyro(model, example=example))
     if posterior.local is not None:  # Gibbs sampling needs centered effects
         posterior = from_numpyro(model, example=example, centered=1.0)
     return posterior, consortium
 
 
-def _without_effects(posterior: Posterior) -> Posterior:
+def _integrate_out_effects(posterior: Posterior) -> Posterior:
     """Integrate random effects out if there are few per group."""
     local: Any = posterior.local
     if local is None or trees.num_elements(local.like.tree) > MAX_DIMENSIONS:

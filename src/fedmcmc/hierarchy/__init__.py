@@ -9,12 +9,12 @@ from fedmcmc.hierarchy._gaussian_moves import conjugate as conjugate
 from fedmcmc.hierarchy._gaussian_moves import ula as ula
 from fedmcmc.hierarchy._latents import Groups as Groups
 from fedmcmc.hierarchy._latents import LatentState as LatentState
-from fedmcmc.hierarchy._latents import conditional_variances as conditional_variances
+from fedmcmc.hierarchy._latents import find_latent_state as find_latent_state
 from fedmcmc.hierarchy._latents import find_modes as find_modes
 from fedmcmc.hierarchy._latents import groups_of as groups_of
-from fedmcmc.hierarchy._latents import locals_in as locals_in
 from fedmcmc.hierarchy._latents import made_up_rows as made_up_rows
 from fedmcmc.hierarchy._latents import missing_information as missing_information
+from fedmcmc.hierarchy._latents import sum_conditional_variances as sum_conditional_variances
 from fedmcmc.hierarchy._local_draws import LatentDraws as LatentDraws
 from fedmcmc.hierarchy._local_draws import local_draws as local_draws
 from fedmcmc.hierarchy._marginal import MAX_DIMENSIONS as MAX_DIMENSIONS
@@ -28,8 +28,8 @@ from fedmcmc.hierarchy._refresh import Independence as Independence
 from fedmcmc.hierarchy._refresh import Refresh as Refresh
 from fedmcmc.hierarchy._refresh import RefreshInput as RefreshInput
 from fedmcmc.hierarchy._refresh import RefreshResult as RefreshResult
-from fedmcmc.hierarchy._refresh import first_locals as first_locals
 from fedmcmc.hierarchy._refresh import independence as independence
+from fedmcmc.hierarchy._refresh import initial_latent_state as initial_latent_state
 from fedmcmc.hierarchy._trajectories import hmc as hmc
 from fedmcmc.hierarchy._unpooled import forest as forest
 from fedmcmc.hierarchy._unpooled import unpooled as unpooled

@@ -16,8 +16,8 @@ NUM_DRAWS = 1000
 def few_groups_warning(posterior: Posterior, num_groups: int, draws: ArrayTree) -> str | None:
     """Return a message on the spread between groups if there are fewer than five of them.
 
-    The message names the parameter of the spread whose sd the data reduce least, with its sd before
-    and after the data. There is no message if the spread does not depend on parameters.
+    The message names the parameter of the spread whose posterior sd is largest relative to its
+    prior sd. There is no message if the spread does not depend on parameters.
 
     Parameters
     ----------
@@ -50,8 +50,8 @@ def few_groups_warning(posterior: Posterior, num_groups: int, draws: ArrayTree) 
     sds = zip(names, _sds(before), _sds(after), strict=True)
     name, prior_sd, posterior_sd = max(sds, key=lambda item: item[2] / item[1])
     return (
-        f"{problem}: the prior of {name} matters (its sd is {prior_sd:.3g} before the data and "
-        f"{posterior_sd:.3g} after). {advice}"
+        f"{problem}: the prior of {name} matters (prior sd {prior_sd:.3g}, posterior sd "
+        f"{posterior_sd:.3g}). {advice}"
     )
 
 

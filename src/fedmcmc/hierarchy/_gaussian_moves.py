@@ -50,7 +50,7 @@ class Ula(Refresh):
         step = trees.cast(self.step_size, inputs.flat)
 
         def langevin(flat: Array, normals: Array) -> tuple[Array, None]:
-            drift = solve(factor, groups.slope(inputs.position, flat))
+            drift = solve(factor, groups.gradient(inputs.position, flat))
             noise = solve_upper(factor, normals.astype(flat.dtype))
             return flat + step * drift + jnp.sqrt(2 * step) * noise, None
 
@@ -59,12 +59,13 @@ class Ula(Refresh):
 
 
 def ula(step_size: float = 0.2, *, num_steps: int = 1) -> Refresh:
-    """Take Langevin steps without a Metropolis test, whose biased distribution is known exactly.
+    """Take Langevin steps without a Metropolis test.
 
     A step is ``latent + step_size * inverse(C) gradient + sqrt(2 * step_size) * inverse(C)**0.5
-    normal``, with the curvature ``C`` at the group's mode given position and rows. The variance of
-    a normal latent becomes ``1 / (1 - step_size / 2)`` times too large, and the population's spread
-    with it. Use it for tests and comparisons, and `independence` to sample.
+    normal``, with the curvature ``C`` at the group's mode given position and rows. If the latent is
+    normal, its stationary variance is the true variance times ``1 / (1 - step_size / 2)``, so that
+    the spread between groups is too large. Use `ula` for tests and comparisons, and `independence`
+    to sample.
 
     Parameters
     ----------
@@ -98,7 +99,7 @@ class Conjugate(Refresh):
     def move(self, groups: Groups, draws: ArrayTree, inputs: RefreshInput) -> RefreshResult:
         # Newton's step from any point ends at the mean.
         flat = inputs.flat
-        slope, curvature = groups.slope_and_curvature(inputs.position, jnp.zeros_like(flat))
+        slope, curvature = groups.gradient_and_curvature(inputs.position, jnp.zeros_like(flat))
         factor = cholesky(curvature)
         moved = solve(factor, slope) + solve_upper(factor, draws.astype(flat.dtype))
         moved = jnp.where(groups.present[:, None], moved, flat)
@@ -117,7 +118,7 @@ def conjugate() -> Refresh:
 def _check_quadratic(local: Local, position: ArrayTree, rows: ArrayTree) -> None:
     """Raise `ValueError` if second derivatives of a group's log density differ between two points.
 
-    Derivatives that are not finite, as for impossible rows, are skipped.
+    If a derivative is not finite, nothing is checked: the model may exclude the made-up rows.
     """
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(local)):
         return
@@ -153,4 +154,4 @@ def _curvatures(local: Local, position: ArrayTree, rows: ArrayTree, latents: Any
     zero, weight = jnp.zeros((), jnp.int32), jnp.ones(())
     client = Client(rows, zero, zero + NUM_PROBE_ROWS, zero, weight, weight, NUM_PROBE_ROWS)
     groups = groups_of(local, client)
-    return jnp.stack([groups.slope_and_curvature(position, latent)[1][0] for latent in latents])
+    return jnp.stack([groups.gradient_and_curvature(position, latent)[1][0] for latent in latents])

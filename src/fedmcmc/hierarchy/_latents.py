@@ -1,6 +1,7 @@
 """Latents of a client's groups, raveled: log densities, and modes by Newton's method.
 
-A latent has ``k`` numbers per group. All groups of a client are computed at once, ``[G, k]``. They
+The random effects of one group form a vector of ``k`` elements, the group's latent. All groups of a
+client are computed at once, ``[G, k]``. They
 are independent given the shared position, so second derivatives are per group.
 """
 
@@ -21,7 +22,7 @@ MAX_STEPS = 50
 AVERAGED_ROUNDS = 100
 """Approximate number of rounds over which the acceptance is averaged."""
 CONVERGED_GAIN = 1e-6
-"""The search ends when the next Newton step promises fewer nats than this in each group."""
+"""Predicted increase of the log density by the next Newton step, in nats, that ends a search."""
 
 
 class Groups(NamedTuple):
@@ -34,7 +35,8 @@ class Groups(NamedTuple):
     client
         Owner of the groups.
     rows
-        Rows, mask and groups of the rows, read once, if one chunk holds them; otherwise ``()``.
+        ``(rows, mask, group of each row)`` if all rows fit in one chunk; otherwise ``()``, and
+        `fold` reads the rows chunk by chunk.
     present
         ``[G]`` bool, mask of the groups that the client has.
     """
@@ -106,7 +108,7 @@ class Groups(NamedTuple):
         """Return the sum of `log_density` over the client's groups, ``[]``."""
         return jnp.sum(jnp.where(self.present, self.log_density(position, flat), 0))
 
-    def rows_difference(
+    def log_likelihood_change(
         self,
         position: ArrayTree,
         reference: ArrayTree,
@@ -127,21 +129,21 @@ class Groups(NamedTuple):
 
         return self.fold(of_rows)
 
-    def slope(self, position: ArrayTree, flat: Array) -> Array:
+    def gradient(self, position: ArrayTree, flat: Array) -> Array:
         """Return gradients of `log_density` by the latents, ``[G, k]``."""
         return jax.grad(lambda x: jnp.sum(self.log_density(position, x)))(flat)
 
-    def slope_and_curvature(self, position: ArrayTree, flat: Array) -> tuple[Array, Array]:
+    def gradient_and_curvature(self, position: ArrayTree, flat: Array) -> tuple[Array, Array]:
         """Return gradients ``[G, k]`` and minus Hessians ``[G, k, k]`` of `log_density`."""
-        slope_fn = jax.grad(lambda x: jnp.sum(self.log_density(position, x)))
+        gradient_fn = jax.grad(lambda x: jnp.sum(self.log_density(position, x)))
 
         def column(direction: Array) -> tuple[Array, Array]:
-            return jax.jvp(slope_fn, (flat,), (jnp.broadcast_to(direction, flat.shape),))
+            return jax.jvp(gradient_fn, (flat,), (jnp.broadcast_to(direction, flat.shape),))
 
         # One trace for all directions, because a model takes long to trace and to compile.
-        slopes, columns = jax.vmap(column)(jnp.eye(self.size, dtype=flat.dtype))
+        gradients, columns = jax.vmap(column)(jnp.eye(self.size, dtype=flat.dtype))
         curvature = -jnp.moveaxis(columns, 0, -1)
-        return slopes[0], (curvature + jnp.swapaxes(curvature, -1, -2)) / 2
+        return gradients[0], (curvature + jnp.swapaxes(curvature, -1, -2)) / 2
 
 
 def groups_of(local: Local, client: Client) -> Groups:
@@ -172,7 +174,7 @@ class Accepted(NamedTuple):
     num: Array
     mean: Array
 
-    def with_round(self, share: Array, present: Array) -> "Accepted":
+    def update(self, share: Array, present: Array) -> "Accepted":
         """Return the average after a round with the shares ``[G]``."""
         num = self.num + 1
         weight = 1 / jnp.minimum(num, AVERAGED_ROUNDS).astype(share.dtype)
@@ -218,14 +220,14 @@ def made_up_rows(rows: ArrayTree, num: int, rng: np.random.Generator) -> ArrayTr
     return jax.tree.map(draw, rows)
 
 
-def locals_in(states: ArrayTree) -> LatentState | None:
+def find_latent_state(states: ArrayTree) -> LatentState | None:
     """Return the `LatentState` in clients' states, whatever wraps them."""
     nodes = jax.tree.leaves(states, is_leaf=lambda node: isinstance(node, LatentState))
     return next((node for node in nodes if isinstance(node, LatentState)), None)
 
 
 class LatentModes(NamedTuple):
-    """Result of a search for modes: ``[G, k]``, and nats that the next step promises, ``[G]``."""
+    """Modes ``[G, k]``, and the increase in nats that the next Newton step predicts, ``[G]``."""
 
     flat: Array
     gain: Array
@@ -243,15 +245,16 @@ class _Climb(NamedTuple):
 def find_modes(groups: Groups, position: ArrayTree) -> LatentModes:
     """Search for the mode of each group's latent, given the shared position.
 
-    Newton's method starts at zero. A step that leads down is undone and shortened, in its group
-    alone. The result depends only on position and rows, as proposals of Metropolis-Hastings must.
+    Newton's method starts at zero. If a step decreases a group's log density, the group returns to
+    its previous point and tries a shorter step. The result does not depend on current latents, so
+    it can be the center of an independence proposal.
     """
     start = groups.zeros
 
     def newton_step(flat: Array) -> tuple[Array, Array]:
-        slope, curvature = groups.slope_and_curvature(position, flat)
-        step = solve(cholesky(curvature, guarded=True), slope)
-        return step, jnp.sum(step * slope, -1) / 2
+        gradient, curvature = groups.gradient_and_curvature(position, flat)
+        step = solve(cholesky(curvature, guarded=True), gradient)
+        return step, jnp.sum(step * gradient, -1) / 2
 
     def continues(climb: _Climb) -> Array:
         moving = groups.present & ~(climb.gain < CONVERGED_GAIN) & (climb.fraction > 1e-4)
@@ -283,33 +286,36 @@ def find_modes(groups: Groups, position: ArrayTree) -> LatentModes:
 def modes_and_factors(groups: Groups, position: ArrayTree) -> tuple[Array, Array]:
     """Return the modes of the groups, ``[G, k]``, and lower factors of the curvature there."""
     mode = find_modes(groups, position).flat
-    return mode, cholesky(groups.slope_and_curvature(position, mode)[1], guarded=True)
+    return mode, cholesky(groups.gradient_and_curvature(position, mode)[1], guarded=True)
 
 
 def missing_information(local: Local, client: Client, position: ArrayTree) -> Array:
     """Return the precision of the raveled position that is lost with unknown latents, ``[d, d]``.
 
-    It is the sum of ``B inverse(D) B'`` over the client's groups, with minus second derivatives
-    ``B`` by position and latent and ``D`` by the latent, at the latents' modes.
+    It is the sum of ``B inverse(D) B'`` over the client's groups. ``B`` ``[d, k]`` is minus the
+    mixed second derivative of the log density by position and latent; ``D`` ``[k, k]`` is minus
+    its Hessian by the latent, both at the mode of the latent.
     """
     groups, place = groups_of(local, client), trees.ravel(position)
     flat = find_modes(groups, position).flat
 
-    def slope(values: Array) -> Array:
+    def gradient(values: Array) -> Array:
         new_position = trees.cast_like(trees.unravel(values, position), position)
-        return groups.slope(new_position, flat)
+        return groups.gradient(new_position, flat)
 
-    mixed = jax.jacfwd(slope)(place)  # [G, k, d]
-    factor = cholesky(groups.slope_and_curvature(position, flat)[1], guarded=True)
+    mixed = jax.jacfwd(gradient)(place)  # [G, k, d]
+    factor = cholesky(groups.gradient_and_curvature(position, flat)[1], guarded=True)
     whitened = jax.vmap(solve_lower, (None, 2), 2)(factor, mixed)
     whitened = jnp.where(groups.present[:, None, None], whitened, 0)
     return jnp.einsum("gki,gkj->ij", whitened, whitened)
 
 
-def conditional_variances(local: Local, client: Client, position: ArrayTree) -> tuple[Array, Array]:
-    """Return the sum of the latents' variances over a client's groups, ``[k]``, and their number.
+def sum_conditional_variances(
+    local: Local, client: Client, position: ArrayTree
+) -> tuple[Array, Array]:
+    """Return the sum of the latents' variances over a client's groups, and the number of groups.
 
-    The variances, given position and rows, are inverse curvatures at the modes.
+    The variances, ``[k]``, given position and rows, are inverse curvatures at the modes.
     """
     groups = groups_of(local, client)
     _, factor = modes_and_factors(groups, position)
@@ -324,8 +330,9 @@ def cholesky(matrix: Array, *, guarded: bool = False) -> Array:
     """Return the lower factors of small matrices, ``[..., k, k]``.
 
     The loops are unrolled: for thousands of matrices with one to three rows, LAPACK takes longer.
-    If `guarded`, directions without curvature get one, so that steps still lead up; otherwise the
-    factors are NaN there.
+    If `guarded`, pivots that are not clearly positive are replaced by positive ones, so that Newton
+    steps increase the log density. Otherwise factors of matrices that are not positive definite are
+    NaN.
     """
     size = matrix.shape[-1]
     rows: list[list[Array]] = []

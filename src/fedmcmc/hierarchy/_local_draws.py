@@ -22,11 +22,11 @@ NUM_TRIES = 20
 BATCH_SIZE = 64
 """Number of draws that are computed together."""
 MIN_ACCEPTANCE = 0.2
-"""Share of accepted proposals below which draws repeat too often."""
+"""Share of accepted proposals below which `local_draws` warns."""
 
 
 class LatentDraws(NamedTuple):
-    """Draws of the groups' latents of simulated clients.
+    """Draws of the latents of all groups of clients whose rows are in this process.
 
     Attributes
     ----------
@@ -52,10 +52,10 @@ class LatentDraws(NamedTuple):
     group_labels: GroupLabels | None = None
 
     def summary(self) -> list[dict[str, Any]]:
-        """Return one entry per group and number of its latent; `pandas.DataFrame` takes the list.
+        """Return mean and sd of each element of each group's latent, for `pandas.DataFrame`.
 
-        An entry has the labels of ``client`` and ``group`` (``None`` if each client is a single
-        group), the ``name`` of the number, and its ``mean`` and ``sd`` over all draws.
+        An entry has the keys ``client``, ``group`` (``None`` if each client is a single group),
+        ``name``, ``mean`` and ``sd``.
         """
         entries = []
         for client, group in np.argwhere(self.mask):
@@ -112,8 +112,8 @@ def local_draws(
 ) -> LatentDraws:
     """Draw the latent of each group given each draw of the shared parameters.
 
-    After `fedmcmc.marginal` these are draws from the joint posterior. The latents of a client
-    depend only on its own rows.
+    If the shared draws come from a posterior made by `fedmcmc.marginal`, the result approximates
+    draws from the joint posterior. The latents of a client depend only on its own rows.
 
     Parameters
     ----------
@@ -127,7 +127,8 @@ def local_draws(
     rng_key
         Key of all random numbers.
     refresh
-        Move of a latent from zero, by default 20 tries of `independence`.
+        Update of a latent that starts at zero, for each draw; by default `independence` with 20
+        proposals.
 
     Raises
     ------
@@ -204,8 +205,9 @@ def warn_of_few_accepted(latents: LatentDraws, mask: np.ndarray, data: Federated
     client, group = np.argwhere(mask & (latents.acceptance == lowest))[0]
     warnings.warn(
         f"Only {lowest:.0%} of the proposals for "
-        f"{group_name(data.labels, data.group_labels, client, group)} were accepted, so its draws "
-        f"repeat too often. Pass refresh=independence(num_tries=...) with more tries.",
+        f"{group_name(data.labels, data.group_labels, client, group)} were accepted, so some "
+        f"of its draws may still be at their start, a latent of zero. Pass "
+        f"refresh=independence(num_tries=...) with more than {NUM_TRIES} tries.",
         stacklevel=3,
     )
 

@@ -35,7 +35,7 @@ MAX_DIMENSIONS = 3
 MORE_NODES = 4
 """Number of additional nodes per dimension in the finer quadrature of `quadrature_error`."""
 MAX_GAIN = 1e-3
-"""Nats that the next Newton step may promise at a point that counts as a mode."""
+"""Largest predicted increase by the next Newton step, in nats, at a point that counts as a mode."""
 
 
 @register_dataclass
@@ -62,11 +62,11 @@ class MarginalTerms(ClientTerms):
     def terms(self, position: ArrayTree, client: Client) -> Array:
         groups = groups_of(self.local, client)
         mode = jax.lax.stop_gradient(find_modes(groups, jax.lax.stop_gradient(position)).flat)
-        # The derivative of one more step is the derivative of the mode, by the implicit function
-        # theorem. Gradients are therefore exact for any number of nodes.
-        slope, curvature = groups.slope_and_curvature(position, mode)
-        center = mode + solve(cholesky(curvature), slope)
-        factor = cholesky(groups.slope_and_curvature(position, center)[1])
+        # The search is not differentiated. One more Newton step from the mode has the derivative of
+        # the mode (implicit function theorem), so the gradient is the gradient of the quadrature.
+        gradient, curvature = groups.gradient_and_curvature(position, mode)
+        center = mode + solve(cholesky(curvature), gradient)
+        factor = cholesky(groups.gradient_and_curvature(position, center)[1])
         points, log_weights = _nodes(self.nodes, self.size)
 
         def log_density(point: Array) -> Array:
@@ -82,11 +82,11 @@ class MarginalTerms(ClientTerms):
 def quadrature_error(
     posterior: Posterior, data: FederatedData, draws: ArrayTree, *, num_draws: int = 20
 ) -> float:
-    """Return the error of a quadrature over latents in the log densities of draws, in nats.
+    """Return the largest error of the log density of a draw because of quadrature, in nats.
 
-    The reference is a quadrature with four more nodes. A difference that all draws share does no
-    harm; the result is the largest distance of the differences from their mean. A run that ends
-    with an error above 0.1 warns.
+    The reference is a quadrature with four more nodes per dimension. An error that is the same for
+    all draws does not change the posterior, so the mean error is subtracted. A run that ends with
+    an error above 0.1 warns.
 
     Parameters
     ----------
@@ -133,9 +133,9 @@ def failed_searches(
 ) -> tuple[int, int]:
     """Return the number of failed searches for a latent's mode, and the number of searches.
 
-    A search of Newton's method fails if its next step promises more than a thousandth of a nat or
-    is not finite, or if the log density is not curved downwards at its end. Quadrature and
-    `independence` rely on the mode. A run whose searches fail warns.
+    A search by Newton's method fails if its next step predicts an increase of more than a
+    thousandth of a nat or is not finite, or if the log density is not curved downwards at its end.
+    Quadrature and `independence` rely on the mode. A run whose searches fail warns.
 
     Parameters
     ----------
@@ -158,7 +158,7 @@ def _failures(local: Local, data: FederatedData, draws: ArrayTree) -> tuple[Arra
     def of_client(client: Client, position: ArrayTree) -> tuple[Array, Array]:
         groups = groups_of(local, client)
         mode = find_modes(groups, position)
-        factor = cholesky(groups.slope_and_curvature(position, mode.flat)[1])
+        factor = cholesky(groups.gradient_and_curvature(position, mode.flat)[1])
         peaked = jnp.all(jnp.diagonal(factor, axis1=-2, axis2=-1) > 0, -1)
         is_mode = (mode.gain < MAX_GAIN) & peaked  # false if the gain is NaN
         return jnp.sum(groups.present & ~is_mode), jnp.sum(groups.present)
@@ -197,7 +197,8 @@ def _differences(terms: MarginalTerms, data: FederatedData, draws: ArrayTree) ->
 def _nodes(num: int, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Return points ``[num**size, size]`` and log weights for integrals over the whole space.
 
-    The weights contain the inverse of a standard normal's density.
+    The weights are divided by ``exp(-x'x / 2)``, so that ``sum(exp(log_weights) * f(points))``
+    approximates the integral of ``f``.
     """
     places, weights = np.polynomial.hermite_e.hermegauss(num)
     log_weights = np.log(weights) + places**2 / 2
@@ -208,8 +209,8 @@ def _nodes(num: int, size: int) -> tuple[np.ndarray, np.ndarray]:
 def marginal(posterior: Posterior, nodes: int = 5) -> Posterior:
     """Integrate out the latents of groups, each at the client that owns the group's rows.
 
-    The result is a posterior of the shared parameters alone. It suits each kernel that uses all
-    rows of a client, `fedmcmc.correct` and `fedmcmc.fit`, and no message contains a latent.
+    The result is a posterior of the shared parameters alone. Use it with `fedmcmc.fit`,
+    `fedmcmc.correct` or any kernel that uses all rows of a client. Messages contain no latents.
 
     Each group's integral is computed by Gauss-Hermite quadrature around the mode of its latent,
     scaled by the curvature there (Liu and Pierce 1994). The mode is computed at each position, and

@@ -1,7 +1,8 @@
-"""Refreshes: moves of the latents of a client's groups at a fixed shared position.
+"""Refreshes: Markov chain updates of the latents of a client's groups at a fixed shared position.
 
-Groups are independent given the position, so each group is accepted or rejected by itself. Random
-numbers belong to a group by its number and do not depend on how many groups there are.
+Groups are independent given the position, so each group is accepted or rejected by itself. Each
+group has its own random key, from its index, so its random numbers do not change if groups are
+added.
 """
 
 from collections.abc import Callable
@@ -49,13 +50,14 @@ class Refresh(Described):
 
     @property
     def exact(self) -> bool:
-        """True if the latents' distribution given position and rows is stationary."""
+        """True if the update leaves the conditional distribution of the latents unchanged."""
         return True
 
     def check(self, local: Local, position: ArrayTree, rows: ArrayTree) -> None:
         """Raise `ValueError` if the model does not suit the refresh.
 
-        `rows` holds shapes, leaves ``[anything, ...]``: the server, which checks, has no rows.
+        The server calls this method and has no rows, so `rows` has only shapes, leaves
+        ``[num_rows, ...]`` with any number of rows.
         """
 
     def begin(self, groups: Groups, position: ArrayTree) -> Array:
@@ -75,7 +77,7 @@ class Refresh(Described):
         raise NotImplementedError
 
 
-def first_locals(groups: Groups, refresh: Refresh, position: ArrayTree) -> LatentState:
+def initial_latent_state(groups: Groups, refresh: Refresh, position: ArrayTree) -> LatentState:
     """Return a client's initial state, given the initial position."""
     flat = refresh.begin(groups, position)
     latents, state = groups.as_latents(flat), refresh.init(groups, position)
@@ -163,21 +165,22 @@ class Independence(Refresh):
 def independence(df: float = 5.0, *, num_tries: int = 1) -> Refresh:
     """Propose latents from a Student t around their mode, independently of their current values.
 
-    The proposal has the mode of the latent given position and rows, and the curvature there, which
-    Newton's method computes in each round. Metropolis-Hastings corrects it per group. It needs no
-    tuning, and suits up to about eight numbers per group.
+    The center of the Student t is the mode of the latent given position and rows. Its scale matrix
+    is the inverse of minus the Hessian there. Newton's method computes both in each round.
+    Metropolis-Hastings corrects the proposal per group. It needs no tuning, and suits latents with
+    up to about eight elements.
 
     Parameters
     ----------
     df
         Degrees of freedom of the Student t, above zero.
     num_tries
-        Number of proposals per round.
+        Number of proposals per round, one after the other.
 
     Raises
     ------
     ValueError
-        If a number is out of range.
+        If `df` or `num_tries` is out of range.
     """
     if not df > 0:
         raise ValueError(f"df must be a positive number, got {df!r}.")

@@ -21,7 +21,7 @@ POWER_STEPS = 8
 ADAPTATION_EXPONENT = 0.6
 """The ``n``-th adaptation of a step size has the rate ``n ** -0.6``."""
 AVERAGING_EXPONENT = 0.75
-"""The ``n``-th step size enters the average, which later rounds use, with ``n ** -0.75``."""
+"""The ``n``-th step size has weight ``n ** -0.75`` in the average that later rounds use."""
 
 
 class StepSizes(NamedTuple):
@@ -40,7 +40,7 @@ class _PathDraws(NamedTuple):
 class _PathState(NamedTuple):
     flat: Array
     value: Array
-    slope: Array
+    gradient: Array
     steps: StepSizes
     num_accepted: Array
 
@@ -56,19 +56,19 @@ class Trajectories(Refresh):
     num_integration_steps: int = field(metadata={"static": True})
 
     def begin(self, groups: Groups, position: ArrayTree) -> Array:
-        return groups.zeros  # Newton's steps to the mode are expensive for many numbers
+        return groups.zeros  # Newton's steps to the mode are expensive for many elements
 
     def init(self, groups: Groups, position: ArrayTree) -> StepSizes:
         flat = self.begin(groups, position)
 
         def power_step(direction: Array, _: None) -> tuple[Array, Array]:
-            curved = -jax.jvp(lambda x: groups.slope(position, x), (flat,), (direction,))[1]
+            curved = -jax.jvp(lambda x: groups.gradient(position, x), (flat,), (direction,))[1]
             size = jnp.linalg.norm(curved, axis=-1, keepdims=True)
             return curved / jnp.maximum(size, 1e-6), size[:, 0]
 
         start = jnp.full_like(flat, groups.size**-0.5)
         _, sizes = jax.lax.scan(power_step, start, None, length=POWER_STEPS)
-        # Leapfrog steps are stable below twice the smallest scale.
+        # Leapfrog is stable for step sizes below 2 / sqrt(largest curvature).
         log_step = -0.5 * jnp.log(jnp.maximum(sizes[-1], 1e-6))
         return StepSizes(log_step, log_step, jnp.zeros(groups.num, jnp.int32))
 
@@ -95,23 +95,23 @@ class Trajectories(Refresh):
                 values = groups.log_density(inputs.position, flat)
                 return jnp.sum(values), values
 
-            (_, values), slope = jax.value_and_grad(total, has_aux=True)(flat)
-            return values, slope
+            (_, values), gradient = jax.value_and_grad(total, has_aux=True)(flat)
+            return values, gradient
 
         def trajectory(state: _PathState, draw: _PathDraws) -> tuple[_PathState, None]:
             old = state.steps
             step = jnp.exp(jnp.where(adapts, old.log_step, old.log_mean))[:, None]
 
             def leap(point: tuple, _: None) -> tuple[tuple, None]:
-                place, momentum, _, slope = point
-                momentum = momentum + 0.5 * step * slope
+                place, momentum, _, gradient = point
+                momentum = momentum + 0.5 * step * gradient
                 place = place + step * momentum
-                value, slope = density(place)
-                return (place, momentum + 0.5 * step * slope, value, slope), None
+                value, gradient = density(place)
+                return (place, momentum + 0.5 * step * gradient, value, gradient), None
 
-            begin = (state.flat, draw.momenta.astype(flat.dtype), state.value, state.slope)
+            begin = (state.flat, draw.momenta.astype(flat.dtype), state.value, state.gradient)
             end, _ = jax.lax.scan(leap, begin, None, length=self.num_integration_steps)
-            place, momentum, value, slope = end
+            place, momentum, value, gradient = end
             kinetic = 0.5 * jnp.sum(begin[1] ** 2 - momentum**2, -1)
             log_ratio = value - state.value + kinetic
             chance = jnp.where(jnp.isnan(log_ratio), 0, jnp.exp(jnp.minimum(log_ratio, 0)))
@@ -126,7 +126,7 @@ class Trajectories(Refresh):
             return _PathState(
                 jnp.where(row, place, state.flat),
                 jnp.where(accepted, value, state.value),
-                jnp.where(row, slope, state.slope),
+                jnp.where(row, gradient, state.gradient),
                 steps,
                 state.num_accepted + accepted,
             ), None
@@ -148,8 +148,9 @@ def hmc(
 ) -> Refresh:
     """Move latents along leapfrog trajectories, accepted or rejected per group.
 
-    It serves latents with more numbers than `independence` suits. Each group's step size starts at
-    the scale of its largest curvature, adapts in the first rounds to an acceptance, and then stays.
+    It serves latents with more elements than `independence` suits. The step size of a group starts
+    at one over the root of its largest curvature, adapts to `target_accept` in the first
+    `num_adapt` rounds, and is then fixed at its average.
 
     Parameters
     ----------

@@ -22,7 +22,7 @@ from fedmcmc.hierarchy._refresh import Refresh
 from fedmcmc.types import ArrayTree, Client, Local, Posterior, as_functions, compiled
 
 MIN_FALL, MAX_FALL = 0.1, 2.5
-"""Nats by which a peaked log likelihood falls within one sd; a normal one falls by a half."""
+"""Bounds in nats on the fall of a peaked log likelihood within one sd (a half if normal)."""
 
 
 def unpooled(
@@ -35,7 +35,7 @@ def unpooled(
 ) -> LatentDraws:
     """Draw the latent of each group from its rows alone, without the population.
 
-    The latent's prior is flat over its unconstrained numbers; all other parameters have the values
+    The latent's prior is flat over its unconstrained elements; all other parameters have the values
     of the draws. `forest` shows the result next to `fedmcmc.local_draws`.
 
     Parameters
@@ -116,7 +116,9 @@ def _peaked(local: Local, data: FederatedData, position: ArrayTree) -> Array:
     return jax.vmap(of_client, in_axes=(data.client_axes(),))(data.everyone())
 
 
-def forest(own: LatentDraws, alone: LatentDraws | None = None, **kwargs: Any) -> Any:
+def forest(
+    partial_pooling: LatentDraws, no_pooling: LatentDraws | None = None, **kwargs: Any
+) -> Any:
     """Plot the intervals of each group's latent, with and without the other groups.
 
     The distance between the two intervals of a group in ArviZ's forest plot is its shrinkage:
@@ -124,9 +126,9 @@ def forest(own: LatentDraws, alone: LatentDraws | None = None, **kwargs: Any) ->
 
     Parameters
     ----------
-    own
+    partial_pooling
         Draws from `fedmcmc.local_draws`.
-    alone
+    no_pooling
         Draws from `unpooled`; a group without such draws has one interval.
     **kwargs
         Arguments of ``arviz_plots.plot_forest``, such as `var_names` or `ci_probs`.
@@ -146,9 +148,12 @@ def forest(own: LatentDraws, alone: LatentDraws | None = None, **kwargs: Any) ->
     except ImportError as error:
         raise missing_extra_error("forest needs arviz-plots", "plots") from error
     settings = {"backend": "matplotlib", "combined": True, **kwargs}
-    if alone is None:
-        return plot_forest(own.to_datatree(), **settings)
-    trees_by_model = {"its rows alone": alone.to_datatree(), "with all groups": own.to_datatree()}
+    if no_pooling is None:
+        return plot_forest(partial_pooling.to_datatree(), **settings)
+    trees_by_model = {
+        "its rows no_pooling": no_pooling.to_datatree(),
+        "with all groups": partial_pooling.to_datatree(),
+    }
     figure = plot_forest(trees_by_model, **settings)
     figure.add_legend("model")
     return figure

@@ -25,9 +25,9 @@ from fedmcmc.hierarchy import (
     Refresh,
     RefreshInput,
     find_modes,
-    first_locals,
     groups_of,
     independence,
+    initial_latent_state,
     marginal,
 )
 from fedmcmc.inference._tilted import TiltedDensity
@@ -76,11 +76,11 @@ class McmcLocal(LatentInference):
                 f"num_samples={self.num_samples} for {size} dimensions."
             )
 
-    def first_locals(
+    def initial_latent_state(
         self, posterior: Posterior, position: ArrayTree, client: Client
     ) -> LatentState:
         assert posterior.local is not None
-        return first_locals(groups_of(posterior.local, client), self.refresh, position)
+        return initial_latent_state(groups_of(posterior.local, client), self.refresh, position)
 
     def prepare(self, rng_key: Array, like: ArrayTree, client: Client) -> Array:
         return jax.random.split(rng_key, self.num_burnin + self.num_samples)
@@ -113,7 +113,7 @@ class McmcLocal(LatentInference):
         moved = LatentState(
             groups.as_latents(state.latents),
             state.refresh,
-            latents.accepted.with_round(state.accepted / num_moves, groups.present),
+            latents.accepted.update(state.accepted / num_moves, groups.present),
         )
         site = _fit_site(shifts, slopes, mode, metric, cavity.structure, unravel)
         ascents = slopes + integrated.linear - (mode + shifts @ metric.root) @ integrated.precision

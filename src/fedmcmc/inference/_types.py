@@ -48,7 +48,7 @@ class Inference(Described):
 class LatentInference(Inference):
     """Inference that also samples latents of groups, which their client keeps."""
 
-    def first_locals(
+    def initial_latent_state(
         self, posterior: Posterior, position: ArrayTree, client: Client
     ) -> LatentState:
         """Return the client's first latents."""

@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 
 from fedmcmc._checks import expect
 from fedmcmc.data import FederatedData
-from fedmcmc.hierarchy import conditional_variances
+from fedmcmc.hierarchy import sum_conditional_variances
 from fedmcmc.interop._numpyro_locals import DECENTERED
 from fedmcmc.kernels import Question, check_latent_model
 from fedmcmc.pytrees import trees
@@ -117,7 +117,7 @@ class ConditionalVariances(Question):
 
     def answer(self, content: ArrayTree, client: Client) -> tuple[Array, Array]:
         local: Any = self.posterior.local
-        return conditional_variances(local, client, content)
+        return sum_conditional_variances(local, client, content)
 
     def answer_like(self, content: ArrayTree) -> Any:
         local: Any = self.posterior.local

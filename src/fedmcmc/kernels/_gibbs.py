@@ -109,7 +109,7 @@ def _setup_sums(kernel: Any, position: ArrayTree, client: Client) -> _SetupSums:
     """Return sums over the initial latents of a client's groups."""
     groups = groups_of(kernel.local, client)
     position = trees.as_floats(position, "position")
-    population, latents = kernel.population, kernel.first_locals(groups, position).latents
+    population, latents = kernel.population, kernel.initial_latent_state(groups, position).latents
     sums = sum_statistics(population, groups, latents, compute_origin(population, position))
     num = jnp.sum(groups.present).astype(jnp.result_type(float))
     return _SetupSums(
@@ -260,8 +260,8 @@ class FederatedGibbs(LatentKernel):
 
         return jax.eval_shape(statistics, self.local.like.tree, like.position)
 
-    def first_locals(self, groups: Groups, position: ArrayTree) -> LatentState:
-        first_state = super().first_locals(groups, position)
+    def initial_latent_state(self, groups: Groups, position: ArrayTree) -> LatentState:
+        first_state = super().initial_latent_state(groups, position)
         extra = _ClientExtra(jnp.full((), -1, jnp.int32))  # in no recount yet
         if self.recenter:
             slopes = compute_slopes(self, groups, position, first_state.latents)
@@ -315,7 +315,7 @@ class FederatedGibbs(LatentKernel):
             position, flat = broadcast.position, groups.as_flat(latents)
             values = trees.ravel(position)[self.row_indices(position)]
             gradient = jax.grad(
-                lambda x: groups.rows_difference(
+                lambda x: groups.log_likelihood_change(
                     self.with_row_parameters(position, x), position, flat
                 )
             )(values)
@@ -328,7 +328,7 @@ class FederatedGibbs(LatentKernel):
             bits_down=jnp.asarray(down, jnp.int32),
             extra=moved.acceptance,
         )
-        accepted = client_state.accepted.with_round(moved.acceptance, groups.present)
+        accepted = client_state.accepted.update(moved.acceptance, groups.present)
         extra = extra._replace(recount=origins.recount)
         return Uncompressed(message), LatentState(latents, moved.kept, accepted, extra), info
 

@@ -135,7 +135,7 @@ class RecenteringPhase(Phase):
         def difference(shift: Array) -> Array:
             candidate = _shifted(position, shift)
             moved = _compensated(kernel, client_state, position, candidate)
-            rows = groups.rows_difference(candidate, position, groups.as_flat(moved), flat)
+            rows = groups.log_likelihood_change(candidate, position, groups.as_flat(moved), flat)
             density = jax.vmap(kernel.local.logprior_fn, (None, 0))
             change = density(candidate, moved) - density(position, latents)
             return rows + jnp.sum(jnp.where(groups.present, change, 0))
@@ -238,7 +238,7 @@ def compute_information(
 
     def of_rows(shift: Array) -> Array:
         new_position = kernel.with_row_parameters(position, place[rows] + shift)
-        return groups.rows_difference(new_position, position, flat - slopes @ shift, flat)
+        return groups.log_likelihood_change(new_position, position, flat - slopes @ shift, flat)
 
     row_information = -jax.hessian(of_rows)(jnp.zeros(rows.size, place.dtype))
 
@@ -266,7 +266,9 @@ def _row_curvatures(
 
     def gradient(values: Array, latents: Array) -> Array:
         new_position = kernel.with_row_parameters(position, values)
-        return jax.grad(lambda x: groups.rows_difference(new_position, position, x, flat))(latents)
+        return jax.grad(lambda x: groups.log_likelihood_change(new_position, position, x, flat))(
+            latents
+        )
 
     def column(axis: Array) -> Array:
         direction = jnp.broadcast_to(axis, flat.shape)

@@ -171,7 +171,7 @@ class RowPhase(Phase):
 
         def difference(values: Array) -> Array:
             new_position = kernel.with_row_parameters(position, values)
-            return groups.rows_difference(new_position, position, flat)
+            return groups.log_likelihood_change(new_position, position, flat)
 
         value, gradient = jax.value_and_grad(difference)(broadcast.extra.proposal)
         possible = jnp.isfinite(value) & jnp.all(jnp.isfinite(gradient))

@@ -110,7 +110,7 @@ class JointLangevin(LatentKernel):
             bits_down=jnp.asarray(trees.num_bits(position), jnp.int32),
             extra=share,
         )
-        acceptance = client_state.accepted.with_round(share, groups.present)
+        acceptance = client_state.accepted.update(share, groups.present)
         return message, LatentState(groups.as_latents(flat), refresh_state, acceptance), info
 
     def prepare_server(self, rng_key: Array, like: Broadcast) -> ArrayTree:

@@ -13,8 +13,8 @@ from fedmcmc.hierarchy import (
     Refresh,
     RefreshInput,
     RefreshResult,
-    first_locals,
     groups_of,
+    initial_latent_state,
     marginal,
 )
 from fedmcmc.kernels._shared import PROBE_ROWS, shape_of
@@ -77,9 +77,9 @@ class LatentKernel(FederatedKernel):
     def client_init(self, broadcast: Broadcast, client: Client) -> LatentState:
         return _first_locals(self, broadcast.position, client)
 
-    def first_locals(self, groups: Groups, position: ArrayTree) -> LatentState:
+    def initial_latent_state(self, groups: Groups, position: ArrayTree) -> LatentState:
         """Return a client's initial state, given the initial position."""
-        return first_locals(groups, self.refresh, position)
+        return initial_latent_state(groups, self.refresh, position)
 
     def moved(
         self, groups: Groups, draws: ArrayTree, broadcast: Broadcast, flat: Array, state: ArrayTree
@@ -91,7 +91,7 @@ class LatentKernel(FederatedKernel):
 
 @compiled  # outside of a program, a start would run it operation by operation, which is slower
 def _first_locals(kernel: LatentKernel, position: ArrayTree, client: Client) -> LatentState:
-    return kernel.first_locals(groups_of(kernel.local, client), position)
+    return kernel.initial_latent_state(groups_of(kernel.local, client), position)
 
 
 def expect_latents(

@@ -185,7 +185,9 @@ class Natural(FederatedKernel):
             site = site * self._expansions.site(broadcast.position, client)
         latents: ArrayTree = ()
         if isinstance(self.inference, LatentInference):
-            latents = self.inference.first_locals(self.posterior, broadcast.position, client)
+            latents = self.inference.initial_latent_state(
+                self.posterior, broadcast.position, client
+            )
         return first_site(site, self.update.client_optimizer, latents, broadcast.round)
 
     def _first_site(self, position: ArrayTree, num_rows: Array) -> Gaussian:

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec
 
 from fedmcmc._checks import positive_integer
 from fedmcmc.data import FederatedData
-from fedmcmc.hierarchy import locals_in
+from fedmcmc.hierarchy import find_latent_state
 from fedmcmc.pytrees import convolutions, largest_of_batch, schedules, trees
 from fedmcmc.random import as_key, draw_key, stream_key
 from fedmcmc.rounds._layout import (
@@ -175,7 +175,7 @@ class Program:
             draw = self.collect(state, info)
         figures = {name: getattr(info, name) for name in RECORDED_FIGURES}
         figures = {name: x for name, x in figures.items() if not trees.is_empty(x)}
-        local_states = locals_in(state.clients) if self.keeps_latents else None
+        local_states = find_latent_state(state.clients) if self.keeps_latents else None
         latents = () if local_states is None else local_states.latents
         return state, info, RoundRecord(draw, figures, latents)
 

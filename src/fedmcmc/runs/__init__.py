@@ -1,4 +1,4 @@
-"""Runs of a kernel (`sample`), and consortia of clients that run kernels and answer questions.
+"""Runs of a kernel (`sample`), and consortia, which give a server sums over its clients.
 
 A run is a loop on the host around the compiled program of `fedmcmc.rounds`. It adds warnings,
 stopping rules, records and checkpoints.

@@ -13,8 +13,10 @@ MAX_SHIFT = 0.1
 """Largest shift per round, in standard deviations, of an approximation at rest."""
 MAX_DRIFT = 0.5
 """Largest remaining drift, in standard deviations, of an approximation at rest."""
-NUM_PASSES, MAX_STILL_SHIFT = 3, 1e-3
-"""Number of last passes over the clients in which lost fits count, and the largest shift then."""
+NUM_FINAL_PASSES = 3
+"""Number of final passes over the clients in which lost fits are counted."""
+MAX_CONSTANT_SHIFT = 1e-3
+"""Largest shift per round, in standard deviations, of an approximation that does not move."""
 NUM_RATIOS, MAX_RATIO_RANGE = 5, 0.02
 """Number of ratios of successive shifts that reveal a drift, and their largest range."""
 
@@ -26,10 +28,11 @@ def check_at_rest(samples: Samples) -> str | None:
         return None  # a filter moves with each new row
     if not all(proper.all() for proper in leaves_named(samples.state.broadcast, "proper")):
         return (
-            "The approximation is not proper at the end of the run (the product of all sites is "
-            "not a density), so the draws come from an earlier approximation. Start at the mode "
-            "(fedmcmc.surrogates.mode, fedmcmc.whiten), damp changes more, or give "
-            "initial_precision=. If it stays improper, a Gaussian is not suitable: use fedmcmc.fit."
+            "The approximation is not proper at the end of the run (the product of the prior "
+            "and all clients' factors is not a density), so the draws come from an earlier "
+            "approximation. Start at the mode (fedmcmc.surrogates.mode, fedmcmc.whiten), use a "
+            "smaller damping=, or give initial_precision=. If it stays improper, a Gaussian is not "
+            "suitable: use fedmcmc.fit."
         )
     num_clients = leaves_named(samples.state.server, "num_clients")[0].max()
     shifts, _ = last_passes(samples.info | {"num_clients": num_clients}, 1)
@@ -44,24 +47,24 @@ def check_at_rest(samples: Samples) -> str | None:
         return (
             f"The approximation still moves by {max_shift:.2g} of its sds per round at the end of "
             f"the run: continue with sample(..., state=samples.state) or until=fedmcmc.at_rest(). "
-            f"If it oscillates, damp changes more, or make the clients' inference less random."
+            f"If it oscillates, use a smaller damping=, or make the clients' inference less random."
         )
     drift = max(_remaining_drift(chain) for chain in shift)
     if drift > MAX_DRIFT:
         return (
             f"The approximation still drifts slowly: at the rate of the last rounds it has about "
             f"{drift:.2g} of its sds to go. Continue with sample(..., state=samples.state), or "
-            f"damp changes less."
+            f"use a larger damping=."
         )
     return _check_lost_fits(samples.info | {"num_clients": num_clients})
 
 
 def _check_lost_fits(info: dict[str, Any]) -> str | None:
     """Return a warning if an approximation does not move because clients' fits are lost."""
-    shifts, complete = last_passes(info, NUM_PASSES)
+    shifts, complete = last_passes(info, NUM_FINAL_PASSES)
     for shift, lost in zip(shifts, info.get("num_lost", ()), strict=False):
         num_lost = lost[-len(shift) :].sum()
-        if complete and shift.max() < MAX_STILL_SHIFT and num_lost >= NUM_PASSES:
+        if complete and shift.max() < MAX_CONSTANT_SHIFT and num_lost >= NUM_FINAL_PASSES:
             return (
                 f"The approximation is at rest, but {num_lost} fits of clients in the last "
                 f"{len(shift)} rounds were not proper and changed nothing, so the rows of these "
@@ -103,7 +106,7 @@ def check_single_pass(samples: Samples) -> str | None:
         f"Assumed density filtering counts a client's rows each time that the client takes part, "
         f"on average {visits:.3g} times in this run, so the approximation is too narrow: run one "
         f"pass over the {num_clients} clients ({num_rounds} round{'s' * (num_rounds != 1)}), or "
-        f"use fedmcmc.fed_ep, in which a client's new site replaces its earlier one."
+        f"use fedmcmc.fed_ep, in which a client's new factor replaces its old one."
     )
 
 

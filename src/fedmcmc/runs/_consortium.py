@@ -1,4 +1,4 @@
-"""Consortia: clients that answer a server's questions with sums.
+"""Consortia, which give a server sums over its clients, such as log likelihoods and gradients.
 
 Corrections, mode finders and checks of a model use this interface and never see rows. So the same
 code serves simulated clients and clients at real sites.
@@ -51,11 +51,11 @@ class Sum(NamedTuple):
 
 @runtime_checkable
 class Consortium(Protocol):
-    """Interface of all clients to a server."""
+    """Interface through which a server gets sums over all clients."""
 
     @property
     def federation(self) -> Federation:
-        """Facts about the clients that the server has before the first round."""
+        """Information about the clients that the server has before the first round."""
 
     def ask(self, question: Question, content: ArrayTree) -> Sum:
         """Return the sum of all clients' answers to `question` about `content`."""
@@ -77,8 +77,8 @@ class SimulatedConsortium:
         Function ``kernel -> kernel`` applied to questions: `fedmcmc.faults`, `fedmcmc.compress`,
         `fedmcmc.secure_sum`.
     of_runs
-        If true, `transform` is also applied to the kernels of runs. With `fedmcmc.secure_sum` and
-        the grid of a study, this simulates its sites under masks.
+        If true, `transform` is also applied to the kernels that `sample` runs. With
+        `fedmcmc.secure_sum` and the resolution of a study, this simulates its secure sums.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class SimulatedConsortium:
 
     @property
     def federation(self) -> Federation:
-        """Facts about the clients that the server has before the first round."""
+        """Information about the clients that the server has before the first round."""
         return self.data.federation
 
     @property
@@ -114,7 +114,7 @@ class SimulatedConsortium:
         ValueError
             If model, content and rows do not fit together, or answers do not fit a secure sum.
         RuntimeError
-            If a client was missing in each of 20 rounds.
+            If at least one client was missing in every one of 20 rounds.
         """
         kernel: FederatedKernel = as_functions(question)
         if self._transform is not None:
@@ -141,9 +141,9 @@ class SimulatedConsortium:
                     answers.write(digest, StoredAnswer(answered.value, numbers))
                 return Sum(answered.value, **numbers)
         raise RuntimeError(
-            f"In none of {MAX_TRIES} rounds did all {self.data.num_clients} clients answer, and a "
-            f"sum without some of them belongs to another posterior: lower the rates of "
-            f"fedmcmc.faults."
+            f"At least one of the {self.data.num_clients} clients was missing in each of "
+            f"{MAX_TRIES} rounds. A sum over some of the clients belongs to another posterior: "
+            f"lower the rates of fedmcmc.faults."
         )
 
     def _digest(self, kernel: FederatedKernel, state: FederatedState) -> tuple[str, ArrayTree]:
@@ -166,10 +166,10 @@ class SimulatedConsortium:
 
 
 def check_fits_sum(question: Question, server_state: ArrayTree) -> None:
-    """Check that answers to a question fit into a secure sum, given the server's state afterwards.
+    """Check that the answers of a finished round were representable in a secure sum.
 
-    Raise `ValueError` if numbers are out of range or not finite. Warn if the question can mark
-    positions whose numbers are out of range.
+    Raise `ValueError` for numbers that are not finite or out of range. If the question marks the
+    positions of numbers out of range, only warn about these.
     """
     counts = counts_of(server_state)
     if counts is None:
@@ -192,7 +192,10 @@ def check_fits_sum(question: Question, server_state: ArrayTree) -> None:
     )
     if not question.traits.marks_range_ends:
         raise ValueError(f"{text}, so the sum is wrong. {remedy}")
-    warnings.warn(f"{text}; the positions there count as impossible. {remedy}", stacklevel=3)
+    warnings.warn(
+        f"{text}; their positions count as impossible (log density minus infinity). {remedy}",
+        stacklevel=3,
+    )
 
 
 def as_consortium(data: object) -> Consortium:

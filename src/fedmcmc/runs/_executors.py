@@ -95,18 +95,19 @@ class Executor:
     keys
         Keys of the chains.
     shapes
-        Shapes of the state of all clients that `gather` returns; typed keys stay arrays.
+        Shapes of the state that `gather` returns, with all clients; typed keys stay arrays.
     table_shapes
         Shapes of the state passed to `plain`.
     simulated_shapes
-        Shapes of the state with all clients in this process, part of the run's identity.
+        Shapes of the state as if one process simulated all clients, for the run's identity.
     longest
         Maximum number of rounds in a segment, ``None`` without a limit.
     shared
         Flag for several processes: all of them run the same segments and get the draws, and the
         first process writes files.
     in_place
-        Flag for gathered states that change while the run continues.
+        If true, a gathered state is valid until the next round, so that a checkpoint must be
+        written before the run continues.
     finished_rounds
         If `run` raised: the first unfinished round, and the segment of the rounds before. ``None``
         if the run must continue from the beginning of the segment.
@@ -146,8 +147,8 @@ class Executor:
 class MeshDevices(Executor):
     """Executor that spreads clients' rows and states over the devices of a mesh.
 
-    Its checkpoints have the format of one device, so a run can continue on another mesh. `state`
-    has this process's clients.
+    Its checkpoints have the format of one device, so a run can continue on another mesh. The
+    initial state has only this process's clients.
     """
 
     def __init__(
@@ -175,7 +176,7 @@ class MeshDevices(Executor):
         self.simulated_shapes = self.table_shapes = self.shapes = shapes
 
     def lay_out(self, state: FederatedState, ids: np.ndarray | None = None) -> Any:
-        """Move a state to the devices; its clients are `ids` (of this process), or else all."""
+        """Move a state to the devices. `ids` are the clients in `state`, by default all."""
         ids = np.arange(len(self.slots)) if ids is None else ids
         index = np.zeros(len(self.slots), np.int64)  # entries of other processes are never read
         index[ids] = np.arange(len(ids))
@@ -228,12 +229,12 @@ class _Returned(NamedTuple):
 class StoredClients(Executor):
     """Executor that keeps clients' states on the host, except for upcoming cohorts.
 
-    Segments are so short that the states of their cohorts fit on the device. The program is the
-    program of a run without a store. Only its table of states is shorter, and `Layout.slots`
-    maps clients to entries of the table.
+    The length of segments is limited, so that the states of their cohorts fit on the device. The
+    program is the program of a run without a store. Only its table of states is shorter, and
+    `Layout.slots` maps clients to entries of the table.
 
-    Between segments ``state.clients`` is `_Returned`, which is written before the store is read or
-    gathered. Writing twice does no harm, so after an interrupt the store matches the run's round.
+    Between segments ``state.clients`` is a `_Returned`, which is written to the store before the
+    next read. After an interrupt it is written again, so that the store matches the run's round.
     """
 
     in_place = True
@@ -338,7 +339,7 @@ class RemoteClients(Protocol):
         position: ArrayTree,
         state: FederatedState | None,
     ) -> tuple[Executor, FederatedState, str]:
-        """Return the executor of a run, its first state, and a digest in place of the rows'."""
+        """Return the executor of a run, its first state, and a digest in place of the rows."""
 
 
 @compiled(static_argnames=("num_rounds", "num_clients"))

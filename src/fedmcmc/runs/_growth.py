@@ -1,4 +1,4 @@
-"""Detection of divergence that stays finite."""
+"""Detection of divergence in runs whose values stay finite."""
 
 from collections.abc import Callable
 from functools import partial
@@ -18,8 +18,8 @@ DIVERGENCE_FACTOR = 1e6
 class InitialScale(NamedTuple):
     """Size of the values at the start of a run.
 
-    `largest` is the largest absolute coordinate. `position` is the position of every chain in the
-    user's coordinates, or ``None`` for models without constrained values.
+    `largest` is the largest absolute coordinate. `position` is the unconstrained position of every
+    chain before whitening, or ``None`` for models without constrained values.
     """
 
     largest: float
@@ -50,7 +50,7 @@ def describe_growth(kernel: FederatedKernel, start: InitialScale, end: Broadcast
     """
     largest = _largest(end.position)
     if largest > DIVERGENCE_FACTOR * max(start.largest, 1.0):
-        return f"The position grew to {largest:.3g} from {start.largest:.3g}"
+        return f"The position grew to {largest:.3g} (initially {start.largest:.3g})"
     constrain_fn = constrain_fn_of(kernel)
     if constrain_fn is None:
         return None
@@ -66,16 +66,16 @@ def _constrained_growth(
         return None  # too little for an exponential to diverge, so do not compile the map
     constrain = jax.jit(jax.vmap(constrain_fn))
     values = [constrain(start), constrain(end)]
-    if isinstance(values[0], dict) and isinstance(start, dict):  # leave out deterministic sites
+    if isinstance(values[0], dict) and isinstance(start, dict):  # without numpyro.deterministic
         values = [{name: x[name] for name in x.keys() & start.keys()} for x in values]
     values_before, values_after = map(named_leaves, values)
     for name, before in values_before.items():
         after = np.abs(values_after[name])
         if after.max(initial=0) > DIVERGENCE_FACTOR * max(np.abs(before).max(initial=0), 1.0):
-            return f"{name} grew to {after.max():.3g} from {np.abs(before).max():.3g}"
+            return f"{name} grew to {after.max():.3g} (initially {np.abs(before).max():.3g})"
         free = named_leaves(start).get(name)
         if free is not None and np.array_equal(free, before):
             continue  # an unconstrained value may be near zero
         if before.min(initial=np.inf) > DIVERGENCE_FACTOR * after.min(initial=np.inf):
-            return f"{name} fell to {after.min():.3g} from {before.min():.3g}"
+            return f"{name} fell to {after.min():.3g} (initially {before.min():.3g})"
     return None

@@ -8,7 +8,7 @@ from types import FrameType
 from typing import Any
 
 MAX_HELD = 3
-"""Number of interrupts after which `KeyboardInterrupt` is raised anywhere."""
+"""Number of interrupts in a row at which `KeyboardInterrupt` is raised in any case."""
 
 
 class Interrupts:
@@ -56,7 +56,7 @@ class Interrupts:
             self._raises = False
 
     def check(self) -> None:
-        """Raise a held interrupt; otherwise raise the next interrupt when it arrives."""
+        """Raise if an interrupt is held; otherwise let the next interrupt raise at once."""
         self._raises = True
         if self.num_held:
             self._raises, self.num_held = False, 0

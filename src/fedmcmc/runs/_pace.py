@@ -29,7 +29,8 @@ class Pace(NamedTuple):
         # The first call of a program compiles, which only makes the next segment short.
         rate = num_rounds / max(seconds, 1e-6)
         if rate * SEGMENT_SECONDS < self.block:
-            # MeshPart of a block prepares the entire block, so short parts would do little else.
+            # A segment within a block prepares the whole block, so that short segments would
+            # spend their time on preparation.
             return int(max(1, min(4 * length, self.block, rate * BLOCK_SECONDS)))
         return int(min(4 * length, rate * SEGMENT_SECONDS))
 

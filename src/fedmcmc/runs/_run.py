@@ -78,8 +78,9 @@ class Run:
         self.start_time = time.perf_counter()
         self.kernel = executor.plain.kernel
         self.accumulators = dict(settings.record.streams)
-        # With tabulated schedules, all schedules share a trace. Only shapes are used: the table has
-        # no values, because a resumed run may have none for round 0.
+        # With tables in place of schedules, kernels with different schedules share one trace. Only
+        # shapes matter here. The table is empty, because the schedule of a resumed run may be
+        # undefined in round 0.
         tabulated = schedules.tabulate(self.kernel, 0, 1, 0)
         plain, like = replace(executor.plain, kernel=tabulated), executor.table_shapes
         shapes = plain.record_shapes(keys, like)
@@ -160,7 +161,7 @@ class Run:
         return self._finish(interrupted=interrupted)
 
     def _finish(self, *, interrupted: bool) -> Samples:
-        """Return the samples, and warn of problems that they might hide."""
+        """Return the samples, and warn about problems that draws do not show."""
         until, progress = self.settings.until, self.progress
         messages = self.messages
         if interrupted:

@@ -35,10 +35,10 @@ from fedmcmc.types import ArrayTree, FederatedKernel, FederatedState, as_functio
 
 
 def local_positions(state: FederatedState, info: RoundInfo) -> ArrayTree:
-    """Collect all local iterates of the round, leaves ``[num_local_steps, *event]``.
+    """Collect the local iterates of the cohort's first client, ``[num_local_steps, *event]``.
 
-    Use it as `collect` of `sample` for kernels that pass one chain from client to client: the chain
-    of FSGLD consists of all local states.
+    Use it as `collect` of `sample` for kernels that visit one client per round, such as FSGLD.
+    Other kernels lose the iterates of all other clients.
     """
     del state
     return jax.tree.map(lambda leaf: leaf[0], info.clients.local_positions)
@@ -65,7 +65,7 @@ def sample(
     mesh: Mesh | None = None,
     placement: Placement | None = None,
 ) -> Samples:
-    """Run `kernel` on `data` and keep draws; a `SamplingWarning` follows if they are too few.
+    """Run `kernel` on `data` and return its draws; problems cause a `SamplingWarning`.
 
     Parameters
     ----------
@@ -77,16 +77,19 @@ def sample(
         loads its own clients if there is a `mesh`; or real sites (`fedmcmc.deploy.Sites`).
     position
         Initial position, unless there is a `state`: a pytree, or a function ``rng_key -> pytree``.
-    num_rounds, num_burnin, thinning
-        Number of rounds including burn-in, number of initial rounds that are not kept, and number
-        of rounds per draw after burn-in, the last of which is kept.
+    num_rounds
+        Number of rounds, including burn-in.
+    num_burnin, thinning
+        Number of initial rounds without draws, and number of rounds per draw after them; the last
+        of these rounds is kept.
     num_chains
         Number of chains, by default one, or the number of chains in `state`.
     collect
         Function ``(state, RoundInfo) -> pytree`` whose result is kept instead of the kernel's draw.
-        `fedmcmc.runs.local_positions` keeps all local iterates.
+        `fedmcmc.runs.local_positions` keeps the iterates of the client that a round visits.
     state
-        ``samples.state`` of an earlier run to continue, with the same key for the same draws.
+        ``samples.state`` of an earlier run, which continues. The same `rng_key` gives the draws of
+        an uninterrupted run.
     until, max_rounds
         Stopping rule (`fedmcmc.rhat_below`) instead of `num_rounds`, and maximum number of rounds.
     surrogates
@@ -95,8 +98,10 @@ def sample(
         Recorded quantities besides draws in memory (`fedmcmc.Record`), and directory and interval
         of checkpoints, from which the same call continues an interrupted run
         (`fedmcmc.Checkpoint`).
-    progress, mesh, placement
-        Flag for a progress bar, and devices: ``mesh=mesh`` is short for ``Placement(mesh=mesh)``.
+    progress
+        If true, a progress bar is shown.
+    mesh, placement
+        Devices of the run; ``mesh=mesh`` is short for ``placement=Placement(mesh=mesh)``.
 
     Raises
     ------
@@ -145,7 +150,7 @@ def sample(
                 "store's directory): give mesh=, over which they share one run. If a mesh is not "
                 "possible (pooled rows, a client_store), leave these files out."
             )
-        checkpoint_of_call(None)  # so that later calls have the same numbers as in one process
+        checkpoint_of_call(None)  # `resumable` counts this call as it does in a single process
     else:
         checkpoint = checkpoint_of_call(checkpoint)
     if checkpoint is not None and not isinstance(checkpoint, Checkpoint):

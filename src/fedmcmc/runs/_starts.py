@@ -21,9 +21,9 @@ from fedmcmc.tuning import predict_bias
 from fedmcmc.types import ArrayTree, FederatedKernel, FederatedState, check_start, compiled
 
 MANY_CLIENTS, COHORT_BYTES = 32, 2**21
-"""Clients per round, and bytes of their positions, for which a CPU computes them one by one."""
+"""Least clients per round, and bytes of positions, for a CPU to compute clients one by one."""
 CACHE_BYTES = 2**20
-"""Bytes of rows for which several devices of a CPU compute clients one by one."""
+"""Least bytes of rows for several devices of a CPU to compute clients one by one."""
 
 
 def check_data(data: object) -> None:
@@ -152,9 +152,9 @@ def choose_layout(
 ) -> Layout:
     """Choose the number of clients computed together, if the layout leaves it open.
 
-    `positions` have a leading chain axis; `on_many` is true for several devices. One by one, the
-    data of a client's local steps stay in the cache: see `benchmarks/fed_avg.py` for one device and
-    `benchmarks/fa_hmc.py` for two.
+    `positions` have a leading chain axis; `on_many` is true for several devices. If
+    clients are computed one by one, data of a client's local steps stay in the cache: see
+    `benchmarks/fed_avg.py` for one device and `benchmarks/fa_hmc.py` for two.
     """
     on_cpu = {device.platform for device in keys.devices()} == {"cpu"}
     if not (on_cpu and kernel.traits.has_local_steps and layout.clients_at_a_time is None):

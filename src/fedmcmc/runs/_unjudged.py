@@ -47,7 +47,7 @@ def _why_no_target(kernel: FederatedKernel) -> str:
 
 
 def missing_target(draws: ArrayTree, kernel: FederatedKernel) -> str:
-    """Return a warning if draws would be judged if their kernel defined `target`, else ``""``.
+    """Return a warning if a missing `target` is the only reason not to judge draws, else ``""``.
 
     Kernels that give a reason for having no target cause no warning.
     """
@@ -57,9 +57,9 @@ def missing_target(draws: ArrayTree, kernel: FederatedKernel) -> str:
         return ""
     return (
         f"The draws were not judged: {_why_no_target(kernel)}. Their errors are unknown. "
-        "Add to the class a property `target` that returns the fedmcmc.Posterior (for most "
-        "samplers self.posterior), or, if it does not sample, `traits = "
-        "fedmcmc.types.Traits(no_target_reason=...)` with the reason."
+        "Add to the kernel's class a property `target` that returns the fedmcmc.Posterior (for "
+        "most samplers self.posterior). If the kernel does not sample, set `traits = "
+        "fedmcmc.types.Traits(no_target_reason=...)` instead."
     )
 
 

@@ -18,7 +18,7 @@ from fedmcmc.diagnostics import (
     warnings_are_ignored,
 )
 from fedmcmc.gradients import has_augmented_data
-from fedmcmc.hierarchy import Independence, locals_in
+from fedmcmc.hierarchy import Independence, find_latent_state
 from fedmcmc.pytrees import num_bytes
 from fedmcmc.random import final_key
 from fedmcmc.records import Samples
@@ -92,8 +92,8 @@ def with_final_draws(
     """Return samples with draws from the last approximation, and the draws to be judged.
 
     The samples get one draw per kept round, or 1,000 per chain if these fit into 64 MiB. If the
-    judge can weight points (`is_weighted`), it gets additional draws. Kernels without an
-    approximation have no such draws (``None``).
+    diagnosis weights draws (`is_weighted`), the second result has more draws. If the kernel has no
+    approximation, the samples are returned unchanged, and the second result is ``None``.
     """
     if not kernel.traits.approximates or not samples.num_draws:
         return samples, None
@@ -118,7 +118,7 @@ def _draw(kernel: FederatedKernel, keys: Array, state: FederatedState, *, num: i
 
 def warn_stuck(samples: Samples, data: FederatedData | ClientLoader | RemoteClients) -> Messages:
     """Warn if the latents of a group hardly moved at the end of a run."""
-    local_states = locals_in(samples.state.clients)
+    local_states = find_latent_state(samples.state.clients)
     if local_states is None:
         return ()
     accepted = local_states.accepted
@@ -142,7 +142,7 @@ def warn_adapting(samples: Samples, kernel: FederatedKernel) -> Messages:
     num_adapt = max(_maxima_named(kernel, "num_adapt"), default=0)
     if not num_adapt:
         return ()
-    # Adjusted kernels count rounds from their own start, which may follow a `switch`.
+    # Kernels with a Metropolis correction count their own rounds, from zero after a `switch`.
     num_counted = max(_maxima_named(samples.state.server, "num_rounds"), default=None)
     before = 0 if num_counted is None else int(np.max(samples.state.broadcast.round)) - num_counted
     rounds = np.asarray(samples.info.get("round", ()))
@@ -251,13 +251,13 @@ def warn_lost(info: dict[str, np.ndarray]) -> Messages:
             "(improper Gaussians, or numbers that are not finite), so these clients changed "
             "nothing: see samples.info['num_lost']. Possible remedies: smaller local steps (for "
             "clients with few rows inference.sgd_mean has row_curvature=), more samples or "
-            "shrinkage= in inference.mcmc, a positive initial_precision, a damping nearer to zero.",
+            "shrinkage= in inference.mcmc, a positive initial_precision, a smaller damping=.",
         )
     return ()
 
 
 def warn_excluded(info: dict[str, np.ndarray]) -> Messages:
-    """Warn if most messages were excluded: the run moves little, or without some clients."""
+    """Warn if most messages were excluded: chains move little or ignore some clients."""
     excluded = info.get("num_excluded", np.zeros(0)).sum()
     sent = excluded + info["num_active"].sum()
     if excluded > MAX_LOST * sent:
@@ -265,7 +265,7 @@ def warn_excluded(info: dict[str, np.ndarray]) -> Messages:
             f"{excluded / sent:.0%} of the messages of the kept rounds were excluded because they "
             "were not finite: see samples.info['num_excluded']. Unless fedmcmc.faults simulates "
             "such messages, the step size is too large for this posterior, or a log density or "
-            "gradient is not finite there.",
+            "gradient is not finite at the current position.",
         )
     return ()
 
@@ -295,13 +295,13 @@ def warn_unreached(stopped: dict[str, Any]) -> Messages:
 
 
 def warn_divergence(kernel: FederatedKernel, start: InitialScale, end: Broadcast) -> Messages:
-    """Warn if a run diverged without a number that is not finite."""
+    """Warn if a run diverged although all values stayed finite."""
     growth = describe_growth(kernel, start, end)
     if growth is None:
         return ()
     hint = kernel.traits.divergence_hint
     return warn(
-        f"{growth} at the start of this run. Unless parameters of this model have that size, the "
+        f"{growth}. Unless parameters of this model have that size, the "
         f"steps are too large and the draws are useless: use a smaller step size or learning rate "
         f"(for inference.sgd_mean with few rows per client also row_curvature=)."
         f"{hint and ' ' + hint}",
@@ -335,7 +335,8 @@ def non_finite_error(
         message = (
             f"Chain {chains[0]} turned non-finite in round {round_} ({len(chains)} of "
             f"{len(first_bad)} chains did by the end of the segment). The step size is too large "
-            f"for this posterior, or a log density or gradient is not finite there.{hint}"
+            f"for this posterior, or a log density or gradient is not finite at its "
+            f"position.{hint}"
             f"{divergence_hint and ' ' + divergence_hint}"
         )
     draws = f"The {samples.num_draws} draws per chain from the rounds before are in"

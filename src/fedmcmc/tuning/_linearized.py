@@ -15,7 +15,7 @@ from jax import Array
 
 from fedmcmc.compression import Compressor
 from fedmcmc.data import FederatedData
-from fedmcmc.hierarchy import LatentState, locals_in
+from fedmcmc.hierarchy import LatentState, find_latent_state
 from fedmcmc.pytrees import trees
 from fedmcmc.rounds import SINGLE_DEVICE, RoundDraws, prepare_round, run_round
 from fedmcmc.transforms import is_secured
@@ -228,7 +228,7 @@ def _check_map(prepared: PreparedRound, affine: _AffineMap, *, with_normals: boo
     error = np.abs(np.asarray(moved) - expected).max()
     if not error <= TOLERANCE * (1 + np.abs(expected).max()):
         raise _NotAffineError("it does not move the position by an affine map")
-    if locals_in(state.clients) is not None:
+    if find_latent_state(state.clients) is not None:
         state = state._replace(clients=replace_nodes(state.clients, LatentState, _shift_latents))
         _, (again, _, _) = _run_compiled(x + 1.0, normals, *prepared._replace(state=state))
         if np.abs(np.asarray(again - moved)).max() > 1e-5 * (1 + np.abs(expected).max()):
