@@ -151,7 +151,7 @@ def forest(
     if no_pooling is None:
         return plot_forest(partial_pooling.to_datatree(), **settings)
     trees_by_model = {
-        "its rows no_pooling": no_pooling.to_datatree(),
+        "its rows alone": no_pooling.to_datatree(),
         "with all groups": partial_pooling.to_datatree(),
     }
     figure = plot_forest(trees_by_model, **settings)
