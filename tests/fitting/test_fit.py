@@ -340,7 +340,7 @@ NOT_A_MODEL = r"takes a NumPyro model or a fedmcmc\.Posterior, got int"
         (ValueError, "effort must be one of", GAUSSIAN, {"effort": "much"}),
         (ValueError, "num_draws must be a positive integer", GAUSSIAN, {"num_draws": 0}),
         (ValueError, "max_rounds must be a positive integer", GAUSSIAN, {"max_rounds": 0.5}),
-        (ValueError, "latency must be a number of seconds", GAUSSIAN, {"latency": -1.0}),
+        (ValueError, "latency must be at least 0 seconds", GAUSSIAN, {"latency": -1.0}),
         (ValueError, "pass position=", GAUSSIAN, {}),
     ],
 )

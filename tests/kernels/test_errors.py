@@ -197,7 +197,7 @@ VALUE_ERRORS = [
     (lambda: hmc(max_integration_steps=0), "max_integration_steps"),
     (lambda: hmc(num_adapt=1.5), "num_adapt"),
     (lambda: hmc(target_accept=1.0), "target_accept"),
-    (lambda: hmc(np.zeros(2)), "center must have the shapes of the position"),
+    (lambda: hmc(np.zeros(2)), "centre must have the shapes of the position"),
     (lambda: hmc(metric=np.ones(2)), "metric must be shaped as the position"),
     (lambda: hmc(metric=-np.eye(3)), "positive definite"),
     # Proposals from an approximation
