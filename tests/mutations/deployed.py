@@ -68,7 +68,7 @@ MUTATIONS = {
         "a site's reason reaches the terminal as it is": (
             "printable(frame.header.get('reason'), MAX_REASON_LENGTH)"
             " -> frame.header.get('reason')",
-            "deploy/test_names.py::test_text_of_others_is_one_printable_line",
+            "deploy/test_names.py::test_a_sites_reason_is_escaped",
         ),
     },
     "deploy/_programs.py::add_codes": {
@@ -90,7 +90,7 @@ MUTATIONS = {
         ),
         "lines cut off the log's end go unnoticed by who knows a hash": (
             "None if line_hash == holds else missing -> None",
-            CHAINED,
+            "deploy/test_audit.py::test_lines_cut_off_the_end_are_missed_by_who_knows_a_hash",
         ),
     },
     "deploy/_audit.py::_verified_hash": {
