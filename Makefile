@@ -112,7 +112,7 @@ sweep-gpu: $(STAMP) ## the same on a GPU (needs pip install '.[cuda12]')
 sweep-tpu: $(STAMP) ## the same on a TPU (needs pip install '.[tpu]')
 	JAX_PLATFORMS=tpu $(BIN)/python -m experiments.run --multirun $(SWEPT) $(ARGS)
 
-docs: $(STAMP) ## write docs/results and docs/findings.md from notes/ and records/
+docs: $(STAMP) ## write docs/results and docs/results/findings.md from notes/ and records/
 	$(BIN)/python -m experiments.render $(ARGS)
 
 docs-site: $(DOCS_STAMP) ## build the documentation's site in build/site, without a network

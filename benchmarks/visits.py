@@ -1,6 +1,6 @@
 """Steps that `tune` takes for a relay, and what they sample: ``python -m benchmarks visits``.
 
-The table of docs/choosing.md: federations where a visited client's surrogate errs away from the
+The table of docs/explanation/choosing.md: federations where a visited client's surrogate errs away from the
 mode, against NUTS on the pooled rows. Radon is read through ``FEDMCMC_DATA``.
 """
 

@@ -1,4 +1,4 @@
-"""Bits of messages and the speed of writing them: ``python -m benchmarks.wire docs/bits.md``.
+"""Bits of messages and the speed of writing them: ``python -m benchmarks.wire docs/guides/compression.md``.
 
 ``python -m benchmarks wire`` prints the speeds alone.
 """
@@ -27,7 +27,7 @@ REPEATS = 15
 
 TEXT = """# Bits of messages
 
-Written by `python -m benchmarks.wire docs/bits.md`; edits would be lost.
+Written by `python -m benchmarks.wire docs/guides/compression.md`; edits would be lost.
 
 `RoundInfo.bits_up` counts the bits of every message exactly, inside jit, and `fedmcmc.wire` writes
 strings of just that length. A vector that was quantised to `s` levels is sent as 32 bits of norm, a

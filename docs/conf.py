@@ -43,6 +43,7 @@ nitpick_ignore_regex = [("py:.*", r"(?!fedmcmc\.).*|fedmcmc\.\w+\._.*")]
 
 myst_heading_anchors = 4
 myst_fence_as_directive = ["math"]  # formulas are written as GitHub knows them
+myst_enable_extensions = ["dollarmath"]
 nb_custom_formats = {".py": "reference.example"}
 nb_execution_mode = "cache"  # an example runs again when it changes
 nb_execution_cache_path = str(ROOT / "build" / "examples")
@@ -79,7 +80,9 @@ def write_reference(app: Any) -> None:
 
 def add_toctrees(app: Any, page: str, source: list[str]) -> None:
     """Add to an index what Sphinx makes the bar at the side of: the pages of each list of links."""
-    if page not in ("docs/index", "docs/api/index"):
+    if page == "docs/reference/api":
+        source[0] += reference.index()
+    elif page != "docs/index":
         return
     for section in re.split(r"^(?=##? )", source[0], flags=re.MULTILINE):
         links = re.findall(r"^- \[(.*?)\]\(([^:)#]+)\.(?:md|rst|py)\)", section, re.MULTILINE)

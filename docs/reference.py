@@ -181,7 +181,7 @@ def commands() -> str:
 
 def index() -> str:
     """Return the list of pages, each with the names that it adds to the package itself."""
-    lines = ["# Reference", "", "Every public name, on the page of the room that it is written in."]
+    lines = []
     others = [room for room in rooms() if not any(room in listed for listed in GROUPS.values())]
     for group, listed in {**GROUPS, "Insides": others}.items():
         lines += ["", f"## {group}", ""]
@@ -190,15 +190,15 @@ def index() -> str:
             title, summary = room.lstrip("_"), about.partition("\n")[0]
             own = [name.shown.split(".")[1] for name in rooms()[room] if name.shown.count(".") == 1]
             names = ", ".join(f"`{name}`" for name in own)
-            lines.append(f"- [{title}]({title}.rst): {summary} {names}")
-    lines.append("- [commands](commands.rst): Programs, such as `python -m fedmcmc.site`.")
+            lines.append(f"- [{title}](../api/{title}.rst): {summary} {names}")
+    lines.append("- [commands](../api/commands.rst): Programs, such as `python -m fedmcmc.site`.")
     return "\n".join(lines) + "\n"
 
 
 def write(folder: Path) -> None:
-    """Write a page per room, one of the commands, and the list of pages; drop other pages."""
+    """Write a page per room and one of the commands; drop other pages."""
     pages = {f"{room.lstrip('_')}.rst": page(room) for room in rooms()}
-    pages |= {"commands.rst": commands(), "index.md": index()}
+    pages["commands.rst"] = commands()
     folder.mkdir(exist_ok=True)
     for path in folder.iterdir():
         if path.name not in pages:

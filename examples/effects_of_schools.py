@@ -127,4 +127,4 @@ for name in ("mean", "between", "within", "slope"):
 
 # %% [markdown]
 # More, as effects of patients within hospitals, Gibbs sampling and new schools:
-# [hierarchies](../docs/hierarchies.md).
+# [hierarchies](../docs/tutorials/random_effects.md).

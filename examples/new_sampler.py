@@ -132,5 +132,5 @@ for name, (mean_off, variance_off) in mistakes.items():
 
 # %% [markdown]
 # A kernel of the package is tested like this for every block, in more dimensions:
-# [laws](../docs/laws.md) has the equations, [CONTRIBUTING](../CONTRIBUTING.md) says what a new
+# [laws](../docs/explanation/exact_distributions.md) has the equations, [CONTRIBUTING](../CONTRIBUTING.md) says what a new
 # one needs.

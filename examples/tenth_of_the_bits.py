@@ -92,4 +92,4 @@ assert sent[memory] < sent["floats"] / 10
 assert abs(spread[memory] - spread["floats"]) < 0.02 < spread["quantized"] - spread["floats"]
 
 # %% [markdown]
-# How many bits which compressor takes, by bound and by code, is in [bits](../docs/bits.md).
+# How many bits which compressor takes, by bound and by code, is in [bits](../docs/guides/compression.md).

@@ -8,9 +8,11 @@ import functools
 import gzip
 import io
 import itertools
+import json
 import os
 import pathlib
 import warnings
+import zipfile
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -197,6 +199,51 @@ def cifar2() -> Images:
     """Return airplanes and automobiles of CIFAR-10."""
     x, y, x_test, y_test = cifar10()
     return Images(x[y < 2], y[y < 2], x_test[y_test < 2], y_test[y_test < 2])
+
+
+HEART_HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
+
+
+def heart_disease() -> dict[str, np.ndarray]:
+    """Return UCI heart disease at four hospitals: ``x [920, 13]``, ``y`` (0 to 4), ``site``.
+
+    The folder has ``heart_disease_4sites.npz``, or the four files ``processed.*.data`` of the UCI
+    machine learning repository, where a question mark is a missing value (NaN in ``x``). Source:
+    Janosi, Steinbrunn, Pfisterer and Detrano, UCI machine learning repository (CC BY 4.0).
+    """
+    parts = read_arrays("heart_disease_4sites")
+    if parts:
+        return {name: parts[0][name] for name in ("x", "y", "site")}
+    files = [f"processed.{name}.data" for name in HEART_HOSPITALS]
+    advice = 'they are in the zip of "Heart Disease" at archive.ics.uci.edu'
+    tables = [
+        np.genfromtxt(path, delimiter=",", missing_values="?", ndmin=2)
+        for path in require("heart disease", files, advice)
+    ]
+    rows = np.concatenate(tables)
+    sites = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+    return {"x": rows[:, :13].astype(np.float32), "y": rows[:, 13].astype(np.uint8), "site": sites}
+
+
+def radon() -> dict[str, np.ndarray]:
+    """Return radon in 386 counties: ``county``, ``floor``, ``log_uppm``, ``log_radon`` per house.
+
+    The folder has ``radon_all.npz``, or posteriordb's ``radon_all.json.zip``. Source: Gelman and
+    Hill (2006), as in posteriordb.
+    """
+    parts = read_arrays("radon_all")
+    if parts:
+        return parts[0]
+    advice = "it is in posterior_database/data/data of github.com/stan-dev/posteriordb"
+    (path,) = require("radon_all", ["radon_all.json.zip"], advice)
+    with zipfile.ZipFile(path) as archive:
+        columns = json.loads(archive.read("radon_all.json"))
+    names = {"county": "county_idx", "floor": "floor_measure"}
+    columns = {
+        name: np.asarray(columns[names.get(name, name)])
+        for name in ("county", "floor", "log_uppm", "log_radon")
+    }
+    return columns | {name: columns[name].astype(np.float32) for name in ("log_uppm", "log_radon")}
 
 
 def emnist_digits() -> Images:

@@ -337,14 +337,12 @@ def _rdataset(name: str) -> Any:
 
 def radon() -> Loaded:
     """Return log radon in the first 16 houses of the first 85 counties of posteriordb's data."""
-    advice = "its arrays are columns of posteriordb's data set radon_all"
-    (path,) = sources.require("radon_all", ["radon_all.npz"], advice)
-    with np.load(path) as file:
-        county = file["county"]
-        names = np.unique(county)[:85]
-        rows = np.concatenate([np.flatnonzero(county == name)[:16] for name in names])
-        slopes = (file["floor"][rows], file["log_uppm"][rows])
-        return _groups(county[rows], file["log_radon"][rows], slopes)
+    table = sources.radon()
+    county = table["county"]
+    names = np.unique(county)[:85]
+    rows = np.concatenate([np.flatnonzero(county == name)[:16] for name in names])
+    slopes = (table["floor"][rows], table["log_uppm"][rows])
+    return _groups(county[rows], table["log_radon"][rows], slopes)
 
 
 def exam() -> Loaded:

@@ -2,7 +2,7 @@
 
 ``notes/<paper>.md`` is written by a person. In it ``{{ ... }}`` holds a call of one of the
 functions of `Page`. The page goes to ``docs/results/<paper>.md``, an appendix for each study to
-``docs/results/runs/<paper>/<study>.md``. ``notes/findings.md`` becomes ``docs/findings.md``.
+``docs/results/runs/<paper>/<study>.md``.
 """
 
 import json
@@ -153,7 +153,7 @@ def appendix(study: str) -> str:
         "JAX": record["versions"]["jax"],
         "Python": record["versions"]["python"],
     }
-    settings = [{"setting": name, "value": str(v)} for name, v in record["config"].items()]
+    settings = [{"setting": f"`{k}`", "value": f"`{v}`"} for k, v in record["config"].items()]
     table = tidy.by_place(rows)
     summaries = [row for row in rows if row.x is None and not row.metric.endswith(" s.e.")]
     shown = sorted(summaries, key=lambda row: row.seed is not None)[:MAX_ROWS]
@@ -225,7 +225,7 @@ def _compared(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def path_of(paper: str) -> Path:
     """Return where the page of a paper is."""
-    return (DOCS.parent if paper == FINDINGS else DOCS) / f"{paper}.md"
+    return DOCS / f"{paper}.md"
 
 
 if __name__ == "__main__":

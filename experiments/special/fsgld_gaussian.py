@@ -2,7 +2,7 @@
 
 Rows have unit covariance, so a local step at shard ``s`` is ``factor * theta + shift[s]`` plus
 noise with the same factor at every shard, and means and covariances follow linear recursions
-(``docs/laws.md``).
+(``docs/explanation/exact_distributions.md``).
 """
 
 import math

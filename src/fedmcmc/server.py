@@ -1,4 +1,4 @@
-"""The command of a server: ``fedmcmc-server server.toml``; see docs/deploy.md."""
+"""The command of a server: ``fedmcmc-server server.toml``; see docs/guides/deployment.md."""
 
 import sys
 

@@ -101,7 +101,7 @@ def site():
 def test_a_server_that_chooses_positions_computes_a_row_from_tens_of_messages(
     is_unusual, most_messages, site
 ):
-    """Nothing prevents it: the text for owners and docs/threats.md have these numbers.
+    """Nothing prevents it: the text for owners and docs/explanation/threats.md have these numbers.
 
     At a large multiple of a position the model is certain of each outcome. As the position turns,
     the gradient jumps by a row where the model changes its mind about that row. Rows whose second

@@ -207,6 +207,8 @@ def test_an_approximation_narrower_than_a_skewed_posterior_warns(case):
     assert 0.85 < (spread / sd).min() < 0.89
     np.testing.assert_allclose(checked.spread, spread / sd, rtol=0.02)
     np.testing.assert_allclose(checked.bias, (q.mean() - mean) / sd, atol=0.03)
-    print(case, spread / sd, checked.spread, checked.k_hat)  # the figures of docs/choosing.md
+    print(
+        case, spread / sd, checked.spread, checked.k_hat
+    )  # the figures of docs/explanation/choosing.md
     (messages,) = [str(w.message) for w in caught]
     assert "draws are not the posterior's: by weights" in messages and "use fedmcmc.fit" in messages

@@ -27,7 +27,8 @@ LARGEST = 4.5
 
 def source_of(page):
     """Return the Python code of a page."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+    (path,) = (ROOT / "docs").rglob(page)
+    blocks = re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
     return "\n".join(map(textwrap.dedent, blocks))
 
 

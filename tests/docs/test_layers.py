@@ -1,6 +1,6 @@
 """Imports go to lower layers only, and no files import each other.
 
-The layers are read from the table of docs/design.md, which thus cannot drift.
+The layers are read from the table of docs/explanation/design.md, which thus cannot drift.
 """
 
 import ast
@@ -16,8 +16,8 @@ SOURCE = ROOT / "src" / "fedmcmc"
 
 
 def layers():
-    """Return ``(layer, rank)`` of every package in the table of docs/design.md."""
-    text = (ROOT / "docs" / "design.md").read_text()
+    """Return ``(layer, rank)`` of every package in the table of docs/explanation/design.md."""
+    text = (ROOT / "docs" / "explanation" / "design.md").read_text()
     table = text.split("## Layers")[1]
     ranks = {}
     for layer, packages in re.findall(r"^\| (\d+) \| (.+) \|$", table, re.MULTILINE):
@@ -80,7 +80,7 @@ def test_the_table_has_its_packages():
 def test_files_import_from_lower_layers():
     ranks = layers()
     packages = {package_of(path) for path in files()}
-    assert packages <= ranks.keys(), "not in the table of docs/design.md"
+    assert packages <= ranks.keys(), "not in the table of docs/explanation/design.md"
     messages = [
         f"{path}: {message}"
         for path in files()

@@ -21,15 +21,21 @@ pytestmark = pytest.mark.filterwarnings("error::fedmcmc.DiagnosisWarning")
 DOCS = Path(__file__).parents[2] / "docs"
 
 
+def page(name):
+    """Return the text of a page in one of the folders of docs/."""
+    (path,) = [DOCS.parent / name] if name == "README.md" else DOCS.rglob(name)
+    return path.read_text()
+
+
 def run_page(name, **names):
     """Run the page's snippets, which know `names`; return what they define."""
-    for snippet in re.findall(r"```python\n(.*?)```", (DOCS / name).read_text(), re.DOTALL):
+    for snippet in re.findall(r"```python\n(.*?)```", page(name), re.DOTALL):
         exec(textwrap.dedent(snippet), names)
     return names
 
 
 def test_the_readme_runs():
-    names = run_page("../README.md")
+    names = run_page("README.md")
     assert names["fitted"].verdict.startswith("passed (importance)")
     assert names["fitted"].samples.constrained["slope"].mean() == pytest.approx(0.7, abs=0.15)
 
@@ -49,9 +55,7 @@ def words_and_numbers(printed):
 
 def test_the_quickstart_runs():
     names = run_page("quickstart.md")
-    (shown,) = re.findall(
-        r"```text\n(passed .*?)```", (DOCS / "quickstart.md").read_text(), re.DOTALL
-    )
+    (shown,) = re.findall(r"```text\n(passed .*?)```", page("quickstart.md"), re.DOTALL)
     (words, numbers), (wanted, those) = map(words_and_numbers, (str(names["fitted"]), shown))
     assert words == wanted
     # Other versions of JAX round in other ways.
@@ -84,7 +88,7 @@ def test_the_page_on_choosing_runs():
 @pytest.mark.slow
 def test_the_page_on_effects_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    names = run_page("hierarchies.md")
+    names = run_page("random_effects.md")
     assert (tmp_path / "hospitals.png").exists()
     assert names["fitted"].verdict.startswith("passed")
     assert names["own"].draws["effect"].shape == (1, 500, 15, 1)
@@ -104,7 +108,7 @@ def test_the_page_on_effects_runs(tmp_path, monkeypatch):
 
 def test_the_page_on_exact_draws_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    names = run_page("exact.md")
+    names = run_page("exactness.md")
     assert names["fitted"].verdict.startswith("passed (importance)")
     corrected = names["corrected"]
     assert abs(names["log_z"] - corrected.log_evidence) < 1e-3
@@ -156,18 +160,18 @@ def test_the_page_on_privacy_runs():
 
 @pytest.mark.slow
 def test_the_page_on_real_sites_runs():
-    text = (DOCS / "deploy.md").read_text()
+    text = page("deployment.md")
     study = re.search(r"```toml\n(.*?)```", text, re.DOTALL)[1]
     model = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
     # It holds its draws against the simulation's.
-    names = run_page("deploy.md", study_toml=study, model_py=model)
+    names = run_page("deployment.md", study_toml=study, model_py=model)
     for name, rows in names["rows"].items():
         with np.load(names["consortium"] / name / "rows.npz") as stored:
             assert stored["x"].tolist() == rows["x"].tolist()
 
 
 def blocks(kind):
-    return re.findall(rf"```{kind}\n(.*?)```", (DOCS / "deploy.md").read_text(), re.DOTALL)
+    return re.findall(rf"```{kind}\n(.*?)```", page("deployment.md"), re.DOTALL)
 
 
 def test_the_page_on_real_sites_shows_what_an_owner_is_shown(tmp_path, monkeypatch, capsys):
@@ -205,9 +209,9 @@ def test_the_page_on_runs_runs():
     assert names["found"].streams["some"].draws.shape[1] > 100
 
 
-def scripts_of(page):
+def scripts_of(name):
     """Return the snippets of a page that start with a comment of their file's name."""
-    snippets = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    snippets = re.findall(r"```python\n(.*?)```", page(name), re.DOTALL)
     return {re.match(r"# (\w+\.py)\n", snippet)[1]: snippet for snippet in snippets}
 
 

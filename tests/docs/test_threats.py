@@ -13,7 +13,7 @@ TESTS = ROOT / "tests" / "deploy"
 
 def rows():
     """Return the cells of each attack in the page's table."""
-    text = (ROOT / "docs" / "threats.md").read_text()
+    text = (ROOT / "docs" / "explanation" / "threats.md").read_text()
     lines = [line for line in text.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
 

@@ -3,8 +3,10 @@
 import gzip
 import hashlib
 import io
+import json
 import pickle
 import struct
+import zipfile
 
 import h5py
 import jax
@@ -72,6 +74,28 @@ def test_tables_in_the_folder(folder):
             np.testing.assert_array_equal(table.features, x)
             assert table.features.dtype == np.float32 and table.labels.dtype == np.int32
             assert table.labels.min() == smallest
+
+
+def test_heart_disease_and_radon_from_the_files_of_their_sources(folder):
+    for i, name in enumerate(data.HEART_HOSPITALS):
+        line = f"63,1,1,145,233,1,2,150,0,2.3,3,?,6,{i}\n"
+        (folder / f"processed.{name}.data").write_text(line * (i + 1))
+    heart = data.heart_disease()
+    assert heart["x"].shape == (10, 13) and np.isnan(heart["x"]).sum(0).tolist() == [0] * 11 + [
+        10,
+        0,
+    ]
+    assert heart["y"].tolist() == heart["site"].tolist() == [0, 1, 1, 2, 2, 2, 3, 3, 3, 3]
+    columns = {
+        "county_idx": [1, 2],
+        "floor_measure": [0, 1],
+        "log_uppm": [0.5, 1],
+        "log_radon": [1, 2],
+    }
+    with zipfile.ZipFile(folder / "radon_all.json.zip", "w") as archive:
+        archive.writestr("radon_all.json", json.dumps(columns))
+    radon = data.radon()
+    assert radon["county"].tolist() == [1, 2] and radon["log_radon"].dtype == np.float32
 
 
 def test_images_in_the_folder(folder):

@@ -144,7 +144,7 @@ def test_heterogeneity_biases_the_mean_and_a_control_variate_removes_the_bias(st
 
 @pytest.mark.parametrize("steps", [(1, 5), (4, 1), (4, 3), (20, 1)])
 def test_the_leading_bias_is_the_covariance_of_curvatures_and_pulls(steps):
-    """The formula of docs/laws.md, in the length of a trajectory."""
+    """The formula of docs/explanation/exact_distributions.md, in the length of a trajectory."""
     num_steps, num_local_steps = steps
     law = heterogeneous(num_steps=num_steps, num_local_steps=num_local_steps, step_size=2e-3)
     mean, precision = target(law)

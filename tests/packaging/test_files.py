@@ -21,7 +21,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("[!c]*.yml"))
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("configs/*.md")]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("configs/*.md")]
 EXTRAS = PROJECT["optional-dependencies"]
 INSTALLED = {"grpc": "grpcio"}
 LATE = {"fedmcmc/deploy/_sums.py", "fedmcmc/deploy/nvflare.py"}
@@ -87,7 +87,7 @@ def test_targets_hide_lines_about_cached_programs_and_the_package_does_not():
     assert (ROOT / "Makefile").read_text().count("TF_CPP_MIN_LOG_LEVEL") == 1
     sources = [*ROOT.glob("src/**/*.py"), *ROOT.glob("hydra_plugins/**/*.py")]
     assert not [path for path in sources if "TF_CPP_MIN_LOG_LEVEL" in path.read_text()]
-    for page in ("README.md", "docs/quickstart.md", "docs/faq.md"):
+    for page in ("README.md", "docs/tutorials/quickstart.md", "docs/guides/errors.md"):
         assert "`TF_CPP_MIN_LOG_LEVEL=3`" in (ROOT / page).read_text()
 
 

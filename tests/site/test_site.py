@@ -99,14 +99,14 @@ def test_pages_log_no_error(visits):
 
 def test_figures_load(visits):
     assert not [figure for visit in visits.values() for figure in visit.content["missing"]]
-    assert visits["docs/design.html"].content["figures"] > 0
+    assert visits["docs/explanation/design.html"].content["figures"] > 0
     assert visits["docs/results/fsgld.html"].content["figures"] > 3
 
 
 def test_formulas_are_shown(visits):
     """Formulas are MathML, which browsers display without scripts, and contain no TeX command."""
     formulas = [(name, x) for name, visit in visits.items() for x in visit.content["formulas"]]
-    assert "docs/conventions.html" in {name for name, _ in formulas}
+    assert "docs/reference/conventions.html" in {name for name, _ in formulas}
     assert not [x for x in formulas if x[1]["width"] < 5 or "\\" in x[1]["text"]]
 
 
@@ -158,5 +158,5 @@ def test_search_finds_a_kernel(page, address):
     )
     links = page.run(results)
     assert any("docs/api/algorithms.html#fedmcmc.fsgld" in link for link in links), links
-    assert any("docs/choosing.html" in link for link in links)
+    assert any("docs/explanation/choosing.html" in link for link in links)
     assert not page.problems

@@ -34,7 +34,7 @@ def fed_be(
 
     Clients train the broadcast model on their own rows, and the server fits a distribution to the
     trained models from sums. Draws are members of this ensemble, whose predictions are averaged.
-    docs/design.md lists differences to the authors' code.
+    docs/explanation/design.md lists differences to the authors' code.
 
     Parameters
     ----------

@@ -40,7 +40,7 @@ def fed_ep(
     A client of the cohort divides the approximation by its own site (this is its cavity), fits a
     Gaussian to the cavity times its likelihood, and sends the change of natural parameters, which
     both apply (Guo et al. 2023, Algorithms 1, 3 and 4). `fedmcmc.natural` documents states and
-    draws, docs/fed_ep.md settings.
+    draws, docs/guides/fed_ep.md settings.
 
     Parameters
     ----------

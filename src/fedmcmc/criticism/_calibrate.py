@@ -113,7 +113,7 @@ def calibrate(
     ----------
     rng_key, posterior, data
         Random key, model with a ``resample_fn``, and `FederatedData` with the clients' covariates
-        or a consortium of remote clients (docs/criticism.md).
+        or a consortium of remote clients (docs/guides/criticism.md).
     fit
         Function ``(rng_key, data) -> draws`` in the model's original coordinates: a result of
         `fedmcmc.correct` or `fedmcmc.sample`, or independent positions ``[num, *event]``.

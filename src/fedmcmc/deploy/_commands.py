@@ -74,7 +74,7 @@ def command(
     def main(arguments: Sequence[str] | None = None) -> int:
         """Run the command; return the exit status."""
         parser = argparse.ArgumentParser(prog=script, description=about)
-        parser.add_argument("settings", help="a TOML file; see docs/deploy.md")
+        parser.add_argument("settings", help="a TOML file; see docs/guides/deployment.md")
         options = parser.parse_args(arguments)
         if arguments is None:
             isolate_process(script, is_module=is_module)

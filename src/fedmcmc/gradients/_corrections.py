@@ -94,7 +94,7 @@ class ZeroSum(Derived):
             raise ValueError(
                 f"{type(self).__name__} received no state: the kernel's client_init must return "
                 f"the result of estimator.init, and its step the new state, as in "
-                f"fedmcmc.kernels.EstimatorKernel (docs/extend.md)."
+                f"fedmcmc.kernels.EstimatorKernel (docs/guides/extend.md)."
             )
         memory, estimator_state = state if self.remembers else ((), state)
         inner, estimator_state = self.estimator.start(
@@ -461,7 +461,7 @@ class Svrg(ZeroSum):
             raise ValueError(
                 "svrg received no snapshot: the kernel's server must put the result of "
                 "estimator.reference.update into Broadcast.extra, as "
-                "fedmcmc.kernels.EstimatorKernel does (docs/extend.md)."
+                "fedmcmc.kernels.EstimatorKernel does (docs/guides/extend.md)."
             )
         cached = memory.gradient.value
         latest = self.reference.round_of(broadcast.round)

@@ -56,7 +56,7 @@ def check_prepared(is_prepared: bool, estimator: str) -> None:
     if not is_prepared:
         raise ValueError(
             f"{estimator} received no draws: the kernel's prepare must return the result of "
-            "estimator.prepare, as in fedmcmc.kernels.EstimatorKernel (docs/extend.md)."
+            "estimator.prepare, as in fedmcmc.kernels.EstimatorKernel (docs/guides/extend.md)."
         )
 
 

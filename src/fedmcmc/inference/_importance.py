@@ -105,7 +105,7 @@ class Importance(Inference):
             raise ValueError(
                 f"inference.importance takes up to {MAX_DIMENSIONS} dimensions and at least four "
                 f"points per dimension, got {size} dimensions and num_points={self.num_points}: "
-                f"give more points, or another inference= (see docs/fed_ep.md)."
+                f"give more points, or another inference= (see docs/guides/fed_ep.md)."
             )
 
 

@@ -263,7 +263,7 @@ def mcmc_local(
     a client moves the shared position along trajectories given its latents, and the latents by
     `refresh` given the position. It keeps its latents for the next round. The fit has the mean and
     covariance of the tilted distribution (variances for diagonal sites), from a linear regression
-    of gradients on positions (Stein's identity); see docs/fed_ep.md.
+    of gradients on positions (Stein's identity); see docs/guides/fed_ep.md.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """Langevin dynamics on a sum of gradients: clients send gradients, the server moves the chain.
 
 On Gaussian targets a round is a random affine map with Gaussian noise, so the stationary mean and
-covariance at any step size have a closed form (``docs/laws.md``).
+covariance at any step size have a closed form (``docs/explanation/exact_distributions.md``).
 """
 
 from dataclasses import dataclass, field, replace

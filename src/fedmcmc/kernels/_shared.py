@@ -77,7 +77,7 @@ class EstimatorKernel(FederatedKernel):
 
     It checks the model, initializes the estimator of every client, and broadcasts the estimator's
     reference. A subclass defines `step`, `aggregate` and, if it samples, `target`;
-    ``docs/extend.md`` has a complete example.
+    ``docs/guides/extend.md`` has a complete example.
 
     Attributes
     ----------

@@ -23,7 +23,7 @@ class Placement:
     """Devices for the clients and chains of a run, and the number of clients computed together.
 
     Draws do not depend on the placement, up to rounding. By default one device computes all clients
-    of a round together. See docs/runs.md.
+    of a round together. See docs/guides/runs.md.
 
     Parameters
     ----------

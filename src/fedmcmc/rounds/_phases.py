@@ -158,7 +158,7 @@ def check_structure(phase: Phase, name: str, tree: ArrayTree, like: ArrayTree, r
     if structure != expected:
         raise TypeError(
             f"{name} of {type(phase).__name__} has the structure {structure}; expected {expected}: "
-            f"{remedy} (docs/extend.md)."
+            f"{remedy} (docs/guides/extend.md)."
         )
 
 

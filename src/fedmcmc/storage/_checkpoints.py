@@ -36,7 +36,7 @@ class Checkpoint:
     A run raises `fedmcmc.CheckpointError` if the directory holds the checkpoint of another run
     (another model, kernel, key, start, data, number of chains, burn-in or thinning), or if another
     process writes to it. If the last checkpoint is damaged, the run continues from the previous one
-    with a warning. See docs/runs.md for the files.
+    with a warning. See docs/guides/runs.md for the files.
 
     Parameters
     ----------
