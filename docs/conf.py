@@ -1,8 +1,8 @@
 """Settings of the documentation's site, which ``make docs-site`` builds without a network.
 
-Pages link to each other, to the README and to other files as they do on GitHub, so Sphinx reads
-them from the repository's root. What the bar at the side holds is read from the lists of links in
-``index.md``. `reference.py` writes the pages of ``api/``, and reads examples.
+Pages link to each other, to the README and to other files as on GitHub, so Sphinx reads them from
+the repository's root. The side bar has the lists of links in ``index.md``. `reference.py` writes
+the pages of ``api/`` and reads examples.
 """
 
 import inspect
@@ -42,7 +42,7 @@ nitpicky = True
 nitpick_ignore_regex = [("py:.*", r"(?!fedmcmc\.).*|fedmcmc\.\w+\._.*")]
 
 myst_heading_anchors = 4
-myst_fence_as_directive = ["math"]  # formulas are written as GitHub knows them
+myst_fence_as_directive = ["math"]  # display formulas are written as on GitHub
 myst_enable_extensions = ["dollarmath"]
 nb_custom_formats = {".py": "reference.example"}
 nb_execution_mode = "cache"  # an example runs again when it changes
@@ -53,7 +53,7 @@ nb_execution_raise_on_error = True
 os.environ.setdefault("PYTHONWARNINGS", "ignore:IProgress not found")
 
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"  # the docstrings say types and shapes
+autodoc_typehints = "none"  # the docstrings have types and shapes
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
 napoleon_google_docstring = False
@@ -79,7 +79,7 @@ def write_reference(app: Any) -> None:
 
 
 def add_toctrees(app: Any, page: str, source: list[str]) -> None:
-    """Add to an index what Sphinx makes the bar at the side of: the pages of each list of links."""
+    """Add to an index the lists of pages that Sphinx shows in the side bar."""
     if page == "docs/reference/api":
         source[0] += reference.index()
     elif page != "docs/index":
@@ -93,7 +93,7 @@ def add_toctrees(app: Any, page: str, source: list[str]) -> None:
 
 
 def add_appendices(app: Any, page: str, source: list[str]) -> None:
-    """Add to a page of results the appendices of its studies, which the bar at the side omits."""
+    """Add to a page of results the appendices of its studies, which the side bar omits."""
     folder = ROOT / "docs" / "results" / "runs" / page.rpartition("/")[2]
     if page.startswith("docs/results/") and "/runs/" not in page and any(folder.glob("*.md")):
         pages = f"runs/{folder.name}/*"
@@ -101,7 +101,7 @@ def add_appendices(app: Any, page: str, source: list[str]) -> None:
 
 
 def link_repository(app: Any, document: nodes.document) -> None:
-    """Have links to folders and programs, which have no page, lead to the repository."""
+    """Point links to folders and programs, which have no page, at the repository."""
     for link in list(document.findall(pending_xref)):
         path = (ROOT / app.env.docname).parent / link["reftarget"]
         if link["refdomain"] == "doc" and link["reftarget"] not in app.env.found_docs:
@@ -113,10 +113,10 @@ def link_repository(app: Any, document: nodes.document) -> None:
 
 
 def find_name(app: Any, env: Any, link: Any, shown: nodes.Element) -> nodes.reference | None:
-    """Return the link for a name in a docstring that lacks its room, or is a field."""
+    """Return the link for a name in a docstring without its package, or for a field."""
     if link.get("refdomain") != "py":
         return None
-    name = reference.find(link["reftarget"], link["refdoc"].rpartition("/")[2])
+    name = reference.find_name(link["reftarget"], link["refdoc"].rpartition("/")[2])
     entry = env.domains["py"].objects.get(name)
     if entry is None:
         return None
@@ -129,14 +129,14 @@ def skip_field(app: Any, what: str, name: str, thing: Any, skip: bool, options: 
 
 
 def join_fields(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """Have fields that one sentence describes stand together, as Sphinx splits them at spaces."""
-    for place, line in enumerate(lines):
-        if found := re.match(r":ivar ([\w, ]+):", line):
-            lines[place] = line.replace(found[1], found[1].replace(" ", ""), 1)
+    """Keep fields that share a description together; Sphinx splits them at spaces."""
+    for i, line in enumerate(lines):
+        if fields := re.match(r":ivar ([\w, ]+):", line):
+            lines[i] = line.replace(fields[1], fields[1].replace(" ", ""), 1)
 
 
 def redirect(app: Any, error: Exception | None) -> None:
-    """Have the site's own address lead to its home page."""
+    """Redirect the site's address to its home page."""
     page = f'<meta http-equiv="refresh" content="0; url={root_doc}.html"><title>fedmcmc</title>'
     (Path(app.outdir) / "index.html").write_text(f"<!doctype html>{page}")
 
