@@ -78,6 +78,14 @@ def test_the_page_on_own_kernels_runs():
     assert names["samples"].totals["bits_up"][0] < 50 * 4 * 64
 
 
+def test_the_page_on_exact_distributions_runs():
+    names = run_page("exact_distributions.md")
+    exact, target = names["z_scores"](names["mean"], names["variance"]), names["target"]
+    assert max(map(abs, exact)) < 3
+    assert max(map(abs, names["z_scores"](target, 1 / names["precision"]))) > 8
+    np.testing.assert_allclose(names["predicted"].covariance, 0.55787, rtol=1e-3)
+
+
 @pytest.mark.slow
 def test_the_page_on_choosing_runs():
     names = run_page("choosing.md")
