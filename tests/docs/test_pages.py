@@ -5,6 +5,7 @@ import shlex
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 from pathlib import Path
 
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import fedmcmc.deploy
+from experiments.claims import claims_of, judge
 from fedmcmc import rounds
 from fedmcmc.__main__ import main as fedmcmc_command
 from tests.support.processes import environment
@@ -38,6 +40,19 @@ def test_the_readme_runs():
     names = run_page("README.md")
     assert names["fitted"].verdict.startswith("passed (importance)")
     assert names["fitted"].samples.constrained["slope"].mean() == pytest.approx(0.7, abs=0.15)
+
+
+def test_the_readme_counts_the_verdicts_on_the_papers_claims():
+    counts = Counter(
+        judge(claim)
+        for paper in ("fsgld", "qlsd", "fa_hmc", "fed_ep")
+        for claim in claims_of(paper)
+        if not claim.is_ours
+    )
+    (sentence,) = re.findall(r"Of \d+ claims about .*?\(`pytest", page("README.md"), re.DOTALL)
+    verdicts = ("reproduced", "partly", "contradicted", "inconclusive", "drawn", "not run")
+    expected = [counts.total(), *(counts[verdict] for verdict in verdicts)]
+    assert [int(number) for number in re.findall(r"\b\d+\b", sentence)] == expected
 
 
 def words_and_numbers(printed):
