@@ -3,8 +3,8 @@
 #
 # What is simulated elsewhere runs here as it would between hospitals: three sites with rows of
 # their own, each a process, and a server that never sees a row. They talk over TLS on this
-# machine's own address, at a port that is free, and all of it ends by itself. [Real
-# sites](../docs/guides/deployment.md) explains each file, and what changes between machines.
+# machine's own address, at a port that is free, and all of it ends by itself. [A
+# server and two sites](../docs/tutorials/deployed_federation.md) explains each file.
 
 # %%
 import contextlib

@@ -1,11 +1,15 @@
 """The snippets of the pages in docs/, in their order; those that take half a minute are slow."""
 
+import dataclasses
 import re
 import shlex
+import signal
+import socket
 import subprocess
 import sys
 import textwrap
 from collections import Counter
+import time
 from pathlib import Path
 
 import jax
@@ -16,6 +20,10 @@ import fedmcmc.deploy
 from experiments.claims import claims_of, judge
 from fedmcmc import rounds
 from fedmcmc.__main__ import main as fedmcmc_command
+from fedmcmc.deploy._columns import KEYS as COLUMN_KEYS
+from fedmcmc.deploy._config import run_over
+from fedmcmc.deploy._limits import LIMITS
+from fedmcmc.deploy._masks import KNOWN_KEYS
 from tests.support.processes import environment
 
 pytestmark = pytest.mark.filterwarnings("error::fedmcmc.DiagnosisWarning")
@@ -181,47 +189,168 @@ def test_the_page_on_privacy_runs():
     assert all((words != 0).all() for words in names["arrived"])
 
 
-@pytest.mark.slow
-def test_the_page_on_real_sites_runs():
-    text = page("deployment.md")
-    study = re.search(r"```toml\n(.*?)```", text, re.DOTALL)[1]
-    model = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
-    # It holds its draws against the simulation's.
-    names = run_page("deployment.md", study_toml=study, model_py=model)
-    for name, rows in names["rows"].items():
-        with np.load(names["consortium"] / name / "rows.npz") as stored:
-            assert stored["x"].tolist() == rows["x"].tolist()
+TUTORIAL = "deployed_federation.md"
 
 
-def blocks(kind):
-    return re.findall(rf"```{kind}\n(.*?)```", page("deployment.md"), re.DOTALL)
+def blocks(kind, name):
+    return re.findall(rf"```{kind}\n(.*?)```", page(name), re.DOTALL)
 
 
-def test_the_page_on_real_sites_shows_what_an_owner_is_shown(tmp_path, monkeypatch, capsys):
-    """From the page's own files and commands; to renew the page, paste what this says it is."""
-    (tmp_path / "study.toml").write_text(blocks("toml")[0])
-    (tmp_path / "model.py").write_text(blocks("python")[0])
+def start_study(folder, port):
+    """Write the tutorial's files, with another port; return its limits and commands."""
+    (study, _, limits), commands = blocks("toml", TUTORIAL), "".join(blocks("sh", TUTORIAL))
+    (folder / "study.toml").write_text(study)
+    for script, snippet in scripts_of(TUTORIAL).items():
+        (folder / script).write_text(snippet)
+    return limits, commands.replace("7443", str(port)).splitlines()
+
+
+def set_limits(kit, limits):
+    settings, _, written = (kit / "site.toml").read_text().partition("[limits]")
+    assert "min_sites = 3" in written  # as the page says
+    (kit / "site.toml").write_text(settings + limits)
+
+
+def test_the_tutorial_on_real_sites_shows_what_an_owner_is_shown(tmp_path, monkeypatch, capsys):
+    """From the page's files and commands; to renew the page, paste the output in the assertion."""
+    limits, commands = start_study(tmp_path, 7443)
+    init, approve, verify = (
+        shlex.split(line)[1:] for line in commands if line.startswith("fedmcmc deploy")
+    )
     monkeypatch.chdir(tmp_path)
-    commands = [
-        line for line in "".join(blocks("sh")).splitlines() if line.startswith("fedmcmc deploy")
-    ]
-    init, approve, verify = (shlex.split(line)[1:] for line in commands)
     assert fedmcmc_command(init) == 0
     kit = tmp_path / "consortium" / "bern"
+    set_limits(kit, limits)
+    server = (kit.parent / "server" / "server.toml").read_text()
+    assert "0.0.0.0:7443" in server and blocks("toml", TUTORIAL)[1] in server
     monkeypatch.chdir(kit)
-    settings = (kit / "site.toml").read_text().partition("[limits]")[0]
-    limits = next(block for block in blocks("toml") if block.startswith("[limits]"))
-    (kit / "site.toml").write_text(settings + limits)
-    versions = {"fedmcmc": "0.2.0", "jax": "0.10.1"}  # whatever they are today
-    monkeypatch.setattr("fedmcmc.deploy._account.software", lambda: versions)
-    monkeypatch.setattr("builtins.input", lambda question: "yes")
+    answers = iter(["yes", "yes"])
+    monkeypatch.setattr("builtins.input", lambda question: next(answers))
     capsys.readouterr()
     assert fedmcmc_command(approve) == 0
-    told = capsys.readouterr().out
-    for block in blocks("text"):
-        assert block in told, told
+    shown = capsys.readouterr().out
+    for block in blocks("text", TUTORIAL):
+        assert block in shown, shown
     fedmcmc.deploy.AuditLog("audit.log").close()
     assert fedmcmc_command(verify) == 0
+
+
+@pytest.mark.slow
+def test_the_tutorial_on_real_sites_runs(tmp_path):
+    """All its commands, in processes; one site is interrupted and started again."""
+    with socket.socket() as listener:
+        listener.bind(("localhost", 0))
+        port = listener.getsockname()[1]
+    limits, commands = start_study(tmp_path, port)
+    env = {**environment(), "JAX_PLATFORMS": "cpu"}
+    kits = tmp_path / "consortium"
+    modules = {"fedmcmc": "", "fedmcmc-site": ".site", "fedmcmc-server": ".server"}
+    processes = {}
+
+    def argv(command):
+        name, *arguments = shlex.split(command)
+        program = ["-P", "-m", f"fedmcmc{modules[name]}"] if name in modules else []
+        return [sys.executable, *program, *arguments]
+
+    def start(folder, command):
+        return subprocess.Popen(argv(command), cwd=folder, env=env)
+
+    def run(folder, begin):
+        command = commands.pop(0)
+        assert command.startswith(begin)
+        done = subprocess.run(
+            argv(command), cwd=folder, env=env, stdout=subprocess.PIPE, text=True, timeout=400
+        )
+        assert done.returncode == 0, command
+        return done.stdout
+
+    del commands[:2]  # the installation, and a folder
+    run(tmp_path, "python make_rows.py")
+    assert run(tmp_path, "python rehearse.py").startswith("passed (importance)")
+    run(tmp_path, "fedmcmc deploy init")
+    settings = kits / "server" / "server.toml"
+    settings.write_text(settings.read_text().replace("0.0.0.0", "127.0.0.1"))
+    run(tmp_path, "python to_npz.py bern.csv")
+    run(tmp_path, "python to_npz.py basel.csv")
+    approve, site, serve, read, again, verify, own = commands
+    for name in ("bern", "basel"):
+        set_limits(kits / name, limits)
+        commands[:] = [f"{approve} --yes"]
+        run(kits / name, "fedmcmc deploy approve")
+    try:
+        for name in ("bern", "basel"):
+            processes[name] = start(kits / name, site)
+        commands[:] = [serve, read, serve, read, verify, own]
+        run(kits / "server", "fedmcmc-server")
+        printed = run(tmp_path, "python read_draws.py")
+        assert printed.count("odds ratio of") == 2
+
+        log = kits / "basel" / "audit.log"
+        size = log.stat().st_size
+        processes["server"] = start(kits / "server", commands.pop(0))
+        deadline = time.monotonic() + 300
+        while b'"answer"' not in log.read_bytes()[size:] and time.monotonic() < deadline:
+            time.sleep(0.01)
+        processes["basel"].send_signal(signal.SIGINT)
+        assert processes["basel"].wait(timeout=60) == 0
+        time.sleep(2)
+        assert processes["server"].poll() is None  # it waits
+        processes["basel"] = start(kits / "basel", again)
+        assert processes["server"].wait(timeout=400) == 0
+        assert run(tmp_path, "python read_draws.py") == printed
+        assert "form a valid chain" in run(kits / "bern", "fedmcmc deploy verify-log")
+        assert "4 x 1,000 draws" in run(tmp_path, "python server.py")
+        assert not commands
+    finally:
+        for process in processes.values():
+            process.terminate()
+        for process in processes.values():
+            process.wait(timeout=60)
+    with np.load(kits / "server" / "hmc.npz") as other:
+        ratios = np.median(other["odds_ratios"], (0, 1))
+    (shown,) = re.findall(r"```\n(odds ratio .*?)```", page(TUTORIAL), re.DOTALL)
+    for lines in (printed, shown):
+        medians = [float(x) for x in re.findall(r": (\d+\.\d+),", lines)]
+        np.testing.assert_allclose(ratios, medians, rtol=0.1)
+
+
+@pytest.mark.slow
+def test_the_page_on_masks_runs():
+    names = run_page("masks.md")  # it compares its draws with a simulation
+    assert np.isnan(names["simulated"].info["gradient_norm"]).sum() == 0
+    assert names["samples"].num_draws == 10
+
+
+def test_the_page_of_settings_lists_all_keys(tmp_path):
+    text = page("deployment_settings.md")
+    listed = set(re.findall(r"`\"?(\w+)\"?`", text))
+    keys = {field.name for field in dataclasses.fields(fedmcmc.deploy.Study)} - {"folder"}
+    keys |= {*COLUMN_KEYS, *LIMITS, *KNOWN_KEYS}
+
+    def known_keys(run, name, content):
+        """Return the keys in the error about an unknown key."""
+        path = tmp_path / name
+        path.write_text(content)
+        with pytest.raises(ValueError, match="which is unknown") as caught:
+            run(path)
+        expected = str(caught.value).partition("must hold ")[2].partition("; it holds")[0]
+        return set(re.findall(r"\w+", expected)) - {"and", "may", "hold"}
+
+    start_study(tmp_path, 7443)
+    keys |= known_keys(fedmcmc.deploy.run_site, "site.toml", "unknown = 1")
+    keys |= known_keys(fedmcmc.deploy.run_server, "server.toml", "unknown = 1")
+    run = 'study = "study.toml"\n[run]\nkernel = "main"\nunknown = 1'
+    keys |= known_keys(lambda path: run_over(path, None), "run.toml", run)
+    assert {"max_norm", "server_name", "num_burnin", "minimum", "approved", "levels"} <= keys
+    assert not keys - listed
+    for name in (*fedmcmc.deploy.FIT, *fedmcmc.deploy.SETUP):
+        assert f"`{name}`" in text
+
+
+def scripts_of(name):
+    """Return the snippets of a page that start with a comment of their file's name."""
+    snippets = re.findall(r"```python\n(.*?)```", page(name), re.DOTALL)
+    return {re.match(r"# (\w+\.py)\n", snippet)[1]: snippet for snippet in snippets}
 
 
 @pytest.mark.slow
@@ -230,12 +359,6 @@ def test_the_page_on_runs_runs():
     assert names["more"].num_draws == 3_000 and names["found"].num_draws == 0
     assert "turned non-finite" in names["page"].read_text()
     assert names["found"].streams["some"].draws.shape[1] > 100
-
-
-def scripts_of(name):
-    """Return the snippets of a page that start with a comment of their file's name."""
-    snippets = re.findall(r"```python\n(.*?)```", page(name), re.DOTALL)
-    return {re.match(r"# (\w+\.py)\n", snippet)[1]: snippet for snippet in snippets}
 
 
 def test_the_sweep_of_the_page_on_processes_is_gathered(tmp_path, monkeypatch, capsys):
