@@ -8,8 +8,8 @@ import socket
 import subprocess
 import sys
 import textwrap
-from collections import Counter
 import time
+from collections import Counter
 from pathlib import Path
 
 import jax
