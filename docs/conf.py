@@ -21,6 +21,7 @@ from sphinx.util.nodes import make_refnode
 import fedmcmc
 
 sys.path.append(str(Path(__file__).parent))
+import citations
 import reference
 
 ROOT = Path(__file__).parents[1]
@@ -135,6 +136,15 @@ def join_fields(app: Any, what: str, name: str, thing: Any, options: Any, lines:
             lines[place] = line.replace(found[1], found[1].replace(" ", ""), 1)
 
 
+def link_citations(
+    app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]
+) -> None:
+    """Link citations in docstrings to the bibliography."""
+    page = app.builder.get_relative_uri(app.env.docname, "docs/reference/bibliography")
+    text = citations.link("\n".join(lines), lambda anchor: f"{page}#{anchor}")
+    lines[:] = text.split("\n")
+
+
 def redirect(app: Any, error: Exception | None) -> None:
     """Have the site's own address lead to its home page."""
     page = f'<meta http-equiv="refresh" content="0; url={root_doc}.html"><title>fedmcmc</title>'
@@ -157,6 +167,7 @@ def setup(app: Any) -> None:
     app.connect("missing-reference", find_name)
     app.connect("autodoc-skip-member", skip_field)
     app.connect("autodoc-process-docstring", join_fields, priority=900)  # after napoleon
+    app.connect("autodoc-process-docstring", link_citations, priority=900)
     app.connect("build-finished", redirect)
     app.add_html_math_renderer("mathml", (visit_math, None), (visit_math, None))
     for field in PyObject.doc_field_types:
