@@ -140,9 +140,18 @@ def link_citations(
     app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]
 ) -> None:
     """Link citations in docstrings to the bibliography."""
-    page = app.builder.get_relative_uri(app.env.docname, "docs/reference/bibliography")
-    text = citations.link("\n".join(lines), lambda anchor: f"{page}#{anchor}")
-    lines[:] = text.split("\n")
+    lines[:] = _with_links(app, app.env.docname, "\n".join(lines)).split("\n")
+
+
+def link_citations_of_modules(app: Any, page: str, source: list[str]) -> None:
+    """Link citations in docstrings of modules, which `reference.py` copies to their pages."""
+    if page.startswith("docs/api/"):
+        source[0] = _with_links(app, page, source[0])
+
+
+def _with_links(app: Any, page: str, text: str) -> str:
+    bibliography = app.builder.get_relative_uri(page, "docs/reference/bibliography")
+    return citations.link(text, lambda anchor: f"{bibliography}#{anchor}")
 
 
 def redirect(app: Any, error: Exception | None) -> None:
@@ -163,6 +172,7 @@ def setup(app: Any) -> None:
     app.connect("builder-inited", write_reference)
     app.connect("source-read", add_toctrees)
     app.connect("source-read", add_appendices)
+    app.connect("source-read", link_citations_of_modules)
     app.connect("doctree-read", link_repository)
     app.connect("missing-reference", find_name)
     app.connect("autodoc-skip-member", skip_field)
