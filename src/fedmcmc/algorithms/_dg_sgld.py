@@ -1,8 +1,8 @@
 """DG-SGLD, and DG-LMC with exact gradients.
 
-Source: Plassier, Vono, Durmus and Moulines (2021), DG-LMC: a turn-key and scalable synchronous
-distributed MCMC algorithm via Langevin Monte Carlo within Gibbs. Their ``gamma_i`` is `step_size`,
-``N_i`` is `num_local_steps`, ``rho_i`` is `tolerance`, and ``A_i`` is the identity.
+Source: Plassier et al. (2021), DG-LMC: a turn-key and scalable synchronous distributed
+MCMC algorithm via Langevin Monte Carlo within Gibbs. Their ``gamma_i`` is `step_size`, ``N_i`` is
+`num_local_steps`, ``rho_i`` is `tolerance`, and ``A_i`` is the identity.
 """
 
 from fedmcmc.gradients import for_batch_size

@@ -1,7 +1,7 @@
 """LSD, LSD*, LSD++ and preconditioned SGLD: one step per round along the sum of gradients.
 
-Source: Vono, Plassier, Durmus, Dieuleveut and Moulines (2022), QLSD: Quantised Langevin stochastic
-dynamics for Bayesian federated learning. Their ``gamma`` is `step_size`, and their potentials are
+Source: Vono et al. (2022), QLSD: Quantised Langevin stochastic dynamics for Bayesian federated
+learning. Their ``gamma`` is `step_size`, and their potentials are
 minus our log densities. `fedmcmc.algorithms.qlsd` compresses the messages.
 """
 

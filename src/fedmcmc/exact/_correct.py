@@ -1,7 +1,7 @@
 """Importance correction: one round of summed log likelihoods makes an approximation exact.
 
-Sources: Hesterberg (1995), defensive mixtures; Vehtari et al. (2024), Pareto smoothing; Cornuet,
-Marin, Mira and Robert (2012), weights of all rounds; Paananen et al. (2021), moment matching.
+Sources: Hesterberg (1995), defensive mixtures; Vehtari et al. (2024), Pareto smoothing; Cornuet
+et al. (2012), weights of all rounds; Paananen et al. (2021), moment matching.
 """
 
 import warnings

@@ -482,7 +482,7 @@ def fed_gibbs(
 
     References
     ----------
-    Gelfand, Sahu and Carlin (1995), Efficient parametrisations for normal linear mixed models,
+    Gelfand et al. (1995), Efficient parametrisations for normal linear mixed models,
     Biometrika 82, doi:10.1093/biomet/82.3.479.
 
     Tjelmeland (2004), Using all Metropolis-Hastings proposals to estimate mean values, Technical
