@@ -23,7 +23,8 @@ def dg_sgld(
     """Build DG-SGLD, Langevin within Gibbs: clients move copies of the position in every round.
 
     The server draws the next position given the average of the copies. The stationary distribution
-    differs from the posterior even for small steps (docs/explanation/exact_distributions.md), less so for a small tolerance.
+    differs from the posterior even for small steps (docs/explanation/exact_distributions.md), less
+    so for a small tolerance.
 
     Parameters
     ----------

@@ -75,7 +75,8 @@ def correct(
 
     One exchange with all clients sums their log likelihoods at all draws. The mean of the weights,
     ratios of posterior to proposal, is the evidence; k-hat, the shape of their tail, decides if
-    they can be trusted (docs/explanation/exactness.md), and a `SamplingWarning` follows if it is not low at first.
+    they can be trusted (docs/explanation/exactness.md), and a `SamplingWarning` follows if it is
+    not low at first.
 
     Parameters
     ----------
