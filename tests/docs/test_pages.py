@@ -127,6 +127,17 @@ def test_the_page_on_criticism_runs():
 
 
 @pytest.mark.slow
+def test_the_tutorial_on_a_network_runs():
+    names = run_page("network.md")
+    (shown,) = re.findall(r"```text\n +accuracy.*?\n(.*?)```", page("network.md"), re.DOTALL)
+    table = {line[:15].strip(): line[15:].split() for line in shown.splitlines()}
+    assert list(table) == list(names["scores"])
+    for name, printed in table.items():
+        np.testing.assert_allclose(names["scores"][name], [float(x) for x in printed], atol=0.03)
+    assert all(samples.info["num_lost"].sum() == 0 for samples in names["fits"].values())
+
+
+@pytest.mark.slow
 def test_the_page_on_fed_ep_runs():
     names = run_page("fed_ep.md")
     assert names["samples"].info["num_lost"].sum() == 0
