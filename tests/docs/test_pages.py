@@ -215,9 +215,9 @@ def test_the_page_on_real_sites_shows_what_an_owner_is_shown(tmp_path, monkeypat
 @pytest.mark.slow
 def test_the_page_on_runs_runs():
     names = run_page("runs.md")
-    assert names["more"].num_draws == 3_000 and names["found"].num_draws == 0
+    assert names["more"].num_draws == 3_000 and names["streamed"].num_draws == 0
     assert "turned non-finite" in names["page"].read_text()
-    assert names["found"].streams["some"].draws.shape[1] > 100
+    assert names["streamed"].streams["thinned"].draws.shape[1] > 100
 
 
 def scripts_of(name):
