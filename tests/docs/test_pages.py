@@ -139,7 +139,7 @@ def test_the_tutorial_on_a_network_runs():
 
 @pytest.mark.slow
 def test_the_page_on_fed_ep_runs():
-    names = run_page("fed_ep.md")
+    names = run_page("guides/fed_ep.md")
     assert names["samples"].info["num_lost"].sum() == 0
     assert names["marginal"].shape == names["point"].shape == (300, 2)
     hits = (names["point"].argmax(1) == names["rows"]["y"]).mean()
