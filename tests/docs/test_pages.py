@@ -158,8 +158,19 @@ def test_the_page_on_criticism_runs():
 
 
 @pytest.mark.slow
+def test_the_tutorial_on_a_network_runs():
+    names = run_page("network.md")
+    (shown,) = re.findall(r"```text\n +accuracy.*?\n(.*?)```", page("network.md"), re.DOTALL)
+    table = {line[:15].strip(): line[15:].split() for line in shown.splitlines()}
+    assert list(table) == list(names["scores"])
+    for name, printed in table.items():
+        np.testing.assert_allclose(names["scores"][name], [float(x) for x in printed], atol=0.03)
+    assert all(samples.info["num_lost"].sum() == 0 for samples in names["fits"].values())
+
+
+@pytest.mark.slow
 def test_the_page_on_fed_ep_runs():
-    names = run_page("fed_ep.md")
+    names = run_page("guides/fed_ep.md")
     assert names["samples"].info["num_lost"].sum() == 0
     assert names["marginal"].shape == names["point"].shape == (300, 2)
     hits = (names["point"].argmax(1) == names["rows"]["y"]).mean()
@@ -356,9 +367,9 @@ def scripts_of(name):
 @pytest.mark.slow
 def test_the_page_on_runs_runs():
     names = run_page("runs.md")
-    assert names["more"].num_draws == 3_000 and names["found"].num_draws == 0
+    assert names["more"].num_draws == 3_000 and names["streamed"].num_draws == 0
     assert "turned non-finite" in names["page"].read_text()
-    assert names["found"].streams["some"].draws.shape[1] > 100
+    assert names["streamed"].streams["thinned"].draws.shape[1] > 100
 
 
 def test_the_sweep_of_the_page_on_processes_is_gathered(tmp_path, monkeypatch, capsys):
