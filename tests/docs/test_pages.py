@@ -120,10 +120,27 @@ def test_the_page_on_choosing_runs():
 def test_the_page_on_effects_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = run_page("random_effects.md")
+    shown = re.findall(r"```text\n(.*?)```", page("random_effects.md"), re.DOTALL)
+    assert shown[0].strip() == str(names["data"])
+    (words, numbers), (wanted, those) = map(words_and_numbers, (str(names["fitted"]), shown[1]))
+    assert words == wanted
+    # Other versions of JAX round in other ways.
+    np.testing.assert_allclose(numbers, those, rtol=0.2, atol=0.1)
     assert (tmp_path / "hospitals.png").exists()
-    assert names["fitted"].verdict.startswith("passed")
-    assert names["own"].draws["effect"].shape == (1, 500, 15, 1)
+    assert names["effects"].draws["effect"].shape == (1, 500, 12, 1)
+    unpooled = names["alone"].draws["effect"][0, 0, :, 0]
+    assert [names["data"].labels[i] for i in np.flatnonzero(np.isnan(unpooled))] == ["Glarus"]
     assert names["patients"].num_groups.tolist() == [2, 1]
+    patients = fedmcmc.from_numpyro(names["model"], example=names["patients"])
+    slopes = fedmcmc.from_numpyro(names["slopes_model"], example=names["data"])
+    assert list(patients.local.like.tree) == ["effect_decentered"]
+    assert slopes.local.like.tree["effect"].shape == (2,)
+
+
+@pytest.mark.slow
+def test_the_page_on_kernels_of_effects_runs():
+    names = run_page("random_effect_kernels.md")
+    assert names["fitted"].verdict.startswith("passed")
     exact = names["fitted"].samples.constrained
     assert names["gibbs"].local_mask.shape == (15, 1)
     sampled = names["gibbs"].constrained
@@ -131,10 +148,12 @@ def test_the_page_on_effects_runs(tmp_path, monkeypatch):
         shift = (np.mean(exact[site]) - np.mean(sampled[site])) / np.std(exact[site])
         assert abs(shift) < 0.25  # the error of some hundred effective draws
     names["kernel"].init(jax.random.key(0), names["mode"], names["data"])
-    start = names["levels"].init_fn(jax.random.key(0))
-    names["by_levels"].init(jax.random.key(0), start, names["patients"])
-    gap = names["own"].draws["effect"] - names["gibbs"].constrained_local["effect"].mean((0, 1))
-    assert np.abs(gap.mean((0, 1))).max() < 0.1  # sds are about 0.5
+    draws = jax.tree.map(lambda leaf: leaf[:, ::8], names["fitted"].samples.draws)
+    effects = fedmcmc.local_draws(
+        names["posterior"], names["data"], draws, rng_key=jax.random.key(1)
+    ).draws["effect"]
+    gap = effects.mean((0, 1)) - names["gibbs"].constrained_local["effect"].mean((0, 1))
+    assert np.abs(gap).max() < 0.1  # sds are about 0.5
 
 
 def test_the_page_on_exact_draws_runs(tmp_path, monkeypatch):
@@ -151,10 +170,11 @@ def test_the_page_on_exact_draws_runs(tmp_path, monkeypatch):
 def test_the_page_on_criticism_runs():
     names = run_page("criticism.md")
     assert names["fitted"].corrected.verdict.kind == "passed"
-    assert next(iter(names["compared"].models)) == "dose"
-    assert names["found"].p_values.argmin() == 4 and names["found"].p_values[4] < 1e-4
-    assert names["without"].reliable.all() and names["without"].refitted[4]
-    assert names["calibrated"].p_values.min() > 1e-3
+    assert next(iter(names["comparison"].models)) == "dose"
+    p_values = names["conflicts"].p_values
+    assert p_values.argmin() == 4 and p_values[4] < 1e-4
+    assert names["left_out"].reliable.all() and names["left_out"].refitted[4]
+    assert names["calibration"].p_values.min() > 1e-3
 
 
 @pytest.mark.slow
