@@ -48,7 +48,7 @@ def lsd(
         Rule for the clients that send a gradient, such as `bernoulli` or `uniform`; all by default.
     refresh
         Move of a client's latents in each round, such as `fedmcmc.hierarchy.independence`, if the
-        posterior has latents of groups (docs/tutorials/random_effects.md).
+        posterior has latents of groups (docs/explanation/random_effect_kernels.md).
         docs/explanation/exact_distributions.md computes the price, a larger covariance.
     order, num_draws
         Order of move and gradient, and number of moves per round, whose gradients are averaged.

@@ -445,7 +445,8 @@ def fed_gibbs(
     """Build a Gibbs sampler: clients draw their latents, the server the population parameters.
 
     The draws are exact at every setting, also if only some clients take part, provided that the
-    participation does not depend on draws. docs/tutorials/random_effects.md describes the messages.
+    participation does not depend on draws. docs/explanation/random_effect_kernels.md describes
+    the messages.
 
     Parameters
     ----------
