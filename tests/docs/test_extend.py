@@ -467,6 +467,16 @@ def test_the_estimator_limits_each_rows_norm(kind, bound):
     np.testing.assert_allclose(fedmcmc.trees.ravel(estimate), wanted, rtol=1e-5)
 
 
+# Its participation rule, which the page itself compares with the exact covariance.
+
+
+def test_the_participation_rule_checks_the_number_of_clients():
+    rule = PAGE["OneRegion"](jnp.array([0, 1, 1]), num_regions=2)
+    rule.check(3)
+    with pytest.raises(ValueError, match="Got 3 regions for 4 clients"):
+        rule.check(4)
+
+
 # Other pages, and examples.
 
 
