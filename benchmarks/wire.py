@@ -37,7 +37,7 @@ def write_tables(path: Path) -> None:
         pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
         if not pattern.search(text):
             raise ValueError(f"{path} has no table between <!-- {name} --> and <!-- end -->.")
-        text = pattern.sub(lambda match, lines=lines: f"{match[1]}{lines}\n{match[2]}", text)
+        text = pattern.sub(lambda match, lines=lines: f"{match[1]}\n{lines}\n\n{match[2]}", text)
     path.write_text(text)
 
 
@@ -68,9 +68,9 @@ def tables() -> dict[str, str]:
         "bounds": _markdown(("compressor", "bound (ln)", "bound (log2)", "measured"), factors)
         + f"\n\nMessages are longer than the bound with ln in {longer} of {len(bounds)} cases.",
         "speeds": _markdown(
-            ("compressor", "encode", "decode"),
+            ("compressor", "encode, MB/s", "decode, MB/s"),
             [
-                (f"`{name}`", *(f"{s:.3f} s, {4 / s:,.0f} MB/s" for s in seconds))
+                (f"`{name}`", *(f"{4 / s:,.0f}" for s in seconds))
                 for name, (_, *seconds) in speeds().items()
             ],
         )
@@ -210,8 +210,9 @@ def _seconds(fn):
 
 
 def _markdown(header, rows):
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    num_columns = len(header)
+    header, *lines = (f"| {' | '.join(line)} |" for line in (header, *rows))
+    return "\n".join([header, "|" + "---|" * num_columns, *lines])
 
 
 def bench() -> None:
