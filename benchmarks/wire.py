@@ -23,7 +23,7 @@ from fedmcmc.compression import bound_bits
 DIMENSIONS = (50, 784, 7850, 10**6)
 BITS = (0, 1, 2, 4, 8, 16)
 FRACTIONS = (0.01, 0.1)
-NUMBERS = 4 * 10**6  # numbers drawn for one row of the table
+NUMBERS = 4 * 10**6  # random numbers per row of the table
 MAX_MESSAGES = 1000
 SIZE = 10**6
 COMPARED = 784  # dimension of the published compression factors
@@ -128,7 +128,7 @@ def _row(d, mean, error, sparse):
 
 
 def measure(compressor, d):
-    """Return the mean of the bits, its standard error and the share of sparse codes."""
+    """Return the mean bits, their standard error and the fraction of sparse codes."""
     num = max(4, min(MAX_MESSAGES, NUMBERS // d))
     keys = jax.random.split(jax.random.key(0), num)
     codes = jax.jit(jax.vmap(lambda key: _message(compressor, key, d)))(keys)
@@ -138,16 +138,18 @@ def measure(compressor, d):
     for i in range(num):
         data = wire.encode(jax.tree.map(lambda x, i=i: x[i], codes))
         if len(data) != -(-bits[i] // 8):
-            raise AssertionError(f"{len(data)} bytes were written for {bits[i]} bits counted.")
+            raise AssertionError(
+                f"{len(data)} bytes were encoded, but {bits[i]} bits were counted."
+            )
         head = 4 if isinstance(codes, compression.Quantized) else 0  # the norm
         flags.append(data[head] >> 7)
     return bits.mean(), bits.std(ddof=1) / np.sqrt(num), np.mean(flags)
 
 
 def _message(compressor, rng_key, d):
-    of_vector, of_draws = jax.random.split(rng_key)
-    v = jax.random.normal(of_vector, (d,))
-    draws = compressor.prepare(of_draws, _like(d), None)
+    key_vector, key_draws = jax.random.split(rng_key)
+    v = jax.random.normal(key_vector, (d,))
+    draws = compressor.prepare(key_draws, _like(d), None)
     return compressor.encode(draws, v, compressor.init(_like(d)), None)[0]
 
 
@@ -156,10 +158,10 @@ def _like(d):
 
 
 def speeds():
-    """Return, for each compressor, bits per number and seconds to encode and to decode."""
+    """Return each compressor's bits per number and its seconds to encode and to decode."""
     measured = {name: c for name, c in compressors().items() if not name.startswith("top_k")}
     measured["identity()"] = compression.identity()
-    found = {}
+    results = {}
     for name, compressor in measured.items():
         code = jax.device_get(_message(compressor, jax.random.key(1), SIZE))
         data = wire.encode(code)
@@ -167,13 +169,13 @@ def speeds():
             _seconds(functools.partial(wire.encode, code)),
             _seconds(functools.partial(wire.decode, data, code)),
         )
-        found[name] = 8 * len(data) / SIZE, *seconds
-    return found
+        results[name] = 8 * len(data) / SIZE, *seconds
+    return results
 
 
 def counting(num_clients=50, d=7850):
-    """Return, for each number of bits, seconds to quantize, and to quantize and count."""
-    found = {}
+    """Return each quantizer's seconds to encode, and to encode and count bits."""
+    results = {}
     keys = jax.random.split(jax.random.key(2), num_clients)
     vectors = jax.random.normal(jax.random.key(3), (num_clients, d))
     for num_levels in (16, 256):
@@ -188,11 +190,11 @@ def counting(num_clients=50, d=7850):
             code = encode_(draws_, v)
             return code, compression.message_bits(code)
 
-        found[f"quantize({num_levels})"] = [
+        results[f"quantize({num_levels})"] = [
             _seconds(functools.partial(_blocked, jax.jit(jax.vmap(fn)), draws, vectors))
             for fn in (encode, count)
         ]
-    return found
+    return results
 
 
 def _blocked(fn, *args):
@@ -203,9 +205,9 @@ def _seconds(fn):
     fn()
     times = []
     for _ in range(REPEATS):
-        begun = time.process_time()
+        start_time = time.process_time()
         fn()
-        times.append(time.process_time() - begun)
+        times.append(time.process_time() - start_time)
     return min(times)
 
 
@@ -222,8 +224,9 @@ def bench() -> None:
                 f"{f'wire, 1e6 of {name}, {way}':<44}{4 / s:>12,.0f} MB/s"
                 f"{s:>20.3f}   goal: under 0.5 s ({bits:.2f} bits per number)"
             )
-    for name, (alone, both) in counting().items():
-        print(row(f"{name} and bits, 50 x 7850", 1 / both, "calls/s", both / alone, "over encode"))
+    for name, (encode, encode_and_count) in counting().items():
+        ratio, rate = encode_and_count / encode, 1 / encode_and_count
+        print(row(f"{name} and bits, 50 x 7850", rate, "calls/s", ratio, "over encode"))
 
 
 if __name__ == "__main__":
