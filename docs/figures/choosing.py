@@ -5,6 +5,7 @@ docs/explanation/choosing.md; the right panel reads the table of docs/explanatio
 """
 
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -19,7 +20,12 @@ CHAINS, BURN_IN, DRAWS_PER_CHAIN = 128, 200, 4_000
 METHODS = {"fit": "*", "hmc": "s", "fsgld": "o", "qlsd_pp": "^", "fa_hmc": "D", "fed_ep": "P"}
 
 
-def excess(data, white, kernel, sds):
+def excess(
+    data: fedmcmc.FederatedData,
+    white: fedmcmc.surrogates.Whitened,
+    kernel: fedmcmc.FederatedKernel,
+    sds: np.ndarray,
+) -> float:
     """Return how much too wide the sds of long chains are, in percent: the mean over both."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", fedmcmc.SamplingWarning)
@@ -34,10 +40,10 @@ def excess(data, white, kernel, sds):
             progress=False,
         )
     spread = np.asarray(samples.draws["b"], np.float64).std((0, 1)) / sds
-    return 100 * (spread.mean() - 1)
+    return float(100 * (spread.mean() - 1))
 
 
-def rounds_and_megabits():
+def rounds_and_megabits() -> Iterator[tuple[str, float, float]]:
     """Yield the method, rounds and megabits of each cell of the table that met the limits."""
     page = (ROOT / "docs" / "explanation" / "exactness.md").read_text()
     table = page[page.index("*Rounds; megabits.") :].split("\n\n")[1].splitlines()
@@ -49,7 +55,8 @@ def rounds_and_megabits():
                 yield name, float(rounds), float(megabits)
 
 
-def main():
+def main() -> None:
+    """Sample with each step size, and draw both panels."""
     data = fedmcmc.FederatedData.from_clients(list(clinics()))
     posterior = fedmcmc.from_numpyro(model, example=data)
     white = fedmcmc.whiten(posterior, data)
@@ -57,7 +64,7 @@ def main():
     sds = moments_on_a_grid(posterior, data, mode, np.sqrt(np.diag(white.metric)))[1]
 
     plt.style.use(ROOT / "experiments" / "figures.mplstyle")
-    figure, (left, right) = plt.subplots(1, 2, figsize=(7.2, 3.1))
+    _, (left, right) = plt.subplots(1, 2, figsize=(7.2, 3.1))
     steps = np.geomspace(0.08, 1, 50)
     left.plot(steps, 100 * (1 / np.sqrt(1 - steps / 2) - 1), color="black", label="formula")
     kernels = {

@@ -5,7 +5,9 @@ docs/explanation/exactness.md. The exact sd comes from a grid.
 """
 
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,25 +23,29 @@ CHAINS, PER_RUN, BURN_IN, ROUNDS = 64, 4, 100, 10_000
 LENGTHS = np.unique(np.geomspace(50, ROUNDS, 16).astype(int))
 
 
-def model(x, y=None):
+def model(x: Any, y: Any = None) -> None:
+    """Logistic regression of one clinic; all clinics share ``b``."""
     b = numpyro.sample("b", dist.Normal(0, 2.5).expand([x.shape[1]]).to_event(1))
     with numpyro.plate("rows", len(x)):
         numpyro.sample("y", dist.Bernoulli(logits=x @ b), obs=y)
 
 
-def clinics():
+def clinics() -> Iterator[dict[str, np.ndarray]]:
+    """Yield the rows of the three clinics of the page."""
     rng = np.random.default_rng(0)
     for size in (120, 60, 8):
         x = np.stack([np.ones(size), rng.normal(size=size)], 1)
         yield {"x": x, "y": (rng.random(size) < 1 / (1 + np.exp(-x[:, 1]))).astype(int)}
 
 
-def moments_on_a_grid(posterior, data, center, sds):
+def moments_on_a_grid(
+    posterior: fedmcmc.Posterior, data: fedmcmc.FederatedData, center: np.ndarray, sds: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the posterior's mean and sds, from a grid of 201 x 201 points."""
     axes = [np.linspace(m - 7 * s, m + 7 * s, 201) for m, s in zip(center, sds, strict=True)]
     points = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 2)
 
-    def log_density(b):
+    def log_density(b: jax.Array) -> jax.Array:
         terms = posterior.loglikelihood_fn({"b": b}, data.rows)
         return posterior.logprior_fn({"b": b}) + jnp.sum(terms)
 
@@ -50,7 +56,8 @@ def moments_on_a_grid(posterior, data, center, sds):
     return mean, np.sqrt(weights @ (points - mean) ** 2)
 
 
-def main():
+def main() -> None:
+    """Sample with each kernel, and draw the figure."""
     data = fedmcmc.FederatedData.from_clients(list(clinics()))
     posterior = fedmcmc.from_numpyro(model, example=data)
     white = fedmcmc.whiten(posterior, data)
