@@ -1,8 +1,9 @@
 """Predictions against long runs: what `predict_bias` says before, and what chains then do.
 
-``python -m benchmarks predictions`` prints the table of docs/explanation/choosing.md. Means and sds of the run
-are compared with NUTS on the pooled rows, as in `settings`, in the whitened coordinates in which
-predictions are made; rounds per effective draw are those of the mean of the slowest coordinate.
+``python -m benchmarks predictions`` prints the rows of the table of
+docs/explanation/diagnostics.md. Means and sds of the run are compared with NUTS on the pooled rows,
+as in `settings`, in the whitened coordinates in which predictions are made; rounds per effective
+draw are those of the mean of the slowest coordinate.
 """
 
 import warnings

@@ -1,7 +1,7 @@
 """One set of settings on many federations: kernels on whitened coordinates against NUTS.
 
-``python -m benchmarks settings`` prints the table of docs/explanation/choosing.md. Errors are those against
-NUTS on the pooled rows, beside what the run said of itself.
+``python -m benchmarks settings`` prints the rows of the table of docs/explanation/choosing.md.
+Errors are relative to NUTS on the pooled rows; the run's own estimates of them are printed too.
 """
 
 import time

@@ -1,7 +1,8 @@
 """Steps that `tune` takes for a relay, and what they sample: ``python -m benchmarks visits``.
 
-The table of docs/explanation/choosing.md: federations where a visited client's surrogate errs away from the
-mode, against NUTS on the pooled rows. Radon is read through ``FEDMCMC_DATA``.
+The rows of the table of docs/explanation/diagnostics.md: federations where a visited client's
+surrogate errs away from the mode, against NUTS on the pooled rows. Radon in all counties is read
+through ``FEDMCMC_DATA``.
 """
 
 import warnings

@@ -122,6 +122,14 @@ def test_the_page_on_exact_distributions_runs():
     np.testing.assert_allclose(names["predicted"].covariance, 0.55787, rtol=1e-3)
 
 
+def test_the_page_on_diagnostics_runs():
+    names = run_page("diagnostics.md")
+    checked = names["checked"]
+    np.testing.assert_allclose(names["mean"], 1 / 3, rtol=1e-6)
+    np.testing.assert_allclose(checked.spread, names["x"].std() * 3, rtol=1e-3)
+    np.testing.assert_allclose(checked.bias, (names["x"].mean() - 1 / 3) * 3, rtol=1e-3)
+
+
 @pytest.mark.slow
 def test_the_page_on_choosing_runs():
     names = run_page("choosing.md")
