@@ -210,6 +210,54 @@ def test_the_tutorial_on_a_network_runs():
 
 
 @pytest.mark.slow
+def test_the_page_on_a_multi_site_study_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = run_page("multi_site_study.md")
+    assert (tmp_path / "readmissions.html").exists()
+    assert names["calibrated"].p_values.min() > 1e-3
+    assert names["found"].p_values.argmin() == 3 and names["found"].p_values[3] < 1e-3
+    assert names["without"].reliable.all()
+    exact = -0.8
+    effect = names["final"].samples.constrained["log_odds"]
+    assert abs(effect.mean() - exact) < 2 * effect.std()
+    with pytest.raises(ValueError, match="creatinine: 200 values outside"):
+        names["prepare"](
+            names["simulate"](0, dict.fromkeys(names["levels"]["hospital"], 200))["Bern"], "umol/L"
+        )
+    # The rows of the study file have the columns and the codes of the page's data.
+    (tmp_path / "model.py").write_text("def posterior(settings):\n    pass\n")
+    rows = re.search(r"```toml\n(.*?)```", page("multi_site_study.md"), re.DOTALL)[1]
+    header = 'name = "readmissions"\nposterior = "model.py:posterior"\n[sites]\nAarau = 300\n'
+    (tmp_path / "study.toml").write_text(header + rows)
+    study = fedmcmc.deploy.Study.read(tmp_path / "study.toml")
+    assert study.rows.keys() == names["data"].rows.keys()
+    assert {name: tuple(levels) for name, levels in study.levels.items()} == names["data"].coding
+
+
+@pytest.mark.slow
+def test_the_page_that_compares_with_methods_of_statistics_runs():
+    names = run_page("compared_statistics.md")
+    small, large = names["results"][30], names["results"][1000]
+    assert (small[:, 1] - small[:, 0]).mean() > 0.04
+    assert abs(large[:, 1] - large[:, 0]).max() < 0.03
+
+
+@pytest.mark.slow
+def test_the_page_that_compares_with_other_samplers_runs():
+    names = run_page("compared_samplers.md")
+    exact = names["fitted"].samples.constrained["theta"]
+    for draws in (
+        names["steps"][1_000:],
+        names["central"].draws,
+        names["federated"].draws,
+        names["mcmc"].get_samples()["theta"],
+    ):
+        draws = np.reshape(draws, (-1, 2))
+        assert abs(draws.mean(0) - exact.mean((0, 1))).max() < 0.05  # sds are about 0.15
+        np.testing.assert_allclose(draws.std(0), exact.std((0, 1)), rtol=0.15)
+
+
+@pytest.mark.slow
 def test_the_page_on_fed_ep_runs():
     names = run_page("guides/fed_ep.md")
     assert names["samples"].info["num_lost"].sum() == 0
