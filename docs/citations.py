@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 BIBLIOGRAPHY = Path(__file__).parent / "reference" / "bibliography.md"
-NAME = r"(?:El )?[A-Z][^\W\d_]+(?:-[A-Z][^\W\d_]+)*"
+NAME = r"(?:El |von )?[A-Z][^\W\d_]+(?:-[A-Z][^\W\d_]+)*"
 AUTHORS = rf"{NAME}(?:(?:,\s+{NAME})*\s+and\s+{NAME}|\s+et\s+al\.)?"
 YEAR = r"(?:19|20)\d\d"
 CITATION = re.compile(
