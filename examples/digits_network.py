@@ -24,7 +24,7 @@ order = np.random.default_rng(0).permutation(len(labels))
 train, test = order[:600], order[600:]
 
 # %% [markdown]
-# The clients differ: most of them have pictures of only a few digits.
+# The clients differ: each has its own shares of the digits, and most lack some digits entirely.
 
 # %%
 owner = fedmcmc.partition.dirichlet(jax.random.key(0), labels[train], 10, 0.5)
@@ -122,8 +122,8 @@ for name, p in probabilities.items():
 # %% [markdown]
 # With this prior, the posterior's predictions are underconfident: they are right more often than
 # their confidence suggests. Cold posteriors predict better for many networks
-# ([Wenzel et al. 2020](../docs/reference/bibliography.md#wenzel-et-al-2020)). The posterior does not
-# determine the temperature, so choose it on held-out pictures, as here.
+# ([Wenzel et al. 2020](../docs/reference/bibliography.md#wenzel-et-al-2020)). The posterior does
+# not determine the temperature, so choose it on held-out pictures, as here.
 
 # %%
 excess = scores["posterior"]["accuracy"] - scores["posterior"]["confidence"]

@@ -1,9 +1,10 @@
 # %% [markdown]
 # # Estimate random effects of schools
 #
-# Twenty schools keep their pupils' scores. This page fits a mixed model (a hierarchical model). Each
-# school has its own level, which is a random effect. All schools share the variance of these levels
-# and the effect of a family's status. A school's level stays at the school: no message contains it.
+# Twenty schools keep their pupils' scores. This page fits a mixed model (a hierarchical model).
+# Each school has its own level, which is a random effect. All schools share the variance of these
+# levels and the effect of a family's status. A school's level stays at the school: no message
+# contains it.
 
 # %%
 import jax
