@@ -1,7 +1,6 @@
-"""Bits of messages, and the speed of encoding them.
+"""Bits of messages and the speed of writing them: ``python -m benchmarks.wire docs/guides/compression.md``.
 
-``python -m benchmarks.wire docs/guides/compression.md`` writes that page. ``python -m benchmarks
-wire`` prints only the speeds.
+``python -m benchmarks wire`` prints the speeds alone.
 """
 
 import functools
@@ -21,7 +20,7 @@ from fedmcmc.compression import bound_bits
 DIMENSIONS = (50, 784, 7850, 10**6)
 BITS = (0, 1, 2, 4, 8, 16)
 FRACTIONS = (0.01, 0.1)
-NUMBERS = 4 * 10**6  # random numbers per row of the table
+NUMBERS = 4 * 10**6  # numbers drawn for one row of the table
 MAX_MESSAGES = 1000
 SIZE = 10**6
 REPEATS = 15
@@ -107,30 +106,27 @@ def table() -> tuple[str, dict[str, object]]:
     rows, bits, bounds = [], {}, {}
     for d in DIMENSIONS:
         for p in BITS:
-            case = d, 2**p
-            bits[case], *statistics = measure(compression.quantize(2**p), d)
-            bounds[case] = [float(bound_bits(*case, base=base)) for base in ("natural", "log2")]
+            at = d, 2**p
+            bits[at], *rest = measure(compression.quantize(2**p), d)
+            bounds[at] = [float(bound_bits(*at, base=base)) for base in ("natural", "log2")]
             name = f"`quantize({2**p})`"
-            cells = (f"{bound:,.1f}" for bound in bounds[case])
-            rows.append((f"{d:,}", str(p), name, *cells, *_row(d, bits[case], *statistics)))
+            given = (f"{bound:,.1f}" for bound in bounds[at])
+            rows.append((f"{d:,}", str(p), name, *given, *_row(d, bits[at], *rest)))
         for name in ("sparsify", "top_k"):
             for fraction in FRACTIONS:
-                measured = measure(getattr(compression, name)(fraction), d)
-                cells = _row(d, *measured)
-                rows.append((f"{d:,}", "", f"`{name}({fraction})`", "", "", *cells))
+                found = measure(getattr(compression, name)(fraction), d)
+                rows.append((f"{d:,}", "", f"`{name}({fraction})`", "", "", *_row(d, *found)))
     for (d, s), number in bits.items():
         if (number < bounds[d, s][1]) != (s**2 + d**0.5 <= d / 2):
-            raise AssertionError(
-                f"The page's statement about the bound is wrong for d = {d}, s = {s}."
-            )
+            raise AssertionError(f"What the page says of the bound is wrong for {d}, {s}.")
     header = ("d", "p", "compressor", "bound (ln)", "bound (log2)", "bits", "sparse", "compression")
-    cases = [(784, 2**p) for p in (4, 8, 16)]
+    chosen = [(784, 2**p) for p in (4, 8, 16)]
     return _markdown(header, rows), {
-        "above": sum(number > bounds[case][0] for case, number in bits.items()),
+        "above": sum(number > bounds[at][0] for at, number in bits.items()),
         "rows": len(bits),
-        "natural": ", ".join(f"{32 * 784 / bounds[case][0]:.2f}" for case in cases),
-        "log2": ", ".join(f"{32 * 784 / bounds[case][1]:.2f}" for case in cases),
-        "code": ", ".join(f"{32 * 784 / bits[case]:.2f}" for case in cases),
+        "natural": ", ".join(f"{32 * 784 / bounds[at][0]:.2f}" for at in chosen),
+        "log2": ", ".join(f"{32 * 784 / bounds[at][1]:.2f}" for at in chosen),
+        "code": ", ".join(f"{32 * 784 / bits[at]:.2f}" for at in chosen),
     }
 
 
@@ -139,7 +135,7 @@ def _row(d, mean, error, sparse):
 
 
 def measure(compressor, d):
-    """Return the mean bits, their standard error and the fraction of sparse codes."""
+    """Return the mean of the bits, its standard error and the share of sparse codes."""
     num = max(4, min(MAX_MESSAGES, NUMBERS // d))
     keys = jax.random.split(jax.random.key(0), num)
     codes = jax.jit(jax.vmap(lambda key: _message(compressor, key, d)))(keys)
@@ -149,18 +145,16 @@ def measure(compressor, d):
     for i in range(num):
         data = wire.encode(jax.tree.map(lambda x, i=i: x[i], codes))
         if len(data) != -(-bits[i] // 8):
-            raise AssertionError(
-                f"{len(data)} bytes were encoded, but {bits[i]} bits were counted."
-            )
+            raise AssertionError(f"{len(data)} bytes were written for {bits[i]} bits counted.")
         head = 4 if isinstance(codes, compression.Quantized) else 0  # the norm
         flags.append(data[head] >> 7)
     return bits.mean(), bits.std(ddof=1) / np.sqrt(num), np.mean(flags)
 
 
 def _message(compressor, rng_key, d):
-    key_vector, key_draws = jax.random.split(rng_key)
-    v = jax.random.normal(key_vector, (d,))
-    draws = compressor.prepare(key_draws, _like(d), None)
+    of_vector, of_draws = jax.random.split(rng_key)
+    v = jax.random.normal(of_vector, (d,))
+    draws = compressor.prepare(of_draws, _like(d), None)
     return compressor.encode(draws, v, compressor.init(_like(d)), None)[0]
 
 
@@ -169,11 +163,11 @@ def _like(d):
 
 
 def speeds():
-    """Return each compressor's bits per number and its seconds to encode and to decode."""
+    """Return, for each compressor, bits per number and seconds to encode and to decode."""
     compressors = {f"quantize({2**p})": compression.quantize(2**p) for p in BITS}
     compressors |= {f"sparsify({q})": compression.sparsify(q) for q in FRACTIONS}
     compressors["identity()"] = compression.identity()
-    results = {}
+    found = {}
     for name, compressor in compressors.items():
         code = jax.device_get(_message(compressor, jax.random.key(1), SIZE))
         data = wire.encode(code)
@@ -181,13 +175,13 @@ def speeds():
             _seconds(functools.partial(wire.encode, code)),
             _seconds(functools.partial(wire.decode, data, code)),
         )
-        results[name] = 8 * len(data) / SIZE, *seconds
-    return results
+        found[name] = 8 * len(data) / SIZE, *seconds
+    return found
 
 
 def counting(num_clients=50, d=7850):
-    """Return each quantizer's seconds to encode, and to encode and count bits."""
-    results = {}
+    """Return, for each number of bits, seconds to quantise, and to quantise and count."""
+    found = {}
     keys = jax.random.split(jax.random.key(2), num_clients)
     vectors = jax.random.normal(jax.random.key(3), (num_clients, d))
     for num_levels in (16, 256):
@@ -202,11 +196,11 @@ def counting(num_clients=50, d=7850):
             code = encode_(draws_, v)
             return code, compression.message_bits(code)
 
-        results[f"quantize({num_levels})"] = [
+        found[f"quantize({num_levels})"] = [
             _seconds(functools.partial(_blocked, jax.jit(jax.vmap(fn)), draws, vectors))
             for fn in (encode, count)
         ]
-    return results
+    return found
 
 
 def _blocked(fn, *args):
@@ -217,9 +211,9 @@ def _seconds(fn):
     fn()
     times = []
     for _ in range(REPEATS):
-        start_time = time.process_time()
+        begun = time.process_time()
         fn()
-        times.append(time.process_time() - start_time)
+        times.append(time.process_time() - begun)
     return min(times)
 
 
@@ -235,9 +229,8 @@ def bench() -> None:
                 f"{f'wire, 1e6 of {name}, {way}':<44}{4 / s:>12,.0f} MB/s"
                 f"{s:>20.3f}   goal: under 0.5 s ({bits:.2f} bits per number)"
             )
-    for name, (encode, encode_and_count) in counting().items():
-        ratio, rate = encode_and_count / encode, 1 / encode_and_count
-        print(row(f"{name} and bits, 50 x 7850", rate, "calls/s", ratio, "over encode"))
+    for name, (alone, both) in counting().items():
+        print(row(f"{name} and bits, 50 x 7850", 1 / both, "calls/s", both / alone, "over encode"))
 
 
 if __name__ == "__main__":
