@@ -21,6 +21,7 @@ from sphinx.util.nodes import make_refnode
 import fedmcmc
 
 sys.path.append(str(Path(__file__).parent))
+import citations
 import reference
 
 ROOT = Path(__file__).parents[1]
@@ -135,6 +136,24 @@ def join_fields(app: Any, what: str, name: str, thing: Any, options: Any, lines:
             lines[i] = line.replace(fields[1], fields[1].replace(" ", ""), 1)
 
 
+def link_citations(
+    app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]
+) -> None:
+    """Link citations in docstrings to the bibliography."""
+    lines[:] = _with_links(app, app.env.docname, "\n".join(lines)).split("\n")
+
+
+def link_citations_of_modules(app: Any, page: str, source: list[str]) -> None:
+    """Link citations in docstrings of modules, which `reference.py` copies to their pages."""
+    if page.startswith("docs/api/"):
+        source[0] = _with_links(app, page, source[0])
+
+
+def _with_links(app: Any, page: str, text: str) -> str:
+    bibliography = app.builder.get_relative_uri(page, "docs/reference/bibliography")
+    return citations.link(text, lambda anchor: f"{bibliography}#{anchor}")
+
+
 def redirect(app: Any, error: Exception | None) -> None:
     """Redirect the site's address to its home page."""
     page = f'<meta http-equiv="refresh" content="0; url={root_doc}.html"><title>fedmcmc</title>'
@@ -153,10 +172,12 @@ def setup(app: Any) -> None:
     app.connect("builder-inited", write_reference)
     app.connect("source-read", add_toctrees)
     app.connect("source-read", add_appendices)
+    app.connect("source-read", link_citations_of_modules)
     app.connect("doctree-read", link_repository)
     app.connect("missing-reference", find_name)
     app.connect("autodoc-skip-member", skip_field)
     app.connect("autodoc-process-docstring", join_fields, priority=900)  # after napoleon
+    app.connect("autodoc-process-docstring", link_citations, priority=900)
     app.connect("build-finished", redirect)
     app.add_html_math_renderer("mathml", (visit_math, None), (visit_math, None))
     for field in PyObject.doc_field_types:

@@ -7,7 +7,8 @@
 
 Build a model (`from_numpyro`, `Posterior`) and a kernel (`qlsd_pp`, `fa_hmc`, `fsgld`, `fed_ep`),
 change the kernel with transforms (`compress`, `faults`, `share_momentum`), and run it (`sample`).
-`fit` does all of this for a model and data. docs/explanation/design.md describes the other packages.
+`fit` does all of this for a model and data. docs/explanation/design.md describes the other
+packages.
 """
 
 from importlib.metadata import PackageNotFoundError as _PackageNotFoundError

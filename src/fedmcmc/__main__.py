@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=version_text)
     parser.set_defaults(run=lambda options: print(about()) or 0)
     commands = parser.add_subparsers(metavar="COMMAND", dest="command")
-    text = "keys, approvals and logs of real sites; see docs/guides/deployment.md"
+    text = "keys, approvals and logs of real sites; see docs/guides/operations.md"
     add_commands(commands.add_parser("deploy", help=text, description=text))
     options = parser.parse_args(arguments)
     if options.command == "deploy" and arguments is None:

@@ -1,4 +1,4 @@
-"""The command of a server: ``fedmcmc-server server.toml``; see docs/guides/deployment.md."""
+"""The command of a server: ``fedmcmc-server server.toml``; see docs/guides/operations.md."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The command of a site: ``fedmcmc-site site.toml``; see docs/guides/deployment.md."""
+"""The command of a site: ``fedmcmc-site site.toml``; see docs/guides/operations.md."""
 
 import sys
 

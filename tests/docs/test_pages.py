@@ -1,10 +1,15 @@
 """The snippets of the pages in docs/, in their order; those that take half a minute are slow."""
 
+import dataclasses
 import re
 import shlex
+import signal
+import socket
 import subprocess
 import sys
 import textwrap
+import time
+from collections import Counter
 from pathlib import Path
 
 import jax
@@ -12,8 +17,13 @@ import numpy as np
 import pytest
 
 import fedmcmc.deploy
+from experiments.claims import claims_of, judge
 from fedmcmc import rounds
 from fedmcmc.__main__ import main as fedmcmc_command
+from fedmcmc.deploy._columns import KEYS as COLUMN_KEYS
+from fedmcmc.deploy._config import run_over
+from fedmcmc.deploy._limits import LIMITS
+from fedmcmc.deploy._masks import KNOWN_KEYS
 from tests.support.processes import environment
 
 pytestmark = pytest.mark.filterwarnings("error::fedmcmc.DiagnosisWarning")
@@ -38,6 +48,19 @@ def test_the_readme_runs():
     names = run_page("README.md")
     assert names["fitted"].verdict.startswith("passed (importance)")
     assert names["fitted"].samples.constrained["slope"].mean() == pytest.approx(0.7, abs=0.15)
+
+
+def test_the_readme_counts_the_verdicts_on_the_papers_claims():
+    counts = Counter(
+        judge(claim)
+        for paper in ("fsgld", "qlsd", "fa_hmc", "fed_ep")
+        for claim in claims_of(paper)
+        if not claim.is_ours
+    )
+    (sentence,) = re.findall(r"Of \d+ claims about .*?\(`pytest", page("README.md"), re.DOTALL)
+    verdicts = ("reproduced", "partly", "contradicted", "inconclusive", "drawn", "not run")
+    expected = [counts.total(), *(counts[verdict] for verdict in verdicts)]
+    assert [int(number) for number in re.findall(r"\b\d+\b", sentence)] == expected
 
 
 def words_and_numbers(printed):
@@ -78,6 +101,14 @@ def test_the_page_on_own_kernels_runs():
     assert names["samples"].totals["bits_up"][0] < 50 * 4 * 64
 
 
+def test_the_page_on_exact_distributions_runs():
+    names = run_page("exact_distributions.md")
+    exact, target = names["z_scores"](names["mean"], names["variance"]), names["target"]
+    assert max(map(abs, exact)) < 3
+    assert max(map(abs, names["z_scores"](target, 1 / names["precision"]))) > 8
+    np.testing.assert_allclose(names["predicted"].covariance, 0.55787, rtol=1e-3)
+
+
 @pytest.mark.slow
 def test_the_page_on_choosing_runs():
     names = run_page("choosing.md")
@@ -89,10 +120,27 @@ def test_the_page_on_choosing_runs():
 def test_the_page_on_effects_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = run_page("random_effects.md")
+    shown = re.findall(r"```text\n(.*?)```", page("random_effects.md"), re.DOTALL)
+    assert shown[0].strip() == str(names["data"])
+    (words, numbers), (wanted, those) = map(words_and_numbers, (str(names["fitted"]), shown[1]))
+    assert words == wanted
+    # Other versions of JAX round in other ways.
+    np.testing.assert_allclose(numbers, those, rtol=0.2, atol=0.1)
     assert (tmp_path / "hospitals.png").exists()
-    assert names["fitted"].verdict.startswith("passed")
-    assert names["own"].draws["effect"].shape == (1, 500, 15, 1)
+    assert names["effects"].draws["effect"].shape == (1, 500, 12, 1)
+    unpooled = names["alone"].draws["effect"][0, 0, :, 0]
+    assert [names["data"].labels[i] for i in np.flatnonzero(np.isnan(unpooled))] == ["Glarus"]
     assert names["patients"].num_groups.tolist() == [2, 1]
+    patients = fedmcmc.from_numpyro(names["model"], example=names["patients"])
+    slopes = fedmcmc.from_numpyro(names["slopes_model"], example=names["data"])
+    assert list(patients.local.like.tree) == ["effect_decentered"]
+    assert slopes.local.like.tree["effect"].shape == (2,)
+
+
+@pytest.mark.slow
+def test_the_page_on_kernels_of_effects_runs():
+    names = run_page("random_effect_kernels.md")
+    assert names["fitted"].verdict.startswith("passed")
     exact = names["fitted"].samples.constrained
     assert names["gibbs"].local_mask.shape == (15, 1)
     sampled = names["gibbs"].constrained
@@ -100,10 +148,12 @@ def test_the_page_on_effects_runs(tmp_path, monkeypatch):
         shift = (np.mean(exact[site]) - np.mean(sampled[site])) / np.std(exact[site])
         assert abs(shift) < 0.25  # the error of some hundred effective draws
     names["kernel"].init(jax.random.key(0), names["mode"], names["data"])
-    start = names["levels"].init_fn(jax.random.key(0))
-    names["by_levels"].init(jax.random.key(0), start, names["patients"])
-    gap = names["own"].draws["effect"] - names["gibbs"].constrained_local["effect"].mean((0, 1))
-    assert np.abs(gap.mean((0, 1))).max() < 0.1  # sds are about 0.5
+    draws = jax.tree.map(lambda leaf: leaf[:, ::8], names["fitted"].samples.draws)
+    effects = fedmcmc.local_draws(
+        names["posterior"], names["data"], draws, rng_key=jax.random.key(1)
+    ).draws["effect"]
+    gap = effects.mean((0, 1)) - names["gibbs"].constrained_local["effect"].mean((0, 1))
+    assert np.abs(gap).max() < 0.1  # sds are about 0.5
 
 
 def test_the_page_on_exact_draws_runs(tmp_path, monkeypatch):
@@ -120,15 +170,27 @@ def test_the_page_on_exact_draws_runs(tmp_path, monkeypatch):
 def test_the_page_on_criticism_runs():
     names = run_page("criticism.md")
     assert names["fitted"].corrected.verdict.kind == "passed"
-    assert next(iter(names["compared"].models)) == "dose"
-    assert names["found"].p_values.argmin() == 4 and names["found"].p_values[4] < 1e-4
-    assert names["without"].reliable.all() and names["without"].refitted[4]
-    assert names["calibrated"].p_values.min() > 1e-3
+    assert next(iter(names["comparison"].models)) == "dose"
+    p_values = names["conflicts"].p_values
+    assert p_values.argmin() == 4 and p_values[4] < 1e-4
+    assert names["left_out"].reliable.all() and names["left_out"].refitted[4]
+    assert names["calibration"].p_values.min() > 1e-3
+
+
+@pytest.mark.slow
+def test_the_tutorial_on_a_network_runs():
+    names = run_page("network.md")
+    (shown,) = re.findall(r"```text\n +accuracy.*?\n(.*?)```", page("network.md"), re.DOTALL)
+    table = {line[:15].strip(): line[15:].split() for line in shown.splitlines()}
+    assert list(table) == list(names["scores"])
+    for name, printed in table.items():
+        np.testing.assert_allclose(names["scores"][name], [float(x) for x in printed], atol=0.03)
+    assert all(samples.info["num_lost"].sum() == 0 for samples in names["fits"].values())
 
 
 @pytest.mark.slow
 def test_the_page_on_fed_ep_runs():
-    names = run_page("fed_ep.md")
+    names = run_page("guides/fed_ep.md")
     assert names["samples"].info["num_lost"].sum() == 0
     assert names["marginal"].shape == names["point"].shape == (300, 2)
     hits = (names["point"].argmax(1) == names["rows"]["y"]).mean()
@@ -158,61 +220,176 @@ def test_the_page_on_privacy_runs():
     assert all((words != 0).all() for words in names["arrived"])
 
 
-@pytest.mark.slow
-def test_the_page_on_real_sites_runs():
-    text = page("deployment.md")
-    study = re.search(r"```toml\n(.*?)```", text, re.DOTALL)[1]
-    model = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
-    # It holds its draws against the simulation's.
-    names = run_page("deployment.md", study_toml=study, model_py=model)
-    for name, rows in names["rows"].items():
-        with np.load(names["consortium"] / name / "rows.npz") as stored:
-            assert stored["x"].tolist() == rows["x"].tolist()
+TUTORIAL = "deployed_federation.md"
 
 
-def blocks(kind):
-    return re.findall(rf"```{kind}\n(.*?)```", page("deployment.md"), re.DOTALL)
+def blocks(kind, name):
+    return re.findall(rf"```{kind}\n(.*?)```", page(name), re.DOTALL)
 
 
-def test_the_page_on_real_sites_shows_what_an_owner_is_shown(tmp_path, monkeypatch, capsys):
-    """From the page's own files and commands; to renew the page, paste what this says it is."""
-    (tmp_path / "study.toml").write_text(blocks("toml")[0])
-    (tmp_path / "model.py").write_text(blocks("python")[0])
+def start_study(folder, port):
+    """Write the tutorial's files, with another port; return its limits and commands."""
+    (study, _, limits), commands = blocks("toml", TUTORIAL), "".join(blocks("sh", TUTORIAL))
+    (folder / "study.toml").write_text(study)
+    for script, snippet in scripts_of(TUTORIAL).items():
+        (folder / script).write_text(snippet)
+    return limits, commands.replace("7443", str(port)).splitlines()
+
+
+def set_limits(kit, limits):
+    settings, _, written = (kit / "site.toml").read_text().partition("[limits]")
+    assert "min_sites = 3" in written  # as the page says
+    (kit / "site.toml").write_text(settings + limits)
+
+
+def test_the_tutorial_on_real_sites_shows_what_an_owner_is_shown(tmp_path, monkeypatch, capsys):
+    """From the page's files and commands; to renew the page, paste the output in the assertion."""
+    limits, commands = start_study(tmp_path, 7443)
+    init, approve, verify = (
+        shlex.split(line)[1:] for line in commands if line.startswith("fedmcmc deploy")
+    )
     monkeypatch.chdir(tmp_path)
-    commands = [
-        line for line in "".join(blocks("sh")).splitlines() if line.startswith("fedmcmc deploy")
-    ]
-    init, approve, verify = (shlex.split(line)[1:] for line in commands)
     assert fedmcmc_command(init) == 0
     kit = tmp_path / "consortium" / "bern"
+    set_limits(kit, limits)
+    server = (kit.parent / "server" / "server.toml").read_text()
+    assert "0.0.0.0:7443" in server and blocks("toml", TUTORIAL)[1] in server
     monkeypatch.chdir(kit)
-    settings = (kit / "site.toml").read_text().partition("[limits]")[0]
-    limits = next(block for block in blocks("toml") if block.startswith("[limits]"))
-    (kit / "site.toml").write_text(settings + limits)
-    versions = {"fedmcmc": "0.2.0", "jax": "0.10.1"}  # whatever they are today
-    monkeypatch.setattr("fedmcmc.deploy._account.software", lambda: versions)
-    monkeypatch.setattr("builtins.input", lambda question: "yes")
+    answers = iter(["yes", "yes"])
+    monkeypatch.setattr("builtins.input", lambda question: next(answers))
     capsys.readouterr()
     assert fedmcmc_command(approve) == 0
-    told = capsys.readouterr().out
-    for block in blocks("text"):
-        assert block in told, told
+    shown = capsys.readouterr().out
+    for block in blocks("text", TUTORIAL):
+        assert block in shown, shown
     fedmcmc.deploy.AuditLog("audit.log").close()
     assert fedmcmc_command(verify) == 0
 
 
 @pytest.mark.slow
-def test_the_page_on_runs_runs():
-    names = run_page("runs.md")
-    assert names["more"].num_draws == 3_000 and names["found"].num_draws == 0
-    assert "turned non-finite" in names["page"].read_text()
-    assert names["found"].streams["some"].draws.shape[1] > 100
+def test_the_tutorial_on_real_sites_runs(tmp_path):
+    """All its commands, in processes; one site is interrupted and started again."""
+    with socket.socket() as listener:
+        listener.bind(("localhost", 0))
+        port = listener.getsockname()[1]
+    limits, commands = start_study(tmp_path, port)
+    env = {**environment(), "JAX_PLATFORMS": "cpu"}
+    kits = tmp_path / "consortium"
+    modules = {"fedmcmc": "", "fedmcmc-site": ".site", "fedmcmc-server": ".server"}
+    processes = {}
+
+    def argv(command):
+        name, *arguments = shlex.split(command)
+        program = ["-P", "-m", f"fedmcmc{modules[name]}"] if name in modules else []
+        return [sys.executable, *program, *arguments]
+
+    def start(folder, command):
+        return subprocess.Popen(argv(command), cwd=folder, env=env)
+
+    def run(folder, begin):
+        command = commands.pop(0)
+        assert command.startswith(begin)
+        done = subprocess.run(
+            argv(command), cwd=folder, env=env, stdout=subprocess.PIPE, text=True, timeout=400
+        )
+        assert done.returncode == 0, command
+        return done.stdout
+
+    del commands[:2]  # the installation, and a folder
+    run(tmp_path, "python make_rows.py")
+    assert run(tmp_path, "python rehearse.py").startswith("passed (importance)")
+    run(tmp_path, "fedmcmc deploy init")
+    settings = kits / "server" / "server.toml"
+    settings.write_text(settings.read_text().replace("0.0.0.0", "127.0.0.1"))
+    run(tmp_path, "python to_npz.py bern.csv")
+    run(tmp_path, "python to_npz.py basel.csv")
+    approve, site, serve, read, again, verify, own = commands
+    for name in ("bern", "basel"):
+        set_limits(kits / name, limits)
+        commands[:] = [f"{approve} --yes"]
+        run(kits / name, "fedmcmc deploy approve")
+    try:
+        for name in ("bern", "basel"):
+            processes[name] = start(kits / name, site)
+        commands[:] = [serve, read, serve, read, verify, own]
+        run(kits / "server", "fedmcmc-server")
+        printed = run(tmp_path, "python read_draws.py")
+        assert printed.count("odds ratio of") == 2
+
+        log = kits / "basel" / "audit.log"
+        size = log.stat().st_size
+        processes["server"] = start(kits / "server", commands.pop(0))
+        deadline = time.monotonic() + 300
+        while b'"answer"' not in log.read_bytes()[size:] and time.monotonic() < deadline:
+            time.sleep(0.01)
+        processes["basel"].send_signal(signal.SIGINT)
+        assert processes["basel"].wait(timeout=60) == 0
+        time.sleep(2)
+        assert processes["server"].poll() is None  # it waits
+        processes["basel"] = start(kits / "basel", again)
+        assert processes["server"].wait(timeout=400) == 0
+        assert run(tmp_path, "python read_draws.py") == printed
+        assert "form a valid chain" in run(kits / "bern", "fedmcmc deploy verify-log")
+        assert "4 x 1,000 draws" in run(tmp_path, "python server.py")
+        assert not commands
+    finally:
+        for process in processes.values():
+            process.terminate()
+        for process in processes.values():
+            process.wait(timeout=60)
+    with np.load(kits / "server" / "hmc.npz") as other:
+        ratios = np.median(other["odds_ratios"], (0, 1))
+    (shown,) = re.findall(r"```\n(odds ratio .*?)```", page(TUTORIAL), re.DOTALL)
+    for lines in (printed, shown):
+        medians = [float(x) for x in re.findall(r": (\d+\.\d+),", lines)]
+        np.testing.assert_allclose(ratios, medians, rtol=0.1)
+
+
+@pytest.mark.slow
+def test_the_page_on_masks_runs():
+    names = run_page("masks.md")  # it compares its draws with a simulation
+    assert np.isnan(names["simulated"].info["gradient_norm"]).sum() == 0
+    assert names["samples"].num_draws == 10
+
+
+def test_the_page_of_settings_lists_all_keys(tmp_path):
+    text = page("deployment_settings.md")
+    listed = set(re.findall(r"`\"?(\w+)\"?`", text))
+    keys = {field.name for field in dataclasses.fields(fedmcmc.deploy.Study)} - {"folder"}
+    keys |= {*COLUMN_KEYS, *LIMITS, *KNOWN_KEYS}
+
+    def known_keys(run, name, content):
+        """Return the keys in the error about an unknown key."""
+        path = tmp_path / name
+        path.write_text(content)
+        with pytest.raises(ValueError, match="which is unknown") as caught:
+            run(path)
+        expected = str(caught.value).partition("must hold ")[2].partition("; it holds")[0]
+        return set(re.findall(r"\w+", expected)) - {"and", "may", "hold"}
+
+    start_study(tmp_path, 7443)
+    keys |= known_keys(fedmcmc.deploy.run_site, "site.toml", "unknown = 1")
+    keys |= known_keys(fedmcmc.deploy.run_server, "server.toml", "unknown = 1")
+    run = 'study = "study.toml"\n[run]\nkernel = "main"\nunknown = 1'
+    keys |= known_keys(lambda path: run_over(path, None), "run.toml", run)
+    assert {"max_norm", "server_name", "num_burnin", "minimum", "approved", "levels"} <= keys
+    assert not keys - listed
+    for name in (*fedmcmc.deploy.FIT, *fedmcmc.deploy.SETUP):
+        assert f"`{name}`" in text
 
 
 def scripts_of(name):
     """Return the snippets of a page that start with a comment of their file's name."""
     snippets = re.findall(r"```python\n(.*?)```", page(name), re.DOTALL)
     return {re.match(r"# (\w+\.py)\n", snippet)[1]: snippet for snippet in snippets}
+
+
+@pytest.mark.slow
+def test_the_page_on_runs_runs():
+    names = run_page("runs.md")
+    assert names["more"].num_draws == 3_000 and names["streamed"].num_draws == 0
+    assert "turned non-finite" in names["page"].read_text()
+    assert names["streamed"].streams["thinned"].draws.shape[1] > 100
 
 
 def test_the_sweep_of_the_page_on_processes_is_gathered(tmp_path, monkeypatch, capsys):

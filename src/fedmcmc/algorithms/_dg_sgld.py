@@ -1,8 +1,8 @@
 """DG-SGLD, and DG-LMC with exact gradients.
 
-Source: Plassier, Vono, Durmus and Moulines (2021), DG-LMC: a turn-key and scalable synchronous
-distributed MCMC algorithm via Langevin Monte Carlo within Gibbs. Their ``gamma_i`` is `step_size`,
-``N_i`` is `num_local_steps`, ``rho_i`` is `tolerance`, and ``A_i`` is the identity.
+Source: Plassier et al. (2021), DG-LMC: a turn-key and scalable synchronous distributed
+MCMC algorithm via Langevin Monte Carlo within Gibbs. Their ``gamma_i`` is `step_size`, ``N_i`` is
+`num_local_steps`, ``rho_i`` is `tolerance`, and ``A_i`` is the identity.
 """
 
 from fedmcmc.gradients import for_batch_size
@@ -23,7 +23,8 @@ def dg_sgld(
     """Build DG-SGLD, Langevin within Gibbs: clients move copies of the position in every round.
 
     The server draws the next position given the average of the copies. The stationary distribution
-    differs from the posterior even for small steps (docs/explanation/exact_distributions.md), less so for a small tolerance.
+    differs from the posterior even for small steps (docs/explanation/exact_distributions.md), less
+    so for a small tolerance.
 
     Parameters
     ----------

@@ -1,9 +1,9 @@
 """FA-LD and FA-HMC: clients run Langevin or Hamiltonian dynamics and are averaged.
 
-Sources: Deng, Zhang, Ma, Song, Zhang and Lin (2021), On convergence of federated averaging Langevin
-dynamics; Liang, Zhang, Deng, Song and Lin (2024), Bayesian federated learning with Hamiltonian
-Monte Carlo: algorithm and theory, Algorithms 1 to 3 and B.2. Their ``eta`` is the leapfrog
-`step_size`, ``K`` or ``L`` is `num_integration_steps`, and ``T`` is `num_local_steps`. Their loss
+Sources: Deng et al. (2021), On convergence of federated averaging Langevin dynamics; Liang et al.
+(2024), Bayesian federated learning with Hamiltonian Monte Carlo: algorithm and theory, Algorithms 1
+to 3 and B.2. Their ``eta`` is the leapfrog `step_size`, ``K`` or ``L`` is `num_integration_steps`,
+and ``T`` is `num_local_steps`. Their loss
 ``f_c`` is minus the log likelihood of client ``c`` divided by its weight, minus the log prior.
 """
 

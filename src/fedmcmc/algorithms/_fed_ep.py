@@ -1,7 +1,7 @@
 """FedEP, FedSEP and assumed density filtering: Gaussian approximations by expectation propagation.
 
 Source: Guo et al. (2023), Federated learning as variational inference: a scalable expectation
-propagation approach.
+propagation approach. The steps are in docs/explanation/algorithms.md.
 """
 
 from typing import TYPE_CHECKING, Literal
@@ -39,8 +39,7 @@ def fed_ep(
 
     A client of the cohort divides the approximation by its own site (this is its cavity), fits a
     Gaussian to the cavity times its likelihood, and sends the change of natural parameters, which
-    both apply (Guo et al. 2023, Algorithms 1, 3 and 4). `fedmcmc.natural` documents states and
-    draws, docs/guides/fed_ep.md settings.
+    both apply. `fedmcmc.natural` documents states and draws, docs/guides/fed_ep.md settings.
 
     Parameters
     ----------
@@ -58,6 +57,10 @@ def fed_ep(
         See `fedmcmc.natural_parameters`.
     structure, prior, initial_precision, first_sites
         See `fedmcmc.natural`.
+
+    References
+    ----------
+    Guo et al. (2023), eq. 3 and Algorithms 1, 3 and 4.
 
     Examples
     --------

@@ -1,7 +1,7 @@
 """SGLD, DSGLD and FSGLD.
 
-Sources: Welling and Teh (2011); Ahn, Shahbaba and Welling (2014); El Mekkaoui, Mesquita,
-Blomstedt and Kaski (2021), Algorithm 1. Their step size ``h`` is ``2 * step_size``.
+Sources: Welling and Teh (2011); Ahn et al. (2014); El Mekkaoui et al. (2021), Algorithm 1. Their
+step size ``h`` is ``2 * step_size``.
 """
 
 from collections.abc import Sequence
@@ -36,11 +36,15 @@ def sgld(
     posterior
         Model.
     step_size
-        Number or schedule of the round; ``h / 2`` in Welling and Teh (2011), eq. 4.
+        Number or schedule of the round; ``h / 2`` in the papers.
     batch_size
         Number of rows per gradient; ``None`` for all.
     temperature, replace, metric
         See `fedmcmc.lsd`.
+
+    References
+    ----------
+    Welling and Teh (2011), eq. 4; El Mekkaoui et al. (2021), eqs. 1 and 2.
 
     Examples
     --------
@@ -90,8 +94,8 @@ def dsgld(
 
     References
     ----------
-    Ahn, Shahbaba and Welling (2014), Distributed stochastic gradient MCMC; eqs. 3 and 4 of
-    El Mekkaoui et al. (2021). The prior is not divided by the probability.
+    Ahn et al. (2014), Distributed stochastic gradient MCMC; El Mekkaoui et al. (2021), eqs. 3 and
+    4. The prior is not divided by the probability.
     """
     return relay(
         posterior,
@@ -122,7 +126,7 @@ def fsgld(
     """Build federated SGLD: `dsgld` with conducive gradients.
 
     With exact surrogates and full gradients, draws have the distribution of plain Langevin dynamics
-    for any `num_local_steps` (El Mekkaoui et al. 2021, Algorithm 1).
+    for any `num_local_steps`.
 
     Parameters
     ----------
@@ -140,6 +144,10 @@ def fsgld(
         start of the visit, from the next round on. Each message grows by the natural parameters.
     refresh_until
         First round without refreshes, such as the number of burn-in rounds.
+
+    References
+    ----------
+    El Mekkaoui et al. (2021), eqs. 5 to 7 and Algorithm 1. Refreshes are not in the paper.
 
     Examples
     --------

@@ -1,7 +1,7 @@
 """LSD, LSD*, LSD++ and preconditioned SGLD: one step per round along the sum of gradients.
 
-Source: Vono, Plassier, Durmus, Dieuleveut and Moulines (2022), QLSD: Quantised Langevin stochastic
-dynamics for Bayesian federated learning. Their ``gamma`` is `step_size`, and their potentials are
+Source: Vono et al. (2022), QLSD: Quantised Langevin stochastic dynamics for Bayesian federated
+learning. Their ``gamma`` is `step_size`, and their potentials are
 minus our log densities. `fedmcmc.algorithms.qlsd` compresses the messages.
 """
 
@@ -48,8 +48,8 @@ def lsd(
         Rule for the clients that send a gradient, such as `bernoulli` or `uniform`; all by default.
     refresh
         Move of a client's latents in each round, such as `fedmcmc.hierarchy.independence`, if the
-        posterior has latents of groups (docs/tutorials/random_effects.md). docs/explanation/exact_distributions.md computes the price, a
-        larger covariance.
+        posterior has latents of groups (docs/explanation/random_effect_kernels.md).
+        docs/explanation/exact_distributions.md computes the price, a larger covariance.
     order, num_draws
         Order of move and gradient, and number of moves per round, whose gradients are averaged.
 

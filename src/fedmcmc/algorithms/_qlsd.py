@@ -1,7 +1,7 @@
 """QLSD, QLSD* and QLSD++: `lsd`, `lsd_star` and `lsd_pp` with compressed messages.
 
-Source: Vono, Plassier, Durmus, Dieuleveut and Moulines (2022), QLSD: Quantised Langevin stochastic
-dynamics for Bayesian federated learning. A message is a client's gradient, one per round.
+Source: Vono et al. (2022), QLSD: Quantised Langevin stochastic dynamics for Bayesian federated
+learning. A message is a client's gradient, one per round.
 """
 
 from typing import Literal
@@ -43,7 +43,7 @@ def qlsd(
 
     References
     ----------
-    Vono et al. (2022), Algorithm 1.
+    Vono et al. (2022), eqs. 1 to 4 and Algorithm 1.
 
     Examples
     --------
@@ -100,7 +100,7 @@ def qlsd_star(
 
     References
     ----------
-    Vono et al. (2022), Algorithm S1.
+    Vono et al. (2022), eq. 5 and Algorithm S1.
 
     Examples
     --------

@@ -37,8 +37,8 @@ def bound_bits(
 
     References
     ----------
-    Alistarh, Grubic, Li, Tomioka and Vojnovic (2017), QSGD, Theorem 3.2, Corollary 3.3 and Lemma
-    A.2; Vono et al. (2022), QLSD, supplement, for the choice between the codes.
+    Alistarh et al. (2017), QSGD, Theorem 3.2, Corollary 3.3 and Lemma A.2; Vono et al. (2022),
+    QLSD, supplement, for the choice between the codes.
 
     Examples
     --------

@@ -33,7 +33,7 @@ def top_k(fraction: float, *, error_feedback: bool = True) -> Compressor:
 
     References
     ----------
-    Stich, Cordonnier and Jaggi (2018), Sparsified SGD with memory, Algorithm 1.
+    Stich et al. (2018), Sparsified SGD with memory, Algorithm 1.
 
     Examples
     --------

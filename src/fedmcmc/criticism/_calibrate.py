@@ -1,6 +1,6 @@
 """Simulation-based calibration of a fit.
 
-Source: Talts, Betancourt, Simpson, Vehtari and Gelman (2018).
+Source: Talts et al. (2018).
 """
 
 import warnings

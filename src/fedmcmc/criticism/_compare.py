@@ -1,6 +1,6 @@
 """Comparison of models by leave-one-out cross-validation.
 
-Source: Vehtari, Gelman and Gabry (2017); Sivula, Magnusson and Vehtari (2020) for the reliability
+Source: Vehtari et al. (2017); Sivula et al. (2020) for the reliability
 of the standard error.
 """
 
@@ -83,8 +83,8 @@ def compare(
     """Compare models by leave-one-out cross-validation, in one exchange of sums.
 
     Clients compute and square the difference of two models for each row, for the standard error of
-    the sum of differences. Below about 4 nats or 100 rows this error is unreliable (Sivula,
-    Magnusson and Vehtari 2020), and the result notes it. Models are in descending order of `elpd`.
+    the sum of differences. Below about 4 nats or 100 rows this error is unreliable (Sivula
+    et al. 2020), and the result notes it. Models are in descending order of `elpd`.
 
     Parameters
     ----------

@@ -121,9 +121,9 @@ def loo(
 
     A row's density is ``e_j = log sum_s w_s p(y_j | theta_s)`` with weights ``w_s`` smoothed from
     ``1 / p(y_j | theta_s)``; clients send sums over rows. If the data have ``groups=`` or latents
-    are integrated out, groups of rows are left out (docs/guides/criticism.md): read "group" for "row".
-    Warnings count rows with a k-hat above ``min(1 - 1 / log10(num_draws), 0.7)``, and name weighted
-    terms.
+    are integrated out, groups of rows are left out (docs/guides/criticism.md): read "group" for
+    "row". Warnings count rows with a k-hat above ``min(1 - 1 / log10(num_draws), 0.7)``, and name
+    weighted terms.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 """Question of leave-one-out cross-validation, answered by sums over a client's rows.
 
-Source: Vehtari, Gelman and Gabry (2017); Vehtari et al. (2024) for the smoothed weights.
+Source: Vehtari et al. (2017); Vehtari et al. (2024) for the smoothed weights.
 """
 
 from collections.abc import Callable

@@ -46,7 +46,7 @@ def psis(log_ratios: Array, num_tail: int) -> tuple[Array, Array]:
 
     References
     ----------
-    Vehtari, Simpson, Gelman, Yao and Gabry (2024), Algorithm 1; Zhang and Stephens (2009).
+    Vehtari et al. (2024), Algorithm 1; Zhang and Stephens (2009).
     """
     largest, indices = jax.lax.top_k(log_ratios, num_tail + 1)
     tail, k_hat = smooth_tail(largest)

@@ -1,6 +1,6 @@
 """Posterior predictive checks by sums over observed and replicated rows.
 
-Source: Gelman, Meng and Stern (1996).
+Source: Gelman et al. (1996).
 """
 
 from collections.abc import Callable, Mapping

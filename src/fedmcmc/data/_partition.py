@@ -62,7 +62,7 @@ def dirichlet(
 
     References
     ----------
-    Hsu, Qi and Brown (2019), Measuring the effects of non-identical data distribution for
+    Hsu et al. (2019), Measuring the effects of non-identical data distribution for
     federated visual classification (arXiv:1909.06335). Here proportions over clients are drawn for
     each label.
 

@@ -74,7 +74,8 @@ def command(
     def main(arguments: Sequence[str] | None = None) -> int:
         """Run the command; return the exit status."""
         parser = argparse.ArgumentParser(prog=script, description=about)
-        parser.add_argument("settings", help="a TOML file; see docs/guides/deployment.md")
+        text = "a TOML file; see docs/reference/deployment_settings.md"
+        parser.add_argument("settings", help=text)
         options = parser.parse_args(arguments)
         if arguments is None:
             isolate_process(script, is_module=is_module)

@@ -10,8 +10,8 @@ import numpy as np
 from fedmcmc.types import ArrayTree
 
 MANY_CHAINS, SUPERCHAINS = 16, 8
-"""Smallest number of chains for nested R-hat, and its number of groups. The usual R-hat of many
-short chains is high even if nothing is wrong."""
+"""Smallest number of chains for nested R-hat (Margossian et al. 2024), and its number of groups.
+The usual R-hat of many short chains is high even if nothing is wrong."""
 MAX_VALUES, MIN_COORDINATES, MAX_DRAWS = 2**19, 8, 2**15
 """Numbers, coordinates and draws that are judged, which takes about a second."""
 

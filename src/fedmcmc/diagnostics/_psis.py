@@ -35,7 +35,7 @@ def psis(log_ratios: ArrayLike) -> tuple[np.ndarray, float]:
 
     References
     ----------
-    Vehtari, Simpson, Gelman, Yao and Gabry (2024), Algorithm 1.
+    Vehtari et al. (2024), Algorithm 1.
 
     Examples
     --------

@@ -70,7 +70,7 @@ def rhat_below(
 
     References
     ----------
-    Liang et al. (2024), Remark 4.2; Vehtari, Gelman, Simpson, Carpenter and Bürkner (2021).
+    Liang et al. (2024), Remark 4.2; Vehtari et al. (2021).
 
     Examples
     --------

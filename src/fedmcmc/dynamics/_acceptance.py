@@ -3,7 +3,8 @@
 If a proposal is reversible with respect to some density, its acceptance probability in the
 stationary state is twice the probability that the Metropolis-Hastings ratio is above one. On a
 Gaussian target the log ratio is a difference of quadratic forms, so the probability of its sign is
-a value of the beta distribution or a one-dimensional integral (derived in ``docs/explanation/exact_distributions.md``).
+a value of the beta distribution or a one-dimensional integral (derived in
+``docs/explanation/exact_distributions.md``).
 """
 
 from collections.abc import Sequence

@@ -93,7 +93,7 @@ def rms(
 
     References
     ----------
-    Li, Chen, Carlson and Carin (2016), Preconditioned stochastic gradient Langevin dynamics,
+    Li et al. (2016), Preconditioned stochastic gradient Langevin dynamics,
     eqs. 4-5 with the damping under the root.
 
     Examples

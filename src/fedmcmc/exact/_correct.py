@@ -1,7 +1,7 @@
 """Importance correction: one round of summed log likelihoods makes an approximation exact.
 
-Sources: Hesterberg (1995), defensive mixtures; Vehtari et al. (2024), Pareto smoothing; Cornuet,
-Marin, Mira and Robert (2012), weights of all rounds; Paananen et al. (2021), moment matching.
+Sources: Hesterberg (1995), defensive mixtures; Vehtari et al. (2024), Pareto smoothing; Cornuet
+et al. (2012), weights of all rounds; Paananen et al. (2021), moment matching.
 """
 
 import warnings
@@ -75,7 +75,8 @@ def correct(
 
     One exchange with all clients sums their log likelihoods at all draws. The mean of the weights,
     ratios of posterior to proposal, is the evidence; k-hat, the shape of their tail, decides if
-    they can be trusted (docs/explanation/exactness.md), and a `SamplingWarning` follows if it is not low at first.
+    they can be trusted (docs/explanation/exactness.md), and a `SamplingWarning` follows if it is
+    not low at first.
 
     Parameters
     ----------

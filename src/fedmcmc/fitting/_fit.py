@@ -41,9 +41,9 @@ def fit(
     """Sample a posterior without pooling rows, and check the draws.
 
     The fit weights draws of Gaussians at the modes. If the weights do not pass, it runs expectation
-    propagation, Hamiltonian Monte Carlo or tempering; docs/explanation/exactness.md describes stages and verdicts.
-    Models with more than three random effects per group run Gibbs sampling instead, which ignores
-    `num_draws` and `latency`.
+    propagation, Hamiltonian Monte Carlo or tempering; docs/explanation/exactness.md describes
+    stages and verdicts. Models with more than three random effects per group run Gibbs sampling
+    instead, which ignores `num_draws` and `latency`.
 
     Parameters
     ----------

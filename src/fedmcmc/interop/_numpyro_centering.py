@@ -36,8 +36,7 @@ def centering(
     variable that is shifted and scaled). It minimizes the dependence between the population's
     location and the latents that a kernel moves, and with it the error of `fedmcmc.lsd` with
     ``refresh=``: the root of ``c = s tau**(c - 1)`` for a population of standard deviation ``tau``
-    and rows that reduce an effect's variance by the share ``s`` (Papaspiliopoulos, Roberts, Skold
-    2007, doi:10.1214/088342307000000014).
+    and rows that reduce an effect's variance by the share ``s`` (Papaspiliopoulos et al. 2007).
 
     Parameters
     ----------

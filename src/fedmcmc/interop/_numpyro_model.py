@@ -68,8 +68,8 @@ def from_numpyro(
     example
         Rows of one client, leaves ``[n, ...]``, or their shapes; or a `FederatedData`.
     local
-        Latent sites with one value per group of rows (docs/tutorials/random_effects.md), by default the sites
-        that the model marks.
+        Latent sites with one value per group of rows (docs/tutorials/random_effects.md), by default
+        the sites that the model marks.
     centered
         Parametrization of local location-scale sites, a number or numbers by site: 0 for a standard
         variable that is shifted and scaled, 1 for the site as written.

@@ -3,7 +3,8 @@
 Client ``c`` with weight ``w_c`` moves along its weighted loss ``f_c = U_c / w_c``. Here ``U_c`` is
 minus its log likelihood, minus its part ``w_c`` of the log prior, so ``sum_c w_c f_c`` is minus the
 log posterior. On Gaussian targets a round is an affine map with Gaussian noise, so mean and
-covariance after any number of rounds have a closed form (``docs/explanation/exact_distributions.md``).
+covariance after any number of rounds have a closed form
+(``docs/explanation/exact_distributions.md``).
 
 Source: Liang et al. (2024), Algorithm 3, and Deng et al. (2021) for Langevin dynamics.
 """

@@ -1,8 +1,8 @@
 """Consensus: each client moves a local position, tied to the server's position by a quadratic.
 
-Source: Vono, Dobigeon and Chainais (2019, 2021) for the augmented density; Plassier, Vono, Durmus
-and Moulines (2021) for the sampler. On Gaussian targets the server's and the clients' positions
-together follow one linear recursion with Gaussian noise.
+Source: Vono et al. (2019) and Vono et al. (2021) for the augmented density; Plassier et al. (2021)
+for the sampler. On Gaussian targets the server's and the clients' positions together follow one
+linear recursion with Gaussian noise.
 """
 
 from dataclasses import dataclass, field, replace

@@ -445,7 +445,8 @@ def fed_gibbs(
     """Build a Gibbs sampler: clients draw their latents, the server the population parameters.
 
     The draws are exact at every setting, also if only some clients take part, provided that the
-    participation does not depend on draws. docs/tutorials/random_effects.md describes the messages.
+    participation does not depend on draws. docs/explanation/random_effect_kernels.md describes
+    the messages.
 
     Parameters
     ----------
@@ -482,7 +483,7 @@ def fed_gibbs(
 
     References
     ----------
-    Gelfand, Sahu and Carlin (1995), Efficient parametrisations for normal linear mixed models,
+    Gelfand et al. (1995), Efficient parametrisations for normal linear mixed models,
     Biometrika 82, doi:10.1093/biomet/82.3.479.
 
     Tjelmeland (2004), Using all Metropolis-Hastings proposals to estimate mean values, Technical

@@ -2,7 +2,7 @@
 
 When the row parameters move, each latent moves in the opposite direction, so that predictions do
 not change. This helps slopes of covariates that vary between groups, which the latents otherwise
-hold back (Gelfand, Sahu and Carlin 1995). The clients evaluate the candidates in a separate
+hold back (Gelfand et al. 1995). The clients evaluate the candidates in a separate
 exchange, and move their latents in the round's last exchange, so no client may be lost in between.
 
 One exchange is as expensive for many candidates as for one. The server therefore proposes many,

@@ -1,6 +1,6 @@
 """Relay: each round hands one chain to one client, which moves it by local Langevin steps.
 
-Source: Ahn, Shahbaba and Welling (2014); El Mekkaoui et al. (2021), Algorithm 1, where the step
+Source: Ahn et al. (2014); El Mekkaoui et al. (2021), Algorithm 1, where the step
 size ``h`` is ``2 * step_size``. On Gaussian targets a round is a random affine map with Gaussian
 noise, so the stationary mean and covariance at any step size have a closed form.
 """

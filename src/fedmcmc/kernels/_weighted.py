@@ -237,8 +237,8 @@ def gaussian_mh(
         times the prior's Gaussian, or a `fedmcmc.Mixture` over raveled positions.
     correlation
         Correlation in [0, 1) of a proposal ``y = m + correlation * (x - m) + sqrt(1 -
-        correlation**2) * C normal`` with the position ``x`` (preconditioned Crank-Nicolson; Cotter,
-        Roberts, Stuart and White 2013). Zero draws proposals independently.
+        correlation**2) * C normal`` with the position ``x`` (preconditioned Crank-Nicolson; Cotter
+        et al. 2013). Zero draws proposals independently.
     tail
         Share of independent proposals from a t distribution with 5 degrees of freedom instead of
         the Gaussian, which bound the weights if the tails of the posterior are lighter.
@@ -301,7 +301,7 @@ def multiple_try(
 
     References
     ----------
-    Andrieu, Lee and Vihola (2018), Uniform ergodicity of the iterated conditional SMC and geometric
+    Andrieu et al. (2018), Uniform ergodicity of the iterated conditional SMC and geometric
     ergodicity of particle Gibbs samplers.
 
     Examples

@@ -16,9 +16,9 @@ from fedmcmc.types import ArrayTree
 def marginal_error(draws: ArrayTree, reference: ArrayTree, num_bins: int = 50) -> Array:
     """Return the total variation distance of marginals, averaged over coordinates.
 
-    ``ME = (1 / (2 d)) sum_j int |mu_j(x) - nu_j(x)| dx`` (one minus the accuracy of Faes, Ormerod
-    and Wand 2011), with both densities replaced by histograms: `num_bins` bins of equal width on
-    the range of the coordinate in `reference`, and one bin for all values outside. Histograms of
+    ``ME = (1 / (2 d)) sum_j int |mu_j(x) - nu_j(x)| dx`` (one minus the accuracy of Faes et
+    al. 2011), with both densities replaced by histograms: `num_bins` bins of equal width on the
+    range of the coordinate in `reference`, and one bin for all values outside. Histograms of
     different draws from one distribution differ: compare with `marginal_error_floor`.
 
     Parameters

@@ -31,9 +31,9 @@ EXTRA_OF_PLATFORM = {"cuda": "cuda12", "gpu": "cuda12", "tpu": "tpu"}
 def initialize(**settings: Any) -> None:
     """Connect this process to the other processes of its run, before any other call of JAX.
 
-    The environment variables of a launcher (docs/guides/processes.md) define the connection; otherwise
-    `jax.distributed.initialize` detects SLURM, Open MPI and TPU pods. Without a launcher and
-    without `settings` that imply other processes, the process stays alone.
+    The environment variables of a launcher (docs/guides/processes.md) define the connection;
+    otherwise `jax.distributed.initialize` detects SLURM, Open MPI and TPU pods. Without a launcher
+    and without `settings` that imply other processes, the process stays alone.
 
     Parameters
     ----------

@@ -36,7 +36,7 @@ def shuffled(words: Array, index: Array, size: Array) -> Array:
 
     References
     ----------
-    Hoang, Morris and Rogaway (2012), An enciphering scheme based on a card shuffle.
+    Hoang et al. (2012), An enciphering scheme based on a card shuffle.
 
     Examples
     --------

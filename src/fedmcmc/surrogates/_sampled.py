@@ -213,7 +213,7 @@ def _run_chain(
 
 
 def _add_samples(moments: SampleMoments, iterates: Array, is_sample: Array) -> SampleMoments:
-    """Add those iterates ``[num, d]`` that are samples (Chan, Golub and LeVeque 1983)."""
+    """Add those iterates ``[num, d]`` that are samples (Chan et al. 1983)."""
     is_sample = is_sample[:, None]
     count = jnp.sum(is_sample).astype(iterates.dtype)
     mean = jnp.sum(jnp.where(is_sample, iterates, 0), axis=0) / jnp.maximum(count, 1)

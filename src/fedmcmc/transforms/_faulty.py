@@ -190,8 +190,8 @@ def faults(
 
     The server excludes a message with a number that is not finite, also without a fault, and counts
     it in ``samples.info["num_excluded"]``. The client keeps its previous state and is inactive for
-    the rest of the round. Probabilities are scalars or ``[num_clients]``. docs/explanation/exact_distributions.md has the
-    exact distribution.
+    the rest of the round. Probabilities are scalars or ``[num_clients]``.
+    docs/explanation/exact_distributions.md has the exact distribution.
 
     Parameters
     ----------

@@ -271,8 +271,8 @@ def secure_sum(
     2^64. In a deployed round, sites add masks that cancel in the sum; a simulation adds the
     integers without masks. Both totals have the same bits. A compressed kernel also sends 64 bits
     per number, with a warning. ``state.server.kernel`` is the state of the kernel, and
-    ``state.server.counts`` the numbers of saturated and lost messages. docs/explanation/privacy.md explains
-    what sums still reveal, docs/explanation/exact_distributions.md the rounding.
+    ``state.server.counts`` the numbers of saturated and lost messages. docs/explanation/privacy.md
+    explains what sums still reveal, docs/explanation/exact_distributions.md the rounding.
 
     Parameters
     ----------

@@ -32,7 +32,7 @@ class Described:
 def undefined(part: object, method: str) -> NotImplementedError:
     """Return the error for a method that a subclass must define."""
     return NotImplementedError(
-        f"{type(part).__name__} does not define the method {method}; docs/guides/extend.md shows how."
+        f"{type(part).__name__} does not define the method {method}; see docs/guides/extend.md."
     )
 
 
