@@ -1,9 +1,9 @@
 """Rounds, bits and seconds until a posterior is accurate: `fit`, exact kernels, tuned kernels.
 
 ``python -m benchmarks exact`` prints the table of docs/explanation/exactness.md. Every row has the
-same criterion: every mean is within 0.05 sd of pooled NUTS, and every sd within 5 percent. Chains
-meet it at the first checkpoint from which all later checkpoints meet it too. The seconds include
-the whole run to that checkpoint and its compilation.
+same criterion: every mean is within 0.05 sd of pooled NUTS, and every sd within 5 percent. For
+chains, the rounds end at the first checkpoint from which on the criterion holds. The seconds
+include the whole run to that checkpoint and its compilation.
 """
 
 import time

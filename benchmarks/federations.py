@@ -129,7 +129,7 @@ def lung() -> fedmcmc.FederatedData:
 
 
 def regression(dim: int, num_clients: int, num_rows: int, seed: int) -> fedmcmc.FederatedData:
-    """Return logistic data of clients of one size."""
+    """Return logistic data with clients of equal size."""
     rng = np.random.default_rng(seed)
     beta, clients = rng.normal(size=dim) / np.sqrt(dim), []
     for _ in range(num_clients):

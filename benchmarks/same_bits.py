@@ -93,7 +93,7 @@ def same(x: np.ndarray | None, y: np.ndarray | None) -> bool:
 
 
 def describe(differing: list) -> str:
-    """Return the paths of differing leaves and their largest difference, also in last places."""
+    """Return where leaves differ, and their largest difference, also in units in the last place."""
     name, x, y = differing[0]
     more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
     if x is None or y is None:
