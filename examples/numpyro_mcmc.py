@@ -1,9 +1,9 @@
 # %% [markdown]
-# # Under NumPyro's own driver
+# # Run a federated sampler inside NumPyro's MCMC
 #
-# Who works with NumPyro can stay there: `FederatedMCMCKernel` is a kernel of
-# `numpyro.infer.MCMC`, like NUTS. Its argument in `run` is a `FederatedData`; draws,
-# `print_summary`, `Predictive` and ArviZ work as they do for NUTS.
+# If you already work with NumPyro, you can stay there: `FederatedMCMCKernel` is a kernel for
+# `numpyro.infer.MCMC`, like NUTS. Pass a `FederatedData` to `run`. Draws, `print_summary`,
+# `Predictive` and ArviZ work as with NUTS.
 
 # %%
 import jax
@@ -16,7 +16,7 @@ import fedmcmc
 from fedmcmc.interop.numpyro import FederatedMCMCKernel
 
 
-def model(x, y=None):  # the rows of one clinic
+def model(x, y=None):  # for the rows of one clinic
     level = numpyro.sample("level", dist.Normal(0, 2))
     slope = numpyro.sample("slope", dist.Normal(0, 2))
     with numpyro.plate("patients", len(x)):
@@ -31,8 +31,9 @@ for size in (40, 25, 60, 8):
 data = fedmcmc.FederatedData.from_clients(clinics)
 
 # %% [markdown]
-# A kernel is a function of the posterior that `FederatedMCMCKernel` makes of the model. Here all
-# clinics send gradients in every round, and the server takes Langevin steps.
+# `FederatedMCMCKernel` builds a posterior from the model, and a function of yours builds the
+# sampler from the posterior. Here all clinics send gradients in every round, and the server makes
+# Langevin steps.
 
 
 # %%
@@ -47,40 +48,41 @@ mcmc.run(jax.random.key(0), data)
 mcmc.print_summary()
 
 # %% [markdown]
-# NumPyro does not say when a run ends, so nothing judges the draws by itself. Ask:
+# NumPyro does not signal the end of a run, so nothing checks the draws automatically. Call
+# `diagnose`:
 
 # %%
-found = kernel.diagnose(mcmc.get_samples(group_by_chain=True), data)
-print(found)
-assert found.findings == ()
+diagnosis = kernel.diagnose(mcmc.get_samples(group_by_chain=True), data)
+print(diagnosis)
+assert diagnosis.findings == ()
 
 # %% [markdown]
-# What the clinics sent is among the extra fields.
+# The extra fields count the bits that the clinics sent.
 
 # %%
 bits = mcmc.get_extra_fields()["bits_up"]
 print(f"{int(bits[0])} bits per round from {data.num_clients} clinics together")
 
 # %% [markdown]
-# ## The same model, pooled, under NUTS
+# ## Compare with NUTS on pooled rows
 
 # %%
 nuts = MCMC(NUTS(model), num_warmup=500, num_samples=2_500, **settings)
 nuts.run(jax.random.key(1), **data.rows)
-ours, pooled = mcmc.get_samples(), nuts.get_samples()
+federated, pooled = mcmc.get_samples(), nuts.get_samples()
 for name in ("level", "slope"):
-    shift = (ours[name].mean() - pooled[name].mean()) / pooled[name].std()
+    shift = (federated[name].mean() - pooled[name].mean()) / pooled[name].std()
     print(
         f"{name}: the mean is {shift:+.2f} posterior sd from NUTS's, "
-        f"the sd {ours[name].std() / pooled[name].std():.2f} times NUTS's"
+        f"the sd {federated[name].std() / pooled[name].std():.2f} times NUTS's"
     )
     assert abs(shift) < 0.15
 
 # %% [markdown]
-# Predictions for new patients, by NumPyro's own tool:
+# ## Predict for new patients
 
 # %%
-new = np.array([-1.0, 0.0, 1.0])
-counts = Predictive(model, ours)(jax.random.key(2), x=new)["y"]
-for x, expected in zip(new, counts.mean(0), strict=True):
+new_x = np.array([-1.0, 0.0, 1.0])
+counts = Predictive(model, federated)(jax.random.key(2), x=new_x)["y"]
+for x, expected in zip(new_x, counts.mean(0), strict=True):
     print(f"x = {x:+.0f}: {float(expected):.2f} events expected")

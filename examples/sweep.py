@@ -1,9 +1,9 @@
 # %% [markdown]
-# # A sweep over step sizes
+# # Find a small enough step size by a sweep
 #
-# Which step is small enough? A grid of settings and seeds is one call. Settings that differ by
-# numbers alone share one compiled program and are run together, so that a sweep costs little more
-# than a run. A sweep judges the draws of every point, and warns: here rightly, as we shall see.
+# You run a sampler on a grid of settings and seeds by one call of `sweep`. Settings that differ
+# only by numbers share one compiled program and run together. The sweep checks the draws of every
+# point of the grid. It warns here, correctly: most of these steps are too large.
 
 # %%
 import jax
@@ -40,23 +40,23 @@ swept = fedmcmc.sweep(
 print(swept)
 
 # %% [markdown]
-# What was kept is an `xarray.Dataset` with the settings as dimensions. The posterior is known
-# here, so that errors can be told: the mean of the draws in posterior sds, and their sd over the
-# posterior's.
+# `swept.dataset` is an `xarray.Dataset` with the settings as dimensions. The posterior is known
+# here, so we can compute errors: the error of the mean in posterior standard deviations (sds), and
+# the sd of the draws divided by the posterior sd.
 
 # %%
 precision = data.num_rows + 1 / 100
 mean, sd = np.asarray(data.rows).sum(0) / precision, precision**-0.5
 draws = swept.dataset["theta"]
 over = [dim for dim in draws.dims if dim in ("seed", "chain", "draw")]
-off = np.abs(draws.mean(over) - mean).max(draws.dims[-1]) / sd
+mean_error = np.abs(draws.mean(over) - mean).max(draws.dims[-1]) / sd
 width = draws.std(over).mean(draws.dims[-1]) / sd
-print(off.to_pandas().round(2))
+print(mean_error.to_pandas().round(2))
 print(width.to_pandas().round(2))
 
 # %% [markdown]
-# DSGLD visits one client at a time and multiplies its gradient by the number of clients. Clients
-# differ here, so that draws are too wide, and more so with larger steps and with more of them per
+# DSGLD visits one client at a time and multiplies its gradient by the number of clients. These
+# clients differ, so the draws vary too much, and more so with larger steps and with more steps per
 # visit.
 
 # %%
@@ -64,19 +64,19 @@ assert (width.sel(step_size=3e-3) > width.sel(step_size=1e-4)).all()
 assert (width.sel(num_local_steps=10) > width.sel(num_local_steps=1)).all()
 best = width.sel(step_size=1e-4, num_local_steps=1).item()
 worst = width.sel(step_size=3e-3, num_local_steps=10).item()
-print(f"sds over the posterior's: {best:.2f} at best, {worst:.1f} at worst")
+print(f"sd of the draws over posterior sd: {best:.2f} at best, {worst:.1f} at worst")
 
 # %% [markdown]
-# `predict_bias` says the same before anything is run, from Gaussian approximations of the clients
-# (which are exact here):
+# `predict_bias` predicts these errors without a run, from Gaussian approximations of the clients,
+# which are exact here:
 
 # %%
 surrogates = fedmcmc.surrogates.taylor(posterior, data, jnp.zeros(2))
 for step_size, num_local_steps in ((1e-4, 1), (3e-3, 10)):
     predicted = fedmcmc.predict_bias(kernel_fn(step_size, num_local_steps), data, surrogates)
-    found = width.sel(step_size=step_size, num_local_steps=num_local_steps).item()
+    measured = width.sel(step_size=step_size, num_local_steps=num_local_steps).item()
     print(
         f"step {step_size:g}, {num_local_steps} per visit: sds {predicted.spread.mean():.2f} times "
-        f"the posterior's by prediction, {found:.2f} in the runs"
+        f"the posterior's by prediction, {measured:.2f} in the runs"
     )
-    assert abs(np.log(predicted.spread.mean() / found)) < 0.1
+    assert abs(np.log(predicted.spread.mean() / measured)) < 0.1

@@ -209,6 +209,6 @@ def test_an_approximation_narrower_than_a_skewed_posterior_warns(case):
     np.testing.assert_allclose(checked.bias, (q.mean() - mean) / sd, atol=0.03)
     print(
         case, spread / sd, checked.spread, checked.k_hat
-    )  # the figures of docs/explanation/choosing.md
+    )  # the figures of docs/explanation/diagnostics.md
     (messages,) = [str(w.message) for w in caught]
     assert "draws are not the posterior's: by weights" in messages and "use fedmcmc.fit" in messages

@@ -67,7 +67,7 @@ ON_TREES = fedmcmc.Posterior(
 )
 POSITIONS = {"vector": (POSTERIOR, VECTOR), "tree": (ON_TREES, TREE)}
 SLOW_VECTOR = pytest.param("vector", marks=pytest.mark.slow)
-both_lanes = pytest.mark.parametrize("kind", [SLOW_VECTOR, "tree"])
+vector_and_tree = pytest.mark.parametrize("kind", [SLOW_VECTOR, "tree"])
 """Trees in the fast tests, vectors in the slow ones: for tests that take long to compile."""
 
 
@@ -107,7 +107,7 @@ def test_the_kernel_is_exact_on_trees():
     assert PAGE["largest_error"](plain("tree"), MEAN, exact_covariance(0.02), TREE) < LARGEST
 
 
-@both_lanes
+@vector_and_tree
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [
@@ -167,7 +167,7 @@ PARTICIPATIONS = {
 }
 
 
-@both_lanes
+@vector_and_tree
 @pytest.mark.parametrize(
     "name",
     [
@@ -183,7 +183,7 @@ def test_the_kernel_draws_what_the_packages_own_draws(name, kind):
     np.testing.assert_allclose(drawn(own, position), drawn(wanted, position), rtol=1e-4, atol=1e-5)
 
 
-@both_lanes
+@vector_and_tree
 def test_the_kernel_is_compressed_as_the_packages_own(kind):
     posterior, position = POSITIONS[kind]
     estimator = fedmcmc.svrg(fedmcmc.minibatch(2), refresh_every=5)
@@ -467,6 +467,16 @@ def test_the_estimator_limits_each_rows_norm(kind, bound):
     np.testing.assert_allclose(fedmcmc.trees.ravel(estimate), wanted, rtol=1e-5)
 
 
+# Its participation rule, which the page itself compares with the exact covariance.
+
+
+def test_the_participation_rule_checks_the_number_of_clients():
+    rule = PAGE["OneRegion"](jnp.array([0, 1, 1]), num_regions=2)
+    rule.check(3)
+    with pytest.raises(ValueError, match="Got 3 regions for 4 clients"):
+        rule.check(4)
+
+
 # Other pages, and examples.
 
 
@@ -480,7 +490,7 @@ def noisy_cohorts():
     return names["noisy_cohorts"]
 
 
-@both_lanes
+@vector_and_tree
 def test_the_sampler_of_the_example_is_exact(kind):
     num, cohort, noise, step_size = len(TABLES), 2, 3.0, 0.005
     slopes = np.array([t["x"].T @ (t["y"] - t["x"] @ MEAN) for t in TABLES])

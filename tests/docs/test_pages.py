@@ -96,8 +96,21 @@ def test_the_page_of_how_to_runs():
     assert names["samples"].num_draws == 300
 
 
+@pytest.mark.slow
+def test_the_tutorial_on_composed_samplers_runs():
+    names = run_page("composed_sampler.md")  # it compares draws with exact distributions
+    shown = re.search(r"sampler: (\[.*?\])", page("composed_sampler.md"))[1]
+    assert str(names["exact_sd"].round(3)) == shown
+
+
+def test_the_page_on_compression_runs():
+    names = run_page("compression.md")
+    (shown,) = re.findall(r"([\d.]+) bits per number instead", page("compression.md"))
+    assert names["bits"] / (3 * 50) == pytest.approx(float(shown), abs=0.02)
+
+
 def test_the_page_on_own_kernels_runs():
-    names = run_page("extend.md")  # it holds its kernels against their laws
+    names = run_page("extend.md")  # it compares draws with exact distributions
     assert names["samples"].totals["bits_up"][0] < 50 * 4 * 64
 
 
@@ -107,6 +120,14 @@ def test_the_page_on_exact_distributions_runs():
     assert max(map(abs, exact)) < 3
     assert max(map(abs, names["z_scores"](target, 1 / names["precision"]))) > 8
     np.testing.assert_allclose(names["predicted"].covariance, 0.55787, rtol=1e-3)
+
+
+def test_the_page_on_diagnostics_runs():
+    names = run_page("diagnostics.md")
+    checked = names["checked"]
+    np.testing.assert_allclose(names["mean"], 1 / 3, rtol=1e-6)
+    np.testing.assert_allclose(checked.spread, names["x"].std() * 3, rtol=1e-3)
+    np.testing.assert_allclose(checked.bias, (names["x"].mean() - 1 / 3) * 3, rtol=1e-3)
 
 
 @pytest.mark.slow

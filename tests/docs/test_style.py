@@ -1,6 +1,7 @@
-"""Prose and names of the source stay plain: counts of phrases and names that readers stumble over.
+"""Prose and names stay plain: counts of phrases and names that readers stumble over.
 
-Docstrings and comments are counted per package, as are names that are assigned or arguments.
+Docstrings, comments, assigned names and arguments of the source are counted per package, the prose
+of pages per section of the documentation.
 """
 
 import ast
@@ -12,11 +13,10 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.check
-SOURCE = Path(__file__).parents[2] / "src" / "fedmcmc"
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "fedmcmc"
 MAX_PHRASES = 2.5  # per 1,000 words
 MAX_NAMES = 1.5  # per 1,000 lines
-NOT_YET: set[str] = set()
-"""Packages that are still to be rewritten; a package that is removed here stays plain."""
 PHRASES = [
     re.compile(pattern, re.MULTILINE)
     for pattern in (
@@ -64,27 +64,68 @@ def vague_names(text):
     return [name for name in names if name in VAGUE_NAMES]
 
 
-def rates(texts):
-    """Return phrases per 1,000 words and vague names per 1,000 lines."""
-    parts = [part for text in texts for part in prose(text)]
+def rate_of_phrases(parts):
+    """Return phrases per 1,000 words."""
     phrases = sum(len(phrase.findall(part)) for phrase in PHRASES for part in parts)
     num_words = sum(len(part.split()) for part in parts)
+    return 1000 * phrases / max(num_words, 1)
+
+
+def rates(texts):
+    """Return phrases per 1,000 words and vague names per 1,000 lines of modules."""
     num_lines = sum(text.count("\n") for text in texts)
     names = sum(len(vague_names(text)) for text in texts)
-    return 1000 * phrases / max(num_words, 1), 1000 * names / max(num_lines, 1)
+    phrases = rate_of_phrases([part for text in texts for part in prose(text)])
+    return phrases, 1000 * names / max(num_lines, 1)
+
+
+def prose_of_page(path):
+    """Return the words of a page without its blocks of code."""
+    return re.sub(r"(?s)```.*?```", "", path.read_text())
 
 
 PACKAGES = sorted(path.parent.name for path in SOURCE.glob("*/__init__.py"))
+SECTIONS = {
+    **{path.name: sorted(path.glob("*.md")) for path in (ROOT / "docs").iterdir() if path.is_dir()},
+    "start": [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "docs" / "index.md"],
+}
+SECTIONS = {name: pages for name, pages in SECTIONS.items() if pages}
+MAX_WORDS = 45_000
 
 
-@pytest.mark.parametrize("package", [name for name in PACKAGES if name not in NOT_YET])
+@pytest.mark.parametrize("package", PACKAGES)
 def test_a_package_is_in_plain_english(package):
     phrases, names = rates([path.read_text() for path in (SOURCE / package).rglob("*.py")])
     assert phrases <= MAX_PHRASES and names <= MAX_NAMES, (phrases, names)
 
 
-def test_only_packages_are_excused():
-    assert set(PACKAGES) >= NOT_YET
+def test_code_of_the_documentation_is_in_plain_english():
+    phrases, names = rates([path.read_text() for path in (ROOT / "docs").rglob("*.py")])
+    assert phrases <= MAX_PHRASES and names <= MAX_NAMES, (phrases, names)
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_a_section_is_in_plain_english(section):
+    texts = list(map(prose_of_page, SECTIONS[section]))
+    rate = rate_of_phrases(texts)
+    assert rate <= MAX_PHRASES, {
+        f"{path.name}: {match[0]}"
+        for path, text in zip(SECTIONS[section], texts, strict=True)
+        for phrase in PHRASES
+        for match in phrase.finditer(text)
+    }
+
+
+def num_words(path):
+    """Return the number of words of a page without formulas, addresses of links and rules."""
+    text = re.sub(r"\$[^$\n]+\$|\]\([^)]*\)", " ", prose_of_page(path))
+    return sum(bool(re.search(r"[A-Za-z0-9]", word)) for word in text.split())
+
+
+def test_pages_are_short_enough_to_be_read():
+    pages = [path for name, paths in SECTIONS.items() for path in paths if name != "results"]
+    assert sum(num_words(path) for path in pages if path.parent != ROOT) <= MAX_WORDS
+    assert num_words(ROOT / "README.md") <= 900
 
 
 def test_phrases_and_names_are_counted():

@@ -100,7 +100,7 @@ def tune(
     effective draw of the slowest direction (or of `functional`). Within five percent of the lowest
     cost, choose the point of the grid with the smallest step. Predictions need no round. For relays
     (`fedmcmc.fsgld`, `fedmcmc.dsgld`), settings whose visits throw a chain far out are excluded
-    too; see docs/explanation/choosing.md.
+    too; see docs/explanation/diagnostics.md.
 
     Parameters
     ----------
