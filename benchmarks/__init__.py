@@ -1,1 +1,1 @@
-"""Benchmarks: every figure is a ratio of medians in one run. `make bench` runs them all."""
+"""Benchmarks, which compare medians within one run. `make bench` runs all of them."""

@@ -1,4 +1,4 @@
-"""Run all benchmarks: ``python -m benchmarks`` (or some: ``python -m benchmarks toy clients``)."""
+"""Run all benchmarks, or those that are named: ``python -m benchmarks toy clients``."""
 
 import os
 import subprocess
@@ -31,33 +31,33 @@ from benchmarks.timing import compare, row
 
 def bench_toy() -> None:
     x = toy.rows()
-    for num_chains, rounds, few in ((1, 65536, 256), (30, 2040, 30)):
+    for num_chains, rounds, usual_rounds in ((1, 65536, 256), (30, 2040, 30)):
         seconds = compare(
             {
                 "fedmcmc": toy.ours(x, rounds, num_chains),
                 "fused": toy.fused(x, rounds, num_chains),
-                "usual": toy.usual(x, few, num_chains),
+                "usual": toy.usual(x, usual_rounds, num_chains),
             }
         )
         rates = {name: rounds * num_chains / s for name, s in seconds.items()}
-        rates["usual"] = few * num_chains / seconds["usual"]
+        rates["usual"] = usual_rounds * num_chains / seconds["usual"]
         ours, unit = rates["fedmcmc"], "chain-rounds/s"
         print(row(f"toy, {num_chains} chains, fedmcmc", ours, unit, 1.0, ""))
-        for other, goal in (("fused", "goal: at least 0.8"), ("usual", "goal: at least 20")):
-            print(row(f"  over {other}", rates[other], unit, ours / rates[other], goal))
+        for style, goal in (("fused", "goal: at least 0.8"), ("usual", "goal: at least 20")):
+            print(row(f"  over {style}", rates[style], unit, ours / rates[style], goal))
 
 
 def bench_blackjax() -> None:
     x = toy.rows(1)
     rounds, steps = 8192, 40960
-    one = fedmcmc.FederatedData.from_clients(list(x))
+    single_client = fedmcmc.FederatedData.from_clients(list(x))
     surrogates = fedmcmc.Gaussian.from_moments(jnp.asarray(x.mean(1)), variance=jnp.ones(1) / 200)
     kernel = fedmcmc.fsgld(
         toy.POSTERIOR, surrogates, step_size=toy.STEP, num_local_steps=100, batch_size=10
     )
     seconds = compare(
         {
-            "fedmcmc": lambda: _draws(kernel, one, jnp.zeros(2), rounds),
+            "fedmcmc": lambda: _draws(kernel, single_client, jnp.zeros(2), rounds),
             "blackjax": toy.blackjax_sgld(
                 toy.POSTERIOR, jnp.asarray(x[0]), jnp.zeros(2), 10, toy.STEP, steps
             ),
@@ -102,11 +102,10 @@ def bench_compile() -> None:
     x = toy.rows()
     data, kernel = fedmcmc.FederatedData.from_clients(list(x)), toy.kernel(x)
     jax.clear_caches()
-    begun = time.perf_counter()
+    start_time = time.perf_counter()
     _draws(kernel, data, jnp.zeros(2), 1)
-    print(
-        f"{'first call of a new process, toy':<44}{time.perf_counter() - begun:>12.2f} s   goal: 5"
-    )
+    seconds = time.perf_counter() - start_time
+    print(f"{'first call of a new process, toy':<44}{seconds:>12.2f} s   goal: 5")
 
 
 def bench_clients() -> None:
@@ -141,7 +140,8 @@ def _draws(kernel, data, start, rounds):
 
 
 def on_two_devices(module: str) -> None:
-    # In a process of its own: the program it is compared with puts one device on each core.
+    # The number of host devices is fixed when a process starts. The programs in the comparison use
+    # one device per core.
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
     subprocess.run(
         [sys.executable, "-m", module],
@@ -151,7 +151,7 @@ def on_two_devices(module: str) -> None:
 
 
 def in_two_processes(module: str) -> None:
-    # Of the host: two processes would both want all of one GPU.
+    # On the CPU, because each of two processes would reserve the whole GPU.
     subprocess.run(
         [sys.executable, "-m", "experiments.launch", "-n", "2", "-m", module],
         check=True,

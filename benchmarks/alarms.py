@@ -1,6 +1,6 @@
-"""How often exact draws are called wrong: ``python -m benchmarks alarms``.
+"""False alarms of the diagnosis on exact draws: ``python -m benchmarks alarms``.
 
-Draws of densities that are known, with the correlation of a chain, 100 seeds each.
+The draws come from known densities and are correlated as in a chain, with 100 seeds per density.
 """
 
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ def funnel(z: np.ndarray) -> np.ndarray:
 
 
 def cases():
-    """Return log densities, and draws of them from those of a standard normal."""
+    """Yield a name, a log density, and a function that maps standard normal draws to its draws."""
     factor = np.linalg.cholesky(COVARIANCE)
     precision = jnp.asarray(np.linalg.inv(COVARIANCE), jnp.float32)
     uniform = stats.norm.cdf
@@ -46,23 +46,22 @@ def cases():
 
 
 def bench() -> None:
-    print(f"{SEEDS} seeds of {CHAINS} chains of {DRAWS} draws, called wrong or too few:")
+    print(f"Runs of {CHAINS} chains of {DRAWS} exact draws that are flagged, of {SEEDS} seeds:")
     for name, log_density, draw in cases():
         posterior = fedmcmc.Posterior(log_density, lambda t, rows: jnp.zeros(rows.shape[0]))
         for correlation in (0.0, 0.5):
-            wrong = few = 0
+            num_wrong = num_short = 0
             for seed in range(SEEDS):
                 noise = np.random.default_rng(seed).normal(size=(CHAINS, DRAWS, DIM))
                 z = noise.copy()
                 for t in range(1, DRAWS):
                     fresh = np.sqrt(1 - correlation**2) * noise[:, t]
                     z[:, t] = correlation * z[:, t - 1] + fresh
-                found = diagnose(draw(z).astype(np.float32), posterior, DATA).findings
-                wrong += any("not the posterior's" in line for line in found)
-                few += any("too short" in line for line in found)
-            print(
-                f"  {name}, correlation {correlation:g}: {wrong} wrong, {few} too few", flush=True
-            )
+                findings = diagnose(draw(z).astype(np.float32), posterior, DATA).findings
+                num_wrong += any("not the posterior's" in line for line in findings)
+                num_short += any("too short" in line for line in findings)
+            counts = f"{num_wrong} wrong, {num_short} too short"
+            print(f"  {name}, correlation {correlation:g}: {counts}", flush=True)
 
 
 if __name__ == "__main__":

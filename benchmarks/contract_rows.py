@@ -1,7 +1,7 @@
-"""One worker of `same_bits`: run rows of one revision's contract table and write what they give.
+"""Worker of `same_bits`: run rows of one revision's contract table and write their arrays.
 
-The only part of `same_bits` that knows the package: a revision that names things otherwise is told
-apart in `contract_table` and `run_row`. Its ``src`` and its root come first on the path.
+This is the only part of `same_bits` that depends on the package. `contract_table` and `run_row`
+handle revisions with other names. The revision's ``src`` and root come first on the path.
 """
 
 import importlib
@@ -23,18 +23,24 @@ MODELS = ("tests.contracts.model", "tests.contracts.contract_model")
 
 
 def contract_table() -> tuple[dict[str, Callable], ModuleType]:
-    """Return the builders of all kernels and the module of their model: A NEW HOME GOES ABOVE."""
+    """Return the builders of all kernels and the module of their model.
+
+    If the table or the model moves, add its new module to `TABLES` or `MODELS`.
+    """
     return _first(TABLES).KERNELS, _first(MODELS)
 
 
 def run_row(build: Callable, model: ModuleType) -> Any:
-    """Return the `Samples` of one kernel, its clients one at a time: A CHANGE OF API GOES HERE."""
+    """Return the `Samples` of one kernel, with clients computed one at a time.
+
+    If the API changes, support both versions here.
+    """
     kernel = build(model.POSITIONS["nested"], model.Given())
     data = model.DATA.pooled() if kernel.participation.pooled else model.DATA
     where = {}
     if hasattr(data, "chunked"):
         data = data.chunked(1)
-    else:  # where data says nothing about execution, the run does
+    else:  # newer revisions set the execution in the run, not in the data
         where["placement"] = fedmcmc.Placement(clients_at_a_time=1)
     return fedmcmc.sample(
         model.KEY,
@@ -67,8 +73,8 @@ def _first(modules: tuple[str, ...]) -> ModuleType:
             return importlib.import_module(name)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-                raise  # it is there, and what it imports is not
-    raise ModuleNotFoundError(f"none of {', '.join(modules)}: is the contract table elsewhere?")
+                raise  # the module exists, but one of its imports does not
+    raise ModuleNotFoundError(f"none of {', '.join(modules)}: has the contract table moved?")
 
 
 def main(root: str, out: str, share: int, jobs: int, chosen: list[str]) -> None:

@@ -1,8 +1,8 @@
-"""A convolutional network's posterior: the runner beside loops written without it.
+"""Speed of `sample` on a convolutional network, compared with loops written without it.
 
-`straight` calls one compiled local step after the other from Python, so that its convolutions lie
-in the program's entry computation, where XLA is at its best; `looped` is the kernel's round in one
-`fori_loop`, as the runner would be if it left convolutions as they are.
+`straight` calls one compiled local step after another from Python. Its convolutions are in the
+program's entry computation, where XLA runs them fastest. `looped` runs the kernel's rounds in one
+`fori_loop`, as `sample` would without its special treatment of convolutions.
 """
 
 from functools import partial
@@ -128,18 +128,18 @@ def looped(kernel_, data_, rounds: int, num_chains: int):
 def bench() -> None:
     rows = data()
     for num_local_steps, num_chains, rounds in ((1, 1, 128), (8, 1, 16), (1, 4, 32)):
-        given = kernel(num_local_steps), rows, rounds, num_chains
+        arguments = kernel(num_local_steps), rows, rounds, num_chains
         seconds = compare(
             {
-                "fedmcmc": ours(*given),
+                "fedmcmc": ours(*arguments),
                 "straight steps": straight(rounds * num_local_steps * num_chains),
-                "plain loop": looped(*given),
+                "plain loop": looped(*arguments),
             },
             repeats=5,
         )
         rate, unit = rounds * num_chains / seconds["fedmcmc"], "chain-rounds/s"
         name = f"CNN, {num_local_steps} local steps, {num_chains} chains"
         print(row(f"{name}, fedmcmc", rate, unit, 1.0, ""))
-        for other, goal in (("straight steps", "goal: 0.8"), ("plain loop", "goal: 3")):
-            ratio = seconds[other] / seconds["fedmcmc"]
-            print(row(f"  over {other}", rate / ratio, unit, ratio, goal))
+        for style, goal in (("straight steps", "goal: 0.8"), ("plain loop", "goal: 3")):
+            ratio = seconds[style] / seconds["fedmcmc"]
+            print(row(f"  over {style}", rate / ratio, unit, ratio, goal))

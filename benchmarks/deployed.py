@@ -1,9 +1,9 @@
-"""Milliseconds per round between real sites, beside a bare gRPC echo of the same bytes.
+"""Milliseconds per round between real sites, compared with a bare gRPC echo of the same bytes.
 
-``python -m benchmarks deploy`` starts a process per site on this machine, all over TLS on loopback.
-Alternatives take turns. Of the rounds of a run the median is shown, without the first, which
-compiles. ``python -m benchmarks.deployed 4,16 1000`` measures some of the numbers of sites and of
-floats alone.
+``python -m benchmarks deploy`` starts one process per site on this machine. All of them use TLS on
+loopback. Alternatives take turns. The table shows the median over rounds, without the first round,
+which compiles. ``python -m benchmarks.deployed 4,16 1000`` measures these numbers of sites (4 and
+16) and of floats per message (1000) only.
 """
 
 import os
@@ -52,7 +52,7 @@ def masked(posterior, settings):
     return fedmcmc.secure_sum(plain(posterior, settings))
 """
 HEADERS = 600
-"""Bytes of a request beside its numbers, about."""
+"""Approximate bytes of a request in addition to its numbers."""
 
 
 def names_of(num_sites):
@@ -88,7 +88,7 @@ def credentials(folder, name):
     return deploy.Credentials(keys / f"{name}.key", keys / f"{name}.crt", keys / "ca.crt")
 
 
-# A site: a process that serves all kinds at once, of which one is asked at a time.
+# A site is a process that serves all kinds of rounds. The server uses one kind at a time.
 
 
 def serve(folder, name, num_sites, echo_port, *ports):
@@ -105,15 +105,15 @@ def serve(folder, name, num_sites, echo_port, *ports):
             identity=folder / "keys" / f"{name}.identity",
             min_rows=8,
         )
-        given = (site, f"localhost:{port}", credentials(folder, name))
-        threads.append(threading.Thread(target=deploy.serve_site, args=given, daemon=True))
+        arguments = (site, f"localhost:{port}", credentials(folder, name))
+        threads.append(threading.Thread(target=deploy.serve_site, args=arguments, daemon=True))
     for thread in threads:
         thread.start()
     threads[0].join()  # ends with the server
 
 
 def echo(folder, name, port):
-    """Answer each request with as many bytes as its last eight say."""
+    """Answer each request with the number of bytes that its last eight bytes encode."""
     key, certificate, authority = credentials(folder, name).read()
     secured = grpc.ssl_channel_credentials(authority, key, certificate)
     outbox = queue.SimpleQueue()
@@ -130,7 +130,7 @@ def echo(folder, name, port):
 
 
 class Echo:
-    """Nothing but gRPC: a stream of bytes per site."""
+    """Bare gRPC server with one stream of bytes per site."""
 
     def __init__(self, folder, num_sites):
         self.inbox, self.outboxes = queue.SimpleQueue(), []
@@ -154,7 +154,7 @@ class Echo:
                 for message in messages:
                     self.inbox.put(message)
             except grpc.RpcError:
-                pass  # the end
+                pass  # the site has closed its stream
 
         threading.Thread(target=read, daemon=True).start()
         yield from iter(outbox.get, None)
@@ -175,27 +175,31 @@ class Echo:
 
 
 class Timed(deploy.GrpcServer):
-    """Notes when the first site is asked, and how long the server had all answers by then."""
+    """Server that records when each round starts and how long its own computation takes.
+
+    `request_times` are the times of requests to the first site. `server_seconds` are the seconds
+    between the last message that the server received and each of these requests.
+    """
 
     def __init__(self, *args):
         super().__init__(*args)
-        self.asked, self.own, self._heard = [], [], 0.0
+        self.request_times, self.server_seconds, self._receive_time = [], [], 0.0
 
     def send(self, site, data):
         if site == "site0":
-            self.asked.append(time.perf_counter())
-            self.own.append(self.asked[-1] - self._heard)
+            self.request_times.append(time.perf_counter())
+            self.server_seconds.append(self.request_times[-1] - self._receive_time)
         super().send(site, data)
 
     def receive(self, timeout):
-        news = super().receive(timeout)
-        if news is not None:
-            self._heard = time.perf_counter()
-        return news
+        message = super().receive(timeout)
+        if message is not None:
+            self._receive_time = time.perf_counter()
+        return message
 
 
 class Consortium:
-    """A server of each kind, and processes of sites."""
+    """One server per kind of round, and the processes of the sites."""
 
     def __init__(self, folder, num_sites):
         self.folder, self.num_sites, self.processes = folder, num_sites, []
@@ -231,22 +235,22 @@ class Consortium:
             process.wait()
 
     def rounds(self, kind, size, num, fsync):
-        """Return seconds: of the first round, of each after it, and of the server's own part."""
+        """Return seconds: the first round, each later round, and the server's computation."""
         (self.folder / "fsync").touch() if fsync else (self.folder / "fsync").unlink(True)
         sites, server = self.sites[kind], self.servers[kind]
         kernel, key = sites.study.kernel("main"), jax.random.key(0)
         sites.sample(
             key, kernel, jnp.zeros(size), num_rounds=num + 1, thinning=num + 1, progress=False
         )
-        times = np.diff(server.asked[-num - 1 :])  # what was asked before is the run's beginning
-        own = server.own[1 - num :]
-        server.asked.clear()
-        server.own.clear()
-        return times[0], times[1:], own
+        times = np.diff(server.request_times[-num - 1 :])  # earlier requests set up the run
+        server_seconds = server.server_seconds[1 - num :]
+        server.request_times.clear()
+        server.server_seconds.clear()
+        return times[0], times[1:], server_seconds
 
     @property
     def megabytes(self):
-        """The largest memory of a site's process, of its peak, where the system tells."""
+        """Largest peak memory of a site's process (NaN where the system does not report it)."""
         peaks = []
         for process in self.processes:
             status = Path(f"/proc/{process.pid}/status")
@@ -256,15 +260,15 @@ class Consortium:
 
 
 def mask_seconds(num_sites, num_words):
-    """Return how long a site takes to mask so many words."""
-    keys = {other: bytes([other]) * 32 for other in range(1, num_sites)}
+    """Return the median seconds that a site takes to mask `num_words` words."""
+    keys = {site: bytes([site]) * 32 for site in range(1, num_sites)}
     identities = tuple(bytes([i + 1]) * 32 for i in range(num_sites))
     session = secure.Session(bytes(32), secure.MaskGroup(bytes(32), identities), 0, keys)
     words, tag, times = np.zeros(num_words, np.uint64), secure.MaskTag(0, 0, 0), []
     for _ in range(5):
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         secure.mask(words, session, tag)
-        times.append(time.perf_counter() - begun)
+        times.append(time.perf_counter() - start_time)
     return statistics.median(times)
 
 
@@ -287,13 +291,13 @@ COLUMNS = (
 
 
 def simulated_seconds(study, size, num):
-    """Return the seconds of a round of the same clients in this program, one after another."""
+    """Return the seconds of a simulated round, with the same clients computed one after another."""
     rows = [{"y": np.ones(8, np.float32)} for _ in study.sites]
     data = fedmcmc.FederatedData.from_clients(rows)
     settings = dict(thinning=num, placement=fedmcmc.Placement(clients_at_a_time=1), progress=False)
     seconds = []
     for _ in range(3):
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         samples = fedmcmc.sample(
             jax.random.key(0),
             study.kernel("main"),
@@ -303,32 +307,34 @@ def simulated_seconds(study, size, num):
             **settings,
         )
         jax.block_until_ready(samples.draws)
-        seconds.append(time.perf_counter() - begun)
+        seconds.append(time.perf_counter() - start_time)
     return min(seconds) / num
 
 
 def measure(consortium, size):
-    """Return a line of the table, in milliseconds."""
+    """Return the cells of one row of the table, with times in milliseconds."""
     num, rounds = consortium.num_sites, ROUNDS.get(size, 20)
     down, up, wide = 4 * size + HEADERS, 4 * size + HEADERS, 8 * (size + 3) + HEADERS
-    first = consortium.rounds("plain", size, 2, False)[0]
+    first_round = consortium.rounds("plain", size, 2, False)[0]
     for kind in ("state", "masked"):
         consortium.rounds(kind, size, 2, False)
-    names = ("echo", "plain", "own", "state", "disk", "wide", "masked", "kept")
-    found = {name: [] for name in names}
+    names = ("echo", "plain", "server", "state", "state_fsync", "wide", "masked", "masked_fsync")
+    seconds = {name: [] for name in names}
     parts = 4
-    for _ in range(parts):  # in turns, so that a machine whose speed drifts stays fair
+    for _ in range(
+        parts
+    ):  # take turns, so that drifts of the machine's speed affect all alternatives
         few = max(rounds // parts, 3)
-        found["echo"].append(consortium.echo.rounds(down, up, few))
-        _, plain, own = consortium.rounds("plain", size, few + 1, False)
-        found["plain"].append(plain)
-        found["own"].append(own)
-        found["state"].append(consortium.rounds("state", size, few + 1, False)[1])
-        found["disk"].append(consortium.rounds("state", size, few + 1, True)[1])
-        found["wide"].append(consortium.echo.rounds(down, wide, few))
-        found["masked"].append(consortium.rounds("masked", size, few + 1, False)[1])
-        found["kept"].append(consortium.rounds("masked", size, few + 1, True)[1])
-    ms = {name: 1000 * np.median(np.concatenate(times)) for name, times in found.items()}
+        seconds["echo"].append(consortium.echo.rounds(down, up, few))
+        _, plain, server = consortium.rounds("plain", size, few + 1, False)
+        seconds["plain"].append(plain)
+        seconds["server"].append(server)
+        seconds["state"].append(consortium.rounds("state", size, few + 1, False)[1])
+        seconds["state_fsync"].append(consortium.rounds("state", size, few + 1, True)[1])
+        seconds["wide"].append(consortium.echo.rounds(down, wide, few))
+        seconds["masked"].append(consortium.rounds("masked", size, few + 1, False)[1])
+        seconds["masked_fsync"].append(consortium.rounds("masked", size, few + 1, True)[1])
+    ms = {name: 1000 * np.median(np.concatenate(times)) for name, times in seconds.items()}
     masks = 1000 * mask_seconds(num, size + 3)
     study = consortium.sites["plain"].study
     alone = 1000 * simulated_seconds(study, size, max(10, 2_000_000 // size))
@@ -337,16 +343,16 @@ def measure(consortium, size):
         f"{alone:.2g}",
         *(f"{ms[name]:.3g}" for name in ("echo", "plain")),
         f"{ratio:.2f}",
-        f"{ms['own']:.2g}",
-        *(f"{ms[name]:.3g}" for name in ("state", "disk", "wide", "masked", "kept")),
+        f"{ms['server']:.2g}",
+        *(f"{ms[name]:.3g}" for name in ("state", "state_fsync", "wide", "masked", "masked_fsync")),
         f"{masks:.2g}",
-        f"{1000 * first:.0f}",
+        f"{1000 * first_round:.0f}",
     ]
     return [str(num), f"{size:,}", *cells]
 
 
 def bench(num_sites=SITES, sizes=SIZES) -> None:
-    print("milliseconds per round, between processes on this machine")
+    print("milliseconds per round between processes on this machine")
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
     for num in num_sites:
         with ExitStack() as stack:
@@ -354,12 +360,12 @@ def bench(num_sites=SITES, sizes=SIZES) -> None:
             consortium = stack.enter_context(Consortium(folder, num))
             for size in sizes:
                 print(f"| {' | '.join(measure(consortium, size))} |", flush=True)
-            print(f"{num} sites: {consortium.megabytes:.0f} MB at most in a site's process")
+            print(f"{num} sites: a site's process uses at most {consortium.megabytes:.0f} MB")
 
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case ["serve", *given]:
-            serve(*given)
-        case [*given]:
-            bench(*([int(part) for part in numbers.split(",")] for numbers in given))
+        case ["serve", *arguments]:
+            serve(*arguments)
+        case [*arguments]:
+            bench(*([int(part) for part in numbers.split(",")] for numbers in arguments))

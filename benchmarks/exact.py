@@ -1,9 +1,9 @@
-"""How many rounds, bits and seconds a posterior takes: one call, exact kernels, tuned kernels.
+"""Rounds, bits and seconds until a posterior is accurate: `fit`, exact kernels, tuned kernels.
 
-``python -m benchmarks exact`` prints the table of docs/explanation/exactness.md. One criterion
-holds for every row: every mean within 0.05 sd of pooled NUTS, and every sd within five percent.
-Chains meet it at the first checkpoint from which on it stays met. The seconds are of the whole run
-to that checkpoint, compilation included.
+``python -m benchmarks exact`` prints the table of docs/explanation/exactness.md. Every row has the
+same criterion: every mean is within 0.05 sd of pooled NUTS, and every sd within 5 percent. For
+chains, the rounds end at the first checkpoint from which on the criterion holds. The seconds
+include the whole run to that checkpoint and its compilation.
 """
 
 import time
@@ -23,7 +23,7 @@ from experiments.data import DataNotFound
 BIAS, SPREAD = 0.05, 0.05
 CHECKPOINTS = (50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000)
 CHAINS = 64
-"""Of the exact kernels, whose chains share a message; the others run four."""
+"""Number of chains of exact kernels, which share a message. Other kernels run 4 chains."""
 
 
 def problems() -> Iterator[tuple[str, Any, Callable[[], fedmcmc.FederatedData]]]:
@@ -51,23 +51,23 @@ def problems() -> Iterator[tuple[str, Any, Callable[[], fedmcmc.FederatedData]]]
 def reference(
     posterior: fedmcmc.Posterior, data: fedmcmc.FederatedData, start: Any
 ) -> tuple[np.ndarray, float]:
-    """Return draws of NUTS on the pooled rows, and the seconds that they took."""
-    begun = time.perf_counter()
+    """Return draws of NUTS on the pooled rows, and the seconds of the run."""
+    start_time = time.perf_counter()
     draws = federations.truth(posterior, data, start, num_samples=5000)
-    return draws, time.perf_counter() - begun
+    return draws, time.perf_counter() - start_time
 
 
 def blackjax_seconds(
     posterior: fedmcmc.Posterior, data: fedmcmc.FederatedData, start: Any
 ) -> float:
-    """Return the seconds of BlackJAX's NUTS with window adaptation, as many draws."""
+    """Return the seconds of BlackJAX's NUTS with window adaptation and the same number of draws."""
     import blackjax
 
     def log_density(position: Any) -> jax.Array:
         terms = posterior.loglikelihood_fn(position, data.rows)
         return posterior.logprior_fn(position) + jnp.sum(terms)
 
-    begun = time.perf_counter()
+    start_time = time.perf_counter()
 
     def chain(key: jax.Array) -> Any:
         warm_key, key = jax.random.split(key)
@@ -82,11 +82,11 @@ def blackjax_seconds(
         return jax.lax.scan(one, state, jax.random.split(key, 5000))[1]
 
     jax.block_until_ready(jax.jit(jax.vmap(chain))(jax.random.split(jax.random.key(8), 4)))
-    return time.perf_counter() - begun
+    return time.perf_counter() - start_time
 
 
 def errors(draws: np.ndarray, exact: np.ndarray) -> tuple[float, float]:
-    """Return the largest error of a mean in sds, and of an sd as a share."""
+    """Return the largest error of a mean [sds] and the largest relative error of an sd."""
     bias = np.abs(draws.mean(0) - exact.mean(0)) / exact.std(0)
     return float(bias.max()), float(np.abs(draws.std(0) / exact.std(0) - 1).max())
 
@@ -97,7 +97,7 @@ def is_within(bias: float, spread: float) -> str:
 
 
 def arrival(draws: Any, exact: np.ndarray, burnin: int) -> int | None:
-    """Return the first checkpoint from which on the errors are small, ``None`` if none."""
+    """Return the first checkpoint from which all errors are within the limits, or ``None``."""
     arrived = None
     num = jax.tree.leaves(draws)[0].shape[1]
     for checkpoint in CHECKPOINTS:
@@ -113,7 +113,7 @@ def arrival(draws: Any, exact: np.ndarray, burnin: int) -> int | None:
 def chain_kernels(
     white: fedmcmc.surrogates.Whitened, data: fedmcmc.FederatedData
 ) -> dict[str, Any]:
-    """Return kernels, tuned where a law gives settings, and the numbers of their chains."""
+    """Return kernels and their numbers of chains; `fsgld` and `fa_hmc` are tuned."""
     model = white.posterior
 
     def tuned(build: Callable[..., Any], **grid: Any) -> Any:
@@ -170,9 +170,9 @@ def bench() -> None:
             continue
         posterior = fedmcmc.from_numpyro(model, example=data)
         key = jax.random.key(1)
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         fitted = fedmcmc.fit(model, data, rng_key=key, progress=False)
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - start_time
         start = jax.tree.map(lambda leaf: jnp.asarray(leaf[0, 0]), fitted.samples.draws)
         exact, nuts = reference(posterior, data, start)
         bias, spread = errors(federations.flat(fitted.samples.draws), exact)
@@ -184,21 +184,21 @@ def bench() -> None:
         for title, (kernel, chains) in chain_kernels(white, data).items():
             line("", title, *_of_chains(kernel, chains, data, white, exact))
         line("", "`fed_ep`, at rest", *_of_approximation(data, white, exact))
-        others = {"NUTS on pooled rows, NumPyro": nuts}
-        others["NUTS, BlackJAX"] = blackjax_seconds(posterior, data, start)
-        for title, seconds in others.items():
+        pooled_seconds = {"NUTS on pooled rows, NumPyro": nuts}
+        pooled_seconds["NUTS, BlackJAX"] = blackjax_seconds(posterior, data, start)
+        for title, seconds in pooled_seconds.items():
             line("", title, "", "", "", f"{seconds:.1f}", "", "")
 
 
 def _of_approximation(
     data: fedmcmc.FederatedData, white: fedmcmc.surrogates.Whitened, exact: np.ndarray
 ) -> tuple[str, ...]:
-    """Return whether FedEP is within the limits, its rounds, megabits, seconds, and errors."""
+    """Return the cells of FedEP's row: verdict, rounds, megabits, seconds, errors."""
     if exact.shape[1] > 64:
         return "takes up to 64 parameters", "", "", "", "", ""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         samples = fedmcmc.sample(
             jax.random.key(1),
             fedmcmc.fed_ep(white.posterior),
@@ -208,7 +208,7 @@ def _of_approximation(
             max_rounds=60,
             progress=False,
         )
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - start_time
     bias, spread = errors(federations.flat(samples.final_draws), exact)
     total = sum(float(samples.totals[way].sum()) for way in ("bits_up", "bits_down")) / 1e6
     cost = (f"{samples.totals['rounds'][0]}", f"{total:,.2f}", f"{seconds:.1f}")
@@ -218,11 +218,11 @@ def _of_approximation(
 def _of_chains(
     kernel: Any, chains: int, data: Any, white: fedmcmc.surrogates.Whitened, exact: np.ndarray
 ) -> tuple[str, ...]:
-    """Return whether chains reach the limits, rounds, megabits and seconds to there, and errors."""
+    """Return the cells of a kernel's row: verdict, rounds, megabits, seconds, errors."""
     num_rounds = 2000 if chains == CHAINS else CHECKPOINTS[-1]
 
     def run(num_rounds: int) -> tuple[Any, float]:
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             samples = fedmcmc.sample(
@@ -234,7 +234,7 @@ def _of_chains(
                 num_chains=chains,
                 progress=False,
             )
-        return samples, time.perf_counter() - begun
+        return samples, time.perf_counter() - start_time
 
     try:
         samples, seconds = run(num_rounds)

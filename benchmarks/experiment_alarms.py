@@ -1,11 +1,12 @@
-"""What the judge says of the experiments' runs: ``python -m benchmarks.experiment_alarms``.
+"""Warnings of the diagnosis in the experiments: ``python -m benchmarks.experiment_alarms``.
 
-Every ``_small`` study and the demo, 3 seeds (or ``seeds=``), each in a process of its own. A
-setting that takes more than a minute of a processor (or ``seconds=``), or needs data that are not
-there, is left out and named.
-Whether an alarm is false is for the reader: some methods of the papers are biased, and are shown
-for that. What the judge found of runs that it calls wrong is printed: how far means are off, in
-posterior sds, and how wide sds are, the largest coordinate of each run.
+The program runs every ``_small`` study and the demo, with 3 seeds (``seeds=``) and one process per
+run. It skips and lists settings that need more than a minute of processor time (``seconds=``) or
+data that are not available.
+
+It does not decide if a warning is false. Some methods of the papers are biased, and the studies
+show this bias. For runs that the diagnosis reports as wrong, the program prints the errors of means
+(in posterior sds) and the ratios of sds, in each run for the largest coordinate.
 """
 
 import json
@@ -32,42 +33,43 @@ WRONG = "These draws are not the posterior's"
 ROOT = Path(__file__).parents[1]
 
 
-def one(name: str, seed: int, folder: Path) -> None:
-    """Run an experiment, and write how many calls of `sample` were judged and what was found."""
-    judged, judge = [], _watch.judge
+def run_setting(name: str, seed: int, folder: Path) -> None:
+    """Run an experiment, and write the number of diagnosed runs, their warnings and errors."""
+    reports, judge = [], _watch.judge
 
     def counting(*args):
-        judged.append(judge(*args))
-        return judged[-1]
+        reports.append(judge(*args))
+        return reports[-1]
 
     if name == "demo":
         main = partial(demo.main, ["--seed", str(seed), "--out", str(folder)])
     else:
         main = run.main
-        given = (f"seed={seed}", "vmapped=false", f"hydra.sweep.dir={folder}")
-        sys.argv = ["run", f"study={name}", *given]
-    with mock.patch.object(_watch, "judge", counting), warnings.catch_warnings(record=True) as said:
+        settings = (f"seed={seed}", "vmapped=false", f"hydra.sweep.dir={folder}")
+        sys.argv = ["run", f"study={name}", *settings]
+    patched = mock.patch.object(_watch, "judge", counting)
+    with patched, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         main()
-    alarms = [str(w.message) for w in said if issubclass(w.category, DiagnosisWarning)]
-    told = [x for x in judged if x is not None]
+    alarms = [str(w.message) for w in caught if issubclass(w.category, DiagnosisWarning)]
+    diagnoses = [x for x in reports if x is not None]
     wrong = [
         (float(np.abs(x.moments.bias).max()), float(x.moments.spread.max()))
-        for x in told
+        for x in diagnoses
         if x.moments is not None and any(line.startswith(WRONG) for line in x.findings)
     ]
-    found = {"judged": len(told), "alarms": alarms, "wrong": wrong}
-    (folder / "alarms.json").write_text(json.dumps(found))
+    result = {"diagnosed": len(diagnoses), "alarms": alarms, "wrong": wrong}
+    (folder / "alarms.json").write_text(json.dumps(result))
 
 
 def bench(names: list[str], seconds: int, seeds: int) -> None:
-    """Run settings by name, or all, and print what was said of their runs."""
+    """Run the named settings, or all of them, and print a summary of each one's warnings."""
 
     def limited() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
 
     for name in names or [n for n in arguments.choices("study") if n.endswith("_small")] + ["demo"]:
-        judged, alarms, wrong = 0, Counter(), []
+        num_diagnosed, alarms, wrong = 0, Counter(), []
         for seed in range(seeds):
             with tempfile.TemporaryDirectory() as folder:
                 command = [sys.executable, "-m", "benchmarks.experiment_alarms", name]
@@ -77,21 +79,21 @@ def bench(names: list[str], seconds: int, seeds: int) -> None:
                         command, cwd=ROOT, check=True, capture_output=True, preexec_fn=limited
                     )
                 except subprocess.CalledProcessError as error:
-                    last = error.stderr.decode().strip().splitlines()[-1:]
-                    why = f"over {seconds} s" if error.returncode < 0 else " ".join(last)
-                    print(f"{name}: left out, {why}", flush=True)
+                    last_line = error.stderr.decode().strip().splitlines()[-1:]
+                    reason = f"over {seconds} s" if error.returncode < 0 else " ".join(last_line)
+                    print(f"{name}: skipped, {reason}", flush=True)
                     break
-                found = json.loads((Path(folder) / "alarms.json").read_text())
-            judged += found["judged"]
-            alarms.update(text.split(":")[0] for text in found["alarms"])
-            wrong += found["wrong"]
+                result = json.loads((Path(folder) / "alarms.json").read_text())
+            num_diagnosed += result["diagnosed"]
+            alarms.update(text.split(":")[0] for text in result["alarms"])
+            wrong += result["wrong"]
         else:
-            kinds = "; ".join(f"{kind} {num}" for kind, num in alarms.items()) or "no alarm"
+            kinds = "; ".join(f"{kind} {num}" for kind, num in alarms.items()) or "no warning"
             if wrong:
                 off, wide = np.transpose(wrong)
-                kinds += f"; of the wrong ones means off by {off.min():.2g} to {off.max():.2g} sd, "
-                kinds += f"sds {wide.min():.3g} to {wide.max():.3g} of the posterior's"
-            print(f"{name}: {judged} runs judged, {kinds}", flush=True)
+                kinds += f"; in wrong runs means are off by {off.min():.2g} to {off.max():.2g} sd, "
+                kinds += f"sds are {wide.min():.3g} to {wide.max():.3g} times the posterior's"
+            print(f"{name}: {num_diagnosed} runs diagnosed, {kinds}", flush=True)
 
 
 if __name__ == "__main__":
@@ -99,6 +101,6 @@ if __name__ == "__main__":
     names = [x for x in sys.argv[1:] if "=" not in x]
     if "folder" in options:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
-        one(names[0], int(options["seed"]), Path(options["folder"]))
+        run_setting(names[0], int(options["seed"]), Path(options["folder"]))
     else:
         bench(names, int(options.get("seconds", SECONDS)), int(options.get("seeds", SEEDS)))

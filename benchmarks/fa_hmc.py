@@ -1,7 +1,7 @@
 """FA-HMC on logistic regression in several styles, and NumPyro's HMC with one client.
 
-`fused` is a program for this workload alone, without any abstraction: draws in blocks, gradients
-written out, a loop over the clients of each of two devices, one a core.
+`fused` is a program for this workload only and has no abstractions. It draws random numbers in
+blocks, has handwritten gradients, and loops over the clients of each of two devices (one per core).
 """
 
 import jax
@@ -18,7 +18,7 @@ STEP, RHO = 0.05, 0.5
 
 
 def rows(num_clients: int = CLIENTS) -> dict[str, np.ndarray]:
-    """Simulated rows, ``[num_clients, ROWS, ...]``."""
+    """Return simulated rows, ``[num_clients, ROWS, ...]``."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(num_clients, ROWS, DIM)) / np.sqrt(DIM)
     return {
@@ -41,20 +41,20 @@ def ours(
     clients: int = CLIENTS,
     local: int = LOCAL,
     devices: int = 1,
-    at: int | None = None,
+    clients_at_a_time: int | None = None,
     mesh: Mesh | None = None,
     **settings,
 ):
-    """Return a run of `sample`, clients `at` a time, over `devices` or a `mesh`.
+    """Return a function that runs `sample` over `devices` or a `mesh`.
 
-    `settings` go to its placement, such as ``totals``.
+    `clients_at_a_time` and `settings`, such as ``totals``, are arguments of its placement.
     """
     flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in rows(clients).items()}
     owners = np.repeat(np.arange(clients), ROWS)
     data = fedmcmc.FederatedData.from_arrays(flat, owners)
     if devices > 1:
         mesh = Mesh(np.array(jax.devices()[:devices]), ("clients",))
-    placement = fedmcmc.Placement(mesh=mesh, clients_at_a_time=at, **settings)
+    placement = fedmcmc.Placement(mesh=mesh, clients_at_a_time=clients_at_a_time, **settings)
     kernel = fedmcmc.fa_hmc(
         POSTERIOR,
         step_size=STEP,
@@ -83,7 +83,7 @@ def fused(num_rounds: int, num_chains: int, num_devices: int = 2, block: int = 5
     weight = 1 / CLIENTS
     mesh = Mesh(np.array(jax.devices()[:num_devices]), ("clients",))
 
-    def trajectory(theta, own, shared, x, y):
+    def trajectory(theta, client_noise, shared_noise, x, y):
         def gradient(t):
             return (y - jax.nn.sigmoid(t @ x.T)) @ x / weight - t
 
@@ -97,29 +97,30 @@ def fused(num_rounds: int, num_chains: int, num_devices: int = 2, block: int = 5
             v = p + STEP / 2 * gradient(t)
             return jax.lax.scan(leap, (t + STEP * v, v), length=LEAPFROG - 1)[0][0], None
 
-        return jax.lax.scan(local, theta, (own, shared))[0]
+        return jax.lax.scan(local, theta, (client_noise, shared_noise))[0]
 
     def program(key, x, y, ids):
         def prepare(r):
-            own = jax.vmap(
+            client_noise = jax.vmap(
                 lambda i: jax.random.normal(
                     jax.random.fold_in(jax.random.fold_in(key, r), i),
                     (LOCAL, num_chains, DIM),
                 )
             )(ids)
-            shared = jax.random.normal(
+            shared_noise = jax.random.normal(
                 jax.random.fold_in(jax.random.fold_in(key, r), CLIENTS), (LOCAL, num_chains, DIM)
             )
-            return own, shared
+            return client_noise, shared_noise
 
         def one_round(theta, drawn):
-            own, shared = drawn
+            client_noise, shared_noise = drawn
 
-            def client(total, given):
-                moved = trajectory(theta, given[0], shared, given[1], given[2])
+            def client(total, inputs):
+                noise, client_x, client_y = inputs
+                moved = trajectory(theta, noise, shared_noise, client_x, client_y)
                 return total + weight * (moved - theta), None
 
-            total, _ = jax.lax.scan(client, jnp.zeros_like(theta), (own, x, y))
+            total, _ = jax.lax.scan(client, jnp.zeros_like(theta), (client_noise, x, y))
             theta = theta + jax.lax.psum(total, "clients")
             return theta, theta
 
@@ -149,7 +150,7 @@ def fused(num_rounds: int, num_chains: int, num_devices: int = 2, block: int = 5
 
 
 def numpyro_hmc(num_trajectories: int):
-    """NumPyro's HMC on one client's rows, with a fixed step and as many leapfrog steps."""
+    """Return a function that runs NumPyro's HMC on one client's rows, with the same settings."""
     store = {name: jnp.asarray(x[0]) for name, x in rows(1).items()}
 
     def potential(theta):
@@ -173,14 +174,14 @@ def numpyro_hmc(num_trajectories: int):
 
 
 def bench() -> None:
-    """Print the rows; two devices must be there, as `python -m benchmarks fa_hmc` sees to."""
+    """Print the rows. The process needs two devices, which `python -m benchmarks fa_hmc` sets."""
     for num_chains, rounds in ((1, 150), (30, 10)):
         seconds = compare(
             {
                 "fedmcmc, two devices": ours(rounds, num_chains, devices=2),
                 "fused, two devices": fused(rounds, num_chains, 2),
                 "fedmcmc, one device": ours(rounds, num_chains),
-                "fedmcmc, one device, one by one": ours(rounds, num_chains, at=1),
+                "fedmcmc, one device, one by one": ours(rounds, num_chains, clients_at_a_time=1),
                 "fused, one device": fused(rounds, num_chains, 1),
             },
             repeats=3,
@@ -188,10 +189,10 @@ def bench() -> None:
         base = seconds["fedmcmc, two devices"]
         name = f"FA-HMC logistic, {num_chains} chains, two devices"
         print(row(name, rounds * num_chains / base, "chain-rounds/s", 1.0, ""))
-        for other in list(seconds)[1:]:
-            goal = "goal: at least 0.8" if other == "fused, two devices" else ""
-            rate = rounds * num_chains / seconds[other]
-            print(row(f"  over {other}", rate, "chain-rounds/s", seconds[other] / base, goal))
+        for style in list(seconds)[1:]:
+            goal = "goal: at least 0.8" if style == "fused, two devices" else ""
+            rate = rounds * num_chains / seconds[style]
+            print(row(f"  over {style}", rate, "chain-rounds/s", seconds[style] / base, goal))
     num = 2000
     seconds = compare(
         {

@@ -1,7 +1,7 @@
-"""FedAvg on softmax regression and an MLP against FedJAX, client updates per second.
+"""Client updates per second of FedAvg and of FedJAX, on softmax regression and an MLP.
 
-Clients are computed in three ways, as which is fastest depends on the model: together (what
-`fedmcmc.sample` does on one device), one by one, and spread over devices, one a core.
+Clients are computed in three ways, because the fastest way depends on the model: together (the
+default of `fedmcmc.sample` on one device), one by one, and spread over devices (one per core).
 """
 
 from collections.abc import Callable
@@ -18,8 +18,8 @@ from benchmarks.timing import compare, row
 
 CLIENTS, DIM, CLASSES, HIDDEN = 500, 784, 10, 126
 BATCH, RATE = 20, 0.05
-UPDATES, FEW = 7_000, 1_000
-# FedJAX is no dependency: it asks for old versions of what we need new ones of.
+UPDATES, FEDJAX_UPDATES = 7_000, 1_000
+# FedJAX is not a dependency, because it requires old versions of packages that we need.
 INSTALL = "pip install --no-deps fedjax==0.0.17 && pip install dm-haiku msgpack requests"
 
 
@@ -85,7 +85,7 @@ def ours(
         batch_size=batch_size,
         cohort_size=cohort_size,
     )
-    # One draw: FedJAX keeps the last parameters alone.
+    # Keep one draw, because FedJAX keeps only the last parameters.
     return lambda: (
         fedmcmc.sample(
             jax.random.key(0),
@@ -101,8 +101,8 @@ def ours(
 
 
 def import_fedjax() -> ModuleType | None:
-    # FedJAX 0.0.17 calls `jax.tree_map`, which JAX has dropped since. It comes back with its
-    # meaning, for a process that runs this benchmark.
+    # FedJAX 0.0.17 calls `jax.tree_map`, which newer versions of JAX lack. Restore it for this
+    # process.
     if not hasattr(jax, "tree_map"):
         jax.tree_map = jax.tree.map
     try:
@@ -122,7 +122,7 @@ def theirs(
     rounds: int,
     batch_size: int = BATCH,
 ) -> Callable[[], Any]:
-    """As its documentation has it: a sampler, and the algorithm on its default backend, jit."""
+    """Return a function that runs FedJAX as documented: a sampler, and the default backend, jit."""
     data = fedjax.InMemoryFederatedData({f"{i:04d}": rows for i, rows in enumerate(clients)})
     algorithm = fedjax.algorithms.fed_avg.federated_averaging(
         fedjax.grad(lambda theta, rows, rng_key: -model.loglikelihood(theta, rows)),
@@ -142,19 +142,20 @@ def theirs(
 
 
 def check(fedjax: ModuleType, model: Model) -> None:
-    """Compare parameters after rounds of full batches, the one case without chance."""
-    # Of one size, as FedJAX has one batch size for all clients.
+    """Compare parameters after rounds with full batches, the only case without randomness."""
+    # All clients have the same size, because FedJAX has one batch size for all clients.
     clients = [{k: leaf[:50] for k, leaf in rows.items()} for rows in federation(4)]
     data = fedmcmc.FederatedData.from_clients(clients)
-    mine = jax.tree.map(lambda leaf: leaf[0, -1], ours(model, data, None, 3, None)())
-    other = theirs(fedjax, model, clients, 4, 3, 50)()
-    for name, leaf in other.items():
-        np.testing.assert_allclose(mine[name], leaf, rtol=1e-4, atol=1e-4)
-    assert max(float(jnp.abs(other[name] - model.start[name]).max()) for name in other) > 1e-3
+    our_parameters = jax.tree.map(lambda leaf: leaf[0, -1], ours(model, data, None, 3, None)())
+    their_parameters = theirs(fedjax, model, clients, 4, 3, 50)()
+    for name, leaf in their_parameters.items():
+        np.testing.assert_allclose(our_parameters[name], leaf, rtol=1e-4, atol=1e-4)
+    changes = [jnp.abs(leaf - model.start[name]).max() for name, leaf in their_parameters.items()]
+    assert float(max(changes)) > 1e-3
 
 
 def bench() -> None:
-    """Print the rows; with two devices (as `python -m benchmarks fed_avg` has) those of both."""
+    """Print the rows. `python -m benchmarks fed_avg` sets two devices, which adds rows."""
     fedjax, clients = import_fedjax(), federation()
     data = fedmcmc.FederatedData.from_clients(clients)
     placements = {
@@ -163,23 +164,23 @@ def bench() -> None:
     }
     if jax.device_count() > 1:
         mesh = jax.make_mesh((jax.device_count(),), ("clients",))
-        # The sum of each device crosses, in place of every message.
+        # Devices exchange their sums instead of every message.
         placements["clients over devices"] = fedmcmc.Placement(mesh=mesh, totals="psum")
     for name, model in {"softmax regression": softmax_regression(), "MLP": mlp()}.items():
         if fedjax is not None:
             check(fedjax, model)
         for cohort_size in (10, 100):
-            # Many rounds of ours: a first segment of a run is no measure of the others.
-            rounds, few = UPDATES // cohort_size, FEW // cohort_size
+            # Run many rounds of ours, because the first segment of a run is not typical.
+            rounds, fedjax_rounds = UPDATES // cohort_size, FEDJAX_UPDATES // cohort_size
             updates = dict.fromkeys(placements, rounds * cohort_size)
             work = {
                 key: ours(model, data, cohort_size, rounds, placement=placement)
                 for key, placement in placements.items()
             }
             if fedjax is not None:
-                work["FedJAX"] = theirs(fedjax, model, clients, cohort_size, few)
-                updates["FedJAX"] = few * cohort_size
-            _print_rows(f"{name}, {cohort_size} a round", model.goal, work, updates, placements)
+                work["FedJAX"] = theirs(fedjax, model, clients, cohort_size, fedjax_rounds)
+                updates["FedJAX"] = fedjax_rounds * cohort_size
+            _print_rows(f"{name}, {cohort_size} per round", model.goal, work, updates, placements)
 
 
 def _print_rows(
@@ -196,7 +197,7 @@ def _print_rows(
     print(row(f"FedAvg, {name}: FedJAX", rates["FedJAX"], unit, 1.0, ""))
     for key in placements:
         ratio = rates[key] / rates["FedJAX"]
-        print(row(f"  {key}, over it", rates[key], unit, ratio, f"goal: at least {goal:g}"))
+        print(row(f"  {key}, over FedJAX", rates[key], unit, ratio, f"goal: at least {goal:g}"))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""FedEP's toy problems against a program a problem; cohorts among few and among many clients."""
+"""Speed of FedEP on many toy problems, and of FedSEP with few and with many clients."""
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +13,12 @@ ROUNDS = 10
 
 
 def a_problem_at_a_time(problems: fed_ep_toy.Pairs, num: int):
-    """Expectation propagation on the first `num` problems, operation by operation."""
+    """Return a function that runs the first `num` problems one by one, without jit."""
     precisions = jnp.asarray(np.linalg.inv(problems.covariances[:num]), jnp.float32)
     means = jnp.asarray(problems.means[:num], jnp.float32)
 
     def run():
-        found = []
+        all_means = []
         for p in range(num):
             sites = [(jnp.zeros(2), jnp.zeros(2)) for _ in range(2)]
             for _ in range(ROUNDS):
@@ -35,26 +35,28 @@ def a_problem_at_a_time(problems: fed_ep_toy.Pairs, num: int):
                     (site[0] + change[0], site[1] + change[1])
                     for site, change in zip(sites, changes, strict=True)
                 ]
-            found.append(sum(site[0] for site in sites) / sum(site[1] for site in sites))
-        return jnp.stack(found)
+            all_means.append(sum(site[0] for site in sites) / sum(site[1] for site in sites))
+        return jnp.stack(all_means)
 
     return run
 
 
 def bench_toy() -> None:
-    problems, few = fed_ep_toy.draw_pairs(0, 200, degrees=7, scale=0.2), 4
+    problems, num_looped = fed_ep_toy.draw_pairs(0, 200, degrees=7, scale=0.2), 4
     kernel = fed_ep_toy.kernels()["FedEP"]
     ours = lambda: fed_ep_toy.means_by_round(kernel, problems, ROUNDS)[:, -1]  # noqa: E731
-    loop = a_problem_at_a_time(problems, few)
-    np.testing.assert_allclose(ours()[:few], loop(), rtol=1e-3, atol=1e-3)
+    loop = a_problem_at_a_time(problems, num_looped)
+    np.testing.assert_allclose(ours()[:num_looped], loop(), rtol=1e-3, atol=1e-3)
     seconds = compare({"fedmcmc": ours, "loop": loop})
-    rate, other = len(problems.means) / seconds["fedmcmc"], few / seconds["loop"]
+    rate, loop_rate = len(problems.means) / seconds["fedmcmc"], num_looped / seconds["loop"]
     print(row("FedEP toy, problems of 10 rounds", rate, "problems/s", 1.0, ""))
-    print(row("  over a problem at a time", other, "problems/s", rate / other, "goal: 1000"))
+    print(
+        row("  over a problem at a time", loop_rate, "problems/s", rate / loop_rate, "goal: 1000")
+    )
 
 
 def bench_clients() -> None:
-    """The same cohort of 10 among few clients and among as many as StackOverflow has users."""
+    """Time a cohort of 10 among 1,000 clients and among 342,477 (the users of StackOverflow)."""
     posterior = fedmcmc.Posterior(
         lambda theta: jnp.zeros(()),
         lambda theta, rows: -jax.nn.softplus(-rows["y"] * (rows["x"] @ theta)),

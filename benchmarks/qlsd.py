@@ -1,8 +1,8 @@
 """QLSD++ on multinomial logistic regression, and QLSD* on the Gaussian toy, in several styles.
 
-`fused_logistic` and `fused_toy` are programs for one workload each, without any abstraction: draws
-in blocks, gradients written out, ragged clients in groups of static size, and (logistic) clients on
-two devices, one a core.
+`fused_logistic` and `fused_toy` are programs for one workload each, without abstractions. They draw
+random numbers in blocks, have handwritten gradients, and compute ragged clients in groups of static
+size. `fused_logistic` uses two devices, one per core.
 """
 
 import functools
@@ -18,11 +18,11 @@ from fedmcmc.compression import Quantized, message_bits
 
 CLIENTS, DIM, CLASSES, FRACTION, REFRESH = 50, 784, 10, 0.1, 100
 STEP, PRIOR = 1e-6, 100.0
-GROUP = 5  # clients of a device computed together in the fused program
+GROUP = 5  # number of clients that a device computes together in the fused program
 
 
 def digits_like(seed: int = 0) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Rows as sparse as digits, and the sizes of the clients they belong to."""
+    """Return rows that are as sparse as images of digits, and the sizes of the clients."""
     rng = np.random.default_rng(seed)
     sizes = rng.integers(20, 380, CLIENTS)
     x = rng.random((sizes.sum(), DIM)) * (rng.random((sizes.sum(), DIM)) < 0.2)
@@ -70,15 +70,15 @@ def ours_logistic(num_levels: int, num_rounds: int, impl: str | None = None, buc
 
 
 class _Layout:
-    """Clients dealt to devices by size, in groups whose members have similar sizes."""
+    """Assignment of clients to devices, in groups of clients with similar sizes."""
 
     def __init__(self, sizes: np.ndarray, num_devices: int) -> None:
         start = np.concatenate([[0], np.cumsum(sizes)[:-1]])
         order = np.argsort(-sizes)
         per_device = order.reshape(-1, num_devices).T  # [num_devices, clients]
         self.groups = []
-        for first in range(0, per_device.shape[1], GROUP):
-            ids = per_device[:, first : first + GROUP]
+        for offset in range(0, per_device.shape[1], GROUP):
+            ids = per_device[:, offset : offset + GROUP]
             largest = int(sizes[ids].max())
             self.groups.append(
                 (
@@ -91,7 +91,7 @@ class _Layout:
             )
 
 
-def _quantise(v, words, s):
+def _quantize(v, words, s):
     norm = jnp.sqrt(jnp.sum(v * v))
     exact = jnp.minimum(jnp.abs(v) / jnp.where(norm > 0, norm, 1) * s, s)
     below = jnp.floor(exact)
@@ -121,49 +121,51 @@ def fused_logistic(num_levels: int, num_rounds: int, num_devices: int = 2, block
 
         return jax.vmap(client)(ids_, start, count)
 
-    def full(theta, start, count, most):
+    def full(theta, start, count, max_count):
         def client(start_, count_):
-            place = jnp.arange(most)
-            own = jnp.where(place < count_, start_ + place, start_)
-            error = (y[own] - jax.nn.softmax(x[own] @ theta)) * (place < count_)[:, None]
-            return x[own].T @ error
+            place = jnp.arange(max_count)
+            index = jnp.where(place < count_, start_ + place, start_)
+            error = (y[index] - jax.nn.softmax(x[index] @ theta)) * (place < count_)[:, None]
+            return x[index].T @ error
 
         return jax.vmap(client)(start, count)
 
-    def group_step(theta, zeta, drawn, memory, known, count, m):
+    def group_step(theta, zeta, drawn, memory, anchor_gradient, count, m):
         index, words = drawn
         used = jnp.maximum(jnp.floor(count * (FRACTION + 1e-7)).astype(jnp.int32), 1)
         logits = x[index] @ jnp.concatenate([theta, zeta], axis=1)
         error = jax.nn.softmax(logits[..., CLASSES:]) - jax.nn.softmax(logits[..., :CLASSES])
         scale = jnp.where(jnp.arange(m) < used[:, None], (count / used)[:, None], 0)
-        gradient = jnp.einsum("bmd,bmc->bdc", x[index], error * scale[..., None]) + known
-        said, bits = jax.vmap(lambda v, w: _quantise(v, w, s))(gradient - memory, words)
-        return said, bits.sum(), memory + alpha * said
+        gradient = jnp.einsum("bmd,bmc->bdc", x[index], error * scale[..., None])
+        gradient = gradient + anchor_gradient
+        message, bits = jax.vmap(lambda v, w: _quantize(v, w, s))(gradient - memory, words)
+        return message, bits.sum(), memory + alpha * message
 
     def program(key, theta, ids, starts, counts):
         ids, starts, counts = jax.tree.map(lambda leaf: leaf[0], (ids, starts, counts))
         zero = [jnp.zeros((len(i), DIM, CLASSES)) for i in ids]
 
         def one_round(carry, drawn):
-            theta, zeta, eta, memory, known = carry
+            theta, zeta, eta, memory, anchor_gradients = carry
             r, noise, groups = drawn
             zeta = jnp.where(r % REFRESH == 0, theta, zeta)
-            known = jax.lax.cond(
+            anchor_gradients = jax.lax.cond(
                 r % REFRESH == 0,
                 lambda: [full(theta, *g) for g in zip(starts, counts, largest, strict=True)],
-                lambda: known,
+                lambda: anchor_gradients,
             )
             out = [
                 group_step(theta, zeta, *g)
-                for g in zip(groups, memory, known, counts, batch, strict=True)
+                for g in zip(groups, memory, anchor_gradients, counts, batch, strict=True)
             ]
-            local = functools.reduce(jnp.add, [said.sum(0) for said, _, _ in out])
+            local = functools.reduce(jnp.add, [message.sum(0) for message, _, _ in out])
             bits = functools.reduce(jnp.add, [bits for _, bits, _ in out])
             total, bits = jax.lax.psum((local, bits), "clients")
             gradient = eta + total - PRIOR * theta
             eta = eta + alpha * total
             theta = theta + STEP * gradient + jnp.sqrt(2 * STEP) * noise
-            return (theta, zeta, eta, [o[2] for o in out], known), (theta[0, 0], bits)
+            carry = theta, zeta, eta, [o[2] for o in out], anchor_gradients
+            return carry, (theta[0, 0], bits)
 
         def one_block(carry, b):
             r = b * block + jnp.arange(block)
@@ -179,8 +181,8 @@ def fused_logistic(num_levels: int, num_rounds: int, num_devices: int = 2, block
             return jax.lax.scan(one_round, carry, (r, noise, groups))
 
         carry = (theta, theta, jnp.zeros_like(theta), zero, zero)
-        carry, kept = jax.lax.scan(one_block, carry, jnp.arange(num_rounds // block))
-        return carry[0], kept
+        carry, traces = jax.lax.scan(one_block, carry, jnp.arange(num_rounds // block))
+        return carry[0], traces
 
     spec = PartitionSpec("clients")
     mapped = jax.jit(
@@ -208,7 +210,7 @@ def toy_rows() -> tuple[list[np.ndarray], np.ndarray]:
 
 
 def ours_toy(num_levels: int, num_rounds: int, num_chains: int = 1):
-    clients, centre = toy_rows()
+    clients, center = toy_rows()
     data = fedmcmc.FederatedData.from_clients(clients)
     posterior = fedmcmc.Posterior(
         lambda theta: jnp.zeros(()),
@@ -216,7 +218,7 @@ def ours_toy(num_levels: int, num_rounds: int, num_chains: int = 1):
     )
     kernel = fedmcmc.qlsd_star(
         posterior,
-        jnp.asarray(centre),
+        jnp.asarray(center),
         compressor=fedmcmc.quantize(num_levels),
         step_size=1 / data.num_rows,
         batch_size=FRACTION,
@@ -226,7 +228,7 @@ def ours_toy(num_levels: int, num_rounds: int, num_chains: int = 1):
             jax.random.key(0),
             kernel,
             data,
-            jnp.asarray(centre),
+            jnp.asarray(center),
             num_rounds=num_rounds,
             num_chains=num_chains,
             thinning=10,
@@ -236,15 +238,15 @@ def ours_toy(num_levels: int, num_rounds: int, num_chains: int = 1):
 
 
 def fused_toy(num_levels: int, num_rounds: int, num_chains: int = 1, block: int = 64):
-    clients, centre = toy_rows()
+    clients, center = toy_rows()
     sizes = np.array([len(c) for c in clients])
     start, store = np.concatenate([[0], np.cumsum(sizes)[:-1]]), jnp.concatenate(clients)
     step, s, dim = 1 / sizes.sum(), float(num_levels), 50
     used = np.maximum(sizes // 10, 1)
-    most, mean = int(used.max()), jnp.asarray(centre)
-    mask = jnp.asarray(np.arange(most) < used[:, None], jnp.float32)
+    max_used, mean = int(used.max()), jnp.asarray(center)
+    mask = jnp.asarray(np.arange(max_used) < used[:, None], jnp.float32)
     scale = jnp.asarray(sizes / used, jnp.float32)
-    first, count = jnp.asarray(start, jnp.int32), jnp.asarray(sizes, jnp.uint32)
+    starts, counts = jnp.asarray(start, jnp.int32), jnp.asarray(sizes, jnp.uint32)
     block = max(block // num_chains, 1)
 
     def prepare(key, r):
@@ -252,20 +254,20 @@ def fused_toy(num_levels: int, num_rounds: int, num_chains: int = 1, block: int 
             rows_key, words_key = jax.random.split(
                 jax.random.fold_in(jax.random.fold_in(key, r), i)
             )
-            words = jax.random.bits(rows_key, (most,), jnp.uint32)
+            words = jax.random.bits(rows_key, (max_used,), jnp.uint32)
             rows = store[start_ + (((words >> 16) * count_) >> 16).astype(jnp.int32)]
             return rows, jax.random.bits(words_key, (dim // 2,), jnp.uint32)
 
         noise = jax.random.normal(jax.random.fold_in(jax.random.fold_in(key, r), 20), (dim,))
-        return jax.vmap(client)(jnp.arange(20), first, count), noise
+        return jax.vmap(client)(jnp.arange(20), starts, counts), noise
 
     def one_round(theta, drawn):
         (rows, words), noise = drawn
-        # The rows enter both gradients, and the difference of the two.
+        # The message is the difference of the gradients of the same rows at `theta` and at `mean`.
         difference = (rows - theta) - (rows - mean)
         message = jnp.einsum("bm,bmd->bd", mask, difference) * scale[:, None]
-        said, bits = jax.vmap(lambda v, w: _quantise(v, w, s))(message, words)
-        theta = theta + step * said.sum(0) + jnp.sqrt(2 * step) * noise
+        sent, bits = jax.vmap(lambda v, w: _quantize(v, w, s))(message, words)
+        theta = theta + step * sent.sum(0) + jnp.sqrt(2 * step) * noise
         return theta, (theta, bits.sum())
 
     @jax.jit
@@ -284,17 +286,17 @@ def fused_toy(num_levels: int, num_rounds: int, num_chains: int = 1, block: int 
 
 
 def numpy_toy(num_levels: int, num_rounds: int):
-    """QLSD* as a loop over clients in NumPy, as research code is usually written."""
-    clients, centre = toy_rows()
+    """Return a function that runs QLSD* in NumPy with a loop over clients, like research code."""
+    clients, center = toy_rows()
     step, s = 1 / sum(map(len, clients)), num_levels
 
     def run():
-        rng, theta, kept = np.random.default_rng(0), centre.copy(), []
+        rng, theta, draws = np.random.default_rng(0), center.copy(), []
         for _ in range(num_rounds):
             total = np.zeros_like(theta)
             for rows in clients:
                 batch = rows[rng.integers(0, len(rows), max(len(rows) // 10, 1))]
-                v = len(rows) * ((batch - theta).mean(0) - (batch - centre).mean(0))
+                v = len(rows) * ((batch - theta).mean(0) - (batch - center).mean(0))
                 norm = np.linalg.norm(v)
                 if norm > 0:
                     exact = s * np.abs(v) / norm
@@ -302,14 +304,14 @@ def numpy_toy(num_levels: int, num_rounds: int):
                     level += rng.random(len(v)) < exact - level
                     total += norm * np.sign(v) * level / s
             theta = theta + step * total + np.sqrt(2 * step) * rng.standard_normal(len(theta))
-            kept.append(theta)
-        return np.array(kept)
+            draws.append(theta)
+        return np.array(draws)
 
     return run
 
 
 def bench() -> None:
-    """Print the rows; two devices must be there, as `python -m benchmarks qlsd` sees to."""
+    """Print the rows. The process needs two devices, which `python -m benchmarks qlsd` sets."""
     for num_levels in (16, 256):
         rounds = 400
         seconds = compare(
@@ -324,26 +326,26 @@ def bench() -> None:
         )
         ours = seconds["fedmcmc"]
         print(row(f"QLSD++ logistic, s = {num_levels}", rounds / ours, "rounds/s", 1.0, ""))
-        for other in list(seconds)[1:]:
-            goal = "goal: at least 0.8" if other == "fused, two devices" else ""
-            rate, ratio = rounds / seconds[other], seconds[other] / ours
-            print(row(f"  over {other}", rate, "rounds/s", ratio, goal))
-    for num_chains, rounds, few in ((1, 16384, 400), (30, 1024, 400)):
+        for style in list(seconds)[1:]:
+            goal = "goal: at least 0.8" if style == "fused, two devices" else ""
+            rate, ratio = rounds / seconds[style], seconds[style] / ours
+            print(row(f"  over {style}", rate, "rounds/s", ratio, goal))
+    for num_chains, rounds, numpy_rounds in ((1, 16384, 400), (30, 1024, 400)):
         seconds = compare(
             {
                 "fedmcmc": ours_toy(16, rounds, num_chains),
                 "fused": fused_toy(16, rounds, num_chains),
-                "NumPy": numpy_toy(16, few),
+                "NumPy": numpy_toy(16, numpy_rounds),
             },
             repeats=5,
         )
         rates = {name: rounds * num_chains / s for name, s in seconds.items()}
-        rates["NumPy"] = few / seconds["NumPy"]
+        rates["NumPy"] = numpy_rounds / seconds["NumPy"]
         ours = rates["fedmcmc"]
         print(row(f"QLSD* toy, {num_chains} chains", ours, "chain-rounds/s", 1.0, ""))
-        for other, goal in (("fused", "goal: at least 0.8"), ("NumPy", "goal: at least 25")):
-            ratio = ours / rates[other]
-            print(row(f"  over {other}", rates[other], "chain-rounds/s", ratio, goal))
+        for style, goal in (("fused", "goal: at least 0.8"), ("NumPy", "goal: at least 25")):
+            ratio = ours / rates[style]
+            print(row(f"  over {style}", rates[style], "chain-rounds/s", ratio, goal))
 
 
 if __name__ == "__main__":

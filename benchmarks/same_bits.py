@@ -1,8 +1,8 @@
 """Compare two revisions bit for bit: ``python -m benchmarks.same_bits OLD [NEW]``.
 
-Every kernel of the contract table runs at both: eight rounds of two chains, on one CPU device,
-clients one at a time. Draws, info, totals and the last state must have the same bits. Without NEW
-the working tree is compared, as it lies there when the command starts.
+Every kernel of the contract table runs at both revisions: eight rounds of two chains on one CPU
+device, with clients computed one at a time. Draws, info, totals and the final state must have the
+same bits. Without NEW, the command compares OLD with the working tree, which it copies first.
 """
 
 import argparse
@@ -25,14 +25,14 @@ ROOT = Path(__file__).resolve().parents[1]
 WORKER = Path(__file__).with_name("contract_rows.py")
 
 Row = dict[str, np.ndarray] | str
-"""Arrays by path, or the error that came in their place."""
+"""Arrays by path, or the text of the error that the row raised."""
 Pair = tuple[str, np.ndarray | None, np.ndarray | None]
-"""A path, and what lies there in OLD and in NEW."""
+"""Path, with its arrays in OLD and in NEW."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found of a row; `fails` if the revisions are not shown to be the same."""
+    """Result of comparing a row. It `fails` unless the row is the same or is only in NEW."""
 
     kind: str  # "same", "differs", "error", "only in OLD" or "only in NEW"
     note: str = ""
@@ -43,7 +43,7 @@ class Verdict:
 
 
 def compare(old: Row | None, new: Row | None) -> Verdict:
-    """Compare one row; ``None`` where a revision does not have it."""
+    """Compare one row, which is ``None`` if a revision does not have it."""
     errors = [f"{k}: {row}" for k, row in (("OLD", old), ("NEW", new)) if isinstance(row, str)]
     if old is None or new is None:
         return Verdict("only in NEW" if old is None else "only in OLD", "; ".join(errors))
@@ -59,10 +59,11 @@ def compare(old: Row | None, new: Row | None) -> Verdict:
 
 
 def match_states(old: dict[str, np.ndarray], new: dict[str, np.ndarray]) -> tuple[list[Pair], str]:
-    """Return the pairs to compare of two states, and how they were matched.
+    """Return the pairs of arrays to compare in two states, and a note on the matching.
 
-    By path; where the paths are not the same, in the order of flattening; where that does not make
-    them equal, as a multiset: equal arrays are taken away in pairs, and what is left differs.
+    Arrays are matched by path if the paths are the same, else by the order of flattening. If that
+    does not make them equal, they are matched as multisets: equal arrays are removed in pairs, and
+    the remaining arrays differ.
     """
     if old.keys() == new.keys():
         return [(name, old[name], new[name]) for name in old], ""
@@ -70,16 +71,17 @@ def match_states(old: dict[str, np.ndarray], new: dict[str, np.ndarray]) -> tupl
     fits = len(old) == len(new) and all(bits(x)[:2] == bits(y)[:2] for _, x, y in in_order)
     if fits and all(same(x, y) for _, x, y in in_order):
         return [*in_order], "[state matched by order]"
-    went = {name: x for name, x in old.items() if not same(x, new.get(name))}
-    came = {name: y for name, y in new.items() if not same(old.get(name), y)}
-    for name, x in list(went.items()):
-        twin = next((other for other, y in came.items() if same(x, y)), None)
+    removed = {name: x for name, x in old.items() if not same(x, new.get(name))}
+    added = {name: y for name, y in new.items() if not same(old.get(name), y)}
+    for name, x in list(removed.items()):
+        twin = next((new_name for new_name, y in added.items() if same(x, y)), None)
         if twin is not None:
-            del went[name], came[twin]
-    if fits and went:
+            del removed[name], added[twin]
+    if fits and removed:
         return [*in_order], "[state matched by order]"
-    left = [(n, went.get(n), came.get(n)) for n in (*went, *(n for n in came if n not in went))]
-    return left, "[state matched as a multiset]"
+    remaining = (*removed, *(name for name in added if name not in removed))
+    pairs = [(name, removed.get(name), added.get(name)) for name in remaining]
+    return pairs, "[state matched as a multiset]"
 
 
 def bits(x: np.ndarray) -> tuple[str, tuple[int, ...], bytes]:
@@ -91,46 +93,46 @@ def same(x: np.ndarray | None, y: np.ndarray | None) -> bool:
 
 
 def describe(differing: list) -> str:
-    """Return where leaves differ, by how much at most, and by how many units in the last place."""
-    first, x, y = differing[0]
+    """Return where leaves differ, and their largest difference, also in units in the last place."""
+    name, x, y = differing[0]
     more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
     if x is None or y is None:
-        return f"{first} only in {'NEW' if x is None else 'OLD'}{more and ','}{more}"
+        return f"{name} only in {'NEW' if x is None else 'OLD'}{more and ','}{more}"
     if bits(x)[:2] != bits(y)[:2]:
-        return f"{first}{more}: {x.dtype}{list(x.shape)} became {y.dtype}{list(y.shape)}"
+        return f"{name}{more}: {x.dtype}{list(x.shape)} became {y.dtype}{list(y.shape)}"
     sizes = [
         distances(x, y)
         for _, x, y in differing
         if x is not None and y is not None and bits(x)[:2] == bits(y)[:2]
     ]
-    most, units = (max(column) for column in zip(*sizes, strict=True))
-    return f"{first}{more}: at most {most:.3g}, {units:.0f} units in the last place"
+    largest, units = (max(column) for column in zip(*sizes, strict=True))
+    return f"{name}{more}: at most {largest:.3g}, {units:.0f} units in the last place"
 
 
 def distances(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """Return the largest absolute difference and the most units in the last place of it.
+    """Return the largest absolute difference, and the largest in units in the last place.
 
-    Infinite where what differs is not finite, NaNs of other bits among them.
+    Both are infinite if a differing number is not finite, for example NaN with other bits.
     """
     if x.dtype.kind in "biu":
-        most = float(np.abs(x.astype(object) - y.astype(object)).max())
-        return most, most
+        largest = float(np.abs(x.astype(object) - y.astype(object)).max())
+        return largest, largest
     if x.dtype.kind != "f":
         return np.inf, np.inf
-    whole = np.dtype(f"i{x.dtype.itemsize}")
-    other = x.ravel().view(whole) != y.ravel().view(whole)
-    x, y = x.ravel()[other], y.ravel()[other]
+    integer = np.dtype(f"i{x.dtype.itemsize}")
+    differs = x.ravel().view(integer) != y.ravel().view(integer)
+    x, y = x.ravel()[differs], y.ravel()[differs]
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         return np.inf, np.inf
-    # Floats of one sign are ordered as their bits are; those below zero are turned round.
-    steps = [v.view(whole).astype(object) for v in (x, y)]
-    steps = [np.where(s < 0, np.iinfo(whole).min - s, s) for s in steps]
-    most = np.abs(x.astype(np.float64) - y.astype(np.float64)).max()
-    return float(most), float(np.abs(steps[0] - steps[1]).max())
+    # Floats of one sign have the order of their bits. For negative floats the order is reversed.
+    steps = [v.view(integer).astype(object) for v in (x, y)]
+    steps = [np.where(s < 0, np.iinfo(integer).min - s, s) for s in steps]
+    largest = np.abs(x.astype(np.float64) - y.astype(np.float64)).max()
+    return float(largest), float(np.abs(steps[0] - steps[1]).max())
 
 
 def report(old: dict[str, Row], new: dict[str, Row]) -> tuple[list[str], bool]:
-    """Return the lines of the table, and whether any row fails."""
+    """Return the lines of the table, and True if any row fails."""
     names = [*old, *(name for name in new if name not in old)]
     verdicts = {name: compare(old.get(name), new.get(name)) for name in names}
     width = max(map(len, names), default=0)
@@ -144,10 +146,12 @@ def report(old: dict[str, Row], new: dict[str, Row]) -> tuple[list[str], bool]:
 
 
 def check_out(revision: str | None, root: Path, stack: ExitStack) -> None:
-    """Make `root` the files of a revision, or a copy of those of the working tree."""
+    """Fill `root` with a revision's files, or with a copy of the working tree for ``None``."""
     if revision is None:
-        for room in ("src", "tests"):
-            shutil.copytree(ROOT / room, root / room, ignore=shutil.ignore_patterns("__pycache__"))
+        for folder in ("src", "tests"):
+            shutil.copytree(
+                ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__")
+            )
         return
     git = ["git", "-C", str(ROOT), "worktree"]
     stack.callback(subprocess.run, [*git, "remove", "--force", str(root)], capture_output=True)
@@ -156,15 +160,15 @@ def check_out(revision: str | None, root: Path, stack: ExitStack) -> None:
 
 
 def run_rows(root: Path, out: Path, jobs: int, chosen: list[str]) -> dict[str, Row]:
-    """Return what all rows of the table of one revision give."""
+    """Return the arrays or the error of every row of one revision's table."""
     out.mkdir()
     paths = os.pathsep.join(str(p) for p in (root / "src", root))
-    # Level 3: no notes of XLA on every program that it reads from the cache.
+    # Level 3 hides XLA's messages about every program that it reads from the cache.
     env = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "PYTHONPATH": paths}
     workers = []
     with ExitStack() as stack:
         for share in range(jobs):
-            # -P: not the folder of the worker itself, which would come before the revision's.
+            # -P keeps the worker's own folder from preceding the revision's folders on the path.
             args = [sys.executable, "-P", str(WORKER), str(root), str(out), str(share), str(jobs)]
             workers.append(subprocess.Popen([*args, *chosen], env=env, cwd=root))
             stack.callback(workers[-1].kill)
@@ -189,16 +193,24 @@ def run_rows(root: Path, out: Path, jobs: int, chosen: list[str]) -> dict[str, R
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.same_bits", description=__doc__)
     parser.add_argument("old", metavar="OLD", help="a git revision")
-    parser.add_argument("new", metavar="NEW", nargs="?", help="another; else the working tree")
-    parser.add_argument("--rows", nargs="+", default=[], metavar="NAME", help="only these kernels")
-    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes at a time")
-    parser.add_argument("--isa", help="instruction set at most, as AVX: no fused multiply-adds")
-    parser.add_argument("--cache", type=Path, metavar="DIR", help="keep compiled programs there")
+    parser.add_argument(
+        "new", metavar="NEW", nargs="?", help="a git revision (default: the working tree)"
+    )
+    parser.add_argument(
+        "--rows", nargs="+", default=[], metavar="NAME", help="run only these kernels"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=2, metavar="N", help="number of parallel processes"
+    )
+    parser.add_argument("--isa", help="largest instruction set; AVX has no fused multiply-adds")
+    parser.add_argument(
+        "--cache", type=Path, metavar="DIR", help="folder that keeps compiled programs"
+    )
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that worktrees are removed
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="same_bits_")))
-        # Equal programs have equal keys, so the second revision compiles only what is new in it.
+        # Equal programs have equal keys, so the second revision compiles only its new programs.
         cache = (args.cache or folder / "programs").resolve()
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(cache)
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
@@ -207,19 +219,22 @@ def main() -> None:
             flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_max_isa={args.isa}"
             os.environ["XLA_FLAGS"] = flags.strip()
         revisions = {"OLD": args.old, "NEW": args.new}
-        for name, revision in revisions.items():  # both before anything runs: edits come too late
+        for (
+            name,
+            revision,
+        ) in revisions.items():  # before any run, so that later edits change nothing
             check_out(revision, folder / name, stack)
-        found = {}
+        results = {}
         for name, revision in revisions.items():
-            begun = time.perf_counter()
-            found[name] = run_rows(folder / name, folder / f"{name}-rows", args.jobs, args.rows)
-            seconds = time.perf_counter() - begun
-            said = revision or "working tree"
-            print(f"{name} ({said}): {len(found[name])} rows in {seconds:.0f} s", flush=True)
-    unknown = [name for name in args.rows if name not in found["OLD"] | found["NEW"]]
+            start_time = time.perf_counter()
+            results[name] = run_rows(folder / name, folder / f"{name}-rows", args.jobs, args.rows)
+            seconds = time.perf_counter() - start_time
+            label = revision or "working tree"
+            print(f"{name} ({label}): {len(results[name])} rows in {seconds:.0f} s", flush=True)
+    unknown = [name for name in args.rows if name not in results["OLD"] | results["NEW"]]
     if unknown:
         sys.exit(f"Neither revision has a row {unknown[0]!r}.")
-    lines, failed = report(found["OLD"], found["NEW"])
+    lines, failed = report(results["OLD"], results["NEW"])
     print("\n".join(lines))
     sys.exit(int(failed))
 

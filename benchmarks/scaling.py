@@ -1,6 +1,6 @@
-"""FA-HMC on one and on two devices: the same clients (strong scaling), and as many each (weak).
+"""Scaling of FA-HMC from one device to two, with the same and with twice as many clients.
 
-On the processor's cores: one device takes as many threads as XLA gives it, two take one each.
+The devices are cores of the processor. One device uses several threads; each of two uses one.
 """
 
 import jax
@@ -14,17 +14,22 @@ ROUNDS = 40
 
 
 def bench() -> None:
-    one, two = (Mesh(np.array(jax.devices()[:n]), ("clients",)) for n in (1, 2))
+    one_device, two_devices = (Mesh(np.array(jax.devices()[:n]), ("clients",)) for n in (1, 2))
+    serial = dict(clients_at_a_time=1)
     alternatives = {
-        "one device, no mesh": ours(ROUNDS, at=1),
-        "one device": ours(ROUNDS, at=1, mesh=one),
-        "two devices": ours(ROUNDS, at=1, mesh=two),
-        "two devices, totals by psum": ours(ROUNDS, at=1, mesh=two, totals="psum"),
-        "two devices, twice the clients": ours(ROUNDS, at=1, mesh=two, clients=2 * CLIENTS),
+        "one device, no mesh": ours(ROUNDS, **serial),
+        "one device": ours(ROUNDS, mesh=one_device, **serial),
+        "two devices": ours(ROUNDS, mesh=two_devices, **serial),
+        "two devices, totals by psum": ours(ROUNDS, mesh=two_devices, totals="psum", **serial),
+        "two devices, twice the clients": ours(
+            ROUNDS, mesh=two_devices, clients=2 * CLIENTS, **serial
+        ),
     }
     seconds = compare(alternatives, repeats=5)
     base = seconds["one device"]
-    print(f"FA-HMC, {CLIENTS} clients, {DIM} coefficients, clients one by one: over one device")
+    print(
+        f"FA-HMC, {CLIENTS} clients, {DIM} coefficients, clients one by one: speed over one device"
+    )
     for name, took in seconds.items():
         ideal = "ideal: 1" if "twice" in name or "one" in name else "ideal: 2"
         print(row(f"  {name}", ROUNDS / took, "rounds/s", base / took, ideal))

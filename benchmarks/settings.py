@@ -28,11 +28,11 @@ from benchmarks.federations import (
 
 ALL = (RAGGED, COUNTS, MANY, HEART, RADON)
 FOR_FSGLD = (FEW_ROWS, COUNTS_MANY, WIDE, RADON_WHOLE)
-"""Where surrogates are what is hard: few rows per client, many clients, many parameters."""
+"""Federations with difficult surrogates: few rows per client, many clients or parameters."""
 
 
 def kernels(white: fedmcmc.surrogates.Whitened) -> dict[str, tuple[Any, dict[str, Any]]]:
-    """Return each kernel and the length of its run."""
+    """Return each kernel and the arguments that set the length of its run."""
     model, until = white.posterior, dict(until=fedmcmc.at_rest(), max_rounds=60)
     return {
         "`fsgld`": (
@@ -70,11 +70,11 @@ def bench() -> None:
     )
     print("|---|---|---|---|---|---|---|---|---|")
     for name, data, white, exact in whitened(*ALL, *FOR_FSGLD):
-        few = name in FOR_FSGLD
+        is_for_fsgld = name in FOR_FSGLD
         for title, (kernel, length) in kernels(white).items():
-            if few and "fsgld" not in title:
+            if is_for_fsgld and "fsgld" not in title:
                 continue
-            begun = time.perf_counter()
+            start_time = time.perf_counter()
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 samples = fedmcmc.sample(
@@ -86,16 +86,16 @@ def bench() -> None:
                     progress=False,
                     **length,
                 )
-            seconds = time.perf_counter() - begun
-            last = samples.draws if samples.final_draws is None else samples.final_draws
-            draws, told = flat(last), samples.diagnosis
+            seconds = time.perf_counter() - start_time
+            final = samples.draws if samples.final_draws is None else samples.final_draws
+            draws, diagnosis = flat(final), samples.diagnosis
             bias = np.abs(draws.mean(0) - exact.mean(0)) / exact.std(0)
-            spread, own = draws.std(0) / exact.std(0), told.moments
+            spread, estimate = draws.std(0) / exact.std(0), diagnosis.moments
             print(
-                f"| {name} | {title} | {samples.totals['rounds'][0]:,} | {told.ess:,.0f} | "
+                f"| {name} | {title} | {samples.totals['rounds'][0]:,} | {diagnosis.ess:,.0f} | "
                 f"{bias.max():.3f} | {spread.min():.2f} to {spread.max():.2f} | "
-                f"{np.abs(own.bias).max():.3f}; {own.spread.min():.2f} to "
-                f"{own.spread.max():.2f} | {len(caught) or 'none'} | {seconds:.1f} |",
+                f"{np.abs(estimate.bias).max():.3f}; {estimate.spread.min():.2f} to "
+                f"{estimate.spread.max():.2f} | {len(caught) or 'none'} | {seconds:.1f} |",
                 flush=True,
             )
             name = ""

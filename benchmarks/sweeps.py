@@ -1,7 +1,7 @@
-"""30 seeds x 8 step sizes of FSGLD's toy: processes of their own, one after another, vmapped.
+"""Seconds of 30 seeds x 8 step sizes of FSGLD's toy: separate processes, sequential, vmapped.
 
-Whole processes are timed, imports and compilation included. Of the 240 that run one point of one
-seed each, only `FEW` are run; their total is extrapolated from the median.
+Times are for whole processes, including imports and compilation. Only `NUM_TIMED` of the 240
+processes with one point and one seed are run; their total is extrapolated from the median.
 """
 
 import os
@@ -20,7 +20,7 @@ import fedmcmc
 from benchmarks import toy
 from benchmarks.timing import compare
 
-SEEDS, ROUNDS, FEW, REPEATS = 30, 2000, 5, 3
+SEEDS, ROUNDS, NUM_TIMED, REPEATS = 30, 2000, 5, 3
 MODES = ("sequential", "vmapped")
 SIZES, CLASSES = ((0, 10, 200), (0, 784, 50), (0, 3200, 10), (20, 50, 100), (32, 784, 10)), 10
 STEPS = tuple(float(s) for s in np.geomspace(1e-5, 8e-5, 8))
@@ -66,24 +66,24 @@ def bench() -> None:
     with tempfile.TemporaryDirectory() as cache:
         _process("single", cache)  # fills the cache
         times: dict[str, list[float]] = {}
-        for i in range(max(FEW, REPEATS)):
-            if i < FEW:
+        for i in range(max(NUM_TIMED, REPEATS)):
+            if i < NUM_TIMED:
                 times.setdefault("single", []).append(_process("single"))
                 times.setdefault("single, cached", []).append(_process("single", cache))
             if i < REPEATS:
                 for mode in MODES:
                     times.setdefault(mode, []).append(_process(mode))
-    seconds = {name: statistics.median(some) for name, some in times.items()}
+    seconds = {name: statistics.median(runs) for name, runs in times.items()}
     best = seconds["vmapped"]
     print(f"{len(STEPS)} step sizes x {SEEDS} seeds of the toy, {ROUNDS} rounds, whole processes:")
-    for name, words in (
-        ("single", f"{total} processes, extrapolated from {FEW}"),
-        ("single, cached", f"the same, programs cached on disk, from {FEW}"),
+    for name, label in (
+        ("single", f"{total} processes, extrapolated from {NUM_TIMED}"),
+        ("single, cached", f"the same with a cache on disk, extrapolated from {NUM_TIMED}"),
         ("sequential", "one process, one after another"),
         ("vmapped", "one process, vmapped"),
     ):
-        whole = seconds[name] * (total if name.startswith("single") else 1)
-        print(f"{words:<54}{whole:>10,.1f} s   {whole / best:>8.1f} times the vmapped")
+        estimate = seconds[name] * (total if name.startswith("single") else 1)
+        print(f"{label:<54}{estimate:>10,.1f} s   {estimate / best:>8.1f} times vmapped")
     warm = compare({mode: lambda m=mode: sweep(m) for mode in MODES}, REPEATS)
     print(
         f"{'without start-up and compilation':<54}"
@@ -94,7 +94,7 @@ def bench() -> None:
 
 
 def bench_sizes() -> None:
-    """Small and large models, 4 step sizes x 2 seeds, programs compiled before."""
+    """Time small and large models with 4 step sizes x 2 seeds, without compilation."""
     rng = np.random.default_rng(0)
     steps = {"step_size": [1e-6, 2e-6, 4e-6, 8e-6]}
     for width, dim, rounds in SIZES:
@@ -106,9 +106,9 @@ def bench_sizes() -> None:
         start = [rng.normal(size=s) / np.sqrt(s[0]) for s in pairwise(sizes)]
         bytes_ = sum(4 * leaf.size for leaf in start)
         model = "network" if width else "softmax regression"
-        for name, kernel_fn, times in (("LSD", _lsd, 4), ("FA-LD", _fa_ld, 1)):
+        for name, kernel_fn, factor in (("LSD", _lsd, 4), ("FA-LD", _fa_ld, 1)):
 
-            def run(mode, kernel_fn=kernel_fn, data=data, start=start, rounds=rounds * times):
+            def run(mode, kernel_fn=kernel_fn, data=data, start=start, rounds=rounds * factor):
                 return fedmcmc.sweep(
                     jax.random.key(0),
                     kernel_fn,
@@ -123,9 +123,11 @@ def bench_sizes() -> None:
                 ).modes
 
             seconds = compare({m: lambda m=m, run=run: run(m) for m in MODES}, REPEATS)
-            one, many = (seconds[mode] for mode in MODES)
-            words = f"{one:.2f} s one after another, {many:.2f} s vmapped: {one / many:.1f}"
-            print(f"{f'{name}, {model}, {bytes_ / 1000:,.0f} kB':<40}{words} ({run('auto')[0]})")
+            sequential, vmapped = (seconds[mode] for mode in MODES)
+            times = f"{sequential:.2f} s one after another, {vmapped:.2f} s vmapped"
+            ratio, chosen = sequential / vmapped, run("auto")[0]
+            title = f"{name}, {model}, {bytes_ / 1000:,.0f} kB"
+            print(f"{title:<40}{times}: {ratio:.1f} ({chosen})")
 
 
 def _lsd(step_size):
@@ -149,14 +151,14 @@ MODEL = fedmcmc.Posterior(
 )
 
 
-def _process(what: str, cache: str | None = None) -> float:
+def _process(task: str, cache: str | None = None) -> float:
     env = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
     if cache is not None:
         env["JAX_COMPILATION_CACHE_DIR"] = cache
-    begun = time.perf_counter()
-    command = [sys.executable, "-m", "benchmarks.sweeps", what]
+    start_time = time.perf_counter()
+    command = [sys.executable, "-m", "benchmarks.sweeps", task]
     subprocess.run(command, check=True, env=env, stderr=subprocess.DEVNULL)
-    return time.perf_counter() - begun
+    return time.perf_counter() - start_time
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Paired timing: alternatives take turns, so that a machine whose speed drifts stays fair."""
+"""Paired timing: alternatives take turns, so that drifts in speed affect all of them."""
 
 import statistics
 import time
@@ -8,15 +8,15 @@ import jax
 
 
 def compare(work: dict[str, Callable[[], object]], repeats: int = 7) -> dict[str, float]:
-    """Return the median seconds of each alternative, after one call that is not counted."""
+    """Return the median seconds of each alternative, after one call that is not timed."""
     for fn in work.values():
         jax.block_until_ready(fn())
     times: dict[str, list[float]] = {name: [] for name in work}
     for _ in range(repeats):
         for name, fn in work.items():
-            begun = time.perf_counter()
+            start_time = time.perf_counter()
             jax.block_until_ready(fn())
-            times[name].append(time.perf_counter() - begun)
+            times[name].append(time.perf_counter() - start_time)
     return {name: statistics.median(seconds) for name, seconds in times.items()}
 
 

@@ -1,8 +1,8 @@
 """FSGLD's Gaussian toy (El Mekkaoui et al. 2021, section 5.1) in four styles.
 
-10 shards of 200 points in two dimensions, minibatches of 10, 100 local updates, exact surrogates.
-`fused` is one program for this one workload, drawing in blocks as `fedmcmc` does; `usual` splits
-a key and draws twice in every local step, as samplers are usually written.
+The toy has 10 shards of 200 points in two dimensions, minibatches of 10, 100 local updates and
+exact surrogates. `fused` is a program for this workload only, which draws random numbers in blocks
+as `fedmcmc` does. `usual` splits a key and draws twice in every local step, as most samplers do.
 """
 
 import functools
@@ -147,7 +147,7 @@ def usual(x: np.ndarray, num_rounds: int, num_chains: int = 1):
 
 
 def blackjax_sgld(posterior, x: jax.Array, start, batch_size: int, step_size: float, steps: int):
-    """`blackjax.sgld` in a `lax.scan` on one client, minibatches drawn in the loop."""
+    """Return a function that runs `blackjax.sgld` on one client, with minibatches."""
     num_rows = jax.tree.leaves(x)[0].shape[0]
     estimator = blackjax.sgmcmc.gradients.grad_estimator(
         posterior.logprior_fn,

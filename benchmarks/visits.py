@@ -1,8 +1,8 @@
-"""Steps that `tune` takes for a relay, and what they sample: ``python -m benchmarks visits``.
+"""Step sizes that `tune` chooses for a relay, and their errors: ``python -m benchmarks visits``.
 
-The rows of the table of docs/explanation/diagnostics.md: federations where a visited client's
-surrogate errs away from the mode, against NUTS on the pooled rows. Radon in all counties is read
-through ``FEDMCMC_DATA``.
+This prints the rows of the table of docs/explanation/diagnostics.md. In these federations a visited
+client's surrogate is inaccurate away from the mode. The reference is NUTS on the pooled rows. Radon
+in all counties is read from ``FEDMCMC_DATA``.
 """
 
 import warnings
@@ -36,7 +36,7 @@ def relay(
 
 
 def bench() -> None:
-    columns = ("federation", "local steps", "by law alone", "taken", "mean off by, sds")
+    columns = ("federation", "local steps", "without the check", "chosen", "mean off by, sds")
     print(f"| {' | '.join(columns)} | sds over NUTS | depth | warnings |\n|{'---|' * 8}")
     names = (TICKS, LUNG, COUNTS_MANY, FEW_ROWS, RADON, RADON_WHOLE, WIDE)
     for name, data, white, exact in whitened(*names):

@@ -1,7 +1,8 @@
-"""How often `whiten` says that the mode is no guide: ``python -m benchmarks whitening``.
+"""Warnings of `whiten` about a misleading mode: ``python -m benchmarks whitening``.
 
-Data sets that are made up, 7 of each kind: where it should warn and where it should not. Beside it
-the sds of `fed_ep`, over those of NUTS, of the first three sets: whether it was right to.
+The program makes 7 simulated data sets of each kind. For some kinds `whiten` should warn, for
+others not. To check this, the program also prints the range of `fed_ep`'s sds relative to NUTS on
+the first three data sets.
 """
 
 import warnings
@@ -45,18 +46,18 @@ def bench() -> None:
         "logistic, 30 rows": (logistic, partial(regression, logistic, 30)),
         "Poisson, 30 rows": (poisson, partial(regression, poisson, 30)),
     }
-    print(f"{SEEDS} data sets each, `whiten` warns of; sds of `fed_ep` over NUTS in {COMPARED}:")
-    for name, (model, made) in kinds.items():
-        warned, spreads, posterior = 0, [], None
+    print(f"Data sets with a warning of `whiten`; sds of `fed_ep` over NUTS in {COMPARED} of them:")
+    for name, (model, make_rows) in kinds.items():
+        num_warned, spreads, posterior = 0, [], None
         for seed in range(SEEDS):
-            rows = made(seed)
+            rows = make_rows(seed)
             ids = np.arange(len(rows["y"])) % 3
             data = fedmcmc.FederatedData.from_arrays(rows, ids)
             posterior = posterior or fedmcmc.from_numpyro(model, example=data)
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 white = fedmcmc.whiten(posterior, data)
-            warned += any("no guide" in str(w.message) for w in caught)
+            num_warned += any("no guide" in str(w.message) for w in caught)
             if seed >= COMPARED:
                 continue
             with warnings.catch_warnings():
@@ -73,7 +74,7 @@ def bench() -> None:
             exact = truth(posterior, data, white.posterior.position_fn(white.position))
             spreads.append(flat(samples.final_draws).std(0) / exact.std(0))
         low, high = np.min(spreads), np.max(spreads)
-        print(f"  {name}: {warned} of {SEEDS}; {low:.2f} to {high:.2f}", flush=True)
+        print(f"  {name}: {num_warned} of {SEEDS}; {low:.2f} to {high:.2f}", flush=True)
 
 
 if __name__ == "__main__":

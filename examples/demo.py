@@ -1,4 +1,4 @@
-"""A trial in four hospitals, sampled without pooling its rows, and compared with pooled NUTS.
+"""Sample a trial in four hospitals without pooling its rows, and compare with pooled NUTS.
 
 ``make demo``, or ``python -m examples.demo [--seed 0] [--num-rounds 20000] [--out results/demo]``.
 """
@@ -23,8 +23,9 @@ import fedmcmc
 NUM_CHAINS = 4
 NUM_EP_ROUNDS = 50
 NUM_NUTS_DRAWS = 5_000  # per chain
-# Full local gradients: at 413 rows they are cheap. Minibatch noise, divided by the probability of
-# a visit, would widen the posterior unless steps were many times smaller.
+# Local gradients use all rows, which is cheap with at most 413 rows. With minibatches, the gradient
+# noise is divided by the probability of a visit and would widen the posterior, unless the step size
+# were many times smaller.
 LOCAL_STEPS = {"step_size": 1e-3, "num_local_steps": 10}
 METHODS = {
     "fit": "#E69F00",
@@ -61,7 +62,7 @@ def model(treated, risk, pancreatitis=None):
 
 
 def quantities(draws):
-    """Return the draws of each quantity of the table, ``[num_chains, num_draws]``."""
+    """Return the draws of each quantity in the table, ``[num_chains, num_draws]``."""
     draws = jax.device_get(draws)
     names = ("intercept", "indomethacin", "risk score")
     named = {name: draws["coefficients"][..., i] for i, name in enumerate(names)}
@@ -69,7 +70,7 @@ def quantities(draws):
 
 
 def count_bits(samples):
-    """Return the number of bits that all chains sent and received."""
+    """Return the number of bits sent and received in all chains."""
     return sum(int(samples.totals[way].sum()) for way in ("bits_up", "bits_down"))
 
 
@@ -89,10 +90,10 @@ def run_chains(kernel, data, position, seed, num_rounds):
 
 
 def run_propagation(posterior, data, position, seed):
-    """Run expectation propagation; return draws from its Gaussian, and its bits.
+    """Run expectation propagation, and return draws from its Gaussian and the number of bits.
 
-    Each hospital estimates its tilted moments by a Langevin chain. The steps of the approximation
-    become shorter with the rounds, so that the chains' noise averages out.
+    Each hospital estimates its tilted moments with a Langevin chain. The damping factor decreases
+    with the rounds, so that the noise of these chains averages out.
     """
     chain = fedmcmc.inference.langevin_mean(
         LOCAL_STEPS["step_size"], num_samples=2_000, num_burnin=50, thinning=10
@@ -118,7 +119,7 @@ def run_propagation(posterior, data, position, seed):
 
 
 def run_nuts(data, seed):
-    """Sample the posterior of the pooled rows by NUTS."""
+    """Sample the posterior of the pooled rows with NUTS."""
     mcmc = numpyro.infer.MCMC(
         numpyro.infer.NUTS(model),
         num_warmup=1_000,
@@ -148,7 +149,7 @@ def compare(draws, costs):
                 "mean - NUTS, sds": (x.mean() - nuts.mean()) / nuts.std(),
                 "sd / NUTS": x.std() / nuts.std(),
                 "ESS": arviz_stats.ess(x),
-                # The draws of fit are one chain of independent draws, which has no R-hat.
+                # `fit` returns one chain of independent draws, which has no R-hat.
                 "R-hat": arviz_stats.rhat(x) if len(x) > 1 else None,
                 "rounds": rounds,
                 "megabits": None if bits is None else bits / 1e6,
@@ -160,7 +161,7 @@ def compare(draws, costs):
 
 
 def print_table(table):
-    """Print the rows with equal columns."""
+    """Print the rows in aligned columns."""
     formats = {"quantity": "", "method": "", "mean - NUTS, sds": "+.3f", "sd / NUTS": ".3f"}
     formats |= {"ESS": ",.0f", "R-hat": ".3f", "rounds": ","}
     print("\n" + "  ".join(f"{name:>12}" for name in table[0]))
@@ -173,13 +174,13 @@ def print_table(table):
 
 
 def draw_densities(draws, path):
-    """Write a figure with the posterior density of each quantity by each method."""
+    """Write a figure with each method's posterior density of each quantity."""
     figure = Figure(figsize=(11.6, 2.8), layout="constrained")
     panels = zip(figure.subplots(1, 4), draws["pooled NUTS"].items(), strict=True)
     for axes, (quantity, nuts) in panels:
         for method, color in METHODS.items():
             grid, density, _ = array_stats.kde(draws[method][quantity].ravel())
-            # The reference is a wide gray line below the others.
+            # Draw the reference as a wide gray line below the others.
             style = {"lw": 5, "alpha": 0.3, "zorder": 1} if method == "pooled NUTS" else {}
             axes.plot(grid, density, color=color, label=method, **style)
         axes.set_xlim(*(nuts.mean() + np.array([-4, 4]) * nuts.std()))
@@ -194,12 +195,14 @@ def main(arguments=None):
     """Run all methods, print the table, and write figures, reports and draws."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--num-rounds", type=int, default=20_000, help="of FSGLD and DSGLD")
+    parser.add_argument(
+        "--num-rounds", type=int, default=20_000, help="number of rounds of FSGLD and DSGLD"
+    )
     parser.add_argument("--out", type=Path, default=Path("results/demo"))
     settings = parser.parse_args(arguments)
     seed, num_rounds, out = settings.seed, settings.num_rounds, settings.out
     start_seconds = time.perf_counter()
-    jax.config.update("jax_num_cpu_devices", 2)  # chains run on two cores
+    jax.config.update("jax_num_cpu_devices", 2)  # run chains on two cores
     out.mkdir(parents=True, exist_ok=True)
 
     data, hospitals = load_trial()
@@ -210,19 +213,19 @@ def main(arguments=None):
     mode = fedmcmc.surrogates.mode(posterior, data, start)
     mode_bits = int(mode.bits_up + mode.bits_down)
 
-    print("fit: one call", flush=True)
+    print("fit", flush=True)
     fitted = fedmcmc.fit(model, data, rng_key=jax.random.key(seed + 3))
     report = fitted.report
     report.save(out / "fit.html")
     draws = {"fit": quantities(fitted.samples.constrained)}
     costs = {"fit": (report.rounds, report.bits_up + report.bits_down)}
 
-    # The smallest hospital has three patients, all without the outcome. Its likelihood alone is
-    # improper, so surrogates are expansions at the common mode instead of local fits.
+    # The smallest hospital has three patients, all without the outcome. Its likelihood alone has no
+    # maximum, so the surrogates are expansions at the common mode instead of local fits.
     surrogates = fedmcmc.surrogates.taylor(posterior, data, mode.position)
     fsgld = fedmcmc.fsgld(posterior, surrogates, **LOCAL_STEPS)
     dsgld = fedmcmc.dsgld(posterior, **LOCAL_STEPS)
-    # Rounds and bits before the first step: the mode, and the expansions there.
+    # Rounds and bits before the first step, for the mode and for the expansions.
     setup = (mode.num_exchanges + 1, mode_bits + fedmcmc.surrogates.setup_bits(surrogates))
     for name, kernel, (rounds, bits) in [("FSGLD", fsgld, setup), ("DSGLD", dsgld, (0, 0))]:
         print(f"{name}: {num_rounds:,} rounds of {NUM_CHAINS} chains", flush=True)
@@ -237,7 +240,7 @@ def main(arguments=None):
     draws["FedEP"] = quantities(ep_draws)
     costs["FedEP"] = (NUM_EP_ROUNDS + mode.num_exchanges, ep_bits + mode_bits)
 
-    print("NUTS on pooled rows", flush=True)
+    print("NUTS on the pooled rows", flush=True)
     draws["pooled NUTS"] = quantities(run_nuts(data, seed))
 
     table = compare(draws, costs)

@@ -1,9 +1,9 @@
-"""The demo's trial at real sites: four hospitals and a server, each a process, over TLS.
+"""Run the demo's trial with four hospitals and a server as separate processes, over TLS.
 
 ``make deploy-demo``, or ``python -m examples.deploy_demo [--num-rounds 5000] [--out FOLDER]``.
-It runs `fedmcmc.fit` and FSGLD, and compares their draws with a simulation that has the same keys.
-Then it kills a hospital during a run and starts it again, which changes no draw. The server gets
-settings from this program, and everything else from the hospitals.
+The demo runs `fedmcmc.fit` and FSGLD, and compares their draws with a simulation with the same
+keys. Then it kills a hospital during a run and starts it again, which changes no draw. The server
+receives settings from this program, and everything else from the hospitals.
 """
 
 import argparse
@@ -28,16 +28,16 @@ from fedmcmc.__main__ import main as fedmcmc_command
 
 STUDY = Path(__file__).parent / "deployed_trial"
 QUESTIONS = (*deploy.FIT, "CommonExpansions", "Relay", "Conducive")
-"""What the server may ask: all of `fedmcmc.fit`, then the mode and the expansions for FSGLD."""
+"""Requests that the study allows: for `fedmcmc.fit`, then for FSGLD's mode and expansions."""
 SEED = 0
 RUN = {"num_burnin": 200, "thinning": 2, "num_chains": 4}
 MIN_ROWS = 50
-"""Below this size, an owner has to allow small numbers of rows."""
+"""Smaller hospitals must explicitly allow their number of rows."""
 PATIENCE_SECONDS = 900
 
 
 def make_consortium(out, data, names):
-    """Write the study, make a folder per party with its rows, and let all owners approve."""
+    """Write the study, make a folder per party with its rows, and approve at all hospitals."""
     study, folder = out / "study", out / "consortium"
     for earlier in (study, folder):
         shutil.rmtree(earlier, ignore_errors=True)
@@ -66,7 +66,7 @@ pancreatitis = {{ dtype = "int32" }}
         np.savez(folder / name / "rows.npz", **jax.device_get(data.client_rows(index)))
         settings = folder / name / "site.toml"
         if data.sizes[index] < MIN_ROWS:
-            # An owner in practice would refuse: a few messages determine all of these rows.
+            # In practice, an owner would refuse: a few messages determine all of these rows.
             settings.write_text(settings.read_text().replace("# min_rows = 20", "min_rows = 1"))
         approve = ["deploy", "approve", "--yes", "--settings", str(settings)]
         with (folder / f"{name}.approved.txt").open("w") as text, contextlib.redirect_stdout(text):
@@ -76,7 +76,7 @@ pancreatitis = {{ dtype = "int32" }}
 
 
 class Processes:
-    """The processes of a consortium; they end with the block."""
+    """Processes of a consortium, which end with the ``with`` block."""
 
     def __init__(self, folder):
         self.folder, self.running = folder, {}
@@ -111,7 +111,7 @@ class Processes:
         """Start the server with the settings of one run."""
         server = self.folder / "server"
         head, _, _ = (server / "server.toml").read_text().partition("[run]")
-        head = head.replace("0.0.0.0", "127.0.0.1")  # nobody outside this machine
+        head = head.replace("0.0.0.0", "127.0.0.1")  # no access from outside this machine
         run |= {"draws": f"{name}.npz", "progress": False}
         lines = "\n".join(f"{key} = {json.dumps(value)}" for key, value in run.items())
         (server / f"{name}.toml").write_text(f"{head}[run]\n{lines}\n")
@@ -135,7 +135,7 @@ class Processes:
 
 
 def simulate(data, num_rounds):
-    """Return the coefficients that simulations of both runs draw."""
+    """Return the draws of the coefficients in simulations of both runs."""
     posterior = fedmcmc.from_numpyro(demo.model, example=data)
     start = posterior.init_fn(jax.random.split(jax.random.key(SEED))[1])
     mode = fedmcmc.surrogates.mode(posterior, data, start).position
@@ -156,7 +156,7 @@ def last_round(log, start):
 
 
 def print_comparison(at_sites, simulated):
-    """Print means and sds of both, and the largest difference between their draws."""
+    """Print the means and sds of both, and the largest difference between their draws."""
     columns = ("quantity", "method", "mean, sites", "mean, simulated", "sd, sites")
     columns += ("sd, simulated", "largest difference")
     print("\n" + "  ".join(f"{name:>18}" for name in columns))
@@ -172,11 +172,18 @@ def print_comparison(at_sites, simulated):
 def main(arguments=None):
     """Run the consortium, compare with the simulation, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--num-rounds", type=int, default=5_000, help="of FSGLD")
-    parser.add_argument("--killed-rounds", type=int, default=1_000, help="with a killed hospital")
+    parser.add_argument("--num-rounds", type=int, default=5_000, help="number of rounds of FSGLD")
+    parser.add_argument(
+        "--killed-rounds",
+        type=int,
+        default=1_000,
+        help="number of rounds of the run with a killed hospital",
+    )
     parser.add_argument("--out", type=Path, default=Path("results/deploy_demo"))
     settings = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("The demo was ended."))  # ends all processes
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit("The demo was terminated.")
+    )  # ends all processes
     start_seconds = time.perf_counter()
 
     def report(text):
@@ -186,7 +193,7 @@ def main(arguments=None):
     folder = make_consortium(settings.out, data, names)
     report(f"{', '.join(names)} have approved the study")
     simulated = simulate(data, settings.num_rounds)
-    report("the simulation has ended")
+    report("the simulation has finished")
 
     at_sites = {}
     fsgld = {"seed": SEED, **demo.LOCAL_STEPS, **RUN}
@@ -196,10 +203,10 @@ def main(arguments=None):
             processes.start_site(name)
         processes.start_server("fit", ["-m", "fedmcmc.server"], kernel="fit", seed=SEED + 3)
         at_sites["fit"] = processes.wait_for_draws("fit")
-        report("fit has ended")
+        report("fit has finished")
         processes.start_server("fsgld", program, num_rounds=settings.num_rounds, **fsgld)
         at_sites["FSGLD"] = processes.wait_for_draws("fsgld")
-        report(f"FSGLD has ended: {settings.num_rounds:,} rounds of {RUN['num_chains']} chains")
+        report(f"FSGLD has finished: {settings.num_rounds:,} rounds of {RUN['num_chains']} chains")
 
         victim, num_rounds = names[0], settings.killed_rounds
         log = folder / victim / "audit.log"
@@ -211,7 +218,7 @@ def main(arguments=None):
         report(f"{victim} was killed after round {last_round(log, start)}")
         processes.start_site(victim)
         again = processes.wait_for_draws("killed")
-        report(f"{victim} came back, and the run has ended")
+        report(f"{victim} restarted, and the run has finished")
 
     print_comparison(at_sites, simulated)
     num_draws = again.shape[1]

@@ -1,10 +1,10 @@
 # %% [markdown]
-# # Three sites and a server on one machine
+# # Run three sites and a server on one machine
 #
-# What is simulated elsewhere runs here as it would between hospitals: three sites with rows of
-# their own, each a process, and a server that never sees a row. They talk over TLS on this
-# machine's own address, at a port that is free, and all of it ends by itself. [A
-# server and two sites](../docs/tutorials/deployed_federation.md) explains each file.
+# Other examples simulate their clients. Here three sites run as separate processes with their own
+# rows, and a server never sees a row. All of them communicate over TLS at a free local port, and
+# they stop at the end. [A server and two sites](../docs/tutorials/deployed_federation.md) explains
+# each file step by step.
 
 # %%
 import contextlib
@@ -28,9 +28,9 @@ folder = Path(tempfile.mkdtemp())
 sizes = {"bern": 60, "basel": 30, "chur": 24}
 
 # %% [markdown]
-# ## The study
+# ## Write the study
 #
-# Its files are what all parties read and agree to: the model, and the kernel that will run.
+# All parties read and approve the files of the study. They contain the model and the kernel.
 
 # %%
 (folder / "model.py").write_text("""\
@@ -74,10 +74,10 @@ study = deploy.Study.read(folder / "study.toml")
 print(study)
 
 # %% [markdown]
-# ## Kits, rows, approval
+# ## Make kits, add rows, approve
 #
-# Every party gets a folder with keys and settings. Each site's owner puts rows there, reads what
-# will run, and approves.
+# Every party gets a folder, its kit, with keys and settings. Each site's owner adds the rows, reads
+# the description of the study, and approves it.
 
 
 # %%
@@ -96,17 +96,18 @@ for name, size in sizes.items():
     y = (rng.random(size) < 1 / (1 + np.exp(-x[:, 1]))).astype(np.float32)
     rows[name] = {"x": x, "y": y}
     np.savez(kits / name / "rows.npz", **rows[name])
-    shown = io.StringIO()
-    with contextlib.redirect_stdout(shown):
+    listing = io.StringIO()
+    with contextlib.redirect_stdout(listing):
         approve = ["deploy", "approve", "--yes", "--settings", str(kits / name / "site.toml")]
         assert fedmcmc_command(approve) == 0
-print(shown.getvalue())
+print(listing.getvalue())
 
 # %% [markdown]
-# ## The run
+# ## Run
 #
-# Each site is a process. The server's part is this program: `deploy.connect` waits for the sites,
-# which then stand where data would. They are ended in any case.
+# Each site is a process, and this program is the server. `deploy.connect` waits for the sites and
+# returns an object that takes the place of the data. The last lines end the sites' processes, even
+# after an error.
 
 # %%
 processes = []
@@ -130,15 +131,16 @@ finally:
 print(deployed)
 
 # %% [markdown]
-# ## The same draws as the simulation's
+# ## Compare with a simulation
 #
-# With the same key a simulation draws the same numbers, up to rounding, since clients of this
-# kernel draw nothing of their own. (Only this example has all rows, to compare.)
+# With the same key, a simulation gives the same draws up to rounding, because the clients of this
+# kernel draw no random numbers. (In a real study nobody has all rows, so nobody could make this
+# comparison.)
 
 # %%
 data = fedmcmc.FederatedData.from_clients([rows[name] for name in study.sites])
 simulated = fedmcmc.sample(key, kernel, data, jnp.zeros(2), **rounds)
 largest = np.abs(deployed.draws - simulated.draws).max()
-print(f"largest difference of {deployed.draws.size} numbers: {largest:.1g}")
+print(f"largest difference between {deployed.draws.size} pairs of numbers: {largest:.1g}")
 assert largest < 1e-4
 print(f"each site sent {int(deployed.totals['bits_up'][0]) // len(sizes) // 300} bits per round")

@@ -1,10 +1,10 @@
 # %% [markdown]
-# # A network on images, and whether to believe its probabilities
+# # Check the probabilities of a network on images
 #
-# Ten clients have pictures of handwritten digits. A network is trained without bringing pictures
-# together, and then its weights are sampled: predictions are averaged over draws. The question is
-# not only how often it is right, but whether a prediction that is made with 80 percent is right
-# eight times in ten.
+# Ten clients have pictures of handwritten digits. This page first trains a network without pooling
+# the pictures, then samples its weights and averages predictions over the draws. It measures how
+# often the predictions are right. It also measures calibration: predictions made with 80 %
+# confidence should be right in 80 % of cases.
 
 # %%
 import flax.linen as nn
@@ -24,14 +24,14 @@ order = np.random.default_rng(0).permutation(len(labels))
 train, test = order[:600], order[600:]
 
 # %% [markdown]
-# Clients differ: most have pictures of a few digits only.
+# The clients differ: each has its own shares of the digits, and most lack some digits entirely.
 
 # %%
 owner = fedmcmc.partition.dirichlet(jax.random.key(0), labels[train], 10, 0.5)
 data = fedmcmc.FederatedData.from_arrays({"x": images[train], "y": labels[train]}, owner)
 print(data)
-kinds = [len(np.unique(data.client_rows(i)["y"])) for i in range(data.num_clients)]
-print(f"kinds of digits per client: {kinds}")
+num_digits = [len(np.unique(data.client_rows(i)["y"])) for i in range(data.num_clients)]
+print(f"number of different digits per client: {num_digits}")
 
 
 # %%
@@ -46,12 +46,13 @@ posterior = fedmcmc.from_flax(
 )
 start = posterior.init_fn(jax.random.key(1))
 size = sum(leaf.size for leaf in jax.tree.leaves(start))
-print(f"{size:,} weights, {data.num_rows} pictures to learn from, {len(test)} to be judged by")
+print(f"{size:,} weights, {data.num_rows} training pictures, {len(test)} test pictures")
 
 # %% [markdown]
-# ## Trained: one network
+# ## Train one network
 #
-# Federated averaging trains at the clients and averages; a posterior's mode is its goal.
+# In federated averaging, each client trains on its own pictures and the server averages the
+# weights. The result approximates the posterior mode.
 
 # %%
 fed_avg = fedmcmc.fed_avg(
@@ -63,10 +64,12 @@ trained = fedmcmc.sample(
 point = jax.tree.map(lambda leaf: leaf[0, -1], trained.draws)
 
 # %% [markdown]
-# ## Sampled: many networks
+# ## Sample many networks
 #
-# From there Langevin dynamics go on, whose clients send gradients of all their pictures: once of
-# the posterior, and once of a cold one, whose noise has a twentieth of the variance.
+# Langevin dynamics start at the trained network. In each round every client sends the gradient of
+# its log likelihood, computed on all of its pictures. The first run samples the posterior. The
+# second run samples a cold posterior with temperature 0.05, so its noise has a twentieth of the
+# variance.
 
 # %%
 draws = {}
@@ -86,8 +89,8 @@ for name, temperature in (("posterior", 1.0), ("cold posterior", 0.05)):
     print(name, draws[name], sep=": ")
 
 # %% [markdown]
-# Weights of a network mix slowly, if at all: its hidden units may change places. What is to be
-# trusted are predictions, so it is these that one compares between chains.
+# The weights of a network mix slowly, if at all: its hidden units can be reordered without any
+# change of predictions. Therefore compare predictions between chains, not weights.
 
 # %%
 predict = predictive(Network(), likelihood="categorical")
@@ -100,10 +103,10 @@ for name, samples in draws.items():
     ]
     probabilities[name] = np.asarray(chains[0] + chains[1]) / 2
     between = float(metrics.total_variation(*chains).mean())
-    print(f"{name}: total variation between the chains' predictions {between:.3f} on average")
+    print(f"{name}: mean total variation between the chains' predictions {between:.3f}")
 
 # %% [markdown]
-# ## Calibration
+# ## Compare accuracy and calibration
 
 # %%
 scores = {}
@@ -117,26 +120,26 @@ for name, p in probabilities.items():
     print(name + ": " + ", ".join(f"{key} {value:.3f}" for key, value in scores[name].items()))
 
 # %% [markdown]
-# With this prior the posterior's predictions are too careful: they are right more often than
-# their confidence says. That the draws of a cold posterior predict better is found for many
-# networks (Wenzel and others, 2020). Which temperature to take is decided on pictures held out,
-# as here, and not by the posterior.
+# With this prior, the posterior's predictions are underconfident: they are right more often than
+# their confidence suggests. Cold posteriors predict better for many networks
+# ([Wenzel et al. 2020](../docs/reference/bibliography.md#wenzel-et-al-2020)). The posterior does
+# not determine the temperature, so choose it on held-out pictures, as here.
 
 # %%
-careful = scores["posterior"]["accuracy"] - scores["posterior"]["confidence"]
-print(f"the posterior is right {careful:.3f} more often than its confidence says")
-assert careful > 0.05
-for other in ("one network", "posterior"):
-    assert scores["cold posterior"]["nats per picture"] < scores[other]["nats per picture"]
+excess = scores["posterior"]["accuracy"] - scores["posterior"]["confidence"]
+print(f"posterior: accuracy minus mean confidence {excess:.3f}")
+assert excess > 0.05
+for name in ("one network", "posterior"):
+    assert scores["cold posterior"]["nats per picture"] < scores[name]["nats per picture"]
 
 # %%
 figure, ax = plt.subplots(figsize=(4, 4))
 ax.plot([0, 1], [0, 1], color="#bbb")
 for name, p in probabilities.items():
-    found = metrics.reliability(p, truth, num_bins=10)
-    many = found.num_rows >= 10
-    ax.plot(found.confidence[many], found.accuracy[many], "o-", label=name)
+    bins = metrics.reliability(p, truth, num_bins=10)
+    is_filled = bins.num_rows >= 10
+    ax.plot(bins.confidence[is_filled], bins.accuracy[is_filled], "o-", label=name)
 ax.set_xlabel("confidence")
-ax.set_ylabel("how often it is right")
+ax.set_ylabel("accuracy")
 ax.legend()
 figure.tight_layout()

