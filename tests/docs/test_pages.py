@@ -44,6 +44,13 @@ def run_page(name, **names):
     return names
 
 
+@pytest.mark.check
+def test_every_page_with_snippets_has_a_test():
+    tests = Path(__file__).read_text()
+    pages = [path for path in DOCS.rglob("*.md") if "```python" in path.read_text()]
+    assert pages and not [path.name for path in pages if f'{path.name}"' not in tests]
+
+
 def test_the_readme_runs():
     names = run_page("README.md")
     assert names["fitted"].verdict.startswith("passed (importance)")
