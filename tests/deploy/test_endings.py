@@ -1,5 +1,6 @@
 """The server's command: its files and exit status at its end, and settings that it refuses."""
 
+import logging
 import re
 import shutil
 import signal
@@ -11,7 +12,8 @@ import pytest
 
 from fedmcmc import deploy
 from fedmcmc.deploy._commands import _exit_status
-from fedmcmc.deploy._config import run_over
+from fedmcmc.deploy._config import _shows_progress, run_over
+from fedmcmc.diagnostics import DiagnosisWarning
 from tests.contracts.model import KEY
 from tests.deploy.test_lying_sites import meddling
 from tests.support import studies
@@ -173,6 +175,30 @@ def test_draws_of_a_longer_run_stay_where_a_run_ends_early(tmp_path, capsys, cap
     assert run_server(clinics) == 0
     assert "held 50 draws per chain of an earlier run, and holds 16 now" in caplog.text
     assert stored(draws).shape == (2, NUM_ROUNDS, 2)
+
+
+def test_a_server_that_is_started_with_more_rounds_continues(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    run = RUN | dict(every_rounds=100, num_rounds=200)
+    clinics, path, sizes = Consortium(tmp_path, run=run), tmp_path / "server.toml", []
+    for num_rounds in (200, 300):
+        path.write_text(path.read_text().replace("num_rounds = 200", f"num_rounds = {num_rounds}"))
+        caplog.clear()
+        with pytest.warns(DiagnosisWarning, match="too short"):
+            assert run_server(clinics) == 0
+        sizes.append(stored(tmp_path / "draws.npz"))
+        assert f"{num_rounds} rounds are done; draws are in {tmp_path}" in caplog.text
+        assert f"raise run.num_rounds in {path}, now {num_rounds}," in caplog.text
+        assert "start the server again, which continues from the checkpoint" in caplog.text
+    np.testing.assert_array_equal(sizes[1][:, :200], sizes[0])
+    assert sizes[1].shape == (2, 300, 2)
+
+
+def test_progress_is_shown_at_a_terminal_only(monkeypatch):
+    for is_terminal in (True, False):
+        monkeypatch.setattr("sys.stderr.isatty", lambda value=is_terminal: value)
+        assert _shows_progress({}) == is_terminal
+    assert _shows_progress({"progress": True})
 
 
 @pytest.mark.slow
