@@ -17,6 +17,7 @@ from fedmcmc.deploy._config import leave_study, read_rows, site_settings
 from fedmcmc.deploy._consortium import AUTHORITY, make_consortium
 from fedmcmc.deploy._endings import Interrupted
 from fedmcmc.deploy._frames import Refused, printable
+from fedmcmc.deploy._layout import item
 from fedmcmc.deploy._links import SiteError
 from fedmcmc.deploy._names import toml_key
 from fedmcmc.deploy._pki import make_identity, make_request, sign_request
@@ -221,8 +222,9 @@ def _approve(options: argparse.Namespace) -> int:
         differences = previous.differences(study) or ["nothing"]
         _show(f"{name} has approved {previous.digest} at {previous.time}. Changes since then:")
         _show("\n".join(f"  {text}" for text in differences) + "\n")
-    _show(describe_files(study, name) + "\n")
-    _show(_describe_rows_file(study, name, base / settings["rows"]) + "\n")
+    _show(describe_files(study, name))
+    rows_text = _describe_rows_file(study, name, base / settings["rows"])
+    _show("\n".join(item(rows_text)) + "\n")
     # Messages are known only after the files have run, so the owner must agree before that, too.
     if not (options.yes or _agrees("Have you read the files, and may they run here?")):
         return 1
