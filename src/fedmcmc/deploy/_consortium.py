@@ -91,7 +91,8 @@ def make_consortium(
         raise FileExistsError(
             f"{folder} is not empty, and new keys would replace the keys in it. If only the study "
             f"has changed, copy {path.name} and the files that it names to the folder {STUDY}/ of "
-            "each party; each owner then runs 'fedmcmc deploy approve' again."
+            "each party; each owner then runs 'fedmcmc deploy approve' again (section 'Change the "
+            "study' in docs/guides/operations.md)."
         )
     try:
         inbox = None if requests is None else Path(requests)

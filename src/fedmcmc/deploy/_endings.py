@@ -108,7 +108,7 @@ def log_end(
     diagnosis = samples.diagnosis
     if diagnosis is None or (diagnosis.rhat <= MAX_RHAT and diagnosis.ess >= MIN_ESS):
         return
-    start = "continues from the checkpoint" if checkpoint else "begins anew without run.checkpoint"
+    start = "continues from the checkpoint" if checkpoint else "begins again without run.checkpoint"
     LOG.warning(
         "too few effective draws (%.0f, R-hat %.4g): raise run.num_rounds in %s, now %d, and start "
         "the server again, which %s",
