@@ -157,16 +157,15 @@ def _check_names(study: Any, site: str, rows: Any) -> None:
     if "" in expected or "" in names:
         return  # rows without names of columns
     extra = [repr(name) for name in names if name not in expected]
+    missing = [repr(name) for name in expected if name not in names]
+    lack = f"lack {', '.join(missing)}, which the study {study.name!r} has in [rows]."
     if extra:
         columns, verb = ("columns", "are") if len(extra) > 1 else ("column", "is")
         raise ValueError(
             f"The rows of {site} have the {columns} {', '.join(extra)}, which {verb} not in [rows] "
             f"of the study {study.name!r}: remove the {columns} from the site's rows. The study "
             f"has the columns {', '.join(map(repr, expected))}."
+            + (f" The rows {lack}" if missing else "")
         )
-    missing = [repr(name) for name in expected if name not in names]
     if missing:
-        raise ValueError(
-            f"The rows of {site} lack {', '.join(missing)}, which the study {study.name!r} has in "
-            f"[rows]."
-        )
+        raise ValueError(f"The rows of {site} {lack}")
