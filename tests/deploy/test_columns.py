@@ -113,7 +113,7 @@ def test_a_site_names_columns_that_the_study_lacks_before_their_text(tmp_path):
             open_site(study, tmp_path, arrays)
     with pytest.raises(ValueError, match="columns 'id', 'day', which are not in"):
         open_site(study, tmp_path, pd.DataFrame(table | {"id": extra, "day": extra}))
-    with pytest.raises(ValueError, match="column 'z', .* The rows lack 'y', which the study"):
+    with pytest.raises(ValueError, match=r"column 'z', .* The rows lack 'y', which the study"):
         open_site(study, tmp_path, {"arm": np.arange(3), "z": np.arange(3.0)})
     with pytest.raises(ValueError, match="The rows of A lack 'arm', which the study 'arms' has"):
         open_site(study, tmp_path, {"y": np.arange(3.0)})

@@ -216,7 +216,7 @@ def test_a_server_whose_chain_is_not_finite_keeps_the_draws_before(tmp_path, cap
 
 @pytest.mark.slow
 def test_the_process_of_a_server_is_interrupted_and_started_again(tmp_path):
-    run = RUN | SETTINGS | dict(num_rounds=2000, thinning=10)
+    run = RUN | SETTINGS | dict(num_rounds=10_000, thinning=50)
     clinics, draws = Consortium(tmp_path, run=run), tmp_path / "draws.npz"
     try:
         with clinics.in_threads(NAMES):
@@ -227,7 +227,7 @@ def test_the_process_of_a_server_is_interrupted_and_started_again(tmp_path):
                 wait_for_rounds(process)
                 process.send_signal(number)
                 assert process.wait(timeout=120) == status, clinics.log("server")[-3000:]
-                assert clinics.round > 0 and stored(draws).shape[1] == clinics.round // 10
+                assert clinics.round > 0 and stored(draws).shape[1] == clinics.round // 50
             clinics.start("server")
             assert clinics.processes["server"].wait(timeout=300) == 0
     finally:
