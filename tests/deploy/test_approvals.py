@@ -42,6 +42,7 @@ def test_an_owner_is_shown_what_it_approves(kit, capsys):
         study.to_dict()["files"]["model.py"],
         "step_size = 0.01",
         "5 rows of bern. A row holds 2 numbers",
+        "bern.npz fit the study.",
         "bern 5, basel 1, chur 4",
         "The server at localhost:",
         "Langevin: the gradient of the log likelihood at the position of the chain.",
@@ -57,6 +58,14 @@ def test_an_owner_is_shown_what_it_approves(kit, capsys):
     ):
         assert text in shown, text
     approval = json.loads((kit / "approval.json").read_text())
+    (kit / "bern.npz").unlink()
+    assert approve(kit, "--yes") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "bern.npz is missing: the site does not start" in shown
+    np.savez(kit / "bern.npz", rows=rows_of("chur"))
+    assert approve(kit, "--yes") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "do not fit the study: bern has 4 rows" in shown
     assert approval["digest"] == study.digest and approval["site"] == "bern"
 
 

@@ -102,6 +102,23 @@ def test_a_site_refuses_text_without_levels(tmp_path):
         open_site(study, tmp_path, rows)
 
 
+def test_a_site_names_columns_that_the_study_lacks_before_their_text(tmp_path):
+    study, table = study_in(tmp_path), columns("drug", "drug", "placebo")
+    for extra in (["p1", "p2", "p3"], [1, 2, 3]):
+        message = "column 'id', which is not in \\[rows\\] of the study 'arms': remove the column"
+        with pytest.raises(ValueError, match=message):
+            open_site(study, tmp_path, pd.DataFrame(table | {"id": extra}))
+        arrays = {name: np.array(column) for name, column in (table | {"id": extra}).items()}
+        with pytest.raises(ValueError, match=message):
+            open_site(study, tmp_path, arrays)
+    with pytest.raises(ValueError, match="columns 'id', 'day', which are not in"):
+        open_site(study, tmp_path, pd.DataFrame(table | {"id": extra, "day": extra}))
+    with pytest.raises(ValueError, match=r"column 'z', .* The rows lack 'y', which the study"):
+        open_site(study, tmp_path, {"arm": np.arange(3), "z": np.arange(3.0)})
+    with pytest.raises(ValueError, match="The rows of A lack 'arm', which the study 'arms' has"):
+        open_site(study, tmp_path, {"y": np.arange(3.0)})
+
+
 def test_levels_are_part_of_what_an_owner_approves(tmp_path):
     study = study_in(tmp_path)
     assert study.levels == {"arm": tuple(LEVELS)}

@@ -155,7 +155,8 @@ def test_keys_are_not_made_twice_and_a_study_without_masks_cannot_be_left(study,
     _, folder = make_folders(study, tmp_path)
     key = (folder / "bern" / "keys" / "bern.key").read_bytes()
     assert make_folders(study, tmp_path)[0] == 1
-    assert "is not empty" in capsys.readouterr().err
+    errors = capsys.readouterr().err
+    assert "is not empty" in errors and "study/ of each party; each owner then runs" in errors
     assert (folder / "bern" / "keys" / "bern.key").read_bytes() == key
     settings = ["--settings", str(folder / "bern" / "site.toml")]
     main(["deploy", "approve", "--yes", *settings])

@@ -1,5 +1,6 @@
 """The server's command: its files and exit status at its end, and settings that it refuses."""
 
+import logging
 import re
 import shutil
 import signal
@@ -11,7 +12,8 @@ import pytest
 
 from fedmcmc import deploy
 from fedmcmc.deploy._commands import _exit_status
-from fedmcmc.deploy._config import run_over
+from fedmcmc.deploy._config import _shows_progress, run_over
+from fedmcmc.diagnostics import DiagnosisWarning
 from tests.contracts.model import KEY
 from tests.deploy.test_lying_sites import meddling
 from tests.support import studies
@@ -175,6 +177,30 @@ def test_draws_of_a_longer_run_stay_where_a_run_ends_early(tmp_path, capsys, cap
     assert stored(draws).shape == (2, NUM_ROUNDS, 2)
 
 
+def test_a_server_that_is_started_with_more_rounds_continues(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    run = RUN | dict(every_rounds=100, num_rounds=200)
+    clinics, path, sizes = Consortium(tmp_path, run=run), tmp_path / "server.toml", []
+    for num_rounds in (200, 300):
+        path.write_text(path.read_text().replace("num_rounds = 200", f"num_rounds = {num_rounds}"))
+        caplog.clear()
+        with pytest.warns(DiagnosisWarning, match="too short"):
+            assert run_server(clinics) == 0
+        sizes.append(stored(tmp_path / "draws.npz"))
+        assert f"{num_rounds} rounds are done; draws are in {tmp_path}" in caplog.text
+        assert f"raise run.num_rounds in {path}, now {num_rounds}," in caplog.text
+        assert "start the server again, which continues from the checkpoint" in caplog.text
+    np.testing.assert_array_equal(sizes[1][:, :200], sizes[0])
+    assert sizes[1].shape == (2, 300, 2)
+
+
+def test_progress_is_shown_at_a_terminal_only(monkeypatch):
+    for is_terminal in (True, False):
+        monkeypatch.setattr("sys.stderr.isatty", lambda value=is_terminal: value)
+        assert _shows_progress({}) == is_terminal
+    assert _shows_progress({"progress": True})
+
+
 @pytest.mark.slow
 def test_a_server_whose_chain_is_not_finite_keeps_the_draws_before(tmp_path, capsys):
     clinics = Consortium(tmp_path, run=RUN | dict(num_chains=1))
@@ -190,7 +216,7 @@ def test_a_server_whose_chain_is_not_finite_keeps_the_draws_before(tmp_path, cap
 
 @pytest.mark.slow
 def test_the_process_of_a_server_is_interrupted_and_started_again(tmp_path):
-    run = RUN | SETTINGS | dict(num_rounds=2000, thinning=10)
+    run = RUN | SETTINGS | dict(num_rounds=10_000, thinning=50)
     clinics, draws = Consortium(tmp_path, run=run), tmp_path / "draws.npz"
     try:
         with clinics.in_threads(NAMES):
@@ -201,7 +227,7 @@ def test_the_process_of_a_server_is_interrupted_and_started_again(tmp_path):
                 wait_for_rounds(process)
                 process.send_signal(number)
                 assert process.wait(timeout=120) == status, clinics.log("server")[-3000:]
-                assert clinics.round > 0 and stored(draws).shape[1] == clinics.round // 10
+                assert clinics.round > 0 and stored(draws).shape[1] == clinics.round // 50
             clinics.start("server")
             assert clinics.processes["server"].wait(timeout=300) == 0
     finally:

@@ -53,7 +53,7 @@ def site_of(folder, name="bern", study=STUDY, **settings):
             "bern has 4 rows, the study 'contract' says 5",
         ),
         (dict(rows={"x": np.ones((5, 2))}), ValueError, "rows of bern are not those"),
-        (dict(rows={"y": np.ones((5, 3))}), ValueError, "The rows of bern are not those"),
+        (dict(rows={"y": np.ones((5, 3))}), ValueError, "rows of bern have the column 'y', which"),
     ],
     ids=["min_rows", "min_sites", "approved", "number", "shape", "column"],
 )

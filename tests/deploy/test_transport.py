@@ -281,6 +281,40 @@ def test_a_site_accepts_the_pinned_certificate_of_the_server_and_no_other(tmp_pa
     assert len(refusals) == 1 and refusals[0].startswith("bern: the server at localhost:")
 
 
+def test_a_site_logs_a_change_of_its_connection_once(keys, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(_grpc, "MAX_WAIT_SECONDS", 0.1)
+    caplog.set_level(logging.INFO)
+    folder, pins = keys
+    server = deploy.GrpcServer("127.0.0.1:0", credentials(folder, "server"), pins)
+    address, threads, study = f"127.0.0.1:{server.port}", Threads(server.port), studies.study_of()
+    threads.join(study, "bern", tmp_path, credentials(folder, "bern"))
+    for _ in range(2):
+        links = Links(study, server, 1.0)
+        links._admit(*server.receive(20.0), {})
+        wait_until(lambda: "bern joined the run of the study" in caplog.text)
+        server.close()
+        wait_until(lambda: "bern: the server ended the run; waiting" in caplog.text)
+        time.sleep(1.0)
+        assert "no connection" not in caplog.text and caplog.text.count("bern joined") == 1
+        caplog.clear()
+        server = deploy.GrpcServer(address, credentials(folder, "server"), pins)
+    server.close()
+    threads.end()
+    closed = Threads(server.port)
+    closed.join(study, "basel", tmp_path / "other", credentials(folder, "basel"))
+    wait_until(lambda: "basel: no connection (UNAVAILABLE); calling" in caplog.text)
+    time.sleep(1.0)
+    closed.end()
+    assert caplog.text.count("basel: no connection") == 1
+
+
+def wait_until(holds):
+    end = time.monotonic() + 20.0
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 def test_a_pin_is_that_of_the_file_beside_the_authority(tmp_path):
     make_keys(tmp_path, ["bern"])
     with pytest.raises(ValueError, match=r"server\.crt has the fingerprint .* is 0000"):

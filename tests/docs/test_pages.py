@@ -3,6 +3,7 @@
 import dataclasses
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -297,6 +298,7 @@ def test_the_page_on_privacy_runs():
 
 
 TUTORIAL = "deployed_federation.md"
+CONTINUED = "model.py, continued"
 
 
 def blocks(kind, name):
@@ -304,12 +306,25 @@ def blocks(kind, name):
 
 
 def start_study(folder, port):
-    """Write the tutorial's files, with another port; return its limits and commands."""
-    (study, _, limits), commands = blocks("toml", TUTORIAL), "".join(blocks("sh", TUTORIAL))
+    """Write the tutorial's first files, with another port; return its limits and commands."""
+    (study, _, limits, *_), commands = blocks("toml", TUTORIAL), "".join(blocks("sh", TUTORIAL))
     (folder / "study.toml").write_text(study)
     for script, snippet in scripts_of(TUTORIAL).items():
-        (folder / script).write_text(snippet)
+        if script != CONTINUED:
+            (folder / script).write_text(snippet)
     return limits, commands.replace("7443", str(port)).splitlines()
+
+
+def add_kernel(folder):
+    """Change the tutorial's study and the server's run as the page describes."""
+    _, _, _, kernel, run = blocks("toml", TUTORIAL)
+    for name, text in (("study.toml", kernel), ("model.py", scripts_of(TUTORIAL)[CONTINUED])):
+        with (folder / name).open("a") as file:
+            file.write("\n\n" + text)
+    settings = folder / "consortium" / "server" / "server.toml"
+    line = 'kernel = "fit"\n'
+    assert line in settings.read_text()
+    settings.write_text(settings.read_text().replace(line, run))
 
 
 def set_limits(kit, limits):
@@ -344,7 +359,7 @@ def test_the_tutorial_on_real_sites_shows_what_an_owner_is_shown(tmp_path, monke
 
 @pytest.mark.slow
 def test_the_tutorial_on_real_sites_runs(tmp_path):
-    """All its commands, in processes; one site is interrupted and started again."""
+    """All its commands, in processes; a site and the server are interrupted and started again."""
     with socket.socket() as listener:
         listener.bind(("localhost", 0))
         port = listener.getsockname()[1]
@@ -371,7 +386,7 @@ def test_the_tutorial_on_real_sites_runs(tmp_path):
         assert done.returncode == 0, command
         return done.stdout
 
-    del commands[:2]  # the installation, and a folder
+    del commands[:3]  # the installation, and a folder
     run(tmp_path, "python make_rows.py")
     assert run(tmp_path, "python rehearse.py").startswith("passed (importance)")
     run(tmp_path, "fedmcmc deploy init")
@@ -379,32 +394,56 @@ def test_the_tutorial_on_real_sites_runs(tmp_path):
     settings.write_text(settings.read_text().replace("0.0.0.0", "127.0.0.1"))
     run(tmp_path, "python to_npz.py bern.csv")
     run(tmp_path, "python to_npz.py basel.csv")
-    approve, site, serve, read, again, verify, own = commands
+    approve, site, serve, read, *copies, again, serve_again, read_again, verify, own = commands
+    assert len(copies) == 3
     for name in ("bern", "basel"):
         set_limits(kits / name, limits)
         commands[:] = [f"{approve} --yes"]
         run(kits / name, "fedmcmc deploy approve")
+
+    def interrupt(name, status):
+        processes[name].send_signal(signal.SIGINT)
+        assert processes[name].wait(timeout=60) == status
+
     try:
         for name in ("bern", "basel"):
             processes[name] = start(kits / name, site)
-        commands[:] = [serve, read, serve, read, verify, own]
+        commands[:] = [serve, read]
         run(kits / "server", "fedmcmc-server")
         printed = run(tmp_path, "python read_draws.py")
         assert printed.count("odds ratio of") == 2
 
+        add_kernel(tmp_path)
+        for name in ("bern", "basel"):
+            interrupt(name, 0)
+        for copy in copies:
+            program, *files, folder = shlex.split(copy)
+            assert program == "cp"
+            for file in files:
+                shutil.copy(tmp_path / file, tmp_path / folder)
+        for name in ("bern", "basel"):
+            commands[:] = [f"{approve} --yes"]
+            assert "kernels.main is new" in run(kits / name, "fedmcmc deploy approve")
+            processes[name] = start(kits / name, site)
         log = kits / "basel" / "audit.log"
         size = log.stat().st_size
-        processes["server"] = start(kits / "server", commands.pop(0))
+        processes["server"] = start(kits / "server", serve)
         deadline = time.monotonic() + 300
-        while b'"answer"' not in log.read_bytes()[size:] and time.monotonic() < deadline:
+        while log.read_bytes()[size:].count(b'"answer"') < 2_000 and time.monotonic() < deadline:
             time.sleep(0.01)
-        processes["basel"].send_signal(signal.SIGINT)
-        assert processes["basel"].wait(timeout=60) == 0
+        interrupt("basel", 0)
         time.sleep(2)
         assert processes["server"].poll() is None  # it waits
         processes["basel"] = start(kits / "basel", again)
-        assert processes["server"].wait(timeout=400) == 0
-        assert run(tmp_path, "python read_draws.py") == printed
+        size = log.stat().st_size
+        while log.read_bytes()[size:].count(b'"answer"') < 2_000 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        interrupt("server", 130)
+        commands[:] = [serve_again, read_again, verify, own]
+        run(kits / "server", "fedmcmc-server")
+        with np.load(kits / "server" / "draws.npz") as stored:
+            assert stored["slope"].shape == (4, 20_000)
+        later = run(tmp_path, "python read_draws.py")
         assert "form a valid chain" in run(kits / "bern", "fedmcmc deploy verify-log")
         assert "4 x 1,000 draws" in run(tmp_path, "python server.py")
         assert not commands
@@ -416,7 +455,7 @@ def test_the_tutorial_on_real_sites_runs(tmp_path):
     with np.load(kits / "server" / "hmc.npz") as other:
         ratios = np.median(other["odds_ratios"], (0, 1))
     (shown,) = re.findall(r"```\n(odds ratio .*?)```", page(TUTORIAL), re.DOTALL)
-    for lines in (printed, shown):
+    for lines in (printed, later, shown):
         medians = [float(x) for x in re.findall(r": (\d+\.\d+),", lines)]
         np.testing.assert_allclose(ratios, medians, rtol=0.1)
 
@@ -457,7 +496,7 @@ def test_the_page_of_settings_lists_all_keys(tmp_path):
 def scripts_of(name):
     """Return the snippets of a page that start with a comment of their file's name."""
     snippets = re.findall(r"```python\n(.*?)```", page(name), re.DOTALL)
-    return {re.match(r"# (\w+\.py)\n", snippet)[1]: snippet for snippet in snippets}
+    return {re.match(r"# (\w+\.py.*)\n", snippet)[1]: snippet for snippet in snippets}
 
 
 @pytest.mark.slow

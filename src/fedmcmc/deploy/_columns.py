@@ -7,7 +7,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedmcmc.data import FederatedData, Levels, check_levels, code_rows, widened_dtype
+from fedmcmc.data import (
+    FederatedData,
+    Levels,
+    check_levels,
+    code_rows,
+    is_table,
+    widened_dtype,
+)
 from fedmcmc.deploy._settings import hint
 from fedmcmc.pytrees import trees
 from fedmcmc.types import ArrayTree
@@ -126,6 +133,7 @@ def rows_of_site(study: Any, site: str, rows: Any) -> ArrayTree:
         f"levels = [...], all of them in their order, to this column in [rows] of study.toml "
         f"(the digest changes, so that all owners approve it again), or remove the column."
     )
+    _check_names(study, site, rows)
     coded = code_rows(rows, study.levels, site, remedy=remedy)
     coded = FederatedData.from_clients({site: coded}).rows
     num = jax.tree.leaves(coded)[0].shape[0]
@@ -140,3 +148,24 @@ def rows_of_site(study: Any, site: str, rows: Any) -> ArrayTree:
             f"The rows of {site} are not those of the study {study.name!r}: {difference}."
         )
     return coded
+
+
+def _check_names(study: Any, site: str, rows: Any) -> None:
+    """Raise `ValueError` if columns are missing in the rows of a site or in the study."""
+    expected = column_names(study.rows)
+    names = getattr(rows, "column_names", rows.columns) if is_table(rows) else column_names(rows)
+    if "" in expected or "" in names:
+        return  # rows without names of columns
+    extra = [repr(name) for name in names if name not in expected]
+    missing = [repr(name) for name in expected if name not in names]
+    lack = f"lack {', '.join(missing)}, which the study {study.name!r} has in [rows]."
+    if extra:
+        columns, verb = ("columns", "are") if len(extra) > 1 else ("column", "is")
+        raise ValueError(
+            f"The rows of {site} have the {columns} {', '.join(extra)}, which {verb} not in [rows] "
+            f"of the study {study.name!r}: remove the {columns} from the site's rows. The study "
+            f"has the columns {', '.join(map(repr, expected))}."
+            + (f" The rows {lack}" if missing else "")
+        )
+    if missing:
+        raise ValueError(f"The rows of {site} {lack}")

@@ -12,16 +12,21 @@ from typing import Any
 from fedmcmc.deploy._account import describe_files, messages_told
 from fedmcmc.deploy._approval import Approval
 from fedmcmc.deploy._audit import verify_log
-from fedmcmc.deploy._config import leave_study, site_settings
+from fedmcmc.deploy._columns import rows_of_site
+from fedmcmc.deploy._config import leave_study, read_rows, site_settings
 from fedmcmc.deploy._consortium import AUTHORITY, make_consortium
 from fedmcmc.deploy._endings import Interrupted
 from fedmcmc.deploy._frames import Refused, printable
+from fedmcmc.deploy._layout import item
 from fedmcmc.deploy._links import SiteError
 from fedmcmc.deploy._names import toml_key
 from fedmcmc.deploy._pki import make_identity, make_request, sign_request
 from fedmcmc.deploy._sources import search_path
 from fedmcmc.deploy._study import Study
 from fedmcmc.runs import NonFiniteError
+
+PACKAGES_WITH_NEWS = ("arviz", "jax")
+"""Packages whose logs of ordinary events are not shown."""
 
 
 def isolate_process(script: str, *, is_module: bool) -> None:
@@ -82,7 +87,8 @@ def command(
         handler = logging.StreamHandler()
         handler.setFormatter(_PrintableFormatter("%(asctime)s %(message)s"))
         logging.basicConfig(level=logging.INFO, handlers=[handler])
-        logging.getLogger("jax").setLevel(logging.WARNING)
+        for name in PACKAGES_WITH_NEWS:
+            logging.getLogger(name).setLevel(logging.WARNING)
         return _exit_status(lambda: run(options.settings))
 
     return main
@@ -216,7 +222,9 @@ def _approve(options: argparse.Namespace) -> int:
         differences = previous.differences(study) or ["nothing"]
         _show(f"{name} has approved {previous.digest} at {previous.time}. Changes since then:")
         _show("\n".join(f"  {text}" for text in differences) + "\n")
-    _show(describe_files(study, name) + "\n")
+    _show(describe_files(study, name))
+    rows_text = _describe_rows_file(study, name, base / settings["rows"])
+    _show("\n".join(item(rows_text)) + "\n")
     # Messages are known only after the files have run, so the owner must agree before that, too.
     if not (options.yes or _agrees("Have you read the files, and may they run here?")):
         return 1
@@ -237,6 +245,17 @@ def _approve(options: argparse.Namespace) -> int:
     if (base / settings["study"]).resolve() != path.resolve():
         _show(f"{options.settings} names another file: change study = {settings['study']!r}.")
     return 0
+
+
+def _describe_rows_file(study: Study, name: str, path: Path) -> str:
+    """Return a sentence on whether the file of a site's rows fits the study."""
+    if not path.exists():
+        return f"The file of rows {path} is missing: the site does not start without it."
+    try:
+        rows_of_site(study, name, read_rows(path))
+    except (ValueError, TypeError, OSError) as error:
+        return f"The site would not start, because the rows in {path} do not fit the study: {error}"
+    return f"The rows in {path} fit the study."
 
 
 def _leave(options: argparse.Namespace) -> int:

@@ -2,6 +2,7 @@
 
 import logging
 import signal
+import sys
 import threading
 import zipfile
 import zlib
@@ -20,6 +21,7 @@ from fedmcmc.deploy._endings import (
     Interrupted,
     check_run,
     handling_signals,
+    log_end,
     noting_signals,
     write_draws,
     write_partial_draws,
@@ -325,6 +327,7 @@ def _run_over(
             if signals:
                 raise KeyboardInterrupt
             write_draws(samples, draws)  # before the connections end, which takes a moment
+            log_end(samples, path, draws, checkpoint, is_fit=is_fit)
         except (SiteError, NonFiniteError) as error:
             # Draws of a run within a fit are in the fit's own coordinates.
             partial = None if is_fit else error.samples
@@ -345,11 +348,17 @@ def _run_over(
 
 
 def _run_kernel(sites: Sites, run: dict[str, Any], base: Path) -> Samples:
-    options = _select(run, SAMPLE_OPTIONS)
+    options = _select(run, SAMPLE_OPTIONS) | {"progress": _shows_progress(run)}
     if "checkpoint" in run:
         options["checkpoint"] = Checkpoint(base / run["checkpoint"], run.get("every_rounds"))
     kernel, key = sites.study.kernel(run["kernel"]), key_of_seed(run["seed"])
     return sites.sample(key, kernel, _initial_position(sites.study, run), **options)
+
+
+def _shows_progress(run: Mapping[str, Any]) -> bool:
+    """Return whether to show progress: by default only at a terminal, since logs keep each line."""
+    progress: bool = run.get("progress", sys.stderr.isatty())
+    return progress
 
 
 def _run_fit(sites: Sites, run: dict[str, Any], base: Path) -> Samples:
@@ -358,7 +367,7 @@ def _run_fit(sites: Sites, run: dict[str, Any], base: Path) -> Samples:
         sites,
         rng_key=key_of_seed(run["seed"]),
         position=_initial_position(sites.study, run) if "position" in run else None,
-        progress=run.get("progress", True),
+        progress=_shows_progress(run),
     )
     LOG.info("%s", fitted.verdict)
     if "report" in run:

@@ -88,7 +88,12 @@ def make_consortium(
             raise ValueError(f"No site can be called {name}: the consortium has a folder for it.")
     check_site_names(names)
     if folder.exists() and any(folder.iterdir()):
-        raise FileExistsError(f"{folder} is not empty: new keys would undo those that are in it.")
+        raise FileExistsError(
+            f"{folder} is not empty, and new keys would replace the keys in it. If only the study "
+            f"has changed, copy {path.name} and the files that it names to the folder {STUDY}/ of "
+            "each party; each owner then runs 'fedmcmc deploy approve' again (section 'Change the "
+            "study' in docs/guides/operations.md)."
+        )
     try:
         inbox = None if requests is None else Path(requests)
         return _write_folders(path, entries, folder, server, [host, *hosts], inbox)
@@ -196,9 +201,10 @@ authority = "keys/ca.crt"
 server_fingerprint = "{pin}"  # of keys/server.crt; no other server is accepted
 {identity}
 [limits]                          # your own, whatever the server asks
-# max_numbers = 1000000          # that leave this site in all, over all runs
-# min_rows = 20                   # as by default, which also wants 3 rows per parameter
-# min_batch = 20                  # of a minibatch, likewise
+# max_numbers = 1000000          # most numbers that leave this site in all runs; no default
+# min_rows = 20                   # default: the larger of 20 and 3 per parameter of the model;
+#                                   a number here replaces that
+# min_batch = 20                  # fewest rows in a minibatch; the same default
 min_sites = 3
 # refused_columns = ["postcode"]
 """

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fedmcmc.diagnostics import MAX_RHAT, MIN_ESS
 from fedmcmc.pytrees import named_leaves
 from fedmcmc.records import Samples
 from fedmcmc.storage import write_atomically
@@ -81,6 +82,38 @@ def write_draws(samples: Samples, path: Path) -> None:
             "%s held %s draws per chain of an earlier run, and holds %s now",
             *(path, held, samples.num_draws),
         )
+
+
+def log_end(
+    samples: Samples, settings: str | Path, draws: Path, checkpoint: Path | None, *, is_fit: bool
+) -> None:
+    """Log that a run is over and where its draws are; if they are too few, log how to continue.
+
+    Parameters
+    ----------
+    samples
+        Result of the run.
+    settings, draws
+        Files of the server's settings and of the draws.
+    checkpoint
+        Folder of the checkpoint, or ``None``.
+    is_fit
+        Flag for `fedmcmc.fit`, which chooses its number of rounds itself.
+    """
+    if is_fit:
+        LOG.info("the fit is done; draws are in %s", draws)
+        return
+    num_rounds = int(np.asarray(samples.state.broadcast.round)[0])
+    LOG.info("%s rounds are done; draws are in %s", f"{num_rounds:,}", draws)
+    diagnosis = samples.diagnosis
+    if diagnosis is None or (diagnosis.rhat <= MAX_RHAT and diagnosis.ess >= MIN_ESS):
+        return
+    start = "continues from the checkpoint" if checkpoint else "begins again without run.checkpoint"
+    LOG.warning(
+        "too few effective draws (%.0f, R-hat %.4g): raise run.num_rounds in %s, now %d, and start "
+        "the server again, which %s",
+        *(diagnosis.ess, diagnosis.rhat, settings, num_rounds, start),
+    )
 
 
 def write_partial_draws(samples: Samples | None, path: Path, checkpoint: Path | None) -> str:

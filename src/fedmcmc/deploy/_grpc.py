@@ -385,7 +385,8 @@ def serve_site(
     if server_name is not None:
         options.append(("grpc.ssl_target_name_override", server_name))
     stop = threading.Event() if stop is None else stop
-    wait, is_warned = MIN_WAIT_SECONDS, False
+    wait = MIN_WAIT_SECONDS
+    logged: set[str] = set()  # problems since the last message
     while not stop.is_set():
         with grpc.secure_channel(address, secure, options) as channel:
             outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -396,9 +397,11 @@ def serve_site(
             )
             watch = threading.Thread(target=_cancel, args=(stop, call), daemon=True)
             watch.start()
+            has_joined = False
             try:
                 for data in join_parts(call, lambda: site.limits.max_bytes):
-                    wait, is_warned = MIN_WAIT_SECONDS, False
+                    wait, has_joined = MIN_WAIT_SECONDS, True
+                    logged.clear()
                     answer = site.answer(data)
                     if answer is not None:
                         outbox.put(answer)
@@ -412,16 +415,15 @@ def serve_site(
                     raise Refused(
                         f"The server rejected {site.name}: {printable(error.details())}."
                     ) from None
-                if WRONG_CERTIFICATE in (error.details() or "") and not is_warned:
-                    is_warned = True
-                    LOG.warning(
-                        "%s: the server at %s was not accepted and received nothing: its "
-                        "certificate is not %s, or is not valid today. Ask the operator of the "
-                        "server.",
-                        *(site.name, address, _expected(credentials)),
-                    )
-                elif not stop.is_set():
-                    LOG.info("%s: no connection (%s)", site.name, error.code().name)
+                is_wrong = WRONG_CERTIFICATE in (error.details() or "")
+                problem = WRONG_CERTIFICATE if is_wrong else error.code().name
+                if problem not in logged and not stop.is_set():
+                    _log_problem(problem, site.name, address, credentials)
+                logged.add(problem)
+            else:
+                if has_joined and not stop.is_set():
+                    LOG.info("%s: the server ended the run; waiting for the next one", site.name)
+                    logged.add("UNAVAILABLE")  # expected until the server is started again
             finally:
                 outbox.put(None)
                 call.cancel()
@@ -434,6 +436,18 @@ def _cancel(stop: threading.Event, call: Any) -> None:
         if not call.is_active():
             return
     call.cancel()
+
+
+def _log_problem(problem: str, name: str, address: str, credentials: Credentials) -> None:
+    """Log why a site has no connection."""
+    if problem == WRONG_CERTIFICATE:
+        LOG.warning(
+            "%s: the server at %s was not accepted and received nothing: its certificate is not "
+            "%s, or is not valid today. Ask the operator of the server.",
+            *(name, address, _expected(credentials)),
+        )
+    else:
+        LOG.info("%s: no connection (%s); calling %s until it answers", name, problem, address)
 
 
 def _expected(credentials: Credentials) -> str:

@@ -219,6 +219,7 @@ class Site:
                         "Run one process per site.",
                         self.name,
                     )
+                LOG.info("%s joined the run of the study %s", self.name, self.study.name)
                 return None
             request, tag = frame.kind, list(frame.tag)
             kind, header, body = self._respond(frame, data)
