@@ -37,6 +37,7 @@ def test_every_plot_has_its_script():
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_a_script_draws_its_figure(script, monkeypatch):
     files = []
+    monkeypatch.syspath_prepend(FIGURES)  # as for `python docs/figures/...`
     monkeypatch.setattr(Figure, "savefig", lambda figure, file, **_: files.append(Path(file)))
     with plt.rc_context():
         runpy.run_path(str(script), run_name="__main__")
