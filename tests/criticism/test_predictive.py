@@ -305,5 +305,7 @@ def test_random_effects_are_named_as_in_the_model():
     posterior = fedmcmc.from_numpyro(mixed, example=data)
     assert list(posterior.local.like.tree) == ["effect_decentered"]
     draws = {"mu": np.zeros(200)}
-    with pytest.raises(ValueError, match=r"random effects \(effect\).*docs/tutorials/random_effects\.md"):
+    with pytest.raises(
+        ValueError, match=r"random effects \(effect\).*docs/tutorials/random_effects\.md"
+    ):
         criticism.predictive_check(KEY, fedmcmc.marginal(posterior), data, draws, statistic)
