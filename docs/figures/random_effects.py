@@ -36,5 +36,5 @@ ax.set_yticks(
     np.arange(data.num_clients), [f"{data.labels[i]} ({data.sizes[i]} rows)" for i in order]
 )
 ax.set_xlabel("effect, in log odds: mean and 90 % interval")
-ax.legend(loc="upper right")
+ax.legend(loc="upper left")
 plt.savefig(Path(__file__).with_suffix(".png"))

@@ -3,11 +3,13 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 from scipy import stats
 
 import fedmcmc
-from fedmcmc.criticism import conflict
+from fedmcmc.criticism import _conflict, conflict
 from fedmcmc.gaussian import Gaussian
 
 RANKS = (3, 3, 2, 1, 3, 2)
@@ -206,3 +208,31 @@ def test_wrong_arguments_raise():
     ):
         with pytest.raises(error, match=message):
             conflict(first, second)
+
+
+def heavy_tailed(theta, rows):
+    return -jnp.log1p((rows - theta) ** 2)
+
+
+def mixed(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 5))
+    tau = numpyro.sample("tau", dist.HalfNormal(1))
+    effect = numpyro.sample("effect", dist.Normal(mu, tau), infer={"local": True})
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Normal(effect, 1.0), obs=y)
+
+
+def test_an_expansion_with_negative_curvature_names_the_remedy(monkeypatch):
+    rows = [np.zeros(3), np.zeros(3), np.full(3, 4.0)]
+    data = fedmcmc.FederatedData.from_clients(rows)
+    posterior = fedmcmc.Posterior(lambda theta: -0.5 * theta**2, heavy_tailed)
+    message = r"client 2 has a direction of negative curvature.*criticism\.leave_out.*laplace"
+    with pytest.raises(ValueError, match=message):
+        conflict(posterior, data, np.linspace(-0.1, 0.1, 200))
+
+    indefinite = Gaussian(np.zeros((3, 2)), np.stack([np.diag([1.0, -0.5])] * 3), "dense")
+    prior = Gaussian(np.zeros(2), 9 * np.eye(2), "dense")
+    monkeypatch.setattr(_conflict, "_expansions", lambda *arguments: (indefinite, prior))
+    posterior = fedmcmc.marginal(fedmcmc.from_numpyro(mixed, example=data))
+    with pytest.raises(ValueError, match=r"With random effects.*Use criticism\.leave_out"):
+        conflict(posterior, data, {"mu": np.zeros(200), "tau": np.zeros(200)})

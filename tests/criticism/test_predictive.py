@@ -3,6 +3,8 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 from scipy import stats
 
@@ -289,3 +291,21 @@ def test_wrong_arguments_raise():
     for edges in ([], [1.0, 1.0], [2.0, 1.0], [[1.0]]):
         with pytest.raises(ValueError, match="edges must be ascending numbers"):
             criticism.Histogram(lambda rows: rows["y"], edges)
+
+
+def mixed(x, y=None):
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    effect = numpyro.sample("effect", dist.Normal(mu, 1.0), infer={"local": True})
+    with numpyro.plate("rows", len(x)):
+        numpyro.sample("y", dist.Normal(effect, 1.0), obs=y)
+
+
+def test_random_effects_are_named_as_in_the_model():
+    data = federation("normal")
+    posterior = fedmcmc.from_numpyro(mixed, example=data)
+    assert list(posterior.local.like.tree) == ["effect_decentered"]
+    draws = {"mu": np.zeros(200)}
+    with pytest.raises(
+        ValueError, match=r"random effects \(effect\).*docs/tutorials/random_effects\.md"
+    ):
+        criticism.predictive_check(KEY, fedmcmc.marginal(posterior), data, draws, statistic)

@@ -159,6 +159,11 @@ def test_the_page_on_effects_runs(tmp_path, monkeypatch):
     assert names["effects"].draws["effect"].shape == (1, 500, 12, 1)
     unpooled = names["alone"].draws["effect"][0, 0, :, 0]
     assert [names["data"].labels[i] for i in np.flatnonzero(np.isnan(unpooled))] == ["Glarus"]
+    assert (names["effects"].acceptance > 0.9).all()
+    drug_a = np.quantile(names["log_odds_ratio"], [0.025, 0.975], axis=(0, 1))[:, 0]
+    np.testing.assert_allclose(drug_a, [-0.97, -0.02], atol=0.1)
+    np.testing.assert_allclose(names["check"].p_values, [0.3, 0.4], atol=0.1)
+    assert names["check"].observed.tolist() == [154, 38]
     assert names["patients"].num_groups.tolist() == [2, 1]
     patients = fedmcmc.from_numpyro(names["model"], example=names["patients"])
     slopes = fedmcmc.from_numpyro(names["slopes_model"], example=names["data"])

@@ -19,6 +19,7 @@ from fedmcmc.criticism._priors import expanded_prior
 from fedmcmc.data import FederatedData
 from fedmcmc.fitting import Fitted
 from fedmcmc.gaussian import Gaussian, as_dense
+from fedmcmc.hierarchy import MarginalTerms
 from fedmcmc.pytrees import trees
 from fedmcmc.runs import Consortium
 from fedmcmc.surrogates import taylor
@@ -26,6 +27,15 @@ from fedmcmc.types import Posterior
 
 SINGULAR = 20
 """Size, in units in the last place of the largest eigenvalue, below which an eigenvalue is zero."""
+REMEDY_OF_SURROGATES = "Expand at the posterior's mode, or fit surrogates.laplace or .sampled."
+REMEDY_OF_POSTERIORS = (
+    "Use criticism.leave_out(posterior, data, draws), which needs no Gaussians, or fit "
+    "surrogates.laplace or .sampled and pass them: conflict(surrogates, prior)."
+)
+REMEDY_OF_RANDOM_EFFECTS = (
+    "With random effects this is common, because a client's rows hardly determine the spread of "
+    "effects. Use criticism.leave_out(posterior, data, draws), which needs no Gaussians."
+)
 
 
 @dataclass(frozen=True)
@@ -148,8 +158,9 @@ def conflict(
     Raises
     ------
     TypeError, ValueError
-        If an argument has the wrong type or shape, a surrogate has negative curvature, or the prior
-        and the other clients do not determine a direction.
+        If an argument has the wrong type or shape, a surrogate has negative curvature (common with
+        random effects: use `leave_out`), or the prior and the other clients do not determine a
+        direction.
 
     Examples
     --------
@@ -162,7 +173,10 @@ def conflict(
     smallest p times 3 clients: 0.0024
     heterogeneity: Q 11.3 of 2 degrees of freedom, p 0.0036, I^2 82%
     """
+    remedy = REMEDY_OF_SURROGATES
     if isinstance(surrogates, Posterior):
+        has_effects = isinstance(surrogates.loglikelihood_fn, MarginalTerms)
+        remedy = REMEDY_OF_RANDOM_EFFECTS if has_effects else REMEDY_OF_POSTERIORS
         surrogates, prior = _expansions(surrogates, prior, draws)
     expect(surrogates, Gaussian, "surrogates")
     expect(prior, Gaussian, "prior")
@@ -188,7 +202,10 @@ def conflict(
     precision, eta = precision / np.outer(unit, unit), eta / unit
     full = prior_precision / np.outer(unit, unit) + precision.sum(0)
     full_eta = prior_eta / unit + eta.sum(0)
-    roots = [_root(precision[i], resolution, f"client {in_quotes(labels[i])}") for i in range(num)]
+    roots = [
+        _root(precision[i], resolution, f"client {in_quotes(labels[i])}", remedy)
+        for i in range(num)
+    ]
     covariance = _inverse(full, resolution, "The product of the prior and all clients")
     mean = covariance @ full_eta
     statistic, shift = np.empty(num), np.empty((num, len(mean)))
@@ -202,7 +219,7 @@ def conflict(
         statistic[i] = u @ np.linalg.solve(spread, u)
         shift[i] = (mean - cavity_mean) / np.sqrt(np.diag(covariance))
     ranks = np.array([root.shape[1] for root in roots])
-    total = _root(precision.sum(0), resolution, "the sum of all clients")
+    total = _root(precision.sum(0), resolution, "the sum of all clients", remedy)
     squares = sum(float(np.sum(_solve(root, eta[i]) ** 2)) for i, root in enumerate(roots))
     return Conflict(
         statistic,
@@ -232,7 +249,7 @@ def _expansions(
     return taylor(posterior, data, center), expanded_prior(posterior, center)
 
 
-def _root(precision: np.ndarray, resolution: float, name: str) -> np.ndarray:
+def _root(precision: np.ndarray, resolution: float, name: str, remedy: str) -> np.ndarray:
     """Return ``V`` ``[d, rank]`` with ``V V'`` the precision; raise `ValueError` if indefinite."""
     diagonal = np.diag(precision)
     scale = np.sqrt(np.where(diagonal > 0, diagonal, 1))
@@ -242,7 +259,7 @@ def _root(precision: np.ndarray, resolution: float, name: str) -> np.ndarray:
         raise ValueError(
             f"The surrogate of {name} has a direction of negative curvature (smallest eigenvalue "
             f"{values.min():.2g}, in units of its diagonal), which no Gaussian likelihood has. "
-            "Expand at the posterior's mode, or fit surrogates.laplace or .sampled."
+            f"{remedy}"
         )
     positive = values > zero
     return scale[:, None] * vectors[:, positive] * np.sqrt(values[positive])

@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 from fedmcmc._checks import expect
 from fedmcmc.data import FederatedData
 from fedmcmc.hierarchy import sum_conditional_variances
-from fedmcmc.interop._numpyro_locals import DECENTERED
+from fedmcmc.interop._numpyro_structure import DECENTERED
 from fedmcmc.kernels import Question, check_latent_model
 from fedmcmc.pytrees import trees
 from fedmcmc.runs import Consortium, as_consortium

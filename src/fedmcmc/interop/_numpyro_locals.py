@@ -13,13 +13,11 @@ from numpyro.infer.reparam import LocScaleReparam
 
 from fedmcmc.interop import _numpyro_trace as tracing
 from fedmcmc.interop._dependence import NO_FLAGS, output_flags
-from fedmcmc.interop._numpyro_structure import Facts, Structure
+from fedmcmc.interop._numpyro_structure import DECENTERED, Facts, Structure
 from fedmcmc.types import ArrayTree
 
 LOCAL_PLATES = ("client", "clients", "group")
 """Names of plates of size one whose latent sites have one value per group."""
-DECENTERED = "_decentered"
-"""Suffix that NumPyro adds to a reparametrized site's name for the latent site that it samples."""
 ONE_LEVEL = (
     "A model has one level of local sites: write effects of clients that have groups as shared "
     "parameters, indexed by a column with the client's number."

@@ -23,16 +23,11 @@ from fedmcmc.interop._numpyro_checks import (
     warn_of_unordered_outcomes,
 )
 from fedmcmc.interop._numpyro_indices import check_indices
-from fedmcmc.interop._numpyro_locals import (
-    DECENTERED,
-    local_sites,
-    prior_spread,
-    reparametrized,
-)
+from fedmcmc.interop._numpyro_locals import local_sites, prior_spread, reparametrized
 from fedmcmc.interop._numpyro_outcomes import as_recorded, draw_site
 from fedmcmc.interop._numpyro_population import population_of
 from fedmcmc.interop._numpyro_probe import check_terms
-from fedmcmc.interop._numpyro_structure import Structure, facts_of, find_structure
+from fedmcmc.interop._numpyro_structure import DECENTERED, Structure, facts_of, find_structure
 from fedmcmc.interop._rows import checked_rows, client_rows, describe_row, is_shapes
 from fedmcmc.interop._traced import traced_once
 from fedmcmc.pytrees import trees

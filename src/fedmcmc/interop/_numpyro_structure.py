@@ -33,6 +33,8 @@ SURVIVAL_ADVICE = (
 )
 """Advice that is added to an error message if a factor combines rows."""
 
+DECENTERED = "_decentered"
+"""Suffix that NumPyro adds to a reparametrized site's name for the latent site that it samples."""
 Facts = dict[str, dict[str, Any]]
 """Properties of each site that do not depend on a position."""
 
@@ -125,7 +127,7 @@ def find_structure(
         and _flags(nodes) <= {LOCAL}
     }
     deterministic = tuple(name for name, flags in global_.items() if not flags)
-    outcomes, why_not = None, f"the model has local sites ({', '.join(local)})"
+    outcomes, why_not = None, _why_not_drawn(local, facts)
     if not local:
         outcomes, why_not = find_outcomes(
             model, rows, shapes, pair[0].value, pair[0].why_not_drawn, tuple(likelihood), tracer
@@ -143,6 +145,17 @@ def find_structure(
         why_not_drawn=why_not,
         improper=tuple(name for name, site in facts.items() if site.get("improper")),
         factors=tuple(sorted(pair[0].factors)),
+    )
+
+
+def _why_not_drawn(local: tuple[str, ...], facts: Facts) -> str:
+    """Return why outcomes cannot be drawn given the shared sites alone, with the user's names."""
+    short = [name.removesuffix(DECENTERED) for name in local]
+    names = [x if x in facts else name for x, name in zip(short, local, strict=True)]
+    return (
+        f"outcomes depend on random effects ({', '.join(names)}), which draws of the shared "
+        "parameters do not contain (docs/tutorials/random_effects.md has a resample_fn that draws "
+        "them)"
     )
 
 
