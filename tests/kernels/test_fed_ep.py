@@ -207,6 +207,23 @@ def test_a_client_whose_fits_are_lost_gets_a_new_site():
     )
 
 
+def test_while_the_product_is_improper_the_last_proper_one_is_the_cavity():
+    """The fit of a client with a site that is too large counts at once, not after a lost round."""
+    kernel = fedmcmc.fed_ep(FLAT, inference=EXACT, structure="dense")
+    state = run(kernel, 1)[0][-1]
+    sites = jax.tree.map(
+        lambda leaf, product: leaf.at[0].set(10 * product), state.clients.site, state.server.product
+    )
+    extra = state.broadcast.extra
+    assert bool(extra.proper) and bool(extra.ever_proper)
+    extra = extra._replace(proper=jnp.zeros_like(extra.proper))
+    state = state._replace(
+        clients=state.clients._replace(site=sites), broadcast=state.broadcast._replace(extra=extra)
+    )
+    _, info = step(kernel, DATA, state)
+    np.testing.assert_array_equal(info.clients.usable, True)
+
+
 # Warnings of steps that are too large
 
 
