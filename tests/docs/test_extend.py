@@ -340,6 +340,50 @@ def test_what_a_kernel_lacks_is_named(kernel, message):
         fedmcmc.sample(KEY, kernel, DATA, TREE, num_rounds=1, progress=False)
 
 
+def part_with(base, **methods):
+    """Return a part of a kernel whose class `Own` has these methods."""
+    cls = dataclasses.dataclass(frozen=True, eq=False)(type("Own", (base,), methods))
+    return fedmcmc.types.register_dataclass(cls)()
+
+
+def estimator_with(**methods):
+    full = {"estimate": lambda self, fn, draws, position, context, client: position}
+    return part_with(fedmcmc.types.GradientEstimator, **full | methods)
+
+
+def rule_with(num_ids, num_weights, size=None):
+    def prepare(self, rng_key, num_clients):
+        ids = jnp.arange(num_ids, dtype=jnp.int32)
+        return fedmcmc.types.Cohort(ids, jnp.ones(num_weights), jnp.ones(num_ids, bool))
+
+    rule = part_with(fedmcmc.types.Participation, prepare=prepare)
+    return dataclasses.replace(rule, cohort_size=size)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (
+            {"estimator": estimator_with(prepare=lambda *_: jnp.zeros(3))},
+            r"Own\.prepare must return draws with a first axis of length num_calls.*\[\(3,\)\]",
+        ),
+        (
+            {"estimator": estimator_with(estimate=lambda *_: {"a": jnp.zeros(()), "b": 0.0})},
+            r"Own\.estimate must return a gradient with the shapes .*'b': \(1, 1\).*'b': \(\)",
+        ),
+        (
+            {"participation": rule_with(2, 2)},
+            r"Own\.prepare must return a Cohort of arrays of shape \(4,\), the number of clients",
+        ),
+        ({"participation": rule_with(2, 2, size=3)}, r"of shape \(3,\), cohort_size; got"),
+        ({"participation": rule_with(4, 1)}, r"the number of clients.*got {'weight': \(1,\)}"),
+    ],
+)
+def test_arrays_of_other_shapes_are_named_before_a_run(parts, message):
+    with pytest.raises(ValueError, match=message):
+        fedmcmc.sample(KEY, plain("tree", **parts), DATA, TREE, num_rounds=1, progress=False)
+
+
 def with_methods(**methods):
     """Return the page's kernel with other methods."""
     cls = type("Other", (PAGE["Plain"],), methods)

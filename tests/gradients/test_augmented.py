@@ -220,7 +220,7 @@ EXACT, _ = FEDERATION.surrogates("exact")
         ),
         (
             lambda: fedmcmc.augment(dsgld(), same),
-            "no minibatches whose rows could be transformed: set batch_size",
+            r"uses FullGradient\(\), has no minibatches whose rows could be transformed",
         ),
         (
             lambda: fedmcmc.augment(LSD_PP, same),

@@ -273,3 +273,15 @@ def test_impossible_settings_raise(white, settings, message):
 def test_a_function_that_builds_no_kernel_raises(white):
     with pytest.raises(TypeError, match="must return a FederatedKernel, got int"):
         tune(lambda step_size: 3, white)
+
+
+@pytest.mark.parametrize(
+    ("kernel_fn", "message"),
+    [
+        (lambda eta: None, r"calls kernel_fn\(step_size=\.\.\.\), but .*\(eta\): missing"),
+        (lambda: None, "unexpected keyword argument 'step_size'"),
+    ],
+)
+def test_a_function_without_a_step_size_raises(white, kernel_fn, message):
+    with pytest.raises(TypeError, match=message):
+        tune(kernel_fn, white)

@@ -121,7 +121,7 @@ def lsd_star(
     centre
         Position, best the mode ``theta*`` (`fedmcmc.surrogates.mode`): messages are zero there, and
         only the Langevin noise remains. Any other center gives the correct drift with more noise.
-        The server adds the gradient of the log posterior at the center, which takes one pass over
+        The server adds the sum of the clients' gradients at the center, which takes one pass over
         all rows before the first round.
     step_size, batch_size, participation, temperature, prior, replace, metric
         See `lsd`.

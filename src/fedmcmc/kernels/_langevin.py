@@ -248,7 +248,7 @@ def langevin(
         compressed nor dropped. With ``"split"`` each client adds its share, ``size / num_rows``.
     centre
         Reference point of centered gradients (`fixed_point` with ``centred=True``). The server adds
-        the gradient of the log posterior there, from one pass over all rows.
+        the sum of the clients' gradients there, from one pass over all rows.
     preconditioner
         Diagonal scale of the step, updated in each round (`fedmcmc.dynamics.preconditioners`).
     metric

@@ -53,6 +53,8 @@ from fedmcmc.types import (
 
 PROBE_ROWS = 11
 """Number of rows in the check of a model's shapes; unlikely to equal an axis of a position."""
+PROBE_CALLS = 7
+"""Number of calls in the check of an estimator's draws."""
 
 Kernel = TypeVar("Kernel", bound=FederatedKernel)
 Gradient = Callable[[ArrayTree, ArrayTree], ArrayTree]
@@ -140,6 +142,7 @@ class EstimatorKernel(FederatedKernel):
         position = trees.as_floats(position, "position")
         check_model(self.posterior, position, federation)
         estimator.check(position, federation)
+        _check_prepare(estimator, position, federation)
         reference = first_reference(estimator, position)
         broadcast = Broadcast(jnp.zeros((), jnp.int32), position, reference)
         return broadcast, self.init_server_state(position, federation, totals)
@@ -182,7 +185,14 @@ class EstimatorKernel(FederatedKernel):
         context, client_state = estimator.start(loglikelihood_fn, broadcast, client_state, client)
 
         def estimate(drawn: ArrayTree, position: ArrayTree) -> ArrayTree:
-            return estimator.estimate(loglikelihood_fn, drawn, position, context, client)
+            gradient = estimator.estimate(loglikelihood_fn, drawn, position, context, client)
+            if not trees.same_shapes(gradient, position):
+                raise ValueError(
+                    f"{type(estimator).__name__}.estimate must return a gradient with the shapes "
+                    f"of the position, {jax.tree.map(jnp.shape, position)}, got "
+                    f"{jax.tree.map(jnp.shape, gradient)} (docs/guides/extend.md)."
+                )
+            return gradient
 
         return estimate, client_state, down
 
@@ -381,11 +391,7 @@ def expect_blocks(
 def check_model(posterior: Posterior, position: ArrayTree, federation: Federation) -> None:
     """Raise `ValueError` unless the log densities accept this position and these rows."""
     refuse_latents(posterior)
-    like = trees.shapes_of(position)
-    rows = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct((PROBE_ROWS, *leaf.shape[1:]), leaf.dtype),
-        federation.rows,
-    )
+    like, rows = trees.shapes_of(position), _probe_rows(federation)
     shape = shape_of("logprior_fn", posterior.logprior_fn, like)
     if shape != ():
         raise ValueError(f"logprior_fn must return a scalar, got shape {shape}.")
@@ -408,9 +414,40 @@ class _Probe:
     loglikelihood_fn: ClientTerms
 
     def __call__(self, position: ArrayTree, rows: ArrayTree) -> Array:
-        zero, unit = jnp.zeros((), jnp.int32), jnp.ones((), jnp.result_type(float))
-        client = Client(rows, zero, zero + PROBE_ROWS, zero, unit, unit, PROBE_ROWS)
-        return self.loglikelihood_fn.terms(position, client)
+        return self.loglikelihood_fn.terms(position, _probe_client(rows))
+
+
+def _probe_rows(federation: Federation) -> ArrayTree:
+    """Return the shapes of `PROBE_ROWS` rows."""
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((PROBE_ROWS, *leaf.shape[1:]), leaf.dtype),
+        federation.rows,
+    )
+
+
+def _probe_client(rows: ArrayTree) -> Client:
+    zero, unit = jnp.zeros((), jnp.int32), jnp.ones((), jnp.result_type(float))
+    return Client(rows, zero, zero + PROBE_ROWS, zero, unit, unit, PROBE_ROWS)
+
+
+def _check_prepare(
+    estimator: GradientEstimator, position: ArrayTree, federation: Federation
+) -> None:
+    """Raise `ValueError` unless the draws of an estimator have an axis of calls."""
+    like = trees.shapes_of(position)
+
+    def prepare(rows: ArrayTree) -> ArrayTree:
+        return estimator.prepare(jax.random.key(0), like, _probe_client(rows), PROBE_CALLS)
+
+    shapes = [
+        leaf.shape for leaf in jax.tree.leaves(jax.eval_shape(prepare, _probe_rows(federation)))
+    ]
+    if any(shape[:1] != (PROBE_CALLS,) for shape in shapes):
+        raise ValueError(
+            f"{type(estimator).__name__}.prepare must return draws with a first axis of length "
+            f"num_calls: for num_calls={PROBE_CALLS}, got the shapes {shapes} "
+            "(docs/guides/extend.md)."
+        )
 
 
 @compiled

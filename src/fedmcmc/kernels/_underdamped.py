@@ -123,8 +123,10 @@ def underdamped(
     posterior, estimator, participation, temperature
         See `fedmcmc.langevin`.
     step_size
-        Time step of the dynamics, a number or a schedule of the round. It must stay below two over
-        the square root of the largest curvature of minus the log posterior.
+        Time step of the dynamics, a number or a schedule of the round. With exact gradients of all
+        clients it must stay below two over the square root of the largest curvature of minus the
+        log posterior. Cohorts, and minibatches of rows with different curvatures, need smaller
+        steps, because they add noise that grows with the distance from the mode.
     friction
         Rate at which noise replaces the velocity, a number or a schedule of the round. The square
         root of the smallest curvature is a good start.

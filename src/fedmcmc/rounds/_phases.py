@@ -21,6 +21,7 @@ from fedmcmc.types import (
     Client,
     Cohort,
     FederatedKernel,
+    Participation,
     Phase,
     Sender,
     StepInfo,
@@ -321,7 +322,23 @@ def code_like(kernel: FederatedKernel, phase: Phase | int, broadcast: Broadcast)
 def cohort_of(kernel: FederatedKernel, rng_key: Array, round_: Array, num_clients: int) -> Cohort:
     """Draw the cohort of a round and its weights from the chain's key."""
     key = cohort_key(as_key(rng_key), jnp.asarray(round_, jnp.int32))
-    return kernel.participation.prepare(key, num_clients)
+    return draw_cohort(kernel.participation, key, num_clients)
+
+
+def draw_cohort(participation: Participation, key: Array, num_clients: int) -> Cohort:
+    """Return the cohort of a round; raise `ValueError` if its arrays have another length."""
+    cohort = participation.prepare(key, num_clients)
+    size, reason = participation.cohort_size, "cohort_size"
+    if size is None:
+        size, reason = num_clients, "the number of clients, because cohort_size is None"
+    shapes = {n: jnp.shape(x) for n, x in cohort._asdict().items() if not trees.is_empty(x)}
+    wrong = {name: shape for name, shape in shapes.items() if shape != (size,)}
+    if wrong:
+        raise ValueError(
+            f"{type(participation).__name__}.prepare must return a Cohort of arrays of shape "
+            f"({size},), {reason}; got {wrong} (docs/guides/extend.md)."
+        )
+    return cohort
 
 
 def _resolve_phase(kernel: FederatedKernel, phase: Phase | int) -> tuple[Phase, int | None]:

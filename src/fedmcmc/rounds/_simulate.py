@@ -22,6 +22,7 @@ from fedmcmc.rounds._layout import Layout, PlacementLike, layout_on_one_device
 from fedmcmc.rounds._phases import (
     Prepared,
     check_structure,
+    draw_cohort,
     prepare_server,
     prepare_shared,
     server_step,
@@ -159,7 +160,7 @@ def prepare_round(
     """Draw the cohort of a round and all random numbers of its clients and the server."""
     participation = kernel.participation
     shapes = trees.shapes_of(like)
-    cohort = participation.prepare(cohort_key(rng_key, round_), data.num_clients)
+    cohort = draw_cohort(participation, cohort_key(rng_key, round_), data.num_clients)
     shared = prepare_shared(kernel, rng_key, round_, shapes)
     groups = split_cohort(participation, data, layout, cohort)
     numbers = range(len(kernel.phases))

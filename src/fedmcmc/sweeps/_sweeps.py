@@ -1,6 +1,7 @@
 """`sweep`: a kernel at all points of a grid, for several seeds, in as few programs as possible."""
 
 import itertools
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -159,8 +160,8 @@ def sweep(
         point, finding = findings[0]
         warnings.warn(
             f"The draws of {len(findings)} of {len(points)} points are wrong or too few, first at "
-            f"{_describe(point)}: {finding} Sweep.summary() lists the findings of all points, and "
-            f"Sweep.diagnoses has their figures.",
+            f"{_describe(point)}: {finding} Sweep.summary() names the findings of all points, and "
+            f"Sweep.diagnoses has their text and figures.",
             DiagnosisWarning,
             stacklevel=2,
         )
@@ -187,6 +188,11 @@ def _judge_points(
     except (Exception, KeyboardInterrupt) as error:
         warnings.warn(reason_not_judged(error), DiagnosisWarning, stacklevel=3)
     return tuple(diagnoses)
+
+
+def _name_of_finding(finding: str) -> str:
+    """Return the first words of a finding, up to a colon or the end of its first sentence."""
+    return re.split(r": |\. ", finding, maxsplit=1)[0].removesuffix(".")
 
 
 def _label_values(name: Any, values: Any) -> dict[Any, Any]:
@@ -329,7 +335,8 @@ class Sweep:
         list
             One dict per point and statistic: the point's settings, ``statistic``, ``mean``, ``sd``
             (NaN for one seed), ``seeds`` (number of seeds whose chains all ran to the end and
-            stayed finite), and ``warning`` (findings on the point's draws).
+            stayed finite), and ``warning`` (names of the findings on the point's
+            draws; the complete text is in `diagnoses`).
             ``pandas.DataFrame(rows)`` converts it to a table.
         """
         results = self._results
@@ -340,9 +347,8 @@ class Sweep:
                 draws = jax.tree.map(lambda leaf, i=i, s=s: leaf[i, s], results.draws)
                 statistics.append(dict((fn or default_statistics)(draws)))
             diagnosis = self.diagnoses[i]
-            rows.append(
-                (point, statistics, "" if diagnosis is None else " ".join(diagnosis.findings))
-            )
+            findings = () if diagnosis is None else diagnosis.findings
+            rows.append((point, statistics, "; ".join(map(_name_of_finding, findings))))
         return tabulate_seeds(rows)
 
     def plot(

@@ -13,7 +13,7 @@ from fedmcmc.gradients import (
     refuse_augmented,
 )
 from fedmcmc.transforms._wrapping import nodes_of, replace_nodes
-from fedmcmc.types import FederatedKernel
+from fedmcmc.types import FederatedKernel, GradientEstimator
 
 
 def augment(kernel: FederatedKernel, augment_fn: Augmentation) -> FederatedKernel:
@@ -52,8 +52,12 @@ def augment(kernel: FederatedKernel, augment_fn: Augmentation) -> FederatedKerne
             "that makes both transformations."
         )
     if not nodes_of(kernel, Minibatch | Epochs):
+        estimators = [str(node) for node in nodes_of(kernel, GradientEstimator)]
+        using = f", which uses {' and '.join(estimators)}," if estimators else ""
         raise ValueError(
-            "This kernel has no minibatches whose rows could be transformed: set batch_size."
+            f"This kernel{using} has no minibatches whose rows could be transformed. Only kernels "
+            "with batch_size=, or with the estimators fedmcmc.minibatch or fedmcmc.epochs, can be "
+            "augmented."
         )
     changed = replace_nodes(kernel, Minibatch | Epochs, lambda node: augmented(node, augment_fn))
     for kind, name in ((Svrg, "svrg"), (FixedPoint, "fixed_point"), (Scaffold, "scaffold")):

@@ -22,9 +22,12 @@ from fedmcmc.data import FederatedData
 from fedmcmc.dynamics import Training
 from fedmcmc.gaussian import Gaussian, as_dense
 from fedmcmc.gradients import (
+    Conducive,
     Epochs,
     FixedPoint,
+    FullGradient,
     Minibatch,
+    Noisy,
     Scaffold,
     Svrg,
     as_surrogates,
@@ -54,6 +57,11 @@ from fedmcmc.types import (
 
 MAX_DIMENSIONS = 512
 NUM_NEWTON_STEPS = 20
+KNOWN_ESTIMATORS = (
+    *(FullGradient, Minibatch, Epochs, Noisy),
+    *(Conducive, FixedPoint, Scaffold, Svrg),
+)
+"""Classes of estimators whose noise predictions include or name."""
 
 T = TypeVar("T")
 
@@ -200,6 +208,16 @@ def replace_nodes(tree: T, kind: type | UnionType, fn: Callable[[Any], Any]) -> 
     return changed
 
 
+def unknown_estimators(tree: ArrayTree) -> list[str]:
+    """Return the names of the classes of estimators in a tree that are not of this package."""
+    nodes = jax.tree.leaves(
+        tree, is_leaf=lambda node: node is not tree and isinstance(node, GradientEstimator)
+    )
+    estimators = [node for node in nodes if isinstance(node, GradientEstimator)]
+    names = {type(node).__name__ for node in estimators if type(node) not in KNOWN_ESTIMATORS}
+    return sorted(names.union(*map(unknown_estimators, estimators)))
+
+
 def bare_kernels(kernel: FederatedKernel) -> list[FederatedKernel]:
     """Return the kernels inside all transforms: one, or several for a sequence."""
     nodes = jax.tree.leaves(
@@ -242,12 +260,19 @@ def replace_minibatches(
             f"scores must be the result of surrogates.score_covariance, of shape "
             f"({federation.num_clients}, {size}, {size}), got {jnp.shape(scores)}."
         )
+    exact, unknown = "exact gradients", ""
+    if names := unknown_estimators(kernel):
+        exact = (
+            f"estimates of {' and '.join(names)} on one row per client (noise from the choice of "
+            "rows is unknown and left out)"
+        )
+        unknown = f", {exact}"
     epochs = bool(nodes_of(kernel, Epochs))
     kernel = replace_nodes(kernel, Epochs, lambda _: full_gradient())
     if not nodes_of(kernel, Minibatch):
-        return kernel, "gradients without the noise of epochs" if epochs else "exact gradients"
+        return kernel, "gradients without the noise of epochs" + unknown if epochs else exact
     if scores is None:
-        description = "gradients without the noise of minibatches (give scores=)"
+        description = "gradients without the noise of minibatches (give scores=)" + unknown
         return replace_nodes(kernel, Minibatch, lambda _: full_gradient()), description
     sizes = np.asarray(federation.sizes)
     # Covariances of few rows are singular, so they have no Cholesky factor.
@@ -262,7 +287,7 @@ def replace_minibatches(
     description = "minibatch noise as at the mode"
     if nodes_of(kernel, Svrg | FixedPoint | Scaffold):
         description += " (none in differences of gradients)"
-    return replace_nodes(kernel, Minibatch, add_noise), description
+    return replace_nodes(kernel, Minibatch, add_noise), description + unknown
 
 
 @jax.jit

@@ -5,6 +5,7 @@ The map comes from differentiating the kernel's own round, so the prediction cov
 kernel. All other kernels are simulated on the Gaussian clients.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc.diagnostics import MAX_BIAS, MAX_SPREAD
+from fedmcmc.diagnostics import MAX_BIAS, MAX_SPREAD, SamplingWarning
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.pytrees import trees
-from fedmcmc.tuning._gaussian_clients import build_gaussian_clients
+from fedmcmc.tuning._gaussian_clients import build_gaussian_clients, unknown_estimators
 from fedmcmc.tuning._linearized import affine_map
 from fedmcmc.tuning._random_maps import RandomMap, rounds_along, rounds_per_draw
 from fedmcmc.tuning._simulation import simulate_chains
@@ -160,6 +161,9 @@ def predict_bias(
     simulated on the approximations, at the server and without communication. The simulation ends
     when standard errors are about 0.01 posterior sd for means and one percent for sds.
 
+    Noise is unknown for classes of estimators that are not of this package: the prediction applies
+    their `estimate` to one row per client, and a `SamplingWarning` names them.
+
     Parameters
     ----------
     kernel
@@ -203,6 +207,20 @@ def predict_bias(
     >>> predict_bias(kernel, data, q).bias.round(2)
     array([0.16])
     """
+    prediction = predict_silently(kernel, data, surrogates, scores, round_, functional)
+    warn_of_unknown_noise(kernel)
+    return prediction
+
+
+def predict_silently(
+    kernel: FederatedKernel,
+    data: object,
+    surrogates: Gaussian,
+    scores: Array | None,
+    round_: int,
+    functional: Callable[[ArrayTree], Array] | None,
+) -> Prediction:
+    """Return the result of `predict_bias` without a warning of unknown noise."""
     federation = getattr(data, "federation", None)
     if not isinstance(kernel, FederatedKernel) or not isinstance(federation, Federation):
         raise TypeError(
@@ -224,6 +242,19 @@ def predict_bias(
         gradients=clients.gradients,
         **moments,
     )
+
+
+def warn_of_unknown_noise(kernel: FederatedKernel) -> None:
+    """Warn if the kernel contains estimators that the user wrote."""
+    names = unknown_estimators(kernel)
+    if names:
+        warnings.warn(
+            f"The noise of {' and '.join(names)}, a gradient estimator that is not of fedmcmc, is "
+            "unknown and left out of the prediction, which replaces the rows of each client by "
+            "one. Compare draws with the exact distribution instead (docs/guides/extend.md).",
+            SamplingWarning,
+            stacklevel=3,
+        )
 
 
 def _gradient(

@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 
 from fedmcmc.gaussian import Gaussian
-from fedmcmc.tuning._predictions import Prediction, is_simulated, predict_bias
+from fedmcmc.tuning._predictions import Prediction, is_simulated, predict_silently
 from fedmcmc.tuning._row_counts import count_rows_per_round
 from fedmcmc.tuning._visits import WorstVisits, find_worst_visits
 from fedmcmc.types import ArrayTree, FederatedKernel
@@ -79,8 +79,8 @@ class StepSizeSearch:
 
     def _try(self, step: float) -> tuple[Entry, Prediction]:
         kernel, objective = self.kernel_fn(step), self.objective
-        prediction = predict_bias(
-            kernel, self.data, self.surrogates, scores=self.scores, functional=objective.functional
+        prediction = predict_silently(
+            kernel, self.data, self.surrogates, self.scores, 0, objective.functional
         )
         entry: Entry = {"step_size": step, **self.settings}
         entry.update(dict.fromkeys(("bias", "spread", "rounds", "cost", "burn_in"), math.inf))

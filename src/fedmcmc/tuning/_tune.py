@@ -1,5 +1,6 @@
 """Choice of settings from predictions, before any round is run."""
 
+import inspect
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ from fedmcmc.data import constructor_of
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.tuning._gaussian_clients import largest_curvature
 from fedmcmc.tuning._metropolis import mala_rounds_per_draw
-from fedmcmc.tuning._predictions import Prediction
+from fedmcmc.tuning._predictions import Prediction, warn_of_unknown_noise
 from fedmcmc.tuning._search import Entry, StepSizeSearch, TuningObjective
 from fedmcmc.tuning._visits import WorstVisits, has_unchecked_visits
 from fedmcmc.types import ArrayTree, FederatedKernel, Posterior
@@ -182,6 +183,7 @@ def tune(
             f"step_size must be the smallest and the largest to try, got {step_size!r}."
         )
     names, values = zip(*grid.items(), strict=True) if grid else ((), ())
+    _check_arguments(kernel_fn, ("step_size", *names))
     cost = TuningObjective(
         objective, latency, bandwidth, seconds_per_gradient, max_bias, max_spread, functional
     )
@@ -204,12 +206,28 @@ def tune(
     settings = {name: entry[name] for name in ("step_size", *names)}
     longer = [pair for pair in unsafe if all(pair[0][name] == settings[name] for name in names)]
     kernel, note = kernel_fn(**settings), _note_on(longer)
+    warn_of_unknown_noise(kernel)
     if has_unchecked_visits(kernel, data):
         note = (
             "Visits to clients at real sites were not checked. Away from the mode, errors of "
             "surrogates may throw a chain far out: take fewer local steps than predictions allow.\n"
         )
     return Tuned(kernel, settings, prediction, table, note)
+
+
+def _check_arguments(kernel_fn: Callable[..., FederatedKernel], names: tuple[str, ...]) -> None:
+    """Raise `TypeError` unless `kernel_fn` can be called with these keyword arguments."""
+    try:
+        signature = inspect.signature(kernel_fn)
+    except ValueError:  # for some builtins
+        return
+    try:
+        signature.bind(**dict.fromkeys(names))
+    except TypeError as error:
+        call = ", ".join(f"{name}=..." for name in names)
+        raise TypeError(
+            f"tune calls kernel_fn({call}), but kernel_fn has the arguments {signature}: {error}."
+        ) from error
 
 
 def _build(
