@@ -198,9 +198,6 @@ MUTATIONS = {
             QUANTISED,
         ),
     },
-    "transforms/_compressed.py::compress": {
-        "memory of the active clients alone": ("of != 'active' -> of == 'no one'", MEMORY),
-    },
     "transforms/_compressed.py::_Coded.aggregate": {
         "memory of the server not moved": ("trees.add(memory, total.change) -> memory", MEMORY),
     },

@@ -123,11 +123,13 @@ class Federation:
 def z_scores(statistics, expected):
     """Return z of the mean of independent `statistics` ``[n, ...]`` against `expected`.
 
-    The standard error is empirical, so nothing is assumed of the law (it is a mixture).
+    The standard error is empirical, so the distribution may be any (it is a mixture). If all
+    statistics are equal, z is infinite.
     """
     statistics = np.asarray(statistics, float)
     spread = statistics.std(axis=0, ddof=1) / np.sqrt(len(statistics))
-    return (statistics.mean(axis=0) - expected) / spread
+    with np.errstate(divide="ignore"):
+        return (statistics.mean(axis=0) - expected) / spread
 
 
 def worst_z(draws, moments):
