@@ -42,7 +42,7 @@ MUTATIONS = {
     },
     "kernels/_evaluations.py::Evaluations.encode": {
         "rounded down instead of to the nearest": (
-            "jnp.round(scaled) -> jnp.floor(exact)",
+            "jnp.round(scaled) -> jnp.floor(scaled)",
             UNIFORM,
         ),
     },
