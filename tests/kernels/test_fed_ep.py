@@ -224,6 +224,20 @@ def test_while_the_product_is_improper_the_last_proper_one_is_the_cavity():
     np.testing.assert_array_equal(info.clients.usable, True)
 
 
+def test_the_product_is_that_of_the_sites_if_clients_take_part_unequally_often():
+    kernel = fedmcmc.fed_ep(
+        FLAT,
+        inference=EXACT,
+        structure="dense",
+        damping=0.4,
+        initial_precision=1.0,
+        participation=fedmcmc.bernoulli(jnp.array([0.3, 0.9, 0.5, 0.7])),
+    )
+    state = run(kernel, 5)[0][-1]
+    sites = jax.tree.map(lambda leaf: leaf.sum(0), state.clients.site)
+    chex.assert_trees_all_close(state.server.product, sites, rtol=1e-4, atol=1e-3)
+
+
 # Warnings of steps that are too large
 
 

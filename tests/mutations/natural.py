@@ -5,6 +5,10 @@ SITE = f"{EP}[site-diagonal]"
 AVERAGE = f"{EP}[average-scaled_identity]"
 POWER = f"{EP}[power-diagonal]"
 COHORT = "laws/test_fed_ep_law.py::test_cohorts_change_what_they_send[site]"
+UNEQUAL = (
+    "kernels/test_fed_ep.py"
+    "::test_the_product_is_that_of_the_sites_if_clients_take_part_unequally_often"
+)
 STATELESS = "laws/test_fed_ep_law.py::test_cohorts_change_what_they_send[average]"
 ABSENT = "kernels/test_fed_ep.py::test_momenta_of_server_and_clients_advance_together[1]"
 LEFT = "kernels/test_fed_ep.py::test_a_run_recovers_from_an_improper_product[2-site]"
@@ -64,7 +68,7 @@ MUTATIONS = {
     "kernels/_natural.py::natural": {
         "sites whose messages are weighted": (
             "replace(participation, weighted=False) -> replace(participation, weighted=True)",
-            COHORT,
+            UNEQUAL,
         ),
     },
     "kernels/_natural.py::Natural.server_init": {
