@@ -4,7 +4,6 @@ EP = "laws/test_fed_ep_law.py::test_every_round_is_that_of_the_loop"
 SITE = f"{EP}[site-diagonal]"
 AVERAGE = f"{EP}[average-scaled_identity]"
 POWER = f"{EP}[power-diagonal]"
-COHORT = "laws/test_fed_ep_law.py::test_cohorts_change_what_they_send[site]"
 UNEQUAL = (
     "kernels/test_fed_ep.py"
     "::test_the_product_is_that_of_the_sites_if_clients_take_part_unequally_often"
