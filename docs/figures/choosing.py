@@ -4,14 +4,12 @@ It draws ``docs/figures/choosing.png``. The left panel samples the three clinics
 docs/explanation/choosing.md; the right panel reads the table of docs/explanation/exactness.md.
 """
 
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-import jax
 import matplotlib.pyplot as plt
 import numpy as np
-from exactness import ROOT, clinics, model, moments_on_a_grid
+from exactness import ROOT, clinics, model, moments_on_a_grid, sample_without_warnings
 
 import fedmcmc
 
@@ -27,19 +25,9 @@ def excess(
     sds: np.ndarray,
 ) -> float:
     """Return how much too wide the sds of long chains are, in percent: the mean over both."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", fedmcmc.SamplingWarning)
-        samples = fedmcmc.sample(
-            jax.random.key(0),
-            kernel,
-            data,
-            white.position,
-            num_rounds=BURN_IN + DRAWS_PER_CHAIN,
-            num_burnin=BURN_IN,
-            num_chains=CHAINS,
-            progress=False,
-        )
-    spread = np.asarray(samples.draws["b"], np.float64).std((0, 1)) / sds
+    counts = dict(num_rounds=BURN_IN + DRAWS_PER_CHAIN, num_burnin=BURN_IN, num_chains=CHAINS)
+    draws = sample_without_warnings(kernel, data, white, **counts)
+    spread = draws.std((0, 1)) / sds
     return float(100 * (spread.mean() - 1))
 
 

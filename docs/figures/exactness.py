@@ -56,6 +56,21 @@ def moments_on_a_grid(
     return mean, np.sqrt(weights @ (points - mean) ** 2)
 
 
+def sample_without_warnings(
+    kernel: fedmcmc.FederatedKernel,
+    data: fedmcmc.FederatedData,
+    white: fedmcmc.surrogates.Whitened,
+    **counts: int,
+) -> np.ndarray:
+    """Return draws of ``b``, ``[chains, draws, 2]``, of a kernel that may be biased."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fedmcmc.SamplingWarning)
+        samples = fedmcmc.sample(
+            jax.random.key(0), kernel, data, white.position, progress=False, **counts
+        )
+    return np.asarray(samples.draws["b"], np.float64)
+
+
 def main() -> None:
     """Sample with each kernel, and draw the figure."""
     data = fedmcmc.FederatedData.from_clients(list(clinics()))
@@ -71,19 +86,8 @@ def main() -> None:
     }
     draws = {}
     for name, kernel in kernels.items():
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", fedmcmc.SamplingWarning)
-            samples = fedmcmc.sample(
-                jax.random.key(0),
-                kernel,
-                data,
-                white.position,
-                num_rounds=BURN_IN + ROUNDS,
-                num_burnin=BURN_IN,
-                num_chains=CHAINS,
-                progress=False,
-            )
-        draws[name] = np.asarray(samples.draws["b"], np.float64)
+        counts = dict(num_rounds=BURN_IN + ROUNDS, num_burnin=BURN_IN, num_chains=CHAINS)
+        draws[name] = sample_without_warnings(kernel, data, white, **counts)
     exact = draws["hmc"]
     mean, sds = moments_on_a_grid(posterior, data, exact.mean((0, 1)), exact.std((0, 1)))
 

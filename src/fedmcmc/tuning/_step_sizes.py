@@ -175,10 +175,12 @@ def proposition_step_size(
     ValueError
         If a number is not positive.
 
-    Notes ----- The powers of ``d`` and ``T`` follow from the conclusion of the proposition; the
-    constant 4 is ours, from the leading bias on Gaussian clients
-    (``docs/explanation/exact_distributions.md``). The result is too large if gradients are longer
-    than ``sqrt(smoothness d)``: prefer `fedmcmc.tune`.
+    Notes
+    -----
+    The powers of ``d`` and ``T`` follow from the conclusion of the proposition; the constant 4 is
+    ours, from the leading bias on Gaussian clients (``docs/explanation/exact_distributions.md``).
+    The result is too large if gradients are longer than ``sqrt(smoothness d)``: prefer
+    `fedmcmc.tune`.
 
     References
     ----------
