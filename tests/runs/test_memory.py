@@ -11,7 +11,7 @@ import pytest
 import fedmcmc
 from fedmcmc.types import _compiled as compiled_functions
 
-MAX_PROGRAMS = 10
+MAX_PROGRAMS = 16
 
 
 def sample(posterior, data):
@@ -51,7 +51,7 @@ def run_new_model_twice(run, data):
 
 @pytest.mark.parametrize("run", [sample, fit])
 def test_functions_of_earlier_models_are_freed(run, monkeypatch):
-    """A run has fewer than ten programs, so three runs free the functions of the first model."""
+    """A run has about twelve programs, so three runs free the functions of the first model."""
     monkeypatch.setattr(compiled_functions, "MAX_PROGRAMS", MAX_PROGRAMS)
     rng = np.random.default_rng(0)
     data = fedmcmc.FederatedData.from_clients([rng.normal(size=(n, 2)) for n in (20, 30)])

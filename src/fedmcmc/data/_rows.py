@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import KeyPath
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 
 from fedmcmc.types import ArrayTree
 
@@ -157,6 +157,16 @@ def count_rows(leaves: list[np.ndarray], where: str) -> int:
             f"{[leaf.shape for leaf in leaves]}."
         )
     return leaves[0].shape[0]
+
+
+def host_view(leaf: ArrayLike) -> Any:
+    """Return an array in the CPU's memory as a NumPy array, any other array unchanged.
+
+    NumPy selects rows without a compiled program for each shape.
+    """
+    if isinstance(leaf, jax.Array) and any(x.platform != "cpu" for x in leaf.devices()):
+        return leaf
+    return np.asarray(leaf)
 
 
 def take_rows(leaf: np.ndarray, order: np.ndarray) -> np.ndarray:
