@@ -63,7 +63,10 @@ class Name(NamedTuple):
 def exports(module: ModuleType) -> dict[str, str]:
     """Return the public names of a module, each with the module that defines it."""
     sources = {}
-    for line in ast.parse(inspect.getsource(module)).body:
+    lines = ast.parse(inspect.getsource(module)).body
+    for block in [line for line in lines if isinstance(line, ast.If)]:
+        lines += block.body  # imports for type checkers, of names that are imported on first use
+    for line in lines:
         if isinstance(line, ast.ImportFrom):
             sources.update({name.asname: str(line.module) for name in line.names if name.asname})
         elif isinstance(line, ast.FunctionDef | ast.ClassDef):

@@ -11,22 +11,17 @@ change the kernel with transforms (`compress`, `faults`, `share_momentum`), and 
 packages.
 """
 
+from importlib import import_module as _import_module
 from importlib.metadata import PackageNotFoundError as _PackageNotFoundError
 from importlib.metadata import version as _version
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from fedmcmc import compression as compression
-from fedmcmc import criticism as criticism
-from fedmcmc import deploy as deploy
 from fedmcmc import dynamics as dynamics
-from fedmcmc import hierarchy as hierarchy
-from fedmcmc import inference as inference
-from fedmcmc import metrics as metrics
 from fedmcmc import random as random
 from fedmcmc import rounds as rounds
 from fedmcmc import streaming as streaming
-from fedmcmc import surrogates as surrogates
 from fedmcmc import types as types
-from fedmcmc import wire as wire
 from fedmcmc.algorithms import adf as adf
 from fedmcmc.algorithms import dg_sgld as dg_sgld
 from fedmcmc.algorithms import dsgld as dsgld
@@ -59,9 +54,6 @@ from fedmcmc.diagnostics import DiagnosisWarning as DiagnosisWarning
 from fedmcmc.diagnostics import SamplingWarning as SamplingWarning
 from fedmcmc.diagnostics import at_rest as at_rest
 from fedmcmc.diagnostics import rhat_below as rhat_below
-from fedmcmc.exact import correct as correct
-from fedmcmc.exact import tempered as tempered
-from fedmcmc.fitting import fit as fit
 from fedmcmc.gaussian import Gaussian as Gaussian
 from fedmcmc.gaussian import Mixture as Mixture
 from fedmcmc.gradients import augmented as augmented
@@ -73,10 +65,6 @@ from fedmcmc.gradients import minibatch as minibatch
 from fedmcmc.gradients import noisy as noisy
 from fedmcmc.gradients import scaffold as scaffold
 from fedmcmc.gradients import svrg as svrg
-from fedmcmc.hierarchy import local_draws as local_draws
-from fedmcmc.hierarchy import marginal as marginal
-from fedmcmc.interop.flax import from_flax as from_flax
-from fedmcmc.interop.numpyro import from_numpyro as from_numpyro
 from fedmcmc.kernels import averaging as averaging
 from fedmcmc.kernels import consensus as consensus
 from fedmcmc.kernels import distillation as distillation
@@ -108,8 +96,6 @@ from fedmcmc.runs import sample as sample
 from fedmcmc.storage import Checkpoint as Checkpoint
 from fedmcmc.storage import CheckpointError as CheckpointError
 from fedmcmc.storage import resumable as resumable
-from fedmcmc.surrogates import whiten as whiten
-from fedmcmc.sweeps import sweep as sweep
 from fedmcmc.transforms import augment as augment
 from fedmcmc.transforms import compress as compress
 from fedmcmc.transforms import faults as faults
@@ -118,14 +104,77 @@ from fedmcmc.transforms import secure_sum as secure_sum
 from fedmcmc.transforms import sequence as sequence
 from fedmcmc.transforms import share_momentum as share_momentum
 from fedmcmc.transforms import switch as switch
-from fedmcmc.tuning import estimate_smoothness as estimate_smoothness
-from fedmcmc.tuning import predict_bias as predict_bias
-from fedmcmc.tuning import tune as tune
 from fedmcmc.types import FederatedKernel as FederatedKernel
 from fedmcmc.types import FederatedState as FederatedState
 from fedmcmc.types import Posterior as Posterior
+
+if _TYPE_CHECKING:
+    from fedmcmc import criticism as criticism
+    from fedmcmc import deploy as deploy
+    from fedmcmc import hierarchy as hierarchy
+    from fedmcmc import inference as inference
+    from fedmcmc import metrics as metrics
+    from fedmcmc import surrogates as surrogates
+    from fedmcmc import wire as wire
+    from fedmcmc.exact import correct as correct
+    from fedmcmc.exact import tempered as tempered
+    from fedmcmc.fitting import fit as fit
+    from fedmcmc.hierarchy import local_draws as local_draws
+    from fedmcmc.hierarchy import marginal as marginal
+    from fedmcmc.interop.flax import from_flax as from_flax
+    from fedmcmc.interop.numpyro import from_numpyro as from_numpyro
+    from fedmcmc.surrogates import whiten as whiten
+    from fedmcmc.sweeps import sweep as sweep
+    from fedmcmc.tuning import estimate_smoothness as estimate_smoothness
+    from fedmcmc.tuning import predict_bias as predict_bias
+    from fedmcmc.tuning import tune as tune
+
+_PACKAGES = (
+    "criticism",
+    "deploy",
+    "exact",
+    "fitting",
+    "hierarchy",
+    "inference",
+    "interop",
+    "metrics",
+    "reports",
+    "surrogates",
+    "sweeps",
+    "tuning",
+    "wire",
+)
+_FUNCTIONS = {
+    "correct": "fedmcmc.exact",
+    "tempered": "fedmcmc.exact",
+    "fit": "fedmcmc.fitting",
+    "local_draws": "fedmcmc.hierarchy",
+    "marginal": "fedmcmc.hierarchy",
+    "from_flax": "fedmcmc.interop.flax",
+    "from_numpyro": "fedmcmc.interop.numpyro",
+    "whiten": "fedmcmc.surrogates",
+    "sweep": "fedmcmc.sweeps",
+    "estimate_smoothness": "fedmcmc.tuning",
+    "predict_bias": "fedmcmc.tuning",
+    "tune": "fedmcmc.tuning",
+}
 
 try:
     __version__ = _version("fedmcmc")
 except _PackageNotFoundError:  # run from a source tree
     __version__ = "not installed"
+
+
+def __getattr__(name: str) -> object:
+    """Import `_PACKAGES` and `_FUNCTIONS` when they are used, to start quickly."""
+    if name in _PACKAGES:
+        return _import_module(f"fedmcmc.{name}")
+    if name not in _FUNCTIONS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(_import_module(_FUNCTIONS[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PACKAGES, *_FUNCTIONS})

@@ -36,15 +36,15 @@ def compiling_ahead(problem: Problem) -> Iterator[None]:
 def _start(problem: Problem, consortium: SimulatedConsortium) -> None:
     posterior, key, num_draws = problem.posterior, problem.key(0), problem.num_draws
     if problem.position is not None:
-        one = trees.shapes_of(trees.as_floats(problem.position, "position"))
+        like = trees.shapes_of(trees.as_floats(problem.position, "position"))
     elif posterior.init_fn is not None:
         starts = draw_starts.compile_ahead(bound(posterior.init_fn), key, num=NUM_CANDIDATES - 1)
-        one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), starts)
+        like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), starts)
     else:
         return
-    centre = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), one)
-    candidates, starts = _repeated(one, NUM_CANDIDATES), _repeated(one, NUM_STARTS)
-    size = trees.num_elements(one)
+    centre = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like)
+    candidates, starts = _repeated(like, NUM_CANDIDATES), _repeated(like, NUM_STARTS)
+    size = trees.num_elements(like)
     by_newton = size <= NEWTON_DIMENSIONS
     if by_newton:  # first of all, because this program takes longest
         target = CorrectionTarget(posterior, consortium, centre)
@@ -58,12 +58,12 @@ def _start(problem: Problem, consortium: SimulatedConsortium) -> None:
     if by_newton:
         from_covariance.compile_ahead(centre, np.eye(size, dtype=np.float32), batched=False)
     if posterior.constrain_fn is not None:
-        draws = _repeated(_repeated(one, num_draws), 1)
+        draws = _repeated(_repeated(like, num_draws), 1)
         vmap_axes.compile_ahead(as_functions(posterior.constrain_fn), draws, num_axes=2)
     # The weights of draws need this package. Its import takes most of a second, during which the
     # programs compile.
     import_module("arviz_stats.base")
 
 
-def _repeated(one: ArrayTree, num: int) -> ArrayTree:
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((num, *leaf.shape), leaf.dtype), one)
+def _repeated(like: ArrayTree, num: int) -> ArrayTree:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((num, *leaf.shape), leaf.dtype), like)

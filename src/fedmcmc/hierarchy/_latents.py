@@ -15,7 +15,7 @@ from jax import Array
 
 from fedmcmc.data import CHUNK_ROWS, max_groups, own_rows_in_groups, single_chunk
 from fedmcmc.pytrees import trees
-from fedmcmc.types import ArrayTree, Client, Local
+from fedmcmc.types import ArrayTree, Client, Local, as_functions, compiled
 
 MAX_STEPS = 50
 """Maximum number of steps of the search for modes."""
@@ -94,15 +94,7 @@ class Groups(NamedTuple):
 
     def log_density(self, position: ArrayTree, flat: Array) -> Array:
         """Return the log density of each group's latent and rows, ``[G]``, at ``[G, k]``."""
-
-        def of_rows(rows: ArrayTree, mask: Array, group: Array) -> Array:
-            latents = jax.vmap(self.unravel)(flat[group])
-            terms = self.local.loglikelihood_fn(position, latents, rows)
-            terms = jnp.where(mask, terms, 0)
-            return jax.ops.segment_sum(terms, group, self.num)
-
-        prior = jax.vmap(lambda x: self.local.logprior_fn(position, self.unravel(x)))(flat)
-        return prior + self.fold(of_rows).astype(prior.dtype)
+        return _log_density(as_functions(self), position, flat)
 
     def total(self, position: ArrayTree, flat: Array) -> Array:
         """Return the sum of `log_density` over the client's groups, ``[]``."""
@@ -135,15 +127,37 @@ class Groups(NamedTuple):
 
     def gradient_and_curvature(self, position: ArrayTree, flat: Array) -> tuple[Array, Array]:
         """Return gradients ``[G, k]`` and minus Hessians ``[G, k, k]`` of `log_density`."""
-        gradient_fn = jax.grad(lambda x: jnp.sum(self.log_density(position, x)))
+        return _gradient_and_curvature(as_functions(self), position, flat)
 
-        def column(direction: Array) -> tuple[Array, Array]:
-            return jax.jvp(gradient_fn, (flat,), (jnp.broadcast_to(direction, flat.shape),))
 
-        # One trace for all directions, because a model takes long to trace and to compile.
-        gradients, columns = jax.vmap(column)(jnp.eye(self.size, dtype=flat.dtype))
-        curvature = -jnp.moveaxis(columns, 0, -1)
-        return gradients[0], (curvature + jnp.swapaxes(curvature, -1, -2)) / 2
+# `compiled`, because a program evaluates these functions at several places, and a model takes long
+# to trace.
+@compiled
+def _log_density(groups: Groups, position: ArrayTree, flat: Array) -> Array:
+    local = groups.local
+
+    def of_rows(rows: ArrayTree, mask: Array, group: Array) -> Array:
+        latents = jax.vmap(groups.unravel)(flat[group])
+        terms = jnp.where(mask, local.loglikelihood_fn(position, latents, rows), 0)
+        return jax.ops.segment_sum(terms, group, groups.num)
+
+    prior = jax.vmap(lambda x: local.logprior_fn(position, groups.unravel(x)))(flat)
+    return prior + groups.fold(of_rows).astype(prior.dtype)
+
+
+@compiled
+def _gradient_and_curvature(
+    groups: Groups, position: ArrayTree, flat: Array
+) -> tuple[Array, Array]:
+    gradient_fn = jax.grad(lambda x: jnp.sum(groups.log_density(position, x)))
+
+    def column(direction: Array) -> tuple[Array, Array]:
+        return jax.jvp(gradient_fn, (flat,), (jnp.broadcast_to(direction, flat.shape),))
+
+    # One trace for all directions.
+    gradients, columns = jax.vmap(column)(jnp.eye(groups.size, dtype=flat.dtype))
+    curvature = -jnp.moveaxis(columns, 0, -1)
+    return gradients[0], (curvature + jnp.swapaxes(curvature, -1, -2)) / 2
 
 
 def groups_of(local: Local, client: Client) -> Groups:

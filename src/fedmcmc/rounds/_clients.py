@@ -297,7 +297,7 @@ def _run_group(
         draws, state, index, weight_ = entry
         return task.run_client(draws, state, data.client(index, weight_, group.bound))
 
-    result = jax.lax.map(run, (randomness, old, ids, weight), batch_size=at_a_time)
+    result = trees.map_in_batches(run, (randomness, old, ids, weight), at_a_time)
     return result
 
 

@@ -17,7 +17,6 @@ from fedmcmc.rounds import SINGLE_DEVICE, Collect, Layout, Program, initialize
 from fedmcmc.runs._executors import Executor, MeshDevices, RemoteClients, StoredClients
 from fedmcmc.runs._watch import Messages, warn
 from fedmcmc.storage import digest_of_rows
-from fedmcmc.tuning import predict_bias
 from fedmcmc.types import ArrayTree, FederatedKernel, FederatedState, check_start, compiled
 
 MANY_CLIENTS, COHORT_BYTES = 32, 2**21
@@ -246,6 +245,8 @@ def _warn_of_bias(
     kernel: FederatedKernel, data: object, state: FederatedState, surrogates: Gaussian
 ) -> Messages:
     round_ = int(np.asarray(state.broadcast.round)[0])
+    from fedmcmc.tuning import predict_bias  # few runs need it
+
     predicted = predict_bias(kernel, data, surrogates, round_=round_)
     return warn(str(predicted), depth=5) if predicted.is_biased else ()
 

@@ -11,7 +11,6 @@ from typing import Any, Literal
 import jax
 import numpy as np
 from jax import Array
-from scipy.optimize import LbfgsInvHessProduct
 
 from fedmcmc.gradients import minus_hessian
 from fedmcmc.kernels import Expanded, Points, Question, expansions
@@ -350,6 +349,8 @@ def _search_line(
 
 def _lbfgs_step(path: list[Expansion]) -> np.ndarray:
     """Return the next step of L-BFGS; without previous steps, of length one downhill."""
+    from scipy.optimize import LbfgsInvHessProduct  # the import takes long, and few fits need it
+
     gradient = path[-1].gradient
     pairs = [(b.point - a.point, b.gradient - a.gradient) for a, b in itertools.pairwise(path)]
     pairs = [(step, change) for step, change in pairs if step @ change > 0]

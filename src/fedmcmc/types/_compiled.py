@@ -26,7 +26,7 @@ _COMPILERS = ThreadPoolExecutor(2, "fedmcmc-compiler")
 class _Ahead(NamedTuple):
     """Compilation in another thread, and the shapes of the results."""
 
-    done: "Future[Any]"
+    future: "Future[Any]"
     shapes: Any
 
 
@@ -43,20 +43,20 @@ class _Program:
             # The user's functions run in the calling thread; NumPyro's traces, for example, use
             # global variables.
             traced = self.jitted.trace(leaves)
-            done = _COMPILERS.submit(traced.lower().compile)
-            self.ahead[shapes] = _Ahead(done, traced.out_info)
+            future = _COMPILERS.submit(traced.lower().compile)
+            self.ahead[shapes] = _Ahead(future, traced.out_info)
         return self.ahead[shapes].shapes
 
     def wait(self, leaves: list[Any]) -> None:
         """Wait for a compilation that has started; cancel one that has not."""
         ahead = self.ahead.get(_shapes_of(leaves))
-        if ahead is not None and not ahead.done.cancel():
-            ahead.done.exception()
+        if ahead is not None and not ahead.future.cancel():
+            ahead.future.exception()
 
     def cancel(self) -> None:
         """Cancel the compilations that have not started; they are not tried again."""
         for ahead in self.ahead.values():
-            ahead.done.cancel()
+            ahead.future.cancel()
 
 
 class Compiled(Generic[P, T]):
