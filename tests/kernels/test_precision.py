@@ -7,6 +7,7 @@ import pytest
 import fedmcmc
 from fedmcmc import hierarchy, inference
 from fedmcmc.kernels import Points, evaluations
+from fedmcmc.types import _compiled as programs
 from tests.contracts import kernels
 from tests.contracts.model import DATA, POSITIONS, POSTERIOR, Given
 
@@ -36,10 +37,15 @@ class TracedPosterior:
         """Return the precisions with which a round computes likelihood and prior."""
         init, step = fedmcmc.simulate(kernel, DATA)
         state = jax.eval_shape(init, position)
-        self.rows.clear()
-        self.prior.clear()
+        self.forget()
         jax.eval_shape(step, KEY, state)
         return self.rows, self.prior
+
+    def forget(self):
+        """Forget the precisions, and the programs, which are otherwise not traced again."""
+        programs._PROGRAMS.clear()
+        self.rows.clear()
+        self.prior.clear()
 
 
 @pytest.mark.parametrize(
@@ -86,7 +92,7 @@ def test_latents_are_integrated_out_and_drawn_exactly():
     kernel = fedmcmc.lsd(hierarchy.marginal(posterior), step_size=0.01)
     assert traced.precisions_of_a_round(kernel)[0] == EXACT
     for draw in (hierarchy.local_draws, hierarchy.new_group):
-        traced.rows.clear()
+        traced.forget()
         draw(posterior, DATA, VECTOR[None, None], rng_key=KEY)
         assert traced.rows == EXACT
 
