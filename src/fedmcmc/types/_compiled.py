@@ -88,3 +88,14 @@ def compiled(fn: Any = None, *, static_argnames: Sequence[str] = ()) -> Any:
     if fn is None:
         return functools.partial(Compiled, static_argnames=static_argnames)
     return Compiled(fn)
+
+
+@compiled(static_argnames=("num_axes",))
+def vmap_axes(fn: Callable[..., Any], tree: Any, *, num_axes: int) -> Any:
+    """Return `fn` of each element along the first `num_axes` axes of a tree's leaves.
+
+    Pass the result of `as_functions`, so that calls with one function share a compilation.
+    """
+    for _ in range(num_axes):
+        fn = jax.vmap(fn)
+    return fn(tree)
