@@ -28,7 +28,7 @@ def row(name: str, rate: float, unit: str, ratio: float, goal: str) -> str:
 
 @contextmanager
 def count_programs() -> Iterator[list[str]]:
-    """Collect an entry for each program that XLA compiles, or that JAX loads from its disk cache."""
+    """Collect the name of each program that XLA compiles or that JAX loads from its disk cache."""
     programs: list[str] = []
 
     def listen(name: str, _: float, **details: object) -> None:

@@ -164,6 +164,7 @@ def init_server(
     totals: tuple[ArrayTree, ...],
 ) -> tuple[Broadcast, ArrayTree, tuple[ArrayTree, ...]]:
     """Return the first broadcast, the server's first state, and its copies of memories."""
+
     def init_chain(
         key: Array, position: ArrayTree, totals: tuple[ArrayTree, ...]
     ) -> tuple[Broadcast, ArrayTree, tuple[ArrayTree, ...]]:

@@ -8,6 +8,7 @@ This package imports no other package of fedmcmc.
 """
 
 from fedmcmc.types._compiled import compiled as compiled
+from fedmcmc.types._compiled import remembered as remembered
 from fedmcmc.types._compiled import vmap_axes as vmap_axes
 from fedmcmc.types._describing import Described as Described
 from fedmcmc.types._describing import describe as describe

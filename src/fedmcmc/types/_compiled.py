@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 P = ParamSpec("P")
@@ -59,12 +60,7 @@ class Compiled(Generic[P, T]):
         arrays = {name: x for name, x in kwargs.items() if name not in static}
         leaves, structure = jax.tree.flatten((args, arrays))
         key = (self, structure, *static.items())
-        with _LOCK:
-            program = _PROGRAMS.pop(key, None) or self._build_program(structure, static)
-            _PROGRAMS[key] = program
-            while len(_PROGRAMS) > MAX_PROGRAMS:
-                _PROGRAMS.popitem(last=False)
-        return program, leaves
+        return _recall(key, lambda: self._build_program(structure, static)), leaves
 
     def _build_program(self, structure: object, static: dict[str, Any]) -> Any:
         def program(leaves: list[Any]) -> T:
@@ -73,6 +69,39 @@ class Compiled(Generic[P, T]):
 
         program.__name__ = program.__qualname__ = self._fn.__name__
         return jax.jit(program)
+
+
+def _recall(key: Hashable, build: Callable[[], T]) -> T:
+    """Return the program of `key`, or build it; evict the least recently used one."""
+    with _LOCK:
+        program = _PROGRAMS.pop(key, None)
+    if program is None:
+        program = build()
+    with _LOCK:
+        _PROGRAMS[key] = program = _PROGRAMS.pop(key, program)
+        while len(_PROGRAMS) > MAX_PROGRAMS:
+            _PROGRAMS.popitem(last=False)
+    result: T = program
+    return result
+
+
+def remembered(fn: Callable[P, T]) -> Callable[P, T]:
+    """Return `fn` with a cache, for a result that depends only on its arguments' shapes.
+
+    The result is computed once per structure and shapes of the arguments, whose leaves are arrays,
+    numbers or their shapes. It is freed like the programs of `Compiled`.
+    """
+
+    @functools.wraps(fn)
+    def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        leaves, structure = jax.tree.flatten((args, kwargs))
+        shapes = tuple(
+            (jnp.shape(x), jnp.result_type(x), getattr(x, "weak_type", np.isscalar(x)))
+            for x in leaves
+        )
+        return _recall((called, structure, shapes), lambda: fn(*args, **kwargs))
+
+    return called
 
 
 @overload
