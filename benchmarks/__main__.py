@@ -13,6 +13,7 @@ import numpy as np
 import fedmcmc
 from benchmarks import (
     alarms,
+    calls,
     convolution,
     deployed,
     exact,
@@ -163,6 +164,7 @@ BENCHMARKS = {
     "toy": bench_toy,
     "blackjax": bench_blackjax,
     "compile": bench_compile,
+    "calls": calls.bench,
     "clients": bench_clients,
     "qlsd": partial(on_two_devices, "benchmarks.qlsd"),
     "fa_hmc": partial(on_two_devices, "benchmarks.fa_hmc"),

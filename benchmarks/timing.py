@@ -2,9 +2,11 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import jax
+import jax.monitoring
 
 
 def compare(work: dict[str, Callable[[], object]], repeats: int = 7) -> dict[str, float]:
@@ -22,3 +24,19 @@ def compare(work: dict[str, Callable[[], object]], repeats: int = 7) -> dict[str
 
 def row(name: str, rate: float, unit: str, ratio: float, goal: str) -> str:
     return f"{name:<44}{rate:>12,.0f} {unit:<16}{ratio:>8.2f}   {goal}"
+
+
+@contextmanager
+def count_programs() -> Iterator[list[str]]:
+    """Collect the name of each program that XLA compiles or that JAX loads from its disk cache."""
+    programs: list[str] = []
+
+    def listen(name: str, _: float, **details: object) -> None:
+        if name.endswith("backend_compile_duration"):
+            programs.append(str(details.get("fun_name", "")))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield programs
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)

@@ -51,8 +51,7 @@ def names_of_programs(monkeypatch):
 def test_a_fit_compiles_only_programs_that_it_calls(names_of_programs, monkeypatch):
     fit(regression(set()))
     ahead = names_of_programs()
-    is_compiled = [bool(program.ahead) for program in programs._PROGRAMS.values()]
-    assert sum(is_compiled) >= 9
+    assert len([x for x in programs._PROGRAMS.values() if getattr(x, "ahead", None)]) >= 9
     monkeypatch.setattr(fedmcmc.fitting._compilations, "_start", lambda *_: None)
     programs._PROGRAMS.clear()
     fit(regression(set()))
@@ -80,7 +79,7 @@ def test_a_program_that_was_compiled_ahead_is_not_compiled_again():
     shapes = raise_all.compile_ahead(like, power=3)
     assert shapes["x"].shape == (3,)
     for program in programs._PROGRAMS.values():
-        for ahead in program.ahead.values():
+        for ahead in getattr(program, "ahead", {}).values():
             assert ahead.future.cancelled() or ahead.future.exception() is None
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
@@ -116,5 +115,5 @@ def test_an_error_of_a_fit_cancels_compilations():
     assert all(
         ahead.future.done() or ahead.future.running()
         for program in programs._PROGRAMS.values()
-        for ahead in program.ahead.values()
+        for ahead in getattr(program, "ahead", {}).values()
     )

@@ -247,7 +247,8 @@ def leave_out(
         remaining = LeaveOneOutConsortium(consortium, int(i))
         cavity = _cavity(surrogates, prior, int(i))
         refit = correct(key, posterior, remaining, cavity, num_draws=num)
-        means[i], sds[i] = (_ravel(x) for x in (refit.mean(lambda x: x), refit.sd(lambda x: x)))
+        unconstrained = replace(refit, constrain_fn=None)
+        means[i], sds[i] = _ravel(unconstrained.mean()), _ravel(unconstrained.sd())
         k_hat[i], ess[i], refitted[i] = refit.k_hat, refit.ess, True
         totals += [refit.totals[name] for name in ("rounds", "bits_up", "bits_down")]
     result = LeftOut(
@@ -279,7 +280,9 @@ def leave_out(
 def _cavity(surrogates: Any, prior: Any, index: int) -> Gaussian:
     """Return the dense product of the prior and all surrogates but one."""
     clients = jax.vmap(as_dense)(surrogates)
-    product: Gaussian = jax.tree.map(lambda leaf: jnp.delete(leaf, index, 0).sum(0), clients)
+    num_clients = jax.tree.leaves(clients)[0].shape[0]
+    others = np.delete(np.arange(num_clients), index)
+    product: Gaussian = jax.tree.map(lambda leaf: leaf[others].sum(0), clients)
     return product * as_dense(prior)
 
 

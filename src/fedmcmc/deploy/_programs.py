@@ -14,7 +14,6 @@ import numpy as np
 from jax import Array
 
 from fedmcmc.deploy._shapes import StepReport
-from fedmcmc.deploy._study import Study
 from fedmcmc.pytrees import trees
 from fedmcmc.random import CHACHA, draw_key, shared_key
 from fedmcmc.rounds import (
@@ -34,6 +33,7 @@ from fedmcmc.types import (
     Cohort,
     FederatedKernel,
     FederatedState,
+    FederationArgument,
     user_position,
 )
 
@@ -155,21 +155,20 @@ class Stepped(NamedTuple):
     finite: ArrayTree
 
 
-@partial(jax.jit, static_argnames="study")
+@jax.jit
 def init_server(
     kernel: FederatedKernel,
-    study: Study,
+    federation: FederationArgument,
     init_keys: Array,
     positions: ArrayTree,
     totals: tuple[ArrayTree, ...],
 ) -> tuple[Broadcast, ArrayTree, tuple[ArrayTree, ...]]:
     """Return the first broadcast, the server's first state, and its copies of memories."""
-    federation = study.federation
 
     def init_chain(
         key: Array, position: ArrayTree, totals: tuple[ArrayTree, ...]
     ) -> tuple[Broadcast, ArrayTree, tuple[ArrayTree, ...]]:
-        broadcast, server = kernel.server_init(key, position, federation, totals)
+        broadcast, server = kernel.server_init(key, position, federation.federation, totals)
         numbers = range(len(kernel.phases))
         num = federation.num_clients
         memories = tuple(first_memories(kernel, n, broadcast, num) for n in numbers)

@@ -37,6 +37,7 @@ from fedmcmc.types import (
     Cohort,
     FederatedKernel,
     FederatedState,
+    FederationArgument,
     MetropolisReport,
 )
 
@@ -132,8 +133,9 @@ class Rounds:
             self._check_setup(codes, number)
             cohort = _full_cohort(num_sites, num)
             totals.append(sum_setup(self.kernel, broadcast, codes, cohort, number=number))
+        federation = FederationArgument.of(self.links.study.federation)
         broadcast, server, memories = init_server(
-            self.kernel, self.links.study, init_keys, positions, tuple(totals)
+            self.kernel, federation, init_keys, positions, tuple(totals)
         )
         last_answers = jnp.full((num, num_sites, 2), -1, jnp.int32)
         counted = jnp.zeros((num, num_sites), bool)

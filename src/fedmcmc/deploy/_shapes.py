@@ -20,7 +20,15 @@ from fedmcmc.rounds import (
     initialize_received,
     server_step,
 )
-from fedmcmc.types import ArrayTree, Broadcast, FederatedKernel, StepInfo
+from fedmcmc.types import (
+    ArrayTree,
+    Broadcast,
+    Client,
+    FederatedKernel,
+    FederationArgument,
+    StepInfo,
+    remembered,
+)
 
 
 class StepReport(NamedTuple):
@@ -87,8 +95,23 @@ def shapes_of_run(kernel: FederatedKernel, study: Study, position: ArrayTree) ->
             f"{type(kernel).__name__} treats all rows as rows of one client (sgld, psgld): it "
             "cannot run if rows stay at their sites."
         )
-    federation, key = study.federation, jax.eval_shape(lambda: jax.random.key(0))
+    federation = study.federation
     kernel.participation.check(federation.num_clients)
+    shapes = _follow_round(
+        kernel, FederationArgument.of(federation), study.client_like, trees.shapes_of(position)
+    )
+    if study.secure:
+        codes = (*shapes.setup, *(phase.code for phase in shapes.phases))
+        check_kernel(kernel, codes, waits=shapes.waits)
+    return shapes
+
+
+@remembered
+def _follow_round(
+    kernel: FederatedKernel, facts: FederationArgument, client: Client, position: ArrayTree
+) -> RunShapes:
+    """Return the shapes of a run, from traces of all its steps."""
+    federation, key = facts.federation, jax.eval_shape(lambda: jax.random.key(0))
     position = jax.tree.map(lambda s: jax.eval_shape(as_sent, s), position)
     setup_broadcast = jax.eval_shape(lambda p: Broadcast(jnp.zeros((), jnp.int32), p), position)
     messages = tuple(phase.message_like(setup_broadcast) for phase in kernel.setup)
@@ -98,7 +121,6 @@ def shapes_of_run(kernel: FederatedKernel, study: Study, position: ArrayTree) ->
         position,
         messages,
     )
-    client = study.client_like
     state = client_state = jax.eval_shape(kernel.client_init, broadcast, client)
     first_round = jnp.zeros((), jnp.int32)
     cohort = jax.eval_shape(
@@ -129,9 +151,6 @@ def shapes_of_run(kernel: FederatedKernel, study: Study, position: ArrayTree) ->
             return server_step(kernel, number, key, b, server, received)
 
         broadcast, server, _ = jax.eval_shape(step, key, broadcast, server)
-    if study.secure:
-        codes = (*setup, *(phase.code for phase in phases))
-        check_kernel(kernel, codes, waits=waits)
     return RunShapes(
         setup_broadcast, setup, tuple(phases), client_state, tuple(memories), waits, shared
     )

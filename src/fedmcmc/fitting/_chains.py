@@ -26,7 +26,14 @@ from fedmcmc.kernels import hmc
 from fedmcmc.pytrees import trees
 from fedmcmc.records import Samples
 from fedmcmc.runs import Consortium
-from fedmcmc.types import ArrayTree, FederatedKernel, FederatedState, Posterior, compiled
+from fedmcmc.types import (
+    ArrayTree,
+    FederatedKernel,
+    FederatedState,
+    FederationArgument,
+    Posterior,
+    compiled,
+)
 
 NUM_CHAINS, NUM_STARTS = 64, 8
 """Number of chains and of starts: eight chains share a start, and nested R-hat compares starts."""
@@ -109,19 +116,8 @@ def run_chains(
     positions = jax.vmap(lambda x: trees.cast_like(trees.unravel(x, centre), centre))(
         jnp.asarray(np.repeat(starts, NUM_CHAINS // NUM_STARTS, axis=0), trees.ravel(centre).dtype)
     )
-    federation = consortium.federation
-
-    @compiled
-    def start_chains(
-        kernel: FederatedKernel, positions: ArrayTree, round_: Array
-    ) -> FederatedState:
-        def start(key: Array, position: ArrayTree) -> FederatedState:
-            broadcast, server = kernel.server_init(key, position, federation, ())
-            return FederatedState(broadcast._replace(round=round_), server, ())
-
-        return jax.vmap(start)(keys, positions)
-
-    state = start_chains(kernel, positions, jnp.int32(0))
+    federation = FederationArgument.of(consortium.federation)
+    state = _start_chains(kernel, federation, keys, positions, jnp.int32(0))
 
     def sample(state: FederatedState, num_rounds: int) -> Samples:
         with warnings.catch_warnings():
@@ -150,7 +146,8 @@ def run_chains(
             metric = _update_metric(metric, [x.draws for x in adaptation[-2:]])
         kernel = _build_kernel(posterior, centre, step_size, max_steps, metric)
         # New trajectories: a change within a trajectory would make it irreversible.
-        state = start_chains(kernel, samples.state.broadcast.position, jnp.int32(num_rounds))
+        positions = samples.state.broadcast.position
+        state = _start_chains(kernel, federation, keys, positions, jnp.int32(num_rounds))
     segments: list[Samples] = []
     rhat, ess, errors = np.inf, 0.0, MonteCarloErrors(np.inf, np.inf)
     while num_rounds < max(max_rounds, sum(ADAPTATION_ROUNDS) + SEGMENT_ROUNDS):
@@ -186,6 +183,21 @@ def run_chains(
         f"{acceptance:.0%} of trajectories accepted (target {target:.0%})"
     )
     return Chains(samples, num_rounds, rhat, ess, errors, method, why)
+
+
+@compiled
+def _start_chains(
+    kernel: FederatedKernel,
+    federation: FederationArgument,
+    keys: Array,
+    positions: ArrayTree,
+    round_: Array,
+) -> FederatedState:
+    def start(key: Array, position: ArrayTree) -> FederatedState:
+        broadcast, server = kernel.server_init(key, position, federation.federation, ())
+        return FederatedState(broadcast._replace(round=round_), server, ())
+
+    return jax.vmap(start)(keys, positions)
 
 
 def judge_chains(draws: ArrayTree) -> tuple[float, float, MonteCarloErrors]:

@@ -13,7 +13,14 @@ from fedmcmc.gaussian import Gaussian
 from fedmcmc.pytrees import trees
 from fedmcmc.records import Samples
 from fedmcmc.storage import versions
-from fedmcmc.types import ArrayTree, Broadcast, FederatedState, Posterior
+from fedmcmc.types import (
+    ArrayTree,
+    Broadcast,
+    FederatedState,
+    Posterior,
+    as_functions,
+    vmap_axes,
+)
 
 MAX_STATES = 2000
 """Largest number of draws per group of tempering that is kept."""
@@ -31,8 +38,8 @@ def make_fitted(
         stopped={"verdict": verdict},
     )
     if posterior.position_fn is not None:
-        position_fn = jax.jit(jax.vmap(jax.vmap(posterior.position_fn)))
-        samples = replace(samples, draws=jax.tree.map(np.asarray, position_fn(samples.draws)))
+        draws = vmap_axes(as_functions(posterior.position_fn), samples.draws, num_axes=2)
+        samples = replace(samples, draws=jax.tree.map(np.asarray, draws))
     is_weighted = results.chains is None and results.tempered is None
     corrected = results.evidence if is_weighted else None
     evidence, evidence_sd = _get_evidence(results)

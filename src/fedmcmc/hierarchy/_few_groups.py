@@ -5,7 +5,7 @@ import numpy as np
 
 from fedmcmc.hierarchy._marginal import MarginalTerms, thin_draws
 from fedmcmc.pytrees import trees
-from fedmcmc.types import ArrayTree, Local, Posterior
+from fedmcmc.types import ArrayTree, Local, Posterior, as_functions, vmap_axes
 
 MIN_GROUPS = 5
 """Number of groups below which the prior of the spread weighs as much as the data."""
@@ -38,13 +38,14 @@ def few_groups_warning(posterior: Posterior, num_groups: int, draws: ArrayTree) 
     if local.prior_spread_fn is None or posterior.constrain_fn is None:
         return f"{problem}: the prior of their spread matters. {advice}"
     keys = jax.random.split(jax.random.key(0), NUM_DRAWS)
-    before = jax.jit(jax.vmap(local.prior_spread_fn))(keys)
+    before = vmap_axes(as_functions(local.prior_spread_fn), keys, num_axes=1)
     if not before:
         return None
     improper = [site for site in before if site in posterior.improper]
     if improper:
         return f"{problem}: the prior of {improper[0]}, which is improper, matters. {advice}"
-    values = jax.jit(jax.vmap(posterior.constrain_fn))(thin_draws(draws, NUM_DRAWS))
+    chosen = thin_draws(draws, NUM_DRAWS)
+    values = vmap_axes(as_functions(posterior.constrain_fn), chosen, num_axes=1)
     after = {site: values[site] for site in before}
     names = trees.element_names(jax.tree.map(lambda leaf: np.zeros(leaf.shape[1:]), before))
     sds = zip(names, _sds(before), _sds(after), strict=True)

@@ -12,7 +12,7 @@ from jax.nn import one_hot
 from jax.typing import ArrayLike
 
 from fedmcmc.interop._rows import ROW_TOLERANCE
-from fedmcmc.types import ArrayTree, Posterior
+from fedmcmc.types import ArrayTree, Posterior, as_functions, compiled
 
 NUM_CHECKED_ROWS = 3
 
@@ -202,22 +202,23 @@ def check_terms(posterior: Posterior, position: ArrayTree, rows: ArrayTree) -> N
         )
 
 
+@compiled
+def _first_terms(posterior: Posterior, batch: ArrayTree) -> tuple[Array, Array]:
+    """Return the first row's log likelihood in its batch, and alone."""
+    position = posterior.init_fn(jax.random.key(0))  # type: ignore[misc]
+    # Layers that start at zero would hide the layers before them.
+    position = jax.tree.map(
+        lambda x: x + 0.1 * jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), position
+    )
+    single = jax.tree.map(lambda leaf: leaf[:1], batch)
+    fn = posterior.loglikelihood_fn
+    return fn(position, batch)[0], fn(position, single)[0]
+
+
 def check_rows(posterior: Posterior, rows: ArrayTree) -> None:
     """Raise if a row's log likelihood depends on the other rows of its batch."""
-
-    @jax.jit
-    def compare(batch: ArrayTree) -> tuple[Array, Array]:
-        position = posterior.init_fn(jax.random.key(0))  # type: ignore[misc]
-        # Layers that start at zero would hide the layers before them.
-        position = jax.tree.map(
-            lambda x: x + 0.1 * jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape),
-            position,
-        )
-        single = jax.tree.map(lambda leaf: leaf[:1], batch)
-        fn = posterior.loglikelihood_fn
-        return fn(position, batch)[0], fn(position, single)[0]
-
-    together, alone = (float(x) for x in compare(jax.tree.map(_vary, rows)))
+    terms = _first_terms(as_functions(posterior), jax.tree.map(_vary, rows))
+    together, alone = (float(x) for x in terms)
     if not np.isclose(together, alone, ROW_TOLERANCE, ROW_TOLERANCE, equal_nan=True):
         raise ValueError(
             f"A row's log likelihood depends on the other rows of its batch: the first row of the "

@@ -16,10 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.tree_util import Partial
 
 from fedmcmc.data import warn_caller
 from fedmcmc.interop._dependence import NO_FLAGS, called_jaxpr, propagate_flags
-from fedmcmc.types import ArrayTree, Posterior
+from fedmcmc.types import ArrayTree, Posterior, Shapes, as_functions, compiled
 
 SUBSTITUTES = (0.7391, -1.3173, 2.1137)
 """Numbers that replace an element outside its array; integers are replaced by 0, 1 and 2."""
@@ -74,21 +75,21 @@ def find_bad_index(terms_fn: TermsFn, position: ArrayTree, rows: ArrayTree) -> B
     shapes, leaves = jax.tree.leaves(position), jax.tree.leaves(rows)
     walks: list[_Walk] = []
 
-    # Without a position, only values that depend on rows alone are computed: a small program.
-    def count_outside(leaves: Sequence[Array]) -> list[tuple[Array, Array]]:
-        walks.append(walk := _Walk())
-        walk.evaluate(closed.jaxpr, closed.consts, [_Value(None)] * len(shapes) + _inputs(leaves))
-        return [(x.counts, x.indices) for x in walk.lookups if x.counts is not None]
+    def walk_rows(leaves: Sequence[Array]) -> None:
+        walks.append(_walk_rows(closed, len(shapes), leaves))
 
-    jax.eval_shape(count_outside, leaves)
-    if not walks[-1].lookups and not walks[-1].has_hidden:
+    jax.eval_shape(walk_rows, leaves)
+    (walk,) = walks
+    if not walk.lookups and not walk.has_hidden:
         return None
-    results = jax.tree.map(np.asarray, jax.jit(count_outside)(leaves))
-    counted = [x for x in walks[-1].lookups if x.counts is not None]
+    results = jax.tree.map(
+        np.asarray, _count_outside(as_functions(terms_fn), Shapes(position), rows)
+    )
+    counted = [x for x in walk.lookups if x.counts is not None]
     for lookup, (counts, indices) in zip(counted, results, strict=True):
         lookup.counts, lookup.indices = counts, indices
     targets: list[_Lookup | None] = [x for x in counted if x.counts.any()]
-    if walks[-1].has_hidden:
+    if walk.has_hidden:
         targets.append(None)
     if not targets:
         return None
@@ -110,6 +111,24 @@ def find_bad_index(terms_fn: TermsFn, position: ArrayTree, rows: ArrayTree) -> B
                 index = None if culprit.counts is None else int(culprit.indices[axis])
             return BadIndex(row, columns, index, culprit.lengths[axis], int(is_changed.sum()))
     return None
+
+
+@compiled
+def _count_outside(
+    terms_fn: TermsFn, position: Shapes, rows: ArrayTree
+) -> list[tuple[Array, Array]]:
+    """Return the counts and the indices of the lookups outside of loops."""
+    closed = jax.make_jaxpr(terms_fn)(position.tree, rows)
+    num_unknown = len(jax.tree.leaves(position.tree))
+    walk = _walk_rows(closed, num_unknown, jax.tree.leaves(rows))
+    return [(x.counts, x.indices) for x in walk.lookups if x.counts is not None]
+
+
+def _walk_rows(closed: ClosedJaxpr, num_unknown: int, leaves: Sequence[Array]) -> "_Walk":
+    """Return a walk without a position, which computes only what depends on rows alone."""
+    walk = _Walk()
+    walk.evaluate(closed.jaxpr, closed.consts, [_Value(None)] * num_unknown + _inputs(leaves))
+    return walk
 
 
 def _changed_rows(
@@ -401,6 +420,17 @@ def _outside(eqn: Any, indices: list[Any]) -> tuple[Array, Array, Array, tuple[i
     return outside, counts, outside_indices, tuple(shape[axis] for axis in axes)
 
 
+def _row_terms(fn: Any, point: tuple[ArrayTree, ArrayTree], rows: ArrayTree) -> Array:
+    return jnp.asarray(fn(point[0], rows))
+
+
+def _group_terms(fn: Any, point: tuple[ArrayTree, ArrayTree], rows: ArrayTree) -> Array:
+    """Return the log likelihood of each row, as if all groups had the same latent."""
+    num = jax.tree.leaves(rows)[0].shape[0]
+    latents = jax.tree.map(lambda x: jnp.broadcast_to(x, (num, *x.shape)), point[1])
+    return jnp.asarray(fn(point[0], latents, rows))
+
+
 def check_indices(
     posterior: Posterior,
     rows: ArrayTree,
@@ -432,14 +462,8 @@ def check_indices(
         If an operation of the model cannot be evaluated by itself.
     """
     local = posterior.local or getattr(posterior.loglikelihood_fn, "local", None)
-
-    def terms_fn(point: tuple[ArrayTree, ArrayTree], rows: ArrayTree) -> Array:
-        if local is None:
-            return jnp.asarray(posterior.loglikelihood_fn(point[0], rows))
-        num = jax.tree.leaves(rows)[0].shape[0]
-        latents = jax.tree.map(lambda x: jnp.broadcast_to(x, (num, *x.shape)), point[1])
-        return jnp.asarray(local.loglikelihood_fn(point[0], latents, rows))
-
+    fn = posterior.loglikelihood_fn if local is None else local.loglikelihood_fn
+    terms_fn = Partial(_group_terms if local else _row_terms, as_functions(fn))
     latent: ArrayTree = ()
     try:
         if position is None:

@@ -19,6 +19,7 @@ from fedmcmc.types import (
     MissingFunction,
     WithFunctions,
     as_functions,
+    compiled,
     vmap_axes,
 )
 
@@ -169,11 +170,9 @@ class Samples(WithFunctions):
             return local
         if isinstance(self.constrain_local_fn, MissingFunction):
             return self.computed("constrained_local", self.constrain_local_fn)
-        constrain: Any = self.constrain_local_fn
-        for axes in ((None, 0), 0, 0):  # clients at one draw, draws, chains
-            constrain = jax.vmap(constrain, in_axes=axes)
         arrays = jax.tree.map(np.asarray, (self.draws, local))
-        return jax.tree.map(np.asarray, jax.jit(constrain)(*arrays))
+        values = _constrain_latents(as_functions(self.constrain_local_fn), *arrays)
+        return jax.tree.map(np.asarray, values)
 
     def _with_nan(self, local: ArrayTree) -> ArrayTree:
         """Return latents that are NaN for groups that do not exist."""
@@ -310,3 +309,13 @@ class Samples(WithFunctions):
             return part.constrained, tuple(notes)
         except ValueError:  # the collected values are not positions
             return part.draws, (*notes, "The values were collected by the user's function.")
+
+
+@compiled
+def _constrain_latents(
+    constrain_fn: Callable[..., ArrayTree], draws: ArrayTree, local: ArrayTree
+) -> ArrayTree:
+    """Return latents in the user's parameters, for each chain, draw and client."""
+    for axes in ((None, 0), 0, 0):  # clients at one draw, draws, chains
+        constrain_fn = jax.vmap(constrain_fn, in_axes=axes)
+    return constrain_fn(draws, local)

@@ -9,7 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedmcmc.pytrees import named_leaves
-from fedmcmc.types import ArrayTree, Broadcast, FederatedKernel, constrain_fn_of, user_position
+from fedmcmc.types import (
+    ArrayTree,
+    Broadcast,
+    FederatedKernel,
+    as_functions,
+    constrain_fn_of,
+    user_position,
+    vmap_axes,
+)
 
 DIVERGENCE_FACTOR = 1e6
 """Factor by which a value grows or shrinks in a run that is reported as divergent."""
@@ -64,8 +72,7 @@ def _constrained_growth(
     moved = jax.tree.map(lambda a, b: np.abs(b - a).max(initial=0), start, end)
     if not max(jax.tree.leaves(moved), default=0) > np.log(DIVERGENCE_FACTOR):
         return None  # too little for an exponential to diverge, so do not compile the map
-    constrain = jax.jit(jax.vmap(constrain_fn))
-    values = [constrain(start), constrain(end)]
+    values = [vmap_axes(as_functions(constrain_fn), x, num_axes=1) for x in (start, end)]
     if isinstance(values[0], dict) and isinstance(start, dict):  # without numpyro.deterministic
         values = [{name: x[name] for name in x.keys() & start.keys()} for x in values]
     values_before, values_after = map(named_leaves, values)

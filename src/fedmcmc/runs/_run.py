@@ -1,6 +1,7 @@
 """Runs on the host, which call one compiled program in segments and move draws off the device."""
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.tree_util import Partial
 from tqdm import tqdm
 
 from fedmcmc.diagnostics import StoppingRule
@@ -38,7 +40,7 @@ from fedmcmc.runs._watch import (
     warn_unreached,
 )
 from fedmcmc.storage import Checkpoint, Progress, Saver, fingerprint, versions
-from fedmcmc.types import FederatedState, constrain_fn_of, local_model
+from fedmcmc.types import ArrayTree, FederatedState, as_functions, constrain_fn_of, local_model
 
 MIN_CAPACITY = 64
 """Minimum number of draws per chain for which a program has memory."""
@@ -417,6 +419,13 @@ class Run:
             constrain_local_fn=(
                 None
                 if local is None or local.constrain_fn is None
-                else jax.vmap(local.constrain_fn, in_axes=(None, 0))
+                else Partial(_constrain_groups, as_functions(local.constrain_fn))
             ),
         )
+
+
+def _constrain_groups(
+    constrain_fn: Callable[..., ArrayTree], position: ArrayTree, latents: ArrayTree
+) -> ArrayTree:
+    """Return the latents of a client's groups in the user's parameters."""
+    return jax.vmap(constrain_fn, in_axes=(None, 0))(position, latents)

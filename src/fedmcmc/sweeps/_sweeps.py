@@ -24,7 +24,7 @@ from fedmcmc.rounds import Collect
 from fedmcmc.runs import check_counts, check_data, judge, missing_target, reason_not_judged
 from fedmcmc.sweeps._runs import SweepGroup, SweepResults, SweepSettings, group_kernels, run_group
 from fedmcmc.sweeps._tables import Statistics, default_statistics, draw_table, tabulate_seeds
-from fedmcmc.types import ArrayTree, FederatedKernel, as_functions, constrain_fn_of
+from fedmcmc.types import ArrayTree, FederatedKernel, as_functions, constrain_fn_of, vmap_axes
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -313,10 +313,9 @@ class Sweep:
         """`dataset` with draws in the user's parameters."""
         if self._constrain_fn is None:
             return self.dataset
-        constrain = self._constrain_fn
-        for _ in range(4):  # points, seeds, chains, draws
-            constrain = jax.vmap(constrain)
-        draws = jax.tree.map(np.asarray, jax.jit(constrain)(self._results.draws))
+        # Axes of points, seeds, chains and draws
+        draws = vmap_axes(as_functions(self._constrain_fn), self._results.draws, num_axes=4)
+        draws = jax.tree.map(np.asarray, draws)
         return self._results.dataset(draws)
 
     def summary(self, fn: Statistics | None = None) -> list[dict[str, Any]]:

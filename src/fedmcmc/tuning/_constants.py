@@ -19,7 +19,7 @@ from fedmcmc.data import FederatedData
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients import refuse_latents
 from fedmcmc.pytrees import trees
-from fedmcmc.types import ArrayTree, ClientTerms, Posterior
+from fedmcmc.types import ArrayTree, ClientTerms, Posterior, as_functions, compiled
 
 ROWS_PER_BATCH = 1024
 
@@ -98,9 +98,31 @@ def relay_constants(
     sizes = np.asarray(data.sizes)
     shares = _check_probabilities(probabilities, data.num_clients)
 
-    def constants_at(position: ArrayTree) -> tuple[Array, Array]:
+    model = as_functions(posterior)
+    constants = _gradient_lengths(model, data, surrogates, positions, client_of_row, index)
+    gamma, eps = (leaf.max(axis=0) for leaf in constants)
+    dsgld, fsgld = (float((sizes**2.0 / shares * np.asarray(x)).sum()) for x in (gamma, eps))
+    return RelayConstants(gamma, eps, dsgld, fsgld)
+
+
+@compiled
+def _gradient_lengths(
+    posterior: Posterior,
+    data: FederatedData,
+    surrogates: Gaussian,
+    positions: ArrayTree,
+    client_of_row: Array,
+    index: Array,
+) -> tuple[Array, Array]:
+    """Return squared lengths of rows' gradients, ``[num_positions, num_clients]``.
+
+    The first result is the maximum over a client's rows, the second one the mean for the
+    differences from the surrogate's gradient.
+    """
+
+    def at_position(position: ArrayTree) -> tuple[Array, Array]:
         slopes = jax.vmap(lambda surrogate: trees.ravel(surrogate.grad_log(position)))(surrogates)
-        per_row = slopes / jnp.asarray(sizes)[:, None]
+        per_row = slopes / data.size[:, None]
 
         def squared_lengths(row: tuple[Array, Array]) -> tuple[Array, Array]:
             gradient = _row_gradient(posterior, data, position, row[1])
@@ -112,13 +134,11 @@ def relay_constants(
         num = data.num_clients
         return (
             jax.ops.segment_max(squares, client_of_row, num),
-            jax.ops.segment_sum(distances, client_of_row, num) / jnp.asarray(sizes),
+            jax.ops.segment_sum(distances, client_of_row, num) / data.size,
         )
 
-    constants = jax.jit(lambda x: jax.lax.map(constants_at, x))(positions)
-    gamma, eps = (leaf.max(axis=0) for leaf in constants)
-    dsgld, fsgld = (float((sizes**2.0 / shares * np.asarray(x)).sum()) for x in (gamma, eps))
-    return RelayConstants(gamma, eps, dsgld, fsgld)
+    lengths: tuple[Array, Array] = jax.lax.map(at_position, positions)
+    return lengths
 
 
 class NoiseAtMode(NamedTuple):
@@ -194,26 +214,33 @@ def noise_at_mode(
         raise ValueError(f"probability must lie in (0, 1], got {probability}.")
     sizes = np.asarray(data.sizes, float)
 
-    @jax.jit
-    def row_moments(position: ArrayTree) -> tuple[Array, Array]:
-        gradients = jax.lax.map(
-            lambda row: _row_gradient(posterior, data, position, row),
-            index,
-            batch_size=ROWS_PER_BATCH,
-        )
-        totals = jax.ops.segment_sum(gradients, client_of_row, data.num_clients)
-        means = totals / jnp.asarray(sizes)[:, None]
-        # Centered first: a difference of two large squares would lose its digits.
-        squares = jnp.sum((gradients - means[client_of_row]) ** 2, axis=1)
-        scatter = jax.ops.segment_sum(squares, client_of_row, data.num_clients)
-        return jnp.sum(means**2, axis=1), scatter / jnp.asarray(sizes)
-
-    means, scatter = (np.asarray(leaf, float) for leaf in row_moments(position))
+    moments = _row_moments(as_functions(posterior), data, position, client_of_row, index)
+    means, scatter = (np.asarray(leaf, float) for leaf in moments)
     slopes = sizes**2 * means
     noise = np.zeros_like(slopes) if batch_size is None else sizes**2 / batch_size * scatter
     omega = 0.0 if compressor is None else np.asarray(compressor.omega(position), float)
     total = (omega + 1) / probability * (slopes + noise) - slopes
     return NoiseAtMode(float(slopes.sum()), float(noise.sum()), float(total.sum()), 0.0)
+
+
+@compiled
+def _row_moments(
+    posterior: Posterior,
+    data: FederatedData,
+    position: ArrayTree,
+    client_of_row: Array,
+    index: Array,
+) -> tuple[Array, Array]:
+    """Return the squared mean and the variance of rows' gradients, each ``[num_clients]``."""
+    gradients = jax.lax.map(
+        lambda row: _row_gradient(posterior, data, position, row), index, batch_size=ROWS_PER_BATCH
+    )
+    totals = jax.ops.segment_sum(gradients, client_of_row, data.num_clients)
+    means = totals / data.size[:, None]
+    # Centered first: a difference of two large squares would lose its digits.
+    squares = jnp.sum((gradients - means[client_of_row]) ** 2, axis=1)
+    scatter = jax.ops.segment_sum(squares, client_of_row, data.num_clients)
+    return jnp.sum(means**2, axis=1), scatter / data.size
 
 
 def _rows_of(posterior: Posterior, data: FederatedData) -> tuple[Array, Array]:

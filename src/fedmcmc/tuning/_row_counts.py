@@ -4,6 +4,7 @@ Local steps, leapfrog steps, snapshots and control variates all evaluate gradien
 them exists. So a kernel is run with a log likelihood that counts its rows whenever it is evaluated.
 """
 
+import threading
 from collections import Counter
 
 import jax
@@ -25,10 +26,16 @@ from fedmcmc.types import (
     Federation,
     Posterior,
     as_functions,
+    compiled,
 )
 
 MIN_ROUNDS, MAX_ROUNDS = 3, 60
 """Numbers of rounds that are counted: `MIN_ROUNDS` if their counts are equal, else `MAX_ROUNDS`."""
+
+_ROW_COUNTS: Counter[int] = Counter()
+"""Number of rows that each client evaluated in the current round."""
+_LOCK = threading.Lock()
+"""Lock of `_ROW_COUNTS`, which belongs to the process so that programs can be shared."""
 
 
 def count_rows_per_round(
@@ -42,19 +49,7 @@ def count_rows_per_round(
         node.loglikelihood_fn.passes if isinstance(node.loglikelihood_fn, ClientTerms) else 1
         for node in nodes_of(as_functions(kernel), Posterior)
     )
-    row_counts: Counter[int] = Counter()
-
-    def count(client: Array, num: Array, value: Array) -> None:
-        del value
-        row_counts[int(client)] += int(num)
-
-    def loglikelihood_fn(position: ArrayTree, rows: Array) -> Array:
-        value = _minus_square(position)
-        # `value` depends on the position: under vmap, JAX then calls once for each position.
-        jax.debug.callback(count, rows[0], rows.shape[0], value)
-        return jnp.full(rows.shape, value)
-
-    counting = as_functions(Posterior(_minus_square, loglikelihood_fn))
+    counting = as_functions(Posterior(_minus_square, _count_rows))
     counted = replace_nodes(as_functions(kernel), Posterior, lambda _: counting)
     ids = np.repeat(np.arange(federation.num_clients, dtype=np.int32), np.asarray(federation.sizes))
     data = FederatedData.from_arrays(ids, ids)
@@ -62,19 +57,37 @@ def count_rows_per_round(
     means = as_surrogates(surrogates).precision_mean
     state = counted.init(key, jax.tree.map(lambda leaf: leaf[0], means), data)
 
-    @jax.jit
-    def advance(state: FederatedState, round_: Array) -> FederatedState:
-        cohort, draws = prepare_round(counted, data, SINGLE_DEVICE, key, state.broadcast, round_)
-        return run_round(counted, data, SINGLE_DEVICE, state, cohort, draws)[0]
-
     counts: list[int] = []
-    while len(counts) < MIN_ROUNDS or (len(set(counts)) > 1 and len(counts) < MAX_ROUNDS):
-        jax.effects_barrier()
-        row_counts.clear()
-        state = jax.block_until_ready(advance(state, jnp.int32(len(counts))))
-        jax.effects_barrier()
-        counts.append(max(row_counts.values(), default=0))
+    with _LOCK:
+        while len(counts) < MIN_ROUNDS or (len(set(counts)) > 1 and len(counts) < MAX_ROUNDS):
+            jax.effects_barrier()
+            _ROW_COUNTS.clear()
+            round_ = jnp.int32(len(counts))
+            state = jax.block_until_ready(_advance(counted, data, key, state, round_))
+            jax.effects_barrier()
+            counts.append(max(_ROW_COUNTS.values(), default=0))
     return passes * float(np.mean(counts))
+
+
+@compiled
+def _advance(
+    kernel: FederatedKernel, data: FederatedData, key: Array, state: FederatedState, round_: Array
+) -> FederatedState:
+    cohort, draws = prepare_round(kernel, data, SINGLE_DEVICE, key, state.broadcast, round_)
+    return run_round(kernel, data, SINGLE_DEVICE, state, cohort, draws)[0]
+
+
+def _count_rows(position: ArrayTree, rows: Array) -> Array:
+    """Return a log likelihood of `rows`, which are numbers of clients, and count them."""
+    value = _minus_square(position)
+    # `value` depends on the position: under vmap, JAX then calls once for each position.
+    jax.debug.callback(_add_rows, rows[0], rows.shape[0], value)
+    return jnp.full(rows.shape, value)
+
+
+def _add_rows(client: Array, num: Array, value: Array) -> None:
+    del value
+    _ROW_COUNTS[int(client)] += int(num)
 
 
 def _minus_square(position: ArrayTree) -> Array:

@@ -9,6 +9,8 @@ This package imports no other package of fedmcmc.
 
 from fedmcmc.types._compiled import cancel_compilations as cancel_compilations
 from fedmcmc.types._compiled import compiled as compiled
+from fedmcmc.types._compiled import remembered as remembered
+from fedmcmc.types._compiled import vmap_axes as vmap_axes
 from fedmcmc.types._describing import Described as Described
 from fedmcmc.types._describing import describe as describe
 from fedmcmc.types._describing import undefined as undefined
@@ -42,6 +44,7 @@ from fedmcmc.types._values import ClientTerms as ClientTerms
 from fedmcmc.types._values import Cohort as Cohort
 from fedmcmc.types._values import FederatedState as FederatedState
 from fedmcmc.types._values import Federation as Federation
+from fedmcmc.types._values import FederationArgument as FederationArgument
 from fedmcmc.types._values import LatentSums as LatentSums
 from fedmcmc.types._values import Local as Local
 from fedmcmc.types._values import LogDensity as LogDensity
@@ -59,4 +62,3 @@ from fedmcmc.types._values import StepInfo as StepInfo
 from fedmcmc.types._values import Uncompressed as Uncompressed
 from fedmcmc.types._values import as_functions as as_functions
 from fedmcmc.types._values import bound as bound
-from fedmcmc.types._values import vmap_axes as vmap_axes

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 P = ParamSpec("P")
@@ -16,7 +17,7 @@ T = TypeVar("T")
 
 MAX_PROGRAMS = 128
 """Maximum number of programs in a process; a call of `fit` uses about twelve, of `sample` eight."""
-_PROGRAMS: OrderedDict[Hashable, "_Program"] = OrderedDict()
+_PROGRAMS: OrderedDict[Hashable, Any] = OrderedDict()
 """Programs by function and structure of arguments, ordered from least to most recently used."""
 _LOCK = threading.Lock()
 _COMPILERS = ThreadPoolExecutor(2, "fedmcmc-compiler")
@@ -114,12 +115,7 @@ class Compiled(Generic[P, T]):
         arrays = {name: x for name, x in kwargs.items() if name not in static}
         leaves, structure = jax.tree.flatten((args, arrays))
         key = (self, structure, *static.items())
-        with _LOCK:
-            program = _PROGRAMS.pop(key, None) or self._build_program(structure, static)
-            _PROGRAMS[key] = program
-            while len(_PROGRAMS) > MAX_PROGRAMS:
-                _PROGRAMS.popitem(last=False)
-        return program, leaves
+        return _recall(key, lambda: self._build_program(structure, static)), leaves
 
     def _build_program(self, structure: object, static: dict[str, Any]) -> _Program:
         def program(leaves: list[Any]) -> T:
@@ -137,11 +133,45 @@ def cancel_compilations() -> None:
     """Cancel the compilations ahead that have not started."""
     with _LOCK:
         for program in _PROGRAMS.values():
-            program.cancel()
+            if isinstance(program, _Program):
+                program.cancel()
 
 
 def _shapes_of(leaves: list[Any]) -> Hashable:
     return tuple((np.shape(leaf), jax.typeof(leaf).dtype) for leaf in leaves)
+
+
+def _recall(key: Hashable, build: Callable[[], T]) -> T:
+    """Return the program of `key`, or build it; evict the least recently used one."""
+    with _LOCK:
+        program = _PROGRAMS.pop(key, None)
+    if program is None:
+        program = build()
+    with _LOCK:
+        _PROGRAMS[key] = program = _PROGRAMS.pop(key, program)
+        while len(_PROGRAMS) > MAX_PROGRAMS:
+            _PROGRAMS.popitem(last=False)
+    result: T = program
+    return result
+
+
+def remembered(fn: Callable[P, T]) -> Callable[P, T]:
+    """Return `fn` with a cache, for a result that depends only on its arguments' shapes.
+
+    The result is computed once per structure and shapes of the arguments, whose leaves are arrays,
+    numbers or their shapes. It is freed like the programs of `Compiled`.
+    """
+
+    @functools.wraps(fn)
+    def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        leaves, structure = jax.tree.flatten((args, kwargs))
+        shapes = tuple(
+            (jnp.shape(x), jnp.result_type(x), getattr(x, "weak_type", np.isscalar(x)))
+            for x in leaves
+        )
+        return _recall((called, structure, shapes), lambda: fn(*args, **kwargs))
+
+    return called
 
 
 @overload
@@ -163,3 +193,14 @@ def compiled(fn: Any = None, *, static_argnames: Sequence[str] = (), optimize: b
     if fn is None:
         return functools.partial(Compiled, static_argnames=static_argnames, optimize=optimize)
     return Compiled(fn)
+
+
+@compiled(static_argnames=("num_axes",))
+def vmap_axes(fn: Callable[..., Any], tree: Any, *, num_axes: int) -> Any:
+    """Return `fn` of each element along the first `num_axes` axes of a tree's leaves.
+
+    Pass the result of `as_functions`, so that calls with one function share a compilation.
+    """
+    for _ in range(num_axes):
+        fn = jax.vmap(fn)
+    return fn(tree)

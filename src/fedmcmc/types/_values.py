@@ -8,7 +8,6 @@ import jax
 from jax import Array
 from jax.tree_util import Partial, register_static
 
-from fedmcmc.types._compiled import compiled
 from fedmcmc.types._html import html_table
 from fedmcmc.types._pickling import check_picklable
 from fedmcmc.types._register import register_dataclass
@@ -122,6 +121,32 @@ class Shapes:
 
     def __hash__(self) -> int:
         return hash(self._key())
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class FederationArgument:
+    """`Federation` that a compiled function can take as an argument.
+
+    The sizes of the clients are numbers, and everything else belongs to the structure.
+    """
+
+    sizes: Array
+    num_clients: int = field(metadata={"static": True})
+    num_rows: int = field(metadata={"static": True})
+    rows: Shapes = field(metadata={"static": True})
+
+    @classmethod
+    def of(cls, federation: Federation) -> "FederationArgument":
+        """Return the argument for a federation."""
+        num_clients, num_rows, sizes, rows = federation
+        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), rows)
+        return cls(sizes, num_clients, num_rows, Shapes(shapes))
+
+    @property
+    def federation(self) -> Federation:
+        """The federation."""
+        return Federation(self.num_clients, self.num_rows, self.sizes, self.rows.tree)
 
 
 class LatentSums(NamedTuple):
@@ -565,14 +590,3 @@ def bound(fn: Callable[..., Any]) -> Any:
     """
     inner = fn.func if isinstance(fn, Partial) else fn
     return as_functions(getattr(inner, "as_partial", fn))
-
-
-@compiled(static_argnames=("num_axes",))
-def vmap_axes(fn: Callable[..., Array], tree: ArrayTree, *, num_axes: int) -> ArrayTree:
-    """Return `fn` of each element along the first `num_axes` axes of a tree's leaves.
-
-    Pass the result of `as_functions`, so that calls with one function share a compilation.
-    """
-    for _ in range(num_axes):
-        fn = jax.vmap(fn)
-    return fn(tree)
