@@ -12,7 +12,7 @@ import numpyro.distributions as dist
 import pytest
 
 import fedmcmc
-from benchmarks.calls import CALLS, draw_cases
+from benchmarks.call_list import CALLS, draw_cases
 from benchmarks.timing import count_programs
 from fedmcmc.runs._growth import _constrained_growth
 from fedmcmc.types import _compiled, remembered
