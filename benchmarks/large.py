@@ -276,7 +276,9 @@ def bench() -> None:
             for title, number in written.items():
                 print(f"  {title}: {number:.3g}")
             for source in sources:
-                _print_result(source, _child("fit", folder / case, case, source), runtime, num_bytes)
+                _print_result(
+                    source, _child("fit", folder / case, case, source), runtime, num_bytes
+                )
 
 
 def _print_result(source: str, result: dict[str, Any], runtime: int, num_bytes: int) -> None:

@@ -11,8 +11,6 @@ import pytest
 import fedmcmc
 from fedmcmc.types import _compiled as compiled_functions
 
-MAX_PROGRAMS = 10
-
 
 def sample(posterior, data):
     fedmcmc.sample(
@@ -49,16 +47,16 @@ def run_new_model_twice(run, data):
     return weakref.ref(logprior), weakref.ref(loglikelihood)
 
 
-@pytest.mark.parametrize("run", [sample, fit])
-def test_functions_of_earlier_models_are_freed(run, monkeypatch):
-    """A run has fewer than ten programs, so three runs free the functions of the first model."""
-    monkeypatch.setattr(compiled_functions, "MAX_PROGRAMS", MAX_PROGRAMS)
+@pytest.mark.parametrize(("run", "max_programs"), [(sample, 10), (fit, 16)])
+def test_functions_of_earlier_models_are_freed(run, max_programs, monkeypatch):
+    """Three runs have more programs than the maximum and free the functions of the first model."""
+    monkeypatch.setattr(compiled_functions, "MAX_PROGRAMS", max_programs)
     rng = np.random.default_rng(0)
     data = fedmcmc.FederatedData.from_clients([rng.normal(size=(n, 2)) for n in (20, 30)])
     references, *_ = [run_new_model_twice(run, data) for _ in range(3)]
     gc.collect()
     assert all(reference() is None for reference in references)
-    assert len(compiled_functions._PROGRAMS) <= MAX_PROGRAMS
+    assert len(compiled_functions._PROGRAMS) <= max_programs
 
 
 def test_a_program_that_was_freed_is_compiled_again(monkeypatch):

@@ -26,6 +26,7 @@ from fedmcmc.data._known_levels import check_levels as check_levels
 from fedmcmc.data._known_levels import code_rows as code_rows
 from fedmcmc.data._loaders import ClientLoader as ClientLoader
 from fedmcmc.data._rows import Levels as Levels
+from fedmcmc.data._rows import host_view as host_view
 from fedmcmc.data._rows import row_dtype as row_dtype
 from fedmcmc.data._rows import warn_caller as warn_caller
 from fedmcmc.data._rows import widened_dtype as widened_dtype

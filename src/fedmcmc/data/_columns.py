@@ -1,7 +1,6 @@
 """Columns of rows of all clients, converted and concatenated in little memory."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -28,9 +27,8 @@ MAX_ROUNDING = 1e-3
 class Column:
     """Rows of all clients, written part by part in the type of `row_dtype`.
 
-    Parts are converted a few rows at a time, so that only the result takes memory. It is aligned to
-    64 bytes, so that a CPU device uses it without a copy. JAX would also convert 64-bit numbers to
-    its default width, but without checks and warnings.
+    Parts are converted about a megabyte at a time, so that only the result takes memory. JAX would
+    also convert 64-bit numbers to its default width, but without checks and warnings.
 
     Parameters
     ----------
@@ -44,11 +42,11 @@ class Column:
         self.name = jax.tree_util.keystr(path) or "the rows"
         self.shape: tuple[int, ...] | None = None
         self._num_rows, self._num_written = num_rows, 0
-        self._small: list[np.ndarray] = []
-        self._bytes_of_small = 0
-        self._dtype: np.dtype[Any] | None = None  # a type that holds the numbers of all parts
-        self._rows: np.ndarray = np.empty(0)
-        self._digits: _LostDigits | None = None
+        self._waiting: list[np.ndarray] = []
+        self._bytes_waiting = 0
+        self._dtype: np.dtype[Any] | None = None  # a type for the numbers of all parts
+        self._rows = np.empty(0)
+        self._error, self._low, self._high = np.zeros(()), np.full((), np.inf), np.full((), -np.inf)
 
     def append(self, part: np.ndarray) -> None:
         """Write a part ``[num, ...]``; raise `ValueError` if it holds no numbers or large ones."""
@@ -59,59 +57,68 @@ class Column:
                 f"Rows must be numbers, got dtype {part.dtype} in {self.name}: {_remedy(part)}"
             )
         self.shape = part.shape[1:]
-        if part.nbytes >= PART_BYTES:
-            self._write_small()
-            self._write_slices(part)
-            return
-        self._small.append(part)
-        self._bytes_of_small += part.nbytes
-        if self._bytes_of_small >= PART_BYTES:
-            self._write_small()
+        self._waiting.append(part)
+        self._bytes_waiting += part.nbytes
+        if self._bytes_waiting >= PART_BYTES:
+            self._write_waiting()
 
     def finish(self) -> np.ndarray:
         """Return the rows, ``[num_rows, ...]``, and warn if rounding matters."""
-        self._write_small()
-        if self._digits is not None:
-            self._digits.warn(self.name, self._rows.dtype)
+        self._write_waiting()
+        self._warn_of_lost_digits()
         return self._rows
 
-    def _write_small(self) -> None:
-        parts, self._small, self._bytes_of_small = self._small, [], 0
-        if len(parts) > 1 and len({part.dtype for part in parts}) == 1:
-            parts = [np.concatenate(parts)]
-        for part in parts:
+    def _write_waiting(self) -> None:
+        """Write the parts that wait; small ones together, which is faster."""
+        parts, self._waiting, self._bytes_waiting = self._waiting, [], 0
+        small, last = parts[:-1], parts[-1:]
+        if len({part.dtype for part in small}) == 1:
+            small = [np.concatenate(small)]
+        for part in small + last:
             self._write(part)
-
-    def _write_slices(self, part: np.ndarray) -> None:
-        for rows in small_slices(part):
-            self._write(part[rows])
 
     def _write(self, part: np.ndarray) -> None:
         dtype = part.dtype if self._dtype is None else _common_dtype(self._dtype, part.dtype)
-        if dtype != self._dtype:
-            self._restart(dtype)
-        exact = part.astype(dtype, copy=False)
-        with np.errstate(over="ignore"):
-            cast = exact.astype(self._rows.dtype, copy=False)
-        if dtype.kind in "iu" and not np.array_equal(cast, part):
-            raise ValueError(
-                f"Integers in {self.name} do not fit into {cast.dtype}: "
-                f"[{part.min()}, {part.max()}]. Renumber them, or enable 64 bits in JAX "
-                f"(jax_enable_x64)."
-            )
-        if dtype.kind == "f" and dtype != cast.dtype and exact.size:
-            self._digits = _LostDigits.of(exact, cast).joined(self._digits)
-        stop = self._num_written + len(part)
-        self._rows[self._num_written : stop] = cast
-        self._num_written = stop
+        if self._dtype is None or dtype != self._dtype:
+            written, self._num_written = self._rows[: self._num_written], 0
+            self._rows = _aligned((self._num_rows, *part.shape[1:]), row_dtype(dtype))
+            self._dtype = dtype
+            self._copy(written)
+        self._copy(part)
 
-    def _restart(self, dtype: np.dtype[Any]) -> None:
-        """Write the rows again, as numbers of another type, because a part needs it."""
-        written = self._rows[: self._num_written]
-        assert self.shape is not None
-        self._dtype, self._num_written, self._digits = dtype, 0, None
-        self._rows = _aligned((self._num_rows, *self.shape), row_dtype(dtype))
-        self._write_slices(written)
+    def _copy(self, part: np.ndarray) -> None:
+        assert self._dtype is not None
+        for rows in small_slices(part):
+            exact = part[rows]
+            cast = self._rows[self._num_written : self._num_written + len(exact)]
+            with np.errstate(over="ignore"):
+                cast[...] = exact
+            self._num_written += len(exact)
+            if self._dtype.kind in "iu" and not np.array_equal(cast, exact):
+                raise ValueError(
+                    f"Integers in {self.name} do not fit into {cast.dtype}: "
+                    f"[{part.min()}, {part.max()}]. Renumber them, or enable 64 bits in JAX "
+                    f"(jax_enable_x64)."
+                )
+            if self._dtype.kind == "f" and self._dtype != cast.dtype and exact.size:
+                with np.errstate(invalid="ignore"):
+                    self._error = np.maximum(self._error, np.abs(exact - cast).max(axis=0))
+                    self._low = np.minimum(self._low, exact.min(axis=0))
+                    self._high = np.maximum(self._high, exact.max(axis=0))
+
+    def _warn_of_lost_digits(self) -> None:
+        """Warn if rounding errors exceed a thousandth of the range of the numbers."""
+        with np.errstate(invalid="ignore"):
+            spread = self._high - self._low
+            worst = np.argmax(np.where(spread > 0, self._error - spread * MAX_ROUNDING, -np.inf))
+        error, spread = self._error.flat[worst], spread.flat[worst]
+        if spread > 0 and spread * MAX_ROUNDING < error < np.inf:
+            typical = self._rows[0].flat[worst]
+            warn_caller(
+                f"Numbers in {self.name} differ by {spread:.3g} around {typical:.3g}, and "
+                f"{self._rows.dtype} rounds them by up to {error:.2g}: subtract a constant, or "
+                f"enable 64 bits in JAX (jax_enable_x64)."
+            )
 
 
 def write_column(path: KeyPath, parts: Iterable[np.ndarray], num_rows: int) -> np.ndarray:
@@ -135,50 +142,6 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     raw = np.empty(num_bytes + 64, np.uint8)
     offset = -raw.ctypes.data % 64
     return raw[offset : offset + num_bytes].view(dtype).reshape(shape)
-
-
-@dataclass(frozen=True)
-class _LostDigits:
-    """Rounding errors of a conversion and the range of the numbers, for each entry of a row.
-
-    `error` is the largest error, `low` and `high` are the extremes, and `first` is the first row.
-    """
-
-    error: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-    first: np.ndarray
-
-    @classmethod
-    def of(cls, exact: np.ndarray, rounded: np.ndarray) -> "_LostDigits":
-        with np.errstate(invalid="ignore"):
-            error = np.abs(exact - rounded).max(axis=0)
-        return cls(error, exact.min(axis=0), exact.max(axis=0), exact[0])
-
-    def joined(self, before: "_LostDigits | None") -> "_LostDigits":
-        """Return the errors and ranges of the rows `before` and of these rows."""
-        if before is None:
-            return self
-        return _LostDigits(
-            np.maximum(self.error, before.error),
-            np.minimum(self.low, before.low),
-            np.maximum(self.high, before.high),
-            before.first,
-        )
-
-    def warn(self, name: str, dtype: np.dtype[Any]) -> None:
-        """Warn if rounding errors exceed a thousandth of the range of the numbers."""
-        with np.errstate(invalid="ignore"):
-            spread = self.high - self.low
-            excess = np.where(spread > 0, self.error - spread * MAX_ROUNDING, -np.inf)
-        worst = np.argmax(excess)
-        error, spread, typical = (x.flat[worst] for x in (self.error, spread, self.first))
-        if spread > 0 and spread * MAX_ROUNDING < error < np.inf:
-            warn_caller(
-                f"Numbers in {name} differ by {spread:.3g} around {typical:.3g}, and {dtype} "
-                f"rounds them by up to {error:.2g}: subtract a constant, or enable 64 bits in JAX "
-                f"(jax_enable_x64)."
-            )
 
 
 def order_by_client(ids: np.ndarray) -> np.ndarray | None:

@@ -31,7 +31,14 @@ from fedmcmc.data._groups import (
 from fedmcmc.data._inputs import group_column, is_table, refuse_groupby
 from fedmcmc.data._legend import MAX_SHOWN, Legend, describe_columns
 from fedmcmc.data._levels import report_similar
-from fedmcmc.data._rows import Levels, as_array, check_finite, count_rows, first_rows
+from fedmcmc.data._rows import (
+    Levels,
+    as_array,
+    check_finite,
+    count_rows,
+    first_rows,
+    host_view,
+)
 from fedmcmc.pytrees import trees
 from fedmcmc.types import ArrayTree, Client, Federation, html_table, register_dataclass
 
@@ -212,9 +219,7 @@ class FederatedData:
         else:
             if column is not None:
                 clients = [{k: v for k, v in x.items() if k != column} for x in clients]
-            rows, sizes = concatenate_clients(
-                clients.__getitem__, owners, count_all_rows(clients)
-            )
+            rows, sizes = concatenate_clients(clients.__getitem__, owners, count_all_rows(clients))
         return _assemble(rows, sizes, legend, groups, allow_nonfinite)
 
     @classmethod
@@ -415,8 +420,9 @@ class FederatedData:
 
     def client_rows(self, index: int) -> ArrayTree:
         """Return the rows of one client, leaves ``[n_c, ...]``, outside of compiled code."""
-        begin, end = int(self.start[index]), int(self.start[index] + self.size[index])
-        return jax.tree.map(lambda leaf: leaf[begin:end], row_values(self.rows))
+        begin = int(np.asarray(self.start)[index])
+        end = begin + int(np.asarray(self.size)[index])
+        return jax.tree.map(lambda leaf: host_view(leaf)[begin:end], row_values(self.rows))
 
     def pooled(self, *, groups: bool = False) -> "FederatedData":
         """Return the same rows as the rows of a single client.
@@ -427,8 +433,9 @@ class FederatedData:
         rows: ArrayTree = row_values(self.rows)
         if groups:
             rows = pool_groups(self.rows, self.start, self.num_rows)
-        arrays = _to_device(np.zeros(1), np.array([self.num_rows]), np.ones(1), self.share.dtype)
-        return FederatedData(rows, *arrays, self.num_rows)
+        fields = _as_fields(np.zeros(1), np.array([self.num_rows]), np.ones(1), self.share.dtype)
+        start, size, share = map(jnp.asarray, fields)
+        return FederatedData(rows, start, size, share, self.num_rows)
 
 
 @partial(jax.jit, inline=True)
@@ -481,18 +488,17 @@ def from_sorted(
     start[clients] = starts = first_rows(sizes[clients], owners)
     if not allow_nonfinite:
         check_finite(row_values(rows), starts, owners)
-    arrays = _to_device(start, sizes, sizes / sizes.sum(), jnp.result_type(float))
+    arrays = _as_fields(start, sizes, sizes / sizes.sum(), jnp.result_type(float))
     # `device_put` may share memory with the host, as no other code uses these arrays.
-    return FederatedData(jax.tree.map(jax.device_put, rows), *arrays, int(sizes.max()))
+    rows, start, size, share = jax.tree.map(jax.device_put, (rows, *arrays))
+    return FederatedData(rows, start, size, share, int(sizes.max()))
 
 
-def _to_device(
+def _as_fields(
     start: ArrayLike, size: ArrayLike, share: ArrayLike, dtype: DTypeLike
-) -> tuple[Array, Array, Array]:
-    # NumPy converts types here, because JAX would compile a program for each conversion.
-    arrays = (np.asarray(start, np.int32), np.asarray(size, np.int32), np.asarray(share, dtype))
-    device_start, device_size, device_share = map(jnp.asarray, arrays)
-    return device_start, device_size, device_share
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return fields of clients as new arrays; NumPy compiles no programs for conversions."""
+    return np.array(start, np.int32), np.array(size, np.int32), np.array(share, dtype)
 
 
 def single_chunk(client: Client) -> bool:

@@ -67,8 +67,9 @@ def read_columns(
     By default `columns` are all except for `excluded`, which hold clients and groups. Booleans
     become 0 and 1, and text and categories become codes ``0, 1, ...`` of levels (see
     `merge_levels`). If each table has the rows of one client, `owners` holds the clients' labels.
-    A single table may have an `order` in which its rows are returned. Raise `ValueError` if a column is missing in a table, holds missing values or other
-    values than numbers, or is text in only some tables.
+    `order` is the order in which the rows of a single table are returned. Raise `ValueError` if a
+    column is missing in a table, holds missing values or other values than numbers, or is text in
+    only some tables.
     """
     clients = [None] if owners is None else list(owners)
     titles = ["The table" if x is None else f"The table of client {x!r}" for x in clients]

@@ -9,16 +9,14 @@ from numbers import Real
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import KeyPath
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 
 from fedmcmc.types import ArrayTree
 
 Levels = tuple[Any, ...]
 """Meanings of the codes ``0, 1, ...``, or labels of clients."""
-PART_BYTES = 2**20
+PART_BYTES = 2**17
 """Size of the parts of a column that are converted and checked at once."""
 
 
@@ -98,6 +96,16 @@ def small_slices(leaf: np.ndarray) -> Iterator[slice]:
     step = max(PART_BYTES * len(leaf) // max(leaf.nbytes, 1), 1)
     for start in range(0, len(leaf), step):
         yield slice(start, start + step)
+
+
+def host_view(leaf: ArrayLike) -> Any:
+    """Return an array in the CPU's memory as a NumPy array, any other array unchanged.
+
+    NumPy selects rows without a compiled program for each shape.
+    """
+    if isinstance(leaf, jax.Array) and any(x.platform != "cpu" for x in leaf.devices()):
+        return leaf
+    return np.asarray(leaf)
 
 
 def check_finite(rows: ArrayTree, start: np.ndarray, labels: Sequence[Any]) -> None:

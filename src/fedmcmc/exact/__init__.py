@@ -11,6 +11,7 @@ from fedmcmc.exact._correct import correct as correct
 from fedmcmc.exact._correct import draws_needed as draws_needed
 from fedmcmc.exact._corrected import Corrected as Corrected
 from fedmcmc.exact._corrected import Round as Round
+from fedmcmc.exact._corrected import draw_uniform as draw_uniform
 from fedmcmc.exact._corrected import ravel_draws as ravel_draws
 from fedmcmc.exact._tempered import Tempered as Tempered
 from fedmcmc.exact._tempered import tempered as tempered

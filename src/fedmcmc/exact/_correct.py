@@ -6,6 +6,7 @@ et al. (2012), weights of all rounds; Paananen et al. (2021), moment matching.
 
 import warnings
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,9 +38,9 @@ from fedmcmc.kernels import (
     evaluations,
 )
 from fedmcmc.pytrees import in_single_precision, trees
-from fedmcmc.random import as_key
+from fedmcmc.random import as_key, folded_key
 from fedmcmc.records import Samples
-from fedmcmc.runs import Consortium, as_consortium
+from fedmcmc.runs import Consortium, SimulatedConsortium, as_consortium
 from fedmcmc.types import ArrayTree, Posterior, as_functions, compiled
 
 MIN_DRAWS = 100
@@ -126,7 +127,7 @@ def correct(
     batches: list[_Weighted] = []
     key, min_ess = as_key(rng_key), min(MIN_ESS, num_draws / 10)
     for number in range(max_rounds if adapt else 1):
-        batch = target.weigh(jax.random.fold_in(key, number), proposal, num_draws)
+        batch = target.weigh(folded_key(key, number), proposal, num_draws)
         batches.append(batch)
         log_weights, k_hat = psis(batch.log_ratios)
         ess = _effective_draws(log_weights)
@@ -204,7 +205,7 @@ class CorrectionTarget:
     def weigh(self, rng_key: Array, proposal: Mixture, num_draws: int) -> _Weighted:
         """Draw from `proposal` and weight the draws."""
         parts = [
-            self._weigh(jax.random.fold_in(rng_key, start), proposal, size)
+            self._weigh(folded_key(rng_key, start), proposal, size)
             for start in range(0, num_draws, MAX_POINTS)
             for size in [min(MAX_POINTS, num_draws - start)]
         ]
@@ -218,18 +219,17 @@ class CorrectionTarget:
         )
 
     def _weigh(self, rng_key: Array, proposal: Mixture, num: int) -> _Weighted:
-        words = jax.random.bits(rng_key, (2,), jnp.uint32)
-        recipe = PointRecipe(words, proposal, self.centre, num)
-        points, flat, prior, prior_at_centre = _draw_points(recipe, self.posterior)
-        by_recipe = num * flat.shape[1] * flat.dtype.itemsize > RECIPE_BYTES
-        content: ArrayTree = recipe if by_recipe else Points(points, self.centre)
+        drawn = _draw_points(self.posterior, rng_key, proposal, self.centre, num=num)
+        content, recipe = self._content(drawn, proposal), None
+        if isinstance(content, PointRecipe):
+            recipe = content
         if self.dither is not None:
-            dither_words = jax.random.bits(jax.random.fold_in(rng_key, num), (2,), jnp.uint32)
+            dither_words = jax.random.bits(folded_key(rng_key, num), (2,), jnp.uint32)
             step = jnp.asarray(self.dither, jnp.result_type(float))
             content = Dithered(content, dither_words, step)
         reply = self.consortium.ask(self.question, content)
         answer: Evaluated = reply.value
-        if by_recipe:
+        if recipe is not None:
             expected = self.consortium.federation.num_clients * np.asarray(recipe.checksum())
             if not np.array_equal(np.asarray(answer.checksum.value), expected):
                 raise RuntimeError(
@@ -242,13 +242,27 @@ class CorrectionTarget:
             added = np.asarray(_sum_dithers(content, jnp.arange(num_clients), num=num), np.float64)
             value -= float(content.step) * added
         value[value < LOG_ZERO_THRESHOLD] = -np.inf
-        log_target = value + np.asarray(prior, np.float64)
-        points64 = np.asarray(flat, np.float64)
-        at_centre = self.log_density_at_centre(answer, prior_at_centre)
+        log_target = value + np.asarray(drawn.prior, np.float64)
+        points64 = np.asarray(drawn.flat, np.float64)
+        at_centre = self.log_density_at_centre(answer, drawn.prior_at_centre)
         self._exclude_invalid(int(answer.invalid.value), log_target, points64)
         log_ratios = log_target - proposal.in_strata(num).log_density(points64)
         cost = (reply.rounds, reply.bits_up, reply.bits_down)
         return _Weighted(points64, log_target, log_ratios, at_centre, proposal, cost)
+
+    def _content(self, drawn: "_DrawnPoints", proposal: Mixture) -> ArrayTree:
+        """Return the content of the question: a recipe of the points if it has fewer bits."""
+        num, size = drawn.flat.shape
+        if num * size * drawn.flat.dtype.itemsize > RECIPE_BYTES:
+            return PointRecipe(drawn.words, proposal, self.centre, num)
+        return Points(drawn.points, self.centre)
+
+    def compile_ahead(self, rng_key: Array, proposal: Mixture, num_draws: int) -> None:
+        """Start to compile the programs that `weigh` calls for such a proposal."""
+        num = min(num_draws, MAX_POINTS)
+        drawn = _draw_points.compile_ahead(self.posterior, rng_key, proposal, self.centre, num=num)
+        if isinstance(self.consortium, SimulatedConsortium):
+            self.consortium.compile_ahead(self.question, self._content(drawn, proposal))
 
     def log_density_at_centre(self, answer: Evaluated, prior_at_centre: Array) -> float:
         """Return the log density at the center, or raise `ValueError` if it is not finite."""
@@ -291,9 +305,7 @@ class CorrectionTarget:
 
     def in_users_coordinates(self, flat: np.ndarray) -> ArrayTree:
         """Return points ``[num, d]`` as positions in the user's coordinates."""
-        positions = jax.vmap(lambda x: trees.unravel(x, self.centre))(
-            jnp.asarray(flat, trees.ravel(self.centre).dtype)
-        )
+        positions = trees.unravel(flat.astype(trees.ravel(self.centre).dtype), self.centre)
         if self.posterior.position_fn is not None:
             positions = jax.vmap(self.posterior.position_fn)(positions)
         return jax.tree.map(np.asarray, positions)
@@ -309,15 +321,36 @@ def _sum_dithers(content: Dithered, clients: Array, *, num: int) -> Array:
     return jax.lax.scan(add, jnp.zeros(num, jnp.result_type(float)), clients)[0]
 
 
-@compiled
+class _DrawnPoints(NamedTuple):
+    """Draws of a proposal with the log prior.
+
+    Attributes
+    ----------
+    words
+        Words of the `PointRecipe`, ``[2]`` uint32.
+    points, flat
+        Draws as positions, leaves ``[num, *event]``, and raveled, ``[num, d]``.
+    prior, prior_at_centre
+        Log prior minus the log prior at the center, ``[num]``; log prior at the center, ``[]``.
+    """
+
+    words: Array
+    points: ArrayTree
+    flat: Array
+    prior: Array
+    prior_at_centre: Array
+
+
+@compiled(static_argnames=("num",), optimize=False)
 def _draw_points(
-    recipe: PointRecipe, posterior: Posterior
-) -> tuple[ArrayTree, Array, Array, Array]:
-    """Return points as positions and raveled, relative log priors, and the prior at the center."""
-    points = recipe.draw()
-    at_centre = posterior.logprior_fn(recipe.centre)
+    posterior: Posterior, rng_key: Array, proposal: Mixture, centre: ArrayTree, *, num: int
+) -> _DrawnPoints:
+    """Draw `num` points of a proposal, as clients draw them from its `PointRecipe`."""
+    words = jax.random.bits(rng_key, (2,), jnp.uint32)
+    points = PointRecipe(words, proposal, centre, num).draw()
+    at_centre = posterior.logprior_fn(centre)
     prior = jax.vmap(lambda point: posterior.logprior_fn(point) - at_centre)(points)
-    return points, jax.vmap(trees.ravel)(points), prior, at_centre
+    return _DrawnPoints(words, points, jax.vmap(trees.ravel)(points), prior, at_centre)
 
 
 def make_proposal(
@@ -328,7 +361,8 @@ def make_proposal(
 ) -> tuple[Mixture, ArrayTree]:
     """Return the first proposal and the center of differences, by default the proposal's mean."""
     proposal, mean = _as_mixture(approximation, tail, degrees)
-    centre = mean if centre is None else trees.as_floats(centre, "centre")
+    centre = trees.as_floats(mean if centre is None else centre, "centre")
+    centre = jax.tree.map(np.asarray, centre)  # operations on the host compile nothing
     if trees.num_elements(centre) != proposal.means.shape[1]:
         raise ValueError(
             f"The approximation has {proposal.means.shape[1]} dimensions, but centre has "
@@ -342,7 +376,7 @@ def _as_mixture(
 ) -> tuple[Mixture, ArrayTree]:
     """Return an approximation as a mixture with heavy tails, and its mean as a position."""
     if isinstance(approximation, Mixture):
-        return approximation, approximation.means[0]
+        return approximation, np.asarray(approximation.means)[0]
     if isinstance(approximation, Samples):
         draws = approximation.final_draws
         draws = approximation.draws if draws is None else draws

@@ -14,7 +14,14 @@ from fedmcmc.diagnostics import Verdict
 from fedmcmc.gaussian import Mixture
 from fedmcmc.pytrees import named_leaves, variables
 from fedmcmc.random import as_key
-from fedmcmc.types import ArrayTree, MissingFunction, WithFunctions, as_functions, vmap_axes
+from fedmcmc.types import (
+    ArrayTree,
+    MissingFunction,
+    WithFunctions,
+    as_functions,
+    compiled,
+    vmap_axes,
+)
 
 Fn = Callable[[ArrayTree], ArrayTree]
 
@@ -174,7 +181,7 @@ class Corrected(WithFunctions):
         num = self.num_draws if num is None else num
         rng_key = as_key(rng_key)
         if replace:
-            offset = float(jax.random.uniform(rng_key, ()))
+            offset = float(draw_uniform(rng_key))
             levels = (np.arange(num) + offset) / num
             cumulative = np.cumsum(self.weights)
             index = np.searchsorted(cumulative / cumulative[-1], levels)
@@ -199,6 +206,11 @@ class Corrected(WithFunctions):
     def _mean(self, leaf: np.ndarray) -> np.ndarray:
         mean: np.ndarray = np.tensordot(self.weights, np.asarray(leaf, np.float64), axes=1)
         return mean
+
+
+@compiled(optimize=False)
+def draw_uniform(rng_key: Array) -> Array:
+    return jax.random.uniform(rng_key, ())
 
 
 def ravel_draws(draws: ArrayTree) -> np.ndarray:

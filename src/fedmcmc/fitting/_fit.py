@@ -10,6 +10,7 @@ from jax import Array
 from fedmcmc._checks import positive_integer
 from fedmcmc.data import FederatedData
 from fedmcmc.diagnostics import SamplingWarning
+from fedmcmc.fitting._compilations import compiling_ahead
 from fedmcmc.fitting._decisions import decide
 from fedmcmc.fitting._findings import warn_of_unidentified, warn_of_verdict
 from fedmcmc.fitting._fitted import Fitted, describe
@@ -110,13 +111,14 @@ def fit(
         progress,
     )
     # Warnings of single stages are in the report, and the verdict warns.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SamplingWarning)
-        results = run_step(problem, SEARCH)
-    messages = warn_of_unidentified(results.search.unidentified, consortium)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SamplingWarning)
-        verdict, results = decide(problem, results)
+    with compiling_ahead(problem):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SamplingWarning)
+            results = run_step(problem, SEARCH)
+        messages = warn_of_unidentified(results.search.unidentified, consortium)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SamplingWarning)
+            verdict, results = decide(problem, results)
     fitted = make_fitted(problem, results, posterior, verdict)
     return warn_of_verdict(describe(fitted, consortium, settings), effort, consortium, messages)
 

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedmcmc.fitting._modes import ModeSearch, as_positions, log_priors
+from fedmcmc.fitting._modes import ModeSearch, log_priors
 from fedmcmc.kernels import LOG_ZERO_THRESHOLD, Points, evaluations
 from fedmcmc.pytrees import named_leaves, trees
 from fedmcmc.surrogates import Ledger
@@ -75,7 +75,7 @@ def _find_flat_direction(
     distances = 2.0 ** np.arange(1, num + 1)
     steps = np.stack([direction.step for direction in directions])
     flat = start + distances[None, :, None] * steps[:, None]
-    points = as_positions(flat.reshape(-1, len(start)), centre)
+    points = trees.restore(flat.reshape(-1, len(start)), centre)
     value = np.asarray(ledger.ask(evaluations(posterior), Points(points)).value, np.float64)
     value[value < LOG_ZERO_THRESHOLD] = -np.inf
     prior = np.asarray(log_priors(posterior, points), np.float64)

@@ -1,11 +1,11 @@
 """Modes and curvature of the posterior, computed from sums over clients."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -26,7 +26,7 @@ from fedmcmc.surrogates import (
     newton,
     run_ascents,
 )
-from fedmcmc.types import ArrayTree, Posterior, as_functions, compiled
+from fedmcmc.types import ArrayTree, Posterior, as_functions, bound, compiled
 
 NUM_STARTS = 8
 NUM_CANDIDATES = 32
@@ -168,7 +168,7 @@ def find_modes(
     """
     posterior = as_functions(posterior)
     ledger = Ledger(consortium)
-    candidates = _draw_candidates(rng_key, posterior, position)
+    candidates = draw_candidates(rng_key, posterior, position)
     values = np.asarray(ledger.ask(evaluations(posterior), Points(candidates)).value, np.float64)
     prior = np.asarray(log_priors(posterior, candidates), np.float64)
     valid = np.flatnonzero((values > LOG_ZERO_THRESHOLD) & np.isfinite(values) & np.isfinite(prior))
@@ -183,7 +183,7 @@ def find_modes(
             f"The log density is finite at none of {len(values)} starts: scale the covariates, or "
             f"pass position=, a position where it is finite. {SITE_LOGS}"
         )
-    flat = np.asarray(jax.vmap(trees.ravel)(candidates), np.float64)
+    flat = _ravel_each(candidates)
     starts = _pad(flat[valid[:num_starts]], num_starts)
     size = flat.shape[1]
     by_newton = size <= NEWTON_DIMENSIONS
@@ -228,7 +228,7 @@ def find_modes(
     if evaluate.unidentified is not None and evaluate.unidentified.any():
         names = trees.element_names(centre)
         unidentified = tuple(names[i] for i in np.flatnonzero(evaluate.unidentified))
-    centre, cost = _as_position(modes[0].flat, centre), (ledger.rounds, ledger.up, ledger.down)
+    centre, cost = trees.restore(modes[0].flat, centre), (ledger.rounds, ledger.up, ledger.down)
     num_used = min(num_used, len(valid))
     return ModeSearch(tuple(modes), num_used, centre, *cost, unidentified, num_symmetric, caveats)
 
@@ -259,7 +259,7 @@ def _find_images(
     If the posterior is `multimodal`, a few images of a slightly lower density are included.
     """
     no_images = np.zeros((0, len(mode.flat)))
-    images = Images(posterior, _as_position(mode.flat, centre))
+    images = Images(posterior, trees.restore(mode.flat, centre))
     symmetries = list_symmetries(images.values)
     if not symmetries:
         return no_images, True
@@ -268,7 +268,9 @@ def _find_images(
     distant = np.array(
         [_mahalanobis_distance(replace(mode, flat=x), mode) >= MIN_DISTANCE for x in flat[1:]]
     )
-    prior = np.asarray(log_priors(posterior, as_positions(flat, centre)), np.float64)
+    # Padded to the number of candidates, whose compiled program is used again.
+    padded = trees.restore(_pad(flat, NUM_CANDIDATES), centre)
+    prior = np.asarray(log_priors(posterior, padded), np.float64)[: len(flat)]
     plausible = distant & np.isfinite(flat[1:]).all(1) & (prior[1:] > prior[0] - max_gap)
     chosen = np.flatnonzero(plausible)[: NUM_CANDIDATES - 1]
     if not len(chosen):
@@ -276,7 +278,7 @@ def _find_images(
     # The number of points of the initial exchange, whose compiled program is used again.
     index = np.concatenate([[0], chosen + 1])
     index = np.concatenate([index, np.zeros(NUM_CANDIDATES - len(index), int)])
-    points = as_positions(flat[index], centre)
+    points = trees.restore(flat[index], centre)
     value = np.asarray(ledger.ask(evaluations(posterior), Points(points)).value, np.float64)
     change = (value + prior[index])[1 : len(chosen) + 1] - (value[0] + prior[0])
     changes = list(zip([symmetries[i] for i in chosen], change, strict=True))
@@ -290,32 +292,19 @@ def _find_images(
     return (images.flat(starts) if starts else no_images), complete
 
 
-def _as_position(flat: np.ndarray, centre: ArrayTree) -> ArrayTree:
-    """Return a raveled position ``[d]`` as a position."""
-    return trees.cast_like(trees.unravel(jnp.asarray(flat), centre), centre)
+def draw_candidates(rng_key: Array, posterior: Posterior, position: ArrayTree | None) -> ArrayTree:
+    """Return candidates for a start, NumPy leaves ``[num, *event]``, the most promising in front.
 
-
-def as_positions(flat: np.ndarray, centre: ArrayTree) -> ArrayTree:
-    """Return raveled positions ``[num, d]`` as positions, leaves ``[num, *event]``."""
-    leaves, treedef = jax.tree.flatten(centre)
-    ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
-    parts = [
-        jnp.asarray(part.reshape(-1, *leaf.shape).astype(leaf.dtype))
-        for part, leaf in zip(np.split(flat, ends, axis=1), leaves, strict=True)
-    ]
-    return jax.tree.unflatten(treedef, parts)
-
-
-def _draw_candidates(rng_key: Array, posterior: Posterior, position: ArrayTree | None) -> ArrayTree:
-    """Return candidates for a start, leaves ``[num, *event]``, the most promising one in front."""
-    keys = jax.random.split(rng_key, NUM_CANDIDATES - 1)
+    They are on the host, where the search computes.
+    """
+    num = NUM_CANDIDATES - 1
     if position is not None:
-        centre = trees.as_floats(position, "position")
+        centre = jax.tree.map(np.asarray, trees.as_floats(position, "position"))
         flat = trees.ravel(centre)
-        moved = jax.vmap(lambda key: flat + 2 * jax.random.normal(key, flat.shape, flat.dtype))
-        draws = jax.vmap(lambda x: trees.cast_like(trees.unravel(x, centre), centre))(moved(keys))
+        steps = np.asarray(_draw_steps(rng_key, flat, num=num))
+        draws = trees.restore(flat + 2 * steps, centre)
     elif posterior.init_fn is not None:
-        draws = jax.vmap(posterior.init_fn)(keys)
+        draws = jax.tree.map(np.asarray, draw_starts(bound(posterior.init_fn), rng_key, num=num))
         # At the origin itself NumPyro's Bernoulli(logits=0) has a gradient of 0 or 1 instead of
         # a half.
         centre = jax.tree.map(lambda leaf: ORIGIN_SCALE * leaf[0], draws)
@@ -323,10 +312,29 @@ def _draw_candidates(rng_key: Array, posterior: Posterior, position: ArrayTree |
         raise ValueError(
             "This posterior has no init_fn to draw starts from: pass position=, a start."
         )
-    return jax.tree.map(lambda x, more: jnp.concatenate([x[None], more]), centre, draws)
+    return jax.tree.map(lambda x, more: np.concatenate([x[None], more]), centre, draws)
 
 
-@compiled
+@compiled(static_argnames=("num",), optimize=False)
+def _draw_steps(rng_key: Array, like: Array, *, num: int) -> Array:
+    """Return standard normal draws with the shape of `like`, ``[num, *like.shape]``."""
+    keys = jax.random.split(rng_key, num)
+    return jax.vmap(lambda key: jax.random.normal(key, like.shape, like.dtype))(keys)
+
+
+@compiled(static_argnames=("num",), optimize=False)
+def draw_starts(init_fn: Callable[[Array], ArrayTree], rng_key: Array, *, num: int) -> ArrayTree:
+    """Return draws of `init_fn`, leaves ``[num, *event]``."""
+    return jax.vmap(init_fn)(jax.random.split(rng_key, num))
+
+
+def _ravel_each(positions: ArrayTree) -> np.ndarray:
+    """Return positions with leaves ``[num, *event]`` as ``[num, d]`` float64."""
+    leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(positions)]
+    return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
+
+
+@compiled(optimize=False)
 def log_priors(posterior: Posterior, positions: ArrayTree) -> Array:
     return jax.vmap(posterior.logprior_fn)(positions)
 

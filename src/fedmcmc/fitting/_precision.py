@@ -59,7 +59,7 @@ def check_precision(
     raveled position, ``[d, d]``, or its diagonal.
     """
     posterior, ledger = as_functions(posterior), Ledger(consortium)
-    centre = trees.as_floats(centre, "centre")
+    centre = jax.tree.map(np.asarray, centre)
     covariance = np.asarray(covariance, np.float64)
     noise = _measure_scatter(posterior, ledger, centre, _draw_steps(covariance, LENGTHS))
     if noise > max_noise:
@@ -77,10 +77,9 @@ def _measure_scatter(
     flat = trees.ravel(centre)
     structure: Structure = "dense" if flat.shape[0] <= NEWTON_DIMENSIONS else "none"
     steps = np.concatenate([np.zeros((1, flat.shape[0])), steps])
-    points = jnp.asarray(np.asarray(flat, np.float64) + steps, flat.dtype)
-    positions = jax.vmap(lambda x: trees.cast_like(trees.unravel(x, centre), centre))(points)
+    points = (np.asarray(flat, np.float64) + steps).astype(flat.dtype)
     question = expansions(posterior, curvature=structure)
-    answer: Expanded = ledger.ask(question, Points(positions, centre))
+    answer: Expanded = ledger.ask(question, Points(trees.restore(points, centre), centre))
     moved = np.asarray(points, np.float64) - np.asarray(flat, np.float64)
     with np.errstate(invalid="ignore"):
         value, gradient = (np.asarray(x, np.float64) for x in (answer.value, answer.gradient))

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedmcmc.diagnostics import Verdict, VerdictKind
@@ -68,7 +67,7 @@ def _make_gaussian(results: StageResults) -> Gaussian | None:
     covariance = search.modes[0].covariance
     if covariance.ndim == 2:
         return Gaussian.from_moments(search.centre, covariance)
-    variance = trees.unravel(jnp.asarray(covariance), search.centre)
+    variance = trees.unravel(covariance, search.centre)
     return Gaussian.from_moments(search.centre, variance=variance)
 
 
@@ -87,15 +86,17 @@ def _make_samples(problem: Problem, results: StageResults) -> Samples:
     else:
         centre = results.search.centre
         flat = results.search.mixture(tail=0.0).draw(problem.key(DRAW_KEY), problem.num_draws)
-        draws = jax.vmap(lambda x: trees.unravel(x, centre))(flat)
+        draws = trees.unravel(np.asarray(flat), centre)
     return _as_samples(jax.tree.map(lambda leaf: np.asarray(leaf)[None], draws), results.rows)
 
 
 def _as_samples(draws: ArrayTree, rows: tuple[StageReport, ...]) -> Samples:
     """Return draws of equal weight, leaves ``[num_chains, num, *event]``, as samples."""
     num_chains, num = jax.tree.leaves(draws)[0].shape[:2]
-    position = jax.tree.map(lambda leaf: jnp.asarray(leaf[:, 0]), draws)
-    state = FederatedState(Broadcast(jnp.zeros(num_chains, jnp.int32), position), (), ())
+    # `device_put` compiles nothing, but may share memory with an array of the host.
+    position = jax.tree.map(lambda leaf: jax.device_put(np.array(leaf[:, 0])), draws)
+    round = jax.device_put(np.zeros(num_chains, np.int32))
+    state = FederatedState(Broadcast(round, position), (), ())
     info = {"draw": np.tile(np.arange(num), (num_chains, 1))}
     totals = {
         name: np.full(num_chains, sum(getattr(row, name) for row in rows) / num_chains)

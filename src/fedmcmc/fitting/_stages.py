@@ -31,6 +31,7 @@ from fedmcmc.fitting._progress import ticking
 from fedmcmc.fitting._report import StageReport, cost_of
 from fedmcmc.gaussian import Gaussian, Mixture, moments_of
 from fedmcmc.pytrees import trees
+from fedmcmc.random import folded_key
 from fedmcmc.records import Samples
 from fedmcmc.runs import Consortium
 from fedmcmc.surrogates import Ledger
@@ -64,7 +65,7 @@ class Problem:
     progress: bool
 
     def key(self, stage: int) -> Array:
-        return jax.random.fold_in(self.rng_key, stage)
+        return folded_key(self.rng_key, stage)
 
 
 @dataclass(frozen=True)

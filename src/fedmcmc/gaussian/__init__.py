@@ -8,6 +8,7 @@ from fedmcmc.gaussian._gaussian import STRUCTURES as STRUCTURES
 from fedmcmc.gaussian._gaussian import Gaussian as Gaussian
 from fedmcmc.gaussian._gaussian import as_dense as as_dense
 from fedmcmc.gaussian._gaussian import flat_precision as flat_precision
+from fedmcmc.gaussian._gaussian import from_covariance as from_covariance
 from fedmcmc.gaussian._gaussian import from_flat as from_flat
 from fedmcmc.gaussian._gaussian import is_proper as is_proper
 from fedmcmc.gaussian._gaussian import plus_precision as plus_precision

@@ -24,7 +24,7 @@ from jax.typing import ArrayLike
 
 from fedmcmc.pytrees import trees
 from fedmcmc.random import normals
-from fedmcmc.types import ArrayTree, Described, register_dataclass
+from fedmcmc.types import ArrayTree, Described, compiled, register_dataclass
 
 STRUCTURES = ("scaled_identity", "diagonal", "dense")
 """Structures of a precision: one number, one number per coordinate, or a matrix."""
@@ -122,11 +122,7 @@ class Gaussian(Described):
                     f"{smallest:.3g}."
                 )
 
-        def build(mean: ArrayTree, matrix: Array) -> "Gaussian":
-            precision = jnp.linalg.inv(matrix)
-            return with_mean(mean, (precision + precision.T) / 2, "dense")
-
-        return (jax.vmap(build) if batched else build)(mean, matrix)
+        return from_covariance(mean, matrix, batched=batched)
 
     @classmethod
     def uniform(cls, like: ArrayTree, structure: str = "diagonal") -> "Gaussian":
@@ -286,6 +282,17 @@ def _check_positive(variance: ArrayTree) -> None:
 
 def _shapes(tree: ArrayTree) -> Any:
     return jax.tree.map(lambda x: jnp.shape(x), tree)
+
+
+@compiled(static_argnames=("batched",))
+def from_covariance(mean: ArrayTree, matrix: Array, *, batched: bool) -> Gaussian:
+    """Return the Gaussian of a covariance ``[d, d]``, or `batched` Gaussians, unchecked."""
+
+    def build(mean: ArrayTree, matrix: Array) -> Gaussian:
+        precision = jnp.linalg.inv(matrix)
+        return with_mean(mean, (precision + precision.T) / 2, "dense")
+
+    return (jax.vmap(build) if batched else build)(mean, matrix)
 
 
 def is_proper(q: Gaussian) -> Array:

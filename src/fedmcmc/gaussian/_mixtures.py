@@ -90,8 +90,8 @@ class Mixture(Described):
         factors = [_factorize(np.asarray(scale, np.float64)) for _, _, _, scale in parts]
         dtype = jnp.result_type(float)
         return cls(
-            jnp.asarray(np.stack([np.asarray(mean, np.float64) for _, _, mean, _ in parts]), dtype),
-            jnp.asarray(np.stack(factors), dtype),
+            jax.device_put(np.array([np.asarray(mean) for _, _, mean, _ in parts], dtype)),
+            jax.device_put(np.stack(factors).astype(dtype)),
             tuple((weights / weights.sum()).tolist()),
             tuple(float(degrees) for _, degrees, _, _ in parts),
         )

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from fedmcmc.data import FederatedData
+from fedmcmc.data import FederatedData, host_view
 from fedmcmc.types import ArrayTree
 
 BATCH_SIZE = 16
@@ -110,7 +110,7 @@ def _columns(rows: ArrayTree) -> list[np.ndarray]:
         num_missing = MAX_COLUMNS - len(columns)
         if num_missing <= 0:
             break
-        table = leaf.reshape(leaf.shape[0], -1)[:, :num_missing]
+        table = host_view(leaf).reshape(leaf.shape[0], -1)[:, :num_missing]
         columns += list(np.asarray(table).T)
     return columns
 
@@ -121,8 +121,9 @@ def _is_numeric(dtype: DTypeLike) -> bool:
 
 def _gather(leaf: Array, numbers: np.ndarray) -> np.ndarray:
     """Return rows of a leaf; on an accelerator, similar numbers of rows share one program."""
-    if not isinstance(leaf, jax.Array) or all(x.platform == "cpu" for x in leaf.devices()):
-        return np.asarray(leaf)[numbers]
+    view = host_view(leaf)
+    if isinstance(view, np.ndarray):
+        return np.asarray(view[numbers])
     padded = np.resize(numbers, 1 << (len(numbers) - 1).bit_length())
     return np.asarray(leaf[padded])[: len(numbers)]
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax.tree_util import Partial
 from numpyro.primitives import Messenger
 
 from fedmcmc.interop import _numpyro_trace as tracing
@@ -149,10 +149,9 @@ def with_starts(built: Built, rows: ArrayTree) -> Posterior:
     """Return the posterior with an `init_fn` that checks starts with `rows`."""
     logprior_fn: Any = built.posterior.logprior_fn
 
-    def start(rng_key: Array) -> Any:
-        return built.start_fn(rng_key, rows)
-
-    init_fn = ModelFunction(start, logprior_fn._origin, ("init_fn",))
+    start = Partial(built.start_fn, rows=rows)
+    init_fn: Any = ModelFunction(start, logprior_fn._origin, ("init_fn",))
+    init_fn.as_partial = start
     return built.posterior._replace(init_fn=init_fn)
 
 

@@ -137,27 +137,43 @@ def widen(leaf: Array) -> Array:
 
 
 def ravel(tree: ArrayTree) -> Array:
-    """Return all numbers of `tree` in a vector ``[num_elements]`` of the widest dtype."""
+    """Return all numbers of `tree` in a vector ``[num_elements]`` of the widest dtype.
+
+    The vector of NumPy arrays is a NumPy array.
+    """
     leaves = jax.tree.leaves(tree)
     if len(leaves) == 1:
         return leaves[0].reshape(-1)
     widest = max((leaf.dtype for leaf in leaves), key=lambda dtype: dtype.itemsize)
-    return jnp.concatenate([leaf.astype(widest).reshape(-1) for leaf in leaves])
+    is_on_host = all(isinstance(leaf, np.ndarray) for leaf in leaves)
+    concatenate: Any = np.concatenate if is_on_host else jnp.concatenate
+    flat: Array = concatenate([leaf.astype(widest).reshape(-1) for leaf in leaves])
+    return flat
 
 
-def unravel(flat: Array, like: ArrayTree) -> ArrayTree:
+def unravel(flat: Array | np.ndarray, like: ArrayTree) -> ArrayTree:
     """Return the numbers of `flat` ``[..., num_elements]`` as a tree with the shapes of `like`.
 
-    Each leaf has the leading axes and the dtype of `flat`.
+    Each leaf has the leading axes and the dtype of `flat`, and is a NumPy array if `flat` is one.
     """
     leaves, treedef = jax.tree.flatten(like)
     ends = np.cumsum([math.prod(leaf.shape) for leaf in leaves])[:-1]
-    pieces = jnp.split(flat, ends, axis=-1) if len(leaves) > 1 else [flat]
+    split: Any = np.split if isinstance(flat, np.ndarray) else jnp.split
+    pieces = split(flat, ends, axis=-1) if len(leaves) > 1 else [flat]
     shaped = [
         piece.reshape(flat.shape[:-1] + leaf.shape)
         for piece, leaf in zip(pieces, leaves, strict=True)
     ]
     return jax.tree.unflatten(treedef, shaped)
+
+
+def restore(flat: Array | np.ndarray, like: ArrayTree) -> ArrayTree:
+    """Return the numbers of `flat` ``[..., num_elements]`` with the shapes and dtypes of `like`.
+
+    Each leaf has the leading axes of `flat`, and is a NumPy array if `flat` is one: that compiles
+    nothing.
+    """
+    return cast_like(unravel(flat, like), like)
 
 
 @partial(jax.jit, inline=True)

@@ -19,6 +19,7 @@ from fedmcmc.random._streams import distinct_integers as distinct_integers
 from fedmcmc.random._streams import draw_key as draw_key
 from fedmcmc.random._streams import fault_key as fault_key
 from fedmcmc.random._streams import final_key as final_key
+from fedmcmc.random._streams import folded_key as folded_key
 from fedmcmc.random._streams import init_key as init_key
 from fedmcmc.random._streams import integers_below as integers_below
 from fedmcmc.random._streams import normals as normals

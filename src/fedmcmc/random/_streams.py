@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc.pytrees import trees
-from fedmcmc.types import ArrayTree
+from fedmcmc.types import ArrayTree, compiled
 
 _SERVER = 2**32 - 1
 _COHORT = 2**32 - 2
@@ -72,6 +72,12 @@ def as_key(rng_key: object) -> Array:
             f"jax.random.split. Pass one of them, such as keys[0]."
         )
     return key
+
+
+@compiled(optimize=False)
+def folded_key(rng_key: Array, number: Array | int) -> Array:
+    """Return `jax.random.fold_in` of a key and a number, by a program that compiles quickly."""
+    return jax.random.fold_in(rng_key, number)
 
 
 def client_key(rng_key: Array, round_: Array, index: Array) -> Array:

@@ -10,7 +10,6 @@ from functools import cached_property
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -90,7 +89,7 @@ class SimulatedConsortium:
         of_runs: bool = False,
     ) -> None:
         self.data = data
-        self._rng_key = jax.random.key(0) if rng_key is None else as_key(rng_key)
+        self._rng_key = None if rng_key is None else as_key(rng_key)
         self._transform, self._of_runs = transform, of_runs
         self._num_rounds = 0
         self._layout = Layout(clients_at_a_time=_clients_at_a_time(data))
@@ -118,22 +117,24 @@ class SimulatedConsortium:
         kernel: FederatedKernel = as_functions(question)
         if self._transform is not None:
             kernel = as_functions(self._transform(kernel))
-        key, layout = self._rng_key, self._layout
-        state = initialize(kernel, key, content, self.data, layout)
+        arguments = kernel, self.data, self._layout, self._rng_key
         answers, digest = answers_of_program(), ""
         if answers is not None:
-            digest, like = self._digest(kernel, state)
+            digest, like = self._digest(kernel, content)
             if (stored := answers.read(digest, like)) is not None:
                 self._num_rounds += stored.numbers["rounds"]
-                return Sum(jax.tree.map(jnp.asarray, stored.value), **stored.numbers)
+                return Sum(stored.value, **stored.numbers)
         up = down = 0.0
         for tries in range(1, MAX_TRIES + 1):
-            number = jnp.asarray(self._num_rounds, jnp.int32)
-            state = state._replace(broadcast=state.broadcast._replace(round=number))
-            state, answered, bits = _round(kernel, self.data, layout, state, key)
+            number = jax.device_put(np.int32(self._num_rounds))
+            if tries == 1:
+                result = _first_round(*arguments, content, number)
+            else:
+                result = _round(*arguments, result.state, number)
             self._num_rounds += 1
-            up, down = up + float(bits[0]), down + float(bits[1])
-            check_fits_sum(question, state.server)
+            up, down = up + float(result.bits_up), down + float(result.bits_down)
+            check_fits_sum(question, result.state.server)
+            answered = result.answered
             if answered.whole:
                 numbers: dict[str, Any] = {"rounds": tries, "bits_up": up, "bits_down": down}
                 if answers is not None:
@@ -145,11 +146,21 @@ class SimulatedConsortium:
             f"lower the rates of fedmcmc.faults."
         )
 
-    def _digest(self, kernel: FederatedKernel, state: FederatedState) -> tuple[str, ArrayTree]:
+    def compile_ahead(self, question: Question, content: ArrayTree) -> None:
+        """Start to compile the program of `ask`, for `content` of these shapes."""
+        if self._transform is None and answers_of_program() is None:
+            kernel = as_functions(question)
+            number = jax.ShapeDtypeStruct((), np.int32)
+            _first_round.compile_ahead(
+                kernel, self.data, self._layout, self._rng_key, content, number
+            )
+
+    def _digest(self, kernel: FederatedKernel, content: ArrayTree) -> tuple[str, ArrayTree]:
         """Return a digest of a question, and the shapes of its answer."""
-        traced = _round.trace(kernel, self.data, self._layout, state, self._rng_key)
-        parts = (kernel, state, self._num_rounds, self._rng_key, self._digest_of_rows)
-        return digest_of_call(traced.jaxpr, *parts), traced.out_info[1].value
+        number = jax.device_put(np.int32(self._num_rounds))
+        traced = _first_round.trace(kernel, self.data, self._layout, self._rng_key, content, number)
+        parts = (kernel, content, self._num_rounds, self._rng_key, self._digest_of_rows)
+        return digest_of_call(traced.jaxpr, *parts), traced.out_info.answered.value
 
     @cached_property
     def _digest_of_rows(self) -> str:
@@ -215,15 +226,55 @@ def as_consortium(data: object) -> Consortium:
     )
 
 
+class _Result(NamedTuple):
+    """State after a round, the answer, and the bits of all clients."""
+
+    state: FederatedState
+    answered: Any
+    bits_up: Array
+    bits_down: Array
+
+
+@compiled
+def _first_round(
+    kernel: FederatedKernel,
+    data: FederatedData,
+    layout: Layout,
+    rng_key: Array | None,
+    content: ArrayTree,
+    number: Array,
+) -> _Result:
+    """Run a round from the initial state; a single program, because most questions need one."""
+    key = _key_of_transforms(rng_key)
+    state = initialize(kernel, key, content, data, layout)
+    return _run_round(kernel, data, layout, key, state, number)
+
+
 @compiled
 def _round(
     kernel: FederatedKernel,
     data: FederatedData,
     layout: Layout,
+    rng_key: Array | None,
     state: FederatedState,
+    number: Array,
+) -> _Result:
+    return _run_round(kernel, data, layout, _key_of_transforms(rng_key), state, number)
+
+
+def _key_of_transforms(rng_key: Array | None) -> Array:
+    return jax.random.key(0) if rng_key is None else rng_key
+
+
+def _run_round(
+    kernel: FederatedKernel,
+    data: FederatedData,
+    layout: Layout,
     rng_key: Array,
-) -> tuple[FederatedState, Any, tuple[Array, Array]]:
-    like, number = state.broadcast, state.broadcast.round
-    prepared = prepare_round(kernel, data, layout, rng_key, like, number)
+    state: FederatedState,
+    number: Array,
+) -> _Result:
+    state = state._replace(broadcast=state.broadcast._replace(round=number))
+    prepared = prepare_round(kernel, data, layout, rng_key, state.broadcast, number)
     state, info = run_round(kernel, data, layout, state, *prepared)
-    return state, kernel.draw(rng_key, state), (info.bits_up, info.bits_down)
+    return _Result(state, kernel.draw(rng_key, state), info.bits_up, info.bits_down)

@@ -33,6 +33,7 @@ from fedmcmc.surrogates._ascents import Expansion as Expansion
 from fedmcmc.surrogates._ascents import Ledger as Ledger
 from fedmcmc.surrogates._ascents import Objective as Objective
 from fedmcmc.surrogates._ascents import Structure as Structure
+from fedmcmc.surrogates._ascents import expanded_prior as expanded_prior
 from fedmcmc.surrogates._ascents import lbfgs as lbfgs
 from fedmcmc.surrogates._ascents import newton as newton
 from fedmcmc.surrogates._ascents import run_ascents as run_ascents

@@ -9,7 +9,6 @@ from collections.abc import Callable, Generator
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from scipy.optimize import LbfgsInvHessProduct
@@ -198,10 +197,10 @@ class Objective:
 
     def __call__(self, points: np.ndarray) -> list[Expansion]:
         """Return one expansion per point ``[num, d]``, rounded to the precision of the center."""
-        flat = jnp.asarray(points, trees.ravel(self.centre).dtype)
-        positions = jax.vmap(lambda x: trees.cast_like(trees.unravel(x, self.centre), self.centre))(
-            flat
-        )
+        # NumPy arrays, because operations on the host compile nothing.
+        self.centre = jax.tree.map(np.asarray, self.centre)
+        flat = points.astype(trees.ravel(self.centre).dtype)
+        positions = trees.restore(flat, self.centre)
         answer: Expanded = self.ledger.ask(self.question, Points(positions, self.centre))
         prior = expanded_prior(self.posterior, positions, self.centre, structure=self.structure)
         value = -(np.asarray(prior[0], np.float64) + np.asarray(answer.value, np.float64))

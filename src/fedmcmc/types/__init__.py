@@ -7,6 +7,7 @@ only in numbers share one compilation.
 This package imports no other package of fedmcmc.
 """
 
+from fedmcmc.types._compiled import cancel_compilations as cancel_compilations
 from fedmcmc.types._compiled import compiled as compiled
 from fedmcmc.types._describing import Described as Described
 from fedmcmc.types._describing import describe as describe
@@ -57,4 +58,5 @@ from fedmcmc.types._values import Static as Static
 from fedmcmc.types._values import StepInfo as StepInfo
 from fedmcmc.types._values import Uncompressed as Uncompressed
 from fedmcmc.types._values import as_functions as as_functions
+from fedmcmc.types._values import bound as bound
 from fedmcmc.types._values import vmap_axes as vmap_axes

@@ -557,6 +557,16 @@ def as_functions(tree: ArrayTree) -> ArrayTree:
     return jax.tree.map(wrap, tree)
 
 
+def bound(fn: Callable[..., Any]) -> Any:
+    """Return a function as a `Partial` whose arrays are arguments of a compiled program.
+
+    A program contains arrays in a function's closure as constants, so that it serves these arrays
+    only. A function with the attribute `as_partial` provides the `Partial` itself.
+    """
+    inner = fn.func if isinstance(fn, Partial) else fn
+    return as_functions(getattr(inner, "as_partial", fn))
+
+
 @compiled(static_argnames=("num_axes",))
 def vmap_axes(fn: Callable[..., Array], tree: ArrayTree, *, num_axes: int) -> ArrayTree:
     """Return `fn` of each element along the first `num_axes` axes of a tree's leaves.
