@@ -54,7 +54,7 @@ CASES = {
 }
 TINY_ROWS = 45_000
 """Number of rows with which the largest site has more than one chunk of rows."""
-SOURCES = ("arrays", "mapped", "loader")
+SOURCES = ("arrays", "loader")
 
 
 def write(folder: Path, name: str, num_rows: int) -> dict[str, Any]:
