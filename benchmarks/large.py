@@ -78,11 +78,11 @@ def write(folder: Path, name: str, num_rows: int) -> dict[str, Any]:
     if name == "wide":
         start_time = time.perf_counter()
         mean, sds, error = hmc_moments(x, y, mean, covariance)
-        took = {"reference seconds": time.perf_counter() - start_time, "reference error": error}
+        figures = {"reference seconds": time.perf_counter() - start_time, "reference error": error}
     else:
-        took = {}
+        figures = {}
     np.save(folder / "moments.npy", np.stack([mean, sds]))
-    return {"bytes": x.nbytes + y.nbytes, **took}
+    return {"bytes": x.nbytes + y.nbytes, **figures}
 
 
 def linear_posterior(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -160,19 +160,19 @@ def hmc_moments(
         accepted = jnp.log(jax.random.uniform(accept_key, log_ratio.shape)) < log_ratio
         z = jnp.where(accepted[:, None], q, z)
         position = z @ prior_root.T
-        kept = count >= warmup
+        is_counted = count >= warmup
         return (
             z,
-            total + kept * position,
-            squares + kept * position**2,
+            total + is_counted * position,
+            squares + is_counted * position**2,
             count + 1,
         ), accepted.mean()
 
     zeros = jnp.zeros((chains, x.shape[1]))
-    first = jax.random.normal(jax.random.key(1), zeros.shape)
+    starts = jax.random.normal(jax.random.key(1), zeros.shape)
     keys = jax.random.split(jax.random.key(2), warmup + draws)
     (_, total, squares, _), _ = jax.jit(lambda s, k: jax.lax.scan(trajectory, s, k))(
-        (first, zeros, zeros, 0), keys
+        (starts, zeros, zeros, 0), keys
     )
     total, squares = (np.asarray(leaf, np.float64) / draws for leaf in (total, squares))
     center = total.mean(0)

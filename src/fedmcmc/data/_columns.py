@@ -27,7 +27,7 @@ MAX_ROUNDING = 1e-3
 class Column:
     """Rows of all clients, written part by part in the type of `row_dtype`.
 
-    Parts are converted about a megabyte at a time, so that only the result takes memory. JAX would
+    Parts are converted in small slices, so that only the result takes memory. JAX would
     also convert 64-bit numbers to its default width, but without checks and warnings.
 
     Parameters
@@ -71,10 +71,10 @@ class Column:
     def _write_waiting(self) -> None:
         """Write the parts that wait; small ones together, which is faster."""
         parts, self._waiting, self._bytes_waiting = self._waiting, [], 0
-        small, last = parts[:-1], parts[-1:]
+        small, final = parts[:-1], parts[-1:]
         if len({part.dtype for part in small}) == 1:
             small = [np.concatenate(small)]
-        for part in small + last:
+        for part in small + final:
             self._write(part)
 
     def _write(self, part: np.ndarray) -> None:

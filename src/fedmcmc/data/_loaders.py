@@ -20,8 +20,8 @@ class ClientLoader:
     process of a run needs all rows. Without a mesh, it loads all clients. The draws are the same as
     with `FederatedData.from_clients`.
 
-    Clients are loaded one after the other. Besides the result, only one client's rows and parts of
-    about a megabyte are in memory, so `load_fn` may read a file or return memory-mapped arrays. On
+    Clients are loaded one after the other. Besides the result, only one client's rows and small
+    parts are in memory, so `load_fn` may read a file or return memory-mapped arrays. On
     a CPU the device uses the memory of the result without a copy.
 
     Parameters
