@@ -21,8 +21,8 @@ class ClientLoader:
     with `FederatedData.from_clients`.
 
     Clients are loaded one after the other. Besides the result, only one client's rows and small
-    parts are in memory, so `load_fn` may read a file or return memory-mapped arrays. On
-    a CPU the device uses the memory of the result without a copy.
+    parts are in memory, so `load_fn` may read a file or return memory-mapped arrays. On a CPU the
+    device uses the memory of the result without a copy.
 
     Parameters
     ----------
