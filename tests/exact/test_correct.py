@@ -115,6 +115,19 @@ def test_a_narrow_approximation_fails_and_adapts():
     assert abs(adapted.log_evidence - log_evidence()) < LIMIT * adapted.log_evidence_sd
 
 
+def test_a_proposal_adapts_only_if_the_weighted_mean_is_near_the_posterior():
+    """With one effective draw, the squared error of the mean is the number of dimensions."""
+    posterior = fedmcmc.Posterior(
+        lambda theta: -0.5 * jnp.sum(theta**2), lambda theta, rows: jnp.zeros(len(rows))
+    )
+    data = fedmcmc.FederatedData.from_clients([np.zeros(2)])
+    for size, num_rounds in ((4, 2), (100, 1)):
+        rough = fedmcmc.Gaussian.from_moments(jnp.full(size, 3.0), variance=jnp.ones(size))
+        with pytest.warns(fedmcmc.SamplingWarning):
+            corrected = fedmcmc.correct(KEY, posterior, data, rough, max_rounds=2)
+        assert corrected.rounds[0].ess < 4 and len(corrected.rounds) == num_rounds
+
+
 @pytest.mark.slow
 def test_faults_and_many_points_change_nothing(monkeypatch):
     plain = correct(KEY, approximation(shift=0.5), num_draws=200)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import fedmcmc
+from fedmcmc.data import CHUNK_ROWS
 from fedmcmc.gaussian import defensive
 from fedmcmc.kernels import LOG_ZERO_THRESHOLD, Dithered, PointRecipe, Points, evaluations
 from fedmcmc.kernels._evaluations import compensated_sum, split_sum
@@ -45,6 +46,24 @@ def test_batches_of_clients_and_points_change_nothing(monkeypatch):
     reply = SimulatedConsortium(DATA).ask(evaluations(POSTERIOR), Points(POINTS, CENTRE))
     expected = pooled(POINTS) - pooled([CENTRE])[0]
     np.testing.assert_allclose(reply.value.value, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_client_reads_only_its_own_chunks():
+    chunks = []
+
+    def loglikelihood(theta, rows):
+        jax.debug.callback(chunks.append, rows[0])
+        return -0.5 * (rows - theta) ** 2
+
+    sizes = (2 * CHUNK_ROWS + 1, 10, 20)
+    data = fedmcmc.FederatedData.from_clients(
+        [np.full(n, i, np.float32) for i, n in enumerate(sizes)]
+    )
+    posterior = fedmcmc.Posterior(lambda theta: -0.5 * theta**2, loglikelihood)
+    reply = SimulatedConsortium(data).ask(evaluations(posterior), Points(jnp.ones(1)))
+    jax.effects_barrier()
+    assert sorted(map(int, chunks)) == [0, 0, 0, 1, 2]
+    np.testing.assert_allclose(reply.value.value, [-0.5 * (sizes[0] + sizes[2])])
 
 
 def test_a_recipe_gives_the_points_that_the_server_draws():

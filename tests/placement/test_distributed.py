@@ -144,7 +144,7 @@ os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={num}"
 
 import jax, jax.numpy as jnp, numpy as np
 import fedmcmc
-from fedmcmc import distributed, launch
+from fedmcmc import distributed
 
 distributed.initialize()
 index = jax.process_index()
@@ -172,7 +172,7 @@ print("ran")
 
 FAILING = """
 import jax
-from fedmcmc import distributed, launch
+from fedmcmc import distributed
 
 distributed.initialize()
 distributed.broadcast_from_first(0.0)

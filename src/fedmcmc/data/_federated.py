@@ -11,6 +11,13 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
+from fedmcmc.data._columns import (
+    concatenate_clients,
+    count_all_rows,
+    order_by_client,
+    take_rows,
+    write_column,
+)
 from fedmcmc.data._groups import (
     Grouped,
     GroupLabels,
@@ -27,13 +34,10 @@ from fedmcmc.data._levels import report_similar
 from fedmcmc.data._rows import (
     Levels,
     as_array,
-    as_row_type,
     check_finite,
-    concatenate_clients,
     count_rows,
     first_rows,
     host_view,
-    take_rows,
 )
 from fedmcmc.pytrees import trees
 from fedmcmc.types import ArrayTree, Client, Federation, html_table, register_dataclass
@@ -132,15 +136,14 @@ class FederatedData:
 
         ids, labels = read_owners(df, client)
         excluded = [client] if groups is None else [client, groups]
+        order = order_by_client(ids)
         rows, coding, orders = read_columns(
-            [df], columns, excluded, allow_nonfinite=allow_nonfinite
+            [df], columns, excluded, allow_nonfinite=allow_nonfinite, order=order
         )
-        order = np.argsort(ids, kind="stable")
-        rows = {name: take_rows(column, order) for name, column in rows.items()}
         sizes, group_of_row = np.bincount(ids), None
         if groups is not None:
             numbers, levels = read_owners(df, groups, "group")
-            group_of_row = _split(np.array(levels, object)[numbers[order]], sizes)
+            group_of_row = _split(np.array(levels, object)[numbers], order, sizes)
         legend = Legend(labels, coding, orders=orders)
         return _assemble(rows, sizes, legend, group_of_row, allow_nonfinite)
 
@@ -216,7 +219,7 @@ class FederatedData:
         else:
             if column is not None:
                 clients = [{k: v for k, v in x.items() if k != column} for x in clients]
-            rows, sizes = concatenate_clients(clients, owners)
+            rows, sizes = concatenate_clients(clients.__getitem__, owners, count_all_rows(clients))
         return _assemble(rows, sizes, legend, groups, allow_nonfinite)
 
     @classmethod
@@ -254,7 +257,8 @@ class FederatedData:
             names, ids = np.unique(ids.astype(str), return_inverse=True)
             labels = tuple(names.tolist())
             report_similar(dict.fromkeys(labels), "client_ids", "labels")
-        leaves = [as_array(leaf, "the data") for leaf in jax.tree.leaves(tree)]
+        paths, treedef = jax.tree_util.tree_flatten_with_path(tree)
+        leaves = [as_array(leaf, "the data") for _, leaf in paths]
         num_rows = count_rows(leaves, "the data")
         if ids.shape != (num_rows,) or not np.issubdtype(ids.dtype, np.integer):
             raise ValueError(
@@ -269,8 +273,12 @@ class FederatedData:
             if is_wrong.any():
                 row = int(is_wrong.argmax())
                 raise ValueError(f"client_ids must be {expected}, got {ids[row]} in row {row}.")
-        order = np.argsort(ids, kind="stable")
-        rows = jax.tree.map(lambda leaf: take_rows(np.asarray(leaf), order), tree)
+        order = order_by_client(ids)
+        columns = [
+            write_column(path, take_rows(leaf, order), num_rows)
+            for (path, _), leaf in zip(paths, leaves, strict=True)
+        ]
+        rows = jax.tree.unflatten(treedef, columns)
         sizes = np.bincount(ids, minlength=count)
         if groups is not None:
             groups = as_labels(groups)
@@ -279,7 +287,7 @@ class FederatedData:
                     f"groups must hold one label per row, shape ({num_rows},), got shape "
                     f"{groups.shape}."
                 )
-            groups = _split(groups[order], sizes)
+            groups = _split(groups, order, sizes)
         return _assemble(rows, sizes, Legend(labels), groups, allow_nonfinite)
 
     def __repr__(self) -> str:
@@ -440,8 +448,9 @@ def _fields_of_clients(
     return start[index], size[index], shares, weights
 
 
-def _split(column: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
-    return np.split(column, np.cumsum(sizes)[:-1])
+def _split(column: np.ndarray, order: np.ndarray | None, sizes: np.ndarray) -> list[np.ndarray]:
+    """Return the entries of each client from a column, which `order` sorts by client."""
+    return np.split(column if order is None else column[order], np.cumsum(sizes)[:-1])
 
 
 def _assemble(
@@ -477,12 +486,8 @@ def from_sorted(
     owners = [labels[client] for client in clients]
     start = np.zeros(len(sizes), np.int32)
     start[clients] = starts = first_rows(sizes[clients], owners)
-    leaves, treedef = jax.tree_util.tree_flatten_with_path(row_values(rows))
-    # A list rather than `tree_map`, because `warn_caller` skips only frames of this package.
-    values = jax.tree.unflatten(treedef, [as_row_type(path, leaf) for path, leaf in leaves])
     if not allow_nonfinite:
-        check_finite(values, starts, owners)
-    rows = replace(rows, values=values) if isinstance(rows, Grouped) else values
+        check_finite(row_values(rows), starts, owners)
     arrays = _as_fields(start, sizes, sizes / sizes.sum(), jnp.result_type(float))
     # `device_put` may share memory with the host, as no other code uses these arrays.
     rows, start, size, share = jax.tree.map(jax.device_put, (rows, *arrays))

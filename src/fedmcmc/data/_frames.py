@@ -6,7 +6,9 @@ from typing import Any
 
 import narwhals.stable.v2 as nw
 import numpy as np
+from jax.tree_util import DictKey
 
+from fedmcmc.data._columns import take_rows, write_column
 from fedmcmc.data._levels import (
     TextPart,
     is_number,
@@ -15,7 +17,7 @@ from fedmcmc.data._levels import (
     report_similar,
     warn_of_names,
 )
-from fedmcmc.data._rows import Levels, concatenate, is_missing, numbers_of_objects
+from fedmcmc.data._rows import Levels, is_missing, numbers_of_objects
 
 
 def read_owners(frame: object, column: str, noun: str = "client") -> tuple[np.ndarray, Levels]:
@@ -58,14 +60,16 @@ def read_columns(
     *,
     allow_nonfinite: bool,
     owners: Levels | None = None,
+    order: np.ndarray | None = None,
 ) -> tuple[dict[str, np.ndarray], dict[str, Levels], dict[str, str]]:
     """Return the concatenated columns of all `frames`, the levels of text, and their orders.
 
-    By default `columns` are all except for `excluded`, which hold clients and groups. Numbers stay
-    unchanged, booleans become 0 and 1, and text and categories become codes ``0, 1, ...`` of levels
-    (see `merge_levels`). If each table has the rows of one client, `owners` holds the clients'
-    labels. Raise `ValueError` if a column is missing in a table, holds missing values or other
-    values than numbers, or is text in only some tables.
+    By default `columns` are all except for `excluded`, which hold clients and groups. Booleans
+    become 0 and 1, and text and categories become codes ``0, 1, ...`` of levels (see
+    `merge_levels`). If each table has the rows of one client, `owners` holds the clients' labels.
+    `order` is the order in which the rows of a single table are returned. Raise `ValueError` if a
+    column is missing in a table, holds missing values or other values than numbers, or is text in
+    only some tables.
     """
     clients = [None] if owners is None else list(owners)
     titles = ["The table" if x is None else f"The table of client {x!r}" for x in clients]
@@ -84,6 +88,7 @@ def read_columns(
             raise ValueError(f"{title} has {problem}; its columns are {', '.join(table.columns)}.")
         if not len(table):
             raise ValueError(f"{title} holds no rows.")
+    num_rows = sum(map(len, tables))
     rows: dict[str, np.ndarray] = {}
     levels: dict[str, Levels] = {}
     orders: dict[str, str] = {}
@@ -97,7 +102,7 @@ def read_columns(
             if orders[name] == "alphabetical":
                 warn_of_names(name, len(levels[name]), sum(len(part.values) for part in texts))
             codes = {level: code for code, level in enumerate(levels[name])}
-            rows[name] = np.array([codes[x] for part in texts for x in part.values], np.int32)
+            numbers = [np.array([codes[x] for part in texts for x in part.values], np.int32)]
         elif any(are_text):
             i, client = are_text.index(True), clients[are_text.index(False)]
             raise ValueError(
@@ -108,7 +113,8 @@ def read_columns(
             numbers = [
                 read_numbers(x, y, allow_nonfinite) for x, y in zip(where, parts, strict=True)
             ]
-            rows[name] = concatenate(numbers)
+        sorted_parts = (part for x in numbers for part in take_rows(x, order))
+        rows[name] = write_column((DictKey(name),), sorted_parts, num_rows)
     return rows, levels, orders
 
 
@@ -190,7 +196,8 @@ def read_numbers(where: str, column: nw.Series, allow_nonfinite: bool) -> np.nda
     """Return a column of numbers or booleans (0 and 1); raise `ValueError` for other values."""
     dtype: Any = column.dtype
     if dtype.is_float() and allow_nonfinite:
-        return np.asarray(column.to_numpy()).astype(float)  # missing values become NaN
+        values = np.asarray(column.to_numpy())
+        return values if values.dtype.kind == "f" else values.astype(float)  # missing becomes NaN
     if dtype.is_numeric() or dtype == nw.Boolean or dtype in (nw.Object, nw.Unknown):
         _refuse_missing(where, column)
         values = np.asarray(column.to_numpy())

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
+from fedmcmc.data._columns import concatenate_clients
 from fedmcmc.data._federated import FederatedData, from_sorted
-from fedmcmc.data._rows import concatenate_clients, count_rows, first_rows
+from fedmcmc.data._rows import count_rows, first_rows
 from fedmcmc.types import ArrayTree
 
 
@@ -18,6 +19,10 @@ class ClientLoader:
     ``sample(..., loader, mesh=mesh)`` loads only the clients of this process's devices, so that no
     process of a run needs all rows. Without a mesh, it loads all clients. The draws are the same as
     with `FederatedData.from_clients`.
+
+    Clients are loaded one after the other. Besides the result, only one client's rows and small
+    parts are in memory, so `load_fn` may read a file or return memory-mapped arrays. On a CPU the
+    device uses the memory of the result without a copy.
 
     Parameters
     ----------
@@ -41,6 +46,16 @@ class ClientLoader:
     >>> loader = ClientLoader([3, 1], lambda client_id: np.full((3 - 2 * client_id, 2), 1.0))
     >>> loader.num_clients, loader.load().num_rows
     (2, 4)
+
+    Rows of a file, mapped into memory:
+
+    >>> import tempfile, pathlib
+    >>> path = pathlib.Path(tempfile.mkdtemp(), "x.npy")
+    >>> np.save(path, np.arange(8.0).reshape(4, 2))
+    >>> rows, starts = np.load(path, mmap_mode="r"), [0, 3, 4]
+    >>> loader = ClientLoader([3, 1], lambda i: {"x": rows[starts[i] : starts[i + 1]]})
+    >>> loader.load()
+    FederatedData(2 clients, 4 rows, 1 to 3 per client; x: float32[2])
     """
 
     sizes: Sequence[int] | np.ndarray
@@ -80,8 +95,10 @@ class ClientLoader:
         With `clients`, `sizes` still describes all clients, but `start` is zero for the others.
         """
         ids = [int(i) for i in (range(self.num_clients) if clients is None else clients)]
-        rows, _ = concatenate_clients([self._load_client(i) for i in ids], ids)
-        return from_sorted(rows, np.asarray(self.sizes), self.allow_nonfinite, ids)
+        sizes = np.asarray(self.sizes)
+        num_rows = int(sizes[ids].sum())
+        rows, _ = concatenate_clients(lambda i: self._load_client(ids[i]), ids, num_rows)
+        return from_sorted(rows, sizes, self.allow_nonfinite, ids)
 
     def _load_client(self, client: int) -> ArrayTree:
         rows = self.load_fn(client)

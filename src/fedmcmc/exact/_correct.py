@@ -55,6 +55,9 @@ MAX_INVALID_SHARE = 0.01
 """Largest tolerated share of draws whose log density is NaN or infinite."""
 ESS_PER_DIMENSION = 10
 """Number of effective draws per dimension from which a covariance is trusted."""
+MAX_SQUARED_SHIFT = 36
+"""Largest number of dimensions per effective draw with which a proposal is adapted. It is about the
+squared error of the weighted mean, in sds; a proposal so far from the posterior gets no weights."""
 
 
 @in_single_precision
@@ -91,7 +94,8 @@ def correct(
         Settings of the first proposal, ``(1 - tail) N(m, C) + tail t_degrees(m, 1.2 C)``, unless it
         is a mixture.
     adapt
-        If true, proposals move to the weighted moments until a round passes.
+        If true, proposals move to the weighted moments until a round passes, unless the effective
+        draws are too few for moments.
     centre
         Position whose log likelihood clients subtract; by default the approximation's mean.
     dither
@@ -133,7 +137,8 @@ def correct(
         ess = _effective_draws(log_weights)
         rounds.append(Round(k_hat, ess, *batch.cost))
         passed = k_hat < khat_threshold(num_draws) and ess >= min_ess
-        if passed or number + 1 == max_rounds or not adapt:
+        can_adapt = batch.points.shape[1] <= MAX_SQUARED_SHIFT * ess
+        if passed or number + 1 == max_rounds or not (adapt and can_adapt):
             break
         proposal = _adapt_proposal(batches, proposal)
     errors = errors_of_weighted(batch.points, np.exp(log_weights))

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax import Array
 
-from fedmcmc.data import FederatedData, constructor_of
+from fedmcmc.data import CHUNK_ROWS, FederatedData, constructor_of
 from fedmcmc.kernels import Question
 from fedmcmc.random import as_key
 from fedmcmc.records import Samples
@@ -92,8 +92,7 @@ class SimulatedConsortium:
         self._rng_key = None if rng_key is None else as_key(rng_key)
         self._transform, self._of_runs = transform, of_runs
         self._num_rounds = 0
-        batch_size = CLIENTS_AT_A_TIME if data.num_clients > CLIENTS_AT_A_TIME else None
-        self._layout = Layout(clients_at_a_time=batch_size)
+        self._layout = Layout(clients_at_a_time=_clients_at_a_time(data))
 
     @property
     def federation(self) -> Federation:
@@ -174,6 +173,12 @@ class SimulatedConsortium:
             if kwargs.get("state") is not None:
                 kwargs["state"] = with_counts(kernel, kwargs["state"])
         return sample(rng_key, kernel, self.data, *args, **kwargs)
+
+
+def _clients_at_a_time(data: FederatedData) -> int | None:
+    if data.max_size > CHUNK_ROWS:
+        return 1  # each client reads its own number of chunks instead of the largest client's
+    return CLIENTS_AT_A_TIME if data.num_clients > CLIENTS_AT_A_TIME else None
 
 
 def check_fits_sum(question: Question, server_state: ArrayTree) -> None:
