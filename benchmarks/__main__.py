@@ -16,7 +16,6 @@ from benchmarks import (
     convolution,
     deployed,
     exact,
-    fed_ep,
     memory,
     predictions,
     settings,
@@ -27,24 +26,6 @@ from benchmarks import (
     wire,
 )
 from benchmarks.timing import compare, row
-
-
-def bench_toy() -> None:
-    x = toy.rows()
-    for num_chains, rounds, usual_rounds in ((1, 65536, 256), (30, 2040, 30)):
-        seconds = compare(
-            {
-                "fedmcmc": toy.ours(x, rounds, num_chains),
-                "fused": toy.fused(x, rounds, num_chains),
-                "usual": toy.usual(x, usual_rounds, num_chains),
-            }
-        )
-        rates = {name: rounds * num_chains / s for name, s in seconds.items()}
-        rates["usual"] = usual_rounds * num_chains / seconds["usual"]
-        ours, unit = rates["fedmcmc"], "chain-rounds/s"
-        print(row(f"toy, {num_chains} chains, fedmcmc", ours, unit, 1.0, ""))
-        for style, goal in (("fused", "goal: at least 0.8"), ("usual", "goal: at least 20")):
-            print(row(f"  over {style}", rates[style], unit, ours / rates[style], goal))
 
 
 def bench_blackjax() -> None:
@@ -139,15 +120,9 @@ def _draws(kernel, data, start, rounds):
     ).draws
 
 
-def on_two_devices(module: str) -> None:
-    # The number of host devices is fixed when a process starts. The programs in the comparison use
-    # one device per core.
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
-    subprocess.run(
-        [sys.executable, "-m", module],
-        check=True,
-        env={**os.environ, "XLA_FLAGS": flags},
-    )
+def on_all_cores(module: str) -> None:
+    # A process of its own, because the number of devices is fixed when JAX starts.
+    subprocess.run([sys.executable, "-m", module], check=True)
 
 
 def in_two_processes(module: str) -> None:
@@ -160,14 +135,14 @@ def in_two_processes(module: str) -> None:
 
 
 BENCHMARKS = {
-    "toy": bench_toy,
+    "toy": partial(on_all_cores, "benchmarks.toy"),
     "blackjax": bench_blackjax,
     "compile": bench_compile,
     "clients": bench_clients,
-    "qlsd": partial(on_two_devices, "benchmarks.qlsd"),
-    "fa_hmc": partial(on_two_devices, "benchmarks.fa_hmc"),
-    "fed_avg": partial(on_two_devices, "benchmarks.fed_avg"),
-    "fed_ep": fed_ep.bench,
+    "qlsd": partial(on_all_cores, "benchmarks.qlsd"),
+    "fa_hmc": partial(on_all_cores, "benchmarks.fa_hmc"),
+    "fed_avg": partial(on_all_cores, "benchmarks.fed_avg"),
+    "fed_ep": partial(on_all_cores, "benchmarks.fed_ep"),
     "memory": memory.bench,
     "wire": wire.bench,
     "convolution": convolution.bench,
@@ -179,7 +154,7 @@ BENCHMARKS = {
     "exact": exact.bench,
     "predictions": predictions.bench,
     "sweeps": sweeps.bench,
-    "scaling": partial(on_two_devices, "benchmarks.scaling"),
+    "scaling": partial(on_all_cores, "benchmarks.scaling"),
     "processes": partial(in_two_processes, "benchmarks.processes"),
 }
 

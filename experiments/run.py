@@ -236,7 +236,6 @@ def _execute_composed(cfg: DictConfig) -> None:
 
 def main() -> None:
     """Read the command line and run."""
-    distributed.initialize()
     try:
         _run_commands(sys.argv[0], sys.argv[1:])
     except (ConfigError, DataNotFound) as error:
@@ -282,4 +281,7 @@ def _run_commands(program: str, typed: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
+    distributed.initialize()
+    if not jax.distributed.is_initialized():
+        fedmcmc.use_all_cores()
     main()

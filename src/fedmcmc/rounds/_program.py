@@ -307,18 +307,22 @@ def run_segment(
     """
     run = partial(_run_chains, block=block, capacity=capacity, canonical=canonical)
     arguments = (program, keys, state, plan, accumulators, accumulator_states)
-    mesh_layout = program.layout.mesh_layout
-    if mesh_layout is None:
+    layout = program.layout
+    mesh = layout.chain_mesh if layout.mesh_layout is None else layout.mesh_layout.mesh
+    if mesh is None:
         return run(*arguments)
-    replicated = PartitionSpec()
-    chains: Any = PartitionSpec(CHAIN_AXIS if CHAIN_AXIS in mesh_layout.mesh.shape else None)
-    states = state_specs(mesh_layout.mesh)
-    programs = jax.tree.map(lambda leaf: replicated, program)
-    rows = jax.tree.map(lambda leaf: PartitionSpec(CLIENT_AXIS), program.data.rows)
-    programs = replace(programs, data=replace(programs.data, rows=rows))
+    replicated: Any = PartitionSpec()
+    chains: Any = PartitionSpec(CHAIN_AXIS if CHAIN_AXIS in mesh.shape else None)
+    states: Any = chains
+    programs: Any = replicated
+    if layout.mesh_layout is not None:
+        states = state_specs(mesh)
+        programs = jax.tree.map(lambda leaf: replicated, program)
+        rows = jax.tree.map(lambda leaf: PartitionSpec(CLIENT_AXIS), program.data.rows)
+        programs = replace(programs, data=replace(programs.data, rows=rows))
     parallel = jax.shard_map(
         run,
-        mesh=mesh_layout.mesh,
+        mesh=mesh,
         in_specs=(programs, chains, states, replicated, replicated, chains),
         out_specs=Segment(states, chains, chains, chains, chains),
         check_vma=False,
