@@ -155,6 +155,7 @@ BENCHMARKS = {
     "predictions": predictions.bench,
     "sweeps": sweeps.bench,
     "scaling": partial(on_all_cores, "benchmarks.scaling"),
+    "devices": partial(on_all_cores, "benchmarks.devices"),
     "processes": partial(in_two_processes, "benchmarks.processes"),
 }
 

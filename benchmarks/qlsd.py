@@ -347,7 +347,7 @@ def bench() -> None:
             work["fused, chains over devices"] = run(devices_dividing(num_chains), "chains")
         seconds = compare(work, repeats=3)
         print_over_fused("QLSD++ logistic, 16 levels", num_chains, num_rounds, seconds)
-    for num_chains, num_rounds, num_numpy in ((1, 16384, 400), (30, 2048, 0)):
+    for num_chains, num_rounds, num_numpy in ((1, 65536, 400), (30, 4096, 0)):
         run = functools.partial(fused_toy, 16, num_rounds, num_chains)
         work = {"fedmcmc": ours_toy(16, num_rounds, num_chains), "fused": run()}
         if num_chains > 1:

@@ -187,6 +187,7 @@ def sample(job: Job, settings: RunSettings, problem: wiring.Supplies) -> fedmcmc
         placement = dataclasses.replace(placement, mesh=None)
     elif jax.process_count() > 1 and placement.mesh is None:
         placement = dataclasses.replace(placement, mesh=distributed.mesh())
+    chosen_by_sample = placement == fedmcmc.Placement()
     position = start_of(settings, problem)
     collect = wiring.build(settings.collect, "collect", None)
     try:
@@ -196,7 +197,7 @@ def sample(job: Job, settings: RunSettings, problem: wiring.Supplies) -> fedmcmc
             problem.data,
             position,
             **counts(settings),
-            placement=placement,
+            placement=None if chosen_by_sample else placement,
             progress=sys.stderr.isatty(),
             collect=collect,
         )

@@ -93,9 +93,9 @@ PROBLEM = """
 import jax, jax.numpy as jnp, numpy as np
 import fedmcmc
 
-def problem(dim):
+def problem(dim, sizes=(20, 20, 20, 20)):
     rng = np.random.default_rng(0)
-    clients = [rng.normal(size=(20, dim)).astype(np.float32) for _ in range(4)]
+    clients = [rng.normal(size=(n, dim)).astype(np.float32) for n in sizes]
     posterior = fedmcmc.Posterior(
         lambda theta: -0.5 * jnp.sum(theta**2),
         lambda theta, x: -0.5 * jnp.sum((x - theta) ** 2, axis=-1),
@@ -137,6 +137,14 @@ keep = lambda state, info: state.broadcast.position
 check(lsd, data, position, over_chains, num_chains=2, collect=keep)
 until = dict(until=fedmcmc.rhat_below(100.0), max_rounds=2000, num_rounds=None)
 check(lsd, data, position, over_chains, num_chains=2, **until)
+
+# Clients of other sizes are grouped if this saves operations.
+ragged = problem(3, (2, 2, 3, 200))
+where = over_chains + ", clients together, at most 4 groups by size"
+check(fedmcmc.lsd(ragged[0], step_size=1e-3), *ragged[1:], where, num_chains=2)
+minibatches = fedmcmc.lsd(ragged[0], step_size=1e-3, batch_size=2)
+chosen = check(minibatches, *ragged[1:], over_chains, num_chains=2)
+assert chosen.placement.num_buckets is None
 
 _choice.MIN_OPERATIONS = 1
 check(lsd, data, position, "2 devices (clients over 2)")

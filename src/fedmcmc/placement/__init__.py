@@ -6,6 +6,8 @@ keeps states on the host. Results do not depend on the placement, except for doc
 """
 
 from fedmcmc.placement import _distributed as distributed
+from fedmcmc.placement._choice import MAX_BUCKET_OPERATIONS as MAX_BUCKET_OPERATIONS
+from fedmcmc.placement._choice import NUM_BUCKETS as NUM_BUCKETS
 from fedmcmc.placement._choice import choose_mesh as choose_mesh
 from fedmcmc.placement._choice import devices_of_run as devices_of_run
 from fedmcmc.placement._choice import has_idle_cores as has_idle_cores

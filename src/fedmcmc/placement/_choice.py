@@ -14,8 +14,10 @@ from fedmcmc.placement._layouts import mesh_of
 from fedmcmc.placement._processes import has_other_processes
 from fedmcmc.rounds import CHAIN_AXIS, CLIENT_AXIS
 
-MIN_OPERATIONS = 2**22
+MIN_OPERATIONS = 2**25
 """Least operations of a chain's round for which clients on several devices are faster."""
+NUM_BUCKETS, MAX_BUCKET_OPERATIONS = 4, 0.8
+"""Number of groups of clients by size, and the fraction of operations for which they are faster."""
 MIN_RUN_OPERATIONS = 2**32
 """Least operations of a run for which a hint at idle cores is worth a line."""
 

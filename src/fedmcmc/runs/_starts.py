@@ -11,6 +11,8 @@ from jax import Array
 from fedmcmc.data import ClientLoader, FederatedData, constructor_of
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.placement import (
+    MAX_BUCKET_OPERATIONS,
+    NUM_BUCKETS,
     PlacedData,
     Placement,
     choose_mesh,
@@ -276,6 +278,7 @@ def begin(
     if given is None:
         placement, hint = _choose_devices(program, keys, state, num_rounds)
         mesh = placement.mesh
+        layout = layout if pooled else placement.layout(rows)
     positions, on_many = state.broadcast.position, mesh is not None and mesh.size > 1
     layout = choose_layout(kernel, rows, layout, keys, positions, on_many=on_many)
     program = replace(program, layout=layout)
@@ -300,19 +303,31 @@ def _choose_devices(
     devices, has_idle = devices_of_run(keys), has_idle_cores()
     if program.keeps_latents or (len(devices) == 1 and not has_idle):
         return Placement(), ""
-    # The same trace as in `Run`.
-    tabulated = replace(program, kernel=schedules.tabulate(program.kernel, 0, 1, 0))
-    jaxpr = tabulated.traced_round(keys, trees.shapes_but_keys(state)).jaxpr
-    num_clients = program.kernel.participation.cohort_size or program.data.num_clients
+    participation, data = program.kernel.participation, program.data
+    operations = _operations(program, keys, state)
+    num_clients = participation.cohort_size or data.num_clients
     if program.collect is not None:
         num_clients = 1  # `collect` reads the states of all clients of a chain
-    numbers = len(keys), num_clients, num_operations(jaxpr)
     if has_idle:
-        return Placement(), idle_cores_hint(*numbers, num_rounds)
-    mesh = choose_mesh(devices, *numbers)
-    if mesh is None or spreads_chains_only(mesh):
-        return Placement(mesh), ""
-    return Placement(mesh, totals="psum"), ""
+        return Placement(), idle_cores_hint(len(keys), num_clients, operations, num_rounds)
+    mesh = choose_mesh(devices, len(keys), num_clients, operations)
+    if mesh is None:
+        return Placement(), ""
+    if not spreads_chains_only(mesh):
+        return Placement(mesh, totals="psum"), ""
+    grouped = Placement(mesh, num_buckets=NUM_BUCKETS)
+    if participation.cohort_size is None and not participation.pooled:
+        in_groups = replace(program, layout=grouped.layout(data))
+        if _operations(in_groups, keys, state) <= MAX_BUCKET_OPERATIONS * operations:
+            return grouped, ""
+    return Placement(mesh), ""
+
+
+def _operations(program: Program, keys: Array, state: FederatedState) -> int:
+    """Return the number of operations of a round of one chain."""
+    # `Run` needs the same trace.
+    tabulated = replace(program, kernel=schedules.tabulate(program.kernel, 0, 1, 0))
+    return num_operations(tabulated.traced_round(keys, trees.shapes_but_keys(state)).jaxpr)
 
 
 def _warn_of_bias(
