@@ -1,155 +1,39 @@
-"""Run all benchmarks, or those that are named: ``python -m benchmarks toy clients``."""
+"""Run benchmarks: ``python -m benchmarks`` measures speed, ``python -m benchmarks NAME...`` others.
+
+``python -m benchmarks --list`` prints the names.
+"""
 
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
+from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
-import fedmcmc
 from benchmarks import (
     alarms,
     calls,
     convolution,
+    costs,
     deployed,
     exact,
-    fed_ep,
+    first_call,
     large,
     memory,
+    peers,
     predictions,
     settings,
     sweeps,
-    toy,
     visits,
     whitening,
     wire,
 )
-from benchmarks.timing import compare, row
 
 
-def bench_toy() -> None:
-    x = toy.rows()
-    for num_chains, rounds, usual_rounds in ((1, 65536, 256), (30, 2040, 30)):
-        seconds = compare(
-            {
-                "fedmcmc": toy.ours(x, rounds, num_chains),
-                "fused": toy.fused(x, rounds, num_chains),
-                "usual": toy.usual(x, usual_rounds, num_chains),
-            }
-        )
-        rates = {name: rounds * num_chains / s for name, s in seconds.items()}
-        rates["usual"] = usual_rounds * num_chains / seconds["usual"]
-        ours, unit = rates["fedmcmc"], "chain-rounds/s"
-        print(row(f"toy, {num_chains} chains, fedmcmc", ours, unit, 1.0, ""))
-        for style, goal in (("fused", "goal: at least 0.8"), ("usual", "goal: at least 20")):
-            print(row(f"  over {style}", rates[style], unit, ours / rates[style], goal))
-
-
-def bench_blackjax() -> None:
-    x = toy.rows(1)
-    rounds, steps = 8192, 40960
-    single_client = fedmcmc.FederatedData.from_clients(list(x))
-    surrogates = fedmcmc.Gaussian.from_moments(jnp.asarray(x.mean(1)), variance=jnp.ones(1) / 200)
-    kernel = fedmcmc.fsgld(
-        toy.POSTERIOR, surrogates, step_size=toy.STEP, num_local_steps=100, batch_size=10
-    )
-    seconds = compare(
-        {
-            "fedmcmc": lambda: _draws(kernel, single_client, jnp.zeros(2), rounds),
-            "blackjax": toy.blackjax_sgld(
-                toy.POSTERIOR, jnp.asarray(x[0]), jnp.zeros(2), 10, toy.STEP, steps
-            ),
-        }
-    )
-    ours, peer = rounds * 100 / seconds["fedmcmc"], steps / seconds["blackjax"]
-    print(row("one client, toy: steps over blackjax.sgld", ours, "steps/s", ours / peer, "goal: 5"))
-
-    rng = np.random.default_rng(0)
-    rows = {
-        "x": rng.normal(size=(20000, 500)).astype(np.float32),
-        "y": rng.integers(0, 2, 20000).astype(np.float32),
-    }
-    posterior = fedmcmc.Posterior(
-        lambda theta: -0.5 * jnp.sum(theta**2),
-        lambda theta, b: -jax.nn.softplus(-(2 * b["y"] - 1) * (b["x"] @ theta)),
-    )
-    kernel = fedmcmc.dsgld(posterior, step_size=1e-6, num_local_steps=100, batch_size=1000)
-    data = fedmcmc.FederatedData.from_clients([rows])
-    start, steps = jnp.zeros(500), 500
-    store = jax.tree.map(jnp.asarray, rows)
-    seconds = compare(
-        {
-            "fedmcmc": lambda: _draws(kernel, data, start, steps // 100),
-            "blackjax": toy.blackjax_sgld(posterior, store, start, 1000, 1e-6, steps),
-        },
-        repeats=5,
-    )
-    ratio = seconds["blackjax"] / seconds["fedmcmc"]
-    print(
-        row(
-            "one client, 1000 x 500 batches: over blackjax",
-            steps / seconds["fedmcmc"],
-            "steps/s",
-            ratio,
-            "goal: 1",
-        )
-    )
-
-
-def bench_compile() -> None:
-    x = toy.rows()
-    data, kernel = fedmcmc.FederatedData.from_clients(list(x)), toy.kernel(x)
-    jax.clear_caches()
-    start_time = time.perf_counter()
-    _draws(kernel, data, jnp.zeros(2), 1)
-    seconds = time.perf_counter() - start_time
-    print(f"{'first call of a new process, toy':<44}{seconds:>12.2f} s   goal: 5")
-
-
-def bench_clients() -> None:
-    rounds, work = 8192, {}
-    for num_clients in (10, 1_000, 100_000):
-        rng = np.random.default_rng(0)
-        store = rng.normal(size=(num_clients * 20, 2)).astype(np.float32)
-        data = fedmcmc.FederatedData.from_arrays(store, np.arange(len(store)) // 20)
-        surrogates = fedmcmc.Gaussian.from_moments(
-            jnp.zeros((num_clients, 2)), variance=jnp.full(num_clients, 1 / 20)
-        )
-        kernel = fedmcmc.fsgld(
-            toy.POSTERIOR,
-            surrogates,
-            step_size=0.1 / (20 * num_clients),
-            num_local_steps=100,
-            batch_size=10,
-        )
-        work[f"{num_clients:,} clients"] = lambda kernel=kernel, data=data: _draws(
-            kernel, data, jnp.zeros(2), rounds
-        )
-    seconds = compare(work)
-    base = seconds["10 clients"]
-    for name, s in seconds.items():
-        print(row(f"same rows per client, {name}", rounds / s, "rounds/s", s / base, "goal: 1.1"))
-
-
-def _draws(kernel, data, start, rounds):
-    return fedmcmc.sample(
-        jax.random.key(0), kernel, data, start, num_rounds=rounds, thinning=1, progress=False
-    ).draws
-
-
-def on_two_devices(module: str) -> None:
-    # The number of host devices is fixed when a process starts. The programs in the comparison use
-    # one device per core.
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
-    subprocess.run(
-        [sys.executable, "-m", module],
-        check=True,
-        env={**os.environ, "XLA_FLAGS": flags},
-    )
+def on_all_cores(module: str) -> None:
+    # A process of its own, because the number of devices is fixed when JAX starts.
+    subprocess.run([sys.executable, "-m", module], check=True)
 
 
 def in_two_processes(module: str) -> None:
@@ -161,35 +45,84 @@ def in_two_processes(module: str) -> None:
     )
 
 
-BENCHMARKS = {
-    "toy": bench_toy,
-    "blackjax": bench_blackjax,
-    "compile": bench_compile,
-    "calls": calls.bench,
-    "clients": bench_clients,
-    "qlsd": partial(on_two_devices, "benchmarks.qlsd"),
-    "fa_hmc": partial(on_two_devices, "benchmarks.fa_hmc"),
-    "fed_avg": partial(on_two_devices, "benchmarks.fed_avg"),
-    "fed_ep": fed_ep.bench,
-    "memory": memory.bench,
-    "large": large.bench,
-    "wire": wire.bench,
-    "convolution": convolution.bench,
-    "alarms": alarms.bench,
-    "settings": settings.bench,
-    "deploy": deployed.bench,
-    "visits": visits.bench,
-    "whitening": whitening.bench,
-    "exact": exact.bench,
-    "predictions": predictions.bench,
-    "sweeps": sweeps.bench,
-    "scaling": partial(on_two_devices, "benchmarks.scaling"),
-    "processes": partial(in_two_processes, "benchmarks.processes"),
+class Benchmark(NamedTuple):
+    """Function that prints a table, and what the table means for a user."""
+
+    run: Callable[[], Any]
+    meaning: str
+
+
+SPEED = {
+    "first_call": Benchmark(first_call.bench, "how long you wait for the first result"),
+    "calls": Benchmark(
+        calls.bench, "loops over data sets are fast: a second call compiles nothing again"
+    ),
+    "toy": Benchmark(
+        partial(on_all_cores, "benchmarks.toy"),
+        "for the smallest models a program of your own would save the missing share",
+    ),
+    "qlsd": Benchmark(
+        partial(on_all_cores, "benchmarks.qlsd"), "what quantized rounds cost beside such a program"
+    ),
+    "fa_hmc": Benchmark(
+        partial(on_all_cores, "benchmarks.fa_hmc"), "what trajectories cost beside such a program"
+    ),
+    "fed_ep": Benchmark(
+        partial(on_all_cores, "benchmarks.fed_ep"), "the same for expectation propagation"
+    ),
+    "peers": Benchmark(
+        peers.bench,
+        "one client alone, small and large batches",
+    ),
+    "fed_avg": Benchmark(
+        partial(on_all_cores, "benchmarks.fed_avg"), "federated averaging, and FedJAX if installed"
+    ),
+    "costs": Benchmark(
+        costs.bench,
+        "how seconds grow with clients, rows, parameters and chains",
+    ),
+    "large": Benchmark(large.bench, "memory and seconds that a large study needs"),
+}
+"""Benchmarks of speed, which together take at most a quarter of an hour on two idle cores."""
+OTHERS = {
+    "memory": Benchmark(memory.bench, "peak memory of many clients and of long runs"),
+    "sweeps": Benchmark(sweeps.bench, "use one vmapped sweep rather than many processes"),
+    "scaling": Benchmark(
+        partial(on_all_cores, "benchmarks.scaling"), "what a second device is worth"
+    ),
+    "devices": Benchmark(
+        partial(on_all_cores, "benchmarks.devices"), "when clients or chains use several devices"
+    ),
+    "processes": Benchmark(
+        partial(in_two_processes, "benchmarks.processes"), "what a second process is worth"
+    ),
+    "deploy": Benchmark(deployed.bench, "milliseconds per round between real sites"),
+    "wire": Benchmark(wire.bench, "bits of messages, and the speed of codes"),
+    "convolution": Benchmark(convolution.bench, "convolutional networks on a CPU"),
+    "exact": Benchmark(exact.bench, "rounds, bits and seconds until draws are accurate"),
+    "settings": Benchmark(settings.bench, "one set of settings on many federations"),
+    "alarms": Benchmark(alarms.bench, "false alarms of the diagnosis"),
+    "visits": Benchmark(visits.bench, "step sizes that `tune` chooses for visits"),
+    "whitening": Benchmark(whitening.bench, "warnings of `whiten`"),
+    "predictions": Benchmark(predictions.bench, "errors of `predict_bias`"),
 }
 
-if __name__ == "__main__":
-    unknown = [name for name in sys.argv[1:] if name not in BENCHMARKS]
+
+def main(names: list[str]) -> None:
+    """Run benchmarks, by default all benchmarks of speed."""
+    benchmarks = SPEED | OTHERS
+    if names == ["--list"]:
+        print(*(f"{name:<12} {x.meaning}" for name, x in benchmarks.items()), sep="\n")
+        return
+    unknown = [name for name in names if name not in benchmarks]
     if unknown:
-        sys.exit(f"Unknown benchmark {unknown[0]!r}; there are: {', '.join(BENCHMARKS)}.")
-    for name in sys.argv[1:] or BENCHMARKS:
-        BENCHMARKS[name]()
+        sys.exit(f"Unknown benchmark {unknown[0]!r}; there are: {', '.join(benchmarks)}.")
+    for name in names or SPEED:
+        print(f"\n## {name}: {benchmarks[name].meaning}", flush=True)
+        start = time.perf_counter()
+        benchmarks[name].run()
+        print(f"({time.perf_counter() - start:.0f} s)", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

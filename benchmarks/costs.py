@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedmcmc
-from benchmarks.timing import compare
+from benchmarks import toy
+from benchmarks.timing import compare, row
 
 BASE = {"clients": 20, "rows per client": 100, "parameters": 10, "chains": 1}
 VALUES = {
@@ -87,3 +88,36 @@ def bench():
         print(f"{axis:<20}" + "".join(f"{value:>12,}" for value in values))
         for name in KERNELS:
             print(f"  {name:<18}" + "".join(f"{results[axis, name, x]:>12,.0f}" for x in values))
+    bench_clients()
+
+
+def bench_clients():
+    """Visit one client per round of the toy, among few and among many clients."""
+    rounds, work = 8192, {}
+    for num_clients in (10, 1_000, 100_000):
+        rng = np.random.default_rng(0)
+        store = rng.normal(size=(num_clients * 20, 2)).astype(np.float32)
+        data = fedmcmc.FederatedData.from_arrays(store, np.arange(len(store)) // 20)
+        surrogates = fedmcmc.Gaussian.from_moments(
+            jnp.zeros((num_clients, 2)), variance=jnp.full(num_clients, 1 / 20)
+        )
+        kernel = fedmcmc.fsgld(
+            toy.POSTERIOR,
+            surrogates,
+            step_size=0.1 / (20 * num_clients),
+            num_local_steps=100,
+            batch_size=10,
+        )
+        work[f"{num_clients:,} clients"] = lambda kernel=kernel, data=data: _draws(
+            kernel, data, jnp.zeros(2), rounds
+        )
+    seconds = compare(work)
+    base = seconds["10 clients"]
+    for name, s in seconds.items():
+        print(row(f"same rows per client, {name}", rounds / s, "rounds/s", s / base, "goal: 1.1"))
+
+
+def _draws(kernel, data, start, rounds):
+    return fedmcmc.sample(
+        jax.random.key(0), kernel, data, start, num_rounds=rounds, thinning=1, progress=False
+    ).draws

@@ -1,8 +1,10 @@
 """FA-HMC on logistic regression in several styles, and NumPyro's HMC with one client.
 
 `fused` is a program for this workload only and has no abstractions. It draws random numbers in
-blocks, has handwritten gradients, and loops over the clients of each of two devices (one per core).
+blocks, has handwritten gradients, and loops over the clients of each device.
 """
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +13,7 @@ from jax.sharding import Mesh, PartitionSpec
 from numpyro.infer import HMC, MCMC
 
 import fedmcmc
-from benchmarks.timing import compare, row
+from benchmarks.timing import compare, devices_dividing, print_over_fused, row
 
 CLIENTS, ROWS, DIM, LEAPFROG, LOCAL = 20, 50, 1000, 10, 10
 STEP, RHO = 0.05, 0.5
@@ -40,21 +42,13 @@ def ours(
     *,
     clients: int = CLIENTS,
     local: int = LOCAL,
-    devices: int = 1,
-    clients_at_a_time: int | None = None,
-    mesh: Mesh | None = None,
     **settings,
 ):
-    """Return a function that runs `sample` over `devices` or a `mesh`.
-
-    `clients_at_a_time` and `settings`, such as ``totals``, are arguments of its placement.
-    """
+    """Return a function that runs `sample`; `settings` are arguments of a placement."""
     flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in rows(clients).items()}
     owners = np.repeat(np.arange(clients), ROWS)
     data = fedmcmc.FederatedData.from_arrays(flat, owners)
-    if devices > 1:
-        mesh = Mesh(np.array(jax.devices()[:devices]), ("clients",))
-    placement = fedmcmc.Placement(mesh=mesh, clients_at_a_time=clients_at_a_time, **settings)
+    placement = fedmcmc.Placement(**settings) if settings else None
     kernel = fedmcmc.fa_hmc(
         POSTERIOR,
         step_size=STEP,
@@ -78,10 +72,15 @@ def ours(
     return run
 
 
-def fused(num_rounds: int, num_chains: int, num_devices: int = 2, block: int = 5):
+def fused(
+    num_rounds: int, num_chains: int, num_devices: int = 1, axis: str = "clients", block: int = 5
+):
+    """Return a function that runs the fused program, with clients or chains over devices."""
     store = rows()
     weight = 1 / CLIENTS
-    mesh = Mesh(np.array(jax.devices()[:num_devices]), ("clients",))
+    mesh = Mesh(np.array(jax.devices()[:num_devices]), (axis,))
+    shared = num_devices > 1 and axis == "clients"  # devices share the clients of a chain
+    here = num_chains if axis == "clients" else num_chains // num_devices
 
     def trajectory(theta, client_noise, shared_noise, x, y):
         def gradient(t):
@@ -99,16 +98,18 @@ def fused(num_rounds: int, num_chains: int, num_devices: int = 2, block: int = 5
 
         return jax.lax.scan(local, theta, (client_noise, shared_noise))[0]
 
-    def program(key, x, y, ids):
+    def program(keys, x, y, ids):
+        key = keys[0]
+
         def prepare(r):
             client_noise = jax.vmap(
                 lambda i: jax.random.normal(
                     jax.random.fold_in(jax.random.fold_in(key, r), i),
-                    (LOCAL, num_chains, DIM),
+                    (LOCAL, here, DIM),
                 )
             )(ids)
             shared_noise = jax.random.normal(
-                jax.random.fold_in(jax.random.fold_in(key, r), CLIENTS), (LOCAL, num_chains, DIM)
+                jax.random.fold_in(jax.random.fold_in(key, r), CLIENTS), (LOCAL, here, DIM)
             )
             return client_noise, shared_noise
 
@@ -121,27 +122,28 @@ def fused(num_rounds: int, num_chains: int, num_devices: int = 2, block: int = 5
                 return total + weight * (moved - theta), None
 
             total, _ = jax.lax.scan(client, jnp.zeros_like(theta), (client_noise, x, y))
-            theta = theta + jax.lax.psum(total, "clients")
+            theta = theta + (jax.lax.psum(total, axis) if shared else total)
             return theta, theta
 
         def one_block(theta, b):
             return jax.lax.scan(one_round, theta, jax.vmap(prepare)(b * block + jnp.arange(block)))
 
-        start = jnp.zeros((num_chains, DIM))
+        start = jnp.zeros((here, DIM))
         return jax.lax.scan(one_block, start, jnp.arange(num_rounds // block))[1]
 
-    spec = PartitionSpec("clients")
+    replicated, spec = PartitionSpec(), PartitionSpec(axis)
+    chains, clients = (replicated, spec) if axis == "clients" else (spec, replicated)
     mapped = jax.jit(
         jax.shard_map(
             program,
             mesh=mesh,
-            in_specs=(PartitionSpec(), spec, spec, spec),
-            out_specs=PartitionSpec(),
+            in_specs=(chains, clients, clients, clients),
+            out_specs=replicated if axis == "clients" else PartitionSpec(None, None, axis),
             check_vma=False,
         )
     )
     arguments = (
-        jax.random.key(1),
+        jax.random.split(jax.random.key(1), num_devices),
         jnp.asarray(store["x"]),
         jnp.asarray(store["y"]),
         jnp.arange(CLIENTS),
@@ -174,44 +176,21 @@ def numpyro_hmc(num_trajectories: int):
 
 
 def bench() -> None:
-    """Print the rows. The process needs two devices, which `python -m benchmarks fa_hmc` sets."""
-    for num_chains, rounds in ((1, 150), (30, 10)):
-        seconds = compare(
-            {
-                "fedmcmc, two devices": ours(rounds, num_chains, devices=2),
-                "fused, two devices": fused(rounds, num_chains, 2),
-                "fedmcmc, one device": ours(rounds, num_chains),
-                "fedmcmc, one device, one by one": ours(rounds, num_chains, clients_at_a_time=1),
-                "fused, one device": fused(rounds, num_chains, 1),
-            },
-            repeats=3,
-        )
-        base = seconds["fedmcmc, two devices"]
-        name = f"FA-HMC logistic, {num_chains} chains, two devices"
-        print(row(name, rounds * num_chains / base, "chain-rounds/s", 1.0, ""))
-        for style in list(seconds)[1:]:
-            goal = "goal: at least 0.8" if style == "fused, two devices" else ""
-            rate = rounds * num_chains / seconds[style]
-            print(row(f"  over {style}", rate, "chain-rounds/s", seconds[style] / base, goal))
+    """Print the rows, for a process with one device per core."""
+    for num_chains, num_rounds in ((1, 150), (30, 10)):
+        run = functools.partial(fused, num_rounds, num_chains)
+        work = {"fedmcmc": ours(num_rounds, num_chains), "fused": run()}
+        work["fused, clients over devices"] = run(devices_dividing(CLIENTS))
+        if num_chains > 1:
+            work["fused, chains over devices"] = run(devices_dividing(num_chains), "chains")
+        seconds = compare(work, repeats=3)
+        print_over_fused("FA-HMC logistic", num_chains, num_rounds, seconds)
     num = 2000
-    seconds = compare(
-        {
-            "fedmcmc": ours(num // LOCAL, 1, clients=1),
-            "numpyro": numpyro_hmc(num),
-        },
-        repeats=5,
-    )
-    ratio = seconds["numpyro"] / seconds["fedmcmc"]
-    print(
-        row(
-            "one client: trajectories over NumPyro's HMC",
-            num / seconds["fedmcmc"],
-            "trajectories/s",
-            ratio,
-            "goal: at least 3",
-        )
-    )
+    seconds = compare({"fedmcmc": ours(num // LOCAL, clients=1), "numpyro": numpyro_hmc(num)}, 5)
+    ratio, rate = seconds["numpyro"] / seconds["fedmcmc"], num / seconds["fedmcmc"]
+    print(row("one client: over NumPyro's HMC", rate, "trajectories/s", ratio, "goal: at least 3"))
 
 
 if __name__ == "__main__":
+    fedmcmc.use_all_cores()
     bench()

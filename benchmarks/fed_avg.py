@@ -155,7 +155,7 @@ def check(fedjax: ModuleType, model: Model) -> None:
 
 
 def bench() -> None:
-    """Print the rows. `python -m benchmarks fed_avg` sets two devices, which adds rows."""
+    """Print the rows; several devices add rows."""
     fedjax, clients = import_fedjax(), federation()
     data = fedmcmc.FederatedData.from_clients(clients)
     placements = {
@@ -201,4 +201,5 @@ def _print_rows(
 
 
 if __name__ == "__main__":
+    fedmcmc.use_all_cores()
     bench()

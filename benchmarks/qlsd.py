@@ -2,7 +2,7 @@
 
 `fused_logistic` and `fused_toy` are programs for one workload each, without abstractions. They draw
 random numbers in blocks, have handwritten gradients, and compute ragged clients in groups of static
-size. `fused_logistic` uses two devices, one per core.
+size.
 """
 
 import functools
@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 import fedmcmc
-from benchmarks.timing import compare, row
+from benchmarks.timing import compare, devices_dividing, print_over_fused
 from fedmcmc.compression import Quantized, message_bits
 
 CLIENTS, DIM, CLASSES, FRACTION, REFRESH = 50, 784, 10, 0.1, 100
@@ -41,10 +41,9 @@ def _loglikelihood(theta, rows):
     return jnp.take_along_axis(logits, rows["y"][:, None], axis=1)[:, 0]
 
 
-def ours_logistic(num_levels: int, num_rounds: int, impl: str | None = None, buckets: int = 4):
+def ours_logistic(num_levels: int, num_rounds: int, num_chains: int = 1, **settings):
     rows, sizes = digits_like()
     data = fedmcmc.FederatedData.from_arrays(rows, np.repeat(np.arange(CLIENTS), sizes))
-    placement = fedmcmc.Placement(num_buckets=buckets)
     kernel = fedmcmc.qlsd_pp(
         fedmcmc.Posterior(_logprior, _loglikelihood),
         compressor=fedmcmc.quantize(num_levels),
@@ -52,18 +51,18 @@ def ours_logistic(num_levels: int, num_rounds: int, impl: str | None = None, buc
         batch_size=FRACTION,
         refresh_every=REFRESH,
     )
-    key = jax.random.key(0, impl=impl)
 
     def run():
         return fedmcmc.sample(
-            key,
+            jax.random.key(0),
             kernel,
             data,
             jnp.zeros((DIM, CLASSES)),
             num_rounds=num_rounds,
-            thinning=50,
+            num_chains=num_chains,
+            thinning=min(num_rounds, 50),
             progress=False,
-            placement=placement,
+            **settings,
         ).draws
 
     return run
@@ -101,13 +100,21 @@ def _quantize(v, words, s):
     return norm * (level / s), message_bits(Quantized(norm, level))
 
 
-def fused_logistic(num_levels: int, num_rounds: int, num_devices: int = 2, block: int = 4):
+def fused_logistic(
+    num_levels: int,
+    num_rounds: int,
+    num_chains: int = 1,
+    num_devices: int = 1,
+    axis: str = "clients",
+    block: int = 4,
+):
+    """Return a function that runs the fused program, with clients or chains over devices."""
     rows, sizes = digits_like()
-    layout = _Layout(sizes, num_devices)
+    layout = _Layout(sizes, num_devices if axis == "clients" else 1)
     size, s = DIM * CLASSES, float(num_levels)
     alpha = 1 / (1 + min(size / s**2, size**0.5 / s))
     x, y = jnp.asarray(rows["x"]), jax.nn.one_hot(rows["y"], CLASSES)
-    mesh = Mesh(np.array(jax.devices()[:num_devices]), ("clients",))
+    mesh = Mesh(np.array(jax.devices()[:num_devices]), (axis,))
     ids, starts, counts, largest, batch = zip(*layout.groups, strict=True)
 
     def prepare(key, r, ids_, start, count, m):
@@ -141,7 +148,7 @@ def fused_logistic(num_levels: int, num_rounds: int, num_devices: int = 2, block
         message, bits = jax.vmap(lambda v, w: _quantize(v, w, s))(gradient - memory, words)
         return message, bits.sum(), memory + alpha * message
 
-    def program(key, theta, ids, starts, counts):
+    def chain(key, theta, ids, starts, counts):
         ids, starts, counts = jax.tree.map(lambda leaf: leaf[0], (ids, starts, counts))
         zero = [jnp.zeros((len(i), DIM, CLASSES)) for i in ids]
 
@@ -160,7 +167,9 @@ def fused_logistic(num_levels: int, num_rounds: int, num_devices: int = 2, block
             ]
             local = functools.reduce(jnp.add, [message.sum(0) for message, _, _ in out])
             bits = functools.reduce(jnp.add, [bits for _, bits, _ in out])
-            total, bits = jax.lax.psum((local, bits), "clients")
+            total = local
+            if num_devices > 1 and axis == "clients":
+                total, bits = jax.lax.psum((local, bits), axis)
             gradient = eta + total - PRIOR * theta
             eta = eta + alpha * total
             theta = theta + STEP * gradient + jnp.sqrt(2 * STEP) * noise
@@ -184,18 +193,24 @@ def fused_logistic(num_levels: int, num_rounds: int, num_devices: int = 2, block
         carry, traces = jax.lax.scan(one_block, carry, jnp.arange(num_rounds // block))
         return carry[0], traces
 
-    spec = PartitionSpec("clients")
+    def program(keys, *arguments):
+        if len(keys) == 1:
+            return jax.tree.map(lambda leaf: leaf[None], chain(keys[0], *arguments))
+        return jax.vmap(chain, in_axes=(0, *[None] * 4))(keys, *arguments)
+
+    replicated, spec = PartitionSpec(), PartitionSpec(axis)
+    chains, clients = (spec, replicated) if axis == "chains" else (replicated, spec)
     mapped = jax.jit(
         jax.shard_map(
             program,
             mesh=mesh,
-            in_specs=(PartitionSpec(), PartitionSpec(), spec, spec, spec),
-            out_specs=PartitionSpec(),
+            in_specs=(chains, replicated, clients, clients, clients),
+            out_specs=chains,
             check_vma=False,
         )
     )
-    key, theta = jax.random.key(1), jnp.zeros((DIM, CLASSES))
-    arguments = (key, theta, list(ids), list(starts), list(counts))
+    keys, theta = jax.random.split(jax.random.key(1), num_chains), jnp.zeros((DIM, CLASSES))
+    arguments = (keys, theta, list(ids), list(starts), list(counts))
     return lambda: mapped(*arguments)
 
 
@@ -237,7 +252,10 @@ def ours_toy(num_levels: int, num_rounds: int, num_chains: int = 1):
     )
 
 
-def fused_toy(num_levels: int, num_rounds: int, num_chains: int = 1, block: int = 64):
+def fused_toy(
+    num_levels: int, num_rounds: int, num_chains: int = 1, num_devices: int = 1, block: int = 64
+):
+    """Return a function that runs the fused program, with chains over devices."""
     clients, center = toy_rows()
     sizes = np.array([len(c) for c in clients])
     start, store = np.concatenate([[0], np.cumsum(sizes)[:-1]]), jnp.concatenate(clients)
@@ -281,7 +299,16 @@ def fused_toy(num_levels: int, num_rounds: int, num_chains: int = 1, block: int 
     keys = jax.random.split(jax.random.key(1), num_chains)
     if num_chains == 1:
         return lambda: chain(keys[0])
-    mapped = jax.jit(jax.vmap(chain))
+    over = PartitionSpec("chains")
+    mapped = jax.jit(
+        jax.shard_map(
+            jax.vmap(chain),
+            mesh=Mesh(np.array(jax.devices()[:num_devices]), ("chains",)),
+            in_specs=over,
+            out_specs=over,
+            check_vma=False,
+        )
+    )
     return lambda: mapped(keys)
 
 
@@ -311,42 +338,28 @@ def numpy_toy(num_levels: int, num_rounds: int):
 
 
 def bench() -> None:
-    """Print the rows. The process needs two devices, which `python -m benchmarks qlsd` sets."""
-    for num_levels in (16, 256):
-        rounds = 400
-        seconds = compare(
-            {
-                "fedmcmc": ours_logistic(num_levels, rounds),
-                "one bucket": ours_logistic(num_levels, rounds, buckets=1),
-                "rbg keys": ours_logistic(num_levels, rounds, impl="rbg"),
-                "fused, two devices": fused_logistic(num_levels, rounds, 2),
-                "fused, one device": fused_logistic(num_levels, rounds, 1),
-            },
-            repeats=3,
-        )
-        ours = seconds["fedmcmc"]
-        print(row(f"QLSD++ logistic, s = {num_levels}", rounds / ours, "rounds/s", 1.0, ""))
-        for style in list(seconds)[1:]:
-            goal = "goal: at least 0.8" if style == "fused, two devices" else ""
-            rate, ratio = rounds / seconds[style], seconds[style] / ours
-            print(row(f"  over {style}", rate, "rounds/s", ratio, goal))
-    for num_chains, rounds, numpy_rounds in ((1, 16384, 400), (30, 1024, 400)):
-        seconds = compare(
-            {
-                "fedmcmc": ours_toy(16, rounds, num_chains),
-                "fused": fused_toy(16, rounds, num_chains),
-                "NumPy": numpy_toy(16, numpy_rounds),
-            },
-            repeats=5,
-        )
-        rates = {name: rounds * num_chains / s for name, s in seconds.items()}
-        rates["NumPy"] = numpy_rounds / seconds["NumPy"]
-        ours = rates["fedmcmc"]
-        print(row(f"QLSD* toy, {num_chains} chains", ours, "chain-rounds/s", 1.0, ""))
-        for style, goal in (("fused", "goal: at least 0.8"), ("NumPy", "goal: at least 25")):
-            ratio = ours / rates[style]
-            print(row(f"  over {style}", rates[style], "chain-rounds/s", ratio, goal))
+    """Print the rows, for a process with one device per core."""
+    for num_chains, num_rounds in ((1, 200), (30, 12)):
+        run = functools.partial(fused_logistic, 16, num_rounds, num_chains)
+        work = {"fedmcmc": ours_logistic(16, num_rounds, num_chains), "fused": run()}
+        work["fused, clients over devices"] = run(devices_dividing(CLIENTS))
+        if num_chains > 1:
+            work["fused, chains over devices"] = run(devices_dividing(num_chains), "chains")
+        seconds = compare(work, repeats=3)
+        print_over_fused("QLSD++ logistic, 16 levels", num_chains, num_rounds, seconds)
+    for num_chains, num_rounds, num_numpy in ((1, 65536, 400), (30, 4096, 0)):
+        run = functools.partial(fused_toy, 16, num_rounds, num_chains)
+        work = {"fedmcmc": ours_toy(16, num_rounds, num_chains), "fused": run()}
+        if num_chains > 1:
+            work["fused, chains over devices"] = run(devices_dividing(num_chains))
+        if num_numpy:
+            work["NumPy"] = numpy_toy(16, num_numpy)
+        seconds = compare(work, repeats=5)
+        if num_numpy:
+            seconds["NumPy"] *= num_rounds / num_numpy
+        print_over_fused("QLSD* toy", num_chains, num_rounds, seconds)
 
 
 if __name__ == "__main__":
+    fedmcmc.use_all_cores()
     bench()

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+import fedmcmc
 from benchmarks.fa_hmc import CLIENTS, DIM, ours
 from benchmarks.timing import compare, row
 
@@ -36,4 +37,5 @@ def bench() -> None:
 
 
 if __name__ == "__main__":
+    fedmcmc.use_all_cores()
     bench()

@@ -22,6 +22,11 @@ def compare(work: dict[str, Callable[[], object]], repeats: int = 7) -> dict[str
     return {name: statistics.median(seconds) for name, seconds in times.items()}
 
 
+def devices_dividing(num: int) -> int:
+    """Return the largest number of devices that divides `num`."""
+    return max(n for n in range(1, jax.device_count() + 1) if num % n == 0)
+
+
 def row(name: str, rate: float, unit: str, ratio: float, goal: str) -> str:
     return f"{name:<44}{rate:>12,.0f} {unit:<16}{ratio:>8.2f}   {goal}"
 
@@ -40,3 +45,17 @@ def count_programs() -> Iterator[list[str]]:
         yield programs
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def print_over_fused(
+    workload: str, num_chains: int, num_rounds: int, seconds: dict[str, float]
+) -> None:
+    """Print the rate of ``"fedmcmc"``, and its ratio to the others and to the fastest fused."""
+    unit, total = "chain-rounds/s", num_chains * num_rounds
+    ours = seconds["fedmcmc"]
+    limit = min(s for name, s in seconds.items() if name.startswith("fused"))
+    name = f"{workload}, {num_chains} chain{'s' * (num_chains > 1)}"
+    print(row(name, total / ours, unit, limit / ours, "over the fastest fused; goal: 0.9"))
+    for name, s in seconds.items():
+        if name != "fedmcmc":
+            print(row(f"  over {name}", total / s, unit, s / ours, ""))

@@ -11,8 +11,10 @@ import blackjax
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, PartitionSpec
 
 import fedmcmc
+from benchmarks.timing import compare, devices_dividing, print_over_fused
 
 CLIENTS, ROWS, DIM, BATCH, LOCAL = 10, 200, 2, 10, 100
 STEP = 5e-5
@@ -120,17 +122,23 @@ def _usual(key, x, theta, *, num_rounds):
     return jax.lax.scan(one_round, (key, theta), None, length=num_rounds)[1]
 
 
-def fused(x: np.ndarray, num_rounds: int, num_chains: int = 1, block: int = 512):
+def fused(
+    x: np.ndarray, num_rounds: int, num_chains: int = 1, num_devices: int = 1, block: int = 512
+):
+    """Return a function that runs the fused program, with chains over devices."""
     keys, start = jax.random.split(jax.random.key(1), num_chains), jnp.zeros((num_chains, DIM))
     block = max(block // num_chains, 1)
+    run = functools.partial(_fused, num_blocks=num_rounds // block, block=block)
     if num_chains == 1:
-        return lambda: _fused(
-            keys[0], jnp.asarray(x), start[0], num_blocks=num_rounds // block, block=block
-        )
+        return lambda: run(keys[0], jnp.asarray(x), start[0])
+    over, store = PartitionSpec("chains"), PartitionSpec()
     mapped = jax.jit(
-        jax.vmap(
-            functools.partial(_fused, num_blocks=num_rounds // block, block=block),
-            in_axes=(0, None, 0),
+        jax.shard_map(
+            jax.vmap(run, in_axes=(0, None, 0)),
+            mesh=Mesh(np.array(jax.devices()[:num_devices]), ("chains",)),
+            in_specs=(over, store, over),
+            out_specs=over,
+            check_vma=False,
         )
     )
     return lambda: mapped(keys, jnp.asarray(x), start)
@@ -170,3 +178,26 @@ def blackjax_sgld(posterior, x: jax.Array, start, batch_size: int, step_size: fl
         return jax.lax.scan(step, start, jax.random.split(key, steps))[1]
 
     return lambda: run(jax.random.key(2), x)
+
+
+def bench() -> None:
+    """Print the rows, for a process with one device per core."""
+    x = rows()
+    for num_chains, num_rounds, num_usual in ((1, 65536, 256), (30, 4080, 30)):
+        work = {
+            "fedmcmc": ours(x, num_rounds, num_chains),
+            "usual": usual(x, num_usual, num_chains),
+            "fused": fused(x, num_rounds, num_chains),
+        }
+        if num_chains > 1:
+            work["fused, chains over devices"] = fused(
+                x, num_rounds, num_chains, devices_dividing(num_chains)
+            )
+        seconds = compare(work, repeats=5)
+        seconds["usual"] *= num_rounds / num_usual
+        print_over_fused("FSGLD toy", num_chains, num_rounds, seconds)
+
+
+if __name__ == "__main__":
+    fedmcmc.use_all_cores()
+    bench()

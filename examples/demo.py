@@ -85,7 +85,6 @@ def run_chains(kernel, data, position, seed, num_rounds):
         num_burnin=200,
         thinning=2,
         num_chains=NUM_CHAINS,
-        placement=fedmcmc.Placement.over_devices(NUM_CHAINS),
     )
 
 
@@ -104,14 +103,7 @@ def run_propagation(posterior, data, position, seed):
         structure="dense",
         damping=lambda round_: 1 / (2 + 0.5 * round_),
     )
-    samples = fedmcmc.sample(
-        jax.random.key(seed),
-        kernel,
-        data,
-        position,
-        num_rounds=NUM_EP_ROUNDS,
-        placement=fedmcmc.Placement.over_devices(),
-    )
+    samples = fedmcmc.sample(jax.random.key(seed), kernel, data, position, num_rounds=NUM_EP_ROUNDS)
     state = jax.tree.map(lambda leaf: leaf[0], samples.state)
     keys = jax.random.split(jax.random.key(seed + 2), (NUM_CHAINS, NUM_NUTS_DRAWS))
     draws = jax.vmap(jax.vmap(lambda key: posterior.constrain_fn(kernel.draw(key, state))))(keys)
@@ -202,7 +194,7 @@ def main(arguments=None):
     settings = parser.parse_args(arguments)
     seed, num_rounds, out = settings.seed, settings.num_rounds, settings.out
     start_seconds = time.perf_counter()
-    jax.config.update("jax_num_cpu_devices", 2)  # run chains on two cores
+    fedmcmc.use_all_cores()
     out.mkdir(parents=True, exist_ok=True)
 
     data, hospitals = load_trial()

@@ -187,6 +187,7 @@ def sample(job: Job, settings: RunSettings, problem: wiring.Supplies) -> fedmcmc
         placement = dataclasses.replace(placement, mesh=None)
     elif jax.process_count() > 1 and placement.mesh is None:
         placement = dataclasses.replace(placement, mesh=distributed.mesh())
+    chosen_by_sample = placement == fedmcmc.Placement()
     position = start_of(settings, problem)
     collect = wiring.build(settings.collect, "collect", None)
     try:
@@ -196,7 +197,7 @@ def sample(job: Job, settings: RunSettings, problem: wiring.Supplies) -> fedmcmc
             problem.data,
             position,
             **counts(settings),
-            placement=placement,
+            placement=None if chosen_by_sample else placement,
             progress=sys.stderr.isatty(),
             collect=collect,
         )
@@ -236,7 +237,6 @@ def _execute_composed(cfg: DictConfig) -> None:
 
 def main() -> None:
     """Read the command line and run."""
-    distributed.initialize()
     try:
         _run_commands(sys.argv[0], sys.argv[1:])
     except (ConfigError, DataNotFound) as error:
@@ -282,4 +282,7 @@ def _run_commands(program: str, typed: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
+    distributed.initialize()
+    if not jax.distributed.is_initialized():
+        fedmcmc.use_all_cores()
     main()

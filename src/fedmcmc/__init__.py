@@ -87,6 +87,7 @@ from fedmcmc.participation import uniform as uniform
 from fedmcmc.placement import HostStore as HostStore
 from fedmcmc.placement import Placement as Placement
 from fedmcmc.placement import distributed as distributed
+from fedmcmc.placement import use_all_cores as use_all_cores
 from fedmcmc.pytrees import trees as trees
 from fedmcmc.records import Record as Record
 from fedmcmc.records import Samples as Samples

@@ -24,7 +24,7 @@ assert str(chains) == "2 devices (chains over 2), clients together"
 assert chains.mesh.shape == {"chains": 2, "clients": 1}
 assert fedmcmc.Placement.over_devices(num_chains=3) == everywhere
 
-def run(kernel, num_chains, placement=None):
+def run(kernel, num_chains, placement):
     return fedmcmc.sample(
         KEY, kernel, DATA, POSITIONS["nested"], num_rounds=4, num_chains=num_chains, progress=False,
         placement=placement,
@@ -35,7 +35,7 @@ name, num_chains = sys.argv[1], int(sys.argv[2])
 kernel = KERNELS[name](POSITIONS["nested"], Given())
 apart = fedmcmc.Placement.over_devices(num_chains)
 one, *others = (
-    run(kernel, num_chains, placement) for placement in (None, everywhere, one_by_one, apart)
+    run(kernel, num_chains, placement) for placement in (fedmcmc.Placement(), everywhere, one_by_one, apart)
 )
 for other in others:
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)

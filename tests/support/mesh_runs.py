@@ -65,7 +65,7 @@ def compare(name):
         try:
             run(alone, mesh=two)
         except ValueError as error:
-            assert "one client" in str(error)
+            assert "single client" in str(error)
             return
         raise AssertionError(f"{name} ran pooled rows on a mesh")
     one = run(alone)

@@ -6,6 +6,15 @@ keeps states on the host. Results do not depend on the placement, except for doc
 """
 
 from fedmcmc.placement import _distributed as distributed
+from fedmcmc.placement._choice import MAX_BUCKET_OPERATIONS as MAX_BUCKET_OPERATIONS
+from fedmcmc.placement._choice import NUM_BUCKETS as NUM_BUCKETS
+from fedmcmc.placement._choice import choose_mesh as choose_mesh
+from fedmcmc.placement._choice import devices_of_run as devices_of_run
+from fedmcmc.placement._choice import has_idle_cores as has_idle_cores
+from fedmcmc.placement._choice import idle_cores_hint as idle_cores_hint
+from fedmcmc.placement._choice import spreads_chains_only as spreads_chains_only
+from fedmcmc.placement._cores import num_cores as num_cores
+from fedmcmc.placement._cores import use_all_cores as use_all_cores
 from fedmcmc.placement._layouts import by_size as by_size
 from fedmcmc.placement._layouts import mesh_layout_of as mesh_layout_of
 from fedmcmc.placement._placement import Placement as Placement

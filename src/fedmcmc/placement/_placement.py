@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 
 from fedmcmc._checks import expect, positive_integer
 from fedmcmc.data import ClientLoader, FederatedData
+from fedmcmc.placement._choice import spreads_chains_only
 from fedmcmc.placement._layouts import by_size, mesh_of
 from fedmcmc.placement._stores import HostStore
 from fedmcmc.rounds import CHAIN_AXIS, CLIENT_AXIS, Layout
@@ -22,8 +23,9 @@ TOTALS = ("gather", "psum")
 class Placement:
     """Devices for the clients and chains of a run, and the number of clients computed together.
 
-    Draws do not depend on the placement, up to rounding. By default one device computes all clients
-    of a round together. See docs/guides/runs.md.
+    Draws do not depend on the placement, up to rounding. With these defaults one device computes
+    all clients of a round together. Without a placement, `fedmcmc.sample` uses all devices of a CPU
+    on which the run is faster. See docs/guides/runs.md.
 
     Parameters
     ----------
@@ -99,8 +101,8 @@ class Placement:
     ) -> "Placement":
         """Return a placement over all devices of this process.
 
-        A CPU is one device by default. ``jax.config.update("jax_num_cpu_devices", 2)`` at the start
-        of a program makes two, so that a run uses two cores. With one device there is no mesh.
+        A CPU is one device by default; `fedmcmc.use_all_cores` makes one per core. With one device
+        there is no mesh.
 
         Parameters
         ----------
@@ -197,10 +199,10 @@ def check_fits(placement: Placement, kernel: FederatedKernel, num_chains: int) -
             f"num_chains must be a multiple of the mesh's axis {CHAIN_AXIS!r}, "
             f"{mesh.shape[CHAIN_AXIS]}, got {num_chains}."
         )
-    if mesh is not None and participation.pooled:
+    if mesh is not None and participation.pooled and not spreads_chains_only(mesh):
         raise ValueError(
-            "A kernel on pooled rows (sgld, psgld) has a single client, so it cannot run over a "
-            "mesh: leave out mesh=."
+            "A kernel on pooled rows (sgld, psgld) has a single client, so only its chains can run "
+            "over a mesh of this process: leave out mesh=."
         )
     if placement.client_store is not None and participation.cohort_size is None:
         raise ValueError(

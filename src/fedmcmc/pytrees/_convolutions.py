@@ -13,8 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive
 
+from fedmcmc.pytrees._operations import inner_jaxprs
 from fedmcmc.types import ArrayTree
 
 _CONVOLUTION = "conv_general_dilated"
@@ -23,7 +24,7 @@ _CONVOLUTION = "conv_general_dilated"
 def holds_convolution(jaxpr: ClosedJaxpr | Jaxpr) -> bool:
     """Return whether a jaxpr, or a jaxpr inside its equations, contains a convolution."""
     return any(
-        eqn.primitive.name == _CONVOLUTION or any(map(holds_convolution, _inner_jaxprs(eqn)))
+        eqn.primitive.name == _CONVOLUTION or any(map(holds_convolution, inner_jaxprs(eqn)))
         for eqn in _open(jaxpr).eqns
     )
 
@@ -63,14 +64,6 @@ def _open(jaxpr: ClosedJaxpr | Jaxpr) -> Jaxpr:
     return jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
 
 
-def _inner_jaxprs(eqn: JaxprEqn) -> list[ClosedJaxpr | Jaxpr]:
-    jaxprs = []
-    for value in eqn.params.values():
-        values = value if isinstance(value, (tuple, list)) else (value,)
-        jaxprs += [item for item in values if isinstance(item, ClosedJaxpr | Jaxpr)]
-    return jaxprs
-
-
 def _evaluate(jaxpr: ClosedJaxpr | Jaxpr, arguments: Sequence[Any]) -> list[Any]:
     """Evaluate a jaxpr with reordered convolutions."""
     opened = _open(jaxpr)
@@ -84,7 +77,7 @@ def _evaluate(jaxpr: ClosedJaxpr | Jaxpr, arguments: Sequence[Any]) -> list[Any]
         if eqn.primitive.name == _CONVOLUTION:
             results = [_convolution(eqn.primitive, *map(read, eqn.invars), **eqn.params)]
         else:
-            if any(map(holds_convolution, _inner_jaxprs(eqn))):
+            if any(map(holds_convolution, inner_jaxprs(eqn))):
                 eqn = eqn.replace(params={name: _rewrite(v) for name, v in eqn.params.items()})
             # Primitives are bound in different ways, which `eval_jaxpr` handles.
             inputs = [atom for atom in eqn.invars if not isinstance(atom, Literal)]

@@ -145,6 +145,8 @@ class Layout:
     mesh_layout
         Assignment of clients to the devices of a mesh. With a mesh, `FederatedData.start` counts
         rows within a client's device.
+    chain_mesh
+        Static mesh whose devices compute different chains and have all clients each.
     members
         Ids of the clients whose first states are computed; all if ``None``.
     partial
@@ -155,6 +157,7 @@ class Layout:
     buckets: Buckets | None = None
     slots: Array | None = None
     mesh_layout: MeshLayout | None = None
+    chain_mesh: Mesh | None = field(default=None, metadata={"static": True})
     members: Array | None = None
     partial: bool = field(default=False, metadata={"static": True})
 

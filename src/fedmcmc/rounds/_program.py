@@ -307,18 +307,22 @@ def run_segment(
     """
     run = partial(_run_chains, block=block, capacity=capacity, canonical=canonical)
     arguments = (program, keys, state, plan, accumulators, accumulator_states)
-    mesh_layout = program.layout.mesh_layout
-    if mesh_layout is None:
+    layout = program.layout
+    mesh = layout.chain_mesh if layout.mesh_layout is None else layout.mesh_layout.mesh
+    if mesh is None:
         return run(*arguments)
-    replicated = PartitionSpec()
-    chains: Any = PartitionSpec(CHAIN_AXIS if CHAIN_AXIS in mesh_layout.mesh.shape else None)
-    states = state_specs(mesh_layout.mesh)
-    programs = jax.tree.map(lambda leaf: replicated, program)
-    rows = jax.tree.map(lambda leaf: PartitionSpec(CLIENT_AXIS), program.data.rows)
-    programs = replace(programs, data=replace(programs.data, rows=rows))
+    replicated: Any = PartitionSpec()
+    chains: Any = PartitionSpec(CHAIN_AXIS if CHAIN_AXIS in mesh.shape else None)
+    states: Any = chains
+    programs: Any = replicated
+    if layout.mesh_layout is not None:
+        states = state_specs(mesh)
+        programs = jax.tree.map(lambda leaf: replicated, program)
+        rows = jax.tree.map(lambda leaf: PartitionSpec(CLIENT_AXIS), program.data.rows)
+        programs = replace(programs, data=replace(programs.data, rows=rows))
     parallel = jax.shard_map(
         run,
-        mesh=mesh_layout.mesh,
+        mesh=mesh,
         in_specs=(programs, chains, states, replicated, replicated, chains),
         out_specs=Segment(states, chains, chains, chains, chains),
         check_vma=False,
@@ -372,23 +376,21 @@ def _run_chain(
     initial = Segment(state, records, bits, first_bad, accumulator_states)
 
     def run_and_record(
-        round_: Array, prepared: tuple[Cohort, RoundDraws], carry: Segment
+        round_: Array, slot: Array, prepared: tuple[Cohort, RoundDraws], carry: Segment
     ) -> Segment:
         # The round number in the state has a chain axis. The loop's has none, so that schedules
         # and conditions on the round are evaluated once for all chains.
         broadcast = carry.state.broadcast._replace(round=round_)
         state, info, new = program.run(key, carry.state._replace(broadcast=broadcast), *prepared)
-        ahead = round_ - plan.keep_from
-        keeps = (ahead >= 0) & ((ahead + 1) % plan.thinning == 0)
-        index, records, accumulated = (
-            ahead // plan.thinning,
-            carry.records,
-            carry.accumulator_states,
-        )
+        records, accumulated = carry.records, carry.accumulator_states
         if capacity:
-            slot = jnp.where(keeps, index - plan.num_kept, capacity)
-            records = jax.tree.map(lambda buffer, value: buffer.at[slot].set(value), records, new)
+            records = jax.tree.map(
+                lambda buffer, value: buffer.at[slot].set(value, mode="promise_in_bounds"),
+                records,
+                new,
+            )
         if accumulators:
+            index, keeps = _kept(plan, round_)
             # All chains are in the same round, so this remains a branch under `vmap`.
             accumulated = jax.lax.cond(
                 keeps,
@@ -405,17 +407,25 @@ def _run_chain(
         begin = jnp.asarray(b * block, jnp.int32)  # with jax.disable_jit, `b` is an int
         rounds = begin + jnp.arange(block, dtype=jnp.int32)
         prepared = jax.vmap(lambda r: program.prepare(key, state.broadcast, r))(rounds)
+        index, keeps = _kept(plan, rounds)
+        slots = jnp.where(keeps, jnp.minimum(index - plan.num_kept, capacity), capacity)
 
         def run_one(number: Array, carry: Segment) -> Segment:
             round_ = jnp.asarray(number, jnp.int32)
-            draws = jax.tree.map(lambda leaf: leaf[round_ - begin], prepared)
-            return run_and_record(round_, draws, carry)
+            slot, draws = jax.tree.map(lambda leaf: leaf[round_ - begin], (slots, prepared))
+            return run_and_record(round_, slot, draws, carry)
 
         low, high = jnp.maximum(plan.start, begin), jnp.minimum(plan.stop, begin + block)
         return jax.lax.fori_loop(low, high, run_one, carry)
 
     first_block, last_block = plan.start // block, (plan.stop + block - 1) // block
     return jax.lax.fori_loop(first_block, last_block, run_block, initial)
+
+
+def _kept(plan: Plan, round_: Array) -> tuple[Array, Array]:
+    """Return the indices of the draws after rounds ``[...]``, and true for rounds with a draw."""
+    ahead = round_ - plan.keep_from
+    return ahead // plan.thinning, (ahead >= 0) & ((ahead + 1) % plan.thinning == 0)
 
 
 def update_accumulators(

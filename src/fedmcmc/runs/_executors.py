@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedmcmc.placement import (
     HostStore,
@@ -206,6 +206,29 @@ class MeshDevices(Executor):
 
     def lay_out_chains(self, tree: ArrayTree) -> ArrayTree:
         return put(tree, self.mesh, self.chains)
+
+    def to_host(self, tree: ArrayTree) -> ArrayTree:
+        return on_host(tree, self.mesh)
+
+
+class ChainDevices(Executor):
+    """Executor that spreads chains over devices, each of which has all rows."""
+
+    def __init__(self, program: Program, keys: Array, state: FederatedState, mesh: Mesh) -> None:
+        super().__init__(program, keys, state)
+        self.mesh = mesh
+        self.keys = self.lay_out_chains(keys)
+        data, layout = put((program.data, program.layout), mesh, PartitionSpec())
+        self.program = replace(program, data=data, layout=replace(layout, chain_mesh=mesh))
+
+    def lay_out(self, state: FederatedState) -> Any:
+        return self.lay_out_chains(state)
+
+    def gather(self, state: FederatedState) -> Any:
+        return on_host(state, self.mesh)
+
+    def lay_out_chains(self, tree: ArrayTree) -> ArrayTree:
+        return put(tree, self.mesh, PartitionSpec(CHAIN_AXIS))
 
     def to_host(self, tree: ArrayTree) -> ArrayTree:
         return on_host(tree, self.mesh)

@@ -1,5 +1,6 @@
 """`sample`: run a kernel on data and keep draws."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -101,7 +102,8 @@ def sample(
     progress
         If true, a progress bar is shown.
     mesh, placement
-        Devices of the run; ``mesh=mesh`` is short for ``placement=Placement(mesh=mesh)``.
+        Devices of the run, by default all devices of a CPU on which the run is faster
+        (`fedmcmc.use_all_cores`). ``mesh=mesh`` is short for ``placement=Placement(mesh=mesh)``.
 
     Raises
     ------
@@ -132,18 +134,19 @@ def sample(
     if isinstance(data, RemoteClients):
         kernel = data.adapt_kernel(kernel)
     keys = jax.vmap(lambda c: jax.random.fold_in(as_key(rng_key), c))(jnp.arange(num_chains))
-    if placement is None:
-        placement = Placement(mesh=mesh)
-    else:
+    if placement is not None:
         expect(placement, Placement, "placement")
         if mesh is not None:
             raise ValueError("Give mesh= or placement=, not both: Placement(mesh=mesh, ...).")
+    elif mesh is not None:
+        placement = Placement(mesh=mesh)
     record = Record() if record is None else record
     expect(record, Record, "record")
-    check_fits(placement, kernel, num_chains)
-    client_store = placement.client_store
+    given = Placement() if placement is None else placement
+    check_fits(given, kernel, num_chains)
+    client_store = given.client_store
     store_directory = None if client_store is None else client_store.directory
-    if has_other_processes() and placement.mesh is None:
+    if has_other_processes() and given.mesh is None:
         if any(x is not None for x in (checkpoint, record.draws_to, store_directory)):
             raise ValueError(
                 "All processes of this run would write the same files (checkpoint=, draws_to=, the "
@@ -166,11 +169,12 @@ def sample(
             and is_first()
             and checkpoint.claims(record.draws_to, store_directory)
         )
-        executor, initial_state, rows, messages = begin(
+        begun = begin(
             kernel,
             data,
             keys,
             placement,
+            num_rounds=limit,
             collect=collect,
             keeps_latents=record.local,
             position=position,
@@ -188,7 +192,7 @@ def sample(
             thinning=thinning,
             record=record,
             until=until,
-            placement=placement,
+            placement=begun.placement,
             checkpoint=checkpoint,
             replaces_files=replaces_files,
             reraises_interrupts=hands_on_interrupts(checkpoint),
@@ -206,12 +210,13 @@ def sample(
                 "record": str(record),
                 "checkpoints": "none" if checkpoint is None else "written",
             },
-            warnings=messages,
+            warnings=begun.messages,
         )
-        run = Run(executor, initial_state, rows, keys, settings)
-        bar = tqdm(
-            total=limit, unit="round", desc=str(run.chosen_placement()), disable=not progress
-        )
+        run = Run(begun.executor, begun.state, begun.digest, keys, settings)
+        where = str(run.chosen_placement())
+        if progress and begun.hint:
+            tqdm.write(f"{where}; {begun.hint}", file=sys.stderr)
+        bar = tqdm(total=limit, unit="round", desc=where, disable=not progress)
         with bar, without_resumable():
             samples = run.execute(bar, interrupts)
         if samples.local is not None and isinstance(data, FederatedData):
@@ -232,7 +237,7 @@ def sample(
             messages = warn(missing, depth=3, category=DiagnosisWarning)
             samples = replace(samples, warnings=samples.warnings + messages)
         if interrupts.num_held:
-            if settings.reraises_interrupts or executor.shared:
+            if settings.reraises_interrupts or begun.executor.shared:
                 raise KeyboardInterrupt
             messages = warn("Interrupted while the run ended; returning all draws.", depth=3)
             samples = replace(samples, warnings=samples.warnings + messages)

@@ -1,7 +1,7 @@
 """Start of a run: checks of arguments, initial states, and the choice of an executor."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +10,30 @@ from jax import Array
 
 from fedmcmc.data import ClientLoader, FederatedData, constructor_of
 from fedmcmc.gaussian import Gaussian
-from fedmcmc.placement import Placement, is_first, merge_processes, place
-from fedmcmc.pytrees import trees
+from fedmcmc.placement import (
+    MAX_BUCKET_OPERATIONS,
+    NUM_BUCKETS,
+    PlacedData,
+    Placement,
+    choose_mesh,
+    devices_of_run,
+    has_idle_cores,
+    idle_cores_hint,
+    is_first,
+    merge_processes,
+    place,
+    spreads_chains_only,
+)
+from fedmcmc.pytrees import num_operations, schedules, trees
 from fedmcmc.random import init_key, start_key
 from fedmcmc.rounds import SINGLE_DEVICE, Collect, Layout, Program, initialize
-from fedmcmc.runs._executors import Executor, MeshDevices, RemoteClients, StoredClients
+from fedmcmc.runs._executors import (
+    ChainDevices,
+    Executor,
+    MeshDevices,
+    RemoteClients,
+    StoredClients,
+)
 from fedmcmc.runs._watch import Messages, warn
 from fedmcmc.storage import digest_of_rows
 from fedmcmc.types import ArrayTree, FederatedKernel, FederatedState, check_start, compiled
@@ -166,12 +185,38 @@ def choose_layout(
     return replace(layout, clients_at_a_time=1) if is_large else layout
 
 
+class Start(NamedTuple):
+    """Start of a run.
+
+    Attributes
+    ----------
+    executor, state
+        Executor of the run and its first state.
+    digest
+        Digest of the rows, empty without a checkpoint.
+    placement
+        Devices of the run.
+    hint
+        Hint at idle cores, or empty.
+    messages
+        Warnings.
+    """
+
+    executor: Executor
+    state: Any
+    digest: str
+    placement: Placement
+    hint: str = ""
+    messages: Messages = ()
+
+
 def begin(
     kernel: FederatedKernel,
     data: FederatedData | ClientLoader | RemoteClients,
     keys: Array,
-    placement: Placement,
+    placement: Placement | None,
     *,
+    num_rounds: int,
     collect: Collect | None,
     keeps_latents: bool,
     position: ArrayTree,
@@ -179,36 +224,35 @@ def begin(
     surrogates: Gaussian | None,
     has_checkpoint: bool,
     replaces_files: bool,
-) -> tuple[Executor, Any, str, Messages]:
-    """Return the executor of a run, its first state, the digest of the rows, and warnings.
-
-    The digest is empty without a checkpoint.
-    """
+) -> Start:
+    """Return the start of a run; without a placement, choose devices and clients together."""
+    given = placement
     messages: Messages = ()
     executor: Executor
+    placement = Placement() if placement is None else placement
     if isinstance(data, RemoteClients):
         _check_remote(placement, collect, keeps_latents)
         executor, state, digest = data.start_run(kernel, keys, position, state)
         if surrogates is not None:
             messages = _warn_of_bias(kernel, data, state, surrogates)
-        return executor, state, digest, messages
+        return Start(executor, state, digest, placement, messages=messages)
     mesh, store, by_client = placement.mesh, placement.client_store, isinstance(data, ClientLoader)
     if keeps_latents:
         _check_latents(kernel, placement)
-    if mesh is not None:
-        if surrogates is not None and by_client:
+    pooled = kernel.participation.pooled
+    layout = local_layout = SINGLE_DEVICE if pooled else placement.layout(data)
+    placed: PlacedData | None = None
+    if mesh is not None and isinstance(data, ClientLoader):
+        if surrogates is not None:
             raise ValueError(
                 "surrogates= needs all rows in one process: give a FederatedData instead of a "
                 "ClientLoader, or leave out surrogates=."
             )
-        layout = placement.layout(data)
         placed = place(data, layout, mesh, placement.totals)
         rows, local, ids = placed.unplaced, placed.local, placed.ids
         local_layout = placed.local_layout
     else:
         data = data.load() if isinstance(data, ClientLoader) else data
-        pooled = kernel.participation.pooled
-        local_layout = layout = SINGLE_DEVICE if pooled else placement.layout(data)
         rows = local = data.pooled() if pooled else data
         ids = np.arange(rows.num_clients)
     # Computed here, so that the copy of the rows on the host can be released.
@@ -228,17 +272,61 @@ def begin(
         )
     if surrogates is not None and isinstance(data, FederatedData) and is_first():
         messages = _warn_of_bias(kernel, data, state, surrogates)
+    state = jax.tree.map(trees.strip_weak_type, state)
+    program, hint = Program(kernel, rows, layout, collect, keeps_latents), ""
+    if given is None:
+        placement, hint = _choose_devices(program, keys, state, num_rounds)
+        mesh = placement.mesh
+        layout = layout if pooled else placement.layout(rows)
     positions, on_many = state.broadcast.position, mesh is not None and mesh.size > 1
     layout = choose_layout(kernel, rows, layout, keys, positions, on_many=on_many)
-    program = Program(kernel, rows, layout, collect, keeps_latents)
-    state = jax.tree.map(trees.strip_weak_type, state)
-    if mesh is not None:
-        mesh_devices = MeshDevices(placed, program, keys, state)
-        return mesh_devices, mesh_devices.lay_out(state, ids), digest, messages
-    executor = Executor(program, keys, state)
-    if store is not None and not trees.is_empty(state.clients):
-        executor = StoredClients(program, keys, state, store)
-    return executor, executor.lay_out(state), digest, messages
+    program = replace(program, layout=layout)
+    if mesh is None:
+        executor = Executor(program, keys, state)
+        if store is not None and not trees.is_empty(state.clients):
+            executor = StoredClients(program, keys, state, store)
+    elif spreads_chains_only(mesh):
+        executor = ChainDevices(program, keys, state, mesh)
+    else:
+        if placed is None:
+            placed = place(rows, layout, mesh, placement.totals)
+        executor = MeshDevices(placed, program, keys, state)
+        return Start(executor, executor.lay_out(state, ids), digest, placement, hint, messages)
+    return Start(executor, executor.lay_out(state), digest, placement, hint, messages)
+
+
+def _choose_devices(
+    program: Program, keys: Array, state: FederatedState, num_rounds: int
+) -> tuple[Placement, str]:
+    """Return the fastest placement on the devices of this process, and a hint at idle cores."""
+    devices, has_idle = devices_of_run(keys), has_idle_cores()
+    if program.keeps_latents or (len(devices) == 1 and not has_idle):
+        return Placement(), ""
+    participation, data = program.kernel.participation, program.data
+    operations = _operations(program, keys, state)
+    num_clients = participation.cohort_size or data.num_clients
+    if program.collect is not None:
+        num_clients = 1  # `collect` reads the states of all clients of a chain
+    if has_idle:
+        return Placement(), idle_cores_hint(len(keys), num_clients, operations, num_rounds)
+    mesh = choose_mesh(devices, len(keys), num_clients, operations)
+    if mesh is None:
+        return Placement(), ""
+    if not spreads_chains_only(mesh):
+        return Placement(mesh, totals="psum"), ""
+    grouped = Placement(mesh, num_buckets=NUM_BUCKETS)
+    if participation.cohort_size is None and not participation.pooled:
+        in_groups = replace(program, layout=grouped.layout(data))
+        if _operations(in_groups, keys, state) <= MAX_BUCKET_OPERATIONS * operations:
+            return grouped, ""
+    return Placement(mesh), ""
+
+
+def _operations(program: Program, keys: Array, state: FederatedState) -> int:
+    """Return the number of operations of a round of one chain."""
+    # `Run` needs the same trace.
+    tabulated = replace(program, kernel=schedules.tabulate(program.kernel, 0, 1, 0))
+    return num_operations(tabulated.traced_round(keys, trees.shapes_but_keys(state)).jaxpr)
 
 
 def _warn_of_bias(
