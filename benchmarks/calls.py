@@ -1,9 +1,10 @@
 """Seconds of the first and the second call of functions, and programs compiled by the second.
 
 The second call gets the model and the settings again, with other data of the same shapes, as in a
-loop over data sets. ``python -m benchmarks.calls loo fit`` measures the calls whose names contain
-one of these words. Before each first call, JAX forgets its programs and the model is a new
-function.
+loop over data sets. ``python -m benchmarks.calls`` measures loops and `QUICK` in about three
+minutes, ``python -m benchmarks.calls all`` all calls in seven, and ``python -m benchmarks.calls loo
+fit`` the calls whose names contain one of these words. Before each first call, JAX forgets its
+programs and the model is a new function.
 """
 
 import logging
@@ -21,6 +22,28 @@ from fedmcmc import criticism
 
 NUM_FIRST, NUM_NEXT, NUM_ALL = 5, 15, 200
 """Numbers of simulated data sets: fitted before others, timed alone, and of the extrapolation."""
+QUICK = (
+    "fit, NumPyro model",
+    "fit, Posterior",
+    "fit, random effects",
+    "correct",
+    "whiten and sample, fsgld",
+    "sample, lsd",
+    "sample, qlsd_pp",
+    "sample, fa_hmc",
+    "sample, hmc",
+    "sample, fed_ep",
+    "sweep",
+    "tune",
+    "predict_bias",
+    "estimate_smoothness",
+    "criticism.loo",
+    "criticism.predictive_check",
+    "local_draws",
+    "hierarchy.new_group",
+    "real sites, fit",
+    "metrics.potential",
+)
 TRUTH = {"coefficients": np.array([-1.5, -0.7, 0.5], np.float32)}
 
 
@@ -85,12 +108,13 @@ def bench(words=()):
     logging.getLogger("fedmcmc").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        if not words or "loops" in words:
+        if not words or "loops" in words or "all" in words:
             bench_loops()
     print("| call | first, s | second, s | programs compiled by the second |")
     print("|---|---|---|---|")
     for name, call in CALLS.items():
-        if words and not any(word in name for word in words):
+        is_named = "all" in words or any(word in name for word in words)
+        if not (is_named if words else name in QUICK):
             continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
