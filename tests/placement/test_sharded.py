@@ -35,7 +35,8 @@ name, num_chains = sys.argv[1], int(sys.argv[2])
 kernel = KERNELS[name](POSITIONS["nested"], Given())
 apart = fedmcmc.Placement.over_devices(num_chains)
 one, *others = (
-    run(kernel, num_chains, placement) for placement in (fedmcmc.Placement(), everywhere, one_by_one, apart)
+    run(kernel, num_chains, placement)
+    for placement in (fedmcmc.Placement(), everywhere, one_by_one, apart)
 )
 for other in others:
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
