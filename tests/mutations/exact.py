@@ -12,7 +12,7 @@ UNIFORM = "exact/test_noise.py::test_errors_are_uniform_and_independent_of_the_v
 MUTATIONS = {
     "exact/_correct.py::CorrectionTarget._weigh": {
         "the prior counts twice in a weight": (
-            "np.asarray(prior, np.float64) -> 2 * np.asarray(prior, np.float64)",
+            "np.asarray(drawn.prior, np.float64) -> 2 * np.asarray(drawn.prior, np.float64)",
             WEIGHTED,
         ),
         "weights of draws are without the density that they were drawn from": (

@@ -73,10 +73,10 @@ MUTATIONS = {
     "fitting/_gibbs.py::_judge": {
         "chains that do not agree are called exact": ("chains.agree -> True", FITTED),
     },
-    "hierarchy/_latents.py::Groups.log_density": {
+    "hierarchy/_latents.py::_log_density": {
         "the prior of a latent counts twice": (
-            "prior + self.fold(of_rows).astype(prior.dtype)"
-            " -> 2 * prior + self.fold(of_rows).astype(prior.dtype)",
+            "prior + groups.fold(of_rows).astype(prior.dtype)"
+            " -> 2 * prior + groups.fold(of_rows).astype(prior.dtype)",
             EXACT,
         ),
     },

@@ -152,9 +152,10 @@ class CountedRounds:
     """Rounds of questions, counted, and interrupted after `limit` of them."""
 
     def __init__(self, monkeypatch):
-        self.call, self.trace = consortium_module._round, consortium_module._round.trace
+        self.call, self.trace = consortium_module._first_round, consortium_module._first_round.trace
         self.num, self.limit = 0, None
-        monkeypatch.setattr(consortium_module, "_round", self)
+        self.compile_ahead = self.call.compile_ahead
+        monkeypatch.setattr(consortium_module, "_first_round", self)
 
     def __call__(self, *args):
         if self.num == self.limit:
