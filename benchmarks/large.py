@@ -209,21 +209,20 @@ def fit(folder: Path, name: str, source: str) -> dict[str, Any]:
         end = ends[client]
         return {key: leaf[end - sizes[client] : end] for key, leaf in rows.items()}
 
-    peaks, start_time = {"rows loaded": peak()}, time.perf_counter()
+    start_time = time.perf_counter()
     if source == "loader":
         data = fedmcmc.ClientLoader(sizes, load).load()
     else:
         data = fedmcmc.FederatedData.from_clients([load(i) for i in range(len(sizes))])
     jax.block_until_ready(data)
     seconds = {"build": time.perf_counter() - start_time}
-    peaks["data built"] = peak()
     model = linear if CASES[name].model == "linear" else logistic
     start_time = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fitted = fedmcmc.fit(model, data, rng_key=jax.random.key(1), progress=False)
     seconds["fit"] = time.perf_counter() - start_time
-    peaks["fit"] = peak()
+    peak_bytes = peak()
     usage = resource.getrusage(resource.RUSAGE_SELF)
     seconds["CPU"] = usage.ru_utime + usage.ru_stime
     mean, sds = np.load(folder / "moments.npy")
@@ -232,7 +231,7 @@ def fit(folder: Path, name: str, source: str) -> dict[str, Any]:
     assert len(rows["y"]) == data.num_rows and jnp.isfinite(data.rows["x"][0, 0])
     return {
         "seconds": seconds,
-        "peaks": peaks,
+        "peak": peak_bytes,
         "rounds": fitted.report.rounds,
         "megabits": (fitted.report.bits_up + fitted.report.bits_down) / 1e6,
         "verdict": str(fitted.verdict.kind),
@@ -261,7 +260,7 @@ def bench() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         _child("write", folder / "tiny", "rows", TINY_ROWS)
-        runtime = _child("fit", folder / "tiny", "rows", "arrays")["peaks"]["fit"]
+        runtime = _child("fit", folder / "tiny", "rows", "arrays")["peak"]
         print(f"peak memory of the same programs with few rows: {runtime / MIB:,.0f} MiB")
         for case, shape in CASES.items():
             written = _child("write", folder / case, case, shape.num_rows)
@@ -279,12 +278,9 @@ def bench() -> None:
 
 def _print_result(source: str, result: dict[str, Any], runtime: int, num_bytes: int) -> None:
     seconds = ", ".join(f"{name} {number:.1f} s" for name, number in result["seconds"].items())
-    peaks = ", ".join(
-        f"{name} {number / MIB:,.0f} MiB ({(number - runtime) / num_bytes:.2f})"
-        for name, number in result["peaks"].items()
-    )
+    extra = result["peak"] - runtime
     print(f"  rows from {source}: {seconds}")
-    print(f"    peak memory (without that of few rows, over the size of the rows): {peaks}")
+    print(f"    peak memory {extra / MIB:,.0f} MiB, over that of the rows: {extra / num_bytes:.2f}")
     print(
         f"    {result['verdict']}, {result['rounds']:,} rounds, {result['megabits']:,.0f} Mbit, "
         f"means off by {result['mean error']:.3f} sd, sds by {result['sd error']:.1%}"
