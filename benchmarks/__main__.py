@@ -74,9 +74,6 @@ SPEED = {
         peers.bench,
         "one client alone, small and large batches",
     ),
-    "fed_avg": Benchmark(
-        partial(on_all_cores, "benchmarks.fed_avg"), "federated averaging, and FedJAX if installed"
-    ),
     "costs": Benchmark(
         costs.bench,
         "how seconds grow with clients, rows, parameters and chains",
@@ -85,6 +82,9 @@ SPEED = {
 }
 """Benchmarks of speed, which together take at most a quarter of an hour on two idle cores."""
 OTHERS = {
+    "fed_avg": Benchmark(
+        partial(on_all_cores, "benchmarks.fed_avg"), "federated averaging, and FedJAX if installed"
+    ),
     "memory": Benchmark(memory.bench, "peak memory of many clients and of long runs"),
     "sweeps": Benchmark(sweeps.bench, "use one vmapped sweep rather than many processes"),
     "scaling": Benchmark(

@@ -23,6 +23,8 @@ VALUES = {
 KERNELS = ("fsgld", "lsd")
 MIN_ROUNDS, MAX_ROUNDS, WORK = 200, 5_000, 2e8
 """Bounds of the number of rounds, and numbers of rows that all rounds together read."""
+NUM_STEPS, BATCH_SIZE = 10, 10
+VISITED_ROWS = NUM_STEPS * BATCH_SIZE
 
 
 def logprior(position):
@@ -36,9 +38,11 @@ def loglikelihood(position, rows):
 POSTERIOR = fedmcmc.Posterior(logprior, loglikelihood)
 
 
-def num_rounds(sizes):
+def num_rounds(name, sizes):
     """Return a number of rounds that takes about as long for all sizes."""
-    return int(np.clip(WORK / np.prod([*sizes.values()]), MIN_ROUNDS, MAX_ROUNDS))
+    num_clients, num_rows, size, num_chains = sizes.values()
+    rows = VISITED_ROWS if name == "fsgld" else num_clients * num_rows
+    return int(np.clip(WORK / (rows * size * num_chains), MIN_ROUNDS, MAX_ROUNDS))
 
 
 def make_run(name, sizes):
@@ -53,14 +57,14 @@ def make_run(name, sizes):
     if name == "fsgld":
         means, variances = jnp.zeros((num_clients, size)), jnp.ones((num_clients, size)) / num_rows
         surrogates = fedmcmc.Gaussian.from_moments(means, variance=variances)
-        settings = dict(step_size=step_size, num_local_steps=10, batch_size=10)
+        settings = dict(step_size=step_size, num_local_steps=NUM_STEPS, batch_size=BATCH_SIZE)
         kernel = fedmcmc.fsgld(POSTERIOR, surrogates, **settings)
     else:
         kernel = fedmcmc.lsd(POSTERIOR, step_size=step_size)
     start = jnp.zeros(size)
 
     def run():
-        num = num_rounds(sizes)
+        num = num_rounds(name, sizes)
         counts = dict(num_rounds=num, num_chains=num_chains, num_burnin=num - 1)
         key = jax.random.key(0)
         return fedmcmc.sample(key, kernel, data, start, progress=False, **counts).draws
@@ -76,7 +80,7 @@ def measure():
             sizes = BASE | {axis: value}
             seconds = compare({name: make_run(name, sizes) for name in KERNELS}, repeats=3)
             for name in KERNELS:
-                results[axis, name, value] = 1e6 * seconds[name] / num_rounds(sizes)
+                results[axis, name, value] = 1e6 * seconds[name] / num_rounds(name, sizes)
     return results
 
 

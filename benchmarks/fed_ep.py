@@ -100,7 +100,7 @@ def bench_network() -> None:
     The sites of 30 chains and 500 clients would need 6 GB.
     """
     for name, method in {"FedEP": "fed_ep", "FedSEP": "fed_sep"}.items():
-        for num_chains, num_rounds in ((1, 100), (30, 4)):
+        for num_chains, num_rounds in ((1, 60), (30, 2)):
             num_clients = 60 if (method, num_chains) == ("fed_ep", 30) else 500
             sizes = method, num_clients, num_rounds, num_chains
             work = {"fedmcmc": networks.ours(*sizes), "fused": networks.fused(*sizes, 1)}

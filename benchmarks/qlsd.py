@@ -345,16 +345,16 @@ def bench() -> None:
         work["fused, clients over devices"] = run(devices_dividing(CLIENTS))
         if num_chains > 1:
             work["fused, chains over devices"] = run(devices_dividing(num_chains), "chains")
-        seconds = compare(work, repeats=3)
+        seconds = compare(work, repeats=2)
         print_over_fused("QLSD++ logistic, 16 levels", num_chains, num_rounds, seconds)
-    for num_chains, num_rounds, num_numpy in ((1, 65536, 400), (30, 4096, 0)):
+    for num_chains, num_rounds, num_numpy in ((1, 65536, 400), (30, 2048, 0)):
         run = functools.partial(fused_toy, 16, num_rounds, num_chains)
         work = {"fedmcmc": ours_toy(16, num_rounds, num_chains), "fused": run()}
         if num_chains > 1:
             work["fused, chains over devices"] = run(devices_dividing(num_chains))
         if num_numpy:
             work["NumPy"] = numpy_toy(16, num_numpy)
-        seconds = compare(work, repeats=5)
+        seconds = compare(work, repeats=3)
         if num_numpy:
             seconds["NumPy"] *= num_rounds / num_numpy
         print_over_fused("QLSD* toy", num_chains, num_rounds, seconds)

@@ -7,7 +7,6 @@ as `fedmcmc` does. `usual` splits a key and draws twice in every local step, as 
 
 import functools
 
-import blackjax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -156,6 +155,8 @@ def usual(x: np.ndarray, num_rounds: int, num_chains: int = 1):
 
 def blackjax_sgld(posterior, x: jax.Array, start, batch_size: int, step_size: float, steps: int):
     """Return a function that runs `blackjax.sgld` on one client, with minibatches."""
+    import blackjax  # its import starts JAX, before `use_all_cores`
+
     num_rows = jax.tree.leaves(x)[0].shape[0]
     estimator = blackjax.sgmcmc.gradients.grad_estimator(
         posterior.logprior_fn,
