@@ -153,8 +153,8 @@ def test_parts_grow_with_the_memory(monkeypatch):
             sizes.append([len(np.unique(indices)) for indices in where])
         return put(self, where, at, *rest)
 
-    put = sweeps.Results.put
-    monkeypatch.setattr(sweeps.Results, "put", kept)
+    put = sweeps.SweepResults.put
+    monkeypatch.setattr(sweeps.SweepResults, "put", kept)
     parts = {}
     for max_bytes in (1, 1000, 2000, 2**30):
         sizes.clear()
