@@ -117,3 +117,12 @@ def test_an_error_of_a_fit_cancels_compilations():
         for program in programs._PROGRAMS.values()
         for ahead in getattr(program, "ahead", {}).values()
     )
+
+
+def test_a_position_that_does_not_fit_the_model_is_explained():
+    posterior = fedmcmc.Posterior(
+        lambda t: -0.5 * t["a"] ** 2, lambda t, x: -0.5 * (x["y"] - t["a"]) ** 2
+    )
+    settings = dict(rng_key=jax.random.key(0), progress=False)
+    with pytest.raises(ValueError, match="logprior_fn does not take a position of shapes"):
+        fedmcmc.fit(posterior, DATA, position={"b": 0.0}, **settings)

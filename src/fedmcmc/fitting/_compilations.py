@@ -46,10 +46,11 @@ def _start(problem: Problem, consortium: SimulatedConsortium) -> None:
     candidates, starts = _repeated(like, NUM_CANDIDATES), _repeated(like, NUM_STARTS)
     size = trees.num_elements(like)
     by_newton = size <= NEWTON_DIMENSIONS
-    if by_newton:  # first of all, because this program takes longest
+    # First of all, because a question checks the model and explains its errors.
+    consortium.compile_ahead(evaluations(posterior), Points(candidates))
+    if by_newton and problem.effort != "approximate":
         target = CorrectionTarget(posterior, consortium, centre)
         target.compile_ahead(key, defensive(np.zeros(size), np.eye(size)), num_draws)
-    consortium.compile_ahead(evaluations(posterior), Points(candidates))
     log_priors.compile_ahead(posterior, candidates)
     structure: Structure = "dense" if by_newton else "none"
     consortium.compile_ahead(expansions(posterior, curvature=structure), Points(starts, centre))
