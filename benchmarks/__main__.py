@@ -19,7 +19,6 @@ from benchmarks import (
     deployed,
     exact,
     first_call,
-    large,
     memory,
     peers,
     predictions,
@@ -31,8 +30,9 @@ from benchmarks import (
 )
 
 
-def on_all_cores(module: str) -> None:
-    # A process of its own, because the number of devices is fixed when JAX starts.
+def in_new_process(module: str) -> None:
+    # The number of devices is fixed when JAX starts, and a child's peak memory includes its
+    # parent's memory.
     subprocess.run([sys.executable, "-m", module], check=True)
 
 
@@ -58,17 +58,18 @@ SPEED = {
         calls.bench, "loops over data sets are fast: a second call compiles nothing again"
     ),
     "toy": Benchmark(
-        partial(on_all_cores, "benchmarks.toy"),
+        partial(in_new_process, "benchmarks.toy"),
         "for the smallest models a program of your own would save the missing share",
     ),
     "qlsd": Benchmark(
-        partial(on_all_cores, "benchmarks.qlsd"), "what quantized rounds cost beside such a program"
+        partial(in_new_process, "benchmarks.qlsd"),
+        "what quantized rounds cost beside such a program",
     ),
     "fa_hmc": Benchmark(
-        partial(on_all_cores, "benchmarks.fa_hmc"), "what trajectories cost beside such a program"
+        partial(in_new_process, "benchmarks.fa_hmc"), "what trajectories cost beside such a program"
     ),
     "fed_ep": Benchmark(
-        partial(on_all_cores, "benchmarks.fed_ep"), "the same for expectation propagation"
+        partial(in_new_process, "benchmarks.fed_ep"), "the same for expectation propagation"
     ),
     "peers": Benchmark(
         peers.bench,
@@ -78,20 +79,23 @@ SPEED = {
         costs.bench,
         "how seconds grow with clients, rows, parameters and chains",
     ),
-    "large": Benchmark(large.bench, "memory and seconds that a large study needs"),
+    "large": Benchmark(
+        partial(in_new_process, "benchmarks.large"), "memory and seconds that a large study needs"
+    ),
 }
 """Benchmarks of speed, which together take at most a quarter of an hour on two idle cores."""
 OTHERS = {
     "fed_avg": Benchmark(
-        partial(on_all_cores, "benchmarks.fed_avg"), "federated averaging, and FedJAX if installed"
+        partial(in_new_process, "benchmarks.fed_avg"),
+        "federated averaging, and FedJAX if installed",
     ),
     "memory": Benchmark(memory.bench, "peak memory of many clients and of long runs"),
     "sweeps": Benchmark(sweeps.bench, "use one vmapped sweep rather than many processes"),
     "scaling": Benchmark(
-        partial(on_all_cores, "benchmarks.scaling"), "what a second device is worth"
+        partial(in_new_process, "benchmarks.scaling"), "what a second device is worth"
     ),
     "devices": Benchmark(
-        partial(on_all_cores, "benchmarks.devices"), "when clients or chains use several devices"
+        partial(in_new_process, "benchmarks.devices"), "when clients or chains use several devices"
     ),
     "processes": Benchmark(
         partial(in_two_processes, "benchmarks.processes"), "what a second process is worth"

@@ -100,14 +100,12 @@ def bench_network() -> None:
     The sites of 30 chains and 500 clients would need 6 GB.
     """
     for name, method in {"FedEP": "fed_ep", "FedSEP": "fed_sep"}.items():
-        for num_chains, num_rounds in ((1, 60), (30, 2)):
+        for num_chains, num_rounds in ((1, 120), (30, 4)):
             num_clients = 60 if (method, num_chains) == ("fed_ep", 30) else 500
             sizes = method, num_clients, num_rounds, num_chains
-            work = {"fedmcmc": networks.ours(*sizes), "fused": networks.fused(*sizes, 1)}
             axis, num = ("clients", networks.COHORT) if num_chains == 1 else ("chains", num_chains)
-            work[f"fused, {axis} over devices"] = networks.fused(
-                *sizes, devices_dividing(num), axis
-            )
+            fused = networks.fused(*sizes, devices_dividing(num), axis)
+            work = {"fedmcmc": networks.ours(*sizes), f"fused, {axis} over devices": fused}
             seconds = compare(work, repeats=2)
             print_over_fused(f"{name} network", num_chains, num_rounds, seconds)
 

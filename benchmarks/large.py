@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,7 +55,8 @@ CASES = {
 }
 TINY_ROWS = 45_000
 """Number of rows with which the largest site has more than one chunk of rows."""
-SOURCES = ("arrays", "loader")
+SOURCES = ("arrays", "mapped files", "Parquet files")
+"""Rows in memory, and rows that `fedmcmc.ClientLoader` reads site by site."""
 
 
 def write(folder: Path, name: str, num_rows: int) -> dict[str, Any]:
@@ -73,7 +75,10 @@ def write(folder: Path, name: str, num_rows: int) -> dict[str, Any]:
         mean, covariance = laplace(x, y)
     np.save(folder / "x.npy", x)
     np.save(folder / "y.npy", y)
-    np.save(folder / "sizes.npy", case.sizes(num_rows))
+    sizes = case.sizes(num_rows)
+    np.save(folder / "sizes.npy", sizes)
+    if name == "rows":
+        _write_parquet(folder, x, y, sizes)
     sds = np.sqrt(np.diagonal(covariance))
     if name == "wide":
         start_time = time.perf_counter()
@@ -83,6 +88,15 @@ def write(folder: Path, name: str, num_rows: int) -> dict[str, Any]:
         figures = {}
     np.save(folder / "moments.npy", np.stack([mean, sds]))
     return {"bytes": x.nbytes + y.nbytes, **figures}
+
+
+def _write_parquet(folder: Path, x: np.ndarray, y: np.ndarray, sizes: np.ndarray) -> None:
+    """Write one Parquet file per site, with a column per covariate."""
+    import polars as pl
+
+    for i, (size, end) in enumerate(zip(sizes, np.cumsum(sizes), strict=True)):
+        table = pl.DataFrame(x[end - size : end], [f"x{j}" for j in range(x.shape[1])])
+        table.with_columns(y=y[end - size : end]).write_parquet(folder / f"site{i}.parquet")
 
 
 def linear_posterior(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -209,11 +223,18 @@ def fit(folder: Path, name: str, source: str) -> dict[str, Any]:
         end = ends[client]
         return {key: leaf[end - sizes[client] : end] for key, leaf in rows.items()}
 
+    def load_parquet(client: int) -> dict[str, np.ndarray]:
+        import polars as pl
+
+        table = pl.read_parquet(folder / f"site{client}.parquet")
+        return {"x": table.drop("y").to_numpy(), "y": table["y"].to_numpy()}
+
     start_time = time.perf_counter()
-    if source == "loader":
-        data = fedmcmc.ClientLoader(sizes, load).load()
-    else:
+    if source == "arrays":
         data = fedmcmc.FederatedData.from_clients([load(i) for i in range(len(sizes))])
+    else:
+        loader = fedmcmc.ClientLoader(sizes, load if source == "mapped files" else load_parquet)
+        data = loader.load()
     jax.block_until_ready(data)
     seconds = {"build": time.perf_counter() - start_time}
     model = linear if CASES[name].model == "linear" else logistic
@@ -290,6 +311,13 @@ def _print_result(source: str, result: dict[str, Any], runtime: int, num_bytes: 
 
 
 if __name__ == "__main__":
-    task, folder, name, argument = sys.argv[1], Path(sys.argv[2]), sys.argv[3], sys.argv[4]
-    result = write(folder, name, int(argument)) if task == "write" else fit(folder, name, argument)
-    print(json.dumps(result))
+    if len(sys.argv) == 1:
+        bench()
+    else:
+        task, folder, name, argument = sys.argv[1], Path(sys.argv[2]), sys.argv[3], sys.argv[4]
+        fn = (
+            partial(write, num_rows=int(argument))
+            if task == "write"
+            else partial(fit, source=argument)
+        )
+        print(json.dumps(fn(folder, name)))

@@ -1,11 +1,13 @@
 """Clients computed some at a time: the numbers of all together, whatever the kernel."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fedmcmc
+from fedmcmc.pytrees import trees
 from fedmcmc.runs import _starts as starts
 from tests.contracts.model import DATA, KEY, POSITIONS, Given
 from tests.contracts.tables import KERNELS
@@ -65,6 +67,36 @@ def test_a_cpu_walks_many_large_clients_one_by_one(monkeypatch):
 
     for name in ("consensus", "dg_sgld", "ensemble", "fed_be", "fed_avg"):
         assert chosen(KERNELS[name](NESTED, Given()), on_many=True) == one_by_one, name
+
+
+def test_a_cpu_computes_chains_of_large_positions_one_by_one(monkeypatch):
+    keys, name = jax.random.split(KEY, 2), "fa_hmc"
+    positions = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), NESTED)
+    size = 3 * trees.num_bytes(NESTED)
+    on_cpu = jax.devices()[0].platform == "cpu"
+
+    def is_one_by_one(name, **settings):
+        kernel, layout = KERNELS[name](NESTED, Given()), fedmcmc.rounds.Layout(**settings)
+        return starts.choose_layout(kernel, DATA, layout, keys, positions).chains_one_by_one
+
+    monkeypatch.setattr(starts, "COHORT_BYTES", size + 1)
+    assert not is_one_by_one(name)
+    monkeypatch.setattr(starts, "COHORT_BYTES", size)
+    assert is_one_by_one(name) == is_one_by_one(name, clients_at_a_time=2) == on_cpu
+    assert not is_one_by_one("lsd")
+
+
+def test_chains_one_by_one_have_the_same_draws(monkeypatch):
+    kernel = KERNELS["fed_sep"](NESTED, Given())
+
+    def run():
+        return fedmcmc.sample(
+            KEY, kernel, DATA, NESTED, num_rounds=4, num_chains=3, progress=False
+        ).draws
+
+    together = run()
+    monkeypatch.setattr(starts, "COHORT_BYTES", 1)
+    chex.assert_trees_all_close(run(), together, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

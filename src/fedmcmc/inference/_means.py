@@ -71,7 +71,7 @@ class SampleMean(Mean):
         )
         divisor = max(self._num_samples - 1, 1)
         variance = jax.tree.map(lambda leaf: leaf / divisor, trained.summary.scatter)
-        return TiltedMoments(trained.summary.mean, variance, jnp.sqrt(trained.mean_square))
+        return TiltedMoments(trained.summary.mean, variance, jnp.sqrt(trained.square))
 
     def check(
         self, posterior: Posterior, position: ArrayTree, federation: Federation, second: str | None

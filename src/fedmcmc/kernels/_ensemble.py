@@ -287,7 +287,7 @@ class EnsembleKernel(LocalTraining):
         trained, client_state, down = self.train(draws.gradient, broadcast, client_state, client)
         moved = trees.subtract(trained.position, broadcast.position)
         message = self.family.message(draws.family, client.share, moved)
-        return message, client_state, report(message, trained.mean_square, bits_down=down)
+        return message, client_state, report(message, trained.square, bits_down=down)
 
     def prepare_server(self, rng_key: Array, like: Broadcast) -> ArrayTree:
         return rng_key  # for the members and the distiller

@@ -223,7 +223,7 @@ class PseudoGradients(LocalTraining):
             Uncompressed(weight),
             trees.scale(weight, trees.select(finite, delta, trees.zeros_like(delta))),
         )
-        info = report(message, trained.mean_square, usable=finite, bits_down=down)
+        info = report(message, trained.square, usable=finite, bits_down=down)
         return message, client_state, info
 
     def aggregate(

@@ -146,7 +146,8 @@ class Placement:
                 "num_buckets= needs the sizes of the clients, which are unknown if the data are an "
                 "argument of a compiled function: use the data of the enclosing scope."
             )
-        return Layout(self.clients_at_a_time, by_size(np.asarray(sizes), self.num_buckets))
+        buckets = by_size(np.asarray(sizes), self.num_buckets)
+        return Layout(self.clients_at_a_time, buckets=buckets)
 
     def on_one_device(self, data: FederatedData) -> Layout:
         """Return how a program on one device computes the clients of `data`.

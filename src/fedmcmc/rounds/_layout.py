@@ -137,6 +137,8 @@ class Layout:
     ----------
     clients_at_a_time
         Static number of clients computed together; all clients of a group if ``None``.
+    chains_one_by_one
+        Static flag: a device computes its chains one after the other, all rounds of each.
     buckets
         Clients grouped by size, computed group by group if all take part in a round.
     slots
@@ -154,6 +156,7 @@ class Layout:
     """
 
     clients_at_a_time: int | None = field(default=None, metadata={"static": True})
+    chains_one_by_one: bool = field(default=False, metadata={"static": True})
     buckets: Buckets | None = None
     slots: Array | None = None
     mesh_layout: MeshLayout | None = None

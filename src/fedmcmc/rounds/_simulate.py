@@ -54,7 +54,7 @@ class RoundInfo(NamedTuple):
         ``[]``, bits of all messages to and from the server: exact (int32) below ``2**31`` bits per
         round, else float32.
     gradient_norm
-        ``[]``, root mean square over the active clients' gradient calls.
+        ``[]``, root mean square of the active clients' `StepInfo.gradient_norm`.
     clients
         `StepInfo` of the cohort in the last phase, leaves ``[cohort_size, ...]``.
     server

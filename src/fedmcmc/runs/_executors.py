@@ -157,8 +157,11 @@ class MeshDevices(Executor):
         mesh_layout = placed.layout.mesh_layout
         assert mesh_layout is not None
         self.plain, self.shared, self.mesh = plain, has_other_processes(), mesh_layout.mesh
-        at_a_time = plain.layout.clients_at_a_time
-        layout = replace(placed.layout, clients_at_a_time=at_a_time)
+        layout = replace(
+            placed.layout,
+            clients_at_a_time=plain.layout.clients_at_a_time,
+            chains_one_by_one=plain.layout.chains_one_by_one,
+        )
         self.program = replace(plain, data=placed.data, layout=layout)
         self.client_of_slot = np.asarray(mesh_layout.client_of_slot)
         self.slots = np.asarray(mesh_layout.slots)

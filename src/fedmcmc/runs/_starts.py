@@ -39,7 +39,10 @@ from fedmcmc.storage import digest_of_rows
 from fedmcmc.types import ArrayTree, FederatedKernel, FederatedState, check_start, compiled
 
 MANY_CLIENTS, COHORT_BYTES = 32, 2**21
-"""Least clients per round, and bytes of positions, for a CPU to compute clients one by one."""
+"""Least clients per round, and bytes of their positions, for a CPU to compute clients one by one.
+
+The bytes alone decide whether it computes chains one by one.
+"""
 CACHE_BYTES = 2**20
 """Least bytes of rows for several devices of a CPU to compute clients one by one."""
 
@@ -168,17 +171,21 @@ def choose_layout(
     *,
     on_many: bool = False,
 ) -> Layout:
-    """Choose the number of clients computed together, if the layout leaves it open.
+    """Choose what a device of a CPU computes together, as far as the layout leaves it open.
 
-    `positions` have a leading chain axis; `on_many` is true for several devices. If
-    clients are computed one by one, data of a client's local steps stay in the cache: see
-    `benchmarks/fed_avg.py` for one device and `benchmarks/fa_hmc.py` for two.
+    `positions` have a leading chain axis; `on_many` is true for several devices. If clients or
+    chains are computed one by one, data of a client's local steps stay in the cache: see
+    `benchmarks/fed_avg.py` for one device, `benchmarks/fa_hmc.py` for two and
+    `benchmarks/fed_ep.py` for chains.
     """
     on_cpu = {device.platform for device in keys.devices()} == {"cpu"}
-    if not (on_cpu and kernel.traits.has_local_steps and layout.clients_at_a_time is None):
+    if not (on_cpu and kernel.traits.has_local_steps):
         return layout
     num_clients = kernel.participation.cohort_size or data.num_clients
     size = num_clients * trees.num_bytes(positions) // len(keys)
+    layout = replace(layout, chains_one_by_one=size >= COHORT_BYTES)
+    if layout.clients_at_a_time is not None:
+        return layout
     is_large = num_clients >= MANY_CLIENTS and size >= COHORT_BYTES
     # With one device per core, computing clients together no longer uses several cores.
     is_large |= on_many and trees.num_bytes(data.rows) >= CACHE_BYTES

@@ -477,7 +477,8 @@ class StepInfo(NamedTuple):
     bits
         ``[]`` int32, size of the code.
     gradient_norm
-        ``[]``, root mean square over the round's gradient calls.
+        ``[]``, root mean square over the round's gradient calls; of training with an optimizer,
+        the norm of the first gradient.
     local_positions
         Iterates of the client, leaves ``[num_local_steps, ...]``, or ``()``.
     extra
