@@ -19,8 +19,9 @@ from fedmcmc.types import ArrayTree
 LOCAL_PLATES = ("client", "clients", "group")
 """Names of plates of size one whose latent sites have one value per group."""
 ONE_LEVEL = (
-    "A model has one level of local sites: write effects of clients that have groups as shared "
-    "parameters, indexed by a column with the client's number."
+    "A model has one level of local sites: if clients have groups, "
+    "fedmcmc.interop.numpyro.share_client_effects(model, data) turns the effects of clients into "
+    "shared parameters."
 )
 
 
