@@ -1,4 +1,4 @@
-"""Effects of clients as shared parameters, for models that also have effects of groups in clients."""
+"""Effects of clients as shared parameters, for models with effects of clients and of groups."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
