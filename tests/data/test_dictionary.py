@@ -3,11 +3,16 @@
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pandas as pd
 import polars
 import pytest
+import scipy.stats
 
+import fedmcmc
 from fedmcmc import FederatedData
 from fedmcmc.data import Column, Dictionary, Rules, row_values
 
@@ -358,3 +363,44 @@ def test_wide_floats_are_kept_if_jax_has_them():
         dictionary = only(x={"type": "number"}, n={"type": "integer"})
         coded = dictionary.code({"x": [0.1], "n": [2**40]})
         assert coded["x"][0] == 0.1 and coded["n"][0] == 2**40
+
+
+def severity(values, levels):
+    return pd.DataFrame({"y": pd.Categorical(values, categories=levels, ordered=True)})
+
+
+SEVERITY = {
+    "A": severity(["mild"] * 9 + ["severe"] * 3, ["mild", "severe"]),
+    "B": severity(["mild"] * 4 + ["moderate"] * 6 + ["severe"] * 8, ["mild", "moderate", "severe"]),
+}
+"""Client A has no moderate case, and does not declare the level."""
+
+
+def ordinal(y=None):
+    to_cuts = dist.transforms.SimplexToOrderedTransform(0.0)
+    cut = numpyro.sample(
+        "cut", dist.TransformedDistribution(dist.Dirichlet(jnp.ones(3)), transform)
+    )
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.OrderedLogistic(0.0, cut), obs=y)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_dictionary", [False, True])
+def test_an_ordinal_outcome_has_the_posterior_of_all_rows(has_dictionary):
+    """The prior of the probabilities is uniform, so the posterior is a Dirichlet distribution."""
+    levels = ["mild", "moderate", "severe"]
+    dictionary = only(y={"type": "ordered", "levels": levels}) if has_dictionary else None
+    tables = SEVERITY
+    if has_dictionary:  # text in any order at a site is enough
+        tables = {name: table.astype(str)[::-1] for name, table in SEVERITY.items()}
+    data = FederatedData.from_clients(tables, dictionary=dictionary)
+    assert data.coding == {"y": tuple(levels)} and data.orders == {"y": "ordered"}
+    fitted = fedmcmc.fit(ordinal, data, rng_key=jax.random.key(0), progress=False)
+    cuts = np.asarray(fitted.samples.constrained["cut"]).reshape(-1, 2)
+    draws = np.diff(1 / (1 + np.exp(-cuts)), axis=1, prepend=0, append=1)
+    exact = scipy.stats.dirichlet([14, 7, 12])
+    assert fitted.verdict.startswith("passed")
+    errors = (draws.mean(axis=0) - exact.mean()) / np.sqrt(exact.var())
+    assert np.abs(errors).max() < 0.1
+    np.testing.assert_allclose(draws.std(axis=0), np.sqrt(exact.var()), rtol=0.1)

@@ -272,9 +272,11 @@ def test_keys_of_the_study_file_are_those_of_both_readers():
 
 def test_a_study_has_a_dictionary_or_rows(tmp_path):
     study = study_in(tmp_path)
-    with pytest.raises(ValueError, match=r"either a dictionary .columns., or rows and levels"):
-        deploy.Study(
-            study.name, study.posterior, study.sites, study.rows, dictionary=study.dictionary
-        )
+    assert dataclasses.replace(study, reproducible=True).rows == study.rows
+    for columns in ({"rows": jax.ShapeDtypeStruct((), jnp.int32)}, {"levels": {"arm": ("a", "b")}}):
+        with pytest.raises(ValueError, match=r"either a dictionary .columns., or rows and levels"):
+            deploy.Study(
+                study.name, study.posterior, study.sites, **columns, dictionary=study.dictionary
+            )
     with pytest.raises(ValueError, match=r"rows must hold the shape"):
         deploy.Study(study.name, study.posterior, study.sites)

@@ -198,7 +198,9 @@ def _check_names(study: Any, site: str, rows: Any) -> None:
 
 def columns_of_dictionary(study: Any) -> dict[str, Any]:
     """Return a study's rows and levels by its dictionary; raise `ValueError` if it has others."""
-    if study.rows is not None or study.levels:
+    columns = {"rows": study.dictionary.rows, "levels": study.dictionary.levels}
+    # `dataclasses.replace` passes the columns of the dictionary.
+    if study.rows not in (None, columns["rows"]) or study.levels not in ({}, columns["levels"]):
         raise ValueError("A study has either a dictionary (columns), or rows and levels: not both.")
     group = study.dictionary.group
     if group is not None:
@@ -206,7 +208,7 @@ def columns_of_dictionary(study: Any) -> dict[str, Any]:
             f"The dictionary has groups of rows (group = {group!r}), and at real sites each site "
             f"is one group: remove group, or let the column be part of the rows."
         )
-    return {"rows": study.dictionary.rows, "levels": study.dictionary.levels}
+    return columns
 
 
 def describe_rows(rows: ArrayTree) -> dict[str, Any]:
