@@ -377,7 +377,7 @@ SEVERITY = {
 
 
 def ordinal(y=None):
-    to_cuts = dist.transforms.SimplexToOrderedTransform(0.0)
+    transform = dist.transforms.SimplexToOrderedTransform(0.0)
     cut = numpyro.sample(
         "cut", dist.TransformedDistribution(dist.Dirichlet(jnp.ones(3)), transform)
     )
