@@ -358,6 +358,25 @@ def test_a_file_that_is_no_dictionary_is_refused(tmp_path, old, new, message):
     assert str(path) in str(caught.value)
 
 
+def test_a_dictionary_needs_a_column_of_rows():
+    with pytest.raises(ValueError, match=r"no column of rows, only clients, groups and text"):
+        only(note={"type": "text"})
+
+
+@pytest.mark.parametrize("values", [[True, None, False], [1, None, 0]])
+def test_missing_events_keep_their_rows(values):
+    dictionary = only(x={"type": "event", "max_missing": 0.5}, y={"type": "number"})
+    for table in (
+        pd.DataFrame({"x": values, "y": 1.0}),
+        pd.DataFrame({"x": values, "y": 1.0}).convert_dtypes(),
+        polars.DataFrame({"x": values, "y": [1.0] * 3}),
+    ):
+        dictionary.check(table)
+        with pytest.raises(ValueError, match=r"'x' has no value in row 1"):
+            dictionary.code(table)
+        assert dictionary.code(table[2:])["x"].tolist() == [0]
+
+
 def test_wide_floats_are_kept_if_jax_has_them():
     with jax.enable_x64(True):
         dictionary = only(x={"type": "number"}, n={"type": "integer"})

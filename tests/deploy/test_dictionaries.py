@@ -267,7 +267,25 @@ def test_keys_of_the_study_file_are_those_of_both_readers():
     fields = {field.name for field in dataclasses.fields(deploy.Study)}
     assert {*STUDY_KEYS} == fields - {"sites", "folder", "levels", "dictionary"}
     fields = {field.name for field in dataclasses.fields(Dictionary)}
-    assert {*DICTIONARY_KEYS} == fields - {"columns", "sites"}
+    assert {*DICTIONARY_KEYS} == fields - {"columns", "sites"} | {"model"}
+
+
+def test_a_formula_in_the_file_is_for_simulations(tmp_path):
+    study = study_in(tmp_path / "with", STUDY + '[model]\nformula = "y ~ age"\n')
+    assert study.digest == study_in(tmp_path / "without").digest
+    assert study.dictionary == Dictionary.read(tmp_path / "with" / "study.toml")
+
+
+def test_nested_arrays_are_columns_with_dots(tmp_path):
+    (tmp_path / "model.py").write_text(MODEL)
+    columns = {"blood.iron": {"type": "number", "range": [0, np.inf]}}
+    dictionary = Dictionary(columns)
+    study = deploy.Study(
+        "a", "model.py:posterior", {"B": 20}, dictionary=dictionary, folder=tmp_path
+    )
+    np.savez(tmp_path / "rows.npz", **{"blood.iron": np.arange(20.0)})
+    site = deploy.Site(study, "B", read_rows(tmp_path / "rows.npz"), folder=tmp_path / "B")
+    assert rows_of(site)["blood.iron"].tolist() == list(range(20))
 
 
 def test_a_study_has_a_dictionary_or_rows(tmp_path):

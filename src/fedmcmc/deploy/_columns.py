@@ -20,8 +20,8 @@ from fedmcmc.deploy._settings import hint
 from fedmcmc.pytrees import trees
 from fedmcmc.types import ArrayTree
 
-DICTIONARY_KEYS = ("outcome", "client", "group", "rules")
-"""Keys of `study.toml` that only a study with a dictionary has."""
+DICTIONARY_KEYS = ("outcome", "client", "group", "rules", "model")
+"""Keys of `study.toml` that only a study with a dictionary has; ``model`` is for `fedmcmc fit`."""
 KEYS = ("dtype", "shape", "levels")
 """Keys of a column in a study's file."""
 DTYPES = (
