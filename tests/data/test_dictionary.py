@@ -243,6 +243,8 @@ def test_missing_values_are_allowed_up_to_a_fraction():
     message = "4 missing values in 30 rows, the first in row 26, .* at most a fraction of 0.1"
     with pytest.raises(ValueError, match=message):
         dictionary.check(rows | {"age": [1.0] * 26 + [None] * 4})
+    exact = only(age={"type": "number", "max_missing": 0.29})
+    exact.check({"age": [1.0] * 71 + [None] * 29})
     missing = rows | {"arm": ["a"] * 29 + [None]}
     dictionary.check(missing)
     with pytest.raises(ValueError, match=r"'arm' has no value in row 29, .* cannot hold missing"):
