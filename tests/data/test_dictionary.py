@@ -192,6 +192,11 @@ def test_a_row_of_one_table_is_named_by_its_place_in_the_table(dictionary):
     message = "'age' of client 'Bern' holds 7.0 in row 2, outside"
     with pytest.raises(ValueError, match=message):
         FederatedData.from_dataframe(both, dictionary=dictionary)
+    arms = both.assign(age=50, arm=["usual", "usual", "Program", "program"])
+    with pytest.raises(ValueError, match=r"'arm' of client 'Bern' holds 'Program' in row 2"):
+        FederatedData.from_dataframe(arms, dictionary=dictionary)
+    with pytest.raises(ValueError, match=r"'arm' of client 'Bern' holds 2 in row 3"):
+        FederatedData.from_dataframe(both.assign(age=50, arm=[0, 1, 1, 2]), dictionary=dictionary)
     both.loc[3, "age"] = 9.0
     with pytest.raises(ValueError, match=r"in row 2 \(and 1 more value\), outside"):
         FederatedData.from_dataframe(both, dictionary=dictionary)
@@ -363,6 +368,20 @@ def test_a_file_that_is_no_dictionary_is_refused(tmp_path, old, new, message):
 def test_a_dictionary_needs_a_column_of_rows():
     with pytest.raises(ValueError, match=r"no column of rows, only clients, groups and text"):
         only(note={"type": "text"})
+
+
+def test_groups_and_clients_are_never_missing():
+    dictionary = Dictionary(
+        {"x": {"type": "number"}, "ward": {"type": "text"}, "site": {"type": "text"}},
+        client="site",
+        group="ward",
+        rules={"max_missing": 0.9},
+    )
+    rows = {"x": [None, 1.0], "ward": ["u", "v"], "site": ["A", "A"]}
+    dictionary.check(rows, "A")
+    for name in ("ward", "site"):
+        with pytest.raises(ValueError, match=f"'{name}' of client 'A' has 1 missing value.*none"):
+            dictionary.check(rows | {name: ["A", None]}, "A")
 
 
 @pytest.mark.parametrize("values", [[True, None, False], [1, None, 0]])

@@ -12,11 +12,12 @@ import pytest
 
 import fedmcmc
 from fedmcmc import FederatedData, deploy
+from fedmcmc.__main__ import main as fedmcmc_command
 from fedmcmc.data import STUDY_KEYS, Dictionary
 from fedmcmc.deploy._account import describe_files
 from fedmcmc.deploy._approval import Approval
 from fedmcmc.deploy._columns import DICTIONARY_KEYS
-from fedmcmc.deploy._config import read_rows
+from fedmcmc.deploy._config import open_configured_site, read_rows, site_settings
 
 MODEL = """
 import jax.numpy as jnp
@@ -233,6 +234,30 @@ def test_owners_approve_the_dictionary(tmp_path):
     text = " ".join(describe_files(study, "B").split())
     assert "age: integer, 18 to 110, years." in text and "arm: category, 'drug', " in text
     assert "As assigned." in text and "min_rows 1" in text
+
+
+def test_a_site_starts_with_a_csv_file(tmp_path, capsys):
+    study_in(tmp_path)
+    frame = tables()["B"]
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    (tmp_path / "site.toml").write_text(
+        'name = "B"\nstudy = "study.toml"\nrows = "rows.csv"\nfolder = "state"\n'
+        'approval = "approval.json"\n'
+    )
+    approve = ["deploy", "approve", "--settings", str(tmp_path / "site.toml"), "--yes"]
+    assert not fedmcmc_command(approve)
+    text = " ".join(capsys.readouterr().out.split())
+    assert "fit the study" in text and "pain" not in text and "arm: category, 'drug'," in text
+    settings, base = site_settings(tmp_path / "site.toml", dials=False)
+    with open_configured_site(settings, base) as site:
+        assert rows_of(site)["arm"].tolist() == [0, 2] * 10
+    frame.assign(age=7).to_csv(tmp_path / "rows.csv", index=False)
+    message = r"'age' of client 'B' holds 7 in row 0 .and 19 more values"
+    with pytest.raises(ValueError, match=message), open_configured_site(settings, base):
+        pass
+    fedmcmc_command(approve)
+    text = " ".join(capsys.readouterr().out.split())
+    assert "do not fit the study: Column 'age' of client 'B' holds 7 in row 0" in text
 
 
 def test_rules_of_the_study_hold_when_a_run_begins(tmp_path):
