@@ -16,6 +16,7 @@ from fedmcmc.data import (
     is_table,
     widened_dtype,
 )
+from fedmcmc.deploy._row_ranges import find_problem
 from fedmcmc.deploy._settings import hint
 from fedmcmc.pytrees import trees
 from fedmcmc.types import ArrayTree
@@ -150,10 +151,9 @@ def rows_of_site(study: Any, site: str, rows: Any) -> ArrayTree:
         # The dictionary has checked which numbers may be missing.
         coded = FederatedData.from_clients({site: coded}, allow_nonfinite=True).rows
     num = jax.tree.leaves(coded)[0].shape[0]
-    if num != study.sites[site]:
-        raise ValueError(
-            f"{site} has {num} rows, the study {study.name!r} says {study.sites[site]}."
-        )
+    problem = find_problem(study, site, num)
+    if problem:
+        raise ValueError(f"{site} {problem}")
     one_row = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), coded)
     difference = trees.first_difference(study.rows, one_row)
     if difference:
