@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedmcmc.models._columns import SiteRows
-from fedmcmc.models._formula import FUNCTIONS, STATEFUL, calls_in, check_expression, columns_of
+from fedmcmc.models._formula import FUNCTIONS, STATEFUL, calls_in, columns_of
 
 if TYPE_CHECKING:
     from fedmcmc.models._schema import Numbers
@@ -44,14 +44,19 @@ class Matrix:
         self.text, self._columns = text, columns_of(text)
         self._levels = {name: levels[name] for name in self._columns if name in levels}
         self._numbers = {name: numbers[name] for name in self._columns if name not in levels}
-        _check_calls(text)
+        for function, call, names in calls_in(text):
+            if function in STATEFUL and len(names) != 1:
+                raise ValueError(
+                    f"{call!r} must be a function of a single column, and has "
+                    f"{', '.join(names) or 'none'}. Compute the column before."
+                )
         num = NUM_QUANTILES + 2
         reference: dict[str, np.ndarray] = {}
         for name, number in self._numbers.items():
             probabilities = (np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES
             reference[name] = number.quantile(np.concatenate(([0.0], probabilities, [1.0])))
-        for name, names in self._levels.items():
-            reference[name] = np.resize(np.array(names, object), num)
+        for name in self._levels:
+            reference[name] = np.resize(np.array(self._levels[name], object), num)
         spec: Any = formulaic.ModelSpec(
             formulaic.Formula(text),
             output="numpy",
@@ -61,20 +66,15 @@ class Matrix:
         for call, state in self._spec.transform_state.items():
             self._set_moments(call, state)
             _check_knots(call, state)
-        self.names = tuple(_shorten(self._spec))
-        if len(set(self.names)) < len(self.names):
-            self.names = tuple(self._spec.column_names)
+        names = _shorten(self._spec)
+        is_clear = len(set(names)) == len(names)
+        self.names: tuple[str, ...] = tuple(names if is_clear else self._spec.column_names)
 
     def array(self, rows: SiteRows) -> np.ndarray:
         """Return the columns of a site's complete rows, ``[num_rows, num_columns]``."""
         array = np.asarray(self._evaluate(self._spec, rows.columns, len(rows.numbers)), np.float64)
-        is_wrong = ~np.isfinite(array)
-        if is_wrong.any():
-            row, column = np.argwhere(is_wrong)[0].tolist()
-            raise ValueError(
-                f"{rows.where(self.names[column], row)} is {array[row, column]}; values must be "
-                f"finite."
-            )
+        for name, column in zip(self.names, array.T, strict=True):
+            rows.require(np.isfinite(column), name, column, "finite")
         return array
 
     def _evaluate(self, spec: Any, columns: Mapping[str, np.ndarray], num_rows: int) -> Any:
@@ -115,7 +115,7 @@ def _functions() -> dict[str, Any]:
     from formulaic.materializers.types import FactorValues
     from formulaic.transforms import natural_cubic_spline, stateful_transform
 
-    @stateful_transform
+    @stateful_transform  # type: ignore[untyped-decorator]
     def s(x: Any, df: int = 4, _state: dict[str, Any] | None = None) -> Any:
         # The basis is one at its knot and zero at the others, and sums to one. Without the
         # column of the lowest knot it spans no constant.
@@ -124,18 +124,6 @@ def _functions() -> dict[str, Any]:
         return FactorValues(columns, kind="numerical", format="{name}[{field}]", encoded=False)
 
     return {**{name: getattr(np, name) for name in FUNCTIONS}, "s": s}
-
-
-def _check_calls(text: str) -> None:
-    """Raise if a spline or a scaled column is a function of several columns."""
-    for call in calls_in(text):
-        if getattr(call.func, "id", "") in STATEFUL:
-            names = [x for x in check_expression(ast.unparse(call), text)]
-            if len(names) != 1:
-                raise ValueError(
-                    f"{ast.unparse(call)!r} must be a function of a single column, and has "
-                    f"{', '.join(names) or 'none'}. Compute the column before."
-                )
 
 
 def _check_knots(call: str, state: Mapping[str, Any]) -> None:
