@@ -178,7 +178,7 @@ class Design:
         return read_site(table, client, dict.fromkeys(names), self._factors, column)
 
     def _check(self, site: SiteRows, arrays: Mapping[str, np.ndarray]) -> None:
-        """Raise if times, events or weights are not valid."""
+        """Raise if times or events are not valid."""
         time, rules = arrays.get("time", np.zeros(0)), []
         if "upper" in arrays:
             rules += [("time", time >= 0, "at least 0")]
@@ -189,7 +189,5 @@ class Design:
         if "start" in arrays:
             start = arrays["start"]
             rules += [("start", (start >= 0) & (start < time), "at least 0 and before the stop")]
-        if "weights" in arrays:
-            rules += [("weights", arrays["weights"] >= 0, "at least 0")]
         for name, is_valid, expected in rules:
             site.require(is_valid, self.formula.rows[name], arrays[name], expected)

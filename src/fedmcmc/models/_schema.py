@@ -210,10 +210,17 @@ def exchange(
 def read_rows(
     formula: Formula, table: Any, label: Any, factors: Sequence[str], client: str | None
 ) -> SiteRows:
-    """Return a site's complete rows of the columns that the formula needs."""
+    """Return a site's complete rows of the columns that the formula needs.
+
+    Rows with the frequency weight 0 do not count.
+    """
     rows = formula.rows
     bounds = [column_of(rows["time"]), column_of(rows["upper"])] if "upper" in rows else []
-    return read_site(table, label, formula.columns, factors, client, bounds)
+    site = read_site(table, label, formula.columns, factors, client, bounds)
+    keep = row_weights(formula, site) > 0
+    columns = {name: column[keep] for name, column in site.columns.items()}
+    num_rows = site.num_rows - int((~keep).sum())
+    return replace(site, columns=columns, numbers=site.numbers[keep], num_rows=num_rows)
 
 
 def count_rows(formula: Formula, site: SiteRows, levels: Levels) -> dict[str, Any]:
@@ -376,7 +383,7 @@ def _merge_levels(
             or frame[name].dtype == nw.Boolean
         ):
             return sort_labels({x for part in sites for x in part.columns[name]})
-        is_complete = np.isin(np.arange(site.num_rows), site.numbers)
+        is_complete = np.isin(np.arange(len(frame)), site.numbers)
         parts[label] = frame.select(name).filter(is_complete.tolist()).to_native()
     return FederatedData.from_clients(parts).coding[name]
 
