@@ -1,6 +1,6 @@
 """Columns of one site's table: complete rows, numbers and labels, with clear errors."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,15 @@ class SiteRows:
                 f"{name!r} of client {in_quotes(self.client)} in row {int(self.numbers[row])} is "
                 f"{value!r}; it must be {expected}."
             )
+
+    def codes(self, name: str, levels: Sequence[str]) -> np.ndarray:
+        """Return the number of each row's level; raise `ValueError` for a value that is none."""
+        numbers = {level: i for i, level in enumerate(levels)}
+        values = self.columns[name]
+        codes = np.array([numbers.get(x, -1) for x in values], np.int32)
+        expected = f"one of the levels {', '.join(map(repr, levels))}"
+        self.require(codes >= 0, name, values, expected)
+        return codes
 
 
 def split_tables(data: Any, client: str | None) -> dict[Any, Any]:

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -50,19 +51,18 @@ class Matrix:
                     f"{call!r} must be a function of a single column, and has "
                     f"{', '.join(names) or 'none'}. Compute the column before."
                 )
-        num = NUM_QUANTILES + 2
-        reference: dict[str, np.ndarray] = {}
-        for name, number in self._numbers.items():
-            probabilities = (np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES
-            reference[name] = number.quantile(np.concatenate(([0.0], probabilities, [1.0])))
-        for name in self._levels:
-            reference[name] = np.resize(np.array(self._levels[name], object), num)
+        probabilities = (np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES
+        probabilities = np.concatenate(([0.0], probabilities, [1.0]))
+        num = len(probabilities)
+        columns = {name: x.quantile(probabilities) for name, x in self._numbers.items()}
+        columns |= {name: np.resize(np.array(x, object), num) for name, x in self._levels.items()}
+        reference = SiteRows("", num, columns, np.arange(num), {})
         spec: Any = formulaic.ModelSpec(
             formulaic.Formula(text),
             output="numpy",
             na_action=formulaic.materializers.NAAction.IGNORE,
         )
-        self._spec = self._evaluate(spec, reference, num).model_spec
+        self._spec = self._evaluate(spec, reference).model_spec
         for call, state in self._spec.transform_state.items():
             self._set_moments(call, state)
             _check_knots(call, state)
@@ -72,19 +72,20 @@ class Matrix:
 
     def array(self, rows: SiteRows) -> np.ndarray:
         """Return the columns of a site's complete rows, ``[num_rows, num_columns]``."""
-        array = np.asarray(self._evaluate(self._spec, rows.columns, len(rows.numbers)), np.float64)
+        array = np.asarray(self._evaluate(self._spec, rows), np.float64)
         for name, column in zip(self.names, array.T, strict=True):
             rows.require(np.isfinite(column), name, column, "finite")
         return array
 
-    def _evaluate(self, spec: Any, columns: Mapping[str, np.ndarray], num_rows: int) -> Any:
+    def _evaluate(self, spec: Any, rows: SiteRows) -> Any:
         import pandas as pd
 
-        table = pd.DataFrame(index=range(num_rows))
+        table = pd.DataFrame(index=range(len(rows.numbers)))
         for name in self._columns:
-            values: Any = columns[name]
+            values: Any = rows.columns[name]
             if name in self._levels:
-                values = pd.Categorical(values, categories=list(self._levels[name]))
+                names = list(self._levels[name])
+                values = pd.Categorical.from_codes(rows.codes(name, names), categories=names)
             table[name] = values
         with np.errstate(all="ignore"):
             try:
@@ -137,27 +138,20 @@ def _check_knots(call: str, state: Mapping[str, Any]) -> None:
 
 
 def _shorten(spec: Any) -> list[str]:
-    """Return names of columns without formulaic's marks: ``urban[Y]``, not ``urban[T.Y]``."""
+    """Return names of columns without formulaic's marks: ``urban[Y]``, not ``C(urban)[T.Y]``."""
     names = []
     for _, scoped_terms, columns in spec.structure:
-        factors = [scoped.factor.expr for term in scoped_terms for scoped in term.factors]
         for column in columns:
-            names.append(_shorten_column(column, tuple(dict.fromkeys(factors))))
+            name = column
+            for term in scoped_terms:
+                texts = [re.escape(x.factor.expr) + r"(\[.*\])?" for x in term.factors]
+                match = re.fullmatch(":".join(texts), column) if texts else None
+                if match:
+                    parts = []
+                    for x, field in zip(term.factors, match.groups(default=""), strict=True):
+                        coded = re.fullmatch(r"C\((\w+)(,.*)?\)", x.factor.expr)
+                        field = "[" + field[3:] if field.startswith("[T.") and x.reduced else field
+                        parts.append((coded[1] if coded else x.factor.expr) + field)
+                    name = ":".join(parts)
+            names.append(name)
     return names
-
-
-def _shorten_column(column: str, factors: tuple[str, ...]) -> str:
-    """Return the short name of a column, a product of some of `factors`."""
-    parts = []
-    while column:
-        factor = max((x for x in factors if column.startswith(x)), key=len, default=column)
-        remainder = column[len(factor) :]
-        # The field in brackets ends where the next factor begins.
-        ends = [i for x in factors if (i := remainder.find(f"]:{x}")) >= 0]
-        end = 0 if not remainder.startswith("[") else min(ends, default=len(remainder) - 1) + 1
-        field, column = remainder[:end], remainder[end + 1 :]
-        node = ast.parse(factor, mode="eval").body if factor.startswith("C(") else None
-        if isinstance(node, ast.Call) and isinstance(node.args[0], ast.Name):
-            factor = node.args[0].id
-        parts.append(factor + ("[" + field[3:] if field.startswith("[T.") else field))
-    return ":".join(parts)

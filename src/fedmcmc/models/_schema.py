@@ -191,10 +191,6 @@ def exchange(
         [outcome_arrays(formula, site, levels) for site in sites],
         {name: _range_of(dictionary, text) for name, text in expressions.items()},
     )
-    if "y" in outcome:
-        _check_varying({formula.response: outcome["y"]})
-    elif "event" in outcome and not outcome["event"].mean > 0:
-        raise ValueError(f"No row has an event: {formula.rows['event']!r} is 0 in all rows.")
     _check_varying(numbers)
     matrix = Matrix(formula.fixed, levels, numbers)
     parts = [(matrix.array(site), row_weights(formula, site)) for site in sites]
@@ -230,7 +226,7 @@ def count_rows(formula: Formula, site: SiteRows, levels: Levels) -> dict[str, An
     """
     weights = row_weights(formula, site)
     counts = {
-        name: np.bincount(code_levels(site, name, x), weights, minlength=len(x))
+        name: np.bincount(site.codes(name, x), weights, minlength=len(x))
         for name, x in levels.items()
     }
     num = len(site.numbers)
@@ -296,7 +292,7 @@ def row_values(site: SiteRows, name: str, expression: str, levels: Levels) -> np
     """Return an array with one number per row, such as the outcome; text becomes codes."""
     column = column_of(expression)
     if column in levels:
-        return code_levels(site, column, levels[column]).astype(np.float64)
+        return site.codes(column, levels[column]).astype(np.float64)
     values = np.asarray(evaluate(expression, site.columns))
     if values.dtype.kind not in "fiub":
         raise ValueError(
@@ -317,15 +313,6 @@ def row_weights(formula: Formula, site: SiteRows) -> np.ndarray:
     weights = row_values(site, "weights", formula.weights, {})
     site.require(weights >= 0, formula.weights, weights, "at least 0, because it is a weight")
     return weights
-
-
-def code_levels(site: SiteRows, name: str, levels: Sequence[str]) -> np.ndarray:
-    """Return the code of each row's level; raise `ValueError` for a value that is no level."""
-    codes = {level: code for code, level in enumerate(levels)}
-    values = site.columns[name]
-    numbers = np.array([codes.get(x, -1) for x in values], np.int32)
-    site.require(numbers >= 0, name, values, f"one of the levels {', '.join(map(repr, levels))}")
-    return numbers
 
 
 def group_labels(site: SiteRows, factors: Sequence[str]) -> list[str]:
