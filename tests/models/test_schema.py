@@ -302,3 +302,19 @@ def test_parts_of_a_site_are_sums():
         )
     sizes = [str(pd.io.json.ujson_dumps(x, double_precision=0)).count(",") for x in parts]
     assert sizes[0] == sizes[1] < 1100
+
+
+def test_an_expression_reads_numbers_of_a_column_with_levels():
+    dictionary = make_dictionary(event={"levels": ("0", "1")})
+    tables = make_tables()
+    schema = run("Surv(time, event == 1) ~ age", tables, dictionary=dictionary)
+    assert schema.events == pytest.approx(pd.concat(tables.values())["event"].sum())
+    assert run("Surv(time, event) ~ age", tables, dictionary=dictionary).events == schema.events
+
+
+def test_an_outcome_keeps_levels_without_rows():
+    dictionary = make_dictionary(stage={"levels": ("0", "I", "II", "III")})
+    schema = run("stage ~ age", dictionary=dictionary)
+    assert schema.levels == {"stage": ("0", "I", "II", "III")}
+    assert schema.counts["stage"][0] == 0
+    assert schema.outcome["y"].low == 1.0

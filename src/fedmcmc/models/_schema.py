@@ -21,7 +21,7 @@ CONSTANT = 1e-9
 """Standard deviation of a constant column, as a fraction of its mean."""
 Arrays = dict[str, tuple[np.ndarray, np.ndarray]]
 """Numbers of a site with their weights, by name."""
-Levels = Mapping[str, tuple[str, ...]]
+Levels = dict[str, tuple[str, ...]]
 """Levels of factors by the name of the column."""
 
 
@@ -164,7 +164,7 @@ def exchange(
         if any(is_text(site.columns.get(name, np.zeros(0))) for site in sites)
     }
     counts = _add([count_rows(formula, site, levels) for site in sites])
-    levels, unobserved = _find_observed(levels, counts["levels"])
+    levels, unobserved = _find_observed(levels, counts["levels"], formula.covariates)
     schema = Schema(
         formula.text,
         client,
@@ -173,7 +173,10 @@ def exchange(
         int(counts["complete"]),
         counts["missing"],
         levels,
-        {name: tuple(x[x > 0].tolist()) for name, x in counts["levels"].items()},
+        {
+            name: tuple(x[x > 0].tolist() if name in formula.covariates else x.tolist())
+            for name, x in counts["levels"].items()
+        },
         unobserved,
     )
     names = [name for name in formula.covariates if name not in levels]
@@ -325,7 +328,8 @@ def find_factors(formula: Formula, dictionary: Any) -> tuple[str, ...]:
     texts = [formula.fixed, *(term.left for term in formula.random), *formula.rows.values()]
     calls = [call for text in texts if "C(" in text for call in calls_in(text)]
     coded = {name for function, _, names in calls if function == "C" for name in names}
-    coded |= {name for name in formula.columns if _levels_of(dictionary, name)}
+    used = (*formula.covariates, *map(column_of, formula.rows.values()))
+    coded |= {name for name in used if _levels_of(dictionary, name)}
     return tuple(coded.union(formula.factors))
 
 
@@ -375,10 +379,13 @@ def _merge_levels(
     return FederatedData.from_clients(parts).coding[name]
 
 
-def _find_observed(levels: Levels, counts: Mapping[str, np.ndarray]) -> tuple[Any, Any]:
-    """Return levels that occur, and levels that do not; warn of rare levels."""
-    observed, unobserved = {}, {}
-    for name, names in levels.items():
+def _find_observed(
+    levels: Levels, counts: Mapping[str, np.ndarray], covariates: Sequence[str]
+) -> tuple[Levels, Levels]:
+    """Return covariates' levels that occur, and levels that do not; warn of rare levels."""
+    observed, unobserved = dict(levels), dict[str, tuple[str, ...]]()
+    for name in [name for name in levels if name in covariates]:
+        names = levels[name]
         pairs = list(zip(names, counts[name].tolist(), strict=True))
         observed[name] = tuple(level for level, num in pairs if num > 0)
         if len(observed[name]) < len(names):
