@@ -37,6 +37,7 @@ def test_a_bar_in_a_function_is_no_random_effect():
     formula = parse("y ~ I(x | z) + (a + b)**2 + C(g, levels=['u|v', 'w)'])")
     assert formula.random == ()
     assert formula.fixed == "I(x | z) + (a + b)**2 + C(g, levels=['u|v', 'w)'])"
+    assert parse(r"y ~ I(x == 'a\'| (b')").fixed == r"I(x == 'a\'| (b')"
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,15 @@ def test_quantiles_are_linear_within_occupied_bins():
     assert number.quantile([0, 0.25, 0.625, 1]).tolist() == [1, 2, 2.5, 3]
 
 
+def test_values_on_edges_of_bins_are_in_the_bin_above():
+    tables = {client: x.assign(day=x["patient"] + 3) for client, x in make_tables().items()}
+    dictionary = make_dictionary(day={"range": (0, NUM_BINS)})
+    number = run("y ~ day", tables, dictionary=dictionary).numbers["day"]
+    counts = pd.concat(tables.values())["day"].value_counts()
+    assert {i: x for i, x in enumerate(number.histogram) if x} == counts.to_dict()
+    assert number.quantile([0, 1]).tolist() == [3, 12]
+
+
 def test_frequency_weights_are_repeated_rows():
     tables = make_tables()
     weighted = run("y | weights(w) ~ age + sex + s(bmi, 3)", tables)

@@ -202,7 +202,7 @@ def exchange(
     )
     columns.pop("Intercept", None)
     _check_varying(columns)
-    groups = _find_groups(formula, sites, client, dictionary)
+    groups = _find_groups(formula, sites, dictionary)
     return replace(schema, numbers=numbers, columns=columns, outcome=outcome, groups=groups)
 
 
@@ -439,9 +439,7 @@ def _check_varying(numbers: Mapping[str, Numbers]) -> None:
             )
 
 
-def _find_groups(
-    formula: Formula, sites: Sequence[SiteRows], client: str | None, dictionary: Any
-) -> dict[str, Group]:
+def _find_groups(formula: Formula, sites: Sequence[SiteRows], dictionary: Any) -> dict[str, Group]:
     """Return the kind and the levels of each random term.
 
     Effects of at most one term stay at the clients: the term with the most groups. Effects of the
@@ -453,7 +451,7 @@ def _find_groups(
         union = sort_labels(set().union(*sets))
         is_inside = sum(map(len, sets)) == len(union)
         levels = _levels_of(dictionary, term.label) or union
-        kind = "group" if is_inside or client in term.factors else "shared"
+        kind = "group" if is_inside else "shared"
         if kind == "group" and all(len(x) == 1 for x in sets):
             kind, levels = "client", tuple(label for x in sets for label in x)
         groups[term.label] = Group(kind, len(levels), levels)
