@@ -33,6 +33,13 @@ def test_bars(bars, terms):
     assert parse(f"y ~ {bars}").random == tuple(RandomTerm(*term) for term in terms)
 
 
+def test_offsets_add_up():
+    formula = parse("y ~ offset(log(t)) + x - offset(z) - 1")
+    assert (formula.offset, formula.fixed) == ("log(t) + -(z)", "x - 1")
+    assert evaluate(formula.offset, {"t": 1.0, "z": 2.0}) == -2.0
+    assert (parse("y ~ offset(t)").fixed, parse("y ~ -1 + x").fixed) == ("1", "- 1 + x")
+
+
 def test_a_bar_in_a_function_is_no_random_effect():
     formula = parse("y ~ I(x | z) + (a + b)**2 + C(g, levels=['u|v', 'w)'])")
     assert formula.random == ()
@@ -131,6 +138,6 @@ def test_escaped_quotes_do_not_end_a_text():
 
 
 def test_columns_and_values_of_expressions():
-    assert columns_of("a*b + C(c, contr.sum) + np.log(d) + `e f`") == ["a", "b", "c", "d", "e f"]
+    assert columns_of("a*b + C(c, contr.sum) + np.log(d) + `e f`") == ("a", "b", "c", "d", "e f")
     assert names_in("status == 'dead'") == ["status"]
     assert evaluate("log(t) + 1", {"t": 1.0}) == 1.0

@@ -1,6 +1,7 @@
 """Formulas of regression models with random effects, such as ``y ~ age + (1 + age | hospital)``."""
 
 import ast
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -137,7 +138,8 @@ def parse(text: str) -> Formula:
                 f"'{sign} {piece}' in {text!r}."
             )
         elif piece.startswith("offset("):
-            offsets += _arguments(piece, (1,))[0]
+            offset = _arguments(piece, (1,))[0][0]
+            offsets.append(f"-({offset})" if sign == "-" else offset)
         else:
             fixed += f" {sign or '+'} {piece}" if piece else ""
     labels = [term.label for term in random]
@@ -284,14 +286,15 @@ def read_terms(text: str) -> list[Any]:
         raise ValueError(f"The terms {text!r} cannot be read: {reason}.") from error
 
 
-def columns_of(text: str) -> list[str]:
+@functools.cache
+def columns_of(text: str) -> tuple[str, ...]:
     """Return the columns of a formula without a response; raise for unknown functions."""
     factors = [factor for term in read_terms(text) for factor in term.factors]
     names = [
         [factor.expr] if factor.eval_method.value == "lookup" else names_in(factor.expr)
         for factor in factors
     ]
-    return list(dict.fromkeys(name for x in names for name in x))
+    return tuple(dict.fromkeys(name for x in names for name in x))
 
 
 def calls_in(text: str) -> Iterator[tuple[str, str, list[str]]]:
