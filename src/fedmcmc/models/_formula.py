@@ -71,7 +71,7 @@ class Formula:
 
     @property
     def is_survival(self) -> bool:
-        """Whether the response is ``Surv(...)``."""
+        """True if the response is ``Surv(...)``."""
         return "time" in dict(self.outcome)
 
     @property
@@ -104,7 +104,7 @@ def parse(text: str) -> Formula:
     Parameters
     ----------
     text
-        Formula ``response ~ terms``. Terms are those of R and of the package formulaic, ``s(x, 4)``
+        Formula ``response ~ terms``. Terms follow R and the package formulaic, with ``s(x, 4)``
         (a natural spline with 4 columns), ``offset(x)`` and random effects: ``(1 + x | g)``,
         ``(x || g)`` without correlations, ``(1 | a/b)`` nested and ``(1 | a:b)``. The response may
         be ``y``, ``y | trials(n)``, ``y | weights(w)``, ``Surv(time, event)``,

@@ -140,8 +140,8 @@ def exchange(
         Table of each client by its label, a list of tables, or one table with all rows.
     dictionary
         `fedmcmc.data.Dictionary` with levels and ranges. Without it, which is possible in a
-        simulation only, levels are sorted or merged from ordered categories, and ranges are those
-        of the rows.
+        simulation only, levels are sorted or merged from ordered categories, and ranges come from
+        the rows.
     client
         Name of the column with each row's client. Tables of single clients need not have it.
     max_missing
@@ -349,7 +349,7 @@ def _levels_of(dictionary: Any, name: str) -> tuple[str, ...]:
 
 
 def _range_of(dictionary: Any, name: str) -> tuple[float, float] | None:
-    """Return the finite range of a column in the dictionary, or ``None`` for that of the rows."""
+    """Return the finite range of a column in the dictionary, or ``None``."""
     limits = getattr(_column_in(dictionary, name), "range", None)
     return limits if limits is not None and np.isfinite(limits).all() else None
 
@@ -368,11 +368,8 @@ def _merge_levels(
                 f"clients. Use either text or numbers at all clients."
             )
         frame = nw.from_native(table, eager_only=True)
-        if (
-            name not in frame.columns
-            or frame[name].dtype.is_numeric()
-            or frame[name].dtype == nw.Boolean
-        ):
+        dtype = frame[name].dtype if name in frame.columns else None
+        if dtype not in (nw.String, nw.Categorical, nw.Enum):
             return sort_labels({x for part in sites for x in part.columns[name]})
         is_complete = np.isin(np.arange(len(frame)), site.numbers)
         parts[label] = frame.select(name).filter(is_complete.tolist()).to_native()
