@@ -1,6 +1,7 @@
 """The schema equals summaries of all rows, although it is made of sums."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,6 +9,8 @@ import pandas as pd
 import polars as pl
 import pytest
 
+from fedmcmc.models._columns import read_rows
+from fedmcmc.models._design import Design
 from fedmcmc.models._formula import parse
 from fedmcmc.models._schema import (
     NUM_BINS,
@@ -15,7 +18,6 @@ from fedmcmc.models._schema import (
     Schema,
     count_rows,
     exchange,
-    read_rows,
     sum_numbers,
     sum_squares,
 )
@@ -286,6 +288,23 @@ def test_survival_outcomes():
     tables["A"].loc[3, "end"] = np.nan  # censored
     schema = run('Surv(time, end, type="interval") ~ age', tables)
     assert (schema.complete, schema.outcome["event_time"].count) == (158, 157)
+
+
+def test_covariates_that_may_be_missing():
+    tables = make_tables()
+    tables["B"].loc[[1, 2], "age"] = np.nan
+    formula = replace(parse("y ~ age + sex"), missing=(("age", "1 + bmi"),))
+    schema = exchange(formula, tables, client="hospital")
+    pooled = pd.concat(tables.values())
+    assert (schema.complete, schema.missing["age"]) == (158, 2)
+    for number in (schema.numbers["age"], schema.columns["age"]):
+        np.testing.assert_allclose([number.mean, number.sd], pooled["age"].agg(["mean", "std"]))
+    names, means, sds = schema.covariates["age"]
+    assert names == ("bmi",)
+    np.testing.assert_allclose([*means, *sds], pooled["bmi"].agg(["mean", "std"]))
+    assert Schema.from_dict(json.loads(json.dumps(schema.to_dict()))) == schema
+    rows = Design(formula, schema).rows(tables["B"], "B")
+    np.testing.assert_allclose(rows["x"][[1, 2], 0], 0, atol=1e-6)
 
 
 def test_a_schema_survives_json():

@@ -57,7 +57,11 @@ class Formula:
     random
         Random effects; ``(1 | a/b)`` is two of them, for ``a`` and for ``a:b``.
     offset, trials, weights
-        Expressions of the offset, the numbers of trials and the frequency weights, or ``None``.
+        Expressions of the offset, the numbers of trials and the weights, or ``None``.
+    missing
+        Pairs of a covariate that may be missing and the right side of its model.
+    sampling_weights
+        Column of the sampling weights, which `weights` are proportional to, or ``None``.
     """
 
     text: str
@@ -68,6 +72,8 @@ class Formula:
     offset: str | None = None
     trials: str | None = None
     weights: str | None = None
+    missing: tuple[tuple[str, str], ...] = ()
+    sampling_weights: str | None = None
 
     @property
     def is_survival(self) -> bool:
@@ -81,10 +87,15 @@ class Formula:
         return dict(self.outcome) | {key: text for key, text in extra.items() if text is not None}
 
     @property
+    def parts(self) -> tuple[str, ...]:
+        """Right sides of the formula, of random effects, and of models of missing covariates."""
+        left = (term.left for term in self.random)
+        return (self.fixed, *left, *(text for _, text in self.missing))
+
+    @property
     def covariates(self) -> tuple[str, ...]:
-        """Names of the columns of the fixed and random coefficients, without grouping factors."""
-        texts = (self.fixed, *(term.left for term in self.random))
-        return tuple(dict.fromkeys(name for text in texts for name in columns_of(text)))
+        """Names of the columns of all coefficients, without grouping factors."""
+        return tuple(dict.fromkeys(name for text in self.parts for name in columns_of(text)))
 
     @property
     def factors(self) -> tuple[str, ...]:
@@ -160,8 +171,8 @@ def parse(text: str) -> Formula:
         options.get("weights"),
     )
     _ = formula.columns  # raises for unknown functions
-    for term in read_terms(formula.fixed):
-        names = [x.expr.removeprefix("C(").partition(",")[0].rstrip(")") for x in term.factors]
+    for factors in terms_of(formula.fixed).values():
+        names = [x.removeprefix("C(").partition(",")[0].rstrip(")") for x in factors]
         if len(names) == 1 and names[0] in formula.factors:
             raise ValueError(
                 f"{names[0]!r} has both coefficients and random effects in {text!r}. Keep one of "
@@ -284,6 +295,11 @@ def read_terms(text: str) -> list[Any]:
     except (formulaic.errors.FormulaicError, SyntaxError, ValueError, RecursionError) as error:
         reason = str(error).strip().splitlines()[0].partition(". ")[0].rstrip(".")
         raise ValueError(f"The terms {text!r} cannot be read: {reason}.") from error
+
+
+def terms_of(text: str) -> dict[str, list[str]]:
+    """Return the terms of a formula without a response, each with its factors."""
+    return {str(term): [str(factor) for factor in term.factors] for term in read_terms(text)}
 
 
 @functools.cache
