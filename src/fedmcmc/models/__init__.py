@@ -1,0 +1,1 @@
+"""Regression and survival models by formula."""
