@@ -9,6 +9,7 @@ import numpy as np
 from jax import Array
 
 from fedmcmc.hierarchy import LatentDraws
+from fedmcmc.models._priors import sd_names
 from fedmcmc.pytrees import trees
 
 MAX_DRAWS = 1000
@@ -76,14 +77,21 @@ def named_draws(sites: Mapping[str, Any], design: Any) -> dict[str, np.ndarray]:
     for term in design.terms:
         sd = arrays[f"sd_{term.label}"]
         sd = sd.reshape(*sd.shape[:2], -1)
-        draws |= {f"sd:{term.label}:{x}": sd[..., i] for i, x in enumerate(term.names)}
+        draws |= {name: sd[..., i] for i, name in enumerate(sd_names(term))}
         factor = arrays.get(f"cor_{term.label}")
         if factor is not None:
             correlations = factor @ np.swapaxes(factor, -1, -2)
-            for i, j in zip(*np.triu_indices(len(term.names), 1), strict=True):
-                name = f"cor:{term.label}:{term.names[i]}:{term.names[j]}"
+            for name, (i, j) in cor_names(term).items():
                 draws[name] = correlations[..., i, j]
     return draws
+
+
+def cor_names(term: Any) -> dict[str, tuple[int, int]]:
+    """Return the names of the correlations of a random term, with the pair of coefficients."""
+    pairs = zip(*np.triu_indices(len(term.names), 1), strict=True)
+    return {
+        f"cor_{term.label}[{term.names[i]}, {term.names[j]}]": (int(i), int(j)) for i, j in pairs
+    }
 
 
 def _elements(name: str, values: np.ndarray) -> dict[str, np.ndarray]:

@@ -25,7 +25,11 @@ def client_sums(
     num_groups, k]`` and the group of each row.
     """
     num_rows = len(rows["x"])
+    rows = dict(rows)
+    trials = rows.pop("trials", None)  # expected shares, weighted by the trials
     weights = np.asarray(rows.get("weights", np.ones(num_rows)), np.float64)
+    if trials is not None:
+        weights = weights * np.asarray(trials, np.float64)
     size = max(1, MAX_NUMBERS // len(next(iter(values.values()))))
     total: Any = 0.0
     for start in range(0, num_rows, size):

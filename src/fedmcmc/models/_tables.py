@@ -7,7 +7,8 @@ import numpy as np
 
 from fedmcmc._checks import missing_extra_error
 from fedmcmc.diagnostics import Verdict, mixing
-from fedmcmc.models._draws import EffectDraws, shared_effects
+from fedmcmc.models._draws import EffectDraws, cor_names, shared_effects
+from fedmcmc.models._priors import sd_names
 
 BATCH_SIZE = 8
 """Number of parameters per call of `mixing`, which never leaves any of 8 out."""
@@ -83,11 +84,10 @@ def spread_table(draws: Mapping[str, np.ndarray], design: Any, prob: float) -> A
     """Return sds and correlations of random effects, one row each."""
     rows = []
     for term in design.terms:
-        names = {f"sd:{term.label}:{x}": ("sd", x) for x in term.names}
+        names = {name: ("sd", x) for name, x in zip(sd_names(term), term.names, strict=True)}
         names |= {
-            f"cor:{term.label}:{x}:{y}": ("correlation", f"{x}, {y}")
-            for i, x in enumerate(term.names)
-            for y in term.names[i + 1 :]
+            name: ("correlation", f"{term.names[i]}, {term.names[j]}")
+            for name, (i, j) in cor_names(term).items()
         }
         for name, (kind, effect) in names.items():
             if name in draws:

@@ -11,6 +11,7 @@ from fedmcmc import hierarchy
 from fedmcmc.fitting import Report
 from fedmcmc.models import _tables
 from fedmcmc.models._draws import local_term, scale_factor, thin
+from fedmcmc.models._priors import describe
 from fedmcmc.reports import Figure, Page
 from fedmcmc.storage import versions
 
@@ -74,7 +75,7 @@ def make_report(fit: "ModelFit") -> ModelReport:
     parts.append(("Parameters of the model", page_table(fit.summary())))
     if fit.design.terms:
         parts.append(("Differences between groups", page_table(fit.varcorr())))
-    priors = [(name, describe_prior(prior)) for name, prior in fit.priors.items()]
+    priors = [(name, describe(prior)) for name, prior in fit.priors.items()]
     parts += [("Priors", (("parameter", "prior"), priors)), ("Methods", methods(fit))]
     values = {x.name: getattr(report, x.name) for x in fields(report)}
     return ModelReport(**values, parts=tuple(parts))
@@ -101,32 +102,13 @@ def describe_family(family: Any) -> str:
     return f"{family.name} family" + f", {link} link" * bool(link)
 
 
-def describe_prior(prior: Any) -> str:
-    """Return a distribution of NumPyro in a form such as ``Normal(0, 2.5)``.
-
-    Examples
-    --------
-    >>> import numpyro.distributions as dist
-    >>> describe_prior(dist.Normal(0.0, 2.5)), describe_prior(dist.HalfNormal(1.0))
-    ('Normal(0, 2.5)', 'HalfNormal(1)')
-    """
-    if isinstance(prior, str):
-        return prior
-    base = prior
-    while hasattr(base, "base_dist") and not base.arg_constraints:
-        base = base.base_dist
-    numbers = (np.unique(np.asarray(getattr(base, name))) for name in base.arg_constraints)
-    arguments = (", ".join(f"{x:.4g}" for x in values[:3]) for values in numbers)
-    return f"{type(base).__name__}({', '.join(arguments)})"
-
-
 def methods(fit: "ModelFit") -> str:
     """Return the paragraph of `ModelFit.methods_text`."""
     about = fit.fitted.report.about
     numbers = {**versions(), **{k: v for k, v in fit.samples.versions.items() if v}}
     software = f"fedmcmc {numbers['fedmcmc']} (JAX {numbers['jax']}, NumPy {numbers['numpy']})"
     kind = "Bayesian hierarchical regression" if fit.design.terms else "Bayesian regression"
-    priors = "; ".join(f"{name}: {describe_prior(x)}" for name, x in fit.priors.items())
+    priors = "; ".join(f"{name}: {describe(x)}" for name, x in fit.priors.items())
     verdict = fit.verdict
     method = {
         "importance": "importance sampling with Gaussian approximations at the posterior modes",
