@@ -211,7 +211,7 @@ def test_a_hurdle_of_tiny_rates_is_one_for_positive_counts():
 
 
 def test_bad_families_links_and_outcomes_are_named():
-    with pytest.raises(ValueError, match="family must be one of 'gaussian'.*got 'normal'"):
+    with pytest.raises(ValueError, match=r"family must be one of 'gaussian'.*got 'normal'"):
         find_family("normal")
     with pytest.raises(ValueError, match="'poisson' has the links 'log', got 'logit'"):
         find_family("poisson", "logit")
@@ -219,8 +219,8 @@ def test_bad_families_links_and_outcomes_are_named():
         find_family("poisson").check(np.array([0, 3, -1]), where=" 'y' of client 'Bern'")
     with pytest.raises(ValueError, match="row 1 has 5 of 4 trials"):
         find_family("binomial").check(np.array([1, 5]), np.array([4, 4]))
-    with pytest.raises(ValueError, match="strictly between 0 and 1.*row 0 has 1"):
+    with pytest.raises(ValueError, match=r"strictly between 0 and 1.*row 0 has 1"):
         find_family("beta").check(np.array([1.0]))
-    with pytest.raises(ValueError, match="0 or 1.*row 1 has 2"):
+    with pytest.raises(ValueError, match=r"0 or 1.*row 1 has 2"):
         find_family("bernoulli").check(np.array([0, 2]))
     find_family("ordinal").check(np.array([0, 1, 2]))

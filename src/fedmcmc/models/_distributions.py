@@ -5,7 +5,7 @@ digits where a mean or a probability underflows. Terms that cancel are subtracte
 large shapes would otherwise cost most digits of single precision.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ def log1mexp_exp(x: ArrayLike) -> Array:
     """
     x = jnp.minimum(jnp.asarray(x), LARGE)
     is_small, is_large = x < -8, x > -0.4
-    middle = jnp.exp(jnp.clip(x, -8, -0.4))
+    middle = jnp.exp(jnp.clip(x, -9, 0))
     rate = jnp.exp(jnp.where(is_large, x, 0.0))
     large = jnp.log1p(-jnp.exp(-rate))
     small = jnp.where(is_small, x, -8.0)
@@ -62,7 +62,7 @@ def _poisson_log_prob(log_rate: Array, count: Array) -> Array:
 class LogPoisson(dist.Distribution):
     """Poisson distribution, by the log of its rate."""
 
-    arg_constraints = {"log_rate": constraints.real}
+    arg_constraints: ClassVar[dict[str, Any]] = {"log_rate": constraints.real}
     support = constraints.nonnegative_integer
 
     def __init__(self, log_rate: ArrayLike, *, validate_args: bool | None = None) -> None:
@@ -87,7 +87,10 @@ class LogPoisson(dist.Distribution):
 class HurdlePoisson(dist.Distribution):
     """Zero with a probability, otherwise a Poisson variable that is not zero."""
 
-    arg_constraints = {"log_rate": constraints.real, "hurdle": constraints.unit_interval}
+    arg_constraints: ClassVar[dict[str, Any]] = {
+        "log_rate": constraints.real,
+        "hurdle": constraints.unit_interval,
+    }
     support = constraints.nonnegative_integer
 
     def __init__(
@@ -118,9 +121,12 @@ class HurdlePoisson(dist.Distribution):
 
 
 class LogNegativeBinomial(dist.Distribution):
-    """Negative binomial distribution, by the log of its mean m and a shape k: variance m + m^2/k."""
+    """Negative binomial distribution, by the log of its mean m, with variance m + m^2 / shape."""
 
-    arg_constraints = {"log_mean": constraints.real, "shape_parameter": constraints.positive}
+    arg_constraints: ClassVar[dict[str, Any]] = {
+        "log_mean": constraints.real,
+        "shape_parameter": constraints.positive,
+    }
     support = constraints.nonnegative_integer
 
     def __init__(
@@ -162,9 +168,12 @@ class LogNegativeBinomial(dist.Distribution):
 
 
 class LogGamma(dist.Distribution):
-    """Gamma distribution, by the log of its mean m and a shape k: variance m^2/k."""
+    """Gamma distribution, by the log of its mean m, with variance m^2 / shape."""
 
-    arg_constraints = {"log_mean": constraints.real, "shape_parameter": constraints.positive}
+    arg_constraints: ClassVar[dict[str, Any]] = {
+        "log_mean": constraints.real,
+        "shape_parameter": constraints.positive,
+    }
     support = constraints.positive
 
     def __init__(
@@ -195,9 +204,12 @@ class LogGamma(dist.Distribution):
 
 
 class LogitBeta(dist.Distribution):
-    """Beta distribution, by the logit of its mean m and a precision k: variance m (1 - m)/(1 + k)."""
+    """Beta distribution, by the logit of its mean m, with variance m (1 - m) / (1 + precision)."""
 
-    arg_constraints = {"logit_mean": constraints.real, "precision": constraints.positive}
+    arg_constraints: ClassVar[dict[str, Any]] = {
+        "logit_mean": constraints.real,
+        "precision": constraints.positive,
+    }
     support = constraints.unit_interval
 
     def __init__(
@@ -237,7 +249,7 @@ class LogitBeta(dist.Distribution):
 class LinkedBinomial(dist.Distribution):
     """Number of successes in `total_count` trials, by a link function of the probability."""
 
-    arg_constraints = {"predictor": constraints.real}
+    arg_constraints: ClassVar[dict[str, Any]] = {"predictor": constraints.real}
     pytree_data_fields = ("predictor", "total_count")
     pytree_aux_fields = ("link", "_batch_shape", "_event_shape")
 
@@ -304,7 +316,7 @@ class OrderedCumulative(dist.Distribution):
     F is the logistic (``"logit"``) or normal (``"probit"``) distribution function.
     """
 
-    arg_constraints = {"predictor": constraints.real}
+    arg_constraints: ClassVar[dict[str, Any]] = {"predictor": constraints.real}
     pytree_data_fields = ("predictor", "cutpoints")
     pytree_aux_fields = ("link", "_batch_shape", "_event_shape")
 
