@@ -215,7 +215,7 @@ def glm(
     Parameters
     ----------
     formula
-        Formula as in R, such as ``"y ~ age * arm + (1 + age | hospital)"`` (docs/guides/formulas.md).
+        Formula as in R, such as ``"y ~ age * arm + (1 | hospital)"`` (docs/guides/formulas.md).
     data
         Table of each client by its label, a list of tables, or one table with `client`.
     family, link
