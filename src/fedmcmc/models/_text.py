@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,9 +14,6 @@ from fedmcmc.models._draws import local_term, scale_factor, thin
 from fedmcmc.models._priors import describe
 from fedmcmc.reports import Figure, Page
 from fedmcmc.storage import versions
-
-if TYPE_CHECKING:
-    from fedmcmc.models._model_fit import ModelFit
 
 RATIOS = {"logit": "odds", "log": "rate", "cloglog": "hazard"}
 """Quantity whose ratio is the exponential of a coefficient, by link."""
@@ -63,7 +60,7 @@ class ModelReport(Report):
         return page
 
 
-def make_report(fit: "ModelFit") -> ModelReport:
+def make_report(fit: Any) -> ModelReport:
     """Return the report of a fit with tables of coefficients, spreads and priors."""
     report = fit.fitted.report
     parts: list[tuple[str, Any]] = [("Model", f"{fit.formula} ({describe_family(fit.family)}).")]
@@ -102,7 +99,7 @@ def describe_family(family: Any) -> str:
     return f"{family.name} family" + f", {link} link" * bool(link)
 
 
-def methods(fit: "ModelFit") -> str:
+def methods(fit: Any) -> str:
     """Return the paragraph of `ModelFit.methods_text`."""
     about = fit.fitted.report.about
     numbers = {**versions(), **{k: v for k, v in fit.samples.versions.items() if v}}
@@ -126,7 +123,7 @@ def methods(fit: "ModelFit") -> str:
     )
 
 
-def forest(fit: "ModelFit", effect: str, exponentiate: bool, prob: float) -> _tables.Forest:
+def forest(fit: Any, effect: str, exponentiate: bool, prob: float) -> _tables.Forest:
     """Return the result of `ModelFit.forest`."""
     term = local_term(fit.design)
     if term is None or effect not in term.names:
@@ -171,7 +168,7 @@ def forest(fit: "ModelFit", effect: str, exponentiate: bool, prob: float) -> _ta
 
 
 def _direction(
-    fit: "ModelFit", term: Any, effect: str, values: Any
+    fit: Any, term: Any, effect: str, values: Any
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the weights ``[k]`` of a group's effects, and the population's draws ``[num]``.
 

@@ -1,16 +1,13 @@
 """Storage of `Samples` in NetCDF files."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
 from fedmcmc.records._netcdf import SavedResult
 from fedmcmc.types import Broadcast, FederatedState, MissingFunction
-
-if TYPE_CHECKING:
-    from fedmcmc.records._samples import Samples
 
 TREES = ("draws", "final_draws", "local")
 REASON = (
@@ -19,7 +16,7 @@ REASON = (
 )
 
 
-def store_samples(samples: "Samples") -> SavedResult:
+def store_samples(samples: Any) -> SavedResult:
     """Return the content of a file with draws, their names, and all facts about the run."""
     saved = SavedResult({"kind": "samples"})
     record = saved.record
@@ -43,8 +40,8 @@ def store_samples(samples: "Samples") -> SavedResult:
 
 
 def restore_samples(
-    cls: type["Samples"], saved: SavedResult, constrain_fn: Callable[..., Any] | None
-) -> "Samples":
+    cls: Any, saved: SavedResult, constrain_fn: Callable[..., Any] | None
+) -> Any:
     """Return the samples in a file. A run cannot continue from them."""
     record = saved.record
     values: dict[str, Any] = {name: saved.restore(record[name]) for name in TREES}
