@@ -1,0 +1,1 @@
+"""Models that multi-site studies use."""
