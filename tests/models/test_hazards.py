@@ -13,10 +13,10 @@ PIECEWISE = SplineHazard(CUTS, END)
 MSPLINE = SplineHazard(CUTS, END, degree=3)
 LOGS = np.array([-1.2, -0.3, -2.0, 0.4])
 CASES = {
-    "piecewise": (PIECEWISE, {"log_hazard": LOGS}),
-    "mspline": (MSPLINE, {"log_hazard": np.array([-1.2, -0.3, -2.0, 0.4, -1.0, 0.1, -0.5])}),
-    "weibull": (WeibullHazard(3.0), {"Intercept": np.float64(-0.7), "shape": np.float64(1.6)}),
-    "falling weibull": (WeibullHazard(3.0), {"Intercept": np.float64(-0.7), "shape": 0.6}),
+    "piecewise": (PIECEWISE, {"baseline": LOGS}),
+    "mspline": (MSPLINE, {"baseline": np.array([-1.2, -0.3, -2.0, 0.4, -1.0, 0.1, -0.5])}),
+    "weibull": (WeibullHazard(3.0), {"shape": np.float64(1.6)}),
+    "falling weibull": (WeibullHazard(3.0), {"shape": 0.6}),
 }
 
 
@@ -50,14 +50,14 @@ def test_splines_are_scipys_and_sum_to_one():
     knots = np.r_[[0.0] * 4, CUTS, [END] * 4]
     times = np.linspace(0, END, 101)
     expected = BSpline.design_matrix(times[:-1], knots, 3).toarray()
-    parameters = {"log_hazard": np.eye(7)[2] * 800 - 800}  # the third spline alone
+    parameters = {"baseline": np.eye(7)[2] * 800 - 800}  # the third spline alone
     value = jnp.exp(MSPLINE.log_hazard(parameters, times[:-1]))
     np.testing.assert_allclose(value, expected[:, 2], atol=1e-12)
     np.testing.assert_allclose(MSPLINE._evaluate(times)[0].sum(-1), 1, atol=1e-12)
 
 
 def test_a_time_on_a_cut_belongs_to_the_interval_on_its_left():
-    parameters = {"log_hazard": LOGS}
+    parameters = {"baseline": LOGS}
     for dtype in (np.float32, np.float64):
         times = np.array(
             [0.5, 1.0, np.nextafter(dtype(1), dtype(2)), 2.5, 4.0, 4.1, 6.0, 60], dtype
@@ -79,7 +79,7 @@ def test_a_drawn_time_has_the_drawn_cumulative_hazard(case):
 def test_weibull_terms_are_scipys():
     hazard, parameters = CASES["weibull"]
     eta, times = np.array([0.4, -0.2, 0.0]), np.array([0.5, 2.0, 7.0])
-    scale = (3 ** (1.6 - 1) * np.exp(0.7 - eta)) ** (1 / 1.6)  # H(t) = (t / scale) ** shape
+    scale = (3 ** (1.6 - 1) * np.exp(-eta)) ** (1 / 1.6)  # H(t) = (t / scale) ** shape
     reference = stats.weibull_min(1.6, scale=scale)
     fn = CensoredTimes(hazard, parameters, eta)
     value = fn.log_prob(np.stack([times, np.ones(3)], -1))
@@ -89,6 +89,14 @@ def test_weibull_terms_are_scipys():
     late = CensoredTimes(hazard, parameters, eta, 0.3)
     value = late.log_prob(np.stack([times, np.ones(3)], -1))
     np.testing.assert_allclose(value, reference.logpdf(times) - reference.logsf(0.3), rtol=1e-10)
+
+
+def test_accelerated_failure_times_are_a_shifted_log_time():
+    mu, times = np.array([0.4, 1.2]), np.array([0.5, 4.0])
+    fn = CensoredTimes(WeibullHazard(3.0, aft=True), {"shape": np.float64(1.6)}, mu)
+    value = fn.log_prob(np.stack([times, np.ones(2)], -1))
+    expected = stats.weibull_min(1.6, scale=np.exp(mu)).logpdf(times)
+    np.testing.assert_allclose(value, expected, rtol=1e-10)
 
 
 def test_interval_censoring_is_a_difference_of_survival(case):

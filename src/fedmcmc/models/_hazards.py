@@ -39,7 +39,7 @@ class SplineHazard:
     cuts: tuple[float, ...]
     end: float
     degree: int = 0
-    SITES: ClassVar[tuple[str, ...]] = ("log_hazard",)
+    SITES: ClassVar[tuple[str, ...]] = ("baseline",)
 
     def __post_init__(self) -> None:
         knots = (0.0, *self.cuts, self.end)
@@ -78,9 +78,13 @@ class SplineHazard:
         integral = _horner(jnp.asarray(integrals, dtype), index, share)
         return splines, integral + splines * (time - within)[..., None]
 
+    def log_ratio(self, parameters: Parameters, eta: ArrayLike) -> Array:
+        """Return the log hazard ratio to the baseline of a linear predictor."""
+        return jnp.asarray(eta)
+
     def log_hazard(self, parameters: Parameters, time: ArrayLike) -> Array:
         """Return the log baseline hazard at positive times."""
-        logs = parameters["log_hazard"]
+        logs = parameters["baseline"]
         largest = jax.lax.stop_gradient(jnp.max(logs))
         return jnp.log(self._evaluate(time)[0] @ jnp.exp(logs - largest)) + largest
 
@@ -89,7 +93,7 @@ class SplineHazard:
     ) -> Array:
         """Return the integral of the baseline hazard from `start` to `time`."""
         exposure = self._evaluate(time)[1] - self._evaluate(start)[1]
-        return exposure @ jnp.exp(parameters["log_hazard"])
+        return exposure @ jnp.exp(parameters["baseline"])
 
     def time_at(self, parameters: Parameters, cumulative: Array, start: ArrayLike) -> Array:
         """Return the time at which the cumulative hazard since `start` is `cumulative`."""
@@ -111,22 +115,33 @@ class SplineHazard:
 
 @dataclass(frozen=True)
 class WeibullHazard:
-    """Baseline hazard ``exp(Intercept) * shape * (time / unit) ** (shape - 1)``.
+    """Hazard ``exp(eta) * shape * (time / unit) ** (shape - 1)``.
 
     Attributes
     ----------
     unit
-        Time at which the hazard is ``shape`` times the exponential of the intercept.
+        Time at which the hazard is ``shape * exp(eta)``.
+    aft
+        Whether a linear predictor is the location of the log of the time (accelerated failure time,
+        as in R's ``survreg``) instead of the log of a hazard.
     """
 
     unit: float
-    SITES: ClassVar[tuple[str, ...]] = ("Intercept", "shape")
+    aft: bool = False
+    SITES: ClassVar[tuple[str, ...]] = ("shape",)
+
+    def log_ratio(self, parameters: Parameters, eta: ArrayLike) -> Array:
+        """Return the log hazard ratio to the baseline of a linear predictor."""
+        if not self.aft:
+            return jnp.asarray(eta)
+        log_unit = math.log(self.unit)
+        return parameters["shape"] * (log_unit - jnp.asarray(eta)) - log_unit
 
     def log_hazard(self, parameters: Parameters, time: ArrayLike) -> Array:
         """Return the log baseline hazard at positive times."""
         shape = parameters["shape"]
         log_time = jnp.log(jnp.asarray(time) / self.unit)
-        return parameters["Intercept"] + jnp.log(shape) + (shape - 1) * log_time
+        return jnp.log(shape) + (shape - 1) * log_time
 
     def cumulative_hazard(
         self, parameters: Parameters, time: ArrayLike, start: ArrayLike = 0.0
@@ -138,15 +153,14 @@ class WeibullHazard:
         # Zeros are replaced before the logarithm, because gradients pass through both branches.
         positive = jnp.where(is_positive, time, self.unit)
         log_ratio = jnp.log(jnp.where(is_late, start, positive) / positive)
-        total = self.unit * jnp.exp(parameters["Intercept"] + shape * jnp.log(positive / self.unit))
+        total = self.unit * jnp.exp(shape * jnp.log(positive / self.unit))
         share = jnp.where(is_late, -jnp.expm1(shape * log_ratio), 1.0)
         return jnp.where(is_positive, total * share, 0.0)
 
     def time_at(self, parameters: Parameters, cumulative: Array, start: ArrayLike) -> Array:
         """Return the time at which the cumulative hazard since `start` is `cumulative`."""
         target = cumulative + self.cumulative_hazard(parameters, start)
-        log_time = (jnp.log(target / self.unit) - parameters["Intercept"]) / parameters["shape"]
-        return self.unit * jnp.exp(log_time)
+        return self.unit * jnp.exp(jnp.log(target / self.unit) / parameters["shape"])
 
 
 Hazard = SplineHazard | WeibullHazard
@@ -178,7 +192,7 @@ class CensoredTimes(dist.Distribution):
     hazard, parameters
         Baseline hazard and its parameters.
     eta
-        Log hazard ratio of each row, ``[n]``.
+        Linear predictor of each row with its intercept, ``[n]``.
     start
         Time from which each row was observed.
     follow_up
@@ -202,7 +216,7 @@ class CensoredTimes(dist.Distribution):
         interval: bool = False,
     ) -> None:
         self.hazard, self.parameters, self.interval = hazard, parameters, interval
-        self.eta, self.start, self.follow_up = eta, start, follow_up
+        self.eta, self.start, self.follow_up = hazard.log_ratio(parameters, eta), start, follow_up
         super().__init__(jnp.shape(eta), (2,), validate_args=False)
 
     def log_prob(self, value: Array, intermediates: object = None) -> Array:
