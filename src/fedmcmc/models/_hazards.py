@@ -17,6 +17,7 @@ from scipy.interpolate import BSpline, PPoly
 BISECTIONS = 30
 """Number of halvings of an interval in which a drawn time lies."""
 Parameters = dict[str, Any]
+"""Parameters of a hazard by site, with axes of draws in front if there are several draws."""
 
 
 @dataclass(frozen=True)
@@ -86,21 +87,21 @@ class SplineHazard:
         """Return the log baseline hazard at positive times."""
         logs = parameters["baseline"]
         largest = jax.lax.stop_gradient(jnp.max(logs))
-        return jnp.log(self._evaluate(time)[0] @ jnp.exp(logs - largest)) + largest
+        return jnp.log(jnp.sum(self._evaluate(time)[0] * jnp.exp(logs - largest), -1)) + largest
 
     def cumulative_hazard(
         self, parameters: Parameters, time: ArrayLike, start: ArrayLike = 0.0
     ) -> Array:
         """Return the integral of the baseline hazard from `start` to `time`."""
         exposure = self._evaluate(time)[1] - self._evaluate(start)[1]
-        return exposure @ jnp.exp(parameters["baseline"])
+        return jnp.sum(exposure * jnp.exp(parameters["baseline"]), -1)
 
     def time_at(self, parameters: Parameters, cumulative: Array, start: ArrayLike) -> Array:
         """Return the time at which the cumulative hazard since `start` is `cumulative`."""
         knots = jnp.asarray(self._pieces[0], cumulative.dtype)
         target = cumulative + self.cumulative_hazard(parameters, start)
-        at_knots = self.cumulative_hazard(parameters, knots)
-        index = jnp.sum(target[..., None] > at_knots[1:-1], axis=-1)
+        at_knots = self.cumulative_hazard({"baseline": parameters["baseline"][..., None, :]}, knots)
+        index = jnp.sum(target[..., None] > at_knots[..., 1:-1], axis=-1)
 
         def halve(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
             low, high = bounds
@@ -109,7 +110,7 @@ class SplineHazard:
             return jnp.where(is_before, middle, low), jnp.where(is_before, high, middle)
 
         bounds = jax.lax.fori_loop(0, BISECTIONS, halve, (knots[index], knots[index + 1]))
-        beyond = (target - at_knots[-1]) / jnp.exp(self.log_hazard(parameters, knots[-1]))
+        beyond = (target - at_knots[..., -1]) / jnp.exp(self.log_hazard(parameters, knots[-1]))
         return jnp.where(beyond > 0, knots[-1] + beyond, sum(bounds) / 2)
 
 
