@@ -24,6 +24,7 @@ EXTRAS = {
     "cuda12": ("jax[cuda12]",),
     "deploy": _DEPLOY,
     "flax": ("flax>=0.12",),
+    "models": ("formulaic>=1.1", "pandas>=2.2"),
     "nvflare": (*_DEPLOY, "nvflare>=2.9,<3"),
     "plots": ("arviz-plots>=0.8", "matplotlib>=3.9", *_BEFORE_312),
     "tpu": ("jax[tpu]",),

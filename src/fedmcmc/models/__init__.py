@@ -1,1 +1,5 @@
+<<<<<<< HEAD
 """Models that multi-site studies use."""
+=======
+"""Regression and survival models by formula."""
+>>>>>>> h-f

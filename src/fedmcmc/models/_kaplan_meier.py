@@ -141,7 +141,8 @@ def kaplan_meier(
     Examples
     --------
     >>> import pandas as pd
-    >>> tables = [pd.DataFrame({"t": [6, 6], "died": [1, 0]}), pd.DataFrame({"t": [7, 9], "died": 1})]
+    >>> site = pd.DataFrame({"t": [6, 6], "died": [1, 0]})
+    >>> tables = {"Bern": site, "Chur": site.assign(t=[7, 9], died=1)}
     >>> curve = kaplan_meier("Surv(t, died) ~ 1", tables, min_count=1)[None]
     >>> curve.times.tolist(), curve.survival.round(3).tolist()
     ([6.0, 7.0, 9.0], [0.75, 0.375, 0.0])
