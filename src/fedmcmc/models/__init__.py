@@ -15,6 +15,7 @@ from fedmcmc.models._glm import Specification as Specification
 from fedmcmc.models._glm import glm as glm
 from fedmcmc.models._glm import glmm as glmm
 from fedmcmc.models._glm import specify as specify
+from fedmcmc.models._model_fit import ModelFit as ModelFit
 from fedmcmc.models._priors import Priors as Priors
 from fedmcmc.models._regression import RegressionModel as RegressionModel
 from fedmcmc.models._schema import Schema as Schema

@@ -86,7 +86,9 @@ def set_column(table: Any, column: str, value: Any) -> Any:
         raise ValueError(f"{column!r} is no column; columns are {', '.join(frame.columns)}.")
     dtype = frame[column].dtype
     values = nw.new_series(
-        column, [value] * len(frame), dtype if dtype == nw.Categorical else None,
+        column,
+        [value] * len(frame),
+        dtype if dtype == nw.Categorical else None,
         backend=nw.get_native_namespace(frame),
     )
     return frame.with_columns(values.alias(column)).to_native()

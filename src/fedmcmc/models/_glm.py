@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,9 +21,9 @@ from fedmcmc.models._families import Family, find_family
 from fedmcmc.models._formula import Formula, parse
 from fedmcmc.models._model_fit import ModelFit
 from fedmcmc.models._priors import Priors, default_priors
-from fedmcmc.models._regression import RegressionModel, draw_outcomes, make_model
+from fedmcmc.models._regression import RegressionModel, draw_outcomes, draw_prior, make_model
 from fedmcmc.models._schema import exchange
-from fedmcmc.types import ArrayTree
+from fedmcmc.types import ArrayTree, Posterior
 
 METHODS = ("auto", "exact", "approximate")
 
@@ -105,32 +106,29 @@ class Specification:
         ValueError
             If a prior is flat, or for the reasons listed there.
         """
-        posterior = from_numpyro(self.model, example=self.data)
         values = row_values(self.data.rows)
         num_groups = self.data.num_groups
         max_groups = 1 if num_groups is None else int(np.max(num_groups))
         group = getattr(self.data.rows, "group", jnp.zeros(self.data.num_rows, jnp.int32))
         # Outcomes need the group of each row as a column, which the model does not take.
         data = replace(self.data, rows={**values, "_group": group})
-        constrain_fn: Any = posterior.constrain_fn
-        prior_fn = draw_prior(self.model, {name: x[:1] for name, x in values.items()})
+        row = {name: column[:1] for name, column in values.items()}
 
         def resample(key: Array, drawn: ArrayTree, rows: dict[str, Array]) -> dict[str, Array]:
             columns = {name: column for name, column in rows.items() if name != "_group"}
             y = draw_outcomes(self.model, drawn, columns, rows["_group"], max_groups, key)
             return {**rows, "y": y.astype(rows["y"].dtype)}
 
-        del constrain_fn
-        drawing = posterior._replace(
-            logprior_fn=_no_density,
-            loglikelihood_fn=_no_densities,
-            local=None,
-            constrain_fn=None,
-            resample_fn=resample,
-        )
+        posterior = Posterior(_no_density, _no_densities, resample)
         key = jax.random.key(0) if rng_key is None else rng_key
         return criticism.prior_predictive(
-            key, drawing, data, prior_fn, statistics, num_draws=num_draws, **settings
+            key,
+            posterior,
+            data,
+            partial(draw_prior, self.model, row),
+            statistics,
+            num_draws=num_draws,
+            **settings,
         )
 
 
@@ -217,7 +215,7 @@ def glm(
     Parameters
     ----------
     formula
-        Formula as in R, such as ``"y ~ age * arm + (1 + age | hospital)"`` (docs/guides/formulas.md).
+        Formula as in R, such as ``"y ~ age * arm + (1 | hospital)"`` (docs/guides/formulas.md).
     data
         Table of each client by its label, a list of tables, or one table with `client`.
     family, link

@@ -77,9 +77,7 @@ def joint_posterior(
     columns[CLIENT] = np.repeat(np.arange(data.num_clients, dtype=np.int32), sizes)
     columns[GROUP] = row_groups(data)
     labeled = replace(data, rows=jax.tree.map(jnp.asarray, columns))
-    shared = {
-        name: jnp.asarray(x, jnp.result_type(float)) for name, x in effects.values.items()
-    }
+    shared = {name: jnp.asarray(x, jnp.result_type(float)) for name, x in effects.values.items()}
     local = {} if effects.latents is None else effects.latents.draws
     local = {name: jnp.nan_to_num(jnp.asarray(x)[0]) for name, x in local.items()}
     posterior = Posterior(row_model.logprior, row_model.log_likelihood, row_model.resample)

@@ -237,9 +237,7 @@ class ModelFit:
         known = client is not None and client != "new"
         effects = self.effect_draws if known else self._shared_draws(MAX_DRAWS)
         places = {term.label: self._place(term, rows, client) for term in self.design.terms}
-        mean, draws = predict_rows(
-            self.design, self.family, effects, rows, places, seed, kind
-        )
+        mean, draws = predict_rows(self.design, self.family, effects, rows, places, seed, kind)
         return _tables.prediction_table(mean, draws, prob) if summary else draws
 
     def effects(
@@ -279,7 +277,9 @@ class ModelFit:
         if self.tables is None:
             self._data()  # raises
         assert self.tables is not None
-        arms = list(_effects.levels_of(column, self.design, self.tables) if values is None else values)
+        arms = list(
+            _effects.levels_of(column, self.design, self.tables) if values is None else values
+        )
         effects, term = self.effect_draws, local_term(self.design)
         data, sums, total = self._data(), [], 0.0
         groups = np.split(row_groups(data), np.cumsum(np.asarray(data.size))[:-1])
@@ -325,9 +325,7 @@ class ModelFit:
                 posterior, data, self.fitted, unit=unit, secure_sum=secure_sum, **settings
             )
         model, rows, draws = joint_posterior(self.model, data, self.effect_draws)
-        return criticism.loo(
-            model, rows, draws, unit="row", secure_sum=secure_sum, **settings
-        )
+        return criticism.loo(model, rows, draws, unit="row", secure_sum=secure_sum, **settings)
 
     def pp_check(
         self, statistics: Any = None, *, seed: int = 0, secure_sum: bool = True, **settings: Any
@@ -365,7 +363,9 @@ class ModelFit:
     def __repr__(self) -> str:
         """Return the formula, the verdict and the summary."""
         header = f"{self.formula} ({_text.describe_family(self.family)})"
-        return f"{header}\n{self.verdict}\n\n{self.summary().to_string(float_format='{:.3g}'.format)}"
+        return (
+            f"{header}\n{self.verdict}\n\n{self.summary().to_string(float_format='{:.3g}'.format)}"
+        )
 
     def _repr_html_(self) -> str:
         """Return the report as HTML, for notebooks."""

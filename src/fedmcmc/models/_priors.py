@@ -195,21 +195,25 @@ class _FromUnits(transforms.Transform):
     A real parameter is ``location + scale * u``, a positive one ``scale * exp(u)``.
     """
 
-    domain = constraints.real
-
     def __init__(self, prior: "ParameterPrior") -> None:
-        self.prior, self.codomain = prior, prior.support
+        self.prior = prior
         self.location, self.scale = (np.array(x) for x in zip(*prior.units, strict=True))
         if prior.is_scalar:
             self.location, self.scale = self.location[0], self.scale[0]
-        else:
-            self.domain = constraints.real_vector
         # Coordinates that are not real parameters, with their transforms.
         self.bounded = {
             i: biject_to(_support(p))
             for i, p in enumerate(prior.priors)
             if _support(p) != constraints.real
         }
+
+    @property
+    def domain(self) -> constraints.Constraint:
+        return constraints.real if self.prior.is_scalar else constraints.real_vector
+
+    @property
+    def codomain(self) -> constraints.Constraint:
+        return self.prior.support
 
     def __call__(self, x: Array) -> Array:
         return self._replace(self.location + self.scale * x, x, lambda t, v: t(v))

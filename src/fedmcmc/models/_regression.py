@@ -57,7 +57,9 @@ class LinearPredictor:
         label, size = term.label, len(term.names)
         sd = numpyro.sample(f"sd_{label}", self.priors.vector(sd_names(term)))
         is_correlated = term.correlated and size > 1
-        factor = numpyro.sample(f"cor_{label}", self.priors[f"cor_{label}"]) if is_correlated else None
+        factor = (
+            numpyro.sample(f"cor_{label}", self.priors[f"cor_{label}"]) if is_correlated else None
+        )
         if term.kind == "shared":
             standard = dist.Normal(0, 1).expand([term.num_levels, size]).to_event(2)
             z = numpyro.sample(f"z_{label}", standard)
@@ -115,7 +117,9 @@ def make_model(design: Design, family: Family, priors: Priors) -> RegressionMode
     """Return the NumPyro model of a design."""
     has_intercept = design.has_intercept and family.has_intercept
     predictor = LinearPredictor(tuple(design.names), design.terms, has_intercept, priors)
-    return RegressionModel(predictor, family, count_categories(design) if "cutpoints" in priors else 0)
+    return RegressionModel(
+        predictor, family, count_categories(design) if "cutpoints" in priors else 0
+    )
 
 
 def count_categories(design: Design) -> int:
@@ -123,15 +127,33 @@ def count_categories(design: Design) -> int:
     schema = design.schema
     response = design.formula.response
     column = response.removeprefix("C(").removesuffix(")").strip("`")
-    num = len(schema.levels[column]) if column in schema.levels else int(schema.outcome["y"].high) + 1
+    num = (
+        len(schema.levels[column]) if column in schema.levels else int(schema.outcome["y"].high) + 1
+    )
     if num < 2:
-        raise ValueError(f"The ordinal outcome {response!r} needs two categories or more, got {num}.")
+        raise ValueError(
+            f"The ordinal outcome {response!r} needs two categories or more, got {num}."
+        )
     return num
 
 
 def num_rows(rows: Mapping[str, Any]) -> int:
     """Return the number of rows of a dictionary of columns."""
     return next(iter(rows.values())).shape[0]
+
+
+def draw_prior(model: RegressionModel, row: Mapping[str, Any], rng_key: Array) -> dict[str, Array]:
+    """Draw the shared parameters from their priors, given any row."""
+    with handlers.trace() as trace:
+        handlers.seed(model, rng_key)(**row)
+    is_shared = {
+        name: not site["infer"].get("local")
+        for name, site in trace.items()
+        if site["type"] == "sample"
+    }
+    return {
+        name: trace[name]["value"] for name, shared in is_shared.items() if shared and name != "y"
+    }
 
 
 def draw_outcomes(

@@ -131,7 +131,9 @@ def forest(fit: "ModelFit", effect: str, exponentiate: bool, prob: float) -> _ta
     term = local_term(fit.design)
     if term is None or effect not in term.names:
         names = "none" if term is None else ", ".join(map(repr, term.names))
-        raise ValueError(f"effect must be an effect of the groups of clients ({names}), got {effect!r}.")
+        raise ValueError(
+            f"effect must be an effect of the groups of clients ({names}), got {effect!r}."
+        )
     ratio = ratio_of(fit.family)
     if exponentiate and not ratio:
         raise ValueError("exponentiate=True needs a link whose coefficients are log ratios.")
@@ -142,9 +144,7 @@ def forest(fit: "ModelFit", effect: str, exponentiate: bool, prob: float) -> _ta
     factor = scale_factor(term, values)
     rng = np.random.default_rng(0)
     new = np.einsum("sij,sj,i->s", factor, rng.standard_normal(factor.shape[:2]), direction)
-    positions = jax.tree.map(
-        lambda leaf: thin(leaf, NUM_UNPOOLED)[None], effects.positions
-    )
+    positions = jax.tree.map(lambda leaf: thin(leaf, NUM_UNPOOLED)[None], effects.positions)
     alone = fit._shared_draws(NUM_UNPOOLED)._replace(positions=positions)
     raw = hierarchy.unpooled(fit.posterior, fit._data(), positions, rng_key=jax.random.key(1))
     alone = alone._replace(latents=raw)
