@@ -33,7 +33,9 @@ def test_sums_over_rows_equal_arviz_on_the_pooled_log_likelihood(fit):
     from arviz_stats import loo
 
     terms = pooled_log_likelihood(fit)
-    tree = from_dict({"posterior": {"a": np.zeros((1, 1000))}, "log_likelihood": {"y": terms[None]}})
+    tree = from_dict(
+        {"posterior": {"a": np.zeros((1, 1000))}, "log_likelihood": {"y": terms[None]}}
+    )
     expected = loo(tree, reff=1.0, pointwise=True)
     result = fit.loo()
     assert result.num_rows == terms.shape[1] and result.unit == "rows"

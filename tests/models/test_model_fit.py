@@ -6,7 +6,7 @@ import pytest
 from scipy.special import expit, logit
 from scipy.stats import norm
 
-from tests.models.stand_in import CENTERS, HOSPITALS, make_fit, make_tables
+from tests.models.stand_in import CENTERS, HOSPITALS, make_fit
 
 NEW = pd.DataFrame({"age": [40.0, 55.0, 70.0], "trt": ["A", "B", "B"]})
 X = np.array([[40.0, 0.0], [55.0, 1.0], [70.0, 1.0]])

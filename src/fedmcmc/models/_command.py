@@ -11,9 +11,16 @@ import jax
 import numpy as np
 
 from fedmcmc.data import Dictionary
+from fedmcmc.models._formula import parse
+from fedmcmc.models._glm import glm
+from fedmcmc.models._survival import survival
 from fedmcmc.models._tables import pandas
 
-KEYS = ("formula", "family", "link", "hazard", "priors", "client", "weights", "seed", "settings")
+OPTIONS = (
+    *("family", "link", "hazard", "intervals", "aft", "cause", "follow_up"),
+    *("weights", "trials", "max_missing", "method"),
+)
+KEYS = ("formula", "priors", "client", "seed", "settings", *OPTIONS)
 """Entries of the table ``[model]`` of a study file."""
 
 
@@ -23,9 +30,9 @@ def run_command(study: Path, sites: Path, out: Path) -> None:
     Parameters
     ----------
     study
-        TOML file with a table ``[model]``: ``formula``, ``family``, ``link``, ``hazard``,
-        ``priors``, ``client``, ``weights``, ``seed`` and ``settings`` of the fit. Its other tables
-        are those of a `fedmcmc.data.Dictionary`, which is optional.
+        TOML file with a table ``[model]``: ``formula``, ``family`` and other arguments of `glm`, or
+        ``hazard`` and other arguments of `survival`, ``seed``, and ``settings`` of `fedmcmc.fit`.
+        Its other tables are those of a `fedmcmc.data.Dictionary`, which is optional.
     sites
         Folder with one CSV or Parquet file per site.
     out
@@ -36,8 +43,6 @@ def run_command(study: Path, sites: Path, out: Path) -> None:
     ValueError
         If the study file is not valid, or for the reasons listed in `glm`.
     """
-    from fedmcmc import models
-
     content = tomllib.loads(study.read_text(encoding="utf-8"))
     model = read_model(content.pop("model", None), study)
     dictionary = Dictionary.from_dict(content) if "columns" in content else None
@@ -50,9 +55,7 @@ def run_command(study: Path, sites: Path, out: Path) -> None:
         **model.pop("settings", {}),
     }
     formula = model.pop("formula")
-    fit_model: Any = models.glm
-    if "hazard" in model or "Surv(" in formula:
-        fit_model = models.survival
+    fit_model: Any = survival if parse(formula).is_survival else glm
     fit = fit_model(formula, read_sites(sites), **arguments, **model)
     write_results(fit, out)
     print(f"{fit}\nResults are in {out}: draws.csv, summary.csv, schema.json, report.html")

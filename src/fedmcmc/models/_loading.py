@@ -1,8 +1,8 @@
 """Loading of saved results. Nothing in a file is run as code."""
 
+from dataclasses import is_dataclass
 from importlib import import_module
 from pathlib import Path
-from dataclasses import is_dataclass
 from typing import Any
 
 import jax
@@ -61,7 +61,10 @@ def load(path: str | Path, *, posterior: Posterior | None = None) -> Any:
 def restore_model_fit(saved: SavedResult) -> ModelFit:
     """Return the fit in the content of a file."""
     record = saved.record
-    design = Design(from_record(record["parsed"]), Schema.from_dict(record["schema"]))
+    make_design = _find_class(record["design"])
+    if not issubclass(make_design, Design):
+        raise ValueError(f"The file names {record['design']!r}, which is no design.")
+    design = make_design(from_record(record["parsed"]), Schema.from_dict(record["schema"]))
     model, settings = from_record(record["model"]), from_record(record["settings"])
     rows = {
         name: jax.ShapeDtypeStruct((2, *shape), np.dtype(kind))
@@ -90,8 +93,7 @@ def from_record(record: Any) -> Any:
     if kind == "constraint":
         return getattr(constraints, content)
     if kind == "class":
-        module, _, name = content.partition(".")
-        cls = getattr(import_module(f"{PACKAGE}.{module}"), name)
+        cls = _find_class(content)
         arguments = record["fields"]
         is_allowed = isinstance(cls, type) and is_dataclass(cls)
     else:
@@ -102,3 +104,8 @@ def from_record(record: Any) -> Any:
     if not is_allowed:
         raise ValueError(f"The file names {content!r}, which is no part of a model.")
     return cls(**{name: from_record(x) for name, x in arguments.items()})
+
+
+def _find_class(name: str) -> Any:
+    module, _, name = name.partition(".")
+    return getattr(import_module(f"{PACKAGE}.{module}"), name)

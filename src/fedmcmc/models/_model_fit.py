@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
-from jax import Array
 
 from fedmcmc import criticism, hierarchy
 from fedmcmc.data import FederatedData
@@ -78,7 +77,7 @@ class ModelFit:
     @cached_property
     def draws(self) -> dict[str, np.ndarray]:
         """Draws ``[num_chains, num_draws]`` by the names of `summary`."""
-        return named_draws(self.samples.constrained, self.design)
+        return named_draws(self.samples.constrained, self.design, self.family)
 
     @cached_property
     def effect_draws(self) -> EffectDraws:

@@ -30,6 +30,7 @@ def store_model_fit(fit: Any) -> SavedResult:
     saved.record |= {
         "kind": "model",
         "formula": fit.formula,
+        "design": _class_name(fit.design),
         "parsed": as_record(fit.design.formula),
         "schema": fit.design.schema.to_dict(),
         "family": as_record(fit.family),
@@ -62,9 +63,8 @@ def as_record(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return {type(value).__name__: [as_record(x) for x in value]}
     if is_dataclass(value) and type(value).__module__.startswith(f"{PACKAGE}."):
-        module = type(value).__module__.removeprefix(f"{PACKAGE}.")
         content = {x.name: as_record(getattr(value, x.name)) for x in fields(value)}
-        return {"class": f"{module}.{type(value).__name__}", "fields": content}
+        return {"class": _class_name(value), "fields": content}
     if isinstance(value, Mapping):
         return {"dict": [[key, as_record(x)] for key, x in value.items()]}
     if isinstance(value, np.ndarray | np.generic | jax.Array):
@@ -78,12 +78,17 @@ def as_record(value: Any) -> Any:
     for kind, module in (("distribution", dist), ("transform", transforms)):
         name = type(value).__name__
         if getattr(module, name, None) is type(value):
-            arguments = [x for x in inspect.signature(type(value)).parameters if x != "validate_args"]
-            content = {
-                x: as_record(getattr(value, ATTRIBUTES.get(x, x))) for x in arguments
-            }
+            arguments = [
+                x for x in inspect.signature(type(value)).parameters if x != "validate_args"
+            ]
+            content = {x: as_record(getattr(value, ATTRIBUTES.get(x, x))) for x in arguments}
             return {kind: name, "arguments": content}
     raise ValueError(
         f"A fit with a {type(value).__name__} ({value!r}) cannot be saved: priors must be "
         f"distributions of NumPyro. Save fit.fitted instead."
     )
+
+
+def _class_name(value: object) -> str:
+    module = type(value).__module__.removeprefix(f"{PACKAGE}.")
+    return f"{module}.{type(value).__name__}"

@@ -15,7 +15,13 @@ from fedmcmc.models._priors import describe
 from fedmcmc.reports import Figure, Page
 from fedmcmc.storage import versions
 
-RATIOS = {"logit": "odds", "log": "rate", "cloglog": "hazard"}
+RATIOS = {
+    "logit": "odds",
+    "log": "rate",
+    "cloglog": "hazard",
+    "log hazard": "hazard",
+    "log time": "time",
+}
 """Quantity whose ratio is the exponential of a coefficient, by link."""
 MEANS = ("gaussian", "student", "gamma", "beta")
 """Families whose expected outcome is a mean instead of a rate."""
@@ -26,9 +32,7 @@ PAGE_DIGITS = "{:.3g}"
 
 def ratio_of(family: Any) -> str:
     """Return the quantity whose ratios are exponentials of coefficients, or an empty text."""
-    if getattr(family, "is_survival", False):
-        return "hazard"
-    quantity = RATIOS.get(getattr(family, "link", ""), "")
+    quantity = RATIOS.get(family.link, "")
     return "mean" if quantity == "rate" and family.name in MEANS else quantity
 
 
@@ -95,8 +99,7 @@ def page_table(frame: Any) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
 
 def describe_family(family: Any) -> str:
     """Return the family and its link in words."""
-    link = getattr(family, "link", "")
-    return f"{family.name} family" + f", {link} link" * bool(link)
+    return f"{family.name} family, {family.link} link"
 
 
 def methods(fit: Any) -> str:
@@ -167,9 +170,7 @@ def forest(fit: Any, effect: str, exponentiate: bool, prob: float) -> _tables.Fo
     return _tables.Forest(_tables.forest_figure(table, effect, scale, reference), table)
 
 
-def _direction(
-    fit: Any, term: Any, effect: str, values: Any
-) -> tuple[np.ndarray, np.ndarray]:
+def _direction(fit: Any, term: Any, effect: str, values: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return the weights ``[k]`` of a group's effects, and the population's draws ``[num]``.
 
     The intercept is taken at average covariates, where most rows are.

@@ -39,15 +39,16 @@ def store_samples(samples: Any) -> SavedResult:
     return saved
 
 
-def restore_samples(
-    cls: Any, saved: SavedResult, constrain_fn: Callable[..., Any] | None
-) -> Any:
+def restore_samples(cls: Any, saved: SavedResult, constrain_fn: Callable[..., Any] | None) -> Any:
     """Return the samples in a file. A run cannot continue from them."""
     record = saved.record
     values: dict[str, Any] = {name: saved.restore(record[name]) for name in TREES}
     values |= {name: saved.restore(record[name]) for name in ("info", "totals", "local_mask")}
     values |= {name: record[name] for name in ("stopped", "settings", "versions")}
-    values |= {"warnings": tuple(record["warnings"]), "reason_not_judged": record["reason_not_judged"]}
+    values |= {
+        "warnings": tuple(record["warnings"]),
+        "reason_not_judged": record["reason_not_judged"],
+    }
     num_chains = next(iter(values["info"].values())).shape[0]
     position = jax.tree.map(lambda leaf: leaf[:, -1], values["draws"])
     state = FederatedState(Broadcast(np.zeros(num_chains, np.int32), position), (), ())
