@@ -11,3 +11,4 @@ from fedmcmc.fitting._modes import PosteriorMode as PosteriorMode
 from fedmcmc.fitting._modes import find_modes as find_modes
 from fedmcmc.fitting._report import Report as Report
 from fedmcmc.fitting._report import StageReport as StageReport
+from fedmcmc.fitting._saving import store_fitted as store_fitted

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,8 +11,9 @@ from fedmcmc.data import in_words
 from fedmcmc.diagnostics import Verdict
 from fedmcmc.exact import Corrected
 from fedmcmc.fitting._report import Report, StageReport
+from fedmcmc.fitting._saving import restore_fitted, store_fitted
 from fedmcmc.gaussian import Gaussian
-from fedmcmc.records import Samples
+from fedmcmc.records import Samples, SavedResult, write_netcdf
 from fedmcmc.reports import Figure, figures_of, histogram, summarize
 from fedmcmc.runs import Consortium, SimulatedConsortium
 from fedmcmc.storage import versions
@@ -68,6 +70,31 @@ class Fitted(WithFunctions):
     def _repr_html_(self) -> str:
         """Return the report as HTML, for notebooks."""
         return self.report.page().body
+
+    def save(self, path: str | Path) -> Path:
+        """Write draws, verdict, evidence and report to a NetCDF file, for `fedmcmc.load`.
+
+        ArviZ reads the file, too. It contains no rows, no functions, and no weighted draws
+        (`corrected`); `samples` are draws of equal weight.
+
+        Parameters
+        ----------
+        path
+            Path of the file, such as ``"fit.nc"``; missing folders are created.
+
+        Raises
+        ------
+        ImportError
+            If the extra ``arviz`` is not installed.
+        ValueError
+            If draws have containers other than dictionaries, lists and tuples.
+        """
+        return write_netcdf(path, store_fitted(self), self.samples.to_datatree())
+
+    @classmethod
+    def from_saved(cls, saved: SavedResult, posterior: Posterior | None = None) -> "Fitted":
+        """Return the fit in the content of a file, with the functions of `posterior`."""
+        return restore_fitted(cls, saved, posterior, _draw_figures)
 
 
 def describe(fitted: Fitted, consortium: Consortium, settings: dict[str, Any]) -> Fitted:

@@ -12,6 +12,8 @@ from fedmcmc._checks import missing_extra_error
 from fedmcmc.diagnostics import Diagnosis
 from fedmcmc.placement import Placement
 from fedmcmc.pytrees import named_leaves, trees, variables
+from fedmcmc.records._netcdf import write_netcdf
+from fedmcmc.records._saving import store_samples
 from fedmcmc.reports import Page, RunFacts, run_page, table_of
 from fedmcmc.types import (
     ArrayTree,
@@ -234,6 +236,47 @@ class Samples(WithFunctions):
             latents = self.constrained_local if constrained else self.local
             posterior |= named_leaves(jax.tree.map(np.asarray, latents), "latent")
         return from_dict({"posterior": variables(posterior), stats: info}, **kwargs)
+
+    def save(self, path: str | Path) -> Path:
+        """Write draws, names, verdict, settings and versions to a NetCDF file, for `fedmcmc.load`.
+
+        ArviZ reads the file, too. It contains no rows, no functions, and not the state from which
+        the run could continue: use checkpoints for that.
+
+        Parameters
+        ----------
+        path
+            Path of the file, such as ``"trial.nc"``; missing folders are created.
+
+        Raises
+        ------
+        ImportError
+            If the extra ``arviz`` is not installed.
+        ValueError
+            If draws have containers other than dictionaries, lists and tuples.
+
+        Examples
+        --------
+        >>> import fedmcmc, tempfile
+        >>> posterior = fedmcmc.Posterior(lambda t: -0.5 * t**2, lambda t, x: -0.5 * (x - t) ** 2)
+        >>> data = fedmcmc.FederatedData.from_clients([np.ones(3), np.zeros(2)])
+        >>> kernel, settings = fedmcmc.lsd(posterior, step_size=0.02), dict(progress=False)
+        >>> samples = fedmcmc.sample(
+        ...     jax.random.key(0), kernel, data, 0.0, num_rounds=20, **settings
+        ... )
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     loaded = fedmcmc.load(samples.save(folder + "/run.nc"))
+        >>> bool((loaded.draws == samples.draws).all())
+        True
+        """
+        return write_netcdf(path, store_samples(self), self._saved_tree())
+
+    def _saved_tree(self) -> Any:
+        """Return the `DataTree` of `save`; unconstrained if the values are not positions."""
+        try:
+            return self.to_datatree()
+        except ValueError:
+            return self.to_datatree(constrained=False)
 
     def report(self, path: str | Path) -> Path:
         """Write one self-contained HTML page, for readers who have not seen the code.

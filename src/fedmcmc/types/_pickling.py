@@ -89,6 +89,12 @@ class WithFunctions:
             new.__dict__[name] = value if is_shared else copy.deepcopy(value, memo)
         return new
 
+    def with_computed(self, values: dict[str, Any]) -> Any:
+        """Return a copy that holds values of properties whose functions are missing."""
+        new = copy.copy(self)
+        new.__dict__[_COMPUTED] = values
+        return new
+
     def computed(self, property_name: str, absent: MissingFunction) -> Any:
         """Return the values that `absent` computed before pickling, or raise with the reason."""
         computed = self.__dict__.get(_COMPUTED, {})
