@@ -233,8 +233,8 @@ class ModelFit:
         if kind not in ("mean", "outcome"):
             raise ValueError(f"kind must be 'mean' or 'outcome', got {kind!r}.")
         rows = self.design.rows(new, client, outcome=False)
-        known = client is not None and client != "new"
-        effects = self.effect_draws if known else self._shared_draws(MAX_DRAWS)
+        in_study = client is not None and client != "new"
+        effects = self.effect_draws if in_study else self._shared_draws(MAX_DRAWS)
         places = {term.label: self._place(term, rows, client) for term in self.design.terms}
         mean, draws = predict_rows(self.design, self.family, effects, rows, places, seed, kind)
         return _tables.prediction_table(mean, draws, prob) if summary else draws
@@ -417,6 +417,6 @@ class ModelFit:
         groups = rows.get(f"group_{term.label}")
         if groups is None:
             return np.full(num_rows, -1)
-        own = {label: i for i, label in enumerate(group_labels[number])}
+        numbers = {label: i for i, label in enumerate(group_labels[number])}
         start = number * self._data().group_mask.shape[1]
-        return np.array([start + own[x] if x in own else -1 for x in groups])
+        return np.array([start + numbers[x] if x in numbers else -1 for x in groups])
