@@ -206,6 +206,18 @@ class Dictionary:
         fraction = self.columns[name].max_missing
         return self.rules.max_missing if fraction is None else fraction
 
+    def read_table(self, path: str | Path) -> Any:
+        """Return one client's table in a CSV or Parquet file, for `code` and `check`.
+
+        In a CSV file the dictionary determines the type of each column, and empty fields, ``NA``
+        and ``NaN`` are missing values unless they are levels. Values are separated by commas, and
+        the text is UTF-8. Parquet files need Polars or PyArrow. Raise `ValueError` if the file is
+        damaged or has another form.
+        """
+        from fedmcmc.data._dictionary_files import read_file
+
+        return read_file(self, Path(path))
+
     def code(self, table: Any, client: Any = None) -> dict[str, np.ndarray]:
         """Check one client's rows, and return them as numbers.
 

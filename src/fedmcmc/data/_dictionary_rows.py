@@ -8,7 +8,6 @@ import narwhals.stable.v2 as nw
 import numpy as np
 
 from fedmcmc.data._columns import concatenate_clients, count_all_rows
-from fedmcmc.data._dictionary import Dictionary
 from fedmcmc.data._dictionary_columns import QUANTITIES, Column
 from fedmcmc.data._frames import is_text, read_table, read_text
 from fedmcmc.data._inputs import is_table
@@ -47,13 +46,13 @@ class _Place(NamedTuple):
         raise ValueError(f"{self.where} holds {value!r} in row {row}{more}, {problem}")
 
 
-def check_table(dictionary: Dictionary, table: Any, client: Any) -> None:
+def check_table(dictionary: Any, table: Any, client: Any) -> None:
     """Raise `ValueError` unless a client's rows agree with the dictionary."""
     _code_columns(dictionary, table, client, is_named=client is not None)
 
 
 def code_table(
-    dictionary: Dictionary,
+    dictionary: Any,
     table: Any,
     client: Any,
     *,
@@ -98,7 +97,7 @@ def code_table(
 
 
 def code_clients(
-    dictionary: Dictionary, tables: Sequence[Any], owners: Sequence[Any], *, are_named: bool
+    dictionary: Any, tables: Sequence[Any], owners: Sequence[Any], *, are_named: bool
 ) -> tuple[ArrayTree, np.ndarray]:
     """Return the checked rows of all clients as numbers, and the number of rows of each.
 
@@ -112,7 +111,7 @@ def code_clients(
 
 
 def code_parts(
-    dictionary: Dictionary,
+    dictionary: Any,
     frame: object,
     owners: Sequence[Any],
     positions: Sequence[np.ndarray],
@@ -131,7 +130,7 @@ def code_parts(
 
 
 def _code_columns(
-    dictionary: Dictionary,
+    dictionary: Any,
     table: Any,
     client: Any,
     *,
@@ -193,7 +192,7 @@ def _read_columns(table: Any, title: str) -> dict[str, Any]:
 
 
 def _select_columns(
-    dictionary: Dictionary, tables: Mapping[str, Any], title: str, columns: Sequence[str] | None
+    dictionary: Any, tables: Mapping[str, Any], title: str, columns: Sequence[str] | None
 ) -> list[str]:
     """Return the columns to read; raise `ValueError` if some are missing or unknown."""
     listed = ", ".join(map(repr, dictionary.columns))
@@ -224,7 +223,7 @@ def _select_columns(
     return [*required, *optional]
 
 
-def _check_size(dictionary: Dictionary, client: Any, num_rows: int, is_named: bool) -> None:
+def _check_size(dictionary: Any, client: Any, num_rows: int, is_named: bool) -> None:
     """Raise `ValueError` if a client is unknown or has too few rows, or more than agreed."""
     title = "The table" if client is None else f"Client {client!r}"
     smallest = dictionary.rules.min_rows
