@@ -276,9 +276,7 @@ class ModelFit:
         if self.tables is None:
             self._data()  # raises
         assert self.tables is not None
-        arms = list(
-            _effects.levels_of(column, self.design, self.tables) if values is None else values
-        )
+        arms = _effects.arms_of(column, self.design, values)
         effects, term = self.effect_draws, local_term(self.design)
         data, sums, total = self._data(), [], 0.0
         groups = np.split(row_groups(data), np.cumsum(np.asarray(data.size))[:-1])
