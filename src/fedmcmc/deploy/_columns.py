@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from fedmcmc.data import (
+    Dictionary,
     FederatedData,
     Levels,
     check_levels,
@@ -19,6 +20,8 @@ from fedmcmc.deploy._settings import hint
 from fedmcmc.pytrees import trees
 from fedmcmc.types import ArrayTree
 
+DICTIONARY_KEYS = ("outcome", "client", "group", "rules")
+"""Keys of `study.toml` that only a study with a dictionary has."""
 KEYS = ("dtype", "shape", "levels")
 """Keys of a column in a study's file."""
 DTYPES = (
@@ -46,11 +49,21 @@ def check_keys(
             raise ValueError(f"{expected}; it holds no {name}, only {', '.join(sorted(table))}.")
 
 
-def read_columns(tree: object, path: str | Path) -> tuple[ArrayTree, dict[str, Levels]]:
-    """Return the shapes and types of one row, and the levels of text columns.
+def read_columns(content: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
+    """Return the arguments of `Study` that describe columns: a dictionary, or rows and levels.
 
     Raise `ValueError` if a column has unknown keys, no type, or no valid shape.
     """
+    if "columns" not in content:
+        return _read_rows(content["rows"], path)
+    try:
+        return {"dictionary": Dictionary.from_dict(content)}
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _read_rows(tree: object, path: str | Path) -> dict[str, Any]:
+    """Return the shapes and types of one row, and the levels of text columns."""
     levels: dict[str, Levels] = {}
 
     def read(part: object, name: str) -> ArrayTree:
@@ -75,7 +88,7 @@ def read_columns(tree: object, path: str | Path) -> tuple[ArrayTree, dict[str, L
             )
         return jax.ShapeDtypeStruct(tuple(shape), np.dtype(dtype))
 
-    return read(tree, ""), levels
+    return {"rows": read(tree, ""), "levels": levels}
 
 
 def _is_numeric(dtype: object) -> bool:
@@ -128,14 +141,14 @@ def rows_of_site(study: Any, site: str, rows: Any) -> ArrayTree:
 
     Raise `ValueError` if the rows differ from the study's declaration, or a text is not a level.
     """
-    remedy = (
-        f"Sites code text by the levels that the study {study.name!r} declares: add "
-        f"levels = [...], all of them in their order, to this column in [rows] of study.toml "
-        f"(the digest changes, so that all owners approve it again), or remove the column."
-    )
-    _check_names(study, site, rows)
-    coded = code_rows(rows, study.levels, site, remedy=remedy)
-    coded = FederatedData.from_clients({site: coded}).rows
+    if study.dictionary is None:
+        coded = _code_rows(study, site, rows)
+    else:
+        # A single array without a name has the name "rows", as in an .npz file.
+        table = rows if is_table(rows) or isinstance(rows, Mapping) else {"rows": rows}
+        coded = study.dictionary.code(table, site)
+        # The dictionary has checked which numbers may be missing.
+        coded = FederatedData.from_clients({site: coded}, allow_nonfinite=True).rows
     num = jax.tree.leaves(coded)[0].shape[0]
     if num != study.sites[site]:
         raise ValueError(
@@ -148,6 +161,18 @@ def rows_of_site(study: Any, site: str, rows: Any) -> ArrayTree:
             f"The rows of {site} are not those of the study {study.name!r}: {difference}."
         )
     return coded
+
+
+def _code_rows(study: Any, site: str, rows: Any) -> ArrayTree:
+    """Return the rows of a site as numbers, for a study without a dictionary."""
+    remedy = (
+        f"Sites code text by the levels that the study {study.name!r} declares: add "
+        f"levels = [...], all of them in their order, to this column in [rows] of study.toml "
+        f"(the digest changes, so that all owners approve it again), or remove the column."
+    )
+    _check_names(study, site, rows)
+    coded = code_rows(rows, study.levels, site, remedy=remedy)
+    return FederatedData.from_clients({site: coded}).rows
 
 
 def _check_names(study: Any, site: str, rows: Any) -> None:
@@ -169,3 +194,24 @@ def _check_names(study: Any, site: str, rows: Any) -> None:
         )
     if missing:
         raise ValueError(f"The rows of {site} {lack}")
+
+
+def columns_of_dictionary(study: Any) -> dict[str, Any]:
+    """Return a study's rows and levels by its dictionary; raise `ValueError` if it has others."""
+    if study.rows is not None or study.levels:
+        raise ValueError("A study has either a dictionary (columns), or rows and levels: not both.")
+    group = study.dictionary.group
+    if group is not None:
+        raise ValueError(
+            f"The dictionary has groups of rows (group = {group!r}), and at real sites each site "
+            f"is one group: remove group, or let the column be part of the rows."
+        )
+    return {"rows": study.dictionary.rows, "levels": study.dictionary.levels}
+
+
+def describe_rows(rows: ArrayTree) -> dict[str, Any]:
+    """Return types and shapes of the columns of one row."""
+    return {
+        jax.tree_util.keystr(path): [str(np.dtype(leaf.dtype)), list(leaf.shape)]
+        for path, leaf in jax.tree_util.tree_leaves_with_path(rows)
+    }

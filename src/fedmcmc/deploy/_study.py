@@ -15,11 +15,19 @@ from jax import Array
 from jax.tree_util import Partial, keystr, tree_leaves_with_path
 from jax.typing import ArrayLike
 
-from fedmcmc.data import FederatedData, Levels
-from fedmcmc.deploy._columns import check_keys, checked_levels, read_columns, wide_shapes
+from fedmcmc.data import STUDY_KEYS, Dictionary, FederatedData, Levels
+from fedmcmc.deploy._columns import (
+    DICTIONARY_KEYS,
+    check_keys,
+    checked_levels,
+    columns_of_dictionary,
+    describe_rows,
+    read_columns,
+    wide_shapes,
+)
 from fedmcmc.deploy._frames import Refused, digest_of
 from fedmcmc.deploy._masks import check_same_for_sites, check_settings, grid_of, num_colluding
-from fedmcmc.deploy._names import check_printable, check_site_names
+from fedmcmc.deploy._names import check_printable, check_site_names, keys_within
 from fedmcmc.deploy._settings import check_names, read_toml
 from fedmcmc.deploy._sources import Source, list_sources, load_source, read_source
 from fedmcmc.deploy._words import (
@@ -73,9 +81,9 @@ class Study:
         settings) -> FederatedKernel``.
     asks
         Names of kernel classes that the server may send with its own numbers, and of gradient
-        estimators that these kernels may use instead of full gradients, such as ``"Minibatch"``.
-        ``deploy.FIT`` is for `fedmcmc.fit`, ``deploy.SETUP`` for `fedmcmc.whiten` and
-        `fedmcmc.surrogates`. Under masks only names from ``deploy.SUMS``.
+        estimators that these kernels may use instead of full gradients, such as ``"Minibatch"``:
+        ``deploy.FIT`` for `fedmcmc.fit`, ``deploy.SETUP`` for `fedmcmc.whiten` and surrogates.
+        Under masks only names from ``deploy.SUMS``.
     settings
         Settings for the functions above.
     secure
@@ -95,6 +103,8 @@ class Study:
         with the server's seed. All parties can then compute all noise and the rows in each
         minibatch. By default sites draw from their own secrets, and draws have the bits of a
         simulation only if clients draw nothing. Not allowed under masks.
+    dictionary
+        `Dictionary` in place of `rows` and `levels`, by which each site checks and codes its rows.
 
     Examples
     --------
@@ -112,7 +122,7 @@ class Study:
     name: str
     posterior: str
     sites: Mapping[str, int]
-    rows: ArrayTree
+    rows: ArrayTree = None
     kernels: Mapping[str, str] = field(default_factory=dict)
     asks: Sequence[str] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -120,6 +130,7 @@ class Study:
     folder: str | Path = "."
     levels: Mapping[str, Levels] = field(default_factory=dict)
     reproducible: bool = False
+    dictionary: Dictionary | None = None
 
     def __repr__(self) -> str:
         """Return the name of the study, its sites and its kernels."""
@@ -138,12 +149,16 @@ class Study:
             )
         for site, num in self.sites.items():
             if not isinstance(site, str) or not site or type(num) is not int or num < 1:
+                hint = " When the sites have counted their rows, replace the range by the number."
                 raise ValueError(
                     f"sites must give each site's number of rows, a whole number of at least 1, "
-                    f"got {num!r} for {site!r}."
+                    f"got {num!r} for {site!r}.{hint * isinstance(num, list | tuple)}"
                 )
         allowed = askable_kernels() | askable_estimators()
         check_names(self.asks, allowed, f"asks of the study {self.name!r}")
+        if self.dictionary is not None:
+            for name, value in columns_of_dictionary(self).items():
+                object.__setattr__(self, name, value)
         if not jax.tree.leaves(self.rows):
             raise ValueError("rows must hold the shape and the type of at least one column.")
         object.__setattr__(self, "rows", wide_shapes(self.rows))
@@ -181,36 +196,40 @@ class Study:
     def _check_names(self) -> None:
         """Raise `ValueError` unless all names are printable, because owners read them."""
         columns = [keystr(path, simple=True) for path, _ in tree_leaves_with_path(self.rows)]
+        declared = {} if self.dictionary is None else self.dictionary.columns
+        levels = [*self.levels.values(), *(column.levels for column in declared.values())]
         check_printable(
             {
                 "the study": [self.name],
                 "a source": [self.posterior, *self.kernels.values()],
                 "a site": self.sites,
-                "a column": columns,
-                "a level": [level for levels in self.levels.values() for level in levels],
+                "a column": [*columns, *declared],
+                "a unit": [column.unit for column in declared.values()],
+                "a description": [column.description for column in declared.values()],
+                "a level": [level for names in levels for level in names],
                 "a kernel": self.kernels,
                 "a kernel in asks": self.asks,
-                "a setting": _keys(self.settings),
+                "a setting": keys_within(self.settings),
             }
         )
         check_site_names(self.sites)
 
     @classmethod
     def read(cls, path: str | Path) -> "Study":
-        """Return the study in a TOML file; raise `ValueError` if it is not valid.
-
-        The study's files are in the same folder.
-        """
+        """Return the study in a TOML file of its folder; raise `ValueError` if it is not valid."""
         path = Path(path)
         content = read_toml(path)
-        required = ("name", "posterior", "sites", "rows")
+        has_dictionary = "columns" in content
+        required = ("name", "posterior", "sites", "columns" if has_dictionary else "rows")
         tables = ("sites", "kernels", "settings", "secure")
-        check_keys(content, required, ("asks", "reproducible", *tables), str(path))
+        keys = DICTIONARY_KEYS if has_dictionary else ("columns",)
+        check_keys(content, required, ("asks", "reproducible", *tables, *keys), str(path))
         for name in tables:
             if not isinstance(content.get(name, {}), dict):
                 raise ValueError(f"{path}: {name} must be a table, got {content[name]!r}.")
-        rows, levels = read_columns(content.pop("rows"), path)
-        return cls(**content, rows=rows, levels=levels, folder=path.parent)
+        columns = read_columns(content, path)
+        content = {key: x for key, x in content.items() if key in ("sites", *STUDY_KEYS)}
+        return cls(**content | columns, folder=path.parent)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the agreement in the form of the study's file, with the SHA-256 of sources."""
@@ -218,14 +237,16 @@ class Study:
             "name": self.name,
             "posterior": self.posterior,
             "sites": dict(self.sites),
-            "rows": _describe_rows(self.rows),
+            "rows": describe_rows(self.rows),
             "kernels": dict(self.kernels),
             "asks": list(self.asks),
             "settings": dict(self.settings),
             "secure": dict(self.secure),
             "reproducible": self.reproducible,
             "files": {name: source.digest for name, source in self._sources.items()},
-        } | ({"levels": {k: list(v) for k, v in self.levels.items()}} if self.levels else {})
+            **({"levels": {k: list(v) for k, v in self.levels.items()}} if self.levels else {}),
+            **({} if self.dictionary is None else {"dictionary": self.dictionary.to_dict()}),
+        }
 
     @cached_property
     def digest(self) -> str:
@@ -476,19 +497,3 @@ def _pad_rows(leaf: ArrayLike, size: int) -> Array:
     value = jnp.nan if is_float else True if leaf.dtype == bool else jnp.iinfo(leaf.dtype).max
     padding = jnp.full((size - leaf.shape[0], *leaf.shape[1:]), value, leaf.dtype)
     return jnp.concatenate([leaf, padding])
-
-
-def _keys(table: object) -> list[Any]:
-    """Return the keys of a table and of all tables in it."""
-    if isinstance(table, Mapping):
-        return [*table, *(key for part in table.values() for key in _keys(part))]
-    parts = table if isinstance(table, list | tuple) else ()
-    return [key for part in parts for key in _keys(part)]
-
-
-def _describe_rows(rows: ArrayTree) -> dict[str, Any]:
-    """Return types and shapes of the columns of one row."""
-    return {
-        keystr(path): [str(np.dtype(leaf.dtype)), list(leaf.shape)]
-        for path, leaf in tree_leaves_with_path(rows)
-    }

@@ -8,21 +8,19 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
-from jax import Array
 
 from fedmcmc import criticism, hierarchy
 from fedmcmc.data import FederatedData
 from fedmcmc.diagnostics import Verdict
 from fedmcmc.fitting import Fitted
 from fedmcmc.models import _effects, _tables, _text
+from fedmcmc.models._columns import split_tables
 from fedmcmc.models._draws import MAX_DRAWS, EffectDraws, Values, local_term, named_draws, thin
 from fedmcmc.models._joint import joint_posterior, row_groups
 from fedmcmc.models._predict import predict_rows
-from fedmcmc.records import Samples
+from fedmcmc.models._saving import store_model_fit
+from fedmcmc.records import Samples, write_netcdf
 from fedmcmc.types import Posterior
-
-NUM_UNPOOLED = 200
-"""Number of draws of the shared parameters for estimates without pooling."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -79,7 +77,7 @@ class ModelFit:
     @cached_property
     def draws(self) -> dict[str, np.ndarray]:
         """Draws ``[num_chains, num_draws]`` by the names of `summary`."""
-        return named_draws(self.samples.constrained, self.design)
+        return named_draws(self.samples.constrained, self.design, self.family)
 
     @cached_property
     def effect_draws(self) -> EffectDraws:
@@ -115,8 +113,9 @@ class ModelFit:
         Parameters
         ----------
         tables
-            Client to table, as in the call of `glmm`.
+            Table of each client, or one table, as in the call of `glm`.
         """
+        tables = split_tables(tables, self.design.schema.client)
         return replace(self, tables=tables, data=self.design.data(tables))
 
     def summary(self, *, exponentiate: bool = False, prob: float = 0.9) -> Any:
@@ -234,8 +233,8 @@ class ModelFit:
         if kind not in ("mean", "outcome"):
             raise ValueError(f"kind must be 'mean' or 'outcome', got {kind!r}.")
         rows = self.design.rows(new, client, outcome=False)
-        known = client is not None and client != "new"
-        effects = self.effect_draws if known else self._shared_draws(MAX_DRAWS)
+        in_study = client is not None and client != "new"
+        effects = self.effect_draws if in_study else self._shared_draws(MAX_DRAWS)
         places = {term.label: self._place(term, rows, client) for term in self.design.terms}
         mean, draws = predict_rows(self.design, self.family, effects, rows, places, seed, kind)
         return _tables.prediction_table(mean, draws, prob) if summary else draws
@@ -277,9 +276,7 @@ class ModelFit:
         if self.tables is None:
             self._data()  # raises
         assert self.tables is not None
-        arms = list(
-            _effects.levels_of(column, self.design, self.tables) if values is None else values
-        )
+        arms = _effects.arms_of(column, self.design, values)
         effects, term = self.effect_draws, local_term(self.design)
         data, sums, total = self._data(), [], 0.0
         groups = np.split(row_groups(data), np.cumsum(np.asarray(data.size))[:-1])
@@ -357,8 +354,32 @@ class ModelFit:
         return _text.methods(self)
 
     def save(self, path: str | Path) -> Path:
-        """Write the fit to a NetCDF file, without rows, for `fedmcmc.load`."""
-        raise NotImplementedError
+        """Write the fit to a NetCDF file, for `fedmcmc.load` and ArviZ.
+
+        The file has draws, formula, schema (sums over all sites), priors, verdict, report and
+        versions, but no rows.
+
+        Parameters
+        ----------
+        path
+            Path of the file, such as ``"trial.nc"``; missing folders are created.
+
+        Raises
+        ------
+        ImportError
+            If the extra ``arviz`` is not installed.
+        ValueError
+            If a prior is not a distribution of NumPyro.
+        """
+        coords: dict[str, Any] = {}
+        dims: dict[str, Any] = {}
+        if "b" in self.samples.constrained:
+            coords["coefficient"], dims["b"] = list(self.design.names), ["coefficient"]
+        for term in self.design.terms:
+            coords[f"{term.label} effect"] = list(term.names)
+            dims[f"sd_{term.label}"] = [f"{term.label} effect"]
+        datatree = self.samples.to_datatree(coords=coords, dims=dims)
+        return write_netcdf(path, store_model_fit(self), datatree)
 
     def __repr__(self) -> str:
         """Return the formula, the verdict and the summary."""
@@ -394,6 +415,6 @@ class ModelFit:
         groups = rows.get(f"group_{term.label}")
         if groups is None:
             return np.full(num_rows, -1)
-        own = {label: i for i, label in enumerate(group_labels[number])}
+        numbers = {label: i for i, label in enumerate(group_labels[number])}
         start = number * self._data().group_mask.shape[1]
-        return np.array([start + own[x] if x in own else -1 for x in groups])
+        return np.array([start + numbers[x] if x in numbers else -1 for x in groups])

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 from jax import Array
 from numpyro import distributions as dist
@@ -123,16 +124,18 @@ def make_model(design: Design, family: Family, priors: Priors) -> RegressionMode
 
 
 def count_categories(design: Design) -> int:
-    """Return the number of categories of an ordinal outcome, at least two."""
-    schema = design.schema
-    response = design.formula.response
+    """Return the number of categories of an ordinal outcome, or raise `ValueError` for a gap."""
+    schema, response = design.schema, design.formula.response
     column = response.removeprefix("C(").removesuffix(")").strip("`")
-    num = (
-        len(schema.levels[column]) if column in schema.levels else int(schema.outcome["y"].high) + 1
-    )
-    if num < 2:
+    if column in schema.levels:
+        return len(schema.levels[column])
+    outcome = schema.outcome["y"]
+    num, num_used = round(outcome.high) + 1, np.count_nonzero(outcome.histogram)
+    if outcome.low != 0 or num_used < max(num, 2):
         raise ValueError(
-            f"The ordinal outcome {response!r} needs two categories or more, got {num}."
+            f"An ordinal outcome has two or more categories 0, 1, ..., each with at least a row; "
+            f"{response!r} has {num_used} values from {outcome.low:g} to {outcome.high:g}. Write "
+            f"C({response}) in the formula, which numbers the values that occur."
         )
     return num
 
