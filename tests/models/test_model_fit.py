@@ -150,8 +150,10 @@ def test_effects_of_polars_tables_and_numbers():
     assert expected["mean"] == pytest.approx(10 * slope.mean(), rel=1e-4)
     table = fit.effects("trt").loc["B - A"]
     assert table["mean"] == pytest.approx(fit.samples.constrained["b"][..., 1].mean(), rel=1e-4)
-    with pytest.raises(ValueError, match="no column"):
+    with pytest.raises(ValueError, match="'trt', 'age'; got 'sex'"):
         fit.effects("sex", values=["f", "m"])
+    with pytest.raises(ValueError, match="two or more values, got \\['B'\\]"):
+        fit.effects("trt", values=["B"])
     with pytest.raises(ValueError, match="contrast must be"):
         fit.effects("trt", contrast="odds")
     from fedmcmc.models._effects import set_column
@@ -159,6 +161,8 @@ def test_effects_of_polars_tables_and_numbers():
     frame = pl.DataFrame(fit.tables["Bern"].to_dict("list"))
     changed = set_column(frame, "trt", "B")
     assert isinstance(changed, pl.DataFrame) and set(changed["trt"]) == {"B"}
+    frame = frame.with_columns(trt=pl.lit(None, pl.String))
+    assert set_column(frame, "trt", "B")["trt"].null_count() == len(frame)
     categories = fit.tables["Bern"].assign(trt=pd.Categorical(fit.tables["Bern"]["trt"]))
     assert set(set_column(categories, "trt", "B")["trt"]) == {"B"}
 

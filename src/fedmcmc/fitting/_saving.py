@@ -61,7 +61,7 @@ def restore_fitted(
         posterior = Posterior(missing, missing)
     gaussian = record.get("gaussian")
     if gaussian is not None:
-        trees = (saved.restore(gaussian[name]) for name in ("precision_mean", "precision"))
-        gaussian = Gaussian(*trees, gaussian["structure"])
+        mean, precision = (saved.restore(gaussian[x]) for x in ("precision_mean", "precision"))
+        gaussian = Gaussian(mean, precision, gaussian["structure"])
     evidence = (np.nan if x is None else float(x) for x in record["evidence"])
     return cls(samples, record["verdict"], *evidence, report, posterior, None, gaussian)

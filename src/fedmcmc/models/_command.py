@@ -32,7 +32,7 @@ def run_command(study: Path, sites: Path, out: Path) -> None:
     study
         TOML file with a table ``[model]``: ``formula``, ``family`` and other arguments of `glm`, or
         ``hazard`` and other arguments of `survival`, ``seed``, and ``settings`` of `fedmcmc.fit`.
-        Its other tables are those of a `fedmcmc.data.Dictionary`, which is optional.
+        Its other tables are a `fedmcmc.data.Dictionary`, which is optional.
     sites
         Folder with one CSV or Parquet file per site.
     out

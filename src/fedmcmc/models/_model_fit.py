@@ -233,8 +233,8 @@ class ModelFit:
         if kind not in ("mean", "outcome"):
             raise ValueError(f"kind must be 'mean' or 'outcome', got {kind!r}.")
         rows = self.design.rows(new, client, outcome=False)
-        known = client is not None and client != "new"
-        effects = self.effect_draws if known else self._shared_draws(MAX_DRAWS)
+        in_study = client is not None and client != "new"
+        effects = self.effect_draws if in_study else self._shared_draws(MAX_DRAWS)
         places = {term.label: self._place(term, rows, client) for term in self.design.terms}
         mean, draws = predict_rows(self.design, self.family, effects, rows, places, seed, kind)
         return _tables.prediction_table(mean, draws, prob) if summary else draws
@@ -276,9 +276,7 @@ class ModelFit:
         if self.tables is None:
             self._data()  # raises
         assert self.tables is not None
-        arms = list(
-            _effects.levels_of(column, self.design, self.tables) if values is None else values
-        )
+        arms = _effects.arms_of(column, self.design, values)
         effects, term = self.effect_draws, local_term(self.design)
         data, sums, total = self._data(), [], 0.0
         groups = np.split(row_groups(data), np.cumsum(np.asarray(data.size))[:-1])
@@ -417,6 +415,6 @@ class ModelFit:
         groups = rows.get(f"group_{term.label}")
         if groups is None:
             return np.full(num_rows, -1)
-        own = {label: i for i, label in enumerate(group_labels[number])}
+        numbers = {label: i for i, label in enumerate(group_labels[number])}
         start = number * self._data().group_mask.shape[1]
-        return np.array([start + own[x] if x in own else -1 for x in groups])
+        return np.array([start + numbers[x] if x in numbers else -1 for x in groups])

@@ -29,6 +29,8 @@ from fedmcmc.models._schema import Schema, exchange
 HAZARDS = ("piecewise", "weibull", "mspline")
 FEW_EVENTS = 5
 """Number of events per interval below which the prior of the baseline matters."""
+STEP_SD = 0.5
+"""Prior standard deviation of the change of the log hazard from one interval to the next."""
 HORIZON_PARTS = 200
 """Number of steps in which integrals over time are computed."""
 
@@ -147,9 +149,8 @@ class SurvivalModel:
         num_steps = hazard.num_coefficients - 1
         walk = jnp.zeros(1)
         if num_steps:
-            step_sd = numpyro.sample("step_sd", priors.scalar("step_sd"))
-            z = numpyro.sample("z_baseline", dist.Normal(0, 1).expand([num_steps]).to_event(1))
-            walk = jnp.concatenate([walk, jnp.cumsum(step_sd * z)])
+            steps = numpyro.sample("steps", priors.vector(("steps",) * num_steps))
+            walk = jnp.concatenate([walk, jnp.cumsum(steps)])
         return numpyro.deterministic(name, walk - jnp.mean(walk))
 
 
@@ -181,7 +182,8 @@ def survival(
     hazard
         Baseline hazard: constant in intervals, Weibull, or a smooth spline.
     intervals
-        Number of intervals between quantiles of the event times, or the inner cuts.
+        Number of intervals between quantiles of the event times, or the inner cuts. Changes of
+        the log hazard from one to the next have the prior ``steps``.
     aft
         For ``"weibull"``: coefficients of log times (R's ``survreg``) instead of log hazards.
     cause
@@ -307,7 +309,7 @@ def _default_priors(
     if isinstance(family.hazard, WeibullHazard):
         add("shape", dist.LogNormal(0.0, 1.0))
     elif family.hazard.num_coefficients > 1:
-        add("step_sd", dist.HalfNormal(1.0))
+        add("steps", dist.Normal(0.0, STEP_SD), 0.0, STEP_SD)
     add_group_priors(add, design, scales, 1.0)
     return Priors(_override(distributions, overrides or {}, design), units)
 
