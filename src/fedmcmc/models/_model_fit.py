@@ -318,9 +318,9 @@ class ModelFit:
                     f"{hierarchy.MAX_DIMENSIONS} effects per group."
                 )
             unit = "client" if local_term(self.design) is None else "group"
-            return criticism.loo(
-                posterior, data, self.fitted, unit=unit, secure_sum=secure_sum, **settings
-            )
+            # A group often changes the posterior much.
+            settings = {"unit": unit, "refine": True, "secure_sum": secure_sum, **settings}
+            return criticism.loo(posterior, data, self.fitted, **settings)
         model, rows, draws = joint_posterior(self.model, data, self.effect_draws)
         return criticism.loo(model, rows, draws, unit="row", secure_sum=secure_sum, **settings)
 
