@@ -208,7 +208,7 @@ def test_the_forest_shows_each_hospital_the_population_and_a_new_hospital(slopes
 
 def test_bad_arguments_raise(fit):
     for call, message in (
-        (lambda: fit.predict(NEW, client="Basel"), "'Bern', 'Chur', 'Zug', got 'Basel'"),
+        (lambda: fit.predict(NEW, client="Basel"), "'Bern', 'Chur', 'Zug'; got 'Basel'"),
         (lambda: fit.predict(NEW, kind="draws"), "kind must be"),
         (lambda: fit.summary(prob=90), "prob must lie between 0 and 1, got 90"),
     ):

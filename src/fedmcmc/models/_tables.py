@@ -23,6 +23,13 @@ def pandas() -> Any:
     return pd
 
 
+def num_rows(table: Any) -> int:
+    """Return the number of rows of a table of pandas or Polars."""
+    import narwhals as nw
+
+    return len(nw.from_native(table, eager_only=True))
+
+
 def check_prob(prob: float) -> tuple[float, float]:
     """Return the lower and upper probability of a central interval."""
     if not 0 < prob < 1:
