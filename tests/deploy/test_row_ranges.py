@@ -199,5 +199,5 @@ def test_an_answer_of_all_sites_is_that_of_their_rows(tmp_path):
 
 @pytest.mark.parametrize("value", ["[40, 20]", "[0, 20]", "[20]", "[20, 40, 60]", '"20"', "0"])
 def test_a_range_that_is_none_is_refused(tmp_path, value):
-    with pytest.raises(ValueError, match=r"smallest and the largest number.*for 'A'"):
+    with pytest.raises(ValueError, match=r"number of at least 1, got .* for 'A'. A range is the"):
         study_in(tmp_path, value)

@@ -33,8 +33,8 @@ def read_sites(sites: Any, row_ranges: Mapping[str, RowRange]) -> dict[str, Any]
         is_valid = len(pair) == 2 and all(type(x) is int and x > 0 for x in pair)
         if not isinstance(site, str) or not site or not is_valid or pair[0] > pair[1]:
             raise ValueError(
-                f"sites must give each site's number of rows, a whole number of at least 1 or the "
-                f"smallest and the largest number, such as [60, 90]; got {num!r} for {site!r}."
+                f"sites must give each site's number of rows, a whole number of at least 1, got "
+                f"{num!r} for {site!r}. A range is the smallest and the largest number: [60, 90]."
             )
         numbers[site] = pair[1]
         if type(num) is not int:
