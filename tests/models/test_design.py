@@ -254,9 +254,9 @@ def test_arrays_of_survival_outcomes():
     np.testing.assert_allclose(rows["time"], tables["A"]["time"], rtol=1e-6)
     np.testing.assert_allclose(rows["start"], tables["A"]["start"], rtol=1e-6)
     for column, value, message in (
-        ("event", 2, "'event' of client 'A' in row 7 is 2.0; it must be 0 or 1"),
-        ("time", 0, "'time' of client 'A' in row 7 is 0.0; it must be positive"),
-        ("start", 99, "'start' of client 'A' in row 7 is 99.0; .*before the stop"),
+        ("event", 2, "'event' of client 'A' in row 7 is 2; it must be 0 or 1"),
+        ("time", 0, "'time' of client 'A' in row 7 is 0; it must be positive"),
+        ("start", 99, "'start' of client 'A' in row 7 is 99; .*before the stop"),
     ):
         bad = tables["A"].copy()
         bad.loc[7, column] = value
