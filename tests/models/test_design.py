@@ -312,3 +312,32 @@ def test_a_model_without_an_intercept_is_not_centered():
     np.testing.assert_allclose(
         design.rows(tables["A"], "A")["x"][:, 0], tables["A"]["age"], rtol=1e-6
     )
+
+
+def test_the_client_may_be_a_covariate_and_need_no_column():
+    tables = dict(zip((3, 1, 2), make_tables().values(), strict=True))
+    design = make_design("y ~ hospital + age", tables)
+    assert design.names == ("hospital[2]", "hospital[3]", "age")
+    np.testing.assert_allclose(
+        design.rows(tables[3], 3)["x"][:, :2] + design.centers[:2],
+        np.tile([0, 1], (50, 1)),
+        atol=1e-6,
+    )
+    assert make_design("y ~ 1 + (1 | hospital)", tables).data(tables).labels == (3, 1, 2)
+
+
+def test_booleans_and_nullable_integers_are_numbers():
+    tables = make_tables()
+    for table in tables.values():
+        table["old"] = table["age"] > 60
+        values = [None if i == 3 else i for i in range(len(table))]
+        table["number"] = pd.array(values, dtype="Int64")
+    design = make_design("old ~ old + number", tables)
+    assert design.names == ("old", "number")
+    rows = design.rows(tables["A"], "A")
+    expected = tables["A"].drop(3)
+    np.testing.assert_array_equal(rows["y"], expected["old"])
+    np.testing.assert_allclose(rows["x"][:, 0] + design.centers[0], expected["old"], atol=1e-6)
+    np.testing.assert_allclose(
+        rows["x"][:, 1] + design.centers[1], expected["number"].astype(float), rtol=1e-5, atol=1e-5
+    )
