@@ -85,6 +85,8 @@ def test_options_of_the_response():
         ("y ~ g + (1 | g)", "'g' has both coefficients and random effects"),
         ("y ~ C(g) + (1 | g)", "'g' has both"),
         ("y ~ C(g, contr.sum) + (1 | g)", "'g' has both"),
+        ("y ~ x + C(x)", "'x' is both a number and a factor"),
+        ("y ~ C(x) + (log(x) | g)", "'x' is both a number and a factor"),
         ("y ~ foo(x)", r"'foo' in 'foo\(x\)' is no function of formulas, such as s, bs"),
         ("y ~ hashed(x)", "'hashed'"),
         ("Surv(t) ~ x", "2 or 3 arguments"),

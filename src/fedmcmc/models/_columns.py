@@ -36,14 +36,14 @@ class SiteRows:
     numbers: np.ndarray
     missing: dict[str, int]
 
-    def require(self, is_valid: np.ndarray, name: str, values: Any, expected: str) -> None:
+    def require(self, is_valid: np.ndarray, name: str, values: np.ndarray, expected: str) -> None:
         """Raise `ValueError` with client, row and value unless all rows are valid."""
         if not is_valid.all():
             row = int((~is_valid).argmax())
-            value = values[row].item() if isinstance(values[row], np.generic) else values[row]
+            value = repr(values[row]) if is_text(values) else f"{values[row]:g}"
             raise ValueError(
                 f"{name!r} of client {in_quotes(self.client)} in row {int(self.numbers[row])} is "
-                f"{value!r}; it must be {expected}."
+                f"{value}; it must be {expected}."
             )
 
     def codes(self, name: str, levels: Sequence[str]) -> np.ndarray:

@@ -171,6 +171,20 @@ def parse(text: str) -> Formula:
         options.get("weights"),
     )
     _ = formula.columns  # raises for unknown functions
+    texts = {x for part in formula.parts for term in terms_of(part).values() for x in term}
+    coded = [name for x in texts if x.startswith("C(") for name in names_in(x)]
+    plain = [
+        name
+        for x in texts
+        if not x.startswith("C(") and not x.isnumeric()
+        for name in (names_in(x) if "(" in x else [x])
+    ]
+    both = sorted({*coded}.intersection(plain))
+    if both:
+        raise ValueError(
+            f"{both[0]!r} is both a number and a factor C(...) in {text!r}. Use one of the two, "
+            f"or make two columns."
+        )
     for factors in terms_of(formula.fixed).values():
         names = [x.removeprefix("C(").partition(",")[0].rstrip(")") for x in factors]
         if len(names) == 1 and names[0] in formula.factors:
