@@ -202,7 +202,7 @@ class CensoredTimes(dist.Distribution):
     """
 
     arg_constraints: ClassVar[dict[str, Any]] = {}
-    support = constraints.real_vector
+    support = constraints.independent(constraints.nonnegative, 1)
     pytree_data_fields = ("parameters", "eta", "start", "follow_up")
     pytree_aux_fields = ("hazard", "interval")
 

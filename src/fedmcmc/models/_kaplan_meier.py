@@ -231,8 +231,7 @@ def _sum_counts(
         parts = []
         for rows in sites:
             is_member = rows["x"][:, i] > 0 if factors else np.ones(len(rows["time"]), bool)
-            outcome = {name: rows[name] for name in ("time", "event", "start") if name in rows}
-            part = {name: values[is_member] for name, values in outcome.items()}
+            part = {name: values[is_member] for name, values in rows.items()}
             parts.append(np.stack(count_at_times(part, grid)))
         counts[level] = tuple(np.sum(parts, axis=0))
     return grid, counts

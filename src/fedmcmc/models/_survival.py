@@ -207,12 +207,11 @@ def survival(
     parsed = rewrite(parse(formula), cause, follow_up)
     tables = split_tables(data, client)
     schema = exchange(parsed, tables, dictionary, client=client, max_missing=max_missing)
-    described = {"hazard": hazard, "intervals": intervals, "aft": aft, "priors": priors}
-    design, family, all_priors, model = specify_survival(parsed, schema, **described)
+    described: dict[str, Any] = {"hazard": hazard, "intervals": intervals, "aft": aft}
+    design, family, all_priors, model = specify_survival(parsed, schema, priors=priors, **described)
     rows = design.data(tables)
     specification = Specification(parsed, family, all_priors, design, rows, model, tables)  # type: ignore[arg-type]
     fit = specification.fit(**settings)
-    del described["priors"]
     return replace(fit, settings={**fit.settings, **described, "cause": cause})
 
 
@@ -436,7 +435,7 @@ def cumulative_incidence(
         hazards[cause] = rng.permutation(draws)
     num_draws = min(map(len, hazards.values()))
     steps = {cause: np.diff(x[:num_draws], axis=-1) for cause, x in hazards.items()}
-    total = sum(steps.values())
+    total = np.sum(list(steps.values()), axis=0)
     survival = np.exp(-np.cumsum(np.concatenate([np.zeros_like(total[..., :1]), total], -1), -1))
     # Within a step, each cause has its share of the events.
     events = survival[..., :-1] - survival[..., 1:]
