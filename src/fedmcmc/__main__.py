@@ -1,4 +1,4 @@
-"""The command ``fedmcmc`` (``python -m fedmcmc``): setup of real sites, and bug reports.
+"""The command ``fedmcmc`` (``python -m fedmcmc``): setup of real sites, fits, and bug reports.
 
 Without a subcommand it prints versions, devices and placements, to be pasted into a bug report.
 """

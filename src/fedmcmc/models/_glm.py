@@ -169,9 +169,7 @@ def specify(
     parsed = parse(formula)
     if parsed.is_survival:
         raise ValueError("Outcomes Surv(...) are for models.survival; glm takes other outcomes.")
-    for name, column in (("trials", trials), ("weights", weights)):
-        if column is not None:
-            parsed = replace(parsed, **{name: column})
+    parsed = replace(parsed, trials=trials or parsed.trials, weights=weights or parsed.weights)
     if family == "binomial" and parsed.trials is None:
         family = "bernoulli"
     chosen = find_family(family, link)

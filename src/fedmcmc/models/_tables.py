@@ -12,6 +12,8 @@ from fedmcmc.models._priors import sd_names
 
 BATCH_SIZE = 8
 """Number of parameters per call of `mixing`, which never leaves any of 8 out."""
+MAX_GROUPS = 80
+"""Number of rows of a forest plot; its table has all groups."""
 
 
 def pandas() -> Any:
@@ -158,6 +160,8 @@ def forest_figure(table: Any, title: str, axis_label: str, reference: float) -> 
     except ImportError as error:
         raise missing_extra_error("forest needs matplotlib", "plots") from error
     groups = list(dict.fromkeys(table["group"]))
+    groups = groups[: MAX_GROUPS - 2] + groups[-2:] if len(groups) > MAX_GROUPS else groups
+    table = table[table["group"].isin(groups)]
     figure = Figure(figsize=(7, 1.2 + 0.32 * len(groups)), layout="constrained")
     axes = figure.subplots()
     low, high = [name for name in table.columns if str(name).endswith(" %")]

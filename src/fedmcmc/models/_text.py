@@ -59,8 +59,8 @@ class ModelReport(Report):
             else:
                 header, rows = content
                 tables.table(header, rows, texts=("direction", "kind", "effect", "prior"))
-        # After the introduction and the verdict.
-        page.parts[2:2] = tables.parts
+        start = 4 if self.warnings else 2  # after introduction, verdict and warnings
+        page.parts[start:start] = tables.parts
         return page
 
 
