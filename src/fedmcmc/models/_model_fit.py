@@ -361,7 +361,9 @@ class ModelFit:
                 key, model, rows, draws, chosen, secure_sum=secure_sum, **settings
             )
         except NotImplementedError as error:
-            raise ValueError(f"No outcomes can be drawn from the model, because {error}.") from error
+            raise ValueError(
+                f"No outcomes can be drawn from the model, because {error}."
+            ) from error
 
     def methods_text(self) -> str:
         """Return a paragraph for the methods section of a paper."""
