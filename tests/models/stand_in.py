@@ -33,7 +33,7 @@ class Design:
 
     @property
     def schema(self):
-        return SimpleNamespace(levels={"trt": ("A", "B")}, numbers={"age": None})
+        return SimpleNamespace(levels={"trt": ("A", "B")}, numbers={"age": None}, clients=HOSPITALS)
 
     @property
     def terms(self):

@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.special import expit
 from scipy.stats import norm
 
 from fedmcmc import models
@@ -122,3 +123,57 @@ def test_log_likelihoods_of_rows_have_the_effects_of_their_groups(fit):
     )
     eta = fixed_part(fit, np.concatenate([table["x"] for table in fit.tables.values()]))[0]
     assert redrawn["y"].shape == eta.shape and (redrawn["x"] == data.rows["x"]).all()
+
+
+def test_averages_are_weighted_by_trials_and_frequencies():
+    rng = np.random.default_rng(0)
+    tables = {
+        name: pd.DataFrame(
+            {
+                "x": rng.normal(size=20),
+                "n": rng.integers(1, 9, 20),
+                "copies": rng.integers(1, 4, 20),
+                "days": rng.uniform(1, 9, 20),
+                "y": rng.integers(0, 2, 20),
+            }
+        )
+        for name in HOSPITALS
+    }
+    pooled, new = pd.concat(tables.values()), pd.DataFrame({"x": [0.5], "days": [3.0]})
+
+    def fit_of(formula, **settings):
+        specification = models.specify(formula, tables, client="hospital", **settings)
+        fit = make_specified_fit(specification)
+        values, x = fit.effect_draws.values, 1 - fit.design.centers[0]
+        at_one = np.float64(values["Intercept"] + values["b"][:, 0] * x)
+        x = 0.5 - fit.design.centers[0]
+        return fit, at_one[:, None], np.float64(values["Intercept"] + values["b"][:, 0] * x)
+
+    fit, eta, at_half = fit_of("y | trials(n) ~ x", family="binomial")
+    assert fit.effects("x").loc["x=1", "mean"] == pytest.approx(expit(eta).mean(), rel=1e-5)
+    assert fit.predict(new)["mean"][0] == pytest.approx(expit(at_half).mean(), rel=1e-5)
+    fit, eta, at_half = fit_of("y ~ x + offset(log(days))", family="poisson", weights="copies")
+    days, copies = pooled["days"].to_numpy(), pooled["copies"].to_numpy()
+    expected = (np.exp(eta) * days).mean(0) @ copies / copies.sum()
+    assert fit.effects("x").loc["x=1", "mean"] == pytest.approx(expected, rel=1e-4)
+    assert fit.predict(new)["mean"][0] == pytest.approx(3 * np.exp(at_half).mean(), rel=1e-5)
+    with pytest.raises(ValueError, match="1 rows of the table have missing values"):
+        fit.predict(pd.DataFrame({"x": [0.5, np.nan], "days": [3.0, 3.0]}))
+    with pytest.raises(ValueError, match="one of 'Bern', 'Chur', 'Zug'; got 'Basel'"):
+        fit.predict(new, client="Basel")
+
+
+def test_trials_are_weights_of_an_average():
+    """Rows with different predictors: a patient counts as often as it was tried."""
+    tables = {"A": pd.DataFrame({"x": [-2.0, 2.0], "g": ["a", "b"], "n": [1, 9], "y": [0, 5]})}
+    tables = {name: pd.concat([tables["A"]] * 3) for name in "AB"}
+    fit = make_specified_fit(
+        models.specify("y | trials(n) ~ x + g", tables, client="site", family="binomial")
+    )
+    values, centers = fit.effect_draws.values, fit.design.centers
+    risks = [
+        expit(np.float64(values["Intercept"] + values["b"] @ (np.array([x, 0.0]) - centers)))
+        for x in (-2.0, 2.0)
+    ]
+    expected = (risks[0] + 9 * risks[1]) / 10
+    assert fit.effects("g").loc["g=a", "mean"] == pytest.approx(expected.mean(), rel=1e-4)

@@ -16,12 +16,13 @@ from fedmcmc.data import (
     is_table,
     widened_dtype,
 )
+from fedmcmc.deploy._row_ranges import find_problem
 from fedmcmc.deploy._settings import hint
 from fedmcmc.pytrees import trees
 from fedmcmc.types import ArrayTree
 
-DICTIONARY_KEYS = ("outcome", "client", "group", "rules")
-"""Keys of `study.toml` that only a study with a dictionary has."""
+DICTIONARY_KEYS = ("outcome", "client", "group", "rules", "model")
+"""Keys of `study.toml` that only a study with a dictionary has; ``model`` is for `fedmcmc fit`."""
 KEYS = ("dtype", "shape", "levels")
 """Keys of a column in a study's file."""
 DTYPES = (
@@ -150,10 +151,9 @@ def rows_of_site(study: Any, site: str, rows: Any) -> ArrayTree:
         # The dictionary has checked which numbers may be missing.
         coded = FederatedData.from_clients({site: coded}, allow_nonfinite=True).rows
     num = jax.tree.leaves(coded)[0].shape[0]
-    if num != study.sites[site]:
-        raise ValueError(
-            f"{site} has {num} rows, the study {study.name!r} says {study.sites[site]}."
-        )
+    problem = find_problem(study, site, num)
+    if problem:
+        raise ValueError(f"{site} {problem}")
     one_row = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), coded)
     difference = trees.first_difference(study.rows, one_row)
     if difference:
@@ -198,7 +198,9 @@ def _check_names(study: Any, site: str, rows: Any) -> None:
 
 def columns_of_dictionary(study: Any) -> dict[str, Any]:
     """Return a study's rows and levels by its dictionary; raise `ValueError` if it has others."""
-    if study.rows is not None or study.levels:
+    columns = {"rows": study.dictionary.rows, "levels": study.dictionary.levels}
+    # `dataclasses.replace` passes the columns of the dictionary.
+    if study.rows not in (None, columns["rows"]) or study.levels not in ({}, columns["levels"]):
         raise ValueError("A study has either a dictionary (columns), or rows and levels: not both.")
     group = study.dictionary.group
     if group is not None:
@@ -206,7 +208,7 @@ def columns_of_dictionary(study: Any) -> dict[str, Any]:
             f"The dictionary has groups of rows (group = {group!r}), and at real sites each site "
             f"is one group: remove group, or let the column be part of the rows."
         )
-    return {"rows": study.dictionary.rows, "levels": study.dictionary.levels}
+    return columns
 
 
 def describe_rows(rows: ArrayTree) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from fedmcmc.deploy._columns import (
 from fedmcmc.deploy._frames import Refused, digest_of
 from fedmcmc.deploy._masks import check_same_for_sites, check_settings, grid_of, num_colluding
 from fedmcmc.deploy._names import check_printable, check_site_names, keys_within
+from fedmcmc.deploy._row_ranges import RowRange, agreed_sites, describe_num_rows, read_sites
 from fedmcmc.deploy._settings import check_names, read_toml
 from fedmcmc.deploy._sources import Source, list_sources, load_source, read_source
 from fedmcmc.deploy._words import (
@@ -72,7 +73,8 @@ class Study:
         were read are hashed and run. Packages in the working directory or in `folder` count only if
         the program has imported them, or if ``PYTHONPATH`` has that folder as an absolute path.
     sites
-        Number of rows of each site by name, in the order of the clients. All parties see it.
+        Number of rows of each site by name, in the order of the clients; or the smallest and the
+        largest number, so that the site reports its number when it joins. All parties see it.
     rows
         Shapes and types of one row: a tree of ``jax.ShapeDtypeStruct``. Integers of fewer than 32
         bits become int32.
@@ -105,6 +107,8 @@ class Study:
         simulation only if clients draw nothing. Not allowed under masks.
     dictionary
         `Dictionary` in place of `rows` and `levels`, by which each site checks and codes its rows.
+    row_ranges
+        Ranges of numbers of rows by site, taken from `sites`.
 
     Examples
     --------
@@ -131,29 +135,20 @@ class Study:
     levels: Mapping[str, Levels] = field(default_factory=dict)
     reproducible: bool = False
     dictionary: Dictionary | None = None
+    row_ranges: Mapping[str, RowRange] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """Return the name of the study, its sites and its kernels."""
         runs = ", ".join([*self.kernels, *self.asks]) or "nothing"
-        sites = ", ".join(f"{name} {num}" for name, num in self.sites.items())
+        sites = ", ".join(f"{name} {describe_num_rows(self, name)}" for name in self.sites)
         masks = ", under masks" * bool(self.secure)
         return f"Study({self.name!r}; rows per site: {sites}; runs {runs}{masks})"
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise ValueError(f"The name of a study must be text, got {self.name!r}.")
-        if not isinstance(self.sites, Mapping) or not self.sites:
-            raise ValueError(
-                f"sites must be a mapping from names to numbers of rows, such as "
-                f'{{"bern": 120, "basel": 80}}, got {self.sites!r}.'
-            )
-        for site, num in self.sites.items():
-            if not isinstance(site, str) or not site or type(num) is not int or num < 1:
-                hint = " When the sites have counted their rows, replace the range by the number."
-                raise ValueError(
-                    f"sites must give each site's number of rows, a whole number of at least 1, "
-                    f"got {num!r} for {site!r}.{hint * isinstance(num, list | tuple)}"
-                )
+        for name, value in read_sites(self.sites, self.row_ranges).items():
+            object.__setattr__(self, name, value)
         allowed = askable_kernels() | askable_estimators()
         check_names(self.asks, allowed, f"asks of the study {self.name!r}")
         if self.dictionary is not None:
@@ -236,7 +231,7 @@ class Study:
         return {
             "name": self.name,
             "posterior": self.posterior,
-            "sites": dict(self.sites),
+            "sites": agreed_sites(self),
             "rows": describe_rows(self.rows),
             "kernels": dict(self.kernels),
             "asks": list(self.asks),
@@ -254,7 +249,7 @@ class Study:
 
         It is computed without running the files, so that owners can compare it first.
         """
-        sites = [[name, num] for name, num in self.sites.items()]  # in the order of the clients
+        sites = [*map(list, agreed_sites(self).items())]  # in the order of the clients
         text = json.dumps(self.to_dict() | {"sites": sites}, sort_keys=True)
         return digest_of(text.encode())
 
