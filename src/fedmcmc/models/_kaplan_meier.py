@@ -28,10 +28,10 @@ def count_at_times(rows: Columns, times: np.ndarray) -> tuple[np.ndarray, np.nda
     num = len(times)
     place = np.searchsorted(times, time, side="left")
     events = np.bincount(place[event], minlength=num + 1)[:num]
-    last = np.where(event, place, np.searchsorted(times, time, side="right") - 1)
+    exit_place = np.where(event, place, np.searchsorted(times, time, side="right") - 1)
     start = rows.get("start", np.full(len(time), -np.inf))
-    entry = np.minimum(np.searchsorted(times, start, side="right"), last + 1)
-    at_risk = np.bincount(entry, minlength=num + 2) - np.bincount(last + 1, minlength=num + 2)
+    entry = np.minimum(np.searchsorted(times, start, side="right"), exit_place + 1)
+    at_risk = np.bincount(entry, minlength=num + 2) - np.bincount(exit_place + 1, minlength=num + 2)
     return np.cumsum(at_risk)[:num], events
 
 
@@ -163,7 +163,7 @@ def log_rank(
 ) -> LogRank:
     """Test equal hazards in groups from counts that are summed over sites.
 
-    Parameters are those of `kaplan_meier`. A group with fewer than `min_count` events is an error.
+    See `kaplan_meier` for the parameters. A group with fewer than `min_count` events is an error.
 
     Examples
     --------

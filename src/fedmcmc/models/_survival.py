@@ -46,7 +46,7 @@ class SurvivalFamily:
     hazard
         Baseline hazard.
     interval
-        Whether outcomes are intervals.
+        If true, outcomes are intervals.
     """
 
     name: str
@@ -61,12 +61,12 @@ class SurvivalFamily:
 
     @property
     def is_aft(self) -> bool:
-        """Whether coefficients are logarithms of ratios of times."""
+        """True if coefficients are logarithms of ratios of times."""
         return isinstance(self.hazard, WeibullHazard) and self.hazard.aft
 
     @property
     def is_survival(self) -> bool:
-        """Whether coefficients are logarithms of hazard ratios."""
+        """True if coefficients are logarithms of hazard ratios."""
         return not self.is_aft
 
     @property
@@ -175,8 +175,8 @@ def survival(
     ----------
     formula
         ``Surv(time, event) ~ age + (1 | hospital)``, ``Surv(start, stop, event)`` for delayed entry
-        or covariates that change, or ``Surv(lower, upper, type="interval")``, in which a missing
-        bound is open.
+        or covariates that change, or ``Surv(lower, upper, type="interval")``. A missing bound is
+        open.
     data, client, dictionary, priors, max_missing
         See `glm`.
     hazard
@@ -196,8 +196,8 @@ def survival(
     Returns
     -------
     ModelFit
-        Coefficients are log hazard ratios. ``Intercept`` is the average log hazard, ``baseline``
-        the log hazard of each interval minus this average, and ``shape`` that of the Weibull.
+        Coefficients are log hazard ratios. ``Intercept`` is the average log hazard, and
+        ``baseline`` the log hazard of each interval minus this average.
 
     Raises
     ------
@@ -387,7 +387,7 @@ def restricted_mean(
 ) -> np.ndarray:
     """Return draws of the mean time without event up to a horizon, ``[num_draws, num_rows]``.
 
-    Parameters are those of `survival_curves`.
+    See `survival_curves` for the parameters.
     """
     grid = _grid([fit], [horizon])
     # Simpson's rule; the grid contains all cuts.
