@@ -219,9 +219,16 @@ def test_bad_arguments_raise(fit):
 def test_a_report_has_odds_ratios_with_their_direction(fit, tmp_path):
     page = fit.report.save(tmp_path / "report.html").read_text()
     row = fit.summary(exponentiate=True).loc["trt[B]"]
-    assert f"{row['median']:.2f} ({row['5 %']:.2f} to {row['95 %']:.2f})" in page
+    assert f"{row['median']:.3g} ({row['5 %']:.3g} to {row['95 %']:.3g})" in page
     assert "higher odds; P(ratio &gt; 1) = " in page
-    assert "Odds ratios" in page and "HalfNormal(1)" in page and "passed" in page
+    assert "Odds ratios" in page and "<td class='text'>trt[B]</td>" in page
+    assert "HalfNormal(1)" in page and "passed" in page
+
+
+def test_a_report_of_a_linear_model_has_differences(slopes_fit, tmp_path):
+    page = slopes_fit.report.save(tmp_path / "report.html").read_text()
+    assert "higher outcome; P(difference &gt; 0) = " in page and "Differences" in page
+    assert "cor_hospital[Intercept, age]" in page and "b[0]" not in page
 
 
 def test_the_text_for_a_paper_has_model_versions_priors_and_verdict(fit):

@@ -349,3 +349,45 @@ def test_bad_arguments_are_named(formula, settings, message):
 def test_few_events_per_interval_warn():
     with pytest.warns(UserWarning, match="intervals have .* events each, so the prior"):
         specified("Surv(t, died) ~ x", simulated(num=30), intervals=10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hazard", ["piecewise", "weibull", "mspline"])
+def test_a_fit_with_a_frailty_is_pooled_nuts(hazard):
+    rng = np.random.default_rng(5)
+    site = np.repeat(np.arange(12), 25)
+    x = rng.normal(size=300)
+    rate = np.exp(0.5 * x + 0.6 * rng.normal(size=12)[site] - 1)
+    latent, end = rng.exponential(1 / rate), rng.uniform(0.5, 5, 300)
+    table = {"t": np.minimum(latent, end), "died": latent <= end, "x": x, "site": site}
+    settings = {"hazard": hazard, "intervals": 4, "client": "site", "progress": False}
+    fit = survival("Surv(t, died) ~ x + (1 | site)", pd.DataFrame(table), **settings)
+    assert fit.verdict.kind == "passed"
+    rows, size = row_values(fit.data.rows), np.asarray(fit.data.size)
+
+    def pooled():
+        """The same model with the effects of all sites."""
+        with numpyro.handlers.block(hide=["effect_site", "y", "rows"]):
+            values = numpyro.handlers.trace(fit.model).get_trace(
+                **{k: v[:1] for k, v in rows.items()}
+            )
+        sd = values["sd_site"]["value"]
+        effects = numpyro.sample("z", dist.Normal(0, 1).expand([12]).to_event(1)) * sd
+        eta = values["Intercept"]["value"] + rows["x"] @ values["b"]["value"]
+        eta = eta + jnp.repeat(effects, size, total_repeat_length=300)
+        parameters = {x: values[x]["value"] for x in fit.family.parameters}
+        numpyro.sample("outcome", fit.family.distribution(eta, parameters), obs=rows["y"])
+
+    kernel = numpyro.infer.NUTS(pooled, target_accept_prob=0.9)
+    mcmc = numpyro.infer.MCMC(
+        kernel, num_warmup=1000, num_samples=4000, num_chains=2, progress_bar=False,
+        chain_method="sequential",
+    )  # fmt: skip
+    mcmc.run(jax.random.key(0))
+    reference = mcmc.get_samples()
+    for name in ("Intercept", "b", "sd_site"):
+        draws = np.asarray(fit.samples.constrained[name], float)
+        draws = draws.reshape(-1, *draws.shape[2:])
+        mean, sd = np.mean(reference[name], axis=0), np.std(reference[name], axis=0)
+        assert np.all(np.abs(draws.mean(0) - mean) < 0.1 * sd)
+        np.testing.assert_allclose(draws.std(0), sd, rtol=0.1)

@@ -24,6 +24,7 @@ def store_fitted(fitted: Any) -> SavedResult:
     saved.record |= {
         "kind": "fitted",
         "verdict": fitted.verdict,
+        "model path": fitted.posterior.model_path,
         "evidence": [fitted.log_evidence, fitted.log_evidence_sd],
         "report": {
             "stages": [asdict(stage) for stage in report.stages],
@@ -57,7 +58,9 @@ def restore_fitted(
         tuple(record["report"]["warnings"]),
     )
     if posterior is None:
-        missing = MissingFunction(REASON)
+        path = record["model path"]
+        model = f" The model was {path}." * bool(path)
+        missing = MissingFunction(REASON + model, {"model_path": path})
         posterior = Posterior(missing, missing)
     gaussian = record.get("gaussian")
     if gaussian is not None:

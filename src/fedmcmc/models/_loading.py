@@ -47,6 +47,19 @@ def load(path: str | Path, *, posterior: Posterior | None = None) -> Any:
         If the file is damaged, or was not written by ``save``.
     ImportError
         If the extra ``arviz`` is not installed.
+
+    Examples
+    --------
+    >>> import fedmcmc, jax, tempfile
+    >>> posterior = fedmcmc.Posterior(lambda t: -0.5 * t**2, lambda t, x: -0.5 * (x - t) ** 2)
+    >>> data = fedmcmc.FederatedData.from_clients([np.ones(3), np.zeros(2)])
+    >>> kernel = fedmcmc.lsd(posterior, step_size=0.02)
+    >>> key, settings = jax.random.key(0), dict(num_rounds=20, progress=False)
+    >>> samples = fedmcmc.sample(key, kernel, data, 0.0, **settings)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     loaded = load(samples.save(folder + "/run.nc"))
+    >>> bool((loaded.draws == samples.draws).all())
+    True
     """
     saved = read_netcdf(path)
     kind = saved.record["kind"]

@@ -355,9 +355,15 @@ class ModelFit:
         """
         model, rows, draws = joint_posterior(self.model, self._data(), self.effect_draws)
         chosen = _effects.default_statistics(self.family) if statistics is None else statistics
-        return criticism.predictive_check(
-            jax.random.key(seed), model, rows, draws, chosen, secure_sum=secure_sum, **settings
-        )
+        key = jax.random.key(seed)
+        try:
+            return criticism.predictive_check(
+                key, model, rows, draws, chosen, secure_sum=secure_sum, **settings
+            )
+        except NotImplementedError as error:
+            raise ValueError(
+                f"No outcomes can be drawn from the model, because {error}."
+            ) from error
 
     def methods_text(self) -> str:
         """Return a paragraph for the methods section of a paper."""

@@ -46,7 +46,7 @@ class SurvivalFamily:
     hazard
         Baseline hazard.
     interval
-        Whether outcomes are intervals.
+        If true, outcomes are intervals.
     """
 
     name: str
@@ -61,12 +61,12 @@ class SurvivalFamily:
 
     @property
     def is_aft(self) -> bool:
-        """Whether coefficients are logarithms of ratios of times."""
+        """True if coefficients are logarithms of ratios of times."""
         return isinstance(self.hazard, WeibullHazard) and self.hazard.aft
 
     @property
     def is_survival(self) -> bool:
-        """Whether coefficients are logarithms of hazard ratios."""
+        """True if coefficients are logarithms of hazard ratios."""
         return not self.is_aft
 
     @property
@@ -175,8 +175,8 @@ def survival(
     ----------
     formula
         ``Surv(time, event) ~ age + (1 | hospital)``, ``Surv(start, stop, event)`` for delayed entry
-        or covariates that change, or ``Surv(lower, upper, type="interval")``, in which a missing
-        bound is open.
+        or covariates that change, or ``Surv(lower, upper, type="interval")``. A missing bound is
+        open.
     data, client, dictionary, priors, max_missing
         See `glm`.
     hazard
@@ -196,8 +196,8 @@ def survival(
     Returns
     -------
     ModelFit
-        Coefficients are log hazard ratios. ``Intercept`` is the average log hazard, ``baseline``
-        the log hazard of each interval minus this average, and ``shape`` that of the Weibull.
+        Coefficients are log hazard ratios. ``Intercept`` is the average log hazard, and
+        ``baseline`` the log hazard of each interval minus this average.
 
     Raises
     ------
@@ -207,12 +207,11 @@ def survival(
     parsed = rewrite(parse(formula), cause, follow_up)
     tables = split_tables(data, client)
     schema = exchange(parsed, tables, dictionary, client=client, max_missing=max_missing)
-    described = {"hazard": hazard, "intervals": intervals, "aft": aft, "priors": priors}
-    design, family, all_priors, model = specify_survival(parsed, schema, **described)
+    described: dict[str, Any] = {"hazard": hazard, "intervals": intervals, "aft": aft}
+    design, family, all_priors, model = specify_survival(parsed, schema, priors=priors, **described)
     rows = design.data(tables)
     specification = Specification(parsed, family, all_priors, design, rows, model, tables)  # type: ignore[arg-type]
     fit = specification.fit(**settings)
-    del described["priors"]
     return replace(fit, settings={**fit.settings, **described, "cause": cause})
 
 
@@ -388,7 +387,7 @@ def restricted_mean(
 ) -> np.ndarray:
     """Return draws of the mean time without event up to a horizon, ``[num_draws, num_rows]``.
 
-    Parameters are those of `survival_curves`.
+    See `survival_curves` for the parameters.
     """
     grid = _grid([fit], [horizon])
     # Simpson's rule; the grid contains all cuts.
@@ -436,7 +435,7 @@ def cumulative_incidence(
         hazards[cause] = rng.permutation(draws)
     num_draws = min(map(len, hazards.values()))
     steps = {cause: np.diff(x[:num_draws], axis=-1) for cause, x in hazards.items()}
-    total = sum(steps.values())
+    total = np.sum(list(steps.values()), axis=0)
     survival = np.exp(-np.cumsum(np.concatenate([np.zeros_like(total[..., :1]), total], -1), -1))
     # Within a step, each cause has its share of the events.
     events = survival[..., :-1] - survival[..., 1:]
