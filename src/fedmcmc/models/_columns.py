@@ -162,7 +162,7 @@ def _read_column(column: Any, name: str, client: Any, is_factor: bool) -> np.nda
     else:
         values = np.array([make_label(x) for x in column.to_list()] or [], object)
         known = [x for x in column.to_list() if x is not None and x == x]
-        if not is_factor and known and not all(isinstance(x, str) for x in known):
+        if not is_factor and not (known and all(isinstance(x, str) for x in known)):
             if not all(isinstance(x, int | float | np.number) for x in known):
                 raise ValueError(
                     f"{where} holds {dtype}, which is neither numbers nor text. Turn it into a "

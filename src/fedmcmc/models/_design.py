@@ -1,7 +1,7 @@
 """Arrays of a regression model from one site's table."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from fedmcmc.data import FederatedData
 from fedmcmc.models._columns import SiteRows, read_site, split_tables
 from fedmcmc.models._formula import Formula, columns_of
 from fedmcmc.models._matrix import Matrix
+from fedmcmc.models._missing import add_arrays, covariate_models, fill_missing
 from fedmcmc.models._schema import Schema, group_labels, read_rows, row_values, row_weights
 
 MAX_LOCAL = 3
@@ -65,6 +66,8 @@ class Design:
         by the means if the model has an intercept; otherwise `centers` are zero.
     terms
         Random effects.
+    covariates
+        Models of covariates that may be missing.
     """
 
     def __init__(self, formula: Formula, schema: Schema) -> None:
@@ -89,6 +92,10 @@ class Design:
             )
             for term in formula.random
         )
+        self.covariates = covariate_models(formula, schema)
+        self._models = {
+            name: Matrix(text, schema.levels, schema.numbers) for name, text in formula.missing
+        }
         for term in self.terms:
             if term.kind != "shared" and len(term.names) > MAX_LOCAL:
                 raise ValueError(
@@ -117,7 +124,8 @@ class Design:
             ``x`` ``[n, p]``, centered; ``y`` ``[n]``, or ``time`` with ``event``, ``start`` or
             ``upper`` (infinite if censored); ``offset``, ``trials`` and ``weights`` ``[n]`` if the
             formula has them; for each random term ``z_<label>`` ``[n, k]``, and for shared ones
-            ``index_<label>`` ``[n]``.
+            ``index_<label>`` ``[n]``; for missing covariates ``is_missing`` ``[n, m]`` and
+            ``w_<name>`` ``[n, q]``.
 
         Raises
         ------
@@ -126,7 +134,10 @@ class Design:
             names client, column, row and value.
         """
         site = self._read(table, client, outcome)
-        arrays = {"x": self._fixed.array(site)[:, self._index] - self.centers}
+        filled = fill_missing(self.formula, site, self.schema) if outcome else site
+        arrays = {"x": self._fixed.array(filled)[:, self._index] - self.centers}
+        if self.covariates and outcome:
+            add_arrays(arrays, self.covariates, self._models, site, filled)
         for name, expression in self.formula.rows.items():
             if outcome or name == "offset":
                 arrays[name] = row_values(site, name, expression, self.schema.levels)
@@ -169,7 +180,7 @@ class Design:
         if outcome:
             return read_rows(self.formula, table, client, factors, column)
         frame = nw.from_native(table, eager_only=True)
-        names = [*self.formula.covariates]
+        names = [*replace(self.formula, missing=()).covariates]
         if self.formula.offset is not None:
             names += columns_of(self.formula.offset)
         is_client = str(client) in self.schema.clients

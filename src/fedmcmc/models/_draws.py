@@ -71,6 +71,8 @@ def named_draws(sites: Mapping[str, Any], design: Any) -> dict[str, np.ndarray]:
         draws["Intercept"] = intercept
     if coefficients is not None:
         draws |= {name: coefficients[..., i] for i, name in enumerate(design.names)}
+    for model in getattr(design, "covariates", ()):
+        draws |= model.name_draws(arrays)
     for name, values in arrays.items():
         if not name.startswith(TERM_SITES):
             draws |= _elements(name, values)

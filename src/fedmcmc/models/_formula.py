@@ -64,7 +64,11 @@ class Formula:
     random
         Random effects; ``(1 | a/b)`` is two of them, for ``a`` and for ``a:b``.
     offset, trials, weights
-        Expressions of the offset, the numbers of trials and the frequency weights, or ``None``.
+        Expressions of the offset, the numbers of trials and the weights, or ``None``.
+    missing
+        Pairs of a covariate that may be missing and the right side of its model.
+    sampling_weights
+        Column of the sampling weights, which `weights` are proportional to, or ``None``.
 
     Examples
     --------
@@ -83,6 +87,8 @@ class Formula:
     offset: str | None = None
     trials: str | None = None
     weights: str | None = None
+    missing: tuple[tuple[str, str], ...] = ()
+    sampling_weights: str | None = None
 
     @property
     def is_survival(self) -> bool:
@@ -96,10 +102,15 @@ class Formula:
         return dict(self.outcome) | {key: text for key, text in extra.items() if text is not None}
 
     @property
+    def parts(self) -> tuple[str, ...]:
+        """Right sides of the formula, of random effects, and of models of missing covariates."""
+        left = [term.left for term in self.random]
+        return (self.fixed, *left, *(text for _, text in self.missing))
+
+    @property
     def covariates(self) -> tuple[str, ...]:
-        """Names of the columns of the fixed and random coefficients, without grouping factors."""
-        texts = [self.fixed, *(term.left for term in self.random)]
-        return tuple(dict.fromkeys(x for text in texts for x in columns_of(text)))
+        """Names of the columns of all coefficients, without grouping factors."""
+        return tuple(dict.fromkeys(x for text in self.parts for x in columns_of(text)))
 
     @property
     def factors(self) -> tuple[str, ...]:

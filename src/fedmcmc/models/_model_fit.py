@@ -18,6 +18,7 @@ from fedmcmc.models import _effects, _tables, _text
 from fedmcmc.models._draws import MAX_DRAWS, EffectDraws, Values, local_term, named_draws, thin
 from fedmcmc.models._joint import joint_posterior, row_groups
 from fedmcmc.models._predict import predict_rows
+from fedmcmc.models._weights import robust_samples
 from fedmcmc.records import Samples
 from fedmcmc.types import Posterior
 
@@ -119,7 +120,9 @@ class ModelFit:
         """
         return replace(self, tables=tables, data=self.design.data(tables))
 
-    def summary(self, *, exponentiate: bool = False, prob: float = 0.9) -> Any:
+    def summary(
+        self, *, exponentiate: bool = False, prob: float = 0.9, robust: bool = False
+    ) -> Any:
         """Return a `pandas.DataFrame` with a row per parameter.
 
         Parameters
@@ -129,6 +132,9 @@ class ModelFit:
             draws are exponentiated, then summarized.
         prob
             Probability of the central intervals.
+        robust
+            If true, draws have the spread of the sandwich estimator (HC0), for a family that may
+            be wrong; always so with sampling weights. In a simulation, without random effects.
 
         Returns
         -------
@@ -151,7 +157,12 @@ class ModelFit:
                     f"logit, log and cloglog); this model has the link {self.family.link!r}."
                 )
         names = ["Intercept", *self.design.names]
-        return _tables.summary_table(self.draws, names, self.verdict, prob, ratio)
+        draws = self.draws
+        if robust:
+            formula = self.design.formula
+            samples = robust_samples(self.samples, self.posterior, self._data(), formula)
+            draws = named_draws(samples.constrained, self.design)
+        return _tables.summary_table(draws, names, self.verdict, prob, ratio)
 
     def varcorr(self, *, prob: float = 0.9) -> Any:
         """Return sds and correlations of random effects as a `pandas.DataFrame`."""
@@ -274,6 +285,10 @@ class ModelFit:
             A row per value and per contrast: mean, median, sd, interval, and the probability of a
             contrast above zero (difference) or one (ratio).
         """
+        if getattr(self.design, "covariates", ()):
+            raise ValueError(
+                "Average effects need complete covariates, and this model has missing= covariates."
+            )
         if self.tables is None:
             self._data()  # raises
         assert self.tables is not None

@@ -18,6 +18,7 @@ from fedmcmc.models._columns import (
 )
 from fedmcmc.models._formula import Formula, calls_in, evaluate, names_in
 from fedmcmc.models._matrix import Matrix
+from fedmcmc.models._missing import check_missing, fill_missing
 
 NUM_BINS = 1024
 """Number of bins of a histogram."""
@@ -81,7 +82,8 @@ class Schema:
     clients
         Labels of the clients as text.
     rows, complete
-        Number of rows of all sites, and of rows without missing values.
+        Number of rows of all sites, and of rows without missing values, except for covariates
+        with a model of their own.
     missing
         Number of missing values of each column.
     levels, counts
@@ -98,6 +100,9 @@ class Schema:
         Columns of the fixed part without ``Intercept``, with their means and standard deviations.
     groups
         `Group` of each random term by its label.
+    covariates
+        For each covariate that may be missing, names, means and standard deviations of the columns
+        of its model.
     """
 
     formula: str
@@ -116,6 +121,7 @@ class Schema:
     means: tuple[float, ...] = ()
     sds: tuple[float, ...] = ()
     groups: dict[str, Group] = field(default_factory=dict)
+    covariates: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the schema as a dictionary for JSON."""
@@ -186,6 +192,7 @@ def exchange(
         {name: int(num) for name, num in counts["missing"].items()},
     )
     schema = _drop_unobserved(schema, levels, counts["levels"])
+    check_missing(formula, schema, max_missing)
     names = [x for x in formula.covariates if x not in schema.levels]
     values = {x: [site.columns[x] for site in sites] for x in names}
     ranges = {x: _find_range(dictionary, x, parts) for x, parts in values.items()}
@@ -235,7 +242,7 @@ def read_rows(
         formula.columns,
         factors=factors,
         client_column=client,
-        may_miss=bounds,
+        may_miss=[*bounds, *(name for name, _ in formula.missing)],
     )
 
 
@@ -298,7 +305,8 @@ def _numbers_of_site(
     weights = row_weights(formula, site)
     names = [x for x in formula.covariates if x not in schema.levels]
     outcomes = outcome_arrays(formula, site, schema.levels)
-    return {name: (site.columns[name], weights) for name in names} | {
+    observed = {name: ~np.isnan(site.columns[name]) for name in names}
+    return {name: (site.columns[name][mask], weights[mask]) for name, mask in observed.items()} | {
         f"~{name}": (values, weights[mask]) for name, (values, mask) in outcomes.items()
     }
 
@@ -381,7 +389,7 @@ def find_factors(
 
     coded = {
         call.args[0].id
-        for text in (formula.fixed, *(term.left for term in formula.random))
+        for text in formula.parts
         for call in calls_in(text)
         if getattr(call.func, "id", "") == "C" and isinstance(call.args[0], ast.Name)
     }
@@ -546,9 +554,19 @@ def group_labels(site: SiteRows, factors: Sequence[str]) -> list[str]:
 
 
 def _add_moments(formula: Formula, schema: Schema, sites: Sequence[SiteRows]) -> Schema:
-    """Return the schema with means and standard deviations of the columns of the fixed part."""
-    matrix = Matrix(formula.fixed, schema.levels, schema.numbers)
+    """Return the schema with means and standard deviations of the columns of all coefficients."""
     weights = [row_weights(formula, site) for site in sites]
+    sites = [fill_missing(formula, site, schema) for site in sites]
+    names, means, sds = _moments(formula.fixed, schema, sites, weights)
+    covariates = {name: _moments(text, schema, sites, weights) for name, text in formula.missing}
+    return replace(schema, names=names, means=means, sds=sds, covariates=covariates)
+
+
+def _moments(
+    text: str, schema: Schema, sites: Sequence[SiteRows], weights: Sequence[np.ndarray]
+) -> tuple[tuple[str, ...], tuple[float, ...], tuple[float, ...]]:
+    """Return names, means and standard deviations of the columns of a right side."""
+    matrix = Matrix(text, schema.levels, schema.numbers)
     arrays = [matrix.array(site) for site in sites]
     count = sum(x.sum() for x in weights)
     means = sum(w @ x for w, x in zip(weights, arrays, strict=True)) / count
@@ -562,12 +580,12 @@ def _add_moments(formula: Formula, schema: Schema, sites: Sequence[SiteRows]) ->
                 f"The column {matrix.names[i]!r} is {means[i]:g} in all rows of all sites. Remove "
                 f"its term from the formula."
             )
-    return replace(
-        schema,
-        names=tuple(names),
-        means=tuple(means[index].tolist()),
-        sds=tuple(sds[index].tolist()),
-    )
+    # Columns of numbers alone may have missing values, which are not part of their spread.
+    spreads = [
+        schema.numbers[x].sd if x in schema.numbers else sds[i]
+        for x, i in zip(names, index, strict=True)
+    ]
+    return tuple(names), tuple(means[index].tolist()), tuple(map(float, spreads))
 
 
 def _add(parts: Sequence[Any]) -> Any:
