@@ -11,7 +11,7 @@ from fedmcmc.data import FederatedData
 from fedmcmc.models._columns import SiteRows, read_site, split_tables
 from fedmcmc.models._formula import Formula, columns_of
 from fedmcmc.models._matrix import Matrix
-from fedmcmc.models._missing import add_arrays, covariate_models, fill_missing
+from fedmcmc.models._missing import covariate_models, fill_missing
 from fedmcmc.models._schema import Schema, group_labels, read_rows, row_values, row_weights
 
 MAX_LOCAL = 3
@@ -137,7 +137,7 @@ class Design:
         filled = fill_missing(self.formula, site, self.schema) if outcome else site
         arrays = {"x": self._fixed.array(filled)[:, self._index] - self.centers}
         if self.covariates and outcome:
-            add_arrays(arrays, self.covariates, self._models, site, filled)
+            self._add_covariates(arrays, site, filled)
         for name, expression in self.formula.rows.items():
             if outcome or name == "offset":
                 arrays[name] = row_values(site, name, expression, self.schema.levels)
@@ -194,6 +194,18 @@ class Design:
             factors=factors,
             client_column=column if is_client else None,
         )
+
+    def _add_covariates(
+        self, arrays: dict[str, np.ndarray], site: SiteRows, filled: SiteRows
+    ) -> None:
+        """Add the arrays of missing covariates, which are zero in ``x``."""
+        masks = [np.isnan(site.columns[model.name]) for model in self.covariates]
+        arrays["is_missing"] = np.stack(masks, axis=1)
+        for model, mask in zip(self.covariates, masks, strict=True):
+            matrix = self._models[model.name]
+            index = [matrix.names.index(name) for name in model.columns]
+            arrays["x"][mask, model.column] = 0
+            arrays[f"w_{model.name}"] = matrix.array(filled)[:, index] - model.centers
 
     def _find_groups(
         self, site: SiteRows, term: TermDesign, labels: list[str], outcome: bool

@@ -188,7 +188,7 @@ def specify(
             f"Trials belong to the family 'binomial': write 'y | trials(n) ~ ...' or trials='n'. "
             f"The family is {chosen.name!r}, trials are {parsed.trials!r}."
         )
-    parsed = add_missing(parsed, missing)
+    parsed = add_missing(parsed, missing or {})
     tables = split_tables(data, client)
     if sampling_weights is not None:
         parsed = scale_weights(parsed, sampling_weights, tables, dictionary, client)

@@ -15,7 +15,7 @@ from numpyro import handlers
 
 from fedmcmc.models._design import Design, TermDesign
 from fedmcmc.models._families import Family
-from fedmcmc.models._missing import MissingCovariates
+from fedmcmc.models._missing import CovariateModel, outcome_given_observed
 from fedmcmc.models._priors import OrderedDraws, Priors, sd_names
 
 
@@ -96,23 +96,24 @@ class RegressionModel:
     num_categories
         Number of categories of an ordinal outcome, otherwise 0.
     covariates
-        Models of missing covariates, or ``None``.
+        Models of covariates that may be missing.
     """
 
     predictor: LinearPredictor
     family: Family
     num_categories: int = 0
-    covariates: MissingCovariates | None = None
+    covariates: tuple[CovariateModel, ...] = ()
 
     def __call__(self, **rows: Any) -> None:
         """Sample the model's sites for rows, ``[num_rows, ...]`` each."""
-        b = None if self.covariates is None else self.predictor.coefficients()
+        b = self.predictor.coefficients() if self.covariates else None
         predictor = self.predictor(rows, b)
         parameters = {name: self._parameter(name) for name in self.family.parameters}
-        if self.covariates is None:
-            outcome = self.family.distribution(predictor, parameters, rows.get("trials"))
-        else:
-            outcome = self.covariates.integrate(predictor, b, self.family, parameters, rows)
+        outcome = self.family.distribution(predictor, parameters, rows.get("trials"))
+        if self.covariates:
+            outcome = outcome_given_observed(
+                self.covariates, self.predictor.priors, predictor, b, self.family, parameters, rows
+            )
         weights = rows.get("weights")
         scaled = nullcontext() if weights is None else handlers.scale(scale=weights)
         with numpyro.plate("rows", num_rows(rows)), scaled:
@@ -132,8 +133,7 @@ def make_model(design: Design, family: Family, priors: Priors) -> RegressionMode
     has_intercept = design.has_intercept and family.has_intercept
     predictor = LinearPredictor(tuple(design.names), design.terms, has_intercept, priors)
     num_categories = count_categories(design) if "cutpoints" in priors else 0
-    covariates = MissingCovariates(design.covariates, priors) if design.covariates else None
-    return RegressionModel(predictor, family, num_categories, covariates)
+    return RegressionModel(predictor, family, num_categories, design.covariates)
 
 
 def count_categories(design: Design) -> int:
