@@ -115,6 +115,7 @@ if _TYPE_CHECKING:
     from fedmcmc import hierarchy as hierarchy
     from fedmcmc import inference as inference
     from fedmcmc import metrics as metrics
+    from fedmcmc import models as models
     from fedmcmc import surrogates as surrogates
     from fedmcmc import wire as wire
     from fedmcmc.exact import correct as correct
@@ -124,6 +125,7 @@ if _TYPE_CHECKING:
     from fedmcmc.hierarchy import marginal as marginal
     from fedmcmc.interop.flax import from_flax as from_flax
     from fedmcmc.interop.numpyro import from_numpyro as from_numpyro
+    from fedmcmc.models import load as load
     from fedmcmc.surrogates import whiten as whiten
     from fedmcmc.sweeps import sweep as sweep
     from fedmcmc.tuning import estimate_smoothness as estimate_smoothness
@@ -139,6 +141,7 @@ _PACKAGES = (
     "inference",
     "interop",
     "metrics",
+    "models",
     "reports",
     "surrogates",
     "sweeps",
@@ -153,6 +156,7 @@ _FUNCTIONS = {
     "marginal": "fedmcmc.hierarchy",
     "from_flax": "fedmcmc.interop.flax",
     "from_numpyro": "fedmcmc.interop.numpyro",
+    "load": "fedmcmc.models",
     "whiten": "fedmcmc.surrogates",
     "sweep": "fedmcmc.sweeps",
     "estimate_smoothness": "fedmcmc.tuning",

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
 
 import jax
 
@@ -31,11 +32,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(metavar="COMMAND", dest="command")
     text = "keys, approvals and logs of real sites; see docs/guides/operations.md"
     add_commands(commands.add_parser("deploy", help=text, description=text))
+    text = "fit the model of a study file to one CSV or Parquet file per site; see docs/guides/r.md"
+    fit = commands.add_parser("fit", help=text, description=text)
+    fit.add_argument("study", type=Path, help="study file (TOML) with a table [model]")
+    fit.add_argument("--sites", type=Path, required=True, help="folder with a table per site")
+    fit.add_argument("--out", type=Path, required=True, help="folder for the results")
+    fit.set_defaults(run=fit_model)
     options = parser.parse_args(arguments)
     if options.command == "deploy" and arguments is None:
         isolate_process("fedmcmc deploy", is_module=__name__ == "__main__")
     status: int = options.run(options)
     return status
+
+
+def fit_model(options: argparse.Namespace) -> int:
+    """Run ``fedmcmc fit``."""
+    from fedmcmc.models import run_command
+
+    try:
+        run_command(options.study, options.sites, options.out)
+    except (ValueError, OSError) as error:
+        print(f"fedmcmc fit: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def about() -> str:

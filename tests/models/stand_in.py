@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -77,7 +76,7 @@ class Model:
             normal = dist.Normal(0, 2).expand([2])
             ordered = dist.TransformedDistribution(normal, dist.transforms.OrderedTransform())
             parameters["cutpoints"] = numpyro.sample("cutpoints", ordered)
-        eta = intercept + x @ b + z_hospital @ effect
+        eta = intercept + x @ b + jnp.sum(z_hospital * effect, -1)
         with numpyro.plate("rows", len(x)):
             numpyro.sample("y", self.family.distribution(eta, parameters), obs=y)
 
@@ -139,10 +138,12 @@ def make_fit(family="bernoulli", *, slopes=False, tau=0.8, num=400, chains=1, se
     report = fitting.Report(stages, verdict, {}, about)
     fitted = fitting.Fitted(samples, verdict, -30.0, 0.1, report, marginal)
     term = "(1 + age | hospital)" if slopes else "(1 | hospital)"
-    priors = {"Intercept": dist.Normal(0, 2.5), "age": dist.Normal(0, 1), "trt[B]": dist.Normal(0, 1)}
-    priors["sd:hospital"] = dist.HalfNormal(1)
+    priors = {
+        "Intercept": dist.Normal(0, 2.5),
+        "age": dist.Normal(0, 1),
+        "trt[B]": dist.Normal(0, 1),
+    }
+    priors["sd_hospital"] = dist.HalfNormal(1)
     return ModelFit(
         fitted, model, posterior, data, design, family, priors, f"y ~ age + trt + {term}", tables
     )
-
-

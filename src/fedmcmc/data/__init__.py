@@ -8,6 +8,10 @@ from fedmcmc.data import _partition as partition
 from fedmcmc.data._descriptions import group_name as group_name
 from fedmcmc.data._descriptions import in_words as in_words
 from fedmcmc.data._descriptions import labels_of as labels_of
+from fedmcmc.data._dictionary import STUDY_KEYS as STUDY_KEYS
+from fedmcmc.data._dictionary import Dictionary as Dictionary
+from fedmcmc.data._dictionary_columns import Column as Column
+from fedmcmc.data._dictionary_columns import Rules as Rules
 from fedmcmc.data._federated import CHUNK_ROWS as CHUNK_ROWS
 from fedmcmc.data._federated import FederatedData as FederatedData
 from fedmcmc.data._federated import fold as fold

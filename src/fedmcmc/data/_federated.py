@@ -18,6 +18,7 @@ from fedmcmc.data._columns import (
     take_rows,
     write_column,
 )
+from fedmcmc.data._dictionary import Dictionary, with_roles
 from fedmcmc.data._groups import (
     Grouped,
     GroupLabels,
@@ -89,10 +90,11 @@ class FederatedData:
         cls,
         df: object,
         *,
-        client: str,
+        client: str | None = None,
         columns: Sequence[str] | None = None,
         groups: str | None = None,
         allow_nonfinite: bool = False,
+        dictionary: Dictionary | None = None,
     ) -> "FederatedData":
         """Build from one table with the rows of all clients in any order.
 
@@ -104,20 +106,25 @@ class FederatedData:
             codes ``0, 1, ...`` of levels (`coding`). Declared categories keep their order; other
             text is sorted alphabetically, capital letters first (`orders`).
         client
-            Name of the column with each row's client. Its sorted values become `labels`.
+            Name of the column with each row's client. Its sorted values become `labels`. Required
+            unless the dictionary names it.
         columns
             Names of the columns to keep; by default all except for `client` and `groups`.
         groups
             Name of the column with each row's group within its client, such as the patient, for
             models with an effect per group.
         allow_nonfinite
-            If true, floats may be missing (then NaN), NaN or infinite.
+            If true, floats may be missing (then NaN), NaN or infinite. Not used with a dictionary.
+        dictionary
+            Dictionary that names columns of clients and groups, checks each client's rows, and
+            alone determines the codes of text.
 
         Raises
         ------
         ValueError
             If a column is missing or holds missing values, numbers written as text, or values that
-            are neither numbers nor text, or if two of its levels differ only in white space.
+            are neither numbers nor text, if two of its levels differ only in white space, or if the
+            rows do not agree with the dictionary (`Dictionary.check`).
 
         Examples
         --------
@@ -134,16 +141,27 @@ class FederatedData:
         """
         from fedmcmc.data._frames import read_columns, read_owners  # narwhals is slow to import
 
+        if dictionary is not None:
+            dictionary = with_roles(dictionary, client, groups)
+            client, groups = dictionary.client, dictionary.group
+        if client is None:
+            raise TypeError("client must name the column that holds each row's client.")
         ids, labels = read_owners(df, client)
         excluded = [client] if groups is None else [client, groups]
-        order = order_by_client(ids)
-        rows, coding, orders = read_columns(
-            [df], columns, excluded, allow_nonfinite=allow_nonfinite, order=order
-        )
-        sizes, group_of_row = np.bincount(ids), None
+        order, sizes, group_of_row = order_by_client(ids), np.bincount(ids), None
         if groups is not None:
             numbers, levels = read_owners(df, groups, "group")
             group_of_row = _split(np.array(levels, object)[numbers], order, sizes)
+        if dictionary is not None:
+            from fedmcmc.data._dictionary_rows import code_parts
+
+            positions = _split(np.arange(len(ids)), order, sizes)
+            rows = code_parts(dictionary, df, labels, positions, columns)
+            legend = Legend(labels, dictionary.levels, orders=dictionary.orders)
+            return _assemble(rows, sizes, legend, group_of_row, allow_nonfinite=True)
+        rows, coding, orders = read_columns(
+            [df], columns, excluded, allow_nonfinite=allow_nonfinite, order=order
+        )
         legend = Legend(labels, coding, orders=orders)
         return _assemble(rows, sizes, legend, group_of_row, allow_nonfinite)
 
@@ -154,6 +172,7 @@ class FederatedData:
         *,
         groups: str | Sequence[Any] | None = None,
         allow_nonfinite: bool = False,
+        dictionary: Dictionary | None = None,
     ) -> "FederatedData":
         """Build from one pytree of rows per client, or one table per client.
 
@@ -167,14 +186,16 @@ class FederatedData:
             the name of a column, which is then not part of the rows, or one array of labels per
             client. By default a client is one group.
         allow_nonfinite
-            If true, floats may be NaN or infinite.
+            If true, floats may be NaN or infinite. Not used with a dictionary.
+        dictionary
+            Dictionary as for `from_dataframe`. Clients are then tables or mappings of columns.
 
         Raises
         ------
         ValueError
             If there is no client, a client has no rows, leaves differ in their number of rows,
-            clients differ in structure, row shapes or the order of categories, or a float is not
-            finite.
+            clients differ in structure, row shapes or the order of categories, a float is not
+            finite, or rows do not agree with the dictionary.
         """
         labels: Levels | None = None
         if is_table(clients):
@@ -196,10 +217,19 @@ class FederatedData:
         refuse_groupby(clients)
         owners = tuple(range(len(clients))) if labels is None else labels
         column = groups if isinstance(groups, str) else None
+        if dictionary is not None:
+            dictionary = with_roles(dictionary, None, column)
+            column = dictionary.group if groups is None else column
         if column is not None:
             groups = [
                 group_column(x, column, owner) for owner, x in zip(owners, clients, strict=True)
             ]
+        if dictionary is not None:
+            from fedmcmc.data._dictionary_rows import code_clients
+
+            rows, sizes = code_clients(dictionary, clients, owners, are_named=labels is not None)
+            legend = Legend(labels, dictionary.levels, orders=dictionary.orders)
+            return _assemble(rows, sizes, legend, groups, allow_nonfinite=True)
         tables = [is_table(x) for x in clients]
         legend = Legend(labels)
         if any(tables) and not all(tables):

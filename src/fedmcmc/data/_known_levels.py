@@ -53,8 +53,8 @@ def code_rows(rows: Any, levels: Mapping[str, Levels], owner: Any, *, remedy: st
         where = f"Column {name!r} of {owner}" if name else f"The rows of {owner}"
         if _is_text(column):
             part = TextPart(owner, column.tolist())
-            return _code_text(where, part, levels.get(name), remedy)
-        return _check_numbers(where, column, levels.get(name), column.dtype.kind == "b")
+            return code_text(where, part, levels.get(name), remedy)
+        return check_codes(where, column, levels.get(name), column.dtype.kind == "b")
 
     return jax.tree_util.tree_map_with_path(code, rows)
 
@@ -72,10 +72,10 @@ def _code_table(
         where, column = f"Column {name!r} of {owner}", frame[name]
         if is_text(column):
             part = read_text(column, owner, where)
-            columns[name] = _code_text(where, part, levels.get(name), remedy)
+            columns[name] = code_text(where, part, levels.get(name), remedy)
         else:
             numbers, is_boolean = read_numbers(where, column, False), column.dtype == nw.Boolean
-            columns[name] = _check_numbers(where, numbers, levels.get(name), is_boolean)
+            columns[name] = check_codes(where, numbers, levels.get(name), is_boolean)
     return columns
 
 
@@ -84,14 +84,21 @@ def _is_text(column: np.ndarray) -> bool:
     return column.ndim == 1 and (column.dtype.kind == "U" or (texts and column.size > 0))
 
 
-def _code_text(where: str, part: TextPart, levels: Levels | None, remedy: str) -> np.ndarray:
-    """Return the codes of text values."""
+def code_text(
+    where: str,
+    part: TextPart,
+    levels: Levels | None,
+    remedy: str,
+    row_numbers: Sequence[int] | None = None,
+) -> np.ndarray:
+    """Return the codes of text values; messages name rows by `row_numbers`."""
     if levels is None:
         raise ValueError(f"{where} is text without known levels. {remedy}")
     codes = {level: code for code, level in enumerate(levels)}
     names = ", ".join(map(repr, levels))
     for row, value in enumerate(part.values):
         if value not in codes:
+            row = row if row_numbers is None else row_numbers[row]
             raise ValueError(
                 f"{where} holds {value!r} in row {row}, which is none of the levels {names}. "
                 f"Correct the value, or add a level for all clients."
@@ -105,8 +112,12 @@ def _code_text(where: str, part: TextPart, levels: Levels | None, remedy: str) -
     return np.array([codes[value] for value in part.values], np.int32)
 
 
-def _check_numbers(
-    where: str, column: np.ndarray, levels: Levels | None, is_boolean: bool
+def check_codes(
+    where: str,
+    column: np.ndarray,
+    levels: Levels | None,
+    is_boolean: bool,
+    row_numbers: Sequence[int] | None = None,
 ) -> np.ndarray:
     """Return a column of numbers; if it has levels, the numbers must be their codes."""
     if levels is None:
@@ -125,9 +136,10 @@ def _check_numbers(
         )
     is_wrong = ~np.isin(column, np.arange(len(levels)))
     if is_wrong.any():
-        row = int(is_wrong.argmax())
+        index = int(is_wrong.argmax())
+        row = index if row_numbers is None else row_numbers[index]
         raise ValueError(
-            f"{where} holds {column[row].item()!r} in row {row}, which is neither one of the "
+            f"{where} holds {column[index].item()!r} in row {row}, which is neither one of the "
             f"levels {names} nor a code from 0 to {len(levels) - 1}."
         )
     return column

@@ -1,13 +1,14 @@
 """Texts that an owner reads before approving a study, for readers of any training."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 import jax
 import numpy as np
 
 from fedmcmc import wire
 from fedmcmc.compression import Dense, OneOf, Quantized, Sparse, WithExact
-from fedmcmc.data import Levels
+from fedmcmc.data import Dictionary, Levels
 from fedmcmc.deploy._frames import printable
 from fedmcmc.deploy._layout import item, join_sections, section
 from fedmcmc.deploy._limits import Limits, numbers_per_message, smallest_batch
@@ -64,12 +65,25 @@ def describe_files(study: Study, site: str) -> str:
     )
     for name, levels in study.levels.items():
         rows += item(f"Text in {name} becomes codes: {_describe_levels(levels)}.")
+    if study.dictionary is not None:
+        rows += _describe_dictionary(study.dictionary)
     rows += item(f"All parties see how many rows each site has: {sizes}.")
     return join_sections(
         section(f"The study {study.name!r}, for the owner of the site {site!r}", digest),
         section("Which code will run on your computer", code),
         section("Which rows it reads", rows),
     )
+
+
+def _describe_dictionary(dictionary: Dictionary) -> list[str]:
+    """Return lines about the checks of a site's rows."""
+    lines = item(
+        "The site checks its rows by this dictionary, and does not start if they differ from it:"
+    )
+    for line in repr(dictionary).splitlines()[1:]:
+        lines += item(printable(line.strip(), None), deeper=True)
+    rules = ", ".join(f"{name} {value:g}" for name, value in asdict(dictionary.rules).items())
+    return lines + item(f"Rules for the rows of each site: {rules}.")
 
 
 def messages_told(

@@ -106,6 +106,7 @@ PREFIXES = {
     "sites": "rows of ",
     "rows": "column ",
     "levels": "levels of ",
+    "dictionary": "dictionary.",
     "settings": "settings.",
     "kernels": "kernels.",
     "secure": "secure.",

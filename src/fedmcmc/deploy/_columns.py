@@ -128,14 +128,14 @@ def rows_of_site(study: Any, site: str, rows: Any) -> ArrayTree:
 
     Raise `ValueError` if the rows differ from the study's declaration, or a text is not a level.
     """
-    remedy = (
-        f"Sites code text by the levels that the study {study.name!r} declares: add "
-        f"levels = [...], all of them in their order, to this column in [rows] of study.toml "
-        f"(the digest changes, so that all owners approve it again), or remove the column."
-    )
-    _check_names(study, site, rows)
-    coded = code_rows(rows, study.levels, site, remedy=remedy)
-    coded = FederatedData.from_clients({site: coded}).rows
+    if study.dictionary is None:
+        coded = _code_rows(study, site, rows)
+    else:
+        # A single array without a name has the name "rows", as in an .npz file.
+        table = rows if is_table(rows) or isinstance(rows, Mapping) else {"rows": rows}
+        coded = study.dictionary.code(table, site)
+        # The dictionary has checked which numbers may be missing.
+        coded = FederatedData.from_clients({site: coded}, allow_nonfinite=True).rows
     num = jax.tree.leaves(coded)[0].shape[0]
     if num != study.sites[site]:
         raise ValueError(
@@ -148,6 +148,18 @@ def rows_of_site(study: Any, site: str, rows: Any) -> ArrayTree:
             f"The rows of {site} are not those of the study {study.name!r}: {difference}."
         )
     return coded
+
+
+def _code_rows(study: Any, site: str, rows: Any) -> ArrayTree:
+    """Return the rows of a site as numbers, for a study without a dictionary."""
+    remedy = (
+        f"Sites code text by the levels that the study {study.name!r} declares: add "
+        f"levels = [...], all of them in their order, to this column in [rows] of study.toml "
+        f"(the digest changes, so that all owners approve it again), or remove the column."
+    )
+    _check_names(study, site, rows)
+    coded = code_rows(rows, study.levels, site, remedy=remedy)
+    return FederatedData.from_clients({site: coded}).rows
 
 
 def _check_names(study: Any, site: str, rows: Any) -> None:

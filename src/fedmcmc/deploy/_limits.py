@@ -144,6 +144,11 @@ class Limits:
                 f"solved for the rows. The owner of {site} can set min_rows in [limits] of its "
                 f"settings."
             )
+        if study.dictionary is not None:
+            try:
+                study.dictionary.check_parameters(num, num_rows, site)
+            except ValueError as error:
+                raise Refused(str(error)) from None
         rows, smallest = smallest_batch(kernel, num_rows), self.min_batch_of(num)
         if rows is not None and rows < smallest:
             raise Refused(

@@ -15,7 +15,7 @@ from jax import Array
 from jax.tree_util import Partial, keystr, tree_leaves_with_path
 from jax.typing import ArrayLike
 
-from fedmcmc.data import FederatedData, Levels
+from fedmcmc.data import STUDY_KEYS, Dictionary, FederatedData, Levels
 from fedmcmc.deploy._columns import check_keys, checked_levels, read_columns, wide_shapes
 from fedmcmc.deploy._frames import Refused, digest_of
 from fedmcmc.deploy._masks import check_same_for_sites, check_settings, grid_of, num_colluding
@@ -45,6 +45,8 @@ FIT = ("Evaluations", "Expansions", "HamiltonianMonteCarlo", "Natural")
 """Kernels of `fedmcmc.fit`, for `Study.asks`."""
 MAX_ROWS = 2**31 - 1
 """Largest number of rows of all sites together, because positions of rows are int32."""
+DICTIONARY_KEYS = ("outcome", "client", "group", "rules")
+"""Keys of `study.toml` that only a study with a dictionary has."""
 SCHEDULED_ROUNDS = 64
 """Rounds in which the digests of kernels compare schedules."""
 
@@ -67,7 +69,7 @@ class Study:
         Number of rows of each site by name, in the order of the clients. All parties see it.
     rows
         Shapes and types of one row: a tree of ``jax.ShapeDtypeStruct``. Integers of fewer than 32
-        bits become int32.
+        bits become int32. Not with a dictionary, which has them.
     kernels
         Sources of kernels by name, in the form of `posterior`, for functions ``(posterior,
         settings) -> FederatedKernel``.
@@ -89,12 +91,15 @@ class Study:
     folder
         Folder of the study's files; each party has its own. Symbolic links must not lead out of it.
     levels
-        Levels of text columns by column, in the order of their codes.
+        Levels of text columns by column, in the order of their codes. Not with a dictionary.
     reproducible
         If true, sites draw from keys that the server sends, and draws have the bits of a simulation
         with the server's seed. All parties can then compute all noise and the rows in each
         minibatch. By default sites draw from their own secrets, and draws have the bits of a
         simulation only if clients draw nothing. Not allowed under masks.
+    dictionary
+        `Dictionary` of the study, in place of `rows` and `levels`. Each site codes its text by it
+        and checks its own rows.
 
     Examples
     --------
@@ -112,7 +117,7 @@ class Study:
     name: str
     posterior: str
     sites: Mapping[str, int]
-    rows: ArrayTree
+    rows: ArrayTree = None
     kernels: Mapping[str, str] = field(default_factory=dict)
     asks: Sequence[str] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -120,6 +125,7 @@ class Study:
     folder: str | Path = "."
     levels: Mapping[str, Levels] = field(default_factory=dict)
     reproducible: bool = False
+    dictionary: Dictionary | None = None
 
     def __repr__(self) -> str:
         """Return the name of the study, its sites and its kernels."""
@@ -138,12 +144,16 @@ class Study:
             )
         for site, num in self.sites.items():
             if not isinstance(site, str) or not site or type(num) is not int or num < 1:
+                hint = " When the sites have counted their rows, replace the range by the number."
                 raise ValueError(
                     f"sites must give each site's number of rows, a whole number of at least 1, "
-                    f"got {num!r} for {site!r}."
+                    f"got {num!r} for {site!r}.{hint * isinstance(num, list | tuple)}"
                 )
         allowed = askable_kernels() | askable_estimators()
         check_names(self.asks, allowed, f"asks of the study {self.name!r}")
+        if self.dictionary is not None:
+            for name, value in _describe_columns(self.dictionary, self.rows, self.levels).items():
+                object.__setattr__(self, name, value)
         if not jax.tree.leaves(self.rows):
             raise ValueError("rows must hold the shape and the type of at least one column.")
         object.__setattr__(self, "rows", wide_shapes(self.rows))
@@ -181,12 +191,15 @@ class Study:
     def _check_names(self) -> None:
         """Raise `ValueError` unless all names are printable, because owners read them."""
         columns = [keystr(path, simple=True) for path, _ in tree_leaves_with_path(self.rows)]
+        declared = {} if self.dictionary is None else self.dictionary.columns
+        texts = [text for x in declared.values() for text in (x.unit, x.description)]
         check_printable(
             {
                 "the study": [self.name],
                 "a source": [self.posterior, *self.kernels.values()],
                 "a site": self.sites,
-                "a column": columns,
+                "a column": [*columns, *declared],
+                "a unit or a description": filter(None, texts),
                 "a level": [level for levels in self.levels.values() for level in levels],
                 "a kernel": self.kernels,
                 "a kernel in asks": self.asks,
@@ -203,12 +216,21 @@ class Study:
         """
         path = Path(path)
         content = read_toml(path)
-        required = ("name", "posterior", "sites", "rows")
+        has_dictionary = "columns" in content
+        required = ("name", "posterior", "sites", "columns" if has_dictionary else "rows")
         tables = ("sites", "kernels", "settings", "secure")
-        check_keys(content, required, ("asks", "reproducible", *tables), str(path))
+        keys = DICTIONARY_KEYS if has_dictionary else ("columns",)
+        check_keys(content, required, ("asks", "reproducible", *tables, *keys), str(path))
         for name in tables:
             if not isinstance(content.get(name, {}), dict):
                 raise ValueError(f"{path}: {name} must be a table, got {content[name]!r}.")
+        if has_dictionary:
+            try:
+                dictionary = Dictionary.from_dict(content)
+            except ValueError as error:
+                raise ValueError(f"{path}: {error}") from None
+            content = {key: x for key, x in content.items() if key in ("sites", *STUDY_KEYS)}
+            return cls(**content, dictionary=dictionary, folder=path.parent)
         rows, levels = read_columns(content.pop("rows"), path)
         return cls(**content, rows=rows, levels=levels, folder=path.parent)
 
@@ -225,7 +247,9 @@ class Study:
             "secure": dict(self.secure),
             "reproducible": self.reproducible,
             "files": {name: source.digest for name, source in self._sources.items()},
-        } | ({"levels": {k: list(v) for k, v in self.levels.items()}} if self.levels else {})
+            **({"levels": {k: list(v) for k, v in self.levels.items()}} if self.levels else {}),
+            **({} if self.dictionary is None else {"dictionary": self.dictionary.to_dict()}),
+        }
 
     @cached_property
     def digest(self) -> str:
@@ -476,6 +500,20 @@ def _pad_rows(leaf: ArrayLike, size: int) -> Array:
     value = jnp.nan if is_float else True if leaf.dtype == bool else jnp.iinfo(leaf.dtype).max
     padding = jnp.full((size - leaf.shape[0], *leaf.shape[1:]), value, leaf.dtype)
     return jnp.concatenate([leaf, padding])
+
+
+def _describe_columns(
+    dictionary: Dictionary, rows: ArrayTree, levels: Mapping[str, Levels]
+) -> dict[str, Any]:
+    """Return a study's rows and levels by its dictionary; raise `ValueError` if it has others."""
+    if rows is not None or levels:
+        raise ValueError("A study has either a dictionary (columns), or rows and levels: not both.")
+    if dictionary.group is not None:
+        raise ValueError(
+            f"The dictionary has groups of rows (group = {dictionary.group!r}), and at real sites "
+            f"each site is one group: remove group, or declare the column as part of the rows."
+        )
+    return {"rows": dictionary.rows, "levels": dictionary.levels}
 
 
 def _keys(table: object) -> list[Any]:

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
@@ -11,16 +11,13 @@ from fedmcmc.gaussian import Gaussian
 from fedmcmc.records import Samples, SavedResult, restore_samples, store_samples
 from fedmcmc.types import MissingFunction, Posterior
 
-if TYPE_CHECKING:
-    from fedmcmc.fitting._fitted import Fitted
-
 REASON = (
     "The functions of a model are not part of a saved fit: pass the model's posterior to "
     "fedmcmc.load(path, posterior=...)."
 )
 
 
-def store_fitted(fitted: "Fitted") -> SavedResult:
+def store_fitted(fitted: Any) -> SavedResult:
     """Return the content of a file with samples, verdict, evidence, report and Gaussian."""
     saved = store_samples(fitted.samples)
     report = fitted.report
@@ -45,8 +42,8 @@ def store_fitted(fitted: "Fitted") -> SavedResult:
 
 
 def restore_fitted(
-    cls: type["Fitted"], saved: SavedResult, posterior: Posterior | None, draw_figures: object
-) -> "Fitted":
+    cls: Any, saved: SavedResult, posterior: Posterior | None, draw_figures: object
+) -> Any:
     """Return the fit in a file, with functions only from `posterior`."""
     record = saved.record
     constrain_fn = None if posterior is None else posterior.constrain_fn

@@ -5,6 +5,7 @@ of each client, and fit a NumPyro model with `fedmcmc.fit`. `specify` returns th
 fit, with its priors.
 """
 
+from fedmcmc.models._command import run_command as run_command
 from fedmcmc.models._design import Design as Design
 from fedmcmc.models._design import TermDesign as TermDesign
 from fedmcmc.models._families import FAMILIES as FAMILIES
@@ -15,6 +16,7 @@ from fedmcmc.models._glm import Specification as Specification
 from fedmcmc.models._glm import glm as glm
 from fedmcmc.models._glm import glmm as glmm
 from fedmcmc.models._glm import specify as specify
+from fedmcmc.models._loading import load as load
 from fedmcmc.models._model_fit import ModelFit as ModelFit
 from fedmcmc.models._priors import Priors as Priors
 from fedmcmc.models._regression import RegressionModel as RegressionModel

@@ -1,6 +1,6 @@
 """Columns of one site's table: complete rows, numbers and labels, with clear errors."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,43 +16,47 @@ class SiteRows:
 
     Attributes
     ----------
-    client
-        Label of the site.
+    client, num_rows
+        Label of the site, and number of rows of its table.
     columns
         Columns of the complete rows: numbers as ``float64``, labels of factors as text.
     numbers
         ``[num_complete]``, number of each complete row in the site's table.
-    num_rows
-        Number of rows of the table.
     missing
         Number of missing values of each column.
     """
 
     client: Any
+    num_rows: int
     columns: dict[str, np.ndarray]
     numbers: np.ndarray
-    num_rows: int
     missing: dict[str, int]
 
-    def where(self, name: str, row: int) -> str:
-        """Return the beginning of a message about a value of a complete row."""
-        return f"{name!r} of client {in_quotes(self.client)} in row {int(self.numbers[row])}"
+    def require(self, is_valid: np.ndarray, name: str, values: Any, expected: str) -> None:
+        """Raise `ValueError` with client, row and value unless all rows are valid."""
+        if not is_valid.all():
+            row = int((~is_valid).argmax())
+            value = values[row].item() if isinstance(values[row], np.generic) else values[row]
+            raise ValueError(
+                f"{name!r} of client {in_quotes(self.client)} in row {int(self.numbers[row])} is "
+                f"{value!r}; it must be {expected}."
+            )
+
+    def codes(self, name: str, levels: Sequence[str]) -> np.ndarray:
+        """Return the number of each row's level; raise `ValueError` for a value that is none."""
+        numbers = {level: i for i, level in enumerate(levels)}
+        values = self.columns[name]
+        codes = np.array([numbers.get(x, -1) for x in values], np.int32)
+        expected = f"one of the levels {', '.join(map(repr, levels))}"
+        self.require(codes >= 0, name, values, expected)
+        return codes
 
 
 def split_tables(data: Any, client: str | None) -> dict[Any, Any]:
     """Return the table of each client by its label.
 
-    Parameters
-    ----------
-    data
-        Mapping of labels to tables, list of tables, or one table with the rows of all clients.
-    client
-        Name of the column with each row's client, which a single table needs.
-
-    Raises
-    ------
-    ValueError
-        If there is no table, or a single table has no column `client`.
+    `data` is a mapping of labels to tables, a list of tables, or one table whose column `client`
+    holds each row's client. Raise `ValueError` if it is none of these.
     """
     import narwhals.stable.v2 as nw  # slow
 
@@ -86,39 +90,23 @@ def read_site(
     table: Any,
     client: Any,
     names: Collection[str],
-    *,
-    factors: Collection[str] = (),
+    factors: Collection[str],
     client_column: str | None = None,
     may_miss: Collection[str] = (),
 ) -> SiteRows:
     """Return the complete rows of a site's table.
 
-    Parameters
-    ----------
-    table, client
-        Table and label of the site.
-    names
-        Columns that are read.
-    factors
-        Columns whose values become labels (text); other text is also read as labels.
-    client_column
-        Column that holds the site's label, which the table may lack.
-    may_miss
-        Columns whose missing values are part of the model.
-
-    Raises
-    ------
-    ValueError
-        If a column is unknown, infinite, or neither numbers nor text, or no row is complete.
+    Values of `factors` become labels, and `client_column` holds the site's label, even if the table
+    lacks it. Rows may have missing values in `may_miss`. Raise `ValueError` if a column is unknown,
+    infinite, or neither numbers nor text, or no row is complete.
     """
     import narwhals.stable.v2 as nw  # slow
 
     frame = nw.from_native(table, eager_only=True)
-    num_rows = len(frame)
     columns: dict[str, np.ndarray] = {}
     for name in names:
         if name == client_column:
-            columns[name] = np.full(num_rows, make_label(client), object)
+            columns[name] = np.full(len(frame), make_label(client), object)
         elif name not in frame.columns:
             raise ValueError(
                 f"The table of client {in_quotes(client)} has no column {name!r}; its columns are "
@@ -126,55 +114,45 @@ def read_site(
             )
         else:
             columns[name] = _read_column(frame[name], name, client, name in factors)
-    is_missing = {name: _find_missing(column) for name, column in columns.items()}
-    is_complete = np.ones(num_rows, bool)
-    for name, mask in is_missing.items():
-        if name not in may_miss:
-            is_complete &= ~mask
-    if not is_complete.any():
-        counts = {name: int(mask.sum()) for name, mask in is_missing.items()}
-        name = max(counts, key=lambda x: counts[x], default="")
+    missing = {
+        name: np.array([y is None for y in x]) if is_text(x) else np.isnan(x)
+        for name, x in columns.items()
+    }
+    masks = [mask for name, mask in missing.items() if name not in may_miss]
+    numbers = np.flatnonzero(~np.any(masks, axis=0)) if masks else np.arange(len(frame))
+    counts = {name: int(mask.sum()) for name, mask in missing.items()}
+    if not len(numbers):
+        detail = ", ".join(f"{name!r} lacks {num}" for name, num in counts.items() if num)
         raise ValueError(
-            f"Client {in_quotes(client)} has no complete row among {num_rows}"
-            + (f"; most values are missing in {name!r} ({counts[name]})." if name else ".")
+            f"Client {in_quotes(client)} has no complete row among {len(frame)}. {detail}."
         )
-    numbers = np.flatnonzero(is_complete)
-    return SiteRows(
-        client,
-        {name: column[numbers] for name, column in columns.items()},
-        numbers,
-        num_rows,
-        {name: int(mask.sum()) for name, mask in is_missing.items()},
-    )
+    columns = {name: column[numbers] for name, column in columns.items()}
+    return SiteRows(client, len(frame), columns, numbers, counts)
 
 
 def _read_column(column: Any, name: str, client: Any, is_factor: bool) -> np.ndarray:
     """Return a column as numbers or labels, with NaN or ``None`` for missing values."""
-    import narwhals.stable.v2 as nw  # slow
-
+    is_null = np.asarray(column.is_null().to_numpy(), bool)
     where = f"Column {name!r} of client {in_quotes(client)}"
-    dtype = column.dtype
-    is_number = dtype.is_numeric() or dtype == nw.Boolean
-    if is_number and not is_factor and not column.is_null().any():
-        values = np.asarray(column.to_numpy(), np.float64)
-    elif is_number and not is_factor:
-        values = np.array([np.nan if x is None else x for x in column.to_list()], np.float64)
+    if is_factor or not column.dtype.is_numeric() or is_null.any():
+        values = [None if null else x for x, null in zip(column.to_list(), is_null, strict=True)]
+        if is_factor or any(isinstance(x, str) for x in values):
+            labels = np.empty(len(values), object)
+            labels[:] = [make_label(x) for x in values]
+            return labels
     else:
-        values = np.array([make_label(x) for x in column.to_list()] or [], object)
-        known = [x for x in column.to_list() if x is not None and x == x]
-        if not is_factor and not (known and all(isinstance(x, str) for x in known)):
-            if not all(isinstance(x, int | float | np.number) for x in known):
-                raise ValueError(
-                    f"{where} holds {dtype}, which is neither numbers nor text. Turn it into a "
-                    f"number (for a date, days since a fixed day)."
-                )
-            values = np.array(
-                [np.nan if x is None else float(x) for x in column.to_list()], np.float64
-            )
-    if values.dtype == np.float64 and np.isinf(values).any():
-        row = int(np.isinf(values).argmax())
-        raise ValueError(f"{where} holds {values[row]} in row {row}; values must be finite.")
-    return values
+        values = column.to_numpy()
+    try:
+        numbers = np.array(values, np.float64)  # None becomes NaN
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{where} holds {column.dtype}, which is neither numbers nor text. Turn it into a "
+            f"number (for a date, days since a fixed day)."
+        ) from None
+    if np.isinf(numbers).any():
+        row = int(np.isinf(numbers).argmax())
+        raise ValueError(f"{where} holds {numbers[row]} in row {row}; values must be finite.")
+    return numbers
 
 
 def is_text(column: np.ndarray) -> bool:
@@ -186,9 +164,7 @@ def make_label(value: Any) -> str | None:
     """Return a value as the text of a level, or ``None`` if it is missing."""
     if value is None or value != value:
         return None
-    if isinstance(value, float | np.floating) and float(value).is_integer():
-        return str(int(value))
-    return str(value)
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def sort_labels(labels: Collection[str]) -> tuple[str, ...]:
@@ -197,9 +173,3 @@ def sort_labels(labels: Collection[str]) -> tuple[str, ...]:
         return tuple(sorted(labels, key=float))
     except ValueError:
         return tuple(sorted(labels))
-
-
-def _find_missing(column: np.ndarray) -> np.ndarray:
-    if is_text(column):
-        return np.array([x is None for x in column], bool)
-    return np.isnan(column)

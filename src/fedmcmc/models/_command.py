@@ -1,6 +1,5 @@
 """The command ``fedmcmc fit``: a model of a study file, fitted to one table per site."""
 
-import argparse
 import ast
 import json
 import tomllib
@@ -12,27 +11,40 @@ import jax
 import numpy as np
 
 from fedmcmc.data import Dictionary
+from fedmcmc.models._formula import parse
+from fedmcmc.models._glm import glm
+from fedmcmc.models._survival import survival
 from fedmcmc.models._tables import pandas
 
-KEYS = ("formula", "family", "link", "hazard", "priors", "client", "weights", "seed", "settings")
+OPTIONS = (
+    *("family", "link", "hazard", "intervals", "aft", "cause", "follow_up"),
+    *("weights", "trials", "max_missing", "method"),
+)
+KEYS = ("formula", "priors", "client", "seed", "settings", *OPTIONS)
 """Entries of the table ``[model]`` of a study file."""
-HELP = "fit the model of a study file to one CSV or Parquet file per site; see docs/guides/r.md"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``fedmcmc fit``."""
-    parser.add_argument("study", type=Path, help="study file (TOML) with a table [model]")
-    parser.add_argument("--sites", type=Path, required=True, help="folder with a table per site")
-    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
-    parser.set_defaults(run=run)
+def run_command(study: Path, sites: Path, out: Path) -> None:
+    """Fit the model of a study file, and write its results.
 
+    Parameters
+    ----------
+    study
+        TOML file with a table ``[model]``: ``formula``, ``family`` and other arguments of `glm`, or
+        ``hazard`` and other arguments of `survival`, ``seed``, and ``settings`` of `fedmcmc.fit`.
+        Its other tables are those of a `fedmcmc.data.Dictionary`, which is optional.
+    sites
+        Folder with one CSV or Parquet file per site.
+    out
+        Folder for ``draws.csv``, ``summary.csv``, ``schema.json`` and ``report.html``.
 
-def run(options: argparse.Namespace) -> int:
-    """Fit the model and write ``draws.csv``, ``summary.csv``, ``schema.json``, ``report.html``."""
-    from fedmcmc import models
-
-    content = tomllib.loads(options.study.read_text(encoding="utf-8"))
-    model = read_model(content.pop("model", None), options.study)
+    Raises
+    ------
+    ValueError
+        If the study file is not valid, or for the reasons listed in `glm`.
+    """
+    content = tomllib.loads(study.read_text(encoding="utf-8"))
+    model = read_model(content.pop("model", None), study)
     dictionary = Dictionary.from_dict(content) if "columns" in content else None
     client = model.pop("client", dictionary.client if dictionary is not None else None)
     arguments: dict[str, Any] = {
@@ -43,12 +55,10 @@ def run(options: argparse.Namespace) -> int:
         **model.pop("settings", {}),
     }
     formula = model.pop("formula")
-    fit_model = models.survival if "hazard" in model or "Surv(" in formula else models.glmm
-    fit = fit_model(formula, read_sites(options.sites), **arguments, **model)
-    write_results(fit, options.out)
-    print(fit)
-    print(f"Results are in {options.out}: draws.csv, summary.csv, schema.json, report.html")
-    return 0
+    fit_model: Any = survival if parse(formula).is_survival else glm
+    fit = fit_model(formula, read_sites(sites), **arguments, **model)
+    write_results(fit, out)
+    print(f"{fit}\nResults are in {out}: draws.csv, summary.csv, schema.json, report.html")
 
 
 def read_model(model: Any, path: Path) -> dict[str, Any]:

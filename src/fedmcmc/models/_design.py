@@ -9,10 +9,10 @@ import numpy as np
 
 from fedmcmc.data import FederatedData
 from fedmcmc.models._columns import SiteRows, read_site, split_tables
-from fedmcmc.models._formula import Formula, columns_of
+from fedmcmc.models._formula import Formula, names_in
 from fedmcmc.models._matrix import Matrix
 from fedmcmc.models._missing import covariate_models, fill_missing
-from fedmcmc.models._schema import Schema, group_labels, read_rows, row_values, row_weights
+from fedmcmc.models._schema import Schema, find_factors, group_labels, read_rows, row_values
 
 MAX_LOCAL = 3
 """Largest number of coefficients per group that stays at the clients."""
@@ -57,15 +57,13 @@ class Design:
 
     Attributes
     ----------
-    names
-        Names of the coefficients without ``Intercept``.
-    has_intercept
-        Whether the model has an intercept.
+    names, has_intercept
+        Names of the coefficients without ``Intercept``, and whether the model has an intercept.
     centers, scales
         ``[p]``, means and standard deviations of the columns over all sites. Columns are centered
         by the means if the model has an intercept; otherwise `centers` are zero.
     terms
-        Random effects.
+        Random effects, `TermDesign`.
     covariates
         Models of covariates that may be missing.
     """
@@ -73,35 +71,37 @@ class Design:
     def __init__(self, formula: Formula, schema: Schema) -> None:
         self.formula, self.schema = formula, schema
         self._fixed = Matrix(formula.fixed, schema.levels, schema.numbers)
-        self.has_intercept = "Intercept" in self._fixed.names
-        self.names = schema.names
-        self._index = [self._fixed.names.index(name) for name in self.names]
-        self.scales = np.array(schema.sds, np.float64)
-        self.centers = np.array(schema.means, np.float64) * self.has_intercept
-        self._left = {
-            x.label: Matrix(x.left, schema.levels, schema.numbers) for x in formula.random
-        }
-        self.terms = tuple(
-            TermDesign(
-                term.label,
-                self._left[term.label].names,
-                term.correlated,
-                schema.groups[term.label].kind,
-                schema.groups[term.label].num_levels,
-                schema.groups[term.label].levels,
+        self._left = [Matrix(x.left, schema.levels, schema.numbers) for x in formula.random]
+        self._factors = [*schema.levels, *find_factors(formula, None)]
+        self.names = tuple(x for x in self._fixed.names if x != "Intercept")
+        self.has_intercept = len(self.names) < len(self._fixed.names)
+        columns = [schema.columns[name] for name in self.names]
+        self.scales = np.array([x.sd for x in columns], np.float64)
+        self.centers = np.array([x.mean for x in columns], np.float64) * self.has_intercept
+        terms = []
+        for term, left in zip(formula.random, self._left, strict=True):
+            group = schema.groups[term.label]
+            terms.append(
+                TermDesign(
+                    term.label,
+                    left.names,
+                    term.correlated,
+                    group.kind,
+                    group.num_levels,
+                    group.levels,
+                )
             )
-            for term in formula.random
-        )
-        self.covariates = covariate_models(formula, schema)
+            if group.kind != "shared" and len(left.names) > MAX_LOCAL:
+                raise ValueError(
+                    f"Groups of {term.label!r} have {len(left.names)} coefficients "
+                    f"({', '.join(left.names)}), and at most {MAX_LOCAL} can vary between groups."
+                )
+        self.terms = tuple(terms)
         self._models = {
             name: Matrix(text, schema.levels, schema.numbers) for name, text in formula.missing
         }
-        for term in self.terms:
-            if term.kind != "shared" and len(term.names) > MAX_LOCAL:
-                raise ValueError(
-                    f"Groups of {term.label!r} have {len(term.names)} coefficients "
-                    f"({', '.join(term.names)}), and at most {MAX_LOCAL} can vary between groups."
-                )
+        columns_of = {name: matrix.names for name, matrix in self._models.items()}
+        self.covariates = covariate_models(schema, self.names, self.centers, columns_of)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Design, (self.formula, self.schema)
@@ -114,9 +114,9 @@ class Design:
         table, client
             Table and label of the site.
         outcome
-            If false, the table needs no outcome, no grouping factors and no weights, as for
-            predictions. Groups that are not in the study then have the index -1, and
-            ``group_<label>`` holds labels of local groups.
+            If false, the table needs no outcome, weights and grouping factors, as for predictions.
+            Groups that are not in the study then have the index -1, and ``group_<label>`` holds
+            labels of groups within clients.
 
         Returns
         -------
@@ -124,8 +124,8 @@ class Design:
             ``x`` ``[n, p]``, centered; ``y`` ``[n]``, or ``time`` with ``event``, ``start`` or
             ``upper`` (infinite if censored); ``offset``, ``trials`` and ``weights`` ``[n]`` if the
             formula has them; for each random term ``z_<label>`` ``[n, k]``, and for shared ones
-            ``index_<label>`` ``[n]``; for missing covariates ``is_missing`` ``[n, m]`` and
-            ``w_<name>`` ``[n, q]``.
+            ``index_<label>`` ``[n]`` int32; for covariates that may be missing ``is_missing``
+            ``[n, m]`` and ``w_<name>`` ``[n, q]``.
 
         Raises
         ------
@@ -134,27 +134,32 @@ class Design:
             names client, column, row and value.
         """
         site = self._read(table, client, outcome)
-        filled = fill_missing(self.formula, site, self.schema) if outcome else site
-        arrays = {"x": self._fixed.array(filled)[:, self._index] - self.centers}
-        if self.covariates and outcome:
-            self._add_covariates(arrays, site, filled)
+        filled = fill_missing(self.formula, site, self.schema.numbers) if outcome else site
+        x = self._fixed.array(filled)
+        index = [i for i, name in enumerate(self._fixed.names) if name != "Intercept"]
+        arrays: dict[str, np.ndarray] = {"x": x[:, index] - self.centers}
         for name, expression in self.formula.rows.items():
             if outcome or name == "offset":
                 arrays[name] = row_values(site, name, expression, self.schema.levels)
         if outcome:
-            self._check_outcome(site, arrays)
-        for term, parsed in zip(self.terms, self.formula.random, strict=True):
-            arrays[f"z_{term.label}"] = self._left[term.label].array(site)
+            self._check(site, arrays)
+            self._add_covariates(arrays, site, filled)
+        for term, left in zip(self.terms, self._left, strict=True):
+            arrays[f"z_{term.label}"] = left.array(site)
         real = jnp.result_type(float)
-        arrays = {name: array.astype(real) for name, array in arrays.items()}
+        arrays = {name: np.asarray(array, real) for name, array in arrays.items()}
         for term, parsed in zip(self.terms, self.formula.random, strict=True):
             if not all(name in site.columns for name in parsed.factors):
-                continue
-            labels = group_labels(site, parsed.factors)
+                continue  # a prediction for a new group
+            labels = np.array(group_labels(site, parsed.factors), object)
             if term.kind == "shared":
-                arrays[f"index_{term.label}"] = self._find_groups(site, term, labels, outcome)
+                codes = {level: i for i, level in enumerate(term.levels)}
+                groups = np.array([codes.get(label, -1) for label in labels], np.int32)
+                if outcome:
+                    site.require(groups >= 0, term.label, labels, "a group of the study")
+                arrays[f"index_{term.label}"] = groups
             elif not outcome:
-                arrays[f"group_{term.label}"] = np.array(labels, object)
+                arrays[f"group_{term.label}"] = labels
         return arrays
 
     def data(self, tables: Any) -> FederatedData:
@@ -164,10 +169,8 @@ class Design:
         groups = None
         for term, parsed in zip(self.terms, self.formula.random, strict=True):
             if term.kind == "group":
-                groups = [
-                    group_labels(self._read(table, client, True), parsed.factors)
-                    for client, table in tables.items()
-                ]
+                sites = [self._read(table, client, True) for client, table in tables.items()]
+                groups = [group_labels(site, parsed.factors) for site in sites]
         has_bounds = "upper" in self.formula.rows
         return FederatedData.from_clients(rows, groups=groups, allow_nonfinite=has_bounds)
 
@@ -175,79 +178,41 @@ class Design:
         """Return a site's complete rows of the columns that are needed."""
         import narwhals.stable.v2 as nw  # slow
 
-        levels, column = self.schema.levels, self.schema.client
-        factors = [*levels, *self.formula.factors]
+        column = self.schema.client
         if outcome:
-            return read_rows(self.formula, table, client, factors, column)
-        frame = nw.from_native(table, eager_only=True)
-        names = [*replace(self.formula, missing=()).covariates]
-        if self.formula.offset is not None:
-            names += columns_of(self.formula.offset)
-        is_client = str(client) in self.schema.clients
-        names += [
-            x for x in self.formula.factors if x in frame.columns or (x == column and is_client)
-        ]
-        return read_site(
-            table,
-            client,
-            dict.fromkeys(names),
-            factors=factors,
-            client_column=column if is_client else None,
-        )
+            return read_rows(self.formula, table, client, self._factors, column)
+        columns = nw.from_native(table, eager_only=True).columns
+        if str(client) not in self.schema.clients:
+            column = None
+        covariates = replace(self.formula, missing=()).covariates
+        names = [*covariates, *names_in(self.formula.offset or "0")]
+        names += [x for x in self.formula.factors if x in columns or x == column]
+        return read_site(table, client, dict.fromkeys(names), self._factors, column)
 
     def _add_covariates(
         self, arrays: dict[str, np.ndarray], site: SiteRows, filled: SiteRows
     ) -> None:
         """Add the arrays of missing covariates, which are zero in ``x``."""
         masks = [np.isnan(site.columns[model.name]) for model in self.covariates]
-        arrays["is_missing"] = np.stack(masks, axis=1)
+        if masks:
+            arrays["is_missing"] = np.stack(masks, axis=1)
         for model, mask in zip(self.covariates, masks, strict=True):
             matrix = self._models[model.name]
             index = [matrix.names.index(name) for name in model.columns]
             arrays["x"][mask, model.column] = 0
             arrays[f"w_{model.name}"] = matrix.array(filled)[:, index] - model.centers
 
-    def _find_groups(
-        self, site: SiteRows, term: TermDesign, labels: list[str], outcome: bool
-    ) -> np.ndarray:
-        """Return the index of each row's group."""
-        codes: Mapping[str, int] = {level: i for i, level in enumerate(term.levels)}
-        index = np.array([codes.get(x, -1) for x in labels], np.int32)
-        if outcome and (index < 0).any():
-            row = int((index < 0).argmax())
-            raise ValueError(
-                f"Column {site.where(term.label, row)} holds {labels[row]!r}, which is no group of "
-                f"the study."
-            )
-        return index
-
-    def _check_outcome(self, site: SiteRows, arrays: Mapping[str, np.ndarray]) -> None:
-        """Raise if weights are negative, or times and events are not valid."""
-        row_weights(self.formula, site)
-        if not self.formula.is_survival:
-            return
-        time = arrays["time"]
-        rules = []
+    def _check(self, site: SiteRows, arrays: Mapping[str, np.ndarray]) -> None:
+        """Raise if times or events are not valid."""
+        time, rules = arrays.get("time", np.zeros(0)), []
         if "upper" in arrays:
-            rules += [
-                ("upper", arrays["upper"] >= time, "at least the lower bound"),
-                ("time", time >= 0, "at least 0"),
-            ]
-        else:
-            rules += [
-                ("time", time > 0, "positive"),
-                ("event", np.isin(arrays["event"], (0, 1)), "0 or 1"),
-            ]
+            rules += [("time", time >= 0, "at least 0")]
+            rules += [("upper", arrays["upper"] >= time, "at least the lower bound")]
+        elif "time" in arrays:
+            rules += [("time", time > 0, "positive")]
+            rules += [("event", np.isin(arrays["event"], (0, 1)), "0 or 1")]
         if "start" in arrays:
-            rules += [
-                ("start", arrays["start"] < time, "less than the time"),
-                ("start", arrays["start"] >= 0, "at least 0"),
-            ]
+            start = arrays["start"]
+            rules += [("start", (start >= 0) & (start < time), "at least 0 and before the stop")]
         for name, is_valid, expected in rules:
-            if not is_valid.all():
-                row = int((~is_valid).argmax())
-                expression = self.formula.rows[name]
-                raise ValueError(
-                    f"{name} {site.where(expression, row)} is {arrays[name][row]:g}; it must be "
-                    f"{expected}."
-                )
+            site.require(is_valid, self.formula.rows[name], arrays[name], expected)

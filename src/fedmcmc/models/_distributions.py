@@ -59,15 +59,23 @@ def _poisson_log_prob(log_rate: Array, count: Array) -> Array:
     return jnp.where(count > 0, terms, -jnp.exp(jnp.minimum(log_rate, LARGE)))
 
 
-class LogPoisson(dist.Distribution):
+class _Outcome(dist.Distribution):
+    """Distribution whose arguments have the shape of its outcomes."""
+
+    def _set(self, **arguments: ArrayLike) -> None:
+        for name, value in arguments.items():
+            setattr(self, name, jnp.asarray(value))
+        super().__init__(jnp.broadcast_shapes(*(jnp.shape(x) for x in arguments.values())))
+
+
+class LogPoisson(_Outcome):
     """Poisson distribution, by the log of its rate."""
 
     arg_constraints: ClassVar[dict[str, Any]] = {"log_rate": constraints.real}
     support = constraints.nonnegative_integer
 
-    def __init__(self, log_rate: ArrayLike, *, validate_args: bool | None = None) -> None:
-        self.log_rate = jnp.asarray(log_rate)
-        super().__init__(self.log_rate.shape, validate_args=validate_args)
+    def __init__(self, log_rate: ArrayLike) -> None:
+        self._set(log_rate=log_rate)
 
     def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Array:
         return _poisson_log_prob(self.log_rate, _as_float(value))
@@ -79,12 +87,8 @@ class LogPoisson(dist.Distribution):
     def mean(self) -> Array:
         return jnp.exp(self.log_rate)
 
-    @property
-    def variance(self) -> Array:
-        return self.mean
 
-
-class HurdlePoisson(dist.Distribution):
+class HurdlePoisson(_Outcome):
     """Zero with a probability, otherwise a Poisson variable that is not zero."""
 
     arg_constraints: ClassVar[dict[str, Any]] = {
@@ -93,12 +97,8 @@ class HurdlePoisson(dist.Distribution):
     }
     support = constraints.nonnegative_integer
 
-    def __init__(
-        self, log_rate: ArrayLike, hurdle: ArrayLike, *, validate_args: bool | None = None
-    ) -> None:
-        self.log_rate, self.hurdle = jnp.asarray(log_rate), jnp.asarray(hurdle)
-        shape = jnp.broadcast_shapes(self.log_rate.shape, self.hurdle.shape)
-        super().__init__(shape, validate_args=validate_args)
+    def __init__(self, log_rate: ArrayLike, hurdle: ArrayLike) -> None:
+        self._set(log_rate=log_rate, hurdle=hurdle)
 
     def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Array:
         count = _as_float(value)
@@ -120,7 +120,7 @@ class HurdlePoisson(dist.Distribution):
         return (1 - self.hurdle) * jnp.exp(self.log_rate - log1mexp_exp(self.log_rate))
 
 
-class LogNegativeBinomial(dist.Distribution):
+class LogNegativeBinomial(_Outcome):
     """Negative binomial distribution, by the log of its mean m, with variance m + m^2 / shape."""
 
     arg_constraints: ClassVar[dict[str, Any]] = {
@@ -129,12 +129,8 @@ class LogNegativeBinomial(dist.Distribution):
     }
     support = constraints.nonnegative_integer
 
-    def __init__(
-        self, log_mean: ArrayLike, shape_parameter: ArrayLike, *, validate_args: bool | None = None
-    ) -> None:
-        self.log_mean, self.shape_parameter = jnp.asarray(log_mean), jnp.asarray(shape_parameter)
-        shape = jnp.broadcast_shapes(self.log_mean.shape, self.shape_parameter.shape)
-        super().__init__(shape, validate_args=validate_args)
+    def __init__(self, log_mean: ArrayLike, shape_parameter: ArrayLike) -> None:
+        self._set(log_mean=log_mean, shape_parameter=shape_parameter)
 
     def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Array:
         count, k = _as_float(value), self.shape_parameter
@@ -162,12 +158,8 @@ class LogNegativeBinomial(dist.Distribution):
     def mean(self) -> Array:
         return jnp.broadcast_to(jnp.exp(self.log_mean), self.batch_shape)
 
-    @property
-    def variance(self) -> Array:
-        return self.mean + self.mean**2 / self.shape_parameter
 
-
-class LogGamma(dist.Distribution):
+class LogGamma(_Outcome):
     """Gamma distribution, by the log of its mean m, with variance m^2 / shape."""
 
     arg_constraints: ClassVar[dict[str, Any]] = {
@@ -176,12 +168,8 @@ class LogGamma(dist.Distribution):
     }
     support = constraints.positive
 
-    def __init__(
-        self, log_mean: ArrayLike, shape_parameter: ArrayLike, *, validate_args: bool | None = None
-    ) -> None:
-        self.log_mean, self.shape_parameter = jnp.asarray(log_mean), jnp.asarray(shape_parameter)
-        shape = jnp.broadcast_shapes(self.log_mean.shape, self.shape_parameter.shape)
-        super().__init__(shape, validate_args=validate_args)
+    def __init__(self, log_mean: ArrayLike, shape_parameter: ArrayLike) -> None:
+        self._set(log_mean=log_mean, shape_parameter=shape_parameter)
 
     def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Array:
         k, log_value = self.shape_parameter, jnp.log(_as_float(value))
@@ -198,12 +186,8 @@ class LogGamma(dist.Distribution):
     def mean(self) -> Array:
         return jnp.broadcast_to(jnp.exp(self.log_mean), self.batch_shape)
 
-    @property
-    def variance(self) -> Array:
-        return self.mean**2 / self.shape_parameter
 
-
-class LogitBeta(dist.Distribution):
+class LogitBeta(_Outcome):
     """Beta distribution, by the logit of its mean m, with variance m (1 - m) / (1 + precision)."""
 
     arg_constraints: ClassVar[dict[str, Any]] = {
@@ -212,12 +196,8 @@ class LogitBeta(dist.Distribution):
     }
     support = constraints.unit_interval
 
-    def __init__(
-        self, logit_mean: ArrayLike, precision: ArrayLike, *, validate_args: bool | None = None
-    ) -> None:
-        self.logit_mean, self.precision = jnp.asarray(logit_mean), jnp.asarray(precision)
-        shape = jnp.broadcast_shapes(self.logit_mean.shape, self.precision.shape)
-        super().__init__(shape, validate_args=validate_args)
+    def __init__(self, logit_mean: ArrayLike, precision: ArrayLike) -> None:
+        self._set(logit_mean=logit_mean, precision=precision)
 
     def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Array:
         value, k = _as_float(value), self.precision
@@ -241,12 +221,8 @@ class LogitBeta(dist.Distribution):
     def mean(self) -> Array:
         return jnp.broadcast_to(jax.nn.sigmoid(self.logit_mean), self.batch_shape)
 
-    @property
-    def variance(self) -> Array:
-        return self.mean * (1 - self.mean) / (1 + self.precision)
 
-
-class LinkedBinomial(dist.Distribution):
+class LinkedBinomial(_Outcome):
     """Number of successes in `total_count` trials, by a link function of the probability."""
 
     arg_constraints: ClassVar[dict[str, Any]] = {"predictor": constraints.real}
@@ -254,17 +230,10 @@ class LinkedBinomial(dist.Distribution):
     pytree_aux_fields = ("link", "_batch_shape", "_event_shape")
 
     def __init__(
-        self,
-        predictor: ArrayLike,
-        link: str,
-        total_count: ArrayLike | None = None,
-        *,
-        validate_args: bool | None = None,
+        self, predictor: ArrayLike, link: str, total_count: ArrayLike | None = None
     ) -> None:
-        self.predictor, self.link, self.total_count = jnp.asarray(predictor), link, total_count
-        count_shape = () if total_count is None else jnp.shape(total_count)
-        shape = jnp.broadcast_shapes(self.predictor.shape, count_shape)
-        super().__init__(shape, validate_args=validate_args)
+        self.link, self.total_count = link, total_count
+        self._set(predictor=predictor)
 
     @property
     def support(self) -> constraints.Constraint:
@@ -295,22 +264,15 @@ class LinkedBinomial(dist.Distribution):
         probability = jnp.exp(self.log_probabilities()[0])
         if self.total_count is None:
             return (jax.random.uniform(key, shape) < probability).astype(jnp.int32)
-        trials = jnp.asarray(self.total_count)
-        return dist.Binomial(trials, jnp.broadcast_to(probability, self.batch_shape)).sample(
-            key, sample_shape
-        )
+        return dist.Binomial(jnp.asarray(self.total_count), probability).sample(key, sample_shape)
 
     @property
     def mean(self) -> Array:
         probability = jnp.exp(self.log_probabilities()[0])
         return probability if self.total_count is None else self.total_count * probability
 
-    @property
-    def variance(self) -> Array:
-        return self.mean * jnp.exp(self.log_probabilities()[1])
 
-
-class OrderedCumulative(dist.Distribution):
+class OrderedCumulative(_Outcome):
     """Ordered categories ``0, 1, ...``: ``P(y <= j) = F(cutpoints[j] - predictor)``.
 
     F is the logistic (``"logit"``) or normal (``"probit"``) distribution function.
@@ -320,17 +282,9 @@ class OrderedCumulative(dist.Distribution):
     pytree_data_fields = ("predictor", "cutpoints")
     pytree_aux_fields = ("link", "_batch_shape", "_event_shape")
 
-    def __init__(
-        self,
-        predictor: ArrayLike,
-        cutpoints: ArrayLike,
-        link: str,
-        *,
-        validate_args: bool | None = None,
-    ) -> None:
-        self.predictor, self.cutpoints = jnp.asarray(predictor), jnp.asarray(cutpoints)
-        self.link = link
-        super().__init__(self.predictor.shape, validate_args=validate_args)
+    def __init__(self, predictor: ArrayLike, cutpoints: ArrayLike, link: str) -> None:
+        self.cutpoints, self.link = jnp.asarray(cutpoints), link
+        self._set(predictor=predictor)
 
     @property
     def support(self) -> constraints.Constraint:

@@ -14,8 +14,6 @@ from fedmcmc.pytrees import trees
 
 MAX_DRAWS = 1000
 """Number of draws for which effects of groups are drawn."""
-TERM_SITES = ("sd_", "cor_", "z_", "effect_")
-"""Beginnings of the names of sites that belong to random effects."""
 Values = Mapping[str, np.ndarray]
 """Site to draws in the user's space, ``[num_draws, *event]``."""
 
@@ -56,7 +54,7 @@ def thin(draws: Any, limit: int) -> Any:
     return jax.tree.map(of_leaf, draws)
 
 
-def named_draws(sites: Mapping[str, Any], design: Any) -> dict[str, np.ndarray]:
+def named_draws(sites: Mapping[str, Any], design: Any, family: Any) -> dict[str, np.ndarray]:
     """Return draws ``[num_chains, num_draws]`` by the names of `ModelFit.summary`.
 
     The intercept refers to the user's columns instead of centered ones.
@@ -71,11 +69,11 @@ def named_draws(sites: Mapping[str, Any], design: Any) -> dict[str, np.ndarray]:
         draws["Intercept"] = intercept
     if coefficients is not None:
         draws |= {name: coefficients[..., i] for i, name in enumerate(design.names)}
+    for name in family.parameters:
+        if name in arrays:
+            draws |= _elements(name, arrays[name])
     for model in getattr(design, "covariates", ()):
         draws |= model.name_draws(arrays)
-    for name, values in arrays.items():
-        if not name.startswith(TERM_SITES):
-            draws |= _elements(name, values)
     for term in design.terms:
         sd = arrays[f"sd_{term.label}"]
         sd = sd.reshape(*sd.shape[:2], -1)
@@ -174,7 +172,14 @@ def _for_each_draw(
         return fn(family.distribution(eta, parameters, trials), key)
 
     parameters = {name: jnp.asarray(values[name]) for name in family.parameters}
-    return np.asarray(jax.vmap(of_draw)(jnp.asarray(eta), parameters, keys), np.float64)
+    try:
+        results = jax.vmap(of_draw)(jnp.asarray(eta), parameters, keys)
+    except NotImplementedError as error:
+        raise ValueError(
+            f"Outcomes of the family {family.name!r} have no mean that can be predicted here. For "
+            f"survival times use models.survival_curves or models.restricted_mean."
+        ) from error
+    return np.asarray(results, np.float64)
 
 
 def local_term(design: Any) -> Any:

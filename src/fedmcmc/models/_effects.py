@@ -102,6 +102,8 @@ def levels_of(column: str, design: Any, tables: Mapping[Any, Any]) -> tuple[Any,
 
 def default_statistics(family: Any) -> dict[str, Any]:
     """Return the statistics of `ModelFit.pp_check`."""
+    if hasattr(family, "hazard"):
+        return {"time": lambda rows: rows["y"][:, 0], "events": lambda rows: rows["y"][:, 1]}
     statistics: dict[str, Any] = {"outcome": lambda rows: rows["y"]}
     if family.name in ("bernoulli", "ordinal"):
         return statistics

@@ -5,36 +5,30 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from fedmcmc._checks import missing_extra_error
 
-_CLOSING = {"(": ")", "[": "]", "{": "}"}
-FUNCTIONS = frozenset(
-    "log log2 log10 log1p exp expm1 sqrt abs sin cos tanh floor ceil minimum maximum where".split()
+FUNCTIONS = (
+    *("log", "log2", "log10", "log1p", "exp", "expm1", "sqrt", "abs", "sin", "cos", "tanh"),
+    *("floor", "ceil", "minimum", "maximum", "where"),
 )
 """Functions of NumPy that a formula may call on columns."""
-STATEFUL = frozenset("s bs cr cs cc poly center scale standardize".split())
+STATEFUL = ("s", "bs", "cr", "cs", "cc", "poly", "center", "scale", "standardize")
 """Functions whose columns depend on quantiles or moments of all clients' rows."""
-_CODINGS = frozenset("C I Treatment Sum Poly Helmert Diff".split())
-_CONTRASTS = frozenset("treatment sum poly helmert diff SAS".split())
-_NODES = (
-    ast.Expression, ast.Call, ast.keyword, ast.Name, ast.Load, ast.Constant, ast.BinOp, ast.UnaryOp,
-    ast.Compare, ast.BoolOp, ast.operator, ast.unaryop, ast.cmpop, ast.boolop, ast.List, ast.Tuple,
-)  # fmt: skip
+_CALLED = (*FUNCTIONS, *STATEFUL, "C", "I", "Treatment", "Sum", "Poly", "Helmert", "Diff")
+_ATTRIBUTES = {"contr": ("treatment", "sum", "poly", "helmert", "diff", "SAS"), "np": FUNCTIONS}
+_PARTS = (
+    *(ast.operator, ast.unaryop, ast.cmpop, ast.boolop, ast.expr_context, ast.keyword, ast.Call),
+    *(ast.Expression, ast.Constant, ast.BinOp, ast.UnaryOp, ast.Compare, ast.BoolOp),
+    *(ast.List, ast.Tuple),
+)
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
 @dataclass(frozen=True)
 class RandomTerm:
-    """Random effects ``(left | factors)`` of a formula.
-
-    Attributes
-    ----------
-    left
-        Formula of the columns whose coefficients vary, such as ``1 + age``.
-    factors
-        Names of the columns whose combinations are the groups.
-    correlated
-        Whether the coefficients of a group are correlated; false for ``(left || factors)``.
-    """
+    """Random effects ``(left | factors)``, without correlations for ``(left || factors)``."""
 
     left: str
     factors: tuple[str, ...]
@@ -48,14 +42,12 @@ class RandomTerm:
 
 @dataclass(frozen=True)
 class Formula:
-    """Parts of a formula.
+    """Parts of a formula, see `parse`.
 
     Attributes
     ----------
-    text
-        Formula as written.
-    response
-        Text to the left of ``~``, without `trials` and `weights`.
+    text, response
+        Formula as written, and its left side without `trials` and `weights`.
     outcome
         Pairs of an array's name and its expression: ``y``, or ``time`` with ``event``, ``start`` or
         ``upper`` for a response ``Surv(...)``.
@@ -68,15 +60,7 @@ class Formula:
     missing
         Pairs of a covariate that may be missing and the right side of its model.
     sampling_weights
-        Column of the sampling weights, which `weights` are proportional to, or ``None``.
-
-    Examples
-    --------
-    >>> formula = parse("y | trials(n) ~ age + offset(log(t)) + (1 | hospital/patient)")
-    >>> formula.fixed, formula.trials, formula.offset
-    ('age', 'n', 'log(t)')
-    >>> [term.label for term in formula.random]
-    ['hospital', 'hospital:patient']
+        Column of the sampling weights, to which `weights` are proportional, or ``None``.
     """
 
     text: str
@@ -110,17 +94,17 @@ class Formula:
     @property
     def covariates(self) -> tuple[str, ...]:
         """Names of the columns of all coefficients, without grouping factors."""
-        return tuple(dict.fromkeys(x for text in self.parts for x in columns_of(text)))
+        return tuple(dict.fromkeys(name for text in self.parts for name in columns_of(text)))
 
     @property
     def factors(self) -> tuple[str, ...]:
         """Names of the grouping factors."""
-        return tuple(dict.fromkeys(x for term in self.random for x in term.factors))
+        return tuple(dict.fromkeys(name for term in self.random for name in term.factors))
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of all columns that the formula needs."""
-        names = [x for text in self.rows.values() for x in names_in(text)]
+        names = [name for text in self.rows.values() for name in names_in(text)]
         return tuple(dict.fromkeys([*names, *self.covariates, *self.factors]))
 
 
@@ -143,31 +127,30 @@ def parse(text: str) -> Formula:
 
     Examples
     --------
-    >>> parse("use ~ age + urban + (1 + urban | district)").random
-    (RandomTerm(left='1 + urban', factors=('district',), correlated=True),)
+    >>> formula = parse("y | trials(n) ~ age + offset(log(t)) + (1 | hospital/patient)")
+    >>> formula.fixed, formula.trials, formula.offset
+    ('age', 'n', 'log(t)')
+    >>> [term.label for term in formula.random]
+    ['hospital', 'hospital:patient']
     """
     sides = [piece for _, piece in split(text, ("~",))]
     if len(sides) != 2 or not all(sides):
         raise ValueError(f"A formula is 'response ~ terms', such as 'y ~ age'; got {text!r}.")
     response, options = _read_response(sides[0])
-    fixed: list[str] = []
-    offsets: list[str] = []
+    fixed, offsets = "", []
     random: list[RandomTerm] = []
     for sign, piece in split(sides[1], ("+", "-")):
-        bars = _in_brackets(piece)
-        if bars is not None and len(list(split(bars, ("||", "|")))) > 1:
-            if sign == "-":
-                raise ValueError(f"Random effects cannot be subtracted: '- {piece}' in {text!r}.")
-            random += _read_bars(bars)
-        elif len(list(split(piece, ("||", "|")))) > 1:
+        if sign != "-" and _has_bar(_in_brackets(piece)):
+            random += _read_bars(piece[1:-1])
+        elif _has_bar(piece) or _has_bar(_in_brackets(piece)):
             raise ValueError(
-                f"Write random effects in brackets, such as ({piece}), and add them with '+'; got "
-                f"{piece!r} in {text!r}."
+                f"Random effects are in brackets and added, such as '+ (1 | hospital)'; got "
+                f"'{sign} {piece}' in {text!r}."
             )
         elif piece.startswith("offset("):
-            offsets += _arguments(piece, "offset", 1)[0]
-        elif piece or sign == "-":
-            fixed.append(f"{'- ' if sign == '-' else '+ ' if fixed else ''}{piece}")
+            offsets += _arguments(piece, (1,))[0]
+        else:
+            fixed += f" {sign or '+'} {piece}" if piece else ""
     labels = [term.label for term in random]
     repeated = [label for label in labels if labels.count(label) > 1]
     if repeated:
@@ -175,27 +158,29 @@ def parse(text: str) -> Formula:
             f"Two terms of {text!r} have the groups {repeated[0]!r}. Write one term, such as "
             f"(1 + x || {repeated[0]}) for coefficients without correlations."
         )
-    offset = " + ".join(offsets) if offsets else None
-    formula = Formula(text, response, (), " ".join(fixed) or "1", tuple(random), offset, **options)
-    formula = Formula(**{**vars(formula), "outcome": _read_outcome(response)})
-    for expression in formula.rows.values():
-        check_expression(expression, text)
-    for left in (formula.fixed, *(term.left for term in random)):
-        columns_of(left)
-    for factor in formula.factors:
-        if f"C({factor})" in terms_of(formula.fixed) or factor in terms_of(formula.fixed):
+    formula = Formula(
+        text,
+        response,
+        _read_outcome(response),
+        fixed.removeprefix(" + ").strip() or "1",
+        tuple(random),
+        " + ".join(offsets) or None,
+        options.get("trials"),
+        options.get("weights"),
+    )
+    _ = formula.columns  # raises for unknown functions
+    for term in read_terms(formula.fixed):
+        names = [x.expr.removeprefix("C(").partition(",")[0].rstrip(")") for x in term.factors]
+        if len(names) == 1 and names[0] in formula.factors:
             raise ValueError(
-                f"{factor!r} has both a coefficient and random effects in {text!r}. Keep one of "
+                f"{names[0]!r} has both coefficients and random effects in {text!r}. Keep one of "
                 f"the two."
             )
     return formula
 
 
 def split(text: str, marks: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Yield the pieces of a text between `marks`, each with the mark in front of it.
-
-    Marks in brackets and in quotes do not count.
-    """
+    """Yield the pieces of a text between marks outside of brackets, with the mark before each."""
     expected: list[str] = []
     quote, mark, begin, i = "", "", 0, 0
     while i < len(text):
@@ -211,10 +196,10 @@ def split(text: str, marks: tuple[str, ...]) -> Iterator[tuple[str, str]]:
             if not expected or expected.pop() != letter:
                 raise ValueError(f"A bracket {letter!r} closes nothing in {text!r}.")
         elif not expected:
-            mark_at_i = next((x for x in marks if text.startswith(x, i)), None)
-            if mark_at_i is not None:
+            new_mark = next((x for x in marks if text.startswith(x, i)), None)
+            if new_mark is not None:
                 yield mark, text[begin:i].strip()
-                mark, begin = mark_at_i, i + len(mark_at_i)
+                mark, begin = new_mark, i + len(new_mark)
                 i = begin - 1
         i += 1
     if quote or expected:
@@ -222,65 +207,59 @@ def split(text: str, marks: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     yield mark, text[begin:].strip()
 
 
-def _in_brackets(piece: str) -> str | None:
-    """Return the inside of a piece that is a single pair of brackets, else ``None``."""
-    if not (piece.startswith("(") and piece.endswith(")")):
-        return None
-    depth = 0
-    for i, letter in enumerate(piece):
-        depth += (letter == "(") - (letter == ")")
-        if depth == 0:
-            return piece[1:i].strip() if i == len(piece) - 1 else None
-    return None
+def _has_bar(text: str) -> bool:
+    return len(list(split(text, ("|",)))) > 1
 
 
-def _read_bars(bars: str) -> list[RandomTerm]:
-    """Return the terms of ``left | groups``, one per level of nesting."""
+def _in_brackets(piece: str) -> str:
+    """Return the inside of a piece that is a single pair of brackets, else an empty text."""
+    if piece.startswith("(") and piece.endswith(")"):
+        try:
+            return next(split(piece[1:-1], ()))[1]
+        except ValueError:  # such as (a) + (b)
+            pass
+    return ""
+
+
+def _read_bars(bars: str) -> Iterator[RandomTerm]:
+    """Yield the terms of ``left | groups``, one per level of nesting."""
     parts = list(split(bars, ("||", "|")))
     if len(parts) != 2 or not all(piece for _, piece in parts):
-        raise ValueError(
-            f"Random effects are (terms | group), such as (1 | hospital); got ({bars})."
-        )
-    (_, left), (mark, groups) = parts
-    factors: tuple[str, ...] = ()
-    terms = []
-    for _, level in split(groups, ("/",)):
-        names = tuple(piece.strip("`") for _, piece in split(level, (":",)))
-        for name in names:
-            if not name.isidentifier() and f"`{name}`" not in level:
+        raise ValueError(f"Random effects are (terms | group), such as (1 | site); got ({bars}).")
+    factors: dict[str, None] = {}
+    for _, level in split(parts[1][1], ("/",)):
+        for _, name in split(level, (":",)):
+            if not name.isidentifier() and not (name.startswith("`") and name.endswith("`")):
                 raise ValueError(
                     f"Groups are names of columns, such as hospital, hospital/patient or "
-                    f"hospital:ward; got {groups!r} in ({bars})."
+                    f"hospital:ward; got {parts[1][1]!r} in ({bars})."
                 )
-        factors += tuple(name for name in names if name not in factors)
-        terms.append(RandomTerm(left, factors, mark == "|"))
-    return terms
+            factors[name.strip("`")] = None
+        yield RandomTerm(parts[0][1], tuple(factors), parts[1][0] == "|")
 
 
 def _read_response(text: str) -> tuple[str, dict[str, str]]:
     """Return the response without its options, and the options ``trials`` and ``weights``."""
-    pieces = [piece for _, piece in split(text, ("|",))]
-    options: dict[str, str] = {}
-    for _, piece in split(pieces[1], ("+",)) if len(pieces) == 2 else ():
+    (_, response), *pieces = split(text, ("|", "+")) if _has_bar(text) else [("", text)]
+    options = {}
+    for _, piece in pieces:
         name = piece.partition("(")[0].strip()
         if name not in ("trials", "weights"):
             raise ValueError(
-                f"After the response stand 'trials(n)' or 'weights(w)', such as 'y | trials(n)'; "
-                f"got {piece!r}."
+                f"A response may end with '| trials(n)', '| weights(w)' or '| trials(n) + "
+                f"weights(w)'; got {text!r}."
             )
-        options[name] = _arguments(piece, name, 1)[0][0]
-    if len(pieces) > 2:
-        raise ValueError(f"Write 'y | trials(n) + weights(w)' with a single bar; got {text!r}.")
-    return pieces[0], options
+        options[name] = _arguments(piece, (1,))[0][0]
+    return response, options
 
 
 def _read_outcome(response: str) -> tuple[tuple[str, str], ...]:
     """Return the names and expressions of the outcome's arrays."""
     if not response.startswith("Surv("):
         return (("y", response),)
-    arguments, keywords = _arguments(response, "Surv", 2, 3)
-    kind = ast.literal_eval(keywords.pop("type", "None"))
-    names = ("time", "event") if len(arguments) == 2 else ("start", "time", "event")
+    arguments, keywords = _arguments(response, (2, 3))
+    kind = keywords.pop("type", None)
+    names = ("start", "time", "event")[3 - len(arguments) :]
     if kind in ("interval", "interval2") and len(arguments) == 2:
         names = ("time", "upper")
     elif keywords or kind not in (None, "right", "counting"):
@@ -291,114 +270,87 @@ def _read_outcome(response: str) -> tuple[tuple[str, str], ...]:
     return tuple(zip(names, arguments, strict=True))
 
 
-def _arguments(call: str, name: str, *counts: int) -> tuple[list[str], dict[str, str]]:
-    """Return the positional arguments and the keywords of a call as texts."""
-    inside = _in_brackets(call[len(name) :].strip())
-    pieces = [piece for _, piece in split(inside or "", (",",))]
-    arguments, keywords = [], {}
-    for piece in pieces:
-        key, _, value = piece.partition("=")
-        if key.strip().isidentifier() and value and not value.startswith("="):
-            keywords[key.strip()] = value.strip()
-        elif piece:
-            arguments.append(piece)
-    if len(arguments) not in counts:
-        number = " or ".join(map(str, counts))
-        raise ValueError(f"{name}(...) takes {number} arguments, got {call!r}.")
-    return arguments, keywords
+def _arguments(text: str, counts: tuple[int, ...]) -> tuple[list[str], dict[str, Any]]:
+    """Return the positional arguments of a call as texts, and its keywords."""
+    try:
+        call: Any = ast.parse(text, mode="eval").body
+        keywords = {x.arg: ast.literal_eval(x.value) for x in call.keywords}
+    except (SyntaxError, AttributeError, ValueError) as error:
+        raise ValueError(f"{text!r} cannot be read: {error}.") from error
+    if len(call.args) not in counts:
+        raise ValueError(f"{text!r} needs {' or '.join(map(str, counts))} arguments.")
+    return [ast.unparse(x) for x in call.args], keywords
 
 
-def terms_of(text: str) -> dict[str, list[str]]:
-    """Return the terms of a formula without a response, each with its factors' expressions."""
-    return {str(term): [str(factor) for factor in term.factors] for term in _read_terms(text)}
-
-
-def columns_of(text: str) -> list[str]:
-    """Return the columns of a formula without a response; raise for unknown functions."""
-    names: list[str] = []
-    for term in _read_terms(text):
-        for factor in term.factors:
-            if factor.eval_method.value == "lookup":
-                names.append(factor.expr)
-            elif factor.eval_method.value == "python":
-                names += check_expression(factor.expr, text)
-    return list(dict.fromkeys(names))
-
-
-def calls_in(text: str) -> list[ast.Call]:
-    """Return the calls of functions in a formula without a response, outer calls first."""
-    trees = [
-        ast.parse(factor.expr, mode="eval")
-        for term in _read_terms(text)
-        for factor in term.factors
-        if factor.eval_method.value == "python"
-    ]
-    return [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
-
-
-def _read_terms(text: str) -> list[Any]:
+def read_terms(text: str) -> list[Any]:
+    """Return formulaic's terms of a formula without a response."""
     try:
         import formulaic
     except ImportError as error:
         raise missing_extra_error("Formulas need formulaic and pandas", "models") from error
     try:
-        terms: Any = formulaic.Formula(text)
-        if not isinstance(terms, formulaic.SimpleFormula):
-            raise ValueError("'|' and '~' separate parts.")
+        return list(formulaic.SimpleFormula.from_spec(formulaic.Formula(text)))
     except (formulaic.errors.FormulaicError, SyntaxError, ValueError, RecursionError) as error:
         reason = str(error).strip().splitlines()[0].partition(". ")[0].rstrip(".")
         raise ValueError(f"The terms {text!r} cannot be read: {reason}.") from error
-    return list(terms)
+
+
+def columns_of(text: str) -> list[str]:
+    """Return the columns of a formula without a response; raise for unknown functions."""
+    factors = [factor for term in read_terms(text) for factor in term.factors]
+    names = [
+        [factor.expr] if factor.eval_method.value == "lookup" else names_in(factor.expr)
+        for factor in factors
+    ]
+    return list(dict.fromkeys(name for x in names for name in x))
+
+
+def calls_in(text: str) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield the function, the text and the columns of each call in a formula."""
+    for term in read_terms(text):
+        for factor in term.factors:
+            if factor.eval_method.value == "python":
+                for node in ast.walk(ast.parse(factor.expr, mode="eval")):
+                    if isinstance(node, ast.Call):
+                        call = ast.unparse(node)
+                        yield ast.unparse(node.func), call, names_in(call)
 
 
 def names_in(expression: str) -> list[str]:
-    """Return the columns of an expression; a name in backticks is a column as well."""
-    if expression.startswith("`") and expression.count("`") == 2:
-        return [expression.strip("`")]
-    return check_expression(expression, expression)
+    """Return the columns of an expression of Python, or of a name in backticks.
 
-
-def check_expression(expression: str, text: str) -> list[str]:
-    """Return the columns of an expression of Python.
-
-    Raise `ValueError` unless it has only arithmetic, comparisons and functions of this module, so
-    that a formula of another site cannot run other code.
+    Raise `ValueError` unless it has only arithmetic, comparisons and functions of formulas, so that
+    the formula of another site cannot run other code.
     """
-    if expression.startswith("`") and expression.count("`") == 2:
+    if expression.startswith("`"):
         return [expression.strip("`")]
     try:
         tree = ast.parse(expression, mode="eval")
     except SyntaxError as error:
-        raise ValueError(f"{expression!r} in {text!r} cannot be read: {error.msg}.") from error
-    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-    modules: set[int] = set()
-    names = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            module, name = node.value.id, node.attr
-            modules.add(id(node.value))
-            if name in {"contr": _CONTRASTS, "np": FUNCTIONS}.get(module, ()):
-                continue
-        elif isinstance(node, ast.Name) and id(node) in called:
-            if node.id in FUNCTIONS | STATEFUL | _CODINGS:
-                continue
-        elif isinstance(node, _NODES):
-            is_column = isinstance(node, ast.Name) and id(node) not in modules
-            if is_column and node.id not in _CODINGS:
+        raise ValueError(f"{expression!r} cannot be read: {error.msg}.") from error
+    called, names = set(), []
+    for node in ast.walk(tree):  # parents come before their parts
+        if isinstance(node, ast.Call):
+            called.add(id(node.func))
+        if isinstance(node, ast.Name):
+            if id(node) not in called and node.id not in _CALLED:
                 names.append(node.id)
-            continue
-        known = ", ".join(sorted(FUNCTIONS | STATEFUL | {"C", "I"}))
-        raise ValueError(
-            f"{ast.unparse(node)!r} in {text!r} is no function of formulas. Use {known}, or compute "
-            f"the column before."
-        )
-    return list(dict.fromkeys(names))
+                continue
+            is_valid = id(node) not in called or node.id in _CALLED
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            is_valid = node.attr in _ATTRIBUTES.get(node.value.id, ())
+        else:
+            is_valid = isinstance(node, _PARTS)
+        if not is_valid:
+            raise ValueError(
+                f"{ast.unparse(node)!r} in {expression!r} is no function of formulas, such as "
+                f"{', '.join((*STATEFUL, *FUNCTIONS))}. Compute the column before."
+            )
+    return [name for name in dict.fromkeys(names) if name not in _ATTRIBUTES]
 
 
 def evaluate(expression: str, columns: Mapping[str, Any]) -> Any:
-    """Return an expression of columns, which `check_expression` has accepted."""
-    import numpy as np
-
+    """Return an expression of columns, which `names_in` has accepted."""
     if expression.strip("`") in columns:
         return columns[expression.strip("`")]
     functions = {name: getattr(np, name) for name in FUNCTIONS}

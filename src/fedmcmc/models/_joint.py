@@ -24,42 +24,29 @@ CLIENT, GROUP = "client index", "group index"
 
 @dataclass(frozen=True)
 class RowModel:
-    """A NumPyro model as a function of one row, and of all sites in the user's space."""
+    """Model of the rows of all clients, at values of all sites in the user's space."""
 
     model: Any
 
-    def trace(self, position: ArrayTree, row: Mapping[str, Array]) -> Any:
-        """Return the observed sites of a row, at values ``{"shared": ..., "local": ...}``."""
-        columns = {name: x[None] for name, x in row.items() if name not in (CLIENT, GROUP)}
-        local = {name: x[row[CLIENT], row[GROUP]] for name, x in position["local"].items()}
+    def observed(self, position: ArrayTree, rows: Mapping[str, Array]) -> dict[str, Any]:
+        """Return the observed sites at a position ``{"shared": ..., "local": ...}``."""
+        columns = {name: x for name, x in rows.items() if name not in (CLIENT, GROUP)}
+        local = {name: x[rows[CLIENT], rows[GROUP]] for name, x in position["local"].items()}
         model = handlers.substitute(self.model, data={**position["shared"], **local})
         with handlers.block(), handlers.trace() as trace:
             handlers.seed(model, jax.random.key(0))(**columns)
-        return {
-            name: site
-            for name, site in trace.items()
-            if site["type"] == "sample" and site["is_observed"]
-        }
+        return {name: x for name, x in trace.items() if x.get("is_observed")}
 
     def log_likelihood(self, position: ArrayTree, rows: Mapping[str, Array]) -> Array:
-        """Return one term per row, ``[num_rows]``."""
-
-        def of_row(row: Mapping[str, Array]) -> Array:
-            sites = self.trace(position, row).values()
-            terms = [jnp.sum(site["fn"].log_prob(site["value"])) for site in sites]
-            return jnp.sum(jnp.stack(terms))
-
-        return jax.vmap(of_row)(rows)
+        """Return the log density of each row, ``[num_rows]``, without weights."""
+        sites = self.observed(position, rows).values()
+        terms = [site["fn"].log_prob(site["value"]) for site in sites]
+        return jnp.sum(jnp.stack(terms), axis=0)
 
     def resample(self, key: Array, position: ArrayTree, rows: Mapping[str, Array]) -> ArrayTree:
         """Return rows with outcomes drawn from the model."""
-
-        def of_row(key: Array, row: Mapping[str, Array]) -> dict[str, Array]:
-            sites = self.trace(position, row)
-            return {name: site["fn"].sample(key)[0] for name, site in sites.items()}
-
-        num_rows = len(rows[CLIENT])
-        drawn = jax.vmap(of_row)(jax.random.split(key, num_rows), dict(rows))
+        sites = self.observed(position, rows)
+        drawn = {name: site["fn"].sample(key) for name, site in sites.items()}
         return {**rows, **{name: x.astype(rows[name].dtype) for name, x in drawn.items()}}
 
     def logprior(self, position: ArrayTree) -> Array:

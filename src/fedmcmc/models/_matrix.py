@@ -2,13 +2,14 @@
 
 import ast
 import functools
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedmcmc.models._columns import SiteRows
-from fedmcmc.models._formula import FUNCTIONS, STATEFUL, calls_in, check_expression, columns_of
+from fedmcmc.models._formula import FUNCTIONS, STATEFUL, calls_in, columns_of
 
 if TYPE_CHECKING:
     from fedmcmc.models._schema import Numbers
@@ -44,47 +45,47 @@ class Matrix:
         self.text, self._columns = text, columns_of(text)
         self._levels = {name: levels[name] for name in self._columns if name in levels}
         self._numbers = {name: numbers[name] for name in self._columns if name not in levels}
-        _check_calls(text)
-        num = NUM_QUANTILES + 2
-        reference: dict[str, np.ndarray] = {}
-        for name, number in self._numbers.items():
-            probabilities = (np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES
-            reference[name] = number.quantile(np.concatenate(([0.0], probabilities, [1.0])))
-        for name, names in self._levels.items():
-            reference[name] = np.resize(np.array(names, object), num)
+        for function, call, names in calls_in(text):
+            if function in STATEFUL and len(names) != 1:
+                raise ValueError(
+                    f"{call!r} must be a function of a single column, and has "
+                    f"{', '.join(names) or 'none'}. Compute the column before."
+                )
+        probabilities = (np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES
+        probabilities = np.concatenate(([0.0], probabilities, [1.0]))
+        num = len(probabilities)
+        columns = {name: x.quantile(probabilities) for name, x in self._numbers.items()}
+        columns |= {name: np.resize(np.array(x, object), num) for name, x in self._levels.items()}
+        reference = SiteRows("", num, columns, np.arange(num), {})
         spec: Any = formulaic.ModelSpec(
             formulaic.Formula(text),
             output="numpy",
             na_action=formulaic.materializers.NAAction.IGNORE,
         )
-        self._spec = self._evaluate(spec, reference, num).model_spec
+        self._spec = self._evaluate(spec, reference).model_spec
         for call, state in self._spec.transform_state.items():
             self._set_moments(call, state)
             _check_knots(call, state)
-        self.names = tuple(_shorten(self._spec))
-        if len(set(self.names)) < len(self.names):
-            self.names = tuple(self._spec.column_names)
+        names = _shorten(self._spec)
+        is_clear = len(set(names)) == len(names)
+        self.names: tuple[str, ...] = tuple(names if is_clear else self._spec.column_names)
 
     def array(self, rows: SiteRows) -> np.ndarray:
         """Return the columns of a site's complete rows, ``[num_rows, num_columns]``."""
-        array = np.asarray(self._evaluate(self._spec, rows.columns, len(rows.numbers)), np.float64)
-        is_wrong = ~np.isfinite(array)
-        if is_wrong.any():
-            row, column = np.argwhere(is_wrong)[0].tolist()
-            raise ValueError(
-                f"{rows.where(self.names[column], row)} is {array[row, column]}; values must be "
-                f"finite."
-            )
+        array = np.asarray(self._evaluate(self._spec, rows), np.float64)
+        for name, column in zip(self.names, array.T, strict=True):
+            rows.require(np.isfinite(column), name, column, "finite")
         return array
 
-    def _evaluate(self, spec: Any, columns: Mapping[str, np.ndarray], num_rows: int) -> Any:
+    def _evaluate(self, spec: Any, rows: SiteRows) -> Any:
         import pandas as pd
 
-        table = pd.DataFrame(index=range(num_rows))
+        table = pd.DataFrame(index=range(len(rows.numbers)))
         for name in self._columns:
-            values: Any = columns[name]
+            values: Any = rows.columns[name]
             if name in self._levels:
-                values = pd.Categorical(values, categories=list(self._levels[name]))
+                names = list(self._levels[name])
+                values = pd.Categorical.from_codes(rows.codes(name, names), categories=names)
             table[name] = values
         with np.errstate(all="ignore"):
             try:
@@ -115,7 +116,7 @@ def _functions() -> dict[str, Any]:
     from formulaic.materializers.types import FactorValues
     from formulaic.transforms import natural_cubic_spline, stateful_transform
 
-    @stateful_transform
+    @stateful_transform  # type: ignore[untyped-decorator]
     def s(x: Any, df: int = 4, _state: dict[str, Any] | None = None) -> Any:
         # The basis is one at its knot and zero at the others, and sums to one. Without the
         # column of the lowest knot it spans no constant.
@@ -124,18 +125,6 @@ def _functions() -> dict[str, Any]:
         return FactorValues(columns, kind="numerical", format="{name}[{field}]", encoded=False)
 
     return {**{name: getattr(np, name) for name in FUNCTIONS}, "s": s}
-
-
-def _check_calls(text: str) -> None:
-    """Raise if a spline or a scaled column is a function of several columns."""
-    for call in calls_in(text):
-        if getattr(call.func, "id", "") in STATEFUL:
-            names = [x for x in check_expression(ast.unparse(call), text)]
-            if len(names) != 1:
-                raise ValueError(
-                    f"{ast.unparse(call)!r} must be a function of a single column, and has "
-                    f"{', '.join(names) or 'none'}. Compute the column before."
-                )
 
 
 def _check_knots(call: str, state: Mapping[str, Any]) -> None:
@@ -149,27 +138,20 @@ def _check_knots(call: str, state: Mapping[str, Any]) -> None:
 
 
 def _shorten(spec: Any) -> list[str]:
-    """Return names of columns without formulaic's marks: ``urban[Y]``, not ``urban[T.Y]``."""
+    """Return names of columns without formulaic's marks: ``urban[Y]``, not ``C(urban)[T.Y]``."""
     names = []
     for _, scoped_terms, columns in spec.structure:
-        factors = [scoped.factor.expr for term in scoped_terms for scoped in term.factors]
         for column in columns:
-            names.append(_shorten_column(column, tuple(dict.fromkeys(factors))))
+            name = column
+            for term in scoped_terms:
+                texts = [re.escape(x.factor.expr) + r"(\[.*\])?" for x in term.factors]
+                match = re.fullmatch(":".join(texts), column) if texts else None
+                if match:
+                    parts = []
+                    for x, field in zip(term.factors, match.groups(default=""), strict=True):
+                        coded = re.fullmatch(r"C\((\w+)(,.*)?\)", x.factor.expr)
+                        field = "[" + field[3:] if field.startswith("[T.") and x.reduced else field
+                        parts.append((coded[1] if coded else x.factor.expr) + field)
+                    name = ":".join(parts)
+            names.append(name)
     return names
-
-
-def _shorten_column(column: str, factors: tuple[str, ...]) -> str:
-    """Return the short name of a column, a product of some of `factors`."""
-    parts = []
-    while column:
-        factor = max((x for x in factors if column.startswith(x)), key=len, default=column)
-        remainder = column[len(factor) :]
-        # The field in brackets ends where the next factor begins.
-        ends = [i for x in factors if (i := remainder.find(f"]:{x}")) >= 0]
-        end = 0 if not remainder.startswith("[") else min(ends, default=len(remainder) - 1) + 1
-        field, column = remainder[:end], remainder[end + 1 :]
-        node = ast.parse(factor, mode="eval").body if factor.startswith("C(") else None
-        if isinstance(node, ast.Call) and isinstance(node.args[0], ast.Name):
-            factor = node.args[0].id
-        parts.append(factor + ("[" + field[3:] if field.startswith("[T.") else field))
-    return ":".join(parts)

@@ -112,22 +112,25 @@ def check_missing(formula: Formula, schema: Any, max_missing: float) -> None:
             )
 
 
-def fill_missing(formula: Formula, site: SiteRows, schema: Any) -> SiteRows:
+def fill_missing(formula: Formula, site: SiteRows, numbers: Mapping[str, Any]) -> SiteRows:
     """Return rows whose missing covariates have the mean of all sites, for design matrices."""
     columns = dict(site.columns)
     for name, _ in formula.missing:
-        columns[name] = np.nan_to_num(columns[name], nan=schema.numbers[name].mean)
+        columns[name] = np.nan_to_num(columns[name], nan=numbers[name].mean)
     return replace(site, columns=columns)
 
 
-def covariate_models(formula: Formula, schema: Any) -> tuple[CovariateModel, ...]:
-    """Return the models of missing covariates with the facts of the schema."""
+def covariate_models(
+    schema: Any, names: Sequence[str], centers: np.ndarray, columns: Mapping[str, Sequence[str]]
+) -> tuple[CovariateModel, ...]:
+    """Return models of covariates, from `names` and `centers` of ``x`` and columns of each one."""
     models = []
-    for name, _ in formula.missing:
-        column, number = schema.names.index(name), schema.numbers[name]
-        center = schema.means[column] * ("1" in terms_of(formula.fixed))
-        moments = schema.covariates[name]
-        models.append(CovariateModel(name, column, center, number.mean, number.sd, *moments))
+    for name, all_columns in columns.items():
+        used = tuple(x for x in all_columns if x != "Intercept")
+        numbers, number = [schema.columns[f"{name} ~ {x}"] for x in used], schema.numbers[name]
+        moments = tuple(x.mean for x in numbers), tuple(x.sd for x in numbers)
+        place = names.index(name), float(centers[names.index(name)])
+        models.append(CovariateModel(name, *place, number.mean, number.sd, used, *moments))
     return tuple(models)
 
 

@@ -8,22 +8,20 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
-from jax import Array
 
 from fedmcmc import criticism, hierarchy
 from fedmcmc.data import FederatedData
 from fedmcmc.diagnostics import Verdict
 from fedmcmc.fitting import Fitted
 from fedmcmc.models import _effects, _tables, _text
+from fedmcmc.models._columns import split_tables
 from fedmcmc.models._draws import MAX_DRAWS, EffectDraws, Values, local_term, named_draws, thin
 from fedmcmc.models._joint import joint_posterior, row_groups
 from fedmcmc.models._predict import predict_rows
+from fedmcmc.models._saving import store_model_fit
 from fedmcmc.models._weights import robust_samples
-from fedmcmc.records import Samples
+from fedmcmc.records import Samples, write_netcdf
 from fedmcmc.types import Posterior
-
-NUM_UNPOOLED = 200
-"""Number of draws of the shared parameters for estimates without pooling."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -80,7 +78,7 @@ class ModelFit:
     @cached_property
     def draws(self) -> dict[str, np.ndarray]:
         """Draws ``[num_chains, num_draws]`` by the names of `summary`."""
-        return named_draws(self.samples.constrained, self.design)
+        return named_draws(self.samples.constrained, self.design, self.family)
 
     @cached_property
     def effect_draws(self) -> EffectDraws:
@@ -116,8 +114,9 @@ class ModelFit:
         Parameters
         ----------
         tables
-            Client to table, as in the call of `glmm`.
+            Table of each client, or one table, as in the call of `glm`.
         """
+        tables = split_tables(tables, self.design.schema.client)
         return replace(self, tables=tables, data=self.design.data(tables))
 
     def summary(
@@ -133,8 +132,8 @@ class ModelFit:
         prob
             Probability of the central intervals.
         robust
-            If true, draws have the spread of the sandwich estimator (HC0), for a family that may
-            be wrong; always so with sampling weights. In a simulation, without random effects.
+            If true, draws have the spread of the sandwich estimator (HC0), which holds if the
+            family is wrong; with sampling weights, all draws have. Needs the rows (a simulation).
 
         Returns
         -------
@@ -146,7 +145,8 @@ class ModelFit:
         Raises
         ------
         ValueError
-            If coefficients of the link are not logarithms of ratios.
+            If coefficients of the link are not logarithms of ratios, or if `robust` is true and
+            the model has random effects.
         """
         ratio = ""
         if exponentiate:
@@ -161,7 +161,7 @@ class ModelFit:
         if robust:
             formula = self.design.formula
             samples = robust_samples(self.samples, self.posterior, self._data(), formula)
-            draws = named_draws(samples.constrained, self.design)
+            draws = named_draws(samples.constrained, self.design, self.family)
         return _tables.summary_table(draws, names, self.verdict, prob, ratio)
 
     def varcorr(self, *, prob: float = 0.9) -> Any:
@@ -284,6 +284,11 @@ class ModelFit:
         pandas.DataFrame
             A row per value and per contrast: mean, median, sd, interval, and the probability of a
             contrast above zero (difference) or one (ratio).
+
+        Raises
+        ------
+        ValueError
+            If a covariate of the model may be missing.
         """
         if getattr(self.design, "covariates", ()):
             raise ValueError(
@@ -372,8 +377,32 @@ class ModelFit:
         return _text.methods(self)
 
     def save(self, path: str | Path) -> Path:
-        """Write the fit to a NetCDF file, without rows, for `fedmcmc.load`."""
-        raise NotImplementedError
+        """Write the fit to a NetCDF file, for `fedmcmc.load` and ArviZ.
+
+        The file has draws, formula, schema (sums over all sites), priors, verdict, report and
+        versions, but no rows.
+
+        Parameters
+        ----------
+        path
+            Path of the file, such as ``"trial.nc"``; missing folders are created.
+
+        Raises
+        ------
+        ImportError
+            If the extra ``arviz`` is not installed.
+        ValueError
+            If a prior is not a distribution of NumPyro.
+        """
+        coords: dict[str, Any] = {}
+        dims: dict[str, Any] = {}
+        if "b" in self.samples.constrained:
+            coords["coefficient"], dims["b"] = list(self.design.names), ["coefficient"]
+        for term in self.design.terms:
+            coords[f"{term.label} effect"] = list(term.names)
+            dims[f"sd_{term.label}"] = [f"{term.label} effect"]
+        datatree = self.samples.to_datatree(coords=coords, dims=dims)
+        return write_netcdf(path, store_model_fit(self), datatree)
 
     def __repr__(self) -> str:
         """Return the formula, the verdict and the summary."""

@@ -1,55 +1,94 @@
-"""Storage of fits of formula models, and loading of all saved results."""
+"""Storage of fits of formula models in NetCDF files.
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+A file has no code: models consist of dataclasses of `fedmcmc.models` and distributions of NumPyro,
+which are stored by their names and fields.
+"""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
 
 import jax
 import numpy as np
+from numpyro import distributions as dist
+from numpyro.distributions import constraints, transforms
 
 from fedmcmc.data import row_values
-from fedmcmc.fitting import Fitted, store_fitted
-from fedmcmc.hierarchy import MAX_DIMENSIONS, marginal
-from fedmcmc.pytrees import trees
-from fedmcmc.records import Samples, SavedResult, read_netcdf, restore_samples, write_netcdf
-from fedmcmc.types import Posterior
+from fedmcmc.fitting import store_fitted
+from fedmcmc.records import SavedResult
 
-if TYPE_CHECKING:
-    from fedmcmc.models._model_fit import ModelFit
+PACKAGE = "fedmcmc.models"
+ATTRIBUTES = {"base_distribution": "base_dist"}
+"""Attributes of distributions that differ from the names of their arguments."""
 
 
-def load(path: str | Path, *, posterior: Posterior | None = None) -> Any:
-    """Load a result that ``save`` of `Samples`, `Fitted` or `ModelFit` wrote.
+def store_model_fit(fit: Any) -> SavedResult:
+    """Return the content of a file with the fit, its formula, schema, priors and model."""
+    saved = store_fitted(fit.fitted)
+    shapes = fit.settings.get("row shapes") if fit.data is None else _row_shapes(fit.data)
+    saved.record |= {
+        "kind": "model",
+        "formula": fit.formula,
+        "design": _class_name(fit.design),
+        "parsed": as_record(fit.design.formula),
+        "schema": fit.design.schema.to_dict(),
+        "family": as_record(fit.family),
+        "priors": as_record(fit.priors),
+        "model": as_record(fit.model),
+        "settings": as_record(dict(fit.settings) | {"row shapes": shapes}),
+    }
+    return saved
 
-    Loading runs no code from the file. A `ModelFit` gets its model again from formula, schema and
-    priors. Other results have draws, in the user's parameters too, verdict and report, but no
-    functions.
 
-    Parameters
-    ----------
-    path
-        Path of the file.
-    posterior
-        For a `Fitted` or `Samples`, the posterior of the model (`fedmcmc.from_numpyro`), whose
-        functions the result gets.
+def _row_shapes(data: Any) -> dict[str, Any]:
+    """Return the shape and type of a row's columns by name."""
+    return {
+        name: (tuple(map(int, x.shape[1:])), np.dtype(x.dtype).name)
+        for name, x in row_values(data.rows).items()
+    }
 
-    Returns
-    -------
-    Samples, Fitted or ModelFit
-        The result. It contains no rows; `ModelFit.with_data` adds them.
+
+def as_record(value: Any) -> Any:
+    """Return an object in the form of JSON.
 
     Raises
     ------
     ValueError
-        If the file is damaged, or was not written by ``save``.
-    ImportError
-        If the extra ``arviz`` is not installed.
+        If the object consists of other parts than dataclasses of `fedmcmc.models`, distributions of
+        NumPyro, containers, numbers and text.
     """
-    saved = read_netcdf(path)
-    kind = saved.record["kind"]
-    if kind == "samples":
-        fn = None if posterior is None else posterior.constrain_fn
-        return restore_samples(Samples, saved, fn)
-    if kind == "fitted":
-        return Fitted.from_saved(saved, posterior)
-    return restore_model_fit(saved)
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, tuple | list):
+        return {type(value).__name__: [as_record(x) for x in value]}
+    if is_dataclass(value) and type(value).__module__.startswith(f"{PACKAGE}."):
+        content = {x.name: as_record(getattr(value, x.name)) for x in fields(value)}
+        return {"class": _class_name(value), "fields": content}
+    if isinstance(value, Mapping):
+        return {"dict": [[key, as_record(x)] for key, x in value.items()]}
+    if isinstance(value, np.ndarray | np.generic | jax.Array):
+        array = np.asarray(value)
+        return {"array": array.tolist(), "dtype": array.dtype.name}
+    if isinstance(value, constraints.Constraint):
+        value = getattr(value, "base_constraint", value)  # without batch dimensions
+    for name, constraint in vars(constraints).items():
+        if value is constraint:
+            return {"constraint": name}
+    for kind, module in (("distribution", dist), ("transform", transforms)):
+        name = type(value).__name__
+        if getattr(module, name, None) is type(value):
+            arguments = [
+                x for x in inspect.signature(type(value)).parameters if x != "validate_args"
+            ]
+            content = {x: as_record(getattr(value, ATTRIBUTES.get(x, x))) for x in arguments}
+            return {kind: name, "arguments": content}
+    raise ValueError(
+        f"A fit with a {type(value).__name__} ({value!r}) cannot be saved: priors must be "
+        f"distributions of NumPyro. Save fit.fitted instead."
+    )
+
+
+def _class_name(value: object) -> str:
+    module = type(value).__module__.removeprefix(f"{PACKAGE}.")
+    return f"{module}.{type(value).__name__}"

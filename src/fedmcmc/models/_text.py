@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,10 +15,13 @@ from fedmcmc.models._priors import describe
 from fedmcmc.reports import Figure, Page
 from fedmcmc.storage import versions
 
-if TYPE_CHECKING:
-    from fedmcmc.models._model_fit import ModelFit
-
-RATIOS = {"logit": "odds", "log": "rate", "cloglog": "hazard"}
+RATIOS = {
+    "logit": "odds",
+    "log": "rate",
+    "cloglog": "hazard",
+    "log hazard": "hazard",
+    "log time": "time",
+}
 """Quantity whose ratio is the exponential of a coefficient, by link."""
 MEANS = ("gaussian", "student", "gamma", "beta")
 """Families whose expected outcome is a mean instead of a rate."""
@@ -29,9 +32,7 @@ PAGE_DIGITS = "{:.3g}"
 
 def ratio_of(family: Any) -> str:
     """Return the quantity whose ratios are exponentials of coefficients, or an empty text."""
-    if getattr(family, "is_survival", False):
-        return "hazard"
-    quantity = RATIOS.get(getattr(family, "link", ""), "")
+    quantity = RATIOS.get(family.link, "")
     return "mean" if quantity == "rate" and family.name in MEANS else quantity
 
 
@@ -63,7 +64,7 @@ class ModelReport(Report):
         return page
 
 
-def make_report(fit: "ModelFit") -> ModelReport:
+def make_report(fit: Any) -> ModelReport:
     """Return the report of a fit with tables of coefficients, spreads and priors."""
     report = fit.fitted.report
     parts: list[tuple[str, Any]] = [("Model", f"{fit.formula} ({describe_family(fit.family)}).")]
@@ -98,11 +99,10 @@ def page_table(frame: Any) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
 
 def describe_family(family: Any) -> str:
     """Return the family and its link in words."""
-    link = getattr(family, "link", "")
-    return f"{family.name} family" + f", {link} link" * bool(link)
+    return f"{family.name} family, {family.link} link"
 
 
-def methods(fit: "ModelFit") -> str:
+def methods(fit: Any) -> str:
     """Return the paragraph of `ModelFit.methods_text`."""
     about = fit.fitted.report.about
     numbers = {**versions(), **{k: v for k, v in fit.samples.versions.items() if v}}
@@ -126,7 +126,7 @@ def methods(fit: "ModelFit") -> str:
     )
 
 
-def forest(fit: "ModelFit", effect: str, exponentiate: bool, prob: float) -> _tables.Forest:
+def forest(fit: Any, effect: str, exponentiate: bool, prob: float) -> _tables.Forest:
     """Return the result of `ModelFit.forest`."""
     term = local_term(fit.design)
     if term is None or effect not in term.names:
@@ -170,9 +170,7 @@ def forest(fit: "ModelFit", effect: str, exponentiate: bool, prob: float) -> _ta
     return _tables.Forest(_tables.forest_figure(table, effect, scale, reference), table)
 
 
-def _direction(
-    fit: "ModelFit", term: Any, effect: str, values: Any
-) -> tuple[np.ndarray, np.ndarray]:
+def _direction(fit: Any, term: Any, effect: str, values: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return the weights ``[k]`` of a group's effects, and the population's draws ``[num]``.
 
     The intercept is taken at average covariates, where most rows are.

@@ -36,7 +36,7 @@ def scale_weights(
             f"sampling_weights={column!r} cannot be combined with {other} in {formula.text!r}."
         )
     raw = replace(formula, weights=column)
-    factors = find_factors(raw, tables, dictionary)
+    factors = [*find_factors(raw, dictionary)]
     sites = [read_rows(raw, table, label, factors, client) for label, table in tables.items()]
     total = float(sum(row_weights(raw, site).sum() for site in sites))
     num_rows = sum(len(site.numbers) for site in sites)
@@ -68,7 +68,7 @@ def sandwich(
         scores = jnp.where(mask[:, None], scores, 0)
         if not is_frequency:
             return scores.T @ scores
-        weights = jnp.where(rows["weights"] > 0, rows["weights"], jnp.inf)
+        weights = jnp.where(mask, rows["weights"], 1)
         return scores.T @ (scores / weights[:, None])
 
     def of_client(client: Client) -> tuple[Array, Array]:

@@ -1,16 +1,13 @@
 """Storage of `Samples` in NetCDF files."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
 from fedmcmc.records._netcdf import SavedResult
 from fedmcmc.types import Broadcast, FederatedState, MissingFunction
-
-if TYPE_CHECKING:
-    from fedmcmc.records._samples import Samples
 
 TREES = ("draws", "final_draws", "local")
 REASON = (
@@ -19,7 +16,7 @@ REASON = (
 )
 
 
-def store_samples(samples: "Samples") -> SavedResult:
+def store_samples(samples: Any) -> SavedResult:
     """Return the content of a file with draws, their names, and all facts about the run."""
     saved = SavedResult({"kind": "samples"})
     record = saved.record
@@ -42,15 +39,16 @@ def store_samples(samples: "Samples") -> SavedResult:
     return saved
 
 
-def restore_samples(
-    cls: type["Samples"], saved: SavedResult, constrain_fn: Callable[..., Any] | None
-) -> "Samples":
+def restore_samples(cls: Any, saved: SavedResult, constrain_fn: Callable[..., Any] | None) -> Any:
     """Return the samples in a file. A run cannot continue from them."""
     record = saved.record
     values: dict[str, Any] = {name: saved.restore(record[name]) for name in TREES}
     values |= {name: saved.restore(record[name]) for name in ("info", "totals", "local_mask")}
     values |= {name: record[name] for name in ("stopped", "settings", "versions")}
-    values |= {"warnings": tuple(record["warnings"]), "reason_not_judged": record["reason_not_judged"]}
+    values |= {
+        "warnings": tuple(record["warnings"]),
+        "reason_not_judged": record["reason_not_judged"],
+    }
     num_chains = next(iter(values["info"].values())).shape[0]
     position = jax.tree.map(lambda leaf: leaf[:, -1], values["draws"])
     state = FederatedState(Broadcast(np.zeros(num_chains, np.int32), position), (), ())
