@@ -264,7 +264,8 @@ class LinkedBinomial(_Outcome):
         probability = jnp.exp(self.log_probabilities()[0])
         if self.total_count is None:
             return (jax.random.uniform(key, shape) < probability).astype(jnp.int32)
-        return dist.Binomial(jnp.asarray(self.total_count), probability).sample(key, sample_shape)
+        trials = jnp.asarray(self.total_count).astype(jnp.int32)
+        return dist.Binomial(trials, probability).sample(key, sample_shape)
 
     @property
     def mean(self) -> Array:

@@ -15,7 +15,7 @@ from numpyro import distributions as dist
 
 from fedmcmc.models._columns import SiteRows
 from fedmcmc.models._families import Family
-from fedmcmc.models._formula import Formula, names_in, terms_of
+from fedmcmc.models._formula import Formula, columns_of, names_in, read_terms
 
 NUM_NODES, NUM_STEPS = 15, 6
 """Nodes of Gauss-Hermite quadrature, and Newton steps to the mode around which they lie."""
@@ -77,24 +77,20 @@ class CovariateModel:
 
 def add_missing(formula: Formula, missing: Mapping[str, str]) -> Formula:
     """Return the formula with models of missing covariates; raise if a model is not possible."""
-    terms = terms_of(formula.fixed)
-    others = [*formula.rows.values(), *formula.factors]
-    others += [y for term in formula.random for x in terms_of(term.left).values() for y in x]
+    terms = [(str(x), columns_of(str(x))) for x in read_terms(formula.fixed)]
+    others = [*formula.factors, *(x for term in formula.random for x in columns_of(term.left))]
+    others += [x for text in formula.rows.values() for x in names_in(text)]
     for name, text in missing.items():
-        others_of_name = others + [y for key, x in terms.items() if key != name for y in x]
-        bad = [x for x in others_of_name if name in names_in(x)]
-        if terms.get(name) != [name] or bad:
+        if [x for x, columns in terms if name in columns] != [name] or name in others:
             raise ValueError(
                 f"{name!r} may be missing, so that its only term must be {name!r}, without "
                 f"functions and interactions; the formula is {formula.text!r}."
             )
-        parts = terms_of(text)
-        used = [z for x in parts.values() for y in x for z in names_in(y)]
-        bad = [x for x in used if x in missing or x in names_in(formula.response)]
-        if "1" not in parts or bad:
+        impossible = set(columns_of(text)) & {*missing, *names_in(formula.response)}
+        if impossible or "1" not in map(str, read_terms(text)):
             raise ValueError(
                 f"The model {text!r} of {name!r} must have an intercept and complete columns other "
-                f"than the outcome" + (f"; {bad[0]!r} is not possible." if bad else ".")
+                f"than the outcome" + "".join(f"; {x!r} is not possible" for x in impossible) + "."
             )
     return replace(formula, missing=tuple(missing.items()))
 

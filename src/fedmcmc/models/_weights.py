@@ -111,7 +111,7 @@ def robust_samples(
         parts = np.split(array, ends, axis=-1)
         like = zip(parts, shapes, leaves, strict=True)
         return tree.unflatten(
-            [x.reshape(*x.shape[:-1], *shape).astype(leaf.dtype) for x, shape, leaf in like]
+            [x.reshape((*x.shape[:-1], *shape)).astype(leaf.dtype) for x, shape, leaf in like]
         )
 
     is_frequency = formula.weights is not None and formula.sampling_weights is None
