@@ -294,7 +294,7 @@ def test_a_fit_names_all_parameters_and_replicates_outcomes():
     sd = summary["sd"]["bmi_Intercept"]
     assert abs(summary["mean"]["bmi_Intercept"] - intercept) < 0.3 * sd
     check = fit.pp_check()
-    assert 0.1 < float(np.ravel(check.p_value)[0]) < 0.9
+    assert 0.1 < check.p_values[0] < 0.9
     with pytest.raises(ValueError, match="Average effects need complete covariates"):
         fit.effects("bmi")
 

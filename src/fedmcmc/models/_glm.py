@@ -177,9 +177,8 @@ def specify(
     parsed = parse(formula)
     if parsed.is_survival:
         raise ValueError("Outcomes Surv(...) are for models.survival; glm takes other outcomes.")
-    for name, column in (("trials", trials), ("weights", weights)):
-        if column is not None:
-            parsed = replace(parsed, **{name: column})
+    trials, weights = trials or parsed.trials, weights or parsed.weights
+    parsed = replace(parsed, trials=trials, weights=weights)
     if family == "binomial" and parsed.trials is None:
         family = "bernoulli"
     chosen = find_family(family, link)

@@ -14,25 +14,19 @@ from jax.typing import ArrayLike
 from numpyro import distributions as dist
 
 from fedmcmc.models._columns import SiteRows
-from fedmcmc.models._families import Family
 from fedmcmc.models._formula import Formula, columns_of, names_in, read_terms
 
 NUM_NODES, NUM_STEPS = 15, 6
 """Nodes of Gauss-Hermite quadrature, and Newton steps to the mode around which they lie."""
+_Curve = Callable[[Array], Array]
 
 
 @dataclass(frozen=True)
 class CovariateModel:
     """Gaussian model of a covariate that may be missing, given complete columns.
 
-    Attributes
-    ----------
-    name, column, center
-        Name of the covariate, the index of its column in ``x``, and what is subtracted there.
-    mean, sd
-        Mean and standard deviation of its observed values.
-    columns, centers, sds
-        Names of the columns of its model, their means, and their standard deviations.
+    `column` is its index in ``x``, and `center` what is subtracted there; `mean` and `sd` are those
+    of its observed values. `columns` of the model have `centers` (means) and `sds`.
     """
 
     name: str
@@ -98,13 +92,12 @@ def add_missing(formula: Formula, missing: Mapping[str, str]) -> Formula:
 def check_missing(formula: Formula, schema: Any, max_missing: float) -> None:
     """Raise if a covariate with a model is text, or has too many missing values."""
     for name, _ in formula.missing:
-        count = schema.missing[name]
-        if name in schema.levels or count > max_missing * schema.rows:
-            reason = f"{count} missing values in {schema.rows} rows, more than {max_missing:g} of"
+        if name in schema.levels:
+            raise ValueError(f"Column {name!r} of missing= must be numbers, not text or a factor.")
+        if schema.missing[name] > max_missing * schema.rows:
             raise ValueError(
-                f"Column {name!r} of missing= must be numbers, not text or a factor."
-                if name in schema.levels
-                else f"Column {name!r} has {reason} them (max_missing)."
+                f"Column {name!r} has {schema.missing[name]} missing values in {schema.rows} rows, "
+                f"more than {max_missing:g} of them (max_missing)."
             )
 
 
@@ -131,13 +124,7 @@ def covariate_models(
 
 
 def outcome_given_observed(
-    models: Sequence[CovariateModel],
-    priors: Any,
-    predictor: Array,
-    coefficients: Array,
-    family: Family,
-    parameters: Mapping[str, Any],
-    rows: Mapping[str, Any],
+    regression: Any, predictor: Array, b: Any, parameters: Mapping[str, Any], rows: Any
 ) -> "IntegratedOutcome":
     """Return the distribution of each row's outcome, given its observed covariates.
 
@@ -145,29 +132,23 @@ def outcome_given_observed(
     model are independent given complete columns, so that their sum is normal.
     """
     variance = log_density = jnp.zeros_like(predictor)
-    for i, model in enumerate(models):
+    for i, model in enumerate(regression.covariates):
         is_missing, x = rows["is_missing"][:, i], rows["x"][:, model.column]
-        mean, sd = model.sample(priors, rows)
-        weight = is_missing * coefficients[model.column]
+        mean, sd = model.sample(regression.predictor.priors, rows)
+        weight = is_missing * b[model.column]
         predictor, variance = predictor + weight * mean, variance + (weight * sd) ** 2
         log_density += (1 - is_missing) * dist.Normal(mean, sd).log_prob(x)
     # The derivative of a square root at zero is infinite.
     spread = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1.0)), 0.0)
-    trials = rows.get("trials")
-    return IntegratedOutcome(predictor, spread, log_density, dict(parameters), trials, family)
+    parameters, trials = dict(parameters), rows.get("trials")
+    return IntegratedOutcome(predictor, spread, log_density, parameters, trials, regression.family)
 
 
 class IntegratedOutcome(dist.Distribution):
     """Outcome whose linear predictor is normal, because covariates of its row are missing.
 
-    Parameters
-    ----------
-    predictor, spread
-        ``[n]``, mean and standard deviation of the predictor; zero spread for complete rows.
-    covariate_log_density
-        ``[n]``, log density of the row's observed covariates, which `log_prob` includes.
-    parameters, trials, family
-        Parameters of the family, numbers of trials, and the family.
+    `predictor` and `spread` ``[n]`` are its mean and standard deviation, which is zero for complete
+    rows. `log_prob` includes `covariate_log_density` ``[n]``, that of observed covariates.
     """
 
     arg_constraints: ClassVar[dict[str, Any]] = {}
@@ -201,7 +182,7 @@ class IntegratedOutcome(dist.Distribution):
             self.at(0.0).log_prob(value),
         )
 
-    def integrand(self, value: ArrayLike) -> Callable[[Array], Array]:
+    def integrand(self, value: ArrayLike) -> _Curve:
         """Return the log density of the outcome jointly with a latent variable ``[..., n]``."""
         if self.family.name != "student":
             return lambda z: self.at(z).log_prob(value) + dist.Normal(0.0, 1.0).log_prob(z)
@@ -221,9 +202,7 @@ class IntegratedOutcome(dist.Distribution):
         return self.at(z).sample(keys[1])
 
 
-def integrate(
-    fn: Callable[[Array], Array], fixed_fn: Callable[[Array], Array], limit: Array
-) -> Array:
+def integrate(fn: _Curve, fixed_fn: _Curve, limit: Array) -> Array:
     """Return the log integral of ``exp(fn(z))`` over z, ``[n]``, by adaptive quadrature.
 
     `fixed_fn` has the same values, and determines the nodes; `limit` is that of a Newton step.

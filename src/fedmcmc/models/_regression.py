@@ -111,9 +111,7 @@ class RegressionModel:
         parameters = {name: self._parameter(name) for name in self.family.parameters}
         outcome = self.family.distribution(predictor, parameters, rows.get("trials"))
         if self.covariates:
-            outcome = outcome_given_observed(
-                self.covariates, self.predictor.priors, predictor, b, self.family, parameters, rows
-            )
+            outcome = outcome_given_observed(self, predictor, b, parameters, rows)
         weights = rows.get("weights")
         scaled = nullcontext() if weights is None else handlers.scale(scale=weights)
         with numpyro.plate("rows", num_rows(rows)), scaled:

@@ -201,7 +201,7 @@ def exchange(
     )
     _check_varying(numbers)
     sites_filled = [fill_missing(formula, site, numbers) for site in sites]
-    columns = {}
+    columns: dict[str, Numbers] = {}
     for prefix, text in (("", formula.fixed), *((f"{x} ~ ", y) for x, y in formula.missing)):
         matrix = Matrix(text, levels, numbers)
         parts = [(matrix.array(site), row_weights(formula, site)) for site in sites_filled]

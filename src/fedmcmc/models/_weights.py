@@ -23,12 +23,8 @@ def scale_weights(
 ) -> Formula:
     """Return the formula with sampling weights, scaled to a sum of the number of rows.
 
-    The clients' parts are their sum of weights and their number of rows.
-
-    Raises
-    ------
-    ValueError
-        If there are frequency weights or random effects, too, or a weight is negative.
+    The clients' parts are their sum of weights and their number of rows. Raise `ValueError` if
+    there are frequency weights or random effects, too, or a weight is negative.
     """
     if formula.weights is not None or formula.random:
         other = "random effects" if formula.random else f"weights {formula.weights!r}"
@@ -51,14 +47,7 @@ def sandwich(
     """Return the sandwich covariance ``H^-1 J H^-1`` of a position's coordinates, ``[d, d]``.
 
     H is minus the Hessian of the log posterior, and J the sum of outer products of the scores of
-    rows (HC0). A client's part is the sum over its rows of both.
-
-    Parameters
-    ----------
-    posterior, data, position
-        Posterior with one term per row, rows, and unconstrained position.
-    is_frequency
-        Whether ``weights`` are numbers of equal rows; otherwise they are sampling weights.
+    rows (HC0), which have frequency weights or sampling weights. A client sends its sums of both.
     """
     flat, unravel = ravel_pytree(position)
     density = ClientDensity(posterior, jnp.ones(()), unravel)
@@ -87,35 +76,21 @@ def robust_samples(
 ) -> Samples:
     """Return samples whose draws are stretched around their mean to the sandwich covariance.
 
-    The draws then have the spread that repeated sampling of rows would cause, which is right for
-    sampling weights and if the family is wrong (Williams and Savitsky 2021,
-    doi:10.1111/insr.12376). The stretch is linear in the unconstrained coordinates.
-
-    Raises
-    ------
-    ValueError
-        If the model has random effects.
+    The draws then have the spread of estimates from repeated samples of rows (Williams and Savitsky
+    2021, doi:10.1111/insr.12376). Raise `ValueError` if the model has random effects.
     """
     if formula.random:
         raise ValueError(
             f"Robust intervals need independent rows, and {formula.text!r} has random effects."
         )
-    leaves, tree = jax.tree.flatten(samples.draws)
-    shapes = [leaf.shape[2:] for leaf in leaves]
-    arrays = [np.asarray(leaf, np.float64).reshape(*leaf.shape[:2], -1) for leaf in leaves]
-    draws = np.concatenate(arrays, axis=-1)
-    mean = draws.mean((0, 1))
-    ends = np.cumsum([array.shape[-1] for array in arrays])[:-1]
-
-    def unflatten(array: np.ndarray) -> ArrayTree:
-        parts = np.split(array, ends, axis=-1)
-        like = zip(parts, shapes, leaves, strict=True)
-        return tree.unflatten(
-            [x.reshape((*x.shape[:-1], *shape)).astype(leaf.dtype) for x, shape, leaf in like]
-        )
-
+    _, unravel = ravel_pytree(jax.tree.map(lambda leaf: leaf[0, 0], samples.draws))
+    flatten = jax.vmap(jax.vmap(lambda x: ravel_pytree(x)[0]))
+    draws = np.asarray(flatten(samples.draws), np.float64)
+    mean, size = draws.mean((0, 1)), draws.shape[-1]
     is_frequency = formula.weights is not None and formula.sampling_weights is None
-    target = sandwich(posterior, data, unflatten(mean), is_frequency=is_frequency)
-    spread = np.linalg.cholesky(np.cov(draws.reshape(-1, len(mean)).T).reshape(target.shape))
-    stretch = np.linalg.cholesky(target) @ np.linalg.inv(spread)
-    return replace(samples, draws=unflatten(mean + (draws - mean) @ stretch.T))
+    position = unravel(jnp.asarray(mean, jnp.result_type(float)))
+    target = sandwich(posterior, data, position, is_frequency=is_frequency)
+    spread = np.cov(draws.reshape(-1, size).T).reshape(size, size)
+    stretch = np.linalg.cholesky(target) @ np.linalg.inv(np.linalg.cholesky(spread))
+    stretched = jnp.asarray(mean + (draws - mean) @ stretch.T, jnp.result_type(float))
+    return replace(samples, draws=jax.tree.map(np.asarray, jax.vmap(jax.vmap(unravel))(stretched)))
