@@ -24,7 +24,7 @@ COMMANDS = ("__main__", "server", "site")
 APART = ("nvflare",)
 """Modules that need another environment, and are read without being imported."""
 GROUPS = {
-    "Models and data": ("interop", "data", "hierarchy", "types"),
+    "Models and data": ("models", "interop", "data", "hierarchy", "types"),
     "Answers in one call": ("fitting", "exact", "criticism", "reports"),
     "Kernels": ("algorithms", "kernels", "transforms"),
     "Parts of kernels": (

@@ -201,6 +201,14 @@ def test_the_page_on_exact_draws_runs(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+def test_the_page_on_formulas_runs():
+    names = run_page("formulas.md")
+    assert all(names[fit].verdict.kind == "passed" for fit in ("fit", "rates", "nested"))
+    (shown,) = re.findall(r"```text\n(Intercept.*?)\n```", page("formulas.md"), re.DOTALL)
+    assert repr(names["model"].priors) == shown
+
+
+@pytest.mark.slow
 def test_the_page_on_criticism_runs():
     names = run_page("criticism.md")
     assert names["fitted"].corrected.verdict.kind == "passed"

@@ -125,7 +125,7 @@ CASES = {
     "slopes": (
         "score ~ age + arm + (1 + age | hospital)",
         "gaussian",
-        simulate(12, 300, 4),
+        simulate(12, 300, 4).assign(age=lambda table: (table.age - 60) / 10),
         [("hospital", "hospital", True)],
         gaussian,
     ),
@@ -150,7 +150,7 @@ def run_nuts(model, *arguments):
     mcmc = numpyro.infer.MCMC(
         numpyro.infer.NUTS(model, target_accept_prob=0.9),
         num_warmup=1000,
-        num_samples=2000,
+        num_samples=1500,
         num_chains=4,
         chain_method="vectorized",
         progress_bar=False,

@@ -214,8 +214,8 @@ class LogitBeta(_Outcome):
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         shape = (*sample_shape, *self.batch_shape)
-        shares = [self.precision * jax.nn.sigmoid(x) for x in (self.logit_mean, -self.logit_mean)]
-        return jax.random.beta(key, *shares, shape)
+        a, b = (self.precision * jax.nn.sigmoid(x) for x in (self.logit_mean, -self.logit_mean))
+        return jax.random.beta(key, a, b, shape)
 
     @property
     def mean(self) -> Array:
@@ -265,7 +265,8 @@ class LinkedBinomial(_Outcome):
         if self.total_count is None:
             return (jax.random.uniform(key, shape) < probability).astype(jnp.int32)
         trials = jnp.asarray(self.total_count).astype(jnp.int32)
-        return dist.Binomial(trials, probability).sample(key, sample_shape)
+        binomial = dist.Binomial(trials, probability)
+        return jnp.asarray(binomial.sample(key, sample_shape))
 
     @property
     def mean(self) -> Array:
@@ -293,10 +294,10 @@ class OrderedCumulative(_Outcome):
 
     def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Array:
         category = jnp.asarray(value).astype(jnp.int32)
-        last = self.cutpoints.shape[-1]
-        is_bottom, is_top = category <= 0, category >= last
-        upper = self.cutpoints[jnp.clip(category, 0, last - 1)]
-        lower = self.cutpoints[jnp.clip(category - 1, 0, last - 1)]
+        num_cutpoints = self.cutpoints.shape[-1]
+        is_bottom, is_top = category <= 0, category >= num_cutpoints
+        upper = self.cutpoints[jnp.clip(category, 0, num_cutpoints - 1)]
+        lower = self.cutpoints[jnp.clip(category - 1, 0, num_cutpoints - 1)]
         gap = jnp.where(is_bottom | is_top, 1.0, upper - lower)
         upper, lower = upper - self.predictor, lower - self.predictor
         if self.link == "logit":

@@ -166,7 +166,8 @@ def find_family(name: str | Family, link: str | None = None) -> Family:
         If there is no such family, or if it lacks the link.
     """
     if isinstance(name, Family):
-        name, link = name.name, link or name.link
+        link = link or name.link
+        name = name.name
     if name not in _KINDS:
         raise ValueError(f"family must be one of {', '.join(map(repr, FAMILIES))}, got {name!r}.")
     links = _KINDS[name].links

@@ -177,8 +177,7 @@ def specify(
     parsed = parse(formula)
     if parsed.is_survival:
         raise ValueError("Outcomes Surv(...) are for models.survival; glm takes other outcomes.")
-    trials, weights = trials or parsed.trials, weights or parsed.weights
-    parsed = replace(parsed, trials=trials, weights=weights)
+    parsed = replace(parsed, trials=trials or parsed.trials, weights=weights or parsed.weights)
     if family == "binomial" and parsed.trials is None:
         family = "bernoulli"
     chosen = find_family(family, link)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from numpyro.distributions import biject_to, constraints, transforms
 from fedmcmc.models._design import Design
 from fedmcmc.models._families import Family
 
-Prior = dist.Distribution
+Prior: TypeAlias = dist.Distribution
 
 
 @dataclass(frozen=True, repr=False)
@@ -253,9 +253,7 @@ class _FromUnits(transforms.Transform):
         return (), ((), {"prior": self.prior})
 
 
-@biject_to.register(_Units)
-def _from_units(constraint: _Units) -> _FromUnits:
-    return _FromUnits(constraint.prior)
+biject_to.register(_Units, lambda constraint: _FromUnits(constraint.prior))
 
 
 class ParameterPrior(dist.Distribution):
@@ -327,11 +325,10 @@ def describe(prior: Prior) -> str:
     if isinstance(prior, dist.LKJCholesky):
         return f"LKJ({float(prior.concentration):.4g})"
     if isinstance(prior, dist.TransformedDistribution):
-        last = prior.transforms[-1]
-        base = describe(prior.base_dist)
-        if isinstance(last, transforms.PowerTransform) and float(last.exponent) == -2:
+        transform, base = prior.transforms[-1], describe(prior.base_dist)
+        if isinstance(transform, transforms.PowerTransform) and float(transform.exponent) == -2:
             return f"1 / sqrt(.) ~ {base}"
-        return f"{type(last).__name__} of {base}"
+        return f"{type(transform).__name__} of {base}"
     values = [getattr(prior, name, None) for name in _argument_names(prior)]
     numbers = [f"{float(x):.4g}" for x in values if x is not None and np.ndim(x) == 0]
     return f"{type(prior).__name__}({', '.join(numbers)})"
