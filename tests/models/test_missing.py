@@ -17,6 +17,7 @@ import fedmcmc
 from fedmcmc import models
 from fedmcmc.models._families import find_family
 from fedmcmc.models._missing import IntegratedOutcome, integrate
+from tests.hierarchy.models import total
 
 PARAMETERS = {
     "sigma": 0.6,
@@ -168,6 +169,41 @@ def test_the_likelihood_is_the_joint_normal_density_of_the_observed_values(formu
     np.testing.assert_allclose(value, exact, rtol=1e-4)
 
 
+@pytest.mark.parametrize("family", ["gaussian", "bernoulli"])
+def test_random_effects_are_integrated_out_around_missing_covariates(family):
+    """Effects of sites use the same likelihood of rows, here by two nested trapezoidal rules."""
+    table = make_table(12, fraction=0.4, outcome=family).assign(site="a")
+    table["site"] = ["a"] * 6 + ["b"] * 6
+    settings = {"family": family, "missing": {"bmi": "age"}, "max_missing": 0.9}
+    specification = specify("y ~ bmi + (1 | site)", table, **settings)
+    posterior = make_posterior(specification)
+    position = posterior.init_fn(jax.random.key(1))
+    integrated = fedmcmc.marginal(posterior, 9)
+    value = float(total(integrated, specification.data)(position))
+    sites = {x: np.asarray(v, np.float64) for x, v in posterior.constrain_fn(position).items()}
+    center = specification.design.centers[0]
+    grid = np.linspace(-8, 8, 401)
+    weight = stats.norm.pdf(grid) * (grid[1] - grid[0])
+    exact = 0.0
+    for _, part in table.groupby("site"):
+        likelihood = np.ones_like(grid)  # by the standardized effect of the site
+        for _, row in part.iterrows():
+            mean = sites["Intercept_bmi"] + sites["b_bmi"][0] * (row.age - table.age.mean())
+            sd, z, w = sites["sigma_bmi"], grid, weight
+            if not np.isnan(row.bmi):
+                exact += stats.norm.logpdf(row.bmi, mean, sd)
+                mean, sd, z, w = row.bmi, 0.0, np.zeros(1), np.ones(1)
+            slope = sites["b"][0] * (mean + sd * z - center)
+            eta = sites["Intercept"] + slope + np.ravel(sites["sd_site"])[0] * grid[:, None]
+            if family == "gaussian":
+                density = stats.norm.pdf(row.y, eta, sites["sigma"])
+            else:
+                density = 1 / (1 + np.exp(-(2 * row.y - 1) * eta))
+            likelihood = likelihood * (density @ w)
+        exact += np.log(likelihood @ weight)
+    np.testing.assert_allclose(value, exact, rtol=2e-4)
+
+
 def find_mode(specification):
     """Return the posterior mode by the names of the summary."""
     posterior, rows = make_posterior(specification), specification.data.rows
@@ -280,7 +316,7 @@ def test_impossible_models_are_refused(formula, missing, message):
         specify(formula, make_table(), missing=missing, max_missing=0.05)
 
 
-def test_a_fit_names_all_parameters_and_replicates_outcomes():
+def test_a_fit_names_all_parameters_and_replicates_outcomes(tmp_path):
     table = make_table(60, outcome="bernoulli", fraction=0.1)
     missing = {"bmi": "age"}
     settings = {"client": "site", "family": "bernoulli", "progress": False}
@@ -295,6 +331,9 @@ def test_a_fit_names_all_parameters_and_replicates_outcomes():
     assert abs(summary["mean"]["bmi_Intercept"] - intercept) < 0.3 * sd
     check = fit.pp_check()
     assert 0.1 < check.p_values[0] < 0.9
+    again = fedmcmc.load(fit.save(tmp_path / "fit.nc")).with_data(fit.tables)
+    pd.testing.assert_frame_equal(again.summary(), summary)
+    np.testing.assert_array_equal(again.data.rows["is_missing"], fit.data.rows["is_missing"])
     with pytest.raises(ValueError, match="Average effects need complete covariates"):
         fit.effects("bmi")
 

@@ -25,8 +25,8 @@ _Curve = Callable[[Array], Array]
 class CovariateModel:
     """Gaussian model of a covariate that may be missing, given complete columns.
 
-    `column` is its index in ``x``, and `center` what is subtracted there; `mean` and `sd` are those
-    of its observed values. `columns` of the model have `centers` (means) and `sds`.
+    `column` is its index in ``x``, where `center` is subtracted. Its observed values have `mean` and
+    `sd`, and the `columns` of its model have the means `centers` and `sds`.
     """
 
     name: str
@@ -72,10 +72,10 @@ class CovariateModel:
 def add_missing(formula: Formula, missing: Mapping[str, str]) -> Formula:
     """Return the formula with models of missing covariates; raise if a model is not possible."""
     terms = [(str(x), columns_of(str(x))) for x in read_terms(formula.fixed)]
-    others = [*formula.factors, *(x for term in formula.random for x in columns_of(term.left))]
-    others += [x for text in formula.rows.values() for x in names_in(text)]
+    elsewhere = [*formula.factors, *(x for y in formula.random for x in columns_of(y.left))]
+    elsewhere += [x for text in formula.rows.values() for x in names_in(text)]
     for name, text in missing.items():
-        if [x for x, columns in terms if name in columns] != [name] or name in others:
+        if [x for x, columns in terms if name in columns] != [name] or name in elsewhere:
             raise ValueError(
                 f"{name!r} may be missing, so that its only term must be {name!r}, without "
                 f"functions and interactions; the formula is {formula.text!r}."
@@ -148,7 +148,7 @@ class IntegratedOutcome(dist.Distribution):
     """Outcome whose linear predictor is normal, because covariates of its row are missing.
 
     `predictor` and `spread` ``[n]`` are its mean and standard deviation, which is zero for complete
-    rows. `log_prob` includes `covariate_log_density` ``[n]``, that of observed covariates.
+    rows. `log_prob` includes `covariate_log_density` ``[n]`` of the row's observed covariates.
     """
 
     arg_constraints: ClassVar[dict[str, Any]] = {}
@@ -156,8 +156,8 @@ class IntegratedOutcome(dist.Distribution):
     pytree_aux_fields = ("family", "_batch_shape", "_event_shape")
 
     def __init__(self, *fields: Any) -> None:
-        self.predictor, self.spread, self.covariate_log_density, *others = fields
-        self.parameters, self.trials, self.family = others
+        self.predictor, self.spread, self.covariate_log_density = fields[:3]
+        self.parameters, self.trials, self.family = fields[3:]
         super().__init__(jnp.shape(self.predictor))
 
     @property
@@ -205,7 +205,7 @@ class IntegratedOutcome(dist.Distribution):
 def integrate(fn: _Curve, fixed_fn: _Curve, limit: Array) -> Array:
     """Return the log integral of ``exp(fn(z))`` over z, ``[n]``, by adaptive quadrature.
 
-    `fixed_fn` has the same values, and determines the nodes; `limit` is that of a Newton step.
+    `fixed_fn` has the same values, and determines the nodes; Newton steps are at most `limit`.
     """
 
     def slope(z: Array) -> Array:

@@ -27,9 +27,9 @@ def scale_weights(
     there are frequency weights or random effects, too, or a weight is negative.
     """
     if formula.weights is not None or formula.random:
-        other = "random effects" if formula.random else f"weights {formula.weights!r}"
+        conflict = "random effects" if formula.random else f"weights {formula.weights!r}"
         raise ValueError(
-            f"sampling_weights={column!r} cannot be combined with {other} in {formula.text!r}."
+            f"sampling_weights={column!r} cannot be combined with {conflict} in {formula.text!r}."
         )
     raw = replace(formula, weights=column)
     factors = [*find_factors(raw, dictionary)]
