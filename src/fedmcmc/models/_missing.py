@@ -25,8 +25,8 @@ _Curve = Callable[[Array], Array]
 class CovariateModel:
     """Gaussian model of a covariate that may be missing, given complete columns.
 
-    `column` is its index in ``x``, where `center` is subtracted. Its observed values have `mean` and
-    `sd`, and the `columns` of its model have the means `centers` and `sds`.
+    `column` is its index in ``x``, where `center` is subtracted. Its observed values have `mean`
+    and `sd`, and the `columns` of its model have the means `centers` and `sds`.
     """
 
     name: str
