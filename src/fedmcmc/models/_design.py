@@ -18,6 +18,7 @@ from fedmcmc.models._columns import (
 )
 from fedmcmc.models._formula import Formula, names_in
 from fedmcmc.models._matrix import Matrix
+from fedmcmc.models._missing import covariate_models
 from fedmcmc.models._schema import Schema, fill_missing, find_factors
 
 MAX_LOCAL = 3
@@ -70,6 +71,8 @@ class Design:
         by the means if the model has an intercept; otherwise `centers` are zero.
     terms
         Random effects, `TermDesign`.
+    covariates
+        Models of covariates that may be missing, `CovariateModel`.
     """
 
     def __init__(self, formula: Formula, schema: Schema) -> None:
@@ -101,6 +104,10 @@ class Design:
                     f"({', '.join(left.names)}), and at most {MAX_LOCAL} can vary between groups."
                 )
         self.terms = tuple(terms)
+        self.covariates = covariate_models(schema, self.names, self.centers)
+        self._models = {
+            name: Matrix(text, schema.levels, schema.numbers) for name, text in formula.missing
+        }
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Design, (self.formula, self.schema)
@@ -123,7 +130,8 @@ class Design:
             ``x`` ``[n, p]``, centered; ``y`` ``[n]``, or ``time`` with ``event``, ``start`` or
             ``upper`` (infinite if censored); ``offset``, ``trials`` and ``weights`` ``[n]`` if the
             formula has them; for each random term ``z_<label>`` ``[n, k]``, and for shared ones
-            ``index_<label>`` ``[n]`` int32.
+            ``index_<label>`` ``[n]`` int32; for covariates that may be missing ``is_missing``
+            ``[n, m]`` and ``w_<name>`` ``[n, q]``.
 
         Raises
         ------
@@ -132,7 +140,8 @@ class Design:
             names client, column, row and value.
         """
         site = self._read(table, client, outcome)
-        x = self._fixed.array(fill_missing(self.formula, site, self.schema) if outcome else site)
+        filled = fill_missing(self.formula, site, self.schema) if outcome else site
+        x = self._fixed.array(filled)
         index = [i for i, name in enumerate(self._fixed.names) if name != "Intercept"]
         arrays: dict[str, np.ndarray] = {"x": x[:, index] - self.centers}
         for name, expression in self.formula.rows.items():
@@ -140,6 +149,7 @@ class Design:
                 arrays[name] = row_values(site, name, expression, self.schema.levels)
         if outcome:
             self._check(site, arrays)
+            self._add_covariates(arrays, site, filled)
         for term, left in zip(self.terms, self._left, strict=True):
             arrays[f"z_{term.label}"] = left.array(site)
         real = jnp.result_type(float)
@@ -184,6 +194,19 @@ class Design:
         names = [*covariates, *names_in(self.formula.offset or "0")]
         names += [x for x in self.formula.factors if x in columns or x == column]
         return read_site(table, client, dict.fromkeys(names), self._factors, column)
+
+    def _add_covariates(
+        self, arrays: dict[str, np.ndarray], site: SiteRows, filled: SiteRows
+    ) -> None:
+        """Add the arrays of covariates that may be missing; where they are, ``x`` is zero."""
+        masks = [np.isnan(site.columns[model.name]) for model in self.covariates]
+        if masks:
+            arrays["is_missing"] = np.stack(masks, axis=1)
+        for model, mask in zip(self.covariates, masks, strict=True):
+            matrix = self._models[model.name]
+            index = [matrix.names.index(name) for name in model.columns]
+            arrays["x"][mask, model.column] = 0
+            arrays[f"w_{model.name}"] = matrix.array(filled)[:, index] - model.centers
 
     def _check(self, site: SiteRows, arrays: Mapping[str, np.ndarray]) -> None:
         """Raise if times or events are not valid."""

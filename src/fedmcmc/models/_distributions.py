@@ -264,13 +264,16 @@ class LinkedBinomial(_Outcome):
         probability = jnp.exp(self.log_probabilities()[0])
         if self.total_count is None:
             return (jax.random.uniform(key, shape) < probability).astype(jnp.int32)
-        binomial = dist.Binomial(jnp.asarray(self.total_count), probability)
+        trials = jnp.asarray(self.total_count).astype(jnp.int32)
+        binomial = dist.Binomial(trials, probability)
         return jnp.asarray(binomial.sample(key, sample_shape))
 
     @property
     def mean(self) -> Array:
         probability = jnp.exp(self.log_probabilities()[0])
-        return probability if self.total_count is None else self.total_count * probability
+        return (
+            probability if self.total_count is None else jnp.asarray(self.total_count) * probability
+        )
 
 
 class OrderedCumulative(_Outcome):

@@ -72,6 +72,8 @@ def named_draws(sites: Mapping[str, Any], design: Any, family: Any) -> dict[str,
     for name in family.parameters:
         if name in arrays:
             draws |= _elements(name, arrays[name])
+    for model in getattr(design, "covariates", ()):
+        draws |= model.name_draws(arrays)
     for term in design.terms:
         sd = arrays[f"sd_{term.label}"]
         sd = sd.reshape(*sd.shape[:2], -1)

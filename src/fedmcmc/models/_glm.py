@@ -19,10 +19,12 @@ from fedmcmc.models._columns import split_tables
 from fedmcmc.models._design import Design
 from fedmcmc.models._families import Family, find_family
 from fedmcmc.models._formula import Formula, parse
+from fedmcmc.models._missing import add_missing
 from fedmcmc.models._model_fit import ModelFit
 from fedmcmc.models._priors import Priors, default_priors, describe
 from fedmcmc.models._regression import RegressionModel, draw_outcomes, draw_prior, make_model
 from fedmcmc.models._schema import exchange
+from fedmcmc.models._weights import robust_samples, scale_weights
 from fedmcmc.types import ArrayTree, Posterior
 
 METHODS = ("auto", "exact", "approximate")
@@ -72,6 +74,9 @@ class Specification:
         key = jax.random.key(0) if rng_key is None else rng_key
         posterior = from_numpyro(self.model, example=self.data)
         fitted = fit(posterior, self.data, rng_key=key, **settings)
+        if self.formula.sampling_weights is not None:
+            samples = robust_samples(fitted.samples, posterior, self.data, self.formula)
+            fitted = replace(fitted, samples=samples)
         return ModelFit(
             fitted,
             self.model,
@@ -145,6 +150,8 @@ def specify(
     client: str | None = None,
     weights: str | None = None,
     trials: str | None = None,
+    missing: Mapping[str, str] | None = None,
+    sampling_weights: str | None = None,
     dictionary: Any = None,
     max_missing: float = 0.2,
 ) -> Specification:
@@ -152,7 +159,8 @@ def specify(
 
     Parameters
     ----------
-    formula, data, family, link, priors, client, weights, trials, dictionary, max_missing
+    formula, data, family, link, priors, client, weights, trials, missing, sampling_weights, \
+    dictionary, max_missing
         See `glm`.
 
     Raises
@@ -181,7 +189,10 @@ def specify(
             f"Trials belong to the family 'binomial': write 'y | trials(n) ~ ...' or trials='n'. "
             f"The family is {chosen.name!r}, trials are {parsed.trials!r}."
         )
+    parsed = add_missing(parsed, missing or {})
     tables = split_tables(data, client)
+    if sampling_weights is not None:
+        parsed = scale_weights(parsed, sampling_weights, tables, dictionary, client)
     schema = exchange(parsed, tables, dictionary, client=client, max_missing=max_missing)
     design = Design(parsed, schema)
     rows = design.data(tables)
@@ -205,6 +216,8 @@ def glm(
     client: str | None = None,
     weights: str | None = None,
     trials: str | None = None,
+    missing: Mapping[str, str] | None = None,
+    sampling_weights: str | None = None,
     dictionary: Any = None,
     max_missing: float = 0.2,
     rng_key: Array | None = None,
@@ -228,10 +241,16 @@ def glm(
         Column with the client of each row, or with the groups that are clients.
     weights, trials
         Columns of frequency weights and of numbers of trials; also possible in the formula.
+    missing
+        Column of numbers that may be missing to the right side of its Gaussian model, such as
+        ``{"bmi": "age + sex"}``: missing values are integrated out (docs/guides/missing_data.md).
+    sampling_weights
+        Column of sampling weights; draws then have the spread of the sandwich estimator.
     dictionary
         `fedmcmc.data.Dictionary` with levels and ranges of columns.
     max_missing
-        Largest fraction of rows that may be left out because a value is missing.
+        Largest fraction of rows that may be left out because a value is missing, and largest
+        fraction of missing values of a column of `missing`.
     rng_key
         Random key, by default ``jax.random.key(0)``.
     method, settings
@@ -253,6 +272,8 @@ def glm(
         client=client,
         weights=weights,
         trials=trials,
+        missing=missing,
+        sampling_weights=sampling_weights,
         dictionary=dictionary,
         max_missing=max_missing,
     )

@@ -4,15 +4,13 @@ import ast
 import functools
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from fedmcmc.models._columns import SiteRows
 from fedmcmc.models._formula import FUNCTIONS, STATEFUL, calls_in, columns_of
-
-if TYPE_CHECKING:
-    from fedmcmc.models._schema import Numbers
+from fedmcmc.models._numbers import Numbers
 
 NUM_QUANTILES = 1024
 """Number of rows of the table of quantiles that determines knots."""
@@ -38,7 +36,7 @@ class Matrix:
     """
 
     def __init__(
-        self, text: str, levels: Mapping[str, tuple[str, ...]], numbers: Mapping[str, "Numbers"]
+        self, text: str, levels: Mapping[str, tuple[str, ...]], numbers: Mapping[str, Numbers]
     ) -> None:
         import formulaic
 

@@ -19,6 +19,7 @@ from fedmcmc.models._draws import MAX_DRAWS, EffectDraws, Values, local_term, na
 from fedmcmc.models._joint import joint_posterior, row_groups
 from fedmcmc.models._predict import predict_rows
 from fedmcmc.models._saving import store_model_fit
+from fedmcmc.models._weights import robust_samples
 from fedmcmc.records import Samples, write_netcdf
 from fedmcmc.types import Posterior
 
@@ -118,7 +119,9 @@ class ModelFit:
         tables = split_tables(tables, self.design.schema.client)
         return replace(self, tables=tables, data=self.design.data(tables))
 
-    def summary(self, *, exponentiate: bool = False, prob: float = 0.9) -> Any:
+    def summary(
+        self, *, exponentiate: bool = False, prob: float = 0.9, robust: bool = False
+    ) -> Any:
         """Return a `pandas.DataFrame` with a row per parameter.
 
         Parameters
@@ -128,6 +131,9 @@ class ModelFit:
             draws are exponentiated, then summarized.
         prob
             Probability of the central intervals.
+        robust
+            If true, draws have the spread of the sandwich estimator (HC0), which holds if the
+            family is wrong; with sampling weights, all draws have. Needs the rows (a simulation).
 
         Returns
         -------
@@ -139,7 +145,8 @@ class ModelFit:
         Raises
         ------
         ValueError
-            If coefficients of the link are not logarithms of ratios.
+            If coefficients of the link are not logarithms of ratios, or if `robust` is true and
+            the model has random effects.
         """
         ratio = ""
         if exponentiate:
@@ -150,7 +157,12 @@ class ModelFit:
                     f"logit, log and cloglog); this model has the link {self.family.link!r}."
                 )
         names = ["Intercept", *self.design.names]
-        return _tables.summary_table(self.draws, names, self.verdict, prob, ratio)
+        draws = self.draws
+        if robust:
+            formula = self.design.formula
+            samples = robust_samples(self.samples, self.posterior, self._data(), formula)
+            draws = named_draws(samples.constrained, self.design, self.family)
+        return _tables.summary_table(draws, names, self.verdict, prob, ratio)
 
     def varcorr(self, *, prob: float = 0.9) -> Any:
         """Return sds and correlations of random effects as a `pandas.DataFrame`."""
@@ -282,7 +294,16 @@ class ModelFit:
         pandas.DataFrame
             A row per value and per contrast: mean, median, sd, interval, and the probability of a
             contrast above zero (difference) or one (ratio).
+
+        Raises
+        ------
+        ValueError
+            If a covariate of the model may be missing.
         """
+        if getattr(self.design, "covariates", ()):
+            raise ValueError(
+                "Average effects need complete covariates, and this model has missing= covariates."
+            )
         if self.tables is None:
             self._data()  # raises
         assert self.tables is not None

@@ -101,6 +101,8 @@ def default_priors(design: Design, family: Family, overrides: Mapping[str, Any] 
         else:
             add(name, _FAMILY_PRIORS[name]())
     add_group_priors(add, design, scales, size)
+    for model in design.covariates:
+        model.add_priors(add)
     return Priors(_override(distributions, overrides or {}, design), units)
 
 

@@ -15,6 +15,7 @@ from numpyro import handlers
 
 from fedmcmc.models._design import Design, TermDesign
 from fedmcmc.models._families import Family
+from fedmcmc.models._missing import CovariateModel, outcome_given_observed
 from fedmcmc.models._priors import OrderedDraws, Priors, sd_names
 
 
@@ -42,13 +43,18 @@ class LinearPredictor:
     has_intercept: bool
     priors: Priors
 
-    def __call__(self, rows: Mapping[str, Any]) -> Array:
+    def coefficients(self) -> Array:
+        """Sample the coefficients, ``[p]``."""
+        return numpyro.sample("b", self.priors.vector(self.names))
+
+    def __call__(self, rows: Mapping[str, Any], coefficients: Array | None = None) -> Array:
         """Return the linear predictor of each row, ``[num_rows]``."""
         predictor = jnp.zeros(num_rows(rows))
         if self.has_intercept:
             predictor = predictor + numpyro.sample("Intercept", self.priors.scalar("Intercept"))
         if self.names:
-            predictor = predictor + rows["x"] @ numpyro.sample("b", self.priors.vector(self.names))
+            b = self.coefficients() if coefficients is None else coefficients
+            predictor = predictor + rows["x"] @ b
         for term in self.terms:
             predictor = predictor + self._effects(term, rows)
         return predictor + rows["offset"] if "offset" in rows else predictor
@@ -89,17 +95,23 @@ class RegressionModel:
         Family of the outcome.
     num_categories
         Number of categories of an ordinal outcome, otherwise 0.
+    covariates
+        Models of covariates that may be missing.
     """
 
     predictor: LinearPredictor
     family: Family
     num_categories: int = 0
+    covariates: tuple[CovariateModel, ...] = ()
 
     def __call__(self, **rows: Any) -> None:
         """Sample the model's sites for rows, ``[num_rows, ...]`` each."""
-        predictor = self.predictor(rows)
+        b = self.predictor.coefficients() if self.covariates else None
+        predictor = self.predictor(rows, b)
         parameters = {name: self._parameter(name) for name in self.family.parameters}
         outcome = self.family.distribution(predictor, parameters, rows.get("trials"))
+        if self.covariates:
+            outcome = outcome_given_observed(self, predictor, b, parameters, rows)
         weights = rows.get("weights")
         scaled = nullcontext() if weights is None else handlers.scale(scale=weights)
         with numpyro.plate("rows", num_rows(rows)), scaled:
@@ -118,9 +130,8 @@ def make_model(design: Design, family: Family, priors: Priors) -> RegressionMode
     """Return the NumPyro model of a design."""
     has_intercept = design.has_intercept and family.has_intercept
     predictor = LinearPredictor(tuple(design.names), design.terms, has_intercept, priors)
-    return RegressionModel(
-        predictor, family, count_categories(design) if "cutpoints" in priors else 0
-    )
+    num_categories = count_categories(design) if "cutpoints" in priors else 0
+    return RegressionModel(predictor, family, num_categories, design.covariates)
 
 
 def count_categories(design: Design) -> int:

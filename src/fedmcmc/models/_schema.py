@@ -23,44 +23,15 @@ from fedmcmc.models._columns import (
 )
 from fedmcmc.models._formula import Formula, calls_in
 from fedmcmc.models._matrix import Matrix
+from fedmcmc.models._missing import check_missing
+from fedmcmc.models._numbers import NUM_BINS, Numbers
 
-NUM_BINS = 1024
-"""Number of bins of a histogram."""
 RARE = 5
 """Number of rows below which a level is reported as rare."""
 CONSTANT = 1e-9
 """Standard deviation of a constant column, as a fraction of its mean."""
 Arrays = dict[str, tuple[np.ndarray, np.ndarray]]
 """Numbers of a site with their weights, by name."""
-
-
-@dataclass(frozen=True)
-class Numbers:
-    """Summary of numbers of all sites.
-
-    Attributes
-    ----------
-    count, mean, sd
-        Number of rows (sum of the weights), mean, and standard deviation with ``count - 1``.
-    histogram, low, high
-        Number of rows in each of 1,024 bins of the range, for numerical columns and outcomes.
-    """
-
-    count: float
-    mean: float
-    sd: float
-    histogram: tuple[float, ...] = ()
-    low: float = 0.0
-    high: float = 0.0
-
-    def quantile(self, probability: Any) -> np.ndarray:
-        """Return quantiles, linear within a bin; 0 and 1 are the edges of the occupied bins."""
-        counts = np.asarray(self.histogram)
-        occupied = np.flatnonzero(counts)
-        begin, end = occupied[0], occupied[-1] + 1
-        edges = np.linspace(self.low, self.high, NUM_BINS + 1)[begin : end + 1]
-        cumulative = np.concatenate(([0.0], np.cumsum(counts[begin:end]))) / counts.sum()
-        return np.interp(probability, cumulative, edges)
 
 
 @dataclass(frozen=True)
@@ -202,6 +173,7 @@ def exchange(
         },
         unobserved,
     )
+    check_missing(formula, schema, max_missing)
     names = [name for name in formula.covariates if name not in levels]
     ranges = {name: _range_of(dictionary, name) for name in names}
     for name, limits in ranges.items():
