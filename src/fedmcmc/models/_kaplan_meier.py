@@ -208,7 +208,8 @@ def _sum_counts(
     """Return the times and, for each level of the group, the sums of sites' counts."""
     parsed, tables = parse(formula), split_tables(data, client)
     factors = columns_of(parsed.fixed)
-    if not parsed.is_survival or "upper" in parsed.rows or len(factors) > 1 or parsed.random:
+    unknown = {"y", "upper", "offset", "trials", "weights"} & parsed.rows.keys()
+    if unknown or len(factors) > 1 or parsed.random:
         raise ValueError(
             f"The formula must be 'Surv(time, event) ~ group' with one group or 1; got {formula!r}."
         )

@@ -169,21 +169,19 @@ def survival(
     max_missing: float = 0.2,
     **settings: Any,
 ) -> ModelFit:
-    """Fit a survival model.
+    """Fit a survival model (docs/guides/survival.md).
 
     Parameters
     ----------
     formula
         ``Surv(time, event) ~ age + (1 | hospital)``, ``Surv(start, stop, event)`` for delayed entry
-        or covariates that change, or ``Surv(lower, upper, type="interval")``. A missing bound is
-        open.
+        or covariates that change, or ``Surv(lower, upper, type="interval")``, with missing values
+        for open bounds.
     data, client, dictionary, priors, max_missing
         See `glm`.
-    hazard
-        Baseline hazard: constant in intervals, Weibull, or a smooth spline.
-    intervals
-        Number of intervals between quantiles of the event times, or the inner cuts. Changes of
-        the log hazard from one to the next have the prior ``steps``.
+    hazard, intervals
+        Baseline hazard, and the number of its intervals between quantiles of the event times, or
+        their inner cuts. Changes of the log hazard between intervals have the prior ``steps``.
     aft
         For ``"weibull"``: coefficients of log times (R's ``survreg``) instead of log hazards.
     cause
