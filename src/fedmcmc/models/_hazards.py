@@ -123,7 +123,7 @@ class WeibullHazard:
     unit
         Time at which the hazard is ``shape * exp(eta)``.
     aft
-        Whether a linear predictor is the location of the log of the time (accelerated failure time,
+        If true, a linear predictor is the location of the log of the time (accelerated failure time,
         as in R's ``survreg``) instead of the log of a hazard.
     """
 

@@ -46,7 +46,7 @@ class SurvivalFamily:
     hazard
         Baseline hazard.
     interval
-        Whether outcomes are intervals.
+        If true, outcomes are intervals.
     """
 
     name: str
@@ -61,12 +61,12 @@ class SurvivalFamily:
 
     @property
     def is_aft(self) -> bool:
-        """Whether coefficients are logarithms of ratios of times."""
+        """True if coefficients are logarithms of ratios of times."""
         return isinstance(self.hazard, WeibullHazard) and self.hazard.aft
 
     @property
     def is_survival(self) -> bool:
-        """Whether coefficients are logarithms of hazard ratios."""
+        """True if coefficients are logarithms of hazard ratios."""
         return not self.is_aft
 
     @property
@@ -169,21 +169,19 @@ def survival(
     max_missing: float = 0.2,
     **settings: Any,
 ) -> ModelFit:
-    """Fit a survival model.
+    """Fit a survival model (docs/guides/survival.md).
 
     Parameters
     ----------
     formula
         ``Surv(time, event) ~ age + (1 | hospital)``, ``Surv(start, stop, event)`` for delayed entry
-        or covariates that change, or ``Surv(lower, upper, type="interval")``, in which a missing
-        bound is open.
+        or covariates that change, or ``Surv(lower, upper, type="interval")``, with missing values
+        for open bounds.
     data, client, dictionary, priors, max_missing
         See `glm`.
-    hazard
-        Baseline hazard: constant in intervals, Weibull, or a smooth spline.
-    intervals
-        Number of intervals between quantiles of the event times, or the inner cuts. Changes of
-        the log hazard from one to the next have the prior ``steps``.
+    hazard, intervals
+        Baseline hazard, and the number of its intervals between quantiles of the event times, or
+        their inner cuts. Changes of the log hazard between intervals have the prior ``steps``.
     aft
         For ``"weibull"``: coefficients of log times (R's ``survreg``) instead of log hazards.
     cause
@@ -196,8 +194,8 @@ def survival(
     Returns
     -------
     ModelFit
-        Coefficients are log hazard ratios. ``Intercept`` is the average log hazard, ``baseline``
-        the log hazard of each interval minus this average, and ``shape`` that of the Weibull.
+        Coefficients are log hazard ratios. ``Intercept`` is the average log hazard, and
+        ``baseline`` the log hazard of each interval minus this average.
 
     Raises
     ------
@@ -387,7 +385,7 @@ def restricted_mean(
 ) -> np.ndarray:
     """Return draws of the mean time without event up to a horizon, ``[num_draws, num_rows]``.
 
-    Parameters are those of `survival_curves`.
+    See `survival_curves` for the parameters.
     """
     grid = _grid([fit], [horizon])
     # Simpson's rule; the grid contains all cuts.
