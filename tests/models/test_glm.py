@@ -240,6 +240,8 @@ def test_errors_name_what_does_not_fit():
         models.glmm("y ~ age", table, client="hospital")
     with pytest.raises(ValueError, match=r"method must be one of 'auto'.*got 'gibbs'"):
         specify("y ~ age").fit(method="gibbs")
+    with pytest.raises(ValueError, match="the prior of 'age' is flat"):
+        specify("y ~ age", priors={"age": FLAT}).prior_predictive({"y": lambda rows: rows["y"]})
     table["constant"] = 3.0
     with pytest.raises(ValueError, match="'constant' is 3 in all rows"):
         specify("constant ~ age")

@@ -20,7 +20,7 @@ from fedmcmc.models._design import Design
 from fedmcmc.models._families import Family, find_family
 from fedmcmc.models._formula import Formula, parse
 from fedmcmc.models._model_fit import ModelFit
-from fedmcmc.models._priors import Priors, default_priors
+from fedmcmc.models._priors import Priors, default_priors, describe
 from fedmcmc.models._regression import RegressionModel, draw_outcomes, draw_prior, make_model
 from fedmcmc.models._schema import exchange
 from fedmcmc.types import ArrayTree, Posterior
@@ -106,6 +106,9 @@ class Specification:
         ValueError
             If a prior is flat, or for the reasons listed there.
         """
+        flat = [name for name, prior in self.priors.items() if describe(prior) == "flat"]
+        if flat:
+            raise ValueError(f"Outcomes cannot be drawn, because the prior of {flat[0]!r} is flat.")
         values = row_values(self.data.rows)
         num_groups = self.data.num_groups
         max_groups = 1 if num_groups is None else int(np.max(num_groups))
