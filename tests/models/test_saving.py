@@ -12,6 +12,7 @@ import fedmcmc
 from fedmcmc import models
 from fedmcmc.models._loading import from_record
 from fedmcmc.models._saving import as_record
+from fedmcmc.models._survival import specify_survival, survival_curves
 from tests.models.stand_in import make_fit, make_specified_fit, make_tables
 
 NEW = pd.DataFrame({"age": [40.0, 55.0], "trt": ["A", "B"]})
@@ -75,6 +76,30 @@ def test_a_file_has_no_rows_and_is_read_by_arviz(model_fit, tmp_path):
     ages = np.concatenate([table["age"] for table in make_tables().values()])
     content = path.read_bytes()
     assert largest >= 400 and not any(np.float32(age).tobytes() in content for age in ages)
+
+
+@pytest.mark.parametrize("hazard", ["piecewise", "weibull", "mspline"])
+def test_a_survival_model_comes_back(tmp_path, hazard):
+    tables = {}
+    for i, (name, table) in enumerate(make_tables().items()):
+        time = np.random.default_rng(i).exponential(size=len(table))
+        tables[name] = table.assign(time=np.minimum(time, 2.0), event=time < 2)
+    formula = models.parse("Surv(time, event) ~ age + (1 | hospital)")
+    schema = models.exchange(formula, tables, client="hospital")
+    design, family, priors, model = specify_survival(formula, schema, hazard=hazard, intervals=3)
+    data = design.data(tables)
+    fit = make_specified_fit(
+        models.Specification(formula, family, priors, design, data, model, tables)
+    )
+    loaded = fedmcmc.load(fit.save(tmp_path / "trial.nc"))
+    assert loaded.family == family and repr(loaded) == repr(fit)
+    curves = [survival_curves(x, NEW, [0.5, 1.0]) for x in (fit, loaded)]
+    np.testing.assert_array_equal(*curves)
+    assert "hazard ratio" in str(fit.report.page())
+    with pytest.raises(ValueError, match=r"models\.survival_curves"):
+        fit.predict(NEW)
+    with pytest.raises(ValueError, match="No outcomes can be drawn"):
+        fit.pp_check()
 
 
 def test_fits_and_samples_come_back(tmp_path):
