@@ -115,8 +115,7 @@ def kaplan_meier(
     Parameters
     ----------
     formula
-        ``Surv(time, event) ~ arm`` for a curve per arm, or ``~ 1``; also ``Surv(start, stop,
-        event)``.
+        ``Surv(time, event) ~ arm`` for a curve per arm, or ``Surv(start, stop, event) ~ 1``.
     data, client
         Table per client, or a table and the name of its column with clients.
     times
