@@ -177,3 +177,20 @@ def test_trials_are_weights_of_an_average():
     ]
     expected = (risks[0] + 9 * risks[1]) / 10
     assert fit.effects("g").loc["g=a", "mean"] == pytest.approx(expected.mean(), rel=1e-4)
+
+
+@pytest.mark.parametrize("family", ["ordinal", "gaussian", "poisson"])
+def test_models_without_covariates_have_tables(family):
+    tables = {
+        name: pd.DataFrame({"y": np.random.default_rng(i).integers(0, 3, 30)})
+        for i, name in enumerate(HOSPITALS)
+    }
+    specification = models.specify(
+        "y ~ 1 + (1 | hospital)", tables, family=family, client="hospital"
+    )
+    fit = make_specified_fit(specification)
+    assert "sd_hospital" in fit.summary().index and fit.varcorr()["kind"].tolist() == ["sd"]
+    assert "Methods" in str(fit.report.page())
+    if family != "gaussian":
+        assert len(fit.summary(exponentiate=True)) == (family == "poisson")
+    assert len(fit.predict(pd.DataFrame({"z": [1, 2]}))) == (6 if family == "ordinal" else 2)

@@ -67,6 +67,8 @@ def summary_table(
     """
     names = set(coefficients)
     shown = {name: x for name, x in draws.items() if name in names or not ratio}
+    if not shown:  # an ordinal model without covariates
+        return pandas().DataFrame()
     rows = []
     for name, values in shown.items():
         row = describe(np.exp(values) if ratio else values, prob)

@@ -71,9 +71,11 @@ def make_report(fit: Any) -> ModelReport:
     parts: list[tuple[str, Any]] = [("Model", f"{fit.formula} ({describe_family(fit.family)}).")]
     ratio = ratio_of(fit.family)
     quantity = f"{ratio} ratio" if ratio else "difference"
-    rows = _tables.words(fit.summary(exponentiate=bool(ratio)).loc[list(fit.design.names)], ratio)
-    header = ("coefficient", f"{quantity} (90 % interval)", "direction")
-    parts.append((f"{quantity.capitalize()}s", (header, rows)))
+    if fit.design.names:
+        summary = fit.summary(exponentiate=bool(ratio))
+        rows = _tables.words(summary.loc[list(fit.design.names)], ratio)
+        header = ("coefficient", f"{quantity} (90 % interval)", "direction")
+        parts.append((f"{quantity.capitalize()}s", (header, rows)))
     if fit.design.terms:
         parts.append(("Differences between groups", page_table(fit.varcorr())))
     priors = [(name, describe(prior)) for name, prior in fit.priors.items()]
