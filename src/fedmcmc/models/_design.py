@@ -1,17 +1,24 @@
 """Arrays of a regression model from one site's table."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from fedmcmc.data import FederatedData
-from fedmcmc.models._columns import SiteRows, read_site, split_tables
+from fedmcmc.models._columns import (
+    SiteRows,
+    group_labels,
+    read_rows,
+    read_site,
+    row_values,
+    split_tables,
+)
 from fedmcmc.models._formula import Formula, names_in
 from fedmcmc.models._matrix import Matrix
-from fedmcmc.models._schema import Schema, find_factors, group_labels, read_rows, row_values
+from fedmcmc.models._schema import Schema, fill_missing, find_factors
 
 MAX_LOCAL = 3
 """Largest number of coefficients per group that stays at the clients."""
@@ -125,7 +132,7 @@ class Design:
             names client, column, row and value.
         """
         site = self._read(table, client, outcome)
-        x = self._fixed.array(site)
+        x = self._fixed.array(fill_missing(self.formula, site, self.schema) if outcome else site)
         index = [i for i, name in enumerate(self._fixed.names) if name != "Intercept"]
         arrays: dict[str, np.ndarray] = {"x": x[:, index] - self.centers}
         for name, expression in self.formula.rows.items():
@@ -173,7 +180,8 @@ class Design:
         columns = nw.from_native(table, eager_only=True).columns
         if str(client) not in self.schema.clients:
             column = None
-        names = [*self.formula.covariates, *names_in(self.formula.offset or "0")]
+        covariates = replace(self.formula, missing=()).covariates
+        names = [*covariates, *names_in(self.formula.offset or "0")]
         names += [x for x in self.formula.factors if x in columns or x == column]
         return read_site(table, client, dict.fromkeys(names), self._factors, column)
 
