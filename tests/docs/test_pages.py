@@ -15,6 +15,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import pandas as pd
 import pytest
 
 import fedmcmc.deploy
@@ -208,6 +209,21 @@ def test_the_page_on_formulas_runs():
     assert all(names[fit].verdict.kind == "passed" for fit in ("fit", "rates", "nested"))
     (shown,) = re.findall(r"```text\n(Intercept.*?)\n```", page("formulas.md"), re.DOTALL)
     assert repr(names["model"].priors) == shown
+
+
+@pytest.mark.slow
+def test_the_page_on_survival_runs():
+    rng = np.random.default_rng(0)
+    causes = rng.choice(["relapse", "death", "none"], 200)
+    columns = {"time": rng.exponential(300, 200), "cause": causes, "age": rng.normal(60, 9, 200)}
+    names = run_page("survival.md", tables=[pd.DataFrame(columns)])
+    assert names["fit"].verdict.kind == "passed"
+    ratios = names["fit"].summary(exponentiate=True)["mean"]
+    np.testing.assert_allclose(ratios["sex[female]"], 0.58, atol=0.02)
+    np.testing.assert_allclose(names["alive"].mean(0), [[0.68, 0.36], [0.80, 0.55]], atol=0.02)
+    assert names["curves"]["male"].quantile() == (273, 231, 322)
+    assert round(names["test"].statistic, 1) == 10.0
+    assert names["shares"].shape == (1000, 2, 2)
 
 
 @pytest.mark.slow

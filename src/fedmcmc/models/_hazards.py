@@ -123,8 +123,8 @@ class WeibullHazard:
     unit
         Time at which the hazard is ``shape * exp(eta)``.
     aft
-        If true, a linear predictor is the location of the log of the time (accelerated failure time,
-        as in R's ``survreg``) instead of the log of a hazard.
+        If true, a linear predictor is the location of the log time (accelerated failure time, as in
+        R's ``survreg``) instead of a log hazard.
     """
 
     unit: float
