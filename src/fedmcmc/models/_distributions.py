@@ -272,7 +272,7 @@ class LinkedBinomial(_Outcome):
     @property
     def mean(self) -> Array:
         probability = jnp.exp(self.log_probabilities()[0])
-        return probability if self.total_count is None else self.total_count * probability
+        return probability if self.total_count is None else jnp.asarray(self.total_count) * probability
 
 
 class OrderedCumulative(_Outcome):
