@@ -272,7 +272,7 @@ class LinkedBinomial(_Outcome):
     @property
     def mean(self) -> Array:
         probability = jnp.exp(self.log_probabilities()[0])
-        return probability if self.total_count is None else jnp.asarray(self.total_count) * probability
+        return probability * (1 if self.total_count is None else jnp.asarray(self.total_count))
 
 
 class OrderedCumulative(_Outcome):
