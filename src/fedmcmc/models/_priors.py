@@ -23,8 +23,8 @@ Prior: TypeAlias = dist.Distribution
 class Priors(Mapping[str, Any]):
     """Prior of each parameter by its name.
 
-    Coefficients have the names of the summary, and the intercept is that at the means of all
-    columns. ``print(priors)`` shows the table.
+    Coefficients have the names of the summary. The intercept is the linear predictor at the means
+    of all columns. ``print(priors)`` shows the table.
 
     Attributes
     ----------
