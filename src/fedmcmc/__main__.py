@@ -1,4 +1,4 @@
-"""The command ``fedmcmc`` (``python -m fedmcmc``): setup of real sites, and bug reports.
+"""The command ``fedmcmc`` (``python -m fedmcmc``): setup of real sites, fits, and bug reports.
 
 Without a subcommand it prints versions, devices and placements, to be pasted into a bug report.
 """
@@ -51,7 +51,7 @@ def fit_model(options: argparse.Namespace) -> int:
 
     try:
         run_command(options.study, options.sites, options.out)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
         print(f"fedmcmc fit: {error}", file=sys.stderr)
         return 1
     return 0

@@ -3,11 +3,16 @@
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pandas as pd
 import polars
 import pytest
+import scipy.stats
 
+import fedmcmc
 from fedmcmc import FederatedData
 from fedmcmc.data import Column, Dictionary, Rules, row_values
 
@@ -187,6 +192,11 @@ def test_a_row_of_one_table_is_named_by_its_place_in_the_table(dictionary):
     message = "'age' of client 'Bern' holds 7.0 in row 2, outside"
     with pytest.raises(ValueError, match=message):
         FederatedData.from_dataframe(both, dictionary=dictionary)
+    arms = both.assign(age=50, arm=["usual", "usual", "Program", "program"])
+    with pytest.raises(ValueError, match=r"'arm' of client 'Bern' holds 'Program' in row 2"):
+        FederatedData.from_dataframe(arms, dictionary=dictionary)
+    with pytest.raises(ValueError, match=r"'arm' of client 'Bern' holds 2 in row 3"):
+        FederatedData.from_dataframe(both.assign(age=50, arm=[0, 1, 1, 2]), dictionary=dictionary)
     both.loc[3, "age"] = 9.0
     with pytest.raises(ValueError, match=r"in row 2 \(and 1 more value\), outside"):
         FederatedData.from_dataframe(both, dictionary=dictionary)
@@ -238,6 +248,8 @@ def test_missing_values_are_allowed_up_to_a_fraction():
     message = "4 missing values in 30 rows, the first in row 26, .* at most a fraction of 0.1"
     with pytest.raises(ValueError, match=message):
         dictionary.check(rows | {"age": [1.0] * 26 + [None] * 4})
+    exact = only(age={"type": "number", "max_missing": 0.29})
+    exact.check({"age": [1.0] * 71 + [None] * 29})
     missing = rows | {"arm": ["a"] * 29 + [None]}
     dictionary.check(missing)
     with pytest.raises(ValueError, match=r"'arm' has no value in row 29, .* cannot hold missing"):
@@ -353,8 +365,82 @@ def test_a_file_that_is_no_dictionary_is_refused(tmp_path, old, new, message):
     assert str(path) in str(caught.value)
 
 
+def test_a_dictionary_needs_a_column_of_rows():
+    with pytest.raises(ValueError, match=r"no column of rows, only clients, groups and text"):
+        only(note={"type": "text"})
+
+
+def test_groups_and_clients_are_never_missing():
+    dictionary = Dictionary(
+        {"x": {"type": "number"}, "ward": {"type": "text"}, "site": {"type": "text"}},
+        client="site",
+        group="ward",
+        rules={"max_missing": 0.9},
+    )
+    rows = {"x": [None, 1.0], "ward": ["u", "v"], "site": ["A", "A"]}
+    dictionary.check(rows, "A")
+    for name in ("ward", "site"):
+        with pytest.raises(ValueError, match=f"'{name}' of client 'A' has 1 missing value.*none"):
+            dictionary.check(rows | {name: ["A", None]}, "A")
+
+
+@pytest.mark.parametrize("values", [[True, None, False], [1, None, 0]])
+def test_missing_events_keep_their_rows(values):
+    dictionary = only(x={"type": "event", "max_missing": 0.5}, y={"type": "number"})
+    for table in (
+        pd.DataFrame({"x": values, "y": 1.0}),
+        pd.DataFrame({"x": values, "y": 1.0}).convert_dtypes(),
+        polars.DataFrame({"x": values, "y": [1.0] * 3}),
+    ):
+        dictionary.check(table)
+        with pytest.raises(ValueError, match=r"'x' has no value in row 1"):
+            dictionary.code(table)
+        assert dictionary.code(table[2:])["x"].tolist() == [0]
+
+
 def test_wide_floats_are_kept_if_jax_has_them():
     with jax.enable_x64(True):
         dictionary = only(x={"type": "number"}, n={"type": "integer"})
         coded = dictionary.code({"x": [0.1], "n": [2**40]})
         assert coded["x"][0] == 0.1 and coded["n"][0] == 2**40
+
+
+def severity(values, levels):
+    return pd.DataFrame({"y": pd.Categorical(values, categories=levels, ordered=True)})
+
+
+SEVERITY = {
+    "A": severity(["mild"] * 9 + ["severe"] * 3, ["mild", "severe"]),
+    "B": severity(["mild"] * 4 + ["moderate"] * 6 + ["severe"] * 8, ["mild", "moderate", "severe"]),
+}
+"""Client A has no moderate case, and does not declare the level."""
+
+
+def ordinal(y=None):
+    transform = dist.transforms.SimplexToOrderedTransform(0.0)
+    cut = numpyro.sample(
+        "cut", dist.TransformedDistribution(dist.Dirichlet(jnp.ones(3)), transform)
+    )
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.OrderedLogistic(0.0, cut), obs=y)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_dictionary", [False, True])
+def test_an_ordinal_outcome_has_the_posterior_of_all_rows(has_dictionary):
+    """The prior of the probabilities is uniform, so the posterior is a Dirichlet distribution."""
+    levels = ["mild", "moderate", "severe"]
+    dictionary = only(y={"type": "ordered", "levels": levels}) if has_dictionary else None
+    tables = SEVERITY
+    if has_dictionary:  # text in any order at a site is enough
+        tables = {name: table.astype(str)[::-1] for name, table in SEVERITY.items()}
+    data = FederatedData.from_clients(tables, dictionary=dictionary)
+    assert data.coding == {"y": tuple(levels)} and data.orders == {"y": "ordered"}
+    fitted = fedmcmc.fit(ordinal, data, rng_key=jax.random.key(0), progress=False)
+    cuts = np.asarray(fitted.samples.constrained["cut"]).reshape(-1, 2)
+    draws = np.diff(1 / (1 + np.exp(-cuts)), axis=1, prepend=0, append=1)
+    exact = scipy.stats.dirichlet([14, 7, 12])
+    assert fitted.verdict.startswith("passed")
+    errors = (draws.mean(axis=0) - exact.mean()) / np.sqrt(exact.var())
+    assert np.abs(errors).max() < 0.1
+    np.testing.assert_allclose(draws.std(axis=0), np.sqrt(exact.var()), rtol=0.1)

@@ -41,6 +41,7 @@ def test_columns_keep_their_names_and_clients_their_labels(table):
     assert data.coding == {"arm": ("a", "b", "c"), "stage": ("early", "mid", "late")}
 
 
+@pytest.mark.filterwarnings("ignore:Column 'arm' has levels that only one client has")
 def test_each_table_of_a_list_is_a_client_and_codes_agree():
     tables = {name: part.drop(columns="clinic") for name, part in TABLE.groupby("clinic")}
     expected = FederatedData.from_dataframe(TABLE, client="clinic")

@@ -8,7 +8,7 @@ import polars
 import pytest
 
 from fedmcmc import FederatedData
-from fedmcmc.data import code_rows, in_words
+from fedmcmc.data import Column, Dictionary, code_rows, in_words
 
 
 def categories(values, levels):
@@ -97,13 +97,17 @@ def test_text_outside_of_the_ordered_categories_raises():
 @pytest.mark.parametrize(
     ("clients", "levels", "order"),
     [
-        ([text("high", "low"), text("medium")], ["high", "low", "medium"], "alphabetical"),
+        (
+            [text("high", "low", "medium"), text("medium", "low", "high")],
+            ["high", "low", "medium"],
+            "alphabetical",
+        ),
         ([unordered([10, 2]), unordered([2, 3, 1])], ["1", "2", "3", "10"], "numerical"),
         ([unordered(["10", "9"])], ["9", "10"], "numerical"),
         ([unordered([2.5, 10.0])], ["2.5", "10"], "numerical"),
         ([unordered(["b", "a"], ["b", "a"])] * 2, ["b", "a"], "as declared"),
-        ([unordered(["b"]), unordered(["a", "c"])], ["a", "b", "c"], "alphabetical"),
-        ([polars_categories("m", "f"), polars_categories("f", "d")], list("dfm"), "alphabetical"),
+        ([unordered(["b"]), unordered(["a"])], ["a", "b"], "alphabetical"),
+        ([polars_categories("m", "f"), polars_categories("f", "m")], list("fm"), "alphabetical"),
     ],
 )
 def test_unordered_levels_are_sorted_or_as_declared(clients, levels, order):
@@ -178,6 +182,40 @@ def test_texts_that_differ_in_case_or_dashes_warn(text_a, text_b):
         FederatedData.from_arrays(np.ones(2), [text_a, text_b])
 
 
+@pytest.mark.parametrize(
+    ("clients", "levels"),
+    [
+        ({"A": text("high", "low"), "B": text("medium")}, "'high' .client 'A'., 'low'.*'medium'"),
+        (
+            {"A": text("f", "m"), "B": text("f", "m", "fem")},
+            "only one client has: 'fem' .client 'B'",
+        ),
+        ({"A": text("f", "m"), "B": text("female", "male")}, "'f' .*, 'm' .*, 'female' .*, 'male'"),
+        (
+            {"A": unordered(["a"]), "B": unordered(["a", "c"])},
+            "only one client has: 'c' .client 'B'",
+        ),
+    ],
+)
+def test_levels_that_only_one_client_has_are_reported(clients, levels):
+    """Nothing but the declared levels shows that a client writes a level differently."""
+    with pytest.warns(
+        UserWarning, match=rf"Column 'y' has levels .*{levels}.*a dictionary"
+    ) as caught:
+        data = FederatedData.from_clients(clients)
+    assert len(caught) == 1 and caught[0].filename == __file__
+    codes = {value for table in clients.values() for value in table["y"].to_list()}
+    assert data.coding == {"y": tuple(sorted(codes))}
+    dictionary = Dictionary({"y": Column("category", levels=tuple(sorted(codes)))})
+    data = FederatedData.from_clients(clients, dictionary=dictionary)  # without a warning
+    assert data.coding == {"y": tuple(sorted(codes))}
+
+
+def test_names_of_clients_in_a_column_are_not_reported():
+    FederatedData.from_clients({"A": text("a", "a"), "B": text("b")})
+
+
+@pytest.mark.filterwarnings("ignore:Column 'y' has levels that only one client has")
 def test_a_marker_of_a_missing_value_warns():
     with pytest.warns(UserWarning, match="client 'B' holds 'NA', which becomes an ordinary level"):
         FederatedData.from_clients({"A": text("f"), "B": text("m", "NA")})

@@ -15,12 +15,15 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import pandas as pd
 import pytest
 
 import fedmcmc.deploy
 from experiments.claims import claims_of, judge
 from fedmcmc import rounds
 from fedmcmc.__main__ import main as fedmcmc_command
+from fedmcmc.data import Column, Dictionary, Rules
+from fedmcmc.data._dictionary_columns import TYPES
 from fedmcmc.deploy._columns import KEYS as COLUMN_KEYS
 from fedmcmc.deploy._config import run_over
 from fedmcmc.deploy._limits import LIMITS
@@ -209,6 +212,21 @@ def test_the_page_on_formulas_runs():
 
 
 @pytest.mark.slow
+def test_the_page_on_survival_runs():
+    rng = np.random.default_rng(0)
+    causes = rng.choice(["relapse", "death", "none"], 200)
+    columns = {"time": rng.exponential(300, 200), "cause": causes, "age": rng.normal(60, 9, 200)}
+    names = run_page("survival.md", tables=[pd.DataFrame(columns)])
+    assert names["fit"].verdict.kind == "passed"
+    ratios = names["fit"].summary(exponentiate=True)["mean"]
+    np.testing.assert_allclose(ratios["sex[female]"], 0.58, atol=0.02)
+    np.testing.assert_allclose(names["alive"].mean(0), [[0.68, 0.36], [0.80, 0.55]], atol=0.02)
+    assert names["curves"]["male"].quantile() == (273, 231, 322)
+    assert round(names["test"].statistic, 1) == 10.0
+    assert names["shares"].shape == (1000, 2, 2)
+
+
+@pytest.mark.slow
 def test_the_page_on_criticism_runs():
     names = run_page("criticism.md")
     assert names["fitted"].corrected.verdict.kind == "passed"
@@ -233,6 +251,8 @@ def test_the_tutorial_on_a_network_runs():
 @pytest.mark.slow
 def test_the_page_on_a_multi_site_study_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    dictionary = re.search(r"```toml\n(.*?)```", page("multi_site_study.md"), re.DOTALL)[1]
+    (tmp_path / "study.toml").write_text(dictionary)
     names = run_page("multi_site_study.md")
     assert (tmp_path / "readmissions.html").exists()
     assert names["calibrated"].p_values.min() > 1e-3
@@ -241,15 +261,14 @@ def test_the_page_on_a_multi_site_study_runs(tmp_path, monkeypatch):
     exact = -0.8
     effect = names["final"].samples.constrained["log_odds"]
     assert abs(effect.mean() - exact) < 2 * effect.std()
-    with pytest.raises(ValueError, match="creatinine: 200 values outside"):
-        names["prepare"](
-            names["simulate"](0, dict.fromkeys(names["levels"]["hospital"], 200))["Bern"], "umol/L"
-        )
+    bern = names["simulate"](0, dict.fromkeys(names["levels"]["hospital"], 200))["Bern"]
+    with pytest.raises(ValueError, match=r"\(and 199 more values\), outside of .* 0.2 to 20 mg/dL"):
+        names["federate"]({"Bern": names["prepare"](bern, "umol/L")})
     # The rows of the study file have the columns and the codes of the page's data.
     (tmp_path / "model.py").write_text("def posterior(settings):\n    pass\n")
-    rows = re.search(r"```toml\n(.*?)```", page("multi_site_study.md"), re.DOTALL)[1]
-    header = 'name = "readmissions"\nposterior = "model.py:posterior"\n[sites]\nAarau = 300\n'
-    (tmp_path / "study.toml").write_text(header + rows)
+    header = 'name = "readmissions"\nposterior = "model.py:posterior"\n'
+    sites = "[sites]\nAarau = 300\n"
+    (tmp_path / "study.toml").write_text(header + dictionary + sites)
     study = fedmcmc.deploy.Study.read(tmp_path / "study.toml")
     assert study.rows.keys() == names["data"].rows.keys()
     assert {name: tuple(levels) for name, levels in study.levels.items()} == names["data"].coding
@@ -480,10 +499,24 @@ def test_the_page_on_masks_runs():
     assert names["samples"].num_draws == 10
 
 
+def test_the_page_on_the_study_dictionary_runs(tmp_path, capsys):
+    run_page("study_dictionary.md")
+    text = page("study_dictionary.md")
+    (printed,) = re.findall(r"```text\n(.*?)```", text, re.DOTALL)
+    assert capsys.readouterr().out == printed
+    (tmp_path / "study.toml").write_text(re.search(r"```toml\n(.*?)```", text, re.DOTALL)[1])
+    dictionary = Dictionary.read(tmp_path / "study.toml")
+    listed = set(re.findall(r"^\| `(\w+)`", text, re.MULTILINE))
+    assert {column.type for column in dictionary.columns.values()} == {*TYPES} <= listed
+    for kind in (Dictionary, Column, Rules):
+        assert {field.name for field in dataclasses.fields(kind)} <= listed
+
+
 def test_the_page_of_settings_lists_all_keys(tmp_path):
     text = page("deployment_settings.md")
     listed = set(re.findall(r"`\"?(\w+)\"?`", text))
-    keys = {field.name for field in dataclasses.fields(fedmcmc.deploy.Study)} - {"folder"}
+    keys = {field.name for field in dataclasses.fields(fedmcmc.deploy.Study)}
+    keys -= {"folder", "row_ranges"}
     keys |= {*COLUMN_KEYS, *LIMITS, *KNOWN_KEYS}
 
     def known_keys(run, name, content):

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -32,7 +33,7 @@ class Design:
 
     @property
     def schema(self):
-        return SimpleNamespace(levels={"trt": ("A", "B")})
+        return SimpleNamespace(levels={"trt": ("A", "B")}, numbers={"age": None}, clients=HOSPITALS)
 
     @property
     def terms(self):
@@ -123,20 +124,7 @@ def make_fit(family="bernoulli", *, slopes=False, tau=0.8, num=400, chains=1, se
         draws["sigma"] = normal(0.0, 0.1)
     if family.name == "ordinal":
         draws["cutpoints"] = normal([-0.5, 0.3], 0.1)
-    state = FederatedState(
-        Broadcast(np.zeros(chains, np.int32), {k: x[:, -1] for k, x in draws.items()}), (), ()
-    )
-    info = {"draw": np.tile(np.arange(num), (chains, 1))}
-    totals = {name: np.zeros(chains) for name in ("rounds", "bits_up", "bits_down")}
-    verdict = Verdict("passed", "importance", k_hat=0.1, ess=350.0, error=0.02, sd_error=0.02)
-    samples = Samples(
-        draws, info, state, totals, posterior.constrain_fn, stopped={"verdict": verdict}
-    )
-    marginal = fedmcmc.marginal(posterior)
-    stages = (fitting.StageReport("correction", "mixture at the modes", 13, 1e6, 1e6, k_hat=0.1),)
-    about = {"clients": 3, "rows": data.num_rows, "parameters": 4}
-    report = fitting.Report(stages, verdict, {}, about)
-    fitted = fitting.Fitted(samples, verdict, -30.0, 0.1, report, marginal)
+    fitted = make_fitted(posterior, draws, data)
     term = "(1 + age | hospital)" if slopes else "(1 | hospital)"
     priors = {
         "Intercept": dist.Normal(0, 2.5),
@@ -146,4 +134,42 @@ def make_fit(family="bernoulli", *, slopes=False, tau=0.8, num=400, chains=1, se
     priors["sd_hospital"] = dist.HalfNormal(1)
     return ModelFit(
         fitted, model, posterior, data, design, family, priors, f"y ~ age + trt + {term}", tables
+    )
+
+
+def make_fitted(posterior, draws, data):
+    """Return a result of `fedmcmc.fit` with made-up draws."""
+    num_chains, num = jax.tree.leaves(draws)[0].shape[:2]
+    position = {name: x[:, -1] for name, x in draws.items()}
+    state = FederatedState(Broadcast(np.zeros(num_chains, np.int32), position), (), ())
+    info = {"draw": np.tile(np.arange(num), (num_chains, 1))}
+    totals = {name: np.zeros(num_chains) for name in ("rounds", "bits_up", "bits_down")}
+    verdict = Verdict("passed", "importance", k_hat=0.1, ess=350.0, error=0.02, sd_error=0.02)
+    settings = dict(stopped={"verdict": verdict}, versions={"fedmcmc": "0.2.0"})
+    samples = Samples(draws, info, state, totals, posterior.constrain_fn, **settings)
+    stages = (fitting.StageReport("correction", "mixture at the modes", 13, 1e6, 1e6, k_hat=0.1),)
+    about = {"clients": data.num_clients, "rows": data.num_rows, "parameters": len(draws)}
+    report = fitting.Report(stages, verdict, {}, about)
+    sampled = posterior if posterior.local is None else fedmcmc.marginal(posterior)
+    return fitting.Fitted(samples, verdict, -30.0, 0.1, report, sampled)
+
+
+def make_specified_fit(specification, num=300, seed=0):
+    """Return a fit of the model of `models.specify` or `models.survival` with made-up draws."""
+    posterior = fedmcmc.from_numpyro(specification.model, example=specification.data)
+    shapes = jax.eval_shape(posterior.init_fn, jax.random.key(0))
+    rng = np.random.default_rng(seed)
+    draws = {
+        name: np.float32(0.3 * rng.normal(size=(1, num, *x.shape))) for name, x in shapes.items()
+    }
+    return ModelFit(
+        make_fitted(posterior, draws, specification.data),
+        specification.model,
+        posterior,
+        specification.data,
+        specification.design,
+        specification.family,
+        specification.priors,
+        specification.formula.text,
+        specification.tables,
     )

@@ -11,7 +11,7 @@ import pytest
 from fedmcmc.__main__ import main
 from fedmcmc.data import Dictionary
 from fedmcmc.models import parse
-from fedmcmc.models._command import draws_table, parse_prior, read_model
+from fedmcmc.models._command import draws_table, parse_prior, read_model, read_sites
 from tests.models.stand_in import make_tables
 
 STUDY = """
@@ -69,13 +69,28 @@ def test_a_study_is_fitted(folder, capsys):
         ("formula", "formulas", "needs a table [model] with a formula"),
         ('family = "b', 'famly = "b', "'famly', which is unknown"),
         ("Normal(0, 1)", "__import__('os')", "A prior is a distribution"),
-        ("[0, 120]", "[0, 40]", "age"),
+        ("[0, 120]", "[0, 40]", "Column 'age' of client 'Bern' holds"),
+        ('["A", "B"]', '["A", "C"]', "'B'"),
     ],
 )
 def test_mistakes_are_named(folder, capsys, before, after, message):
     (folder / "study.toml").write_text(STUDY.replace(before, after))
     assert run(folder) == 1
     assert message in capsys.readouterr().err
+
+
+def test_tables_need_no_dictionary(folder):
+    pytest.importorskip("polars")
+    expected = read_sites(folder / "sites")["Bern"]
+    dictionary = Dictionary.from_dict(tomllib.loads(STUDY))
+    table = read_sites(folder / "sites", dictionary)["Bern"]
+    pd.testing.assert_frame_equal(table, expected, check_dtype=False)
+    import polars as pl
+
+    (folder / "sites" / "Bern.csv").unlink()
+    pl.DataFrame(expected.to_dict("list")).write_parquet(folder / "sites" / "Bern.parquet")
+    table = read_sites(folder / "sites", dictionary)["Bern"]
+    assert table["trt"].to_list() == expected["trt"].to_list()
 
 
 def test_a_folder_without_tables_is_an_error(folder, capsys):

@@ -254,9 +254,9 @@ def test_arrays_of_survival_outcomes():
     np.testing.assert_allclose(rows["time"], tables["A"]["time"], rtol=1e-6)
     np.testing.assert_allclose(rows["start"], tables["A"]["start"], rtol=1e-6)
     for column, value, message in (
-        ("event", 2, "'event' of client 'A' in row 7 is 2.0; it must be 0 or 1"),
-        ("time", 0, "'time' of client 'A' in row 7 is 0.0; it must be positive"),
-        ("start", 99, "'start' of client 'A' in row 7 is 99.0; .*before the stop"),
+        ("event", 2, "'event' of client 'A' in row 7 is 2; it must be 0 or 1"),
+        ("time", 0, "'time' of client 'A' in row 7 is 0; it must be positive"),
+        ("start", 99, "'start' of client 'A' in row 7 is 99; .*before the stop"),
     ):
         bad = tables["A"].copy()
         bad.loc[7, column] = value
@@ -311,4 +311,33 @@ def test_a_model_without_an_intercept_is_not_centered():
     assert (design.has_intercept, design.centers.tolist()) == (False, [0.0])
     np.testing.assert_allclose(
         design.rows(tables["A"], "A")["x"][:, 0], tables["A"]["age"], rtol=1e-6
+    )
+
+
+def test_the_client_may_be_a_covariate_and_need_no_column():
+    tables = dict(zip((3, 1, 2), make_tables().values(), strict=True))
+    design = make_design("y ~ hospital + age", tables)
+    assert design.names == ("hospital[2]", "hospital[3]", "age")
+    np.testing.assert_allclose(
+        design.rows(tables[3], 3)["x"][:, :2] + design.centers[:2],
+        np.tile([0, 1], (50, 1)),
+        atol=1e-6,
+    )
+    assert make_design("y ~ 1 + (1 | hospital)", tables).data(tables).labels == (3, 1, 2)
+
+
+def test_booleans_and_nullable_integers_are_numbers():
+    tables = make_tables()
+    for table in tables.values():
+        table["old"] = table["age"] > 60
+        values = [None if i == 3 else i for i in range(len(table))]
+        table["number"] = pd.array(values, dtype="Int64")
+    design = make_design("old ~ old + number", tables)
+    assert design.names == ("old", "number")
+    rows = design.rows(tables["A"], "A")
+    expected = tables["A"].drop(3)
+    np.testing.assert_array_equal(rows["y"], expected["old"])
+    np.testing.assert_allclose(rows["x"][:, 0] + design.centers[0], expected["old"], atol=1e-6)
+    np.testing.assert_allclose(
+        rows["x"][:, 1] + design.centers[1], expected["number"].astype(float), rtol=1e-5, atol=1e-5
     )

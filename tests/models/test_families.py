@@ -93,7 +93,7 @@ def outcomes(name):
 
 
 def distribution(name, link, eta):
-    trials = jnp.full(eta.shape, TRIALS) if name == "binomial" else None
+    trials = jnp.full(eta.shape, float(TRIALS)) if name == "binomial" else None
     return Family(name, link).distribution(jnp.asarray(eta), PARAMETERS, trials)
 
 

@@ -33,6 +33,13 @@ def test_bars(bars, terms):
     assert parse(f"y ~ {bars}").random == tuple(RandomTerm(*term) for term in terms)
 
 
+def test_offsets_add_up():
+    formula = parse("y ~ offset(log(t)) + x - offset(z) - 1")
+    assert (formula.offset, formula.fixed) == ("log(t) + -(z)", "x - 1")
+    assert evaluate(formula.offset, {"t": 1.0, "z": 2.0}) == -2.0
+    assert (parse("y ~ offset(t)").fixed, parse("y ~ -1 + x").fixed) == ("1", "- 1 + x")
+
+
 def test_a_bar_in_a_function_is_no_random_effect():
     formula = parse("y ~ I(x | z) + (a + b)**2 + C(g, levels=['u|v', 'w)'])")
     assert formula.random == ()
@@ -78,6 +85,8 @@ def test_options_of_the_response():
         ("y ~ g + (1 | g)", "'g' has both coefficients and random effects"),
         ("y ~ C(g) + (1 | g)", "'g' has both"),
         ("y ~ C(g, contr.sum) + (1 | g)", "'g' has both"),
+        ("y ~ x + C(x)", "'x' is both a number and a factor"),
+        ("y ~ C(x) + (log(x) | g)", "'x' is both a number and a factor"),
         ("y ~ foo(x)", r"'foo' in 'foo\(x\)' is no function of formulas, such as s, bs"),
         ("y ~ hashed(x)", "'hashed'"),
         ("Surv(t) ~ x", "2 or 3 arguments"),
@@ -126,7 +135,11 @@ def test_pieces_between_marks():
     ]
 
 
+def test_escaped_quotes_do_not_end_a_text():
+    assert [*split(r"f('a\'+(') + b", ("+",))] == [("", r"f('a\'+(')"), ("+", "b")]
+
+
 def test_columns_and_values_of_expressions():
-    assert columns_of("a*b + C(c, contr.sum) + np.log(d) + `e f`") == ["a", "b", "c", "d", "e f"]
+    assert columns_of("a*b + C(c, contr.sum) + np.log(d) + `e f`") == ("a", "b", "c", "d", "e f")
     assert names_in("status == 'dead'") == ["status"]
     assert evaluate("log(t) + 1", {"t": 1.0}) == 1.0

@@ -10,9 +10,11 @@ import pytest
 import scipy.optimize
 from numpyro import distributions as dist
 from numpyro.distributions import constraints
+from numpyro.infer.util import log_density
 
 import fedmcmc
 from fedmcmc import models
+from fedmcmc.models._regression import draw_outcomes, draw_prior
 from tests.hierarchy.models import total
 
 FLAT = dist.ImproperUniform(constraints.real, (), ())
@@ -220,6 +222,36 @@ def test_prior_predictive_checks_draw_an_effect_per_group():
     np.testing.assert_allclose(
         check.replicated.std(), 100 * np.sqrt(2 * (sizes**2).sum()), rtol=0.25
     )
+
+
+OUTCOMES = {
+    "gaussian": "y",
+    "student": "y",
+    "gamma": "y",
+    "bernoulli": "died",
+    "binomial": "events | trials(trials)",
+    "beta": "I(y / 1000)",
+    "ordinal": "pain",
+}
+
+
+@pytest.mark.parametrize("family", models.FAMILIES)
+def test_every_family_has_a_model_whose_draws_are_possible(family):
+    response = OUTCOMES.get(family, "count")
+    formula = f"{response} ~ age + arm + (1 | hospital)"
+    spec = models.specify(formula, trial(), client="hospital", family=family)
+    assert set(spec.family.parameters) < {*spec.priors}
+    rows = spec.data.client_rows(0)
+    values = draw_prior(spec.model, rows, jax.random.key(0))
+    values = {name: np.asarray(x) * 0.3 for name, x in values.items()}
+    sites = {*values} - {"cor_hospital", "b", "Intercept", "sd_hospital"}
+    assert sites == {*spec.family.parameters}
+    effect = {"effect_hospital": np.zeros(1)}
+    value, trace = log_density(spec.model, (), rows, values | effect)
+    assert np.isfinite(value) and trace["y"]["is_observed"]
+    group = jnp.zeros(len(rows["y"]), jnp.int32)
+    drawn = draw_outcomes(spec.model, values, rows, group, 1, jax.random.key(1))
+    spec.family.check(np.asarray(drawn), rows.get("trials"))
 
 
 def test_errors_name_what_does_not_fit():

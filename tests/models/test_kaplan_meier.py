@@ -138,8 +138,9 @@ def test_impossible_outcomes_are_named(column, value, message):
 
 def test_bad_arguments_are_named():
     tables = [_leukemia()]
-    with pytest.raises(ValueError, match=r"must be 'Surv\(time, event\) ~ group' with one group"):
-        kaplan_meier("Surv(months, relapse) ~ arm + site", tables)
+    for formula in ("Surv(months, relapse) ~ arm + site", "Surv(months, relapse) ~ offset(site)"):
+        with pytest.raises(ValueError, match=r"must be 'Surv.*~ group' with one group or 1; got"):
+            kaplan_meier(formula, tables)
     with pytest.raises(ValueError, match="times must be an increasing list"):
         kaplan_meier("Surv(months, relapse) ~ arm", tables, times=[3, 2])
     with pytest.raises(ValueError, match="No client has an event"):

@@ -150,8 +150,10 @@ def test_effects_of_polars_tables_and_numbers():
     assert expected["mean"] == pytest.approx(10 * slope.mean(), rel=1e-4)
     table = fit.effects("trt").loc["B - A"]
     assert table["mean"] == pytest.approx(fit.samples.constrained["b"][..., 1].mean(), rel=1e-4)
-    with pytest.raises(ValueError, match="no column"):
+    with pytest.raises(ValueError, match="'trt', 'age'; got 'sex'"):
         fit.effects("sex", values=["f", "m"])
+    with pytest.raises(ValueError, match="two or more values, got \\['B'\\]"):
+        fit.effects("trt", values=["B"])
     with pytest.raises(ValueError, match="contrast must be"):
         fit.effects("trt", contrast="odds")
     from fedmcmc.models._effects import set_column
@@ -159,6 +161,8 @@ def test_effects_of_polars_tables_and_numbers():
     frame = pl.DataFrame(fit.tables["Bern"].to_dict("list"))
     changed = set_column(frame, "trt", "B")
     assert isinstance(changed, pl.DataFrame) and set(changed["trt"]) == {"B"}
+    frame = frame.with_columns(trt=pl.lit(None, pl.String))
+    assert set_column(frame, "trt", "B")["trt"].null_count() == len(frame)
     categories = fit.tables["Bern"].assign(trt=pd.Categorical(fit.tables["Bern"]["trt"]))
     assert set(set_column(categories, "trt", "B")["trt"]) == {"B"}
 
@@ -204,7 +208,7 @@ def test_the_forest_shows_each_hospital_the_population_and_a_new_hospital(slopes
 
 def test_bad_arguments_raise(fit):
     for call, message in (
-        (lambda: fit.predict(NEW, client="Basel"), "'Bern', 'Chur', 'Zug', got 'Basel'"),
+        (lambda: fit.predict(NEW, client="Basel"), "'Bern', 'Chur', 'Zug'; got 'Basel'"),
         (lambda: fit.predict(NEW, kind="draws"), "kind must be"),
         (lambda: fit.summary(prob=90), "prob must lie between 0 and 1, got 90"),
     ):
@@ -215,9 +219,16 @@ def test_bad_arguments_raise(fit):
 def test_a_report_has_odds_ratios_with_their_direction(fit, tmp_path):
     page = fit.report.save(tmp_path / "report.html").read_text()
     row = fit.summary(exponentiate=True).loc["trt[B]"]
-    assert f"{row['median']:.2f} ({row['5 %']:.2f} to {row['95 %']:.2f})" in page
+    assert f"{row['median']:.3g} ({row['5 %']:.3g} to {row['95 %']:.3g})" in page
     assert "higher odds; P(ratio &gt; 1) = " in page
-    assert "Odds ratios" in page and "HalfNormal(1)" in page and "passed" in page
+    assert "Odds ratios" in page and "<td class='text'>trt[B]</td>" in page
+    assert "HalfNormal(1)" in page and "passed" in page
+
+
+def test_a_report_of_a_linear_model_has_differences(slopes_fit, tmp_path):
+    page = slopes_fit.report.save(tmp_path / "report.html").read_text()
+    assert "higher outcome; P(difference &gt; 0) = " in page and "Differences" in page
+    assert "cor_hospital[Intercept, age]" in page and "b[0]" not in page
 
 
 def test_the_text_for_a_paper_has_model_versions_priors_and_verdict(fit):

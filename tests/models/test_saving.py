@@ -12,31 +12,29 @@ import fedmcmc
 from fedmcmc import models
 from fedmcmc.models._loading import from_record
 from fedmcmc.models._saving import as_record
-from tests.models.stand_in import make_fit, make_tables
+from fedmcmc.models._survival import specify_survival, survival_curves
+from tests.models.stand_in import make_fit, make_specified_fit, make_tables
 
 NEW = pd.DataFrame({"age": [40.0, 55.0], "trt": ["A", "B"]})
 
 
 @pytest.fixture(scope="module")
 def model_fit():
-    """Return an approximate fit, which takes a few seconds."""
-    return models.glm(
+    specification = models.specify(
         "y ~ age * trt + (1 | hospital)",
         make_tables(),
         family="bernoulli",
         client="hospital",
         priors={"trt[B]": dist.StudentT(4.0, 0.0, 1.0)},
-        method="approximate",
-        num_draws=400,
-        progress=False,
     )
+    return make_specified_fit(specification, num=400)
 
 
 def test_a_formula_model_comes_back_with_its_functions(model_fit, tmp_path):
     loaded = fedmcmc.load(model_fit.save(tmp_path / "trial.nc"))
     assert isinstance(loaded, models.ModelFit)
     assert_trees_all_equal(loaded.samples.draws, model_fit.samples.draws)
-    assert loaded.verdict == model_fit.verdict and loaded.verdict.kind == "approximate"
+    assert loaded.verdict == model_fit.verdict and loaded.verdict.k_hat == 0.1
     assert repr(loaded) == repr(model_fit)
     assert loaded.design.schema == model_fit.design.schema
     assert loaded.methods_text() == model_fit.methods_text()
@@ -80,6 +78,30 @@ def test_a_file_has_no_rows_and_is_read_by_arviz(model_fit, tmp_path):
     assert largest >= 400 and not any(np.float32(age).tobytes() in content for age in ages)
 
 
+@pytest.mark.parametrize("hazard", ["piecewise", "weibull", "mspline"])
+def test_a_survival_model_comes_back(tmp_path, hazard):
+    tables = {}
+    for i, (name, table) in enumerate(make_tables().items()):
+        time = np.random.default_rng(i).exponential(size=len(table))
+        tables[name] = table.assign(time=np.minimum(time, 2.0), event=time < 2)
+    formula = models.parse("Surv(time, event) ~ age + (1 | hospital)")
+    schema = models.exchange(formula, tables, client="hospital")
+    design, family, priors, model = specify_survival(formula, schema, hazard=hazard, intervals=3)
+    data = design.data(tables)
+    fit = make_specified_fit(
+        models.Specification(formula, family, priors, design, data, model, tables)
+    )
+    loaded = fedmcmc.load(fit.save(tmp_path / "trial.nc"))
+    assert loaded.family == family and repr(loaded) == repr(fit)
+    curves = [survival_curves(x, NEW, [0.5, 1.0]) for x in (fit, loaded)]
+    np.testing.assert_array_equal(*curves)
+    assert "hazard ratio" in str(fit.report.page())
+    with pytest.raises(ValueError, match=r"models\.survival_curves"):
+        fit.predict(NEW)
+    with pytest.raises(ValueError, match="No outcomes can be drawn"):
+        fit.pp_check()
+
+
 def test_fits_and_samples_come_back(tmp_path):
     fit = make_fit(chains=2, num=50)
     fitted, samples = fit.fitted, fit.samples
@@ -90,7 +112,7 @@ def test_fits_and_samples_come_back(tmp_path):
     assert_trees_all_equal(loaded.samples.constrained, samples.constrained)
     assert str(loaded.report) == str(fitted.report) and str(loaded) == str(fitted)
     assert loaded.samples.info.keys() == samples.info.keys()
-    with pytest.raises(RuntimeError, match="not part of a saved fit"):
+    with pytest.raises(RuntimeError, match=r"The model was tests\.models\.stand_in:Model\."):
         loaded.posterior.logprior_fn(samples.draws)
     restored = fedmcmc.load(tmp_path / "deep" / "fit.nc", posterior=fit.posterior)
     assert_trees_all_equal(restored.samples.constrained, samples.constrained)

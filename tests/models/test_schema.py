@@ -1,6 +1,7 @@
 """The schema equals summaries of all rows, although it is made of sums."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,6 +9,8 @@ import pandas as pd
 import polars as pl
 import pytest
 
+from fedmcmc.models._columns import read_rows
+from fedmcmc.models._design import Design
 from fedmcmc.models._formula import parse
 from fedmcmc.models._schema import (
     NUM_BINS,
@@ -15,7 +18,6 @@ from fedmcmc.models._schema import (
     Schema,
     count_rows,
     exchange,
-    read_rows,
     sum_numbers,
     sum_squares,
 )
@@ -90,6 +92,15 @@ def test_quantiles_are_linear_within_occupied_bins():
     assert number.quantile([0, 0.25, 0.625, 1]).tolist() == [1, 2, 2.5, 3]
 
 
+def test_values_on_edges_of_bins_are_in_the_bin_above():
+    tables = {client: x.assign(day=x["patient"] + 3) for client, x in make_tables().items()}
+    dictionary = make_dictionary(day={"range": (0, NUM_BINS)})
+    number = run("y ~ day", tables, dictionary=dictionary).numbers["day"]
+    counts = pd.concat(tables.values())["day"].value_counts()
+    assert {i: x for i, x in enumerate(number.histogram) if x} == counts.to_dict()
+    assert number.quantile([0, 1]).tolist() == [3, 12]
+
+
 def test_frequency_weights_are_repeated_rows():
     tables = make_tables()
     weighted = run("y | weights(w) ~ age + sex + s(bmi, 3)", tables)
@@ -107,7 +118,7 @@ def test_frequency_weights_are_repeated_rows():
                 [other.count, other.mean, other.sd], [number.count, number.mean, number.sd]
             )
     negative = {client: x.assign(w=-1) for client, x in tables.items()}
-    with pytest.raises(ValueError, match=r"'w' of client 'A' in row 0 is -1.0; .*weight"):
+    with pytest.raises(ValueError, match=r"'w' of client 'A' in row 0 is -1; .*weight"):
         run("y | weights(w) ~ age", negative)
 
 
@@ -171,7 +182,7 @@ def test_ranges_of_a_dictionary():
     assert schema.numbers["bmi"].high == max(x["bmi"].max() for x in make_tables().values())
     tables = make_tables()
     tables["C"].loc[7, "age"] = 610
-    with pytest.raises(ValueError, match=r"'age' of client 'C' in row 7 is 610.0; .*from 0 to 120"):
+    with pytest.raises(ValueError, match=r"'age' of client 'C' in row 7 is 610; .*from 0 to 120"):
         run("y ~ age", tables, dictionary=dictionary)
     dictionary.rules.min_rows = 40
     with pytest.raises(ValueError, match=r"Client 'B' has 31 complete rows, .* at least 40"):
@@ -277,6 +288,23 @@ def test_survival_outcomes():
     tables["A"].loc[3, "end"] = np.nan  # censored
     schema = run('Surv(time, end, type="interval") ~ age', tables)
     assert (schema.complete, schema.outcome["event_time"].count) == (158, 157)
+
+
+def test_covariates_that_may_be_missing():
+    tables = make_tables()
+    tables["B"].loc[[1, 2], "age"] = np.nan
+    formula = replace(parse("y ~ age + sex"), missing=(("age", "1 + bmi"),))
+    schema = exchange(formula, tables, client="hospital")
+    pooled = pd.concat(tables.values())
+    assert (schema.complete, schema.missing["age"]) == (158, 2)
+    for number in (schema.numbers["age"], schema.columns["age"]):
+        np.testing.assert_allclose([number.mean, number.sd], pooled["age"].agg(["mean", "std"]))
+    names, means, sds = schema.covariates["age"]
+    assert names == ("bmi",)
+    np.testing.assert_allclose([*means, *sds], pooled["bmi"].agg(["mean", "std"]))
+    assert Schema.from_dict(json.loads(json.dumps(schema.to_dict()))) == schema
+    rows = Design(formula, schema).rows(tables["B"], "B")
+    np.testing.assert_allclose(rows["x"][[1, 2], 0], 0, atol=1e-6)
 
 
 def test_a_schema_survives_json():

@@ -17,6 +17,8 @@ NAMES = ("text", "category", "integer")
 """Types that the columns of clients and groups may have."""
 STUDY_KEYS = ("name", "posterior", "rows", "kernels", "settings", "asks", "secure", "reproducible")
 """Keys of `study.toml` that describe a run at real sites, and that the dictionary does not read."""
+MODEL_KEY = "model"
+"""Key of `study.toml` for the command ``fedmcmc fit``, which the dictionary does not read."""
 RowRange = tuple[int, int]
 """Smallest and largest number of rows of a site."""
 
@@ -97,6 +99,8 @@ class Dictionary:
                     )
                 if not is_name and (name in (self.client, self.group) or name not in self.rows):
                     raise ValueError(f"The outcome {name!r} is not a value of the rows.")
+        if not self.rows:
+            raise ValueError("The dictionary has no column of rows, only clients, groups and text.")
         if self.rules.min_events and not self.events:
             raise ValueError(
                 "min_events counts events of the outcome, and no outcome has the type 'event'. Set "
@@ -138,11 +142,13 @@ class Dictionary:
     def from_dict(cls, content: Mapping[str, Any]) -> "Dictionary":
         """Return the dictionary in a mapping of the form of the study's file.
 
-        Keys that only describe a run at real sites are ignored; unknown keys raise `ValueError`.
+        Keys that only describe a model or a run at real sites are ignored; unknown keys raise
+        `ValueError`.
         """
-        entries = {key: x for key, x in content.items() if key not in STUDY_KEYS}
+        ignored = (*STUDY_KEYS, MODEL_KEY)
+        entries = {key: x for key, x in content.items() if key not in ignored}
         names = [x.name for x in fields(cls)]
-        check_names(entries, names, "The study", (*names, *STUDY_KEYS))
+        check_names(entries, names, "The study", (*names, *ignored))
         if "columns" not in entries:
             raise ValueError("The study has no table columns, which declares its columns.")
         return cls(**entries)
@@ -205,6 +211,18 @@ class Dictionary:
             return 0.0
         fraction = self.columns[name].max_missing
         return self.rules.max_missing if fraction is None else fraction
+
+    def read_table(self, path: str | Path) -> Any:
+        """Return one client's table in a CSV or Parquet file, for `code` and `check`.
+
+        In a CSV file the dictionary determines the type of each column, and empty fields, ``NA``
+        and ``NaN`` are missing values unless they are levels. Values are separated by commas, and
+        the text is UTF-8. Parquet files need Polars or PyArrow. Raise `ValueError` if the file is
+        damaged or has another form.
+        """
+        from fedmcmc.data._dictionary_files import read_file
+
+        return read_file(self, Path(path))
 
     def code(self, table: Any, client: Any = None) -> dict[str, np.ndarray]:
         """Check one client's rows, and return them as numbers.

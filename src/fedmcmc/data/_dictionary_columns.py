@@ -27,8 +27,8 @@ class Column:
     ----------
     type
         ``"number"``; ``"integer"``; ``"time"`` (a number of at least 0); ``"event"`` (0 or 1, or
-        `levels`, of which the first means that nothing happened); ``"category"`` or ``"ordered"``
-        with `levels`; or ``"text"``, which is checked but never becomes part of the rows.
+        `levels`; the first level means that nothing happened); ``"category"`` or ``"ordered"`` with
+        `levels`; or ``"text"``, which is checked but never becomes part of the rows.
     levels
         Levels in the order of their codes 0, 1, ...; for ``"ordered"`` from low to high.
     unit
@@ -36,7 +36,7 @@ class Column:
     range
         Smallest and largest plausible value of a number; may be infinite.
     max_missing
-        Largest fraction of missing values in a client's column; by default that of `Rules`.
+        Largest fraction of missing values in a client's column; by default `Rules.max_missing`.
     description
         Definition of the column, for people.
 
@@ -85,7 +85,7 @@ class Column:
 
     @property
     def is_row_value(self) -> bool:
-        """Whether the column is part of the rows that models see."""
+        """True if the column is part of the rows that models see."""
         return self.type != "text"
 
     def to_dict(self) -> dict[str, Any]:
@@ -147,8 +147,8 @@ def read_column(name: object, column: Any) -> Column:
     levels = check_levels(name, column.levels)
     if column.type == "event" and len(levels) < MIN_EVENT_LEVELS:
         raise ValueError(
-            f"Column {name!r} has the level {levels[0]!r} alone. Events need at least two levels, "
-            f"of which the first means that nothing happened."
+            f"Column {name!r} has the level {levels[0]!r} alone. Events need at least two levels; "
+            f"the first means that nothing happened."
         )
     return Column(**{x.name: getattr(column, x.name) for x in fields(Column)} | {"levels": levels})
 

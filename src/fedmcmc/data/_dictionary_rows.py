@@ -1,6 +1,7 @@
 """Checks of one client's rows against a study dictionary, and their coding."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -8,7 +9,6 @@ import narwhals.stable.v2 as nw
 import numpy as np
 
 from fedmcmc.data._columns import concatenate_clients, count_all_rows
-from fedmcmc.data._dictionary import Dictionary
 from fedmcmc.data._dictionary_columns import QUANTITIES, Column
 from fedmcmc.data._frames import is_text, read_table, read_text
 from fedmcmc.data._inputs import is_table
@@ -24,9 +24,25 @@ TRUE_OR_FALSE = (0, 1)
 class _Values(NamedTuple):
     """Values of a column without missing ones, and the rows that have them."""
 
+    num_rows: int
     rows: np.ndarray  # [num_present]
     numbers: np.ndarray  # [num_present], empty for text
     text: TextPart | None
+
+    def split(self, positions: Sequence[np.ndarray]) -> Iterator["_Values"]:
+        """Yield the values of each client, whose rows are at these positions."""
+        places = np.full(self.num_rows, -1)
+        places[self.rows] = np.arange(len(self.rows))
+        words = None if self.text is None else np.array([*self.text.values, None], object)[:-1]
+        for rows in positions:
+            is_present = places[rows] >= 0
+            chosen = places[rows][is_present]
+            text, numbers = self.text, self.numbers
+            if words is None or text is None:
+                numbers = numbers[chosen]
+            else:
+                text = replace(text, values=words[chosen].tolist())
+            yield _Values(len(rows), np.flatnonzero(is_present), numbers, text)
 
 
 class _Place(NamedTuple):
@@ -47,13 +63,13 @@ class _Place(NamedTuple):
         raise ValueError(f"{self.where} holds {value!r} in row {row}{more}, {problem}")
 
 
-def check_table(dictionary: Dictionary, table: Any, client: Any) -> None:
+def check_table(dictionary: Any, table: Any, client: Any) -> None:
     """Raise `ValueError` unless a client's rows agree with the dictionary."""
     _code_columns(dictionary, table, client, is_named=client is not None)
 
 
 def code_table(
-    dictionary: Dictionary,
+    dictionary: Any,
     table: Any,
     client: Any,
     *,
@@ -98,7 +114,7 @@ def code_table(
 
 
 def code_clients(
-    dictionary: Dictionary, tables: Sequence[Any], owners: Sequence[Any], *, are_named: bool
+    dictionary: Any, tables: Sequence[Any], owners: Sequence[Any], *, are_named: bool
 ) -> tuple[ArrayTree, np.ndarray]:
     """Return the checked rows of all clients as numbers, and the number of rows of each.
 
@@ -112,7 +128,7 @@ def code_clients(
 
 
 def code_parts(
-    dictionary: Dictionary,
+    dictionary: Any,
     frame: object,
     owners: Sequence[Any],
     positions: Sequence[np.ndarray],
@@ -122,16 +138,27 @@ def code_parts(
 
     `positions` holds the rows of each client in the table; messages name rows of the table.
     """
-    table = read_table(frame, "The table")
+    table = read_table(frame, "The table")  # libraries read a column faster than its parts
+    parts = {
+        name: _read_values(table[name], None, name_column(name, None)).split(positions)
+        for name in table.columns
+        if columns is None or name in columns or name in (dictionary.client, dictionary.group)
+    }
     coded = [
-        code_table(dictionary, table[rows].to_native(), owner, columns=columns, row_numbers=rows)
+        code_table(
+            dictionary,
+            {name: next(values) for name, values in parts.items()},
+            owner,
+            columns=columns,
+            row_numbers=rows,
+        )
         for owner, rows in zip(owners, positions, strict=True)
     ]
     return concatenate_clients(coded.__getitem__, owners, len(table))[0]
 
 
 def _code_columns(
-    dictionary: Dictionary,
+    dictionary: Any,
     table: Any,
     client: Any,
     *,
@@ -143,7 +170,10 @@ def _code_columns(
     title = "The table" if client is None else f"The table of client {client!r}"
     tables = _read_columns(table, title)
     names = _select_columns(dictionary, tables, title, columns)
-    lengths = {name: len(tables[name]) for name in names}
+    lengths = {
+        name: column.num_rows if isinstance(column, _Values) else len(column)
+        for name, column in ((name, tables[name]) for name in names)
+    }
     num_rows = next(iter(lengths.values()))
     for name, length in lengths.items():
         if length != num_rows:
@@ -193,7 +223,7 @@ def _read_columns(table: Any, title: str) -> dict[str, Any]:
 
 
 def _select_columns(
-    dictionary: Dictionary, tables: Mapping[str, Any], title: str, columns: Sequence[str] | None
+    dictionary: Any, tables: Mapping[str, Any], title: str, columns: Sequence[str] | None
 ) -> list[str]:
     """Return the columns to read; raise `ValueError` if some are missing or unknown."""
     listed = ", ".join(map(repr, dictionary.columns))
@@ -224,7 +254,7 @@ def _select_columns(
     return [*required, *optional]
 
 
-def _check_size(dictionary: Dictionary, client: Any, num_rows: int, is_named: bool) -> None:
+def _check_size(dictionary: Any, client: Any, num_rows: int, is_named: bool) -> None:
     """Raise `ValueError` if a client is unknown or has too few rows, or more than agreed."""
     title = "The table" if client is None else f"Client {client!r}"
     smallest = dictionary.rules.min_rows
@@ -252,7 +282,9 @@ def _check_size(dictionary: Dictionary, client: Any, num_rows: int, is_named: bo
 
 def _read_values(column: Any, client: Any, where: str) -> _Values:
     """Return the values of a column that are not missing."""
-    empty = np.empty(0)
+    if isinstance(column, _Values):
+        return column
+    empty, num_rows = np.empty(0), len(column)
     is_series = isinstance(column, nw.Series)
     if is_series and column.dtype != nw.Object:
         mask = np.asarray(column.is_null().to_numpy(), bool)
@@ -260,7 +292,7 @@ def _read_values(column: Any, client: Any, where: str) -> _Values:
         if mask.any():
             column = column.filter(~column.is_null())
         if is_text(column):
-            return _Values(rows, empty, read_text(column, client, where))
+            return _Values(num_rows, rows, empty, read_text(column, client, where))
         array = np.asarray(column.to_numpy())
     else:
         if is_series:
@@ -278,13 +310,13 @@ def _read_values(column: Any, client: Any, where: str) -> _Values:
         else:
             rows = np.arange(len(array))
         if array.dtype.kind == "U" or (array.size and all(isinstance(x, str) for x in array.flat)):
-            return _Values(rows, empty, TextPart(client, array.tolist()))
+            return _Values(num_rows, rows, empty, TextPart(client, array.tolist()))
     if array.dtype.kind == "O":
         array = numbers_of_objects(array)
     if array.dtype.kind == "f":
         is_present = ~np.isnan(array)
         rows, array = rows[is_present], array[is_present]
-    return _Values(rows, array, None)
+    return _Values(num_rows, rows, array, None)
 
 
 def _absent_rows(rows: np.ndarray, num_rows: int) -> np.ndarray:
@@ -297,7 +329,7 @@ def _absent_rows(rows: np.ndarray, num_rows: int) -> np.ndarray:
 def _check_missing(place: _Place, rows: np.ndarray, num_rows: int, max_missing: float) -> None:
     """Raise `ValueError` if too many values are missing."""
     num = num_rows - len(rows)
-    if num <= max_missing * num_rows + 1e-9 * num_rows:  # 0.1 * 30 is larger than 3 by rounding
+    if num <= max_missing * num_rows + 1e-9 * num_rows:  # 0.29 * 100 is less than 29
         return
     row = _absent_rows(rows, num_rows)[0]
     allowed = f"at most a fraction of {max_missing:g}" if max_missing else "none"
@@ -317,7 +349,7 @@ def _check_owner(place: _Place, values: _Values, client: Any) -> None:
 
 def _code_values(place: _Place, values: _Values, column: Column) -> np.ndarray:
     """Return the values of a column as numbers; raise `ValueError` if one is not allowed."""
-    rows, array, text = values
+    _, rows, array, text = values
     if column.type == "text":
         if text is None:
             place.refuse(array, np.ones(len(array), bool), rows, "which is not text.")

@@ -2,6 +2,7 @@
 
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -64,6 +65,8 @@ def merge_levels(column: str, parts: Sequence[TextPart]) -> tuple[Levels, str]:
     if len(declared) == 1 and not declared & {None, levels, alphabetical}:
         return next(iter(declared)) or levels, "as declared"
     _warn_of_lost_order(column, parts, levels, order)
+    if order == "alphabetical":
+        _warn_of_lone_levels(column, parts)
     return levels, order
 
 
@@ -157,6 +160,30 @@ def _warn_of_lost_order(column: str, parts: Sequence[TextPart], levels: Levels, 
                 f"their order."
             )
             return
+
+
+def _warn_of_lone_levels(column: str, parts: Sequence[TextPart]) -> None:
+    """Warn of levels that one client alone has, because clients may write a level differently.
+
+    Columns with one level per client are names of clients, and not reported.
+    """
+    levels = [{*part.values} for part in parts]
+    if len(parts) < 2 or all(len(texts) == 1 for texts in levels):
+        return
+    counts = Counter(text for texts in levels for text in texts)
+    lone = [
+        f"{text!r}{_format_client(part.owner)}"
+        for part, texts in zip(parts, levels, strict=True)
+        for text in sorted(texts)
+        if counts[text] == 1
+    ]
+    if lone:
+        shown = ", ".join([*lone[:NUM_SHOWN], "..."] if len(lone) > NUM_SHOWN else lone)
+        warn_caller(
+            f"Column {column!r} has levels that only one client has: {shown}. If they have another "
+            f"name at other clients, write them in the same way. Pass a dictionary, or declare the "
+            f"same categories at all clients, to set the levels of all clients."
+        )
 
 
 def report_similar(owners: Mapping[Any, Any], where: str, noun: str) -> None:

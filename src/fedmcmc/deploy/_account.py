@@ -19,6 +19,7 @@ from fedmcmc.deploy._risks import (
     list_warnings,
     measure_message,
 )
+from fedmcmc.deploy._row_ranges import describe_num_rows
 from fedmcmc.deploy._shapes import PhaseShapes, RunShapes, StepReport, shapes_of_run
 from fedmcmc.deploy._study import Study, software
 from fedmcmc.deploy._words import disclosures
@@ -39,7 +40,7 @@ def describe_files(study: Study, site: str) -> str:
     """
     hashes = study.to_dict()["files"]
     versions = ", ".join(f"{name} {value}" for name, value in software().items())
-    sizes = ", ".join(f"{name} {num}" for name, num in study.sites.items())
+    sizes = ", ".join(f"{name} {describe_num_rows(study, name)}" for name in study.sites)
     digest = [
         *item("Digest of the study. It must be the same at all sites:"),
         f"    {study.digest}",
@@ -60,8 +61,9 @@ def describe_files(study: Study, site: str) -> str:
     code += item(f"Versions of the software, the same at all sites: {versions}.")
     code += item("No other code of the study runs here, and no code comes from the server.")
     rows = item(
-        f"{study.sites[site]:,} rows of {site}. A row holds {_count_numbers(study.rows)}: "
-        f"{_describe_shapes(study.rows)}. No row leaves the site as such."
+        f"{describe_num_rows(study, site)} rows of {site}. A row holds "
+        f"{_count_numbers(study.rows)}: {_describe_shapes(study.rows)}. No row leaves the site as "
+        f"such."
     )
     for name, levels in study.levels.items():
         rows += item(f"Text in {name} becomes codes: {_describe_levels(levels)}.")

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from fedmcmc.data import (
+    Dictionary,
     FederatedData,
     Levels,
     check_levels,
@@ -15,10 +16,13 @@ from fedmcmc.data import (
     is_table,
     widened_dtype,
 )
+from fedmcmc.deploy._row_ranges import find_problem
 from fedmcmc.deploy._settings import hint
 from fedmcmc.pytrees import trees
 from fedmcmc.types import ArrayTree
 
+DICTIONARY_KEYS = ("outcome", "client", "group", "rules", "model")
+"""Keys of `study.toml` that only a study with a dictionary has; ``model`` is for `fedmcmc fit`."""
 KEYS = ("dtype", "shape", "levels")
 """Keys of a column in a study's file."""
 DTYPES = (
@@ -46,11 +50,21 @@ def check_keys(
             raise ValueError(f"{expected}; it holds no {name}, only {', '.join(sorted(table))}.")
 
 
-def read_columns(tree: object, path: str | Path) -> tuple[ArrayTree, dict[str, Levels]]:
-    """Return the shapes and types of one row, and the levels of text columns.
+def read_columns(content: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
+    """Return the arguments of `Study` that describe columns: a dictionary, or rows and levels.
 
     Raise `ValueError` if a column has unknown keys, no type, or no valid shape.
     """
+    if "columns" not in content:
+        return _read_rows(content["rows"], path)
+    try:
+        return {"dictionary": Dictionary.from_dict(content)}
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _read_rows(tree: object, path: str | Path) -> dict[str, Any]:
+    """Return the shapes and types of one row, and the levels of text columns."""
     levels: dict[str, Levels] = {}
 
     def read(part: object, name: str) -> ArrayTree:
@@ -75,7 +89,7 @@ def read_columns(tree: object, path: str | Path) -> tuple[ArrayTree, dict[str, L
             )
         return jax.ShapeDtypeStruct(tuple(shape), np.dtype(dtype))
 
-    return read(tree, ""), levels
+    return {"rows": read(tree, ""), "levels": levels}
 
 
 def _is_numeric(dtype: object) -> bool:
@@ -137,10 +151,9 @@ def rows_of_site(study: Any, site: str, rows: Any) -> ArrayTree:
         # The dictionary has checked which numbers may be missing.
         coded = FederatedData.from_clients({site: coded}, allow_nonfinite=True).rows
     num = jax.tree.leaves(coded)[0].shape[0]
-    if num != study.sites[site]:
-        raise ValueError(
-            f"{site} has {num} rows, the study {study.name!r} says {study.sites[site]}."
-        )
+    problem = find_problem(study, site, num)
+    if problem:
+        raise ValueError(f"{site} {problem}")
     one_row = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), coded)
     difference = trees.first_difference(study.rows, one_row)
     if difference:
@@ -181,3 +194,26 @@ def _check_names(study: Any, site: str, rows: Any) -> None:
         )
     if missing:
         raise ValueError(f"The rows of {site} {lack}")
+
+
+def columns_of_dictionary(study: Any) -> dict[str, Any]:
+    """Return a study's rows and levels by its dictionary; raise `ValueError` if it has others."""
+    columns = {"rows": study.dictionary.rows, "levels": study.dictionary.levels}
+    # `dataclasses.replace` passes the columns of the dictionary.
+    if study.rows not in (None, columns["rows"]) or study.levels not in ({}, columns["levels"]):
+        raise ValueError("A study has either a dictionary (columns), or rows and levels: not both.")
+    group = study.dictionary.group
+    if group is not None:
+        raise ValueError(
+            f"The dictionary has groups of rows (group = {group!r}), and at real sites each site "
+            f"is one group: remove group, or let the column be part of the rows."
+        )
+    return columns
+
+
+def describe_rows(rows: ArrayTree) -> dict[str, Any]:
+    """Return types and shapes of the columns of one row."""
+    return {
+        jax.tree_util.keystr(path): [str(np.dtype(leaf.dtype)), list(leaf.shape)]
+        for path, leaf in jax.tree_util.tree_leaves_with_path(rows)
+    }

@@ -252,7 +252,7 @@ def _describe_rows_file(study: Study, name: str, path: Path) -> str:
     if not path.exists():
         return f"The file of rows {path} is missing: the site does not start without it."
     try:
-        rows_of_site(study, name, read_rows(path))
+        rows_of_site(study, name, read_rows(path, study))
     except (ValueError, TypeError, OSError) as error:
         return f"The site would not start, because the rows in {path} do not fit the study: {error}"
     return f"The rows in {path} fit the study."

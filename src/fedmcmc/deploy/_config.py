@@ -63,13 +63,13 @@ def run_site(path: str | Path) -> None:
     path
         TOML file, to whose folder all paths in it are relative. Required entries: ``name``,
         ``study`` (TOML file), ``approval`` (file of ``fedmcmc deploy approve``) or ``approved``
-        (digest), ``rows`` (``.npz`` file), ``folder`` (state of the site), ``server``
-        (``"host:port"``), ``key``, ``certificate`` and ``authority``. Optional entries:
-        ``server_fingerprint`` (the only accepted certificate of the server, in the file
-        ``server.crt`` next to `authority`), ``server_name`` (if the certificate has another name
-        than the host), ``identity`` (file, for masks), ``log`` (audit log; by default
-        ``audit.log`` next to this file, so that removing ``folder`` resets no count), and the table
-        ``limits`` (see `Limits`).
+        (digest), ``rows`` (``.npz`` file; with a dictionary also ``.csv`` or ``.parquet``),
+        ``folder`` (state of the site), ``server`` (``"host:port"``), ``key``, ``certificate`` and
+        ``authority``. Optional entries: ``server_fingerprint`` (the only accepted certificate of
+        the server, in the file ``server.crt`` next to `authority`), ``server_name`` (if the
+        certificate has another name than the host), ``identity`` (file, for masks), ``log`` (audit
+        log; by default ``audit.log`` next to this file, so that removing ``folder`` resets no
+        count), and the table ``limits`` (see `Limits`).
 
     Raises
     ------
@@ -99,7 +99,7 @@ def run_site(path: str | Path) -> None:
 def open_configured_site(settings: Mapping[str, Any], base: Path) -> Iterator[Site]:
     """Open a site and its log for this process only."""
     study, approved = Study.read(base / settings["study"]), _read_approval(settings, base)
-    rows = read_rows(base / settings["rows"])
+    rows = read_rows(base / settings["rows"], study)
     with _open_log(settings, base) as log:
         yield Site(
             study,
@@ -404,12 +404,16 @@ def _as_numbers(tree: object, name: str = "run.position") -> ArrayTree:
         ) from None
 
 
-def read_rows(path: Path) -> ArrayTree:
+def read_rows(path: Path, study: Study | None = None) -> Any:
     """Return the columns in an ``.npz`` file, nested by the dots in their names.
 
-    A file with the single array ``rows`` gives this array. Raise `ValueError` if the file is
-    damaged, is another file, or contains Python objects.
+    A file with the single array ``rows`` gives this array. If the study has a dictionary, the file
+    may be a CSV or Parquet file. Raise `ValueError` if the file is damaged, is another file, or
+    contains Python objects.
     """
+    is_table = path.suffix.lower() in (".csv", ".parquet")
+    if is_table and study is not None and study.dictionary is not None:
+        return study.dictionary.read_table(path)
     arrays = {}
     with path.open("rb") as file:
         try:
@@ -420,6 +424,8 @@ def read_rows(path: Path) -> ArrayTree:
             raise ValueError(
                 f"{path} is not an .npz file of arrays. Write one array per column, for example "
                 f"with numpy.savez('rows.npz', age=age, arm=arm)."
+                + " CSV and Parquet files need [columns] in study.toml."
+                * is_table
             )
         for name in stored.files:
             try:

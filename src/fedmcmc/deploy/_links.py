@@ -14,6 +14,7 @@ from fedmcmc.deploy._frames import (
     Tag,
     printable,
 )
+from fedmcmc.deploy._row_ranges import find_problem
 from fedmcmc.deploy._study import Study, software
 from fedmcmc.deploy._transport import Transport
 from fedmcmc.runs import RunHalted
@@ -69,6 +70,7 @@ class Links:
         self.study, self.transport, self.timeout = study, transport, timeout
         self.joined: set[str] = set()
         self.refusals: dict[str, str] = {}
+        self.num_rows: dict[str, int] = {}  # of sites with a range, when they first joined
         # Processes of each site in the order in which they first joined.
         self._processes: dict[str, list[str]] = {}
         self._duplicated: set[str] = set()  # sites with two running processes
@@ -236,6 +238,16 @@ class Links:
                 return f"{name} is {version} at the site and {ours[name]} at the server."
         if header.get("kernels") != self.study.kernel_digests:
             return "the study's files create other kernels at the site: their dependencies differ."
+        if site in self.study.row_ranges:
+            num: Any = header.get("rows")
+            problem = find_problem(self.study, site, num)
+            if problem:
+                return f"it {problem}"
+            if num != self.num_rows.setdefault(site, num):
+                return (
+                    f"it has {num} rows, and had {self.num_rows[site]} when it joined first. If "
+                    f"its rows have changed, start the server again."
+                )
         *former, current = self._processes.get(site) or [process]
         if process in former:
             self._duplicated.add(site)

@@ -105,6 +105,8 @@ class RunMessages:
             # Sites derive their keys from this digest too, so runs with other keys are independent.
             "keys": digest_of(words_of_keys),
         }
+        if study.row_ranges:
+            header["rows"] = list(study.sites.values())
         parts = [numbers, words_of_keys] if study.reproducible else [numbers]
         # Message that starts the run at a site.
         self.begin = Frame("begin", header, pack(*parts)).to_bytes()

@@ -73,3 +73,11 @@ def toml_key(name: str) -> str:
     """Return a name as a TOML key, quoted if needed."""
     bare = name.isascii() and name.replace("-", "").replace("_", "").isalnum()
     return name if bare else toml_text(name)
+
+
+def keys_within(table: object) -> list[Any]:
+    """Return the keys of a table and of all tables in it."""
+    if isinstance(table, Mapping):
+        return [*table, *(key for part in table.values() for key in keys_within(part))]
+    parts = table if isinstance(table, list | tuple) else ()
+    return [key for part in parts for key in keys_within(part)]

@@ -15,6 +15,7 @@ from fedmcmc.deploy._guard import Guard
 from fedmcmc.deploy._links import Links, SiteError
 from fedmcmc.deploy._messages import AtServer
 from fedmcmc.deploy._rounds import RoundDraw, RoundFigures, Rounds
+from fedmcmc.deploy._row_ranges import with_num_rows
 from fedmcmc.deploy._shapes import as_sent, shapes_of_run
 from fedmcmc.deploy._study import Study
 from fedmcmc.deploy._transport import Transport
@@ -103,14 +104,27 @@ class Sites:
                     "sites do not cancel: on_missing must be 'wait'."
                 )
             study.consortium  # noqa: B018  # raises if sums over these sites hide nothing
-        self.study, self.on_missing, self.max_norm = study, on_missing, max_norm
+        self._study, self.on_missing, self.max_norm = study, on_missing, max_norm
         self._links = Links(study, transport, timeout)
+        self._waits_for_num_rows = bool(study.row_ranges)
         self._num_questions = 0
         self.num_missed: dict[str, int] = {}
 
     def __repr__(self) -> str:
         """Name the study and its sites."""
-        return f"Sites({self.study!r}, on_missing={self.on_missing!r})"
+        return f"Sites({self._study!r}, on_missing={self.on_missing!r})"
+
+    @property
+    def study(self) -> Study:
+        """Study with the number of rows of each site.
+
+        If the study has ranges of numbers, the first access waits for all sites.
+        """
+        if self._waits_for_num_rows:
+            self._links.wait_for_all()
+            self._study = with_num_rows(self._study, self._links.num_rows)
+            self._links.study, self._waits_for_num_rows = self._study, False
+        return self._study
 
     @property
     def federation(self) -> Federation:
@@ -120,7 +134,7 @@ class Sites:
     @property
     def labels(self) -> tuple[str, ...]:
         """Names of the sites, in the order of the clients' numbers."""
-        return tuple(self.study.sites)
+        return tuple(self._study.sites)
 
     def close(self) -> None:
         """End the connections to all sites."""
@@ -245,6 +259,7 @@ class Sites:
         position, _ = to_words(shapes.setup_broadcast.position, self.study.functions)
         name = digest_of(
             self.study.digest.encode(),
+            *([json.dumps(self.study.sites).encode()] if self.study.row_ranges else []),
             json.dumps([words, position]).encode(),
             numbers,
             np.asarray(jax.random.key_data(keys)).tobytes(),

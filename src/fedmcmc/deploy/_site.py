@@ -39,6 +39,7 @@ from fedmcmc.deploy._limits import MAX_MESSAGE_BYTES, Limits, Outflow, numbers_p
 from fedmcmc.deploy._masks import STAGES
 from fedmcmc.deploy._private import NEW_STUDY_ADVICE
 from fedmcmc.deploy._programs import run_client, stack_chains, take_chain
+from fedmcmc.deploy._row_ranges import read_num_rows, with_num_rows
 from fedmcmc.deploy._secret import SiteSecret
 from fedmcmc.deploy._shapes import RunShapes, max_num_bytes, shapes_of_run
 from fedmcmc.deploy._site_masks import MASKS, SiteMasks
@@ -132,6 +133,9 @@ class Site:
         self.disk = Disk(folder)
         self.disk.claim(name)
         site_rows = rows_of_site(study, name, rows)
+        if name in study.row_ranges:
+            num = jax.tree.leaves(site_rows)[0].shape[0]
+            self.study = study = with_num_rows(study, {name: num})
         self.limits.check_study(study, name)
         self.client = study.client(self.index, site_rows)
         self._run: SiteRun | None = None
@@ -181,9 +185,12 @@ class Site:
     def hello(self) -> bytes:
         """Return the message with which the site joins."""
         study = self.study
-        header = {"site": self.name, "study": study.digest, "software": software()}
+        header: dict[str, Any] = {"site": self.name, "study": study.digest}
+        header["software"] = software()
         header["process"] = self.process
         header["kernels"] = study.kernel_digests
+        if study.row_ranges:
+            header["rows"] = study.sites[self.name]
         if self._masks is not None:
             header["session"] = self._masks.session
         data = Frame("hello", header).to_bytes()
@@ -287,6 +294,8 @@ class Site:
         tag, header, run = frame.tag, frame.header, self._run
         if run is not None and (run.name, run.attempt) == (tag.run, tag.attempt):
             return
+        if self.study.row_ranges:
+            self._set_num_rows(read_num_rows(self.study, header.get("rows"), self.name))
         reproducible = self.study.reproducible
         kernel_numbers, *key_words = unpack(frame.body, 1 + reproducible)
         kernel = self.study.kernel_of(header["kernel"], kernel_numbers)
@@ -330,6 +339,15 @@ class Site:
             ],
         )
         self._last_step = (b"", b"")
+
+    def _set_num_rows(self, num_rows: dict[str, int]) -> None:
+        """Set the numbers of rows of all sites, which change the client's padding and share."""
+        if num_rows == self.study.sites:
+            return
+        size = int(self.client.size)
+        rows = jax.tree.map(lambda leaf: leaf[:size], self.client.rows)
+        self.study = with_num_rows(self.study, num_rows)
+        self.client = self.study.client(self.index, rows)
 
     def _check_length(self, shapes: RunShapes, num_chains: int) -> None:
         """Raise if broadcasts of a run are longer than this site accepts."""

@@ -16,10 +16,19 @@ from jax.tree_util import Partial, keystr, tree_leaves_with_path
 from jax.typing import ArrayLike
 
 from fedmcmc.data import STUDY_KEYS, Dictionary, FederatedData, Levels
-from fedmcmc.deploy._columns import check_keys, checked_levels, read_columns, wide_shapes
+from fedmcmc.deploy._columns import (
+    DICTIONARY_KEYS,
+    check_keys,
+    checked_levels,
+    columns_of_dictionary,
+    describe_rows,
+    read_columns,
+    wide_shapes,
+)
 from fedmcmc.deploy._frames import Refused, digest_of
 from fedmcmc.deploy._masks import check_same_for_sites, check_settings, grid_of, num_colluding
-from fedmcmc.deploy._names import check_printable, check_site_names
+from fedmcmc.deploy._names import check_printable, check_site_names, keys_within
+from fedmcmc.deploy._row_ranges import RowRange, agreed_sites, describe_num_rows, read_sites
 from fedmcmc.deploy._settings import check_names, read_toml
 from fedmcmc.deploy._sources import Source, list_sources, load_source, read_source
 from fedmcmc.deploy._words import (
@@ -45,8 +54,6 @@ FIT = ("Evaluations", "Expansions", "HamiltonianMonteCarlo", "Natural")
 """Kernels of `fedmcmc.fit`, for `Study.asks`."""
 MAX_ROWS = 2**31 - 1
 """Largest number of rows of all sites together, because positions of rows are int32."""
-DICTIONARY_KEYS = ("outcome", "client", "group", "rules")
-"""Keys of `study.toml` that only a study with a dictionary has."""
 SCHEDULED_ROUNDS = 64
 """Rounds in which the digests of kernels compare schedules."""
 
@@ -66,18 +73,19 @@ class Study:
         were read are hashed and run. Packages in the working directory or in `folder` count only if
         the program has imported them, or if ``PYTHONPATH`` has that folder as an absolute path.
     sites
-        Number of rows of each site by name, in the order of the clients. All parties see it.
+        Number of rows of each site by name, in the order of the clients; or the smallest and the
+        largest number, so that the site reports its number when it joins. All parties see it.
     rows
         Shapes and types of one row: a tree of ``jax.ShapeDtypeStruct``. Integers of fewer than 32
-        bits become int32. Not with a dictionary, which has them.
+        bits become int32.
     kernels
         Sources of kernels by name, in the form of `posterior`, for functions ``(posterior,
         settings) -> FederatedKernel``.
     asks
         Names of kernel classes that the server may send with its own numbers, and of gradient
-        estimators that these kernels may use instead of full gradients, such as ``"Minibatch"``.
-        ``deploy.FIT`` is for `fedmcmc.fit`, ``deploy.SETUP`` for `fedmcmc.whiten` and
-        `fedmcmc.surrogates`. Under masks only names from ``deploy.SUMS``.
+        estimators that these kernels may use instead of full gradients, such as ``"Minibatch"``:
+        ``deploy.FIT`` for `fedmcmc.fit`, ``deploy.SETUP`` for `fedmcmc.whiten` and surrogates.
+        Under masks only names from ``deploy.SUMS``.
     settings
         Settings for the functions above.
     secure
@@ -91,15 +99,16 @@ class Study:
     folder
         Folder of the study's files; each party has its own. Symbolic links must not lead out of it.
     levels
-        Levels of text columns by column, in the order of their codes. Not with a dictionary.
+        Levels of text columns by column, in the order of their codes.
     reproducible
         If true, sites draw from keys that the server sends, and draws have the bits of a simulation
         with the server's seed. All parties can then compute all noise and the rows in each
         minibatch. By default sites draw from their own secrets, and draws have the bits of a
         simulation only if clients draw nothing. Not allowed under masks.
     dictionary
-        `Dictionary` of the study, in place of `rows` and `levels`. Each site codes its text by it
-        and checks its own rows.
+        `Dictionary` in place of `rows` and `levels`, by which each site checks and codes its rows.
+    row_ranges
+        Ranges of numbers of rows by site, taken from `sites`.
 
     Examples
     --------
@@ -126,33 +135,24 @@ class Study:
     levels: Mapping[str, Levels] = field(default_factory=dict)
     reproducible: bool = False
     dictionary: Dictionary | None = None
+    row_ranges: Mapping[str, RowRange] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """Return the name of the study, its sites and its kernels."""
         runs = ", ".join([*self.kernels, *self.asks]) or "nothing"
-        sites = ", ".join(f"{name} {num}" for name, num in self.sites.items())
+        sites = ", ".join(f"{name} {describe_num_rows(self, name)}" for name in self.sites)
         masks = ", under masks" * bool(self.secure)
         return f"Study({self.name!r}; rows per site: {sites}; runs {runs}{masks})"
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise ValueError(f"The name of a study must be text, got {self.name!r}.")
-        if not isinstance(self.sites, Mapping) or not self.sites:
-            raise ValueError(
-                f"sites must be a mapping from names to numbers of rows, such as "
-                f'{{"bern": 120, "basel": 80}}, got {self.sites!r}.'
-            )
-        for site, num in self.sites.items():
-            if not isinstance(site, str) or not site or type(num) is not int or num < 1:
-                hint = " When the sites have counted their rows, replace the range by the number."
-                raise ValueError(
-                    f"sites must give each site's number of rows, a whole number of at least 1, "
-                    f"got {num!r} for {site!r}.{hint * isinstance(num, list | tuple)}"
-                )
+        for name, value in read_sites(self.sites, self.row_ranges).items():
+            object.__setattr__(self, name, value)
         allowed = askable_kernels() | askable_estimators()
         check_names(self.asks, allowed, f"asks of the study {self.name!r}")
         if self.dictionary is not None:
-            for name, value in _describe_columns(self.dictionary, self.rows, self.levels).items():
+            for name, value in columns_of_dictionary(self).items():
                 object.__setattr__(self, name, value)
         if not jax.tree.leaves(self.rows):
             raise ValueError("rows must hold the shape and the type of at least one column.")
@@ -192,28 +192,26 @@ class Study:
         """Raise `ValueError` unless all names are printable, because owners read them."""
         columns = [keystr(path, simple=True) for path, _ in tree_leaves_with_path(self.rows)]
         declared = {} if self.dictionary is None else self.dictionary.columns
-        texts = [text for x in declared.values() for text in (x.unit, x.description)]
+        levels = [*self.levels.values(), *(column.levels for column in declared.values())]
         check_printable(
             {
                 "the study": [self.name],
                 "a source": [self.posterior, *self.kernels.values()],
                 "a site": self.sites,
                 "a column": [*columns, *declared],
-                "a unit or a description": filter(None, texts),
-                "a level": [level for levels in self.levels.values() for level in levels],
+                "a unit": [column.unit for column in declared.values()],
+                "a description": [column.description for column in declared.values()],
+                "a level": [level for names in levels for level in names],
                 "a kernel": self.kernels,
                 "a kernel in asks": self.asks,
-                "a setting": _keys(self.settings),
+                "a setting": keys_within(self.settings),
             }
         )
         check_site_names(self.sites)
 
     @classmethod
     def read(cls, path: str | Path) -> "Study":
-        """Return the study in a TOML file; raise `ValueError` if it is not valid.
-
-        The study's files are in the same folder.
-        """
+        """Return the study in a TOML file of its folder; raise `ValueError` if it is not valid."""
         path = Path(path)
         content = read_toml(path)
         has_dictionary = "columns" in content
@@ -224,23 +222,17 @@ class Study:
         for name in tables:
             if not isinstance(content.get(name, {}), dict):
                 raise ValueError(f"{path}: {name} must be a table, got {content[name]!r}.")
-        if has_dictionary:
-            try:
-                dictionary = Dictionary.from_dict(content)
-            except ValueError as error:
-                raise ValueError(f"{path}: {error}") from None
-            content = {key: x for key, x in content.items() if key in ("sites", *STUDY_KEYS)}
-            return cls(**content, dictionary=dictionary, folder=path.parent)
-        rows, levels = read_columns(content.pop("rows"), path)
-        return cls(**content, rows=rows, levels=levels, folder=path.parent)
+        columns = read_columns(content, path)
+        content = {key: x for key, x in content.items() if key in ("sites", *STUDY_KEYS)}
+        return cls(**content | columns, folder=path.parent)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the agreement in the form of the study's file, with the SHA-256 of sources."""
         return {
             "name": self.name,
             "posterior": self.posterior,
-            "sites": dict(self.sites),
-            "rows": _describe_rows(self.rows),
+            "sites": agreed_sites(self),
+            "rows": describe_rows(self.rows),
             "kernels": dict(self.kernels),
             "asks": list(self.asks),
             "settings": dict(self.settings),
@@ -257,7 +249,7 @@ class Study:
 
         It is computed without running the files, so that owners can compare it first.
         """
-        sites = [[name, num] for name, num in self.sites.items()]  # in the order of the clients
+        sites = [*map(list, agreed_sites(self).items())]  # in the order of the clients
         text = json.dumps(self.to_dict() | {"sites": sites}, sort_keys=True)
         return digest_of(text.encode())
 
@@ -500,33 +492,3 @@ def _pad_rows(leaf: ArrayLike, size: int) -> Array:
     value = jnp.nan if is_float else True if leaf.dtype == bool else jnp.iinfo(leaf.dtype).max
     padding = jnp.full((size - leaf.shape[0], *leaf.shape[1:]), value, leaf.dtype)
     return jnp.concatenate([leaf, padding])
-
-
-def _describe_columns(
-    dictionary: Dictionary, rows: ArrayTree, levels: Mapping[str, Levels]
-) -> dict[str, Any]:
-    """Return a study's rows and levels by its dictionary; raise `ValueError` if it has others."""
-    if rows is not None or levels:
-        raise ValueError("A study has either a dictionary (columns), or rows and levels: not both.")
-    if dictionary.group is not None:
-        raise ValueError(
-            f"The dictionary has groups of rows (group = {dictionary.group!r}), and at real sites "
-            f"each site is one group: remove group, or declare the column as part of the rows."
-        )
-    return {"rows": dictionary.rows, "levels": dictionary.levels}
-
-
-def _keys(table: object) -> list[Any]:
-    """Return the keys of a table and of all tables in it."""
-    if isinstance(table, Mapping):
-        return [*table, *(key for part in table.values() for key in _keys(part))]
-    parts = table if isinstance(table, list | tuple) else ()
-    return [key for part in parts for key in _keys(part)]
-
-
-def _describe_rows(rows: ArrayTree) -> dict[str, Any]:
-    """Return types and shapes of the columns of one row."""
-    return {
-        keystr(path): [str(np.dtype(leaf.dtype)), list(leaf.shape)]
-        for path, leaf in tree_leaves_with_path(rows)
-    }

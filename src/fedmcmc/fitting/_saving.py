@@ -24,6 +24,7 @@ def store_fitted(fitted: Any) -> SavedResult:
     saved.record |= {
         "kind": "fitted",
         "verdict": fitted.verdict,
+        "model path": fitted.posterior.model_path,
         "evidence": [fitted.log_evidence, fitted.log_evidence_sd],
         "report": {
             "stages": [asdict(stage) for stage in report.stages],
@@ -57,11 +58,13 @@ def restore_fitted(
         tuple(record["report"]["warnings"]),
     )
     if posterior is None:
-        missing = MissingFunction(REASON)
+        path = record["model path"]
+        model = f" The model was {path}." * bool(path)
+        missing = MissingFunction(REASON + model, {"model_path": path})
         posterior = Posterior(missing, missing)
     gaussian = record.get("gaussian")
     if gaussian is not None:
-        trees = (saved.restore(gaussian[name]) for name in ("precision_mean", "precision"))
-        gaussian = Gaussian(*trees, gaussian["structure"])
+        mean, precision = (saved.restore(gaussian[x]) for x in ("precision_mean", "precision"))
+        gaussian = Gaussian(mean, precision, gaussian["structure"])
     evidence = (np.nan if x is None else float(x) for x in record["evidence"])
     return cls(samples, record["verdict"], *evidence, report, posterior, None, gaussian)

@@ -150,6 +150,14 @@ def _describe_call(rows: ArrayTree) -> str:
     return "one positional argument"
 
 
+def _path_of(model: Any) -> str:
+    """Return module and name of the function or class of a model: ``"study.models:two_arms"``."""
+    while hasattr(model, "func") or hasattr(model, "fn"):  # partial functions, handlers
+        model = getattr(model, "func", None) or model.fn
+    named = model if hasattr(model, "__qualname__") else type(model)
+    return f"{named.__module__}:{named.__qualname__}"
+
+
 def _build(
     model: Callable[..., Any],
     structure: Structure,
@@ -192,6 +200,7 @@ def _build(
         observed=", ".join(structure.likelihood),
         improper=structure.improper,
         no_resample_reason=structure.why_not_drawn,
+        model_path=_path_of(model),
     )
 
     @traced_once

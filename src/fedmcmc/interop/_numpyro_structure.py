@@ -27,8 +27,9 @@ from fedmcmc.types import ArrayTree
 
 SURVIVAL_ADVICE = (
     " A Cox partial likelihood is such a factor: its risk sets compare each row with the others. "
-    "Use a piecewise-exponential model in its place (one row per person and interval, "
-    "dist.Poisson for the event with log(time at risk) as an offset), or a parametric survival "
+    "Use fedmcmc.models.survival('Surv(time, event) ~ x', tables) in its place, which has nearly "
+    "the same estimates, or write a piecewise-exponential model (one row per person and interval, "
+    "dist.Poisson for the event with log(time at risk) as an offset) or a parametric survival "
     "model (dist.RightCensoredDistribution of dist.Weibull)."
 )
 """Advice that is added to an error message if a factor combines rows."""

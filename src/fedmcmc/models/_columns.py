@@ -1,13 +1,17 @@
 """Columns of one site's table: complete rows, numbers and labels, with clear errors."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from fedmcmc._checks import in_quotes
 from fedmcmc.data import is_table
+from fedmcmc.models._formula import Formula, evaluate
+
+Levels = dict[str, tuple[str, ...]]
+"""Levels of factors by the name of the column."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +36,14 @@ class SiteRows:
     numbers: np.ndarray
     missing: dict[str, int]
 
-    def require(self, is_valid: np.ndarray, name: str, values: Any, expected: str) -> None:
+    def require(self, is_valid: np.ndarray, name: str, values: np.ndarray, expected: str) -> None:
         """Raise `ValueError` with client, row and value unless all rows are valid."""
         if not is_valid.all():
             row = int((~is_valid).argmax())
-            value = values[row].item() if isinstance(values[row], np.generic) else values[row]
+            value = repr(values[row]) if is_text(values) else f"{values[row]:g}"
             raise ValueError(
                 f"{name!r} of client {in_quotes(self.client)} in row {int(self.numbers[row])} is "
-                f"{value!r}; it must be {expected}."
+                f"{value}; it must be {expected}."
             )
 
     def codes(self, name: str, levels: Sequence[str]) -> np.ndarray:
@@ -173,3 +177,59 @@ def sort_labels(labels: Collection[str]) -> tuple[str, ...]:
         return tuple(sorted(labels, key=float))
     except ValueError:
         return tuple(sorted(labels))
+
+
+def read_rows(
+    formula: Formula, table: Any, label: Any, factors: Sequence[str], client: str | None
+) -> SiteRows:
+    """Return a site's complete rows of the columns that the formula needs.
+
+    Rows with the frequency weight 0 do not count.
+    """
+    rows = formula.rows
+    may_miss = [name for name, _ in formula.missing]
+    if "upper" in rows:
+        may_miss += [column_of(rows["time"]), column_of(rows["upper"])]
+    site = read_site(table, label, formula.columns, factors, client, may_miss)
+    keep = row_weights(formula, site) > 0
+    columns = {name: column[keep] for name, column in site.columns.items()}
+    num_rows = site.num_rows - int((~keep).sum())
+    return replace(site, columns=columns, numbers=site.numbers[keep], num_rows=num_rows)
+
+
+def row_values(site: SiteRows, name: str, expression: str, levels: Levels) -> np.ndarray:
+    """Return an array with one number per row, such as the outcome; text becomes codes."""
+    column = column_of(expression)
+    if column in levels:
+        return site.codes(column, levels[column]).astype(np.float64)
+    values = np.asarray(evaluate(expression, site.columns))
+    if values.dtype.kind not in "fiub":
+        raise ValueError(
+            f"{expression!r} ({name}) of client {in_quotes(site.client)} is not a number."
+        )
+    values = np.broadcast_to(values, (len(site.numbers),)).astype(np.float64)
+    if name == "upper" or (name == "time" and np.isnan(values).any()):  # an unknown bound
+        values = np.where(np.isnan(values), np.inf if name == "upper" else 0.0, values)
+        return values
+    site.require(np.isfinite(values), expression, values, "finite")
+    return values
+
+
+def row_weights(formula: Formula, site: SiteRows) -> np.ndarray:
+    """Return the frequency weight of each row."""
+    if formula.weights is None:
+        return np.ones(len(site.numbers))
+    weights = row_values(site, "weights", formula.weights, {})
+    site.require(weights >= 0, formula.weights, weights, "at least 0, because it is a weight")
+    return weights
+
+
+def group_labels(site: SiteRows, factors: Sequence[str]) -> list[str]:
+    """Return each row's label of a combination of factors, such as ``"Bern:3"``."""
+    return [":".join(x) for x in zip(*(site.columns[name] for name in factors), strict=True)]
+
+
+def column_of(expression: str) -> str:
+    """Return the column in ``C(column)`` or of a plain name, else the expression."""
+    is_factor = expression.startswith("C(") and expression.endswith(")")
+    return (expression[2:-1] if is_factor else expression).strip("` ")

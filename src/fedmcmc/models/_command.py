@@ -32,7 +32,7 @@ def run_command(study: Path, sites: Path, out: Path) -> None:
     study
         TOML file with a table ``[model]``: ``formula``, ``family`` and other arguments of `glm`, or
         ``hazard`` and other arguments of `survival`, ``seed``, and ``settings`` of `fedmcmc.fit`.
-        Its other tables are those of a `fedmcmc.data.Dictionary`, which is optional.
+        Its other tables are a `fedmcmc.data.Dictionary`, which is optional.
     sites
         Folder with one CSV or Parquet file per site.
     out
@@ -56,7 +56,7 @@ def run_command(study: Path, sites: Path, out: Path) -> None:
     }
     formula = model.pop("formula")
     fit_model: Any = survival if parse(formula).is_survival else glm
-    fit = fit_model(formula, read_sites(sites), **arguments, **model)
+    fit = fit_model(formula, read_sites(sites, dictionary), **arguments, **model)
     write_results(fit, out)
     print(f"{fit}\nResults are in {out}: draws.csv, summary.csv, schema.json, report.html")
 
@@ -76,22 +76,26 @@ def read_model(model: Any, path: Path) -> dict[str, Any]:
     return dict(model)
 
 
-def read_sites(folder: Path) -> dict[str, Any]:
-    """Return the table of each site; the name of a file without its ending is the site's name."""
+def read_sites(folder: Path, dictionary: Dictionary | None = None) -> dict[str, Any]:
+    """Return the table of each site; the name of a file without its ending is the site's name.
+
+    A dictionary determines the types of columns, and each site's rows are checked against it.
+    """
+    pd = pandas()
     tables: dict[str, Any] = {}
     for path in sorted(folder.iterdir()):
         if path.suffix not in (".csv", ".parquet"):
             continue
         if path.stem in tables:
             raise ValueError(f"{folder} has two files of the site {path.stem!r}.")
-        pd = pandas()
-        if path.suffix == ".csv":
-            tables[path.stem] = pd.read_csv(path)
-            continue
-        try:
-            tables[path.stem] = pd.read_parquet(path)
-        except ImportError as error:
-            raise ImportError(f"{path}: Parquet files need pyarrow: pip install pyarrow") from error
+        if dictionary is not None:
+            table = dictionary.read_table(path)
+            dictionary.check(table, path.stem)
+            if isinstance(table, dict):
+                table = pd.DataFrame({name: column.tolist() for name, column in table.items()})
+        else:
+            table = (pd.read_csv if path.suffix == ".csv" else pd.read_parquet)(path)
+        tables[path.stem] = table
     if not tables:
         raise ValueError(f"{folder} has no file with the ending .csv or .parquet.")
     return tables

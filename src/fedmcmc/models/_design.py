@@ -8,11 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedmcmc.data import FederatedData
-from fedmcmc.models._columns import SiteRows, read_site, split_tables
+from fedmcmc.models._columns import (
+    SiteRows,
+    group_labels,
+    read_rows,
+    read_site,
+    row_values,
+    split_tables,
+)
 from fedmcmc.models._formula import Formula, names_in
 from fedmcmc.models._matrix import Matrix
-from fedmcmc.models._missing import covariate_models, fill_missing
-from fedmcmc.models._schema import Schema, find_factors, group_labels, read_rows, row_values
+from fedmcmc.models._missing import covariate_models
+from fedmcmc.models._schema import Schema, fill_missing, find_factors
 
 MAX_LOCAL = 3
 """Largest number of coefficients per group that stays at the clients."""
@@ -100,8 +107,7 @@ class Design:
         self._models = {
             name: Matrix(text, schema.levels, schema.numbers) for name, text in formula.missing
         }
-        columns_of = {name: matrix.names for name, matrix in self._models.items()}
-        self.covariates = covariate_models(schema, self.names, self.centers, columns_of)
+        self.covariates = covariate_models(schema, self.names, self.centers)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Design, (self.formula, self.schema)
@@ -134,7 +140,7 @@ class Design:
             names client, column, row and value.
         """
         site = self._read(table, client, outcome)
-        filled = fill_missing(self.formula, site, self.schema.numbers) if outcome else site
+        filled = fill_missing(self.formula, site, self.schema) if outcome else site
         x = self._fixed.array(filled)
         index = [i for i, name in enumerate(self._fixed.names) if name != "Intercept"]
         arrays: dict[str, np.ndarray] = {"x": x[:, index] - self.centers}

@@ -215,7 +215,9 @@ class LogitBeta(_Outcome):
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         shape = (*sample_shape, *self.batch_shape)
         a, b = (self.precision * jax.nn.sigmoid(x) for x in (self.logit_mean, -self.logit_mean))
-        return jax.random.beta(key, a, b, shape)
+        draws = jax.random.beta(key, a, b, shape)
+        info = jnp.finfo(draws.dtype)  # draws near a bound are rounded to it
+        return jnp.clip(draws, info.tiny, 1 - info.epsneg)
 
     @property
     def mean(self) -> Array:
@@ -264,14 +266,15 @@ class LinkedBinomial(_Outcome):
         probability = jnp.exp(self.log_probabilities()[0])
         if self.total_count is None:
             return (jax.random.uniform(key, shape) < probability).astype(jnp.int32)
-        trials = jnp.asarray(self.total_count).astype(jnp.int32)
-        binomial = dist.Binomial(trials, probability)
+        binomial = dist.Binomial(jnp.asarray(self.total_count).astype(jnp.int32), probability)
         return jnp.asarray(binomial.sample(key, sample_shape))
 
     @property
     def mean(self) -> Array:
         probability = jnp.exp(self.log_probabilities()[0])
-        return probability if self.total_count is None else self.total_count * probability
+        return (
+            probability if self.total_count is None else jnp.asarray(self.total_count) * probability
+        )
 
 
 class OrderedCumulative(_Outcome):

@@ -78,26 +78,40 @@ def _categories(draws: np.ndarray) -> list[tuple[str, np.ndarray]]:
 
 
 def set_column(table: Any, column: str, value: Any) -> Any:
-    """Return a copy of a table of pandas or Polars whose column has the same value in all rows."""
+    """Return a copy of a table of pandas or Polars whose column has the same value in all rows.
+
+    Missing values stay missing, so that the same rows are complete.
+    """
     import narwhals as nw
 
     frame = nw.from_native(table, eager_only=True)
-    if column not in frame.columns:
-        raise ValueError(f"{column!r} is no column; columns are {', '.join(frame.columns)}.")
-    dtype = frame[column].dtype
-    values = nw.new_series(
-        column,
-        [value] * len(frame),
-        dtype if dtype == nw.Categorical else None,
-        backend=nw.get_native_namespace(frame),
-    )
-    return frame.with_columns(values.alias(column)).to_native()
+    series = frame[column]
+    values = [x if x is None or x != x else value for x in series.to_list()]
+    dtype = nw.Categorical if series.dtype == nw.Categorical else None
+    changed = nw.new_series(column, values, dtype, backend=nw.get_native_namespace(frame))
+    return frame.with_columns(changed).to_native()
 
 
-def levels_of(column: str, design: Any, tables: Mapping[Any, Any]) -> tuple[Any, ...]:
-    """Return the levels of a column in their order, or 0 and 1 for a column of numbers."""
-    levels = design.schema.levels
-    return tuple(levels[column]) if column in levels else (0, 1)
+def arms_of(column: str, design: Any, values: Sequence[Any] | None) -> list[Any]:
+    """Return the values to compare, by default the column's levels, or 0 and 1 for numbers.
+
+    Raises
+    ------
+    ValueError
+        If the formula lacks the column, or there are fewer than two values.
+    """
+    levels = dict(design.schema.levels)
+    levels |= {term.label: term.levels for term in design.terms if term.kind == "shared"}
+    columns = [*design.schema.levels, *design.schema.numbers, *levels]
+    if column not in columns:
+        raise ValueError(
+            f"column must be a column of the formula's right side, one of "
+            f"{', '.join(map(repr, dict.fromkeys(columns)))}; got {column!r}."
+        )
+    arms = list(levels.get(column, (0, 1)) if values is None else values)
+    if len(arms) < 2:
+        raise ValueError(f"effects compares two or more values, got {arms!r}.")
+    return arms
 
 
 def default_statistics(family: Any) -> dict[str, Any]:

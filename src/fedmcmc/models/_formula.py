@@ -1,6 +1,7 @@
 """Formulas of regression models with random effects, such as ``y ~ age + (1 + age | hospital)``."""
 
 import ast
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -60,7 +61,7 @@ class Formula:
     missing
         Pairs of a covariate that may be missing and the right side of its model.
     sampling_weights
-        Column of the sampling weights, to which `weights` are proportional, or ``None``.
+        Column of the sampling weights, which `weights` are proportional to, or ``None``.
     """
 
     text: str
@@ -76,7 +77,7 @@ class Formula:
 
     @property
     def is_survival(self) -> bool:
-        """Whether the response is ``Surv(...)``."""
+        """True if the response is ``Surv(...)``."""
         return "time" in dict(self.outcome)
 
     @property
@@ -88,7 +89,7 @@ class Formula:
     @property
     def parts(self) -> tuple[str, ...]:
         """Right sides of the formula, of random effects, and of models of missing covariates."""
-        left = [term.left for term in self.random]
+        left = (term.left for term in self.random)
         return (self.fixed, *left, *(text for _, text in self.missing))
 
     @property
@@ -114,7 +115,7 @@ def parse(text: str) -> Formula:
     Parameters
     ----------
     text
-        Formula ``response ~ terms``. Terms are those of R and of the package formulaic, ``s(x, 4)``
+        Formula ``response ~ terms``. Terms follow R and the package formulaic, with ``s(x, 4)``
         (a natural spline with 4 columns), ``offset(x)`` and random effects: ``(1 + x | g)``,
         ``(x || g)`` without correlations, ``(1 | a/b)`` nested and ``(1 | a:b)``. The response may
         be ``y``, ``y | trials(n)``, ``y | weights(w)``, ``Surv(time, event)``,
@@ -148,7 +149,8 @@ def parse(text: str) -> Formula:
                 f"'{sign} {piece}' in {text!r}."
             )
         elif piece.startswith("offset("):
-            offsets += _arguments(piece, (1,))[0]
+            offset = _arguments(piece, (1,))[0][0]
+            offsets.append(f"-({offset})" if sign == "-" else offset)
         else:
             fixed += f" {sign or '+'} {piece}" if piece else ""
     labels = [term.label for term in random]
@@ -169,8 +171,22 @@ def parse(text: str) -> Formula:
         options.get("weights"),
     )
     _ = formula.columns  # raises for unknown functions
-    for term in read_terms(formula.fixed):
-        names = [x.expr.removeprefix("C(").partition(",")[0].rstrip(")") for x in term.factors]
+    texts = {x for part in formula.parts for term in terms_of(part).values() for x in term}
+    coded = [name for x in texts if x.startswith("C(") for name in names_in(x)]
+    plain = [
+        name
+        for x in texts
+        if not x.startswith("C(") and not x.isnumeric()
+        for name in (names_in(x) if "(" in x else [x])
+    ]
+    both = sorted({*coded}.intersection(plain))
+    if both:
+        raise ValueError(
+            f"{both[0]!r} is both a number and a factor C(...) in {text!r}. Use one of the two, "
+            f"or make two columns."
+        )
+    for factors in terms_of(formula.fixed).values():
+        names = [x.removeprefix("C(").partition(",")[0].rstrip(")") for x in factors]
         if len(names) == 1 and names[0] in formula.factors:
             raise ValueError(
                 f"{names[0]!r} has both coefficients and random effects in {text!r}. Keep one of "
@@ -295,14 +311,20 @@ def read_terms(text: str) -> list[Any]:
         raise ValueError(f"The terms {text!r} cannot be read: {reason}.") from error
 
 
-def columns_of(text: str) -> list[str]:
+def terms_of(text: str) -> dict[str, list[str]]:
+    """Return the terms of a formula without a response, each with its factors."""
+    return {str(term): [str(factor) for factor in term.factors] for term in read_terms(text)}
+
+
+@functools.cache
+def columns_of(text: str) -> tuple[str, ...]:
     """Return the columns of a formula without a response; raise for unknown functions."""
     factors = [factor for term in read_terms(text) for factor in term.factors]
     names = [
         [factor.expr] if factor.eval_method.value == "lookup" else names_in(factor.expr)
         for factor in factors
     ]
-    return list(dict.fromkeys(name for x in names for name in x))
+    return tuple(dict.fromkeys(name for x in names for name in x))
 
 
 def calls_in(text: str) -> Iterator[tuple[str, str, list[str]]]:

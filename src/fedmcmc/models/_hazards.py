@@ -123,8 +123,8 @@ class WeibullHazard:
     unit
         Time at which the hazard is ``shape * exp(eta)``.
     aft
-        Whether a linear predictor is the location of the log of the time (accelerated failure time,
-        as in R's ``survreg``) instead of the log of a hazard.
+        If true, a linear predictor is the location of the log time (accelerated failure time, as in
+        R's ``survreg``) instead of a log hazard.
     """
 
     unit: float
@@ -202,7 +202,7 @@ class CensoredTimes(dist.Distribution):
     """
 
     arg_constraints: ClassVar[dict[str, Any]] = {}
-    support = constraints.real_vector
+    support = constraints.independent(constraints.nonnegative, 1)
     pytree_data_fields = ("parameters", "eta", "start", "follow_up")
     pytree_aux_fields = ("hazard", "interval")
 

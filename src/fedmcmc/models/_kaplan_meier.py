@@ -28,10 +28,10 @@ def count_at_times(rows: Columns, times: np.ndarray) -> tuple[np.ndarray, np.nda
     num = len(times)
     place = np.searchsorted(times, time, side="left")
     events = np.bincount(place[event], minlength=num + 1)[:num]
-    last = np.where(event, place, np.searchsorted(times, time, side="right") - 1)
+    exit_place = np.where(event, place, np.searchsorted(times, time, side="right") - 1)
     start = rows.get("start", np.full(len(time), -np.inf))
-    entry = np.minimum(np.searchsorted(times, start, side="right"), last + 1)
-    at_risk = np.bincount(entry, minlength=num + 2) - np.bincount(last + 1, minlength=num + 2)
+    entry = np.minimum(np.searchsorted(times, start, side="right"), exit_place + 1)
+    at_risk = np.bincount(entry, minlength=num + 2) - np.bincount(exit_place + 1, minlength=num + 2)
     return np.cumsum(at_risk)[:num], events
 
 
@@ -163,7 +163,7 @@ def log_rank(
 ) -> LogRank:
     """Test equal hazards in groups from counts that are summed over sites.
 
-    Parameters are those of `kaplan_meier`. A group with fewer than `min_count` events is an error.
+    See `kaplan_meier` for the parameters. A group with fewer than `min_count` events is an error.
 
     Examples
     --------
@@ -208,7 +208,8 @@ def _sum_counts(
     """Return the times and, for each level of the group, the sums of sites' counts."""
     parsed, tables = parse(formula), split_tables(data, client)
     factors = columns_of(parsed.fixed)
-    if not parsed.is_survival or "upper" in parsed.rows or len(factors) > 1 or parsed.random:
+    unknown = {"y", "upper", "offset", "trials", "weights"} & parsed.rows.keys()
+    if unknown or len(factors) > 1 or parsed.random:
         raise ValueError(
             f"The formula must be 'Surv(time, event) ~ group' with one group or 1; got {formula!r}."
         )
@@ -231,8 +232,7 @@ def _sum_counts(
         parts = []
         for rows in sites:
             is_member = rows["x"][:, i] > 0 if factors else np.ones(len(rows["time"]), bool)
-            outcome = {name: rows[name] for name in ("time", "event", "start") if name in rows}
-            part = {name: values[is_member] for name, values in outcome.items()}
+            part = {name: values[is_member] for name, values in rows.items()}
             parts.append(np.stack(count_at_times(part, grid)))
         counts[level] = tuple(np.sum(parts, axis=0))
     return grid, counts

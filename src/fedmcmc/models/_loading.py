@@ -30,16 +30,14 @@ def load(path: str | Path, *, posterior: Posterior | None = None) -> Any:
 
     Parameters
     ----------
-    path
-        Path of the file.
-    posterior
-        For a `Fitted` or `Samples`, the posterior of the model (`fedmcmc.from_numpyro`), whose
+    path, posterior
+        Path of the file, and for a `Fitted` or `Samples` the posterior of the model, whose
         functions the result gets.
 
     Returns
     -------
     Samples, Fitted or ModelFit
-        The result. It contains no rows; `ModelFit.with_data` adds them.
+        Result without rows; `ModelFit.with_data` adds them.
 
     Raises
     ------
@@ -47,6 +45,18 @@ def load(path: str | Path, *, posterior: Posterior | None = None) -> Any:
         If the file is damaged, or was not written by ``save``.
     ImportError
         If the extra ``arviz`` is not installed.
+
+    Examples
+    --------
+    >>> import fedmcmc, jax, tempfile
+    >>> posterior = fedmcmc.Posterior(lambda t: -0.5 * t**2, lambda t, x: -0.5 * (x - t) ** 2)
+    >>> data = fedmcmc.FederatedData.from_clients([np.ones(3), np.zeros(2)])
+    >>> kernel, key = fedmcmc.lsd(posterior, step_size=0.02), jax.random.key(0)
+    >>> samples = fedmcmc.sample(key, kernel, data, 0.0, num_rounds=20, progress=False)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     loaded = load(samples.save(folder + "/run.nc"))
+    >>> bool((loaded.draws == samples.draws).all())
+    True
     """
     saved = read_netcdf(path)
     kind = saved.record["kind"]

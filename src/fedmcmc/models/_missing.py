@@ -13,7 +13,6 @@ from jax.scipy.special import gammaln, logsumexp
 from jax.typing import ArrayLike
 from numpyro import distributions as dist
 
-from fedmcmc.models._columns import SiteRows
 from fedmcmc.models._formula import Formula, columns_of, names_in, read_terms
 
 NUM_NODES, NUM_STEPS = 15, 6
@@ -101,25 +100,15 @@ def check_missing(formula: Formula, schema: Any, max_missing: float) -> None:
             )
 
 
-def fill_missing(formula: Formula, site: SiteRows, numbers: Mapping[str, Any]) -> SiteRows:
-    """Return rows whose missing covariates have the mean of all sites, for design matrices."""
-    columns = dict(site.columns)
-    for name, _ in formula.missing:
-        columns[name] = np.nan_to_num(columns[name], nan=numbers[name].mean)
-    return replace(site, columns=columns)
-
-
 def covariate_models(
-    schema: Any, names: Sequence[str], centers: np.ndarray, columns: Mapping[str, Sequence[str]]
+    schema: Any, names: Sequence[str], centers: np.ndarray
 ) -> tuple[CovariateModel, ...]:
-    """Return models of covariates, from `names` and `centers` of ``x`` and columns of each one."""
+    """Return the models of covariates in ``x``, whose columns have `names` and `centers`."""
     models = []
-    for name, all_columns in columns.items():
-        used = tuple(x for x in all_columns if x != "Intercept")
-        numbers, number = [schema.columns[f"{name} ~ {x}"] for x in used], schema.numbers[name]
-        moments = tuple(x.mean for x in numbers), tuple(x.sd for x in numbers)
-        place = names.index(name), float(centers[names.index(name)])
-        models.append(CovariateModel(name, *place, number.mean, number.sd, used, *moments))
+    for name, moments in schema.covariates.items():
+        column, number = names.index(name), schema.numbers[name]
+        center = float(centers[column])
+        models.append(CovariateModel(name, column, center, number.mean, number.sd, *moments))
     return tuple(models)
 
 

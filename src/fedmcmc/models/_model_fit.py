@@ -244,9 +244,19 @@ class ModelFit:
         """
         if kind not in ("mean", "outcome"):
             raise ValueError(f"kind must be 'mean' or 'outcome', got {kind!r}.")
+        in_study = client is not None and not (isinstance(client, str) and client == "new")
+        clients = self.design.schema.clients
+        if in_study and str(client) not in clients:
+            names = ", ".join(map(repr, clients))
+            raise ValueError(f"client must be 'new', None or one of {names}; got {client!r}.")
         rows = self.design.rows(new, client, outcome=False)
-        known = client is not None and client != "new"
-        effects = self.effect_draws if known else self._shared_draws(MAX_DRAWS)
+        num_missing = _tables.num_rows(new) - len(rows["x"])
+        if num_missing:
+            raise ValueError(
+                f"{num_missing} rows of the table have missing values, and no prediction. Remove "
+                f"these rows."
+            )
+        effects = self.effect_draws if in_study else self._shared_draws(MAX_DRAWS)
         places = {term.label: self._place(term, rows, client) for term in self.design.terms}
         mean, draws = predict_rows(self.design, self.family, effects, rows, places, seed, kind)
         return _tables.prediction_table(mean, draws, prob) if summary else draws
@@ -297,9 +307,7 @@ class ModelFit:
         if self.tables is None:
             self._data()  # raises
         assert self.tables is not None
-        arms = list(
-            _effects.levels_of(column, self.design, self.tables) if values is None else values
-        )
+        arms = _effects.arms_of(column, self.design, values)
         effects, term = self.effect_draws, local_term(self.design)
         data, sums, total = self._data(), [], 0.0
         groups = np.split(row_groups(data), np.cumsum(np.asarray(data.size))[:-1])
@@ -341,9 +349,9 @@ class ModelFit:
                     f"{hierarchy.MAX_DIMENSIONS} effects per group."
                 )
             unit = "client" if local_term(self.design) is None else "group"
-            return criticism.loo(
-                posterior, data, self.fitted, unit=unit, secure_sum=secure_sum, **settings
-            )
+            # A group often changes the posterior much.
+            settings = {"unit": unit, "refine": True, "secure_sum": secure_sum, **settings}
+            return criticism.loo(posterior, data, self.fitted, **settings)
         model, rows, draws = joint_posterior(self.model, data, self.effect_draws)
         return criticism.loo(model, rows, draws, unit="row", secure_sum=secure_sum, **settings)
 
@@ -368,9 +376,15 @@ class ModelFit:
         """
         model, rows, draws = joint_posterior(self.model, self._data(), self.effect_draws)
         chosen = _effects.default_statistics(self.family) if statistics is None else statistics
-        return criticism.predictive_check(
-            jax.random.key(seed), model, rows, draws, chosen, secure_sum=secure_sum, **settings
-        )
+        key = jax.random.key(seed)
+        try:
+            return criticism.predictive_check(
+                key, model, rows, draws, chosen, secure_sum=secure_sum, **settings
+            )
+        except NotImplementedError as error:
+            raise ValueError(
+                f"No outcomes can be drawn from the model, because {error}."
+            ) from error
 
     def methods_text(self) -> str:
         """Return a paragraph for the methods section of a paper."""
@@ -425,19 +439,13 @@ class ModelFit:
             return np.full(num_rows, -1) if index is None else np.asarray(index)
         if isinstance(client, str) and client == "new":
             return np.full(num_rows, -1)
-        labels = list(self._data().labels)
-        if client not in labels:
-            raise ValueError(
-                f"client must be 'new', None or one of {', '.join(map(repr, labels))}, got "
-                f"{client!r}."
-            )
-        number = labels.index(client)
+        number = list(map(str, self._data().labels)).index(str(client))
         group_labels = self._data().group_labels
         if group_labels is None:
             return np.full(num_rows, number)
         groups = rows.get(f"group_{term.label}")
         if groups is None:
             return np.full(num_rows, -1)
-        own = {label: i for i, label in enumerate(group_labels[number])}
+        numbers = {str(label): i for i, label in enumerate(group_labels[number])}
         start = number * self._data().group_mask.shape[1]
-        return np.array([start + own[x] if x in own else -1 for x in groups])
+        return np.array([start + numbers[x] if x in numbers else -1 for x in map(str, groups)])

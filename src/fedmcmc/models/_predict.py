@@ -51,10 +51,10 @@ def predict_rows(
         part = {name: np.asarray(x)[start : start + size] for name, x in rows.items()}
         eta = fixed_part(effects.values, part)
         variance, drawn = np.zeros_like(eta), eta.copy()
-        for term, place, factor, known, new in terms:
+        for term, place, factor, levels, new in terms:
             z = np.asarray(part[f"z_{term.label}"], np.float64)
             index = place[start : start + size]
-            contribution = np.einsum("srk,rk->sr", known[:, index], z)
+            contribution = np.einsum("srk,rk->sr", levels[:, index], z)
             eta += np.where(index < 0, 0, contribution)
             drawn += np.where(index < 0, new @ z.T, contribution)
             spread = np.square(np.einsum("rk,skj->srj", z, factor)).sum(-1)

@@ -9,10 +9,21 @@ import numpy as np
 
 from fedmcmc._checks import in_quotes
 from fedmcmc.data import FederatedData
-from fedmcmc.models._columns import SiteRows, is_text, read_site, sort_labels, split_tables
-from fedmcmc.models._formula import Formula, calls_in, evaluate
+from fedmcmc.models._columns import (
+    Levels,
+    SiteRows,
+    column_of,
+    group_labels,
+    is_text,
+    read_rows,
+    row_values,
+    row_weights,
+    sort_labels,
+    split_tables,
+)
+from fedmcmc.models._formula import Formula, calls_in
 from fedmcmc.models._matrix import Matrix
-from fedmcmc.models._missing import check_missing, fill_missing
+from fedmcmc.models._missing import check_missing
 
 NUM_BINS = 1024
 """Number of bins of a histogram."""
@@ -22,8 +33,6 @@ CONSTANT = 1e-9
 """Standard deviation of a constant column, as a fraction of its mean."""
 Arrays = dict[str, tuple[np.ndarray, np.ndarray]]
 """Numbers of a site with their weights, by name."""
-Levels = dict[str, tuple[str, ...]]
-"""Levels of factors by the name of the column."""
 
 
 @dataclass(frozen=True)
@@ -75,18 +84,19 @@ class Schema:
     client, clients
         Name of the column with each row's client or ``None``, and the clients' labels as text.
     rows, complete, missing
-        Number of rows, of rows without missing values (except for covariates with a model of their
-        own), and of missing values of each column.
+        Number of rows, of rows without missing values, and of missing values of each column.
     levels, counts, unobserved
         Levels of each factor in their order, the number of rows of each level, and levels of the
         dictionary that no row has, which have no coefficient.
     numbers, columns
-        `Numbers` of each numerical column, and of each column of the fixed part by its name; a
-        column ``age`` of the model of a missing covariate is ``bmi ~ age``.
+        `Numbers` of each numerical column, and of each column of the fixed part by its name.
     outcome
         `Numbers` of each array of the outcome, and of ``event_time``, the times of events.
     groups
         `Group` of each random term by its label.
+    covariates
+        For each covariate that may be missing, names, means and standard deviations of the columns
+        of its model.
     """
 
     formula: str
@@ -102,6 +112,17 @@ class Schema:
     columns: dict[str, Numbers] = field(default_factory=dict)
     outcome: dict[str, Numbers] = field(default_factory=dict)
     groups: dict[str, Group] = field(default_factory=dict)
+    covariates: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the columns of the fixed part."""
+        return tuple(self.columns)
+
+    @property
+    def means(self) -> tuple[float, ...]:
+        """Means of the columns of the fixed part."""
+        return tuple(x.mean for x in self.columns.values())
 
     @property
     def events(self) -> float:
@@ -143,8 +164,8 @@ def exchange(
         Table of each client by its label, a list of tables, or one table with all rows.
     dictionary
         `fedmcmc.data.Dictionary` with levels and ranges. Without it, which is possible in a
-        simulation only, levels are sorted or merged from ordered categories, and ranges are those
-        of the rows.
+        simulation only, levels are sorted or merged from ordered categories, and ranges come from
+        the rows.
     client
         Name of the column with each row's client. Tables of single clients need not have it.
     max_missing
@@ -188,52 +209,60 @@ def exchange(
     for name, limits in ranges.items():
         for site in sites if limits else ():
             x, (low, high) = site.columns[name], limits or (0.0, 0.0)
-            site.require(
-                np.isnan(x) | ((low <= x) & (x <= high)), name, x, f"from {low:g} to {high:g}"
-            )
-    numbers = _summarize(
-        [_observed({x: site.columns[x] for x in names}, formula, site) for site in sites], ranges
-    )
+            is_valid = np.isnan(x) | ((low <= x) & (x <= high))
+            site.require(is_valid, name, x, f"from {low:g} to {high:g}")
+    all_weights = [row_weights(formula, site) for site in sites]
+    arrays = [
+        {name: _drop_missing(site.columns[name], weights) for name in names}
+        for site, weights in zip(sites, all_weights, strict=True)
+    ]
+    numbers = _summarize(arrays, ranges)
     expressions = dict(formula.outcome) | {"event_time": formula.rows.get("time", "")}
     outcome = _summarize(
         [outcome_arrays(formula, site, levels) for site in sites],
         {name: _range_of(dictionary, text) for name, text in expressions.items()},
     )
     _check_varying(numbers)
-    sites_filled = [fill_missing(formula, site, numbers) for site in sites]
-    columns: dict[str, Numbers] = {}
-    for prefix, text in (("", formula.fixed), *((f"{x} ~ ", y) for x, y in formula.missing)):
-        matrix = Matrix(text, levels, numbers)
-        parts = [(matrix.array(site), row_weights(formula, site)) for site in sites_filled]
-        columns |= _summarize(
-            [
-                {prefix + name: (x[:, i], w) for i, name in enumerate(matrix.names)}
-                for x, w in parts
-            ],
-            {},
+    schema = replace(schema, numbers=numbers, outcome=outcome)
+    filled = [fill_missing(formula, site, schema) for site in sites]
+    columns = _summarize_columns(formula.fixed, schema, filled, all_weights)
+    covariates = {}
+    for name, text in formula.missing:
+        model = _summarize_columns(text, schema, filled, all_weights)
+        means, sds = (
+            zip(*((x.mean, x.sd) for x in model.values()), strict=True) if model else ((), ())
         )
-        columns.pop(f"{prefix}Intercept", None)
-    columns |= {name: numbers[name] for name, _ in formula.missing}
+        covariates[name] = (tuple(model), means, sds)
+    groups = _find_groups(formula, sites, dictionary)
+    return replace(schema, columns=columns, covariates=covariates, groups=groups)
+
+
+def fill_missing(formula: Formula, site: SiteRows, schema: Schema) -> SiteRows:
+    """Return rows whose missing covariates have the mean of all sites, for design matrices."""
+    columns = dict(site.columns)
+    for name, _ in formula.missing:
+        columns[name] = np.nan_to_num(columns[name], nan=schema.numbers[name].mean)
+    return replace(site, columns=columns)
+
+
+def _summarize_columns(
+    text: str, schema: Schema, sites: Sequence[SiteRows], all_weights: Sequence[np.ndarray]
+) -> dict[str, Numbers]:
+    """Return summaries of the columns of a right side, without ``Intercept``."""
+    matrix = Matrix(text, schema.levels, schema.numbers)
+    arrays = []
+    for site, weights in zip(sites, all_weights, strict=True):
+        pairs = zip(matrix.names, matrix.array(site).T, strict=True)
+        arrays.append({name: (x, weights) for name, x in pairs if name != "Intercept"})
+    columns = _summarize(arrays, {})
     _check_varying(columns)
-    groups = _find_groups(formula, sites, client, dictionary)
-    return replace(schema, numbers=numbers, columns=columns, outcome=outcome, groups=groups)
+    # Plain columns may have missing values, which are not part of their moments.
+    return {name: replace(schema.numbers.get(name, x), histogram=()) for name, x in columns.items()}
 
 
-def read_rows(
-    formula: Formula, table: Any, label: Any, factors: Sequence[str], client: str | None
-) -> SiteRows:
-    """Return a site's complete rows of the columns that the formula needs.
-
-    Rows with the frequency weight 0 do not count.
-    """
-    rows = formula.rows
-    bounds = [column_of(rows["time"]), column_of(rows["upper"])] if "upper" in rows else []
-    bounds += [name for name, _ in formula.missing]
-    site = read_site(table, label, formula.columns, factors, client, bounds)
-    keep = row_weights(formula, site) > 0
-    columns = {name: column[keep] for name, column in site.columns.items()}
-    num_rows = site.num_rows - int((~keep).sum())
-    return replace(site, columns=columns, numbers=site.numbers[keep], num_rows=num_rows)
+def _drop_missing(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    is_observed = ~np.isnan(values)
+    return values[is_observed], weights[is_observed]
 
 
 def count_rows(formula: Formula, site: SiteRows, levels: Levels) -> dict[str, Any]:
@@ -296,7 +325,7 @@ def outcome_arrays(formula: Formula, site: SiteRows, levels: Levels) -> Arrays:
     """
     weights = row_weights(formula, site)
     values = {name: row_values(site, name, x, levels) for name, x in formula.outcome}
-    arrays = _observed(values, formula, site)
+    arrays = {name: (x[np.isfinite(x)], weights[np.isfinite(x)]) for name, x in values.items()}
     if "event" in values:
         is_event = values["event"] == 1
         arrays["event_time"] = (values["time"][is_event], weights[is_event])
@@ -305,58 +334,14 @@ def outcome_arrays(formula: Formula, site: SiteRows, levels: Levels) -> Arrays:
     return arrays
 
 
-def _observed(values: Mapping[str, np.ndarray], formula: Formula, site: SiteRows) -> Arrays:
-    """Return the finite values of each array with their weights."""
-    weights = row_weights(formula, site)
-    return {name: (x[np.isfinite(x)], weights[np.isfinite(x)]) for name, x in values.items()}
-
-
-def row_values(site: SiteRows, name: str, expression: str, levels: Levels) -> np.ndarray:
-    """Return an array with one number per row, such as the outcome; text becomes codes."""
-    column = column_of(expression)
-    if column in levels:
-        return site.codes(column, levels[column]).astype(np.float64)
-    values = np.asarray(evaluate(expression, site.columns))
-    if values.dtype.kind not in "fiub":
-        raise ValueError(
-            f"{expression!r} ({name}) of client {in_quotes(site.client)} is not a number."
-        )
-    values = np.broadcast_to(values, (len(site.numbers),)).astype(np.float64)
-    if name == "upper" or (name == "time" and np.isnan(values).any()):  # an unknown bound
-        values = np.where(np.isnan(values), np.inf if name == "upper" else 0.0, values)
-        return values
-    site.require(np.isfinite(values), expression, values, "finite")
-    return values
-
-
-def row_weights(formula: Formula, site: SiteRows) -> np.ndarray:
-    """Return the frequency weight of each row."""
-    if formula.weights is None:
-        return np.ones(len(site.numbers))
-    weights = row_values(site, "weights", formula.weights, {})
-    site.require(weights >= 0, formula.weights, weights, "at least 0, because it is a weight")
-    return weights
-
-
-def group_labels(site: SiteRows, factors: Sequence[str]) -> list[str]:
-    """Return each row's label of a combination of factors, such as ``"Bern:3"``."""
-    return [":".join(x) for x in zip(*(site.columns[name] for name in factors), strict=True)]
-
-
 def find_factors(formula: Formula, dictionary: Any) -> tuple[str, ...]:
     """Return the columns that are factors even if they hold numbers: groups, levels, ``C(...)``."""
-    texts = [*formula.parts, *formula.rows.values()]
+    texts = (*formula.parts, *formula.rows.values())
     calls = [call for text in texts if "C(" in text for call in calls_in(text)]
     coded = {name for function, _, names in calls if function == "C" for name in names}
     used = (*formula.covariates, *map(column_of, formula.rows.values()))
     coded |= {name for name in used if _levels_of(dictionary, name)}
     return tuple(coded.union(formula.factors))
-
-
-def column_of(expression: str) -> str:
-    """Return the column in ``C(column)`` or of a plain name, else the expression."""
-    is_factor = expression.startswith("C(") and expression.endswith(")")
-    return (expression[2:-1] if is_factor else expression).strip("` ")
 
 
 def _column_in(dictionary: Any, name: str) -> Any:
@@ -369,7 +354,7 @@ def _levels_of(dictionary: Any, name: str) -> tuple[str, ...]:
 
 
 def _range_of(dictionary: Any, name: str) -> tuple[float, float] | None:
-    """Return the finite range of a column in the dictionary, or ``None`` for that of the rows."""
+    """Return the finite range of a column in the dictionary, or ``None``."""
     limits = getattr(_column_in(dictionary, name), "range", None)
     return limits if limits is not None and np.isfinite(limits).all() else None
 
@@ -388,11 +373,8 @@ def _merge_levels(
                 f"clients. Use either text or numbers at all clients."
             )
         frame = nw.from_native(table, eager_only=True)
-        if (
-            name not in frame.columns
-            or frame[name].dtype.is_numeric()
-            or frame[name].dtype == nw.Boolean
-        ):
+        dtype = frame[name].dtype if name in frame.columns else None
+        if dtype not in (nw.String, nw.Categorical, nw.Enum):
             return sort_labels({x for part in sites for x in part.columns[name]})
         is_complete = np.isin(np.arange(len(frame)), site.numbers)
         parts[label] = frame.select(name).filter(is_complete.tolist()).to_native()
@@ -459,9 +441,7 @@ def _check_varying(numbers: Mapping[str, Numbers]) -> None:
             )
 
 
-def _find_groups(
-    formula: Formula, sites: Sequence[SiteRows], client: str | None, dictionary: Any
-) -> dict[str, Group]:
+def _find_groups(formula: Formula, sites: Sequence[SiteRows], dictionary: Any) -> dict[str, Group]:
     """Return the kind and the levels of each random term.
 
     Effects of at most one term stay at the clients: the term with the most groups. Effects of the
@@ -473,7 +453,7 @@ def _find_groups(
         union = sort_labels(set().union(*sets))
         is_inside = sum(map(len, sets)) == len(union)
         levels = _levels_of(dictionary, term.label) or union
-        kind = "group" if is_inside or client in term.factors else "shared"
+        kind = "group" if is_inside else "shared"
         if kind == "group" and all(len(x) == 1 for x in sets):
             kind, levels = "client", tuple(label for x in sets for label in x)
         groups[term.label] = Group(kind, len(levels), levels)

@@ -29,6 +29,8 @@ from fedmcmc.models._schema import Schema, exchange
 HAZARDS = ("piecewise", "weibull", "mspline")
 FEW_EVENTS = 5
 """Number of events per interval below which the prior of the baseline matters."""
+STEP_SD = 0.5
+"""Prior standard deviation of the change of the log hazard from one interval to the next."""
 HORIZON_PARTS = 200
 """Number of steps in which integrals over time are computed."""
 
@@ -44,7 +46,7 @@ class SurvivalFamily:
     hazard
         Baseline hazard.
     interval
-        Whether outcomes are intervals.
+        If true, outcomes are intervals.
     """
 
     name: str
@@ -59,12 +61,12 @@ class SurvivalFamily:
 
     @property
     def is_aft(self) -> bool:
-        """Whether coefficients are logarithms of ratios of times."""
+        """True if coefficients are logarithms of ratios of times."""
         return isinstance(self.hazard, WeibullHazard) and self.hazard.aft
 
     @property
     def is_survival(self) -> bool:
-        """Whether coefficients are logarithms of hazard ratios."""
+        """True if coefficients are logarithms of hazard ratios."""
         return not self.is_aft
 
     @property
@@ -147,9 +149,8 @@ class SurvivalModel:
         num_steps = hazard.num_coefficients - 1
         walk = jnp.zeros(1)
         if num_steps:
-            step_sd = numpyro.sample("step_sd", priors.scalar("step_sd"))
-            z = numpyro.sample("z_baseline", dist.Normal(0, 1).expand([num_steps]).to_event(1))
-            walk = jnp.concatenate([walk, jnp.cumsum(step_sd * z)])
+            steps = numpyro.sample("steps", priors.vector(("steps",) * num_steps))
+            walk = jnp.concatenate([walk, jnp.cumsum(steps)])
         return numpyro.deterministic(name, walk - jnp.mean(walk))
 
 
@@ -168,20 +169,19 @@ def survival(
     max_missing: float = 0.2,
     **settings: Any,
 ) -> ModelFit:
-    """Fit a survival model.
+    """Fit a survival model (docs/guides/survival.md).
 
     Parameters
     ----------
     formula
         ``Surv(time, event) ~ age + (1 | hospital)``, ``Surv(start, stop, event)`` for delayed entry
-        or covariates that change, or ``Surv(lower, upper, type="interval")``, in which a missing
-        bound is open.
+        or covariates that change, or ``Surv(lower, upper, type="interval")``, with missing values
+        for open bounds.
     data, client, dictionary, priors, max_missing
         See `glm`.
-    hazard
-        Baseline hazard: constant in intervals, Weibull, or a smooth spline.
-    intervals
-        Number of intervals between quantiles of the event times, or the inner cuts.
+    hazard, intervals
+        Baseline hazard, and the number of its intervals between quantiles of the event times, or
+        their inner cuts. Changes of the log hazard between intervals have the prior ``steps``.
     aft
         For ``"weibull"``: coefficients of log times (R's ``survreg``) instead of log hazards.
     cause
@@ -194,8 +194,8 @@ def survival(
     Returns
     -------
     ModelFit
-        Coefficients are log hazard ratios. ``Intercept`` is the average log hazard, ``baseline``
-        the log hazard of each interval minus this average, and ``shape`` that of the Weibull.
+        Coefficients are log hazard ratios. ``Intercept`` is the average log hazard, and
+        ``baseline`` the log hazard of each interval minus this average.
 
     Raises
     ------
@@ -205,12 +205,11 @@ def survival(
     parsed = rewrite(parse(formula), cause, follow_up)
     tables = split_tables(data, client)
     schema = exchange(parsed, tables, dictionary, client=client, max_missing=max_missing)
-    described = {"hazard": hazard, "intervals": intervals, "aft": aft, "priors": priors}
-    design, family, all_priors, model = specify_survival(parsed, schema, **described)
+    described: dict[str, Any] = {"hazard": hazard, "intervals": intervals, "aft": aft}
+    design, family, all_priors, model = specify_survival(parsed, schema, priors=priors, **described)
     rows = design.data(tables)
     specification = Specification(parsed, family, all_priors, design, rows, model, tables)  # type: ignore[arg-type]
     fit = specification.fit(**settings)
-    del described["priors"]
     return replace(fit, settings={**fit.settings, **described, "cause": cause})
 
 
@@ -307,7 +306,7 @@ def _default_priors(
     if isinstance(family.hazard, WeibullHazard):
         add("shape", dist.LogNormal(0.0, 1.0))
     elif family.hazard.num_coefficients > 1:
-        add("step_sd", dist.HalfNormal(1.0))
+        add("steps", dist.Normal(0.0, STEP_SD), 0.0, STEP_SD)
     add_group_priors(add, design, scales, 1.0)
     return Priors(_override(distributions, overrides or {}, design), units)
 
@@ -386,7 +385,7 @@ def restricted_mean(
 ) -> np.ndarray:
     """Return draws of the mean time without event up to a horizon, ``[num_draws, num_rows]``.
 
-    Parameters are those of `survival_curves`.
+    See `survival_curves` for the parameters.
     """
     grid = _grid([fit], [horizon])
     # Simpson's rule; the grid contains all cuts.
@@ -434,7 +433,7 @@ def cumulative_incidence(
         hazards[cause] = rng.permutation(draws)
     num_draws = min(map(len, hazards.values()))
     steps = {cause: np.diff(x[:num_draws], axis=-1) for cause, x in hazards.items()}
-    total = sum(steps.values())
+    total = np.sum(list(steps.values()), axis=0)
     survival = np.exp(-np.cumsum(np.concatenate([np.zeros_like(total[..., :1]), total], -1), -1))
     # Within a step, each cause has its share of the events.
     events = survival[..., :-1] - survival[..., 1:]

@@ -12,6 +12,8 @@ from fedmcmc.models._priors import sd_names
 
 BATCH_SIZE = 8
 """Number of parameters per call of `mixing`, which never leaves any of 8 out."""
+MAX_GROUPS = 80
+"""Number of rows of a forest plot; its table has all groups."""
 
 
 def pandas() -> Any:
@@ -21,6 +23,13 @@ def pandas() -> Any:
     except ImportError as error:
         raise missing_extra_error("Tables of a formula model need pandas", "models") from error
     return pd
+
+
+def num_rows(table: Any) -> int:
+    """Return the number of rows of a table of pandas or Polars."""
+    import narwhals as nw
+
+    return len(nw.from_native(table, eager_only=True))
 
 
 def check_prob(prob: float) -> tuple[float, float]:
@@ -58,6 +67,8 @@ def summary_table(
     """
     names = set(coefficients)
     shown = {name: x for name, x in draws.items() if name in names or not ratio}
+    if not shown:  # an ordinal model without covariates
+        return pandas().DataFrame()
     rows = []
     for name, values in shown.items():
         row = describe(np.exp(values) if ratio else values, prob)
@@ -151,6 +162,8 @@ def forest_figure(table: Any, title: str, axis_label: str, reference: float) -> 
     except ImportError as error:
         raise missing_extra_error("forest needs matplotlib", "plots") from error
     groups = list(dict.fromkeys(table["group"]))
+    groups = groups[: MAX_GROUPS - 2] + groups[-2:] if len(groups) > MAX_GROUPS else groups
+    table = table[table["group"].isin(groups)]
     figure = Figure(figsize=(7, 1.2 + 0.32 * len(groups)), layout="constrained")
     axes = figure.subplots()
     low, high = [name for name in table.columns if str(name).endswith(" %")]
@@ -183,20 +196,22 @@ def prediction_table(mean: np.ndarray, draws: np.ndarray, prob: float) -> Any:
 
 
 def words(frame: Any, ratio: str) -> list[tuple[str, str, str]]:
-    """Return name, ratio with interval, and direction in words, from an exponentiated summary."""
+    """Return name, median with interval, and direction in words, of the rows of a summary.
+
+    `ratio` is the quantity whose ratios the rows are, or empty for differences.
+    """
     low, high = [name for name in frame.columns if str(name).endswith(" %")]
+    null, quantity, change = (1, ratio, "ratio") if ratio else (0, "outcome", "difference")
     rows = []
     for name, row in frame.iterrows():
-        if name == "Intercept":
-            continue
-        interval = f"{row['median']:.2f} ({row[low]:.2f} to {row[high]:.2f})"
-        if row[high] < 1:
-            direction = f"lower {ratio}"
-        elif row[low] > 1:
-            direction = f"higher {ratio}"
+        interval = f"{row['median']:.3g} ({row[low]:.3g} to {row[high]:.3g})"
+        if row[high] < null:
+            direction = f"lower {quantity}"
+        elif row[low] > null:
+            direction = f"higher {quantity}"
         else:
-            direction = "direction uncertain: the interval contains 1"
-        above = float(row["P(>1)"])
-        chance = f"P(ratio > 1) = {above:.3f}" if above > 0.5 else f"P(ratio < 1) = {1 - above:.3f}"
-        rows.append((str(name), interval, f"{direction}; {chance}"))
+            direction = f"direction uncertain: the interval contains {null}"
+        above = float(row[f"P(>{null})"])
+        sign, chance = (">", above) if above > 0.5 else ("<", 1 - above)
+        rows.append((str(name), interval, f"{direction}; P({change} {sign} {null}) = {chance:.3f}"))
     return rows

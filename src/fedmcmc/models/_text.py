@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from fedmcmc.fitting import Report
 from fedmcmc.models import _tables
 from fedmcmc.models._draws import local_term, scale_factor, thin
 from fedmcmc.models._priors import describe
-from fedmcmc.reports import Figure, Page
+from fedmcmc.reports import Figure, Page, figures_of, summarize
 from fedmcmc.storage import versions
 
 RATIOS = {
@@ -59,8 +60,8 @@ class ModelReport(Report):
             else:
                 header, rows = content
                 tables.table(header, rows, texts=("direction", "kind", "effect", "prior"))
-        # After the introduction and the verdict.
-        page.parts[2:2] = tables.parts
+        start = 4 if self.warnings else 2  # after introduction, verdict and warnings
+        page.parts[start:start] = tables.parts
         return page
 
 
@@ -69,16 +70,21 @@ def make_report(fit: Any) -> ModelReport:
     report = fit.fitted.report
     parts: list[tuple[str, Any]] = [("Model", f"{fit.formula} ({describe_family(fit.family)}).")]
     ratio = ratio_of(fit.family)
-    if ratio:
-        table = fit.summary(exponentiate=True)
-        header = ("coefficient", f"{ratio} ratio (90 % interval)", "direction")
-        parts.append((f"{ratio.capitalize()} ratios", (header, _tables.words(table, ratio))))
-    parts.append(("Parameters of the model", page_table(fit.summary())))
+    quantity = f"{ratio} ratio" if ratio else "difference"
+    if fit.design.names:
+        summary = fit.summary(exponentiate=bool(ratio))
+        rows = _tables.words(summary.loc[list(fit.design.names)], ratio)
+        header = ("coefficient", f"{quantity} (90 % interval)", "direction")
+        parts.append((f"{quantity.capitalize()}s", (header, rows)))
     if fit.design.terms:
         parts.append(("Differences between groups", page_table(fit.varcorr())))
     priors = [(name, describe(prior)) for name, prior in fit.priors.items()]
     parts += [("Priors", (("parameter", "prior"), priors)), ("Methods", methods(fit))]
     values = {x.name: getattr(report, x.name) for x in fields(report)}
+    values["summary"] = summarize(fit.draws)
+    if report.draw_figures is not None:
+        has_chains = fit.samples.num_chains > 1
+        values["draw_figures"] = partial(figures_of, fit.draws, with_traces=has_chains)
     return ModelReport(**values, parts=tuple(parts))
 
 

@@ -12,8 +12,9 @@ from jax.flatten_util import ravel_pytree
 
 from fedmcmc.data import FederatedData, fold
 from fedmcmc.gradients import ClientDensity, minus_hessian
+from fedmcmc.models._columns import read_rows, row_weights
 from fedmcmc.models._formula import Formula
-from fedmcmc.models._schema import find_factors, read_rows, row_weights
+from fedmcmc.models._schema import find_factors
 from fedmcmc.records import Samples
 from fedmcmc.types import ArrayTree, Client, Posterior
 

@@ -54,7 +54,7 @@ class SavedResult:
             if node is None:
                 return None
             if type(node) is dict and all(isinstance(key, str) for key in node):
-                # The order of the leaves is that of sorted keys.
+                # Leaves have the order of sorted keys.
                 return {"dict": {key: encode(node[key]) for key in sorted(node)}}
             if type(node) in (list, tuple):
                 return {type(node).__name__: [encode(x) for x in node]}
@@ -116,14 +116,14 @@ def write_netcdf(path: str | Path, saved: SavedResult, datatree: Any) -> Path:
     Arrays whose group is a node of `datatree` are not written twice.
     """
     try:
-        import h5netcdf  # noqa: F401
+        import h5netcdf  # type: ignore[import-untyped]  # noqa: F401
         import xarray
     except ImportError as error:
         raise missing_extra_error("Saving a result needs h5netcdf", "arviz") from error
     path = Path(path)
     record = {"format": FORMAT, **saved.record}
     text = json.dumps(as_json(record)).encode()
-    values = {RECORD: (("byte",), np.frombuffer(text, np.uint8))}
+    values: dict[str, Any] = {RECORD: (("byte",), np.frombuffer(text, np.uint8))}
     present = {node.path.strip("/") for node in datatree.subtree}
     for name, array in saved.arrays.items():
         group, _, variable = name.partition("/")

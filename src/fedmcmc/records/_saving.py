@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 
 from fedmcmc.records._netcdf import SavedResult
 from fedmcmc.types import Broadcast, FederatedState, MissingFunction
@@ -51,7 +51,7 @@ def restore_samples(cls: Any, saved: SavedResult, constrain_fn: Callable[..., An
     }
     num_chains = next(iter(values["info"].values())).shape[0]
     position = jax.tree.map(lambda leaf: leaf[:, -1], values["draws"])
-    state = FederatedState(Broadcast(np.zeros(num_chains, np.int32), position), (), ())
+    state = FederatedState(Broadcast(jnp.zeros(num_chains, jnp.int32), position), (), ())
     computed: dict[str, Any] = {}
     for name, fn in (("constrained", "constrain_fn"), ("constrained_local", "constrain_local_fn")):
         if record.get(name) is not None:

@@ -321,6 +321,11 @@ class Posterior(NamedTuple):
         return self._fact("improper", None) is not None
 
     @property
+    def model_path(self) -> str:
+        """Module and name of the model (`from_numpyro`): ``"study.models:two_arms"``."""
+        return str(self._fact("model_path", ""))
+
+    @property
     def unmarked_local(self) -> tuple[str, ...]:
         """Names of shared sites that have the prior of a group's effect (`from_numpyro`)."""
         return tuple(self._fact("unmarked_local", ()))
