@@ -152,7 +152,7 @@ def test_combinations_of_weights_are_refused(formula, settings, message):
 def test_impossible_weights_are_refused():
     table = make_table()
     for values, message in (
-        (-1.0, "'w' of client 'a' in row .* is -1.0; it must be at least 0"),
+        (-1.0, "'w' of client 'a' in row .* is -1; it must be at least 0"),
         (np.inf, "'w' of client 'a' holds inf"),
     ):
         bad = table.assign(w=table.w.where(table.site != "a", values))
