@@ -81,6 +81,22 @@ def test_the_sandwich_is_that_of_weighted_regression(outcome, family, kind):
     np.testing.assert_allclose(to_user @ covariance[:2, :2] @ to_user.T, exact, rtol=2e-3)
 
 
+def test_the_curvature_of_the_sandwich_includes_the_prior():
+    table = make_table()
+    priors = {"x": dist.Normal(0, 0.1)}
+    specification = models.specify(
+        "died ~ x", table, client="site", family="bernoulli", priors=priors
+    )
+    posterior = fedmcmc.from_numpyro(specification.model, example=specification.data)
+    position = {"Intercept": jnp.zeros(()), "b": jnp.zeros(1)}  # all probabilities are 1/2
+    sds = np.array([specification.priors.units[name][1] for name in ("Intercept", "x")])
+    columns = np.stack([np.ones(200), table.x - table.x.mean()], 1) * sds
+    products = columns.T @ columns / 4
+    inverse = np.linalg.inv(products + np.diag((sds / [2.5, 0.1]) ** 2))
+    covariance = sandwich(posterior, specification.data, position)
+    np.testing.assert_allclose(covariance, inverse @ products @ inverse, rtol=1e-4, atol=1e-8)
+
+
 def test_a_fit_with_sampling_weights_has_means_and_sandwich_intervals():
     table = make_table()
     settings = {"client": "site", "priors": PRIORS | {"sigma": POSITIVE}, "progress": False}
@@ -136,7 +152,7 @@ def test_combinations_of_weights_are_refused(formula, settings, message):
 def test_impossible_weights_are_refused():
     table = make_table()
     for values, message in (
-        (-1.0, "'w' of client 'a' in row 0 is -1; it must be at least 0"),
+        (-1.0, "'w' of client 'a' in row .* is -1; it must be at least 0"),
         (np.inf, "'w' of client 'a' holds inf"),
     ):
         bad = table.assign(w=table.w.where(table.site != "a", values))
