@@ -98,6 +98,7 @@ _KINDS: dict[str, _Kind] = {
     ),
 }
 FAMILIES = tuple(_KINDS)
+"""Names of the families of `glm` and `glmm`."""
 
 
 def _zero_inflated(counts: dist.Distribution, parameters: Parameters) -> dist.Distribution:
