@@ -301,7 +301,7 @@ def test_only_the_marked_site_is_local():
 
 
 def test_two_levels_of_local_sites_raise():
-    remedy = "write effects of clients that have groups as shared parameters"
+    remedy = "share_client_effects"
     with pytest.raises(ValueError, match=f"'ward' lies in a plate of clients.*{remedy}"):
         from_numpyro(nested((), plates=True), example=GROUPED)
     levels = {"client": ["ward"], "group": ["u"]}
