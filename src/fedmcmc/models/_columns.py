@@ -8,7 +8,7 @@ import numpy as np
 
 from fedmcmc._checks import in_quotes
 from fedmcmc.data import is_table
-from fedmcmc.models._formula import Formula, evaluate
+from fedmcmc.models._formula import Formula, evaluate, names_in
 
 Levels = dict[str, tuple[str, ...]]
 """Levels of factors by the name of the column."""
@@ -111,6 +111,13 @@ def read_site(
     for name in names:
         if name == client_column:
             columns[name] = np.full(len(frame), make_label(client), object)
+            labels = [make_label(x) for x in frame[name].to_list()] if name in frame.columns else []
+            other = [x for x in labels if x not in (None, make_label(client))]
+            if other:
+                raise ValueError(
+                    f"Column {name!r} names each row's client, and the table of client "
+                    f"{in_quotes(client)} holds {other[0]!r} there."
+                )
         elif name not in frame.columns:
             raise ValueError(
                 f"The table of client {in_quotes(client)} has no column {name!r}; its columns are "
@@ -138,6 +145,7 @@ def _read_column(column: Any, name: str, client: Any, is_factor: bool) -> np.nda
     """Return a column as numbers or labels, with NaN or ``None`` for missing values."""
     is_null = np.asarray(column.is_null().to_numpy(), bool)
     where = f"Column {name!r} of client {in_quotes(client)}"
+    is_factor |= type(column.dtype).__name__ in ("Categorical", "Enum")
     if is_factor or not column.dtype.is_numeric() or is_null.any():
         values = [None if null else x for x, null in zip(column.to_list(), is_null, strict=True)]
         if is_factor or any(isinstance(x, str) for x in values):
@@ -189,7 +197,7 @@ def read_rows(
     rows = formula.rows
     may_miss = [name for name, _ in formula.missing]
     if "upper" in rows:
-        may_miss += [column_of(rows["time"]), column_of(rows["upper"])]
+        may_miss += [*names_in(rows["time"]), *names_in(rows["upper"])]
     site = read_site(table, label, formula.columns, factors, client, may_miss)
     keep = row_weights(formula, site) > 0
     columns = {name: column[keep] for name, column in site.columns.items()}

@@ -67,6 +67,9 @@ def named_draws(sites: Mapping[str, Any], design: Any, family: Any) -> dict[str,
         if coefficients is not None:
             intercept = intercept - coefficients @ np.asarray(design.centers, np.float64)
         draws["Intercept"] = intercept
+    if coefficients is not None and "cutpoints" in arrays:
+        shift = coefficients @ np.asarray(design.centers, np.float64)
+        arrays["cutpoints"] = arrays["cutpoints"] + shift[..., None]
     if coefficients is not None:
         draws |= {name: coefficients[..., i] for i, name in enumerate(design.names)}
     for name in family.parameters:

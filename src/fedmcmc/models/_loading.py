@@ -101,7 +101,10 @@ def from_record(record: Any) -> Any:
     if kind == "array":
         return np.asarray(content, record["dtype"])
     if kind == "constraint":
-        return getattr(constraints, content)
+        constraint = getattr(constraints, content, None)
+        if not isinstance(constraint, constraints.Constraint):
+            raise ValueError(f"The file names {content!r}, which is no constraint of NumPyro.")
+        return constraint
     if kind == "class":
         cls = _find_class(content)
         arguments = record["fields"]

@@ -3,6 +3,7 @@
 import ast
 import functools
 import re
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -77,6 +78,7 @@ class Matrix:
 
     def _evaluate(self, spec: Any, rows: SiteRows) -> Any:
         import pandas as pd
+        from formulaic.errors import DataMismatchWarning
 
         table = pd.DataFrame(index=range(len(rows.numbers)))
         for name in self._columns:
@@ -85,7 +87,8 @@ class Matrix:
                 names = list(self._levels[name])
                 values = pd.Categorical.from_codes(rows.codes(name, names), categories=names)
             table[name] = values
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("error", DataMismatchWarning)
             try:
                 return spec.get_model_matrix(table, context=_functions())
             except Exception as error:  # formulaic raises errors of many types
@@ -98,13 +101,20 @@ class Matrix:
         if "center" not in state or not isinstance(node, ast.Call):
             return
         number = self._numbers.get(getattr(node.args[0], "id", ""))
+        arguments = dict(zip(("center", "scale"), node.args[1:], strict=False))
+        arguments |= {x.arg: x.value for x in node.keywords if x.arg}
+        fixed = {  # numbers in the formula
+            name
+            for name, x in arguments.items()
+            if not isinstance(x, ast.Constant) or not isinstance(x.value, bool)
+        }
         if number is not None:
-            if state["center"] is not None:
+            if state["center"] is not None and "center" not in fixed:
                 state["center"] = np.asarray(number.mean)
-            if state["scale"] is not None:
+            if state["scale"] is not None and "scale" not in fixed:
+                center = 0.0 if state["center"] is None else state["center"]
                 squares = number.sd**2 * (number.count - 1)
-                if state["center"] is None:
-                    squares += number.count * number.mean**2
+                squares += number.count * (number.mean - center) ** 2
                 state["scale"] = np.sqrt(squares / (number.count - state["ddof"]))
 
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from fedmcmc import criticism, hierarchy
-from fedmcmc.data import FederatedData
+from fedmcmc.data import FederatedData, row_values
 from fedmcmc.diagnostics import Verdict
 from fedmcmc.fitting import Fitted
 from fedmcmc.models import _effects, _tables, _text
@@ -352,6 +352,8 @@ class ModelFit:
             # A group often changes the posterior much.
             settings = {"unit": unit, "refine": True, "secure_sum": secure_sum, **settings}
             return criticism.loo(posterior, data, self.fitted, **settings)
+        if "weights" in row_values(data.rows):
+            raise ValueError("loo leaves out single rows: repeat rows in place of weights.")
         model, rows, draws = joint_posterior(self.model, data, self.effect_draws)
         return criticism.loo(model, rows, draws, unit="row", secure_sum=secure_sum, **settings)
 

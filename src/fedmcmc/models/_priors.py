@@ -88,6 +88,8 @@ def default_priors(design: Design, family: Family, overrides: Mapping[str, Any] 
     units: dict[str, tuple[float, float]] = {}
 
     def add(name: str, prior: Prior, location: float = 0.0, scale: float = 1.0) -> None:
+        if name in distributions:
+            raise ValueError(f"Two parameters have the name {name!r}: rename that column.")
         distributions[name], units[name] = prior, (float(location), float(scale))
 
     if design.has_intercept and family.has_intercept:
@@ -166,6 +168,12 @@ def _override(
             raise TypeError(
                 f"The prior of {name!r} must be a numpyro distribution of shape {expected}, such "
                 f"as {describe(distributions[targets[0]])}; got {kind}."
+            )
+        is_real = prior.support is constraints.real
+        if is_real and distributions[targets[0]].support is not constraints.real:
+            raise ValueError(
+                f"The prior of {name!r} must be on positive numbers, such as "
+                f"{describe(distributions[targets[0]])}; got {describe(prior)}."
             )
         result |= dict.fromkeys(targets, prior)
     return result

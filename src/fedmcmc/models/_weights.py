@@ -39,7 +39,7 @@ def scale_weights(
     num_rows = sum(len(site.numbers) for site in sites)
     if not total > 0:
         raise ValueError(f"The sampling weights {column!r} of all rows are zero.")
-    return replace(raw, weights=f"{column} * {num_rows / total!r}", sampling_weights=column)
+    return replace(raw, weights=f"({column}) * {num_rows / total!r}", sampling_weights=column)
 
 
 def sandwich(
