@@ -32,6 +32,10 @@ class Design:
     centers: np.ndarray = field(default_factory=lambda: CENTERS)
 
     @property
+    def formula(self):
+        return SimpleNamespace(covariates=("age", "trt"), trials=None)
+
+    @property
     def schema(self):
         return SimpleNamespace(levels={"trt": ("A", "B")}, numbers={"age": None}, clients=HOSPITALS)
 

@@ -105,7 +105,7 @@ def test_errors(text, message):
     "code",
     [
         "__import__('os').system('true')",
-        "open('/etc/passwd')",
+        "open('rows.csv')",
         "np.load('x')",
         "x.__class__",
         "(lambda: x)()",

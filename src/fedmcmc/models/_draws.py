@@ -145,8 +145,11 @@ def expected_outcomes(
 ) -> np.ndarray:
     """Return expected outcomes ``[num_draws, num_rows]``; for ordinal, probabilities on a 3rd axis.
 
-    With trials, the expected outcome is a count.
+    With trials, the expected outcome is a count. For Student's t it is the location, also where the
+    mean is infinite.
     """
+    if family.name == "student":
+        return np.asarray(eta, np.float64)
     name = "probs" if family.name == "ordinal" else "mean"
     return _for_each_draw(family, lambda x, _: getattr(x, name), eta, values, rows)
 

@@ -100,9 +100,10 @@ def arms_of(column: str, design: Any, values: Sequence[Any] | None) -> list[Any]
     ValueError
         If the formula lacks the column, or there are fewer than two values.
     """
-    levels = dict(design.schema.levels)
+    covariates = design.formula.covariates
+    levels = {name: x for name, x in design.schema.levels.items() if name in covariates}
     levels |= {term.label: term.levels for term in design.terms if term.kind == "shared"}
-    columns = [*design.schema.levels, *design.schema.numbers, *levels]
+    columns = [*levels, *design.schema.numbers]
     if column not in columns:
         raise ValueError(
             f"column must be a column of the formula's right side, one of "

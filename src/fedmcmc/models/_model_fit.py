@@ -256,6 +256,11 @@ class ModelFit:
                 f"{num_missing} rows of the table have missing values, and no prediction. Remove "
                 f"these rows."
             )
+        if kind == "outcome" and self.design.formula.trials is not None:
+            raise ValueError(
+                "kind='outcome' needs numbers of trials, which predictions do not read; "
+                "kind='mean' returns probabilities."
+            )
         effects = self.effect_draws if in_study else self._shared_draws(MAX_DRAWS)
         places = {term.label: self._place(term, rows, client) for term in self.design.terms}
         mean, draws = predict_rows(self.design, self.family, effects, rows, places, seed, kind)
@@ -341,8 +346,9 @@ class ModelFit:
         fedmcmc.criticism.Loo
             Sums with standard errors and the number of unreliable terms.
         """
-        data, posterior = self._data(), self.fitted.posterior
+        data = self._data()
         if groups:
+            posterior = self.fitted.posterior
             if posterior.local is not None:
                 raise ValueError(
                     "groups=True integrates effects out by quadrature, for at most "
@@ -352,8 +358,7 @@ class ModelFit:
             # A group often changes the posterior much.
             settings = {"unit": unit, "refine": True, "secure_sum": secure_sum, **settings}
             return criticism.loo(posterior, data, self.fitted, **settings)
-        if "weights" in row_values(data.rows):
-            raise ValueError("loo leaves out single rows: repeat rows in place of weights.")
+        _refuse_weights(data)
         model, rows, draws = joint_posterior(self.model, data, self.effect_draws)
         return criticism.loo(model, rows, draws, unit="row", secure_sum=secure_sum, **settings)
 
@@ -376,6 +381,7 @@ class ModelFit:
         fedmcmc.criticism.PredictiveCheck
             Observed and replicated sums with p-values.
         """
+        _refuse_weights(self._data())
         model, rows, draws = joint_posterior(self.model, self._data(), self.effect_draws)
         chosen = _effects.default_statistics(self.family) if statistics is None else statistics
         key = jax.random.key(seed)
@@ -437,9 +443,11 @@ class ModelFit:
         if client is None:
             return None
         index = rows.get(f"index_{term.label}")
+        is_new = isinstance(client, str) and client == "new"
         if term.kind == "shared":
-            return np.full(num_rows, -1) if index is None else np.asarray(index)
-        if isinstance(client, str) and client == "new":
+            is_unknown = is_new and self.design.schema.client in term.label.split(":")
+            return np.full(num_rows, -1) if index is None or is_unknown else np.asarray(index)
+        if is_new:
             return np.full(num_rows, -1)
         number = list(map(str, self._data().labels)).index(str(client))
         group_labels = self._data().group_labels
@@ -451,3 +459,11 @@ class ModelFit:
         numbers = {str(label): i for i, label in enumerate(group_labels[number])}
         start = number * self._data().group_mask.shape[1]
         return np.array([start + numbers[x] if x in numbers else -1 for x in map(str, groups)])
+
+
+def _refuse_weights(data: FederatedData) -> None:
+    if "weights" in row_values(data.rows):
+        raise ValueError(
+            "Rows have weights, and this check counts each row once: repeat rows in place of "
+            "weights."
+        )

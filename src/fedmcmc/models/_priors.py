@@ -15,6 +15,7 @@ from numpyro.distributions import biject_to, constraints, transforms
 
 from fedmcmc.models._design import Design
 from fedmcmc.models._families import Family
+from fedmcmc.models._schema import WITHOUT_OFFSET
 
 Prior: TypeAlias = dist.Distribution
 
@@ -77,6 +78,8 @@ def default_priors(design: Design, family: Family, overrides: Mapping[str, Any] 
             f"The outcome {design.formula.response!r} is {outcome.mean:g} in all rows of all sites."
         )
     is_linear = family.link == "identity"
+    if is_linear:
+        outcome = design.schema.outcome.get(WITHOUT_OFFSET, outcome)
     location, size = (outcome.mean, outcome.sd) if is_linear else (0.0, 1.0)
     spread = 2.5 * size
     if family.link == "log":
@@ -94,7 +97,9 @@ def default_priors(design: Design, family: Family, overrides: Mapping[str, Any] 
 
     if design.has_intercept and family.has_intercept:
         add("Intercept", dist.Normal(location, spread), location, size)
-    scales = dict(zip(design.names, (size / design.scales).tolist(), strict=True))
+    # Without an intercept, coefficients also have the size of the outcome's location.
+    coefficient = size if design.has_intercept else float(np.hypot(size, location))
+    scales = dict(zip(design.names, (coefficient / design.scales).tolist(), strict=True))
     for name, scale in scales.items():
         add(name, dist.Normal(0.0, 2.5 * scale), 0.0, scale)
     for name in family.parameters:

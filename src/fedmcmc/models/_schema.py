@@ -26,6 +26,8 @@ from fedmcmc.models._matrix import Matrix
 from fedmcmc.models._missing import check_missing
 from fedmcmc.models._numbers import NUM_BINS, Numbers
 
+WITHOUT_OFFSET = "y - offset"
+"""Name of the outcome minus the offset."""
 RARE = 5
 """Number of rows below which a level is reported as rare."""
 CONSTANT = 1e-9
@@ -61,7 +63,8 @@ class Schema:
     numbers, columns
         `Numbers` of each numerical column, and of each column of the fixed part by its name.
     outcome
-        `Numbers` of each array of the outcome, and of ``event_time``, the times of events.
+        `Numbers` of each array of the outcome, of ``event_time``, the times of events, and of
+        ``y - offset``.
     groups
         `Group` of each random term by its label.
     covariates
@@ -157,6 +160,12 @@ def exchange(
         for name in dict.fromkeys(used)
         if any(is_text(site.columns.get(name, np.zeros(0))) for site in sites)
     }
+    event = column_of(formula.rows.get("event", ""))
+    if event in levels and not _levels_of(dictionary, event):
+        raise ValueError(
+            f"The event {event!r} is text: {', '.join(map(repr, levels[event]))}. Turn it into 0 "
+            f"(no event) and 1, or give the order of its levels in a dictionary."
+        )
     counts = _add([count_rows(formula, site, levels) for site in sites])
     levels, unobserved = _find_observed(levels, counts["levels"], formula.covariates)
     schema = Schema(
@@ -291,7 +300,8 @@ def _summarize(
 def outcome_arrays(formula: Formula, site: SiteRows, levels: Levels) -> Arrays:
     """Return the arrays of the outcome with weights.
 
-    ``event_time`` has the times of events, or finite upper bounds for interval censoring.
+    ``event_time`` has the times of events, or finite upper bounds for interval censoring. With an
+    offset there is the outcome minus the offset.
     """
     weights = row_weights(formula, site)
     values = {name: row_values(site, name, x, levels) for name, x in formula.outcome}
@@ -301,6 +311,9 @@ def outcome_arrays(formula: Formula, site: SiteRows, levels: Levels) -> Arrays:
         arrays["event_time"] = (values["time"][is_event], weights[is_event])
     elif "upper" in values:
         arrays["event_time"] = arrays["upper"]
+    elif formula.offset is not None:
+        offset = row_values(site, "offset", formula.offset, levels)
+        arrays[WITHOUT_OFFSET] = (values["y"] - offset, weights)
     return arrays
 
 
